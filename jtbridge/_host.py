@@ -1,0 +1,46 @@
+"""Host memory in and out of torch without a copy: NumPy views of XLA's buffers, and tensors over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from ._dtypes import carrier, torch_dtype
+from ._flat import ArrayType
+
+# From here on torch's parallel copy beats NumPy's (measured on 2 cores: 0.33 us against 0.84 us for 16 floats,
+# 190 us against 90 us for a million).
+_PARALLEL_COPY_ELEMENTS = 1 << 15
+
+
+def reader(type_: ArrayType) -> Callable[[np.ndarray], torch.Tensor]:
+    """A function that makes a tensor over the memory of a NumPy array of this type."""
+    carried = carrier(type_.dtype)
+    if carried is None:
+        return torch.from_numpy
+    numpy_carrier, _ = carried
+    dtype = torch_dtype(type_.dtype, "an argument")
+    return lambda array: torch.from_numpy(array.view(numpy_carrier)).view(dtype)
+
+
+def writer(type_: ArrayType) -> Callable[[np.ndarray, torch.Tensor], None]:
+    """A function that copies a tensor of this type into a NumPy array of the same shape."""
+    read = reader(type_)
+    size = int(np.prod(type_.shape))
+    if size == 0:
+        return lambda array, tensor: None
+    if carrier(type_.dtype) is not None or size >= _PARALLEL_COPY_ELEMENTS or type_.dtype.kind == "c":
+
+        def write(array: np.ndarray, tensor: torch.Tensor) -> None:
+            read(array).copy_(tensor.detach())
+
+        return write
+
+    def write_small(array: np.ndarray, tensor: torch.Tensor) -> None:
+        if tensor.requires_grad or tensor.is_neg():
+            tensor = tensor.detach().resolve_neg()
+        np.copyto(array, tensor.numpy())
+
+    return write_small

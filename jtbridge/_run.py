@@ -1,0 +1,50 @@
+"""Running a torch function under the settings it was traced with, and telling errors apart."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ._flat import Tensors, TorchFunction
+from .errors import JtbridgeError, TorchCallError
+
+
+def runner(fn: TorchFunction) -> Callable[[Sequence[torch.Tensor]], Tensors]:
+    """A function that runs `fn` on tensors of its input types, under its own torch settings."""
+    state = fn.state
+    only_grad_off = not state.grad and not state.inference
+
+    def run(tensors: Sequence[torch.Tensor]) -> Tensors:
+        if state.is_active():
+            return fn(*tensors)
+        if only_grad_off:
+            with torch.no_grad():
+                if state.is_active():
+                    return fn(*tensors)
+        with state.applied():
+            return fn(*tensors)
+
+    return run
+
+
+def as_call_error(fn: TorchFunction, error: BaseException) -> JtbridgeError:
+    """What a compiled program is told: XLA passes on text only, so the torch traceback goes into the text."""
+    if isinstance(error, JtbridgeError):
+        return error
+    lines = "".join(traceback.format_exception(error)).rstrip()
+    return TorchCallError(
+        f"`{fn.flat.name}`, a torch function called from a JAX program with {describe_arguments(fn)}, raised "
+        f"{type(error).__name__}: {error}\n\nTorch traceback:\n{lines}"
+    )
+
+
+def describe_arguments(fn: TorchFunction) -> str:
+    """The arguments of a function as `name: dtype[shape]`."""
+    flat = fn.flat
+    parts = [
+        f"{name}: {type_.dtype}{list(type_.shape)}"
+        for name, type_ in zip(flat.argument_names, flat.in_types, strict=False)
+    ]
+    return ", ".join(parts) or "no array arguments"

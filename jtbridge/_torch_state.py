@@ -1,0 +1,84 @@
+"""Torch's thread-local settings, as they were when a call was traced.
+
+XLA runs a callback on a thread of its own, or on whichever thread waits for the result, so grad mode, autocast,
+inference mode, default device and default dtype there need not be those of the traced program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from ._compat import has_torch_modes
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchState:
+    """A snapshot of the settings that change what torch code computes. Hashable: part of a plan's key."""
+
+    grad: bool
+    inference: bool
+    autocast: tuple[tuple[str, torch.dtype], ...]  # device types with autocast on, and their dtype
+    dtype: torch.dtype
+    device: torch.device | None  # None: torch's own default
+
+    @classmethod
+    def current(cls) -> TorchState:
+        """The settings of this thread."""
+        return cls(
+            grad=torch.is_grad_enabled(),
+            inference=torch.is_inference_mode_enabled(),
+            autocast=tuple(
+                (name, torch.get_autocast_dtype(name)) for name in _AUTOCAST_DEVICES if torch.is_autocast_enabled(name)
+            ),
+            dtype=torch.get_default_dtype(),
+            device=torch.get_default_device() if has_torch_modes() else None,
+        )
+
+    def is_active(self) -> bool:
+        """Whether this thread has just these settings already. Cheap: it runs before every call."""
+        return (
+            torch.is_grad_enabled() is self.grad
+            and torch.is_inference_mode_enabled() is self.inference
+            and torch.get_default_dtype() is self.dtype
+            and not has_torch_modes()
+            and self.device is None
+            and not self.autocast
+            and not torch.is_autocast_enabled("cpu")
+            and not torch.is_autocast_enabled("cuda")
+        )
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Give this thread these settings, and its own back afterwards, also after an exception."""
+        dtype_before = torch.get_default_dtype()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(self.inference))
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            wanted = dict(self.autocast)
+            for name in _AUTOCAST_DEVICES:
+                if name in wanted or torch.is_autocast_enabled(name):
+                    stack.enter_context(torch.autocast(name, dtype=wanted.get(name), enabled=name in wanted))
+            if self.device is not None or has_torch_modes():
+                stack.enter_context(torch.device(self.device or "cpu"))
+            if dtype_before != self.dtype:
+                stack.callback(torch.set_default_dtype, dtype_before)
+                torch.set_default_dtype(self.dtype)
+            yield
+
+    def without_grad(self) -> TorchState:
+        """The same, with gradient recording off."""
+        return dataclasses.replace(self, grad=False)
+
+    def differentiable(self) -> TorchState:
+        """The same, with gradient recording on: for derivatives, whatever was set around the call."""
+        return dataclasses.replace(self, grad=True, inference=False)
+
+    def without_casts(self) -> TorchState:
+        """For graphs captured after autocast: nothing is recorded or cast again."""
+        return dataclasses.replace(self, grad=False, inference=False, autocast=())

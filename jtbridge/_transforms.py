@@ -1,0 +1,234 @@
+"""Torch-side derivatives and batching of torch functions, closed under composition.
+
+Each is a :class:`TorchFunction` made from another one, so ``Vmap(Vjp(f))`` or ``Vjp(Vjp(f))`` need no rule of
+their own. Everything follows JAX's conventions: a cotangent of a complex array is the conjugate of torch's, since
+JAX transposes without conjugating (https://docs.jax.dev/en/latest/notebooks/autodiff_cookbook.html).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from ._compat import inside_functorch
+from ._dtypes import torch_dtype
+from ._flat import ArrayType, FlatFunction, Tensors, TorchFunction
+from ._torch_state import TorchState
+
+# Torch has one forward-mode level per process, so two threads cannot be inside it at once.
+_FORWARD_MODE = threading.RLock()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Derived(TorchFunction):
+    fn: TorchFunction
+
+    @property
+    def flat(self) -> FlatFunction:
+        return self.fn.flat
+
+    @property
+    def state(self) -> TorchState:
+        return self.flat.trace_state.differentiable()
+
+    @property
+    def order(self) -> int:
+        return self.fn.order + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Vjp(_Derived):
+    """``(x, ct) -> ct @ Df(x)`` for the inputs `wrt` and the outputs `outs`, by torch's reverse mode."""
+
+    wrt: tuple[int, ...]
+    outs: tuple[int, ...]
+
+    @property
+    def in_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
+        return self.fn.in_types + tuple(self.fn.out_types[o] for o in self.outs)
+
+    @property
+    def out_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
+        return tuple(self.fn.in_types[i] for i in self.wrt)
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        count = len(self.fn.in_types)
+        primals, cotangents = tensors[:count], [conjugate(ct) for ct in tensors[count:]]
+        if inside_functorch():
+            grads = self._by_functorch(primals, cotangents)
+        else:
+            grads = self.by_autograd(primals, cotangents)[1]
+        return tuple(conjugate(grad) for grad in grads)
+
+    def by_autograd(self, primals: Tensors, cotangents: Sequence[torch.Tensor]) -> tuple[Tensors, Tensors]:
+        """Results and gradients (torch's convention) by plain autograd, which every torch function supports.
+
+        The gradients can be differentiated again if a primal or a cotangent requires grad.
+        """
+        again = torch.is_grad_enabled() and any(t.requires_grad for t in (*primals, *cotangents))
+        with torch.enable_grad():
+            inputs = list(primals)
+            for i in self.wrt:
+                x = primals[i]
+                # A tensor of its own even if the same array was passed twice; part of the outer graph if any.
+                inputs[i] = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+            results = self.fn(*inputs)
+            pairs = [(results[o], ct) for o, ct in zip(self.outs, cotangents, strict=True) if results[o].requires_grad]
+            if not pairs:
+                return results, tuple(torch.zeros_like(primals[i]) for i in self.wrt)
+            grads = torch.autograd.grad(
+                [y for y, _ in pairs],
+                [inputs[i] for i in self.wrt],
+                [ct for _, ct in pairs],
+                create_graph=again,
+                allow_unused=True,
+            )
+        grads = tuple(
+            torch.zeros_like(primals[i]) if grad is None else grad for i, grad in zip(self.wrt, grads, strict=True)
+        )
+        return results, grads
+
+    def _by_functorch(self, primals: Tensors, cotangents: Sequence[torch.Tensor]) -> Tensors:
+        """Under torch.vmap or torch.func.jvp, where plain autograd does not reach."""
+
+        def of_wrt(*moving: torch.Tensor) -> Tensors:
+            inputs = list(primals)
+            for i, x in zip(self.wrt, moving, strict=True):
+                inputs[i] = x
+            results = self.fn(*inputs)
+            return tuple(results[o] for o in self.outs)
+
+        pullback = torch.func.vjp(of_wrt, *(primals[i] for i in self.wrt))[1]
+        return pullback(tuple(cotangents))
+
+
+@dataclasses.dataclass(frozen=True)
+class Jvp(_Derived):
+    """``(x, dx) -> Df(x) @ dx`` for the inputs `wrt` and the outputs `outs`.
+
+    By torch's forward mode; where torch has no forward derivative of an operator, or the function switches grad
+    mode (which forward mode ignores) or differentiates inside, by two reverse modes: the transpose in ``ct`` of
+    ``ct -> ct @ Df(x)``.
+    """
+
+    wrt: tuple[int, ...]
+    outs: tuple[int, ...]
+
+    @property
+    def in_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
+        return self.fn.in_types + tuple(self.fn.in_types[i] for i in self.wrt)
+
+    @property
+    def out_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
+        return tuple(self.fn.out_types[o] for o in self.outs)
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        behaviour = self.flat.behaviour
+        if behaviour.switches_grad_mode or behaviour.inner_autograd or self in self.flat.double_reverse:
+            return self._by_two_vjps(tensors)
+        try:
+            return self._by_forward_mode(tensors)
+        except (RuntimeError, NotImplementedError) as error:
+            try:
+                result = self._by_two_vjps(tensors)
+            except Exception as other:
+                raise other from error
+            self.flat.double_reverse.add(self)
+            return result
+
+    def _by_forward_mode(self, tensors: Tensors) -> Tensors:
+        count = len(self.fn.in_types)
+        primals, tangents = tensors[:count], tensors[count:]
+
+        def of_wrt(*moving: torch.Tensor) -> Tensors:
+            inputs = list(primals)
+            for i, x in zip(self.wrt, moving, strict=True):
+                inputs[i] = x
+            results = self.fn(*inputs)
+            return tuple(results[o] for o in self.outs)
+
+        with _FORWARD_MODE:
+            return torch.func.jvp(of_wrt, tuple(primals[i] for i in self.wrt), tuple(tangents))[1]
+
+    def _by_two_vjps(self, tensors: Tensors) -> Tensors:
+        count = len(self.fn.in_types)
+        primals, tangents = tensors[:count], tensors[count:]
+        pullback = Vjp(self.fn, self.wrt, self.outs)
+        transpose = Vjp(pullback, tuple(range(count, count + len(self.outs))), tuple(range(len(self.wrt))))
+        # The pullback is linear in the cotangent, so where it is differentiated does not matter.
+        anywhere = [
+            torch.zeros(type_.shape, dtype=torch_dtype(type_.dtype, "a cotangent"), device=tensors[0].device)
+            for type_ in self.out_types
+        ]
+        return transpose(*primals, *anywhere, *tangents)
+
+
+@dataclasses.dataclass(frozen=True)
+class Vmap(_Derived):
+    """`fn` over a batch in one call: `dims` says where each input has its batch axis; results have it first."""
+
+    dims: tuple[int | None, ...]
+    size: int
+
+    @property
+    def in_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
+        return tuple(
+            type_ if dim is None else _with_axis(type_, dim, self.size)
+            for type_, dim in zip(self.fn.in_types, self.dims, strict=True)
+        )
+
+    @property
+    def out_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
+        return tuple(_with_axis(type_, 0, self.size) for type_ in self.fn.out_types)
+
+    @property
+    def state(self) -> TorchState:
+        return self.fn.state
+
+    @property
+    def order(self) -> int:
+        return self.fn.order
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        if self.size == 0:
+            return self._empty(tensors)
+        if self in self.flat.sequential:
+            return self._by_loop(tensors)
+        try:
+            return self.by_torch_vmap(tensors)
+        except Exception:  # noqa: BLE001
+            # If the rows themselves are at fault the loop raises the real error.
+            result = self._by_loop(tensors)
+            self.flat.sequential.add(self)
+            return result
+
+    def by_torch_vmap(self, tensors: Tensors) -> Tensors:
+        """One call for all rows; raises where torch cannot batch the function."""
+        # "same": a key that is not batched draws the same numbers for every row, as in JAX.
+        return torch.func.vmap(self.fn.__call__, in_dims=self.dims, randomness="same")(*tensors)
+
+    def _by_loop(self, tensors: Tensors) -> Tensors:
+        rows = [
+            self.fn(*(t if d is None else t.select(d, i) for t, d in zip(tensors, self.dims, strict=True)))
+            for i in range(self.size)
+        ]
+        return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+
+    def _empty(self, tensors: Tensors) -> Tensors:
+        device = tensors[0].device
+        return tuple(
+            torch.empty(type_.shape, dtype=torch_dtype(type_.dtype, "a result"), device=device)
+            for type_ in self.out_types
+        )
+
+
+def conjugate(tensor: torch.Tensor) -> torch.Tensor:
+    """Cross between torch's and JAX's convention for complex gradients; real tensors stay as they are."""
+    return tensor.conj() if tensor.is_complex() else tensor
+
+
+def _with_axis(type_: ArrayType, dim: int, size: int) -> ArrayType:
+    return ArrayType((*type_.shape[:dim], size, *type_.shape[dim:]), type_.dtype)

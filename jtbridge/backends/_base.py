@@ -1,0 +1,48 @@
+"""What every backend has, and the reasons it gives when it cannot run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+from jax.interpreters import mlir
+
+from jtbridge._flat import TorchFunction
+
+
+@dataclasses.dataclass(frozen=True)
+class BackendStatus:
+    """One line of :func:`jtbridge.backends`.
+
+    Attributes:
+        name: what to pass as ``backend=``.
+        way: "translate" (the ATen graph becomes JAX operations) or "call" (torch runs inside the program).
+        available: whether it can run here.
+        reason: why not; empty if it is available.
+    """
+
+    name: str
+    way: str
+    available: bool
+    reason: str
+
+
+class Backend(Protocol):
+    """A way to run a torch function inside a JAX program. Adding one touches `_registry.py` alone."""
+
+    name: str
+    way: str
+
+    def unavailable(self, platform: str) -> str | None:
+        """Why it cannot run on an XLA platform ("cpu", "cuda", ...); None if it can."""
+        ...
+
+    def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
+        """Emit the operations that run `fn`."""
+        ...
+
+    def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        """Run `fn` now on concrete CPU arrays; its exceptions are raised as they are."""
+        ...

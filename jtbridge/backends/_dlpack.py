@@ -1,0 +1,72 @@
+"""Zero-copy calls: torch reads XLA's own buffers, and its results are copied once, into XLA's output buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+import torch.utils.dlpack
+from jax.interpreters import mlir
+
+from jtbridge._compat import host_buffer_call
+from jtbridge._flat import TorchFunction
+from jtbridge._host import reader, writer
+from jtbridge._run import as_call_error, runner
+
+
+class DlpackBackend:
+    """Calls torch on XLA's buffers in the same process. CPU."""
+
+    name = "dlpack"
+    way = "call"
+
+    def unavailable(self, platform: str) -> str | None:
+        return None if platform == "cpu" else f'zero-copy calls on platform "{platform}" are not built yet'
+
+    def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
+        return host_buffer_call(ctx, buffer_callback(fn), operands)
+
+    def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        # No copy: the capsule is a view of JAX's memory, and `fn` has copies made of what it writes to.
+        tensors = [torch.utils.dlpack.from_dlpack(x.block_until_ready().__dlpack__()) for x in arrays]
+        outs = runner(fn)(tensors)
+        return to_arrays(fn, outs, arrays)
+
+
+def buffer_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
+    """The function XLA calls with an execution context, its input buffers and its output buffers."""
+    run = runner(fn)
+    readers = [reader(type_) for type_ in fn.in_types]
+    writers = [writer(type_) for type_ in fn.out_types]
+    count = len(readers)
+    all_plain = all(read is torch.from_numpy for read in readers)
+    from_numpy = torch.from_numpy
+
+    def callback(_: Any, *buffers: Any) -> tuple[()]:
+        try:
+            if all_plain:
+                tensors = [from_numpy(buffer.__array__()) for buffer in buffers[:count]]
+            else:
+                tensors = [read(buffer.__array__()) for read, buffer in zip(readers, buffers[:count], strict=True)]
+            for write, buffer, out in zip(writers, buffers[count:], run(tensors), strict=True):
+                write(buffer.__array__(), out)
+        except Exception as error:  # noqa: BLE001  (whatever the user's function raises)
+            raise as_call_error(fn, error) from None
+        return ()
+
+    return callback
+
+
+def to_arrays(fn: TorchFunction, outs: Sequence[torch.Tensor], like: Sequence[jax.Array]) -> list[jax.Array]:
+    """Results as JAX arrays, each in memory of its own, on the device of the inputs."""
+    results = []
+    for type_, out in zip(fn.out_types, outs, strict=True):
+        # A copy always: a result may alias an argument, a weight or another result.
+        memory = np.empty(type_.shape, type_.dtype)
+        writer(type_)(memory, out)
+        results.append(memory)
+    device = next((x.device for x in like), None)
+    return jax.device_put(results, device)

@@ -1,0 +1,213 @@
+"""From a torch function and the types of its arguments to its result types and behaviour.
+
+First on fake tensors, where nothing is computed. A function that reads values (``.item()``, NumPy, branches on data)
+cannot be traced so: it is opaque, and runs once on zeros instead, unless its output shapes are given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import torch
+
+from jtbridge import _rng
+from jtbridge._compat import DynamicOutputShapeException, FakeTensorMode, tracing
+from jtbridge._dtypes import canonical_dtype, numpy_dtype
+from jtbridge._flat import ArrayType, Behaviour, OutputTree, as_tensor, is_array_leaf
+from jtbridge._pytree import flatten_output
+from jtbridge._torch_state import TorchState
+from jtbridge.errors import (
+    DataDependentShapeError,
+    JtbridgeError,
+    MutationError,
+    OutputMismatchError,
+    RandomnessError,
+    ShapeInferenceError,
+)
+
+from ._observe import Observer, training_guards
+
+
+@dataclasses.dataclass(frozen=True)
+class Inference:
+    """What one look at a function tells."""
+
+    out_types: tuple[ArrayType, ...]
+    out_tree: OutputTree
+    behaviour: Behaviour
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One function and signature to look at."""
+
+    name: str
+    call: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    state: TorchState
+    seeded: bool
+    ordered: bool  # side effects are wanted: drawing and writing to closed-over state are allowed
+    output_shapes: Any | None
+
+
+def infer(request: Request) -> Inference:
+    """Find the result types of a function, and what else it does.
+
+    Raises:
+        DataDependentShapeError: the output shape depends on values and `output_shapes` was not given.
+        ShapeInferenceError: it can neither be traced nor run on zeros.
+        RandomnessError: it draws without a key.
+        MutationError: it writes to a closed-over tensor.
+    """
+    try:
+        out, observer, without_grad = _trace(request)
+    except (JtbridgeError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # noqa: BLE001  (tracing fails in many ways, and running decides)
+        return _infer_opaque(request, error)
+    leaves, tree = flatten_output(out)
+    out_tree, out_types = _output_types(request, leaves, tree, opaque=False)
+    if request.output_shapes is not None:
+        declared_types, _ = _declared(request.output_shapes)
+        if declared_types != out_types:
+            raise OutputMismatchError(
+                f"`output_shapes` of `{request.name}` declares {_show(declared_types)}, "
+                f"but for these arguments it returns {_show(out_types)}. Leave `output_shapes` out, or correct it."
+            )
+    return Inference(out_types, out_tree, _behaviour(request, observer, None, without_grad))
+
+
+def _trace(request: Request) -> tuple[Any, Observer, bool]:
+    """Run on fake tensors; once more without gradients if closed-over weights would record a graph."""
+    out, observer = _trace_once(request, request.state)
+    if not (request.state.grad and _records_graph(out)):
+        return out, observer, False
+    try:
+        again, _ = _trace_once(request, request.state.without_grad())
+    except Exception:  # noqa: BLE001  (it differentiates inside: recording stays on)
+        return out, observer, False
+    return out, observer, _same_types(out, again)
+
+
+def _trace_once(request: Request, state: TorchState) -> tuple[Any, Observer]:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, tracing(), state.applied():
+        inputs = [
+            torch.empty(shape, dtype=dtype, device="cpu")
+            for shape, dtype in zip(request.shapes, request.dtypes, strict=True)
+        ]
+        observer = Observer(inputs, mode)
+        with observer.watching():
+            out = request.call(*inputs)
+    return out, observer
+
+
+def _infer_opaque(request: Request, cause: Exception) -> Inference:
+    reason = _first_line(cause)
+    if request.output_shapes is not None:
+        out_types, tree = _declared(request.output_shapes)
+        positions = tuple(range(len(out_types)))
+        out_tree = OutputTree(tree, positions, (None,) * len(out_types))
+        return Inference(out_types, out_tree, Behaviour(opaque=reason))
+    if isinstance(cause, DynamicOutputShapeException):
+        raise DataDependentShapeError(
+            f"The output shape of `{request.name}` depends on the values of its arguments (operator "
+            f"{cause.args[0] if cause.args else 'unknown'}), and a JAX program needs it before it runs. Pad to a "
+            "fixed size inside the function, or pass `output_shapes=` if you know the shape."
+        ) from cause
+    try:
+        with _rng.preserved_state(), request.state.applied():
+            inputs = [torch.zeros(s, dtype=d) for s, d in zip(request.shapes, request.dtypes, strict=True)]
+            observer = Observer(inputs, None)
+            with observer.watching():
+                out = request.call(*inputs)
+    except JtbridgeError:
+        raise
+    except Exception as error:
+        if type(error) is type(cause):  # a plain mistake in the function or its arguments
+            error.add_note(f"(raised while finding the output shapes of `{request.name}`)")
+            raise
+        raise ShapeInferenceError(
+            f"No output shapes could be inferred for `{request.name}`: on fake tensors it raised "
+            f"{type(cause).__name__}: {reason}; run on zeros it raised {type(error).__name__}: "
+            f"{_first_line(error)}. Pass `output_shapes=`, a tree of `jax.ShapeDtypeStruct`."
+        ) from error
+    leaves, tree = flatten_output(out)
+    out_tree, out_types = _output_types(request, leaves, tree, opaque=True)
+    return Inference(out_types, out_tree, _behaviour(request, observer, reason, False))
+
+
+def _behaviour(request: Request, observer: Observer, opaque: str | None, without_grad: bool) -> Behaviour:
+    if not request.ordered:
+        if observer.own_generator:
+            raise RandomnessError(
+                f"`{request.name}` draws from a torch.Generator of its own ({observer.random_operator}), whose state "
+                "a JAX program cannot carry. Draw from torch's default generator and pass a JAX key as `rng=`."
+            )
+        if observer.random_operator is not None and not request.seeded:
+            raise RandomnessError(_rng.without_key(request.name, observer.random_operator))
+        if observer.closed_over_write is not None:
+            raise MutationError(
+                f"`{request.name}` writes to {observer.closed_over_write}, which is not one of its arguments; in a "
+                "JAX program nobody could tell when or how often. Pass it as an argument and use "
+                "`return_mutated=True`, call `.eval()` on the module if it keeps running statistics, or wrap with "
+                '`effects="ordered"`.'
+            )
+    return Behaviour(
+        mutated=observer.mutated_inputs(),
+        random_operator=observer.random_operator,
+        switches_grad_mode=observer.switches_grad_mode,
+        inner_autograd=observer.inner_autograd,
+        breaks_inner_graph=observer.inner_autograd and not observer.keeps_inner_graph,
+        opaque=opaque,
+        runs_without_grad=without_grad,
+        guards=training_guards(observer.modules),
+    )
+
+
+def _output_types(
+    request: Request, leaves: Sequence[Any], tree: Any, opaque: bool
+) -> tuple[OutputTree, tuple[ArrayType, ...]]:
+    positions = tuple(i for i, leaf in enumerate(leaves) if is_array_leaf(leaf, opaque))
+    types = []
+    for number, position in enumerate(positions):
+        tensor = as_tensor(leaves[position])
+        dtype = numpy_dtype(tensor.dtype, f"Result {number} of `{request.name}`")
+        types.append(ArrayType(tuple(tensor.shape), canonical_dtype(dtype)))
+    statics = tuple(None if i in positions else leaf for i, leaf in enumerate(leaves))
+    return OutputTree(tree, positions, statics), tuple(types)
+
+
+def _declared(output_shapes: Any) -> tuple[tuple[ArrayType, ...], Any]:
+    leaves, tree = jax.tree_util.tree_flatten(output_shapes)
+    for leaf in leaves:
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            raise ShapeInferenceError(
+                f"`output_shapes` must be a tree of `jax.ShapeDtypeStruct` (or arrays), but holds {leaf!r}."
+            )
+    return tuple(ArrayType(tuple(x.shape), canonical_dtype(x.dtype)) for x in leaves), tree
+
+
+def _records_graph(out: Any) -> bool:
+    leaves, _ = flatten_output(out)
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+
+
+def _same_types(a: Any, b: Any) -> bool:
+    def types(out: Any) -> Any:
+        leaves, tree = flatten_output(out)
+        return tree, [(x.shape, x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves]
+
+    return types(a) == types(b)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _show(types: Sequence[ArrayType]) -> str:
+    return "(" + ", ".join(f"{t.dtype}{list(t.shape)}" for t in types) + ")"

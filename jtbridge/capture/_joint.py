@@ -1,0 +1,319 @@
+"""Reverse mode that runs the forward once: a forward graph that also returns residuals, and a backward graph.
+
+The function and its torch gradient are traced together, after autograd, so `autograd.Function`, `no_grad`, `detach`
+and custom operators have already had their say. Torch's own partitioner then decides what to keep for the backward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import fx
+
+from jtbridge import _rng
+from jtbridge._compat import OpOverload, trace_joint, tracing
+from jtbridge._dtypes import canonical_dtype, numpy_dtype, torch_dtype
+from jtbridge._flat import ArrayType, FlatFunction, Tensors, TorchFunction
+from jtbridge._torch_state import TorchState
+from jtbridge._transforms import Vjp, conjugate
+from jtbridge.errors import DTypeError
+
+
+@dataclasses.dataclass(eq=False)
+class GraphFunction(TorchFunction):
+    """A captured graph on flat tensors. It is never differentiated itself: its function is."""
+
+    owner: FlatFunction
+    module: fx.GraphModule
+    in_types: tuple[ArrayType, ...]
+    out_types: tuple[ArrayType, ...]
+    seed: int | None = None  # position of the seed among the inputs, for graphs that draw
+
+    @property
+    def flat(self) -> FlatFunction:
+        return self.owner
+
+    @property
+    def state(self) -> TorchState:
+        return self.owner.trace_state.without_casts()
+
+    @property
+    def order(self) -> int:
+        return 1
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        if self.seed is None:
+            return self.module(*tensors)
+        with _rng.seeded(tensors[self.seed]):
+            return self.module(*tensors)
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Forward ``x -> (y, residuals)`` and backward ``(x, y, residuals, ct) -> grads``.
+
+    The backward takes from x, y and the residuals what it needs: `sources` are positions in their concatenation.
+    """
+
+    forward: TorchFunction
+    backward: TorchFunction
+    sources: tuple[int, ...]
+
+
+def split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Split | str:
+    """Split a function and its gradient; or say why it cannot be done (then the forward is run again)."""
+    splits = fn.flat.splits
+    key = (fn, wrt, outs)
+    if key not in splits:
+        splits[key] = _try_split(fn, wrt, outs)
+    return splits[key]
+
+
+def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Split | str:
+    if fn.flat.residuals == "recompute":
+        return 'residuals="recompute" was asked for'
+    if fn.flat.behaviour.opaque:
+        return f"it cannot be traced: {fn.flat.behaviour.opaque}"
+    if fn.flat.seeded and fn.in_types[-1].shape != _rng.SEED_SHAPE:
+        return "every row of the batch draws with a key of its own"
+    if fn.order > 0:
+        return "only first derivatives keep residuals"
+    try:
+        joint = _trace(fn, wrt, outs)
+        return _partition(fn, joint, wrt, outs)
+    except _CannotSplit as reason:
+        return str(reason)
+    except Exception as error:  # noqa: BLE001  (what torch cannot trace, it can still run)
+        return f"{type(error).__name__} while tracing its gradient: {error}"
+
+
+class _CannotSplit(Exception):
+    """Why a joint graph is not used."""
+
+
+def _trace(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> fx.GraphModule:
+    pullback = Vjp(fn, wrt, outs)
+    count = len(fn.in_types)
+
+    def joint(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        cotangents = [conjugate(ct) for ct in tensors[count:]]
+        results, grads = pullback.by_autograd(tensors[:count], cotangents)
+        return [*(y.detach() for y in results), *(conjugate(g) for g in grads)]
+
+    examples = [torch.empty(type_.shape, dtype=torch_dtype(type_.dtype, "an argument")) for type_ in pullback.in_types]
+    with fn.flat.trace_state.differentiable().applied(), tracing(), _rng.tracing():
+        return trace_joint(joint, examples)
+
+
+def _partition(fn: TorchFunction, joint: fx.GraphModule, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Split:
+    from functorch.compile import default_partition
+
+    count, results = len(fn.in_types), len(fn.out_types)
+    _clean(joint)
+    for i, node in enumerate(joint.graph.find_nodes(op="placeholder")):
+        # The names by which torch's partitioner tells arguments from cotangents.
+        node.target = f"primals_{i + 1}" if i < count else f"tangents_{i - count + 1}"
+        node.name = node.target
+    _tag_forward(joint, results)
+    joint.recompile()
+    forward, backward = default_partition(joint, [], num_fwd_outputs=results)
+    forward.graph.eliminate_dead_code()
+    backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    for node in backward.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise _CannotSplit(f"its backward draws random numbers ({node.target})")
+    residuals = _replay_views(forward, backward, results)
+    return _as_split(fn, wrt, outs, forward, backward, residuals)
+
+
+def _clean(joint: fx.GraphModule) -> None:
+    """Drop what only autograd needed, and what would depend on strides that residuals do not keep."""
+    for node in joint.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.target is torch.ops.aten.detach.default:
+            node.replace_all_uses_with(node.args[0])
+        elif node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
+        elif "as_strided" in str(node.target):
+            raise _CannotSplit("it uses as_strided, which depends on memory layout")
+    joint.graph.eliminate_dead_code()
+
+
+def _tag_forward(joint: fx.GraphModule, results: int) -> None:
+    """Mark what the results depend on as forward: the partitioner leaves the rest to the backward."""
+    pending = [node for node in _outputs(joint)[:results] if isinstance(node, fx.Node)]
+    forward: set[fx.Node] = set()
+    while pending:
+        node = pending.pop()
+        if node not in forward:
+            forward.add(node)
+            pending += node.all_input_nodes
+    for node in joint.graph.nodes:
+        node.meta["partitioner_tag"] = "is_forward" if node in forward else "is_backward"
+
+
+def _replay_views(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> list[fx.Node]:
+    """The nodes of the forward graph to keep, in the order of the backward graph's placeholders.
+
+    A view is not kept but taken again from what it views, and a constant is shared: otherwise the transpose of every
+    weight would be copied into a residual.
+    """
+    graph = backward.graph
+    kept: list[fx.Node] = list(_outputs(forward)[results:])
+    placeholders = graph.find_nodes(op="placeholder")
+    saved = dict(zip(kept, placeholders, strict=False))
+    first_cotangent = placeholders[len(kept)]
+    body = next(node for node in graph.nodes if node.op != "placeholder")
+    held: dict[fx.Node, fx.Node] = {}
+
+    def hold(node: fx.Node) -> fx.Node:
+        if node not in held:
+            held[node] = take(node)
+        return held[node]
+
+    def take(node: fx.Node) -> fx.Node:
+        if node.op == "get_attr":
+            name = str(node.target)
+            setattr(backward, name, getattr(forward, name))
+            with graph.inserting_before(body):
+                return graph.get_attr(name)
+        if _is_view(node):
+            base = hold(cast(fx.Node, node.args[0]))
+            with graph.inserting_before(body):
+                return graph.call_function(cast(Callable, node.target), (base, *node.args[1:]), dict(node.kwargs))
+        if node in saved:
+            return saved[node]
+        with graph.inserting_before(first_cotangent):
+            return graph.placeholder(node.name)
+
+    for node, placeholder in saved.items():
+        value = hold(node)
+        if value is not placeholder:
+            placeholder.replace_all_uses_with(value)
+            graph.erase_node(placeholder)
+    sources = {use: node for node, use in held.items()}
+    return [sources[use] for use in graph.find_nodes(op="placeholder") if use in sources]
+
+
+def _outputs(graph_module: fx.GraphModule) -> list[Any]:
+    (output,) = graph_module.graph.find_nodes(op="output")
+    return list(cast(Sequence[Any], output.args[0]))
+
+
+def _is_view(node: fx.Node) -> bool:
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return False
+    returns = node.target._schema.returns
+    alias = returns[0].alias_info if len(returns) == 1 else None
+    is_view = (alias is not None and not alias.is_write) or node.target is torch.ops.aten.reshape.default
+    others = [arg for arg in (*node.args[1:], *node.kwargs.values()) if isinstance(arg, fx.Node)]
+    return is_view and not others and isinstance(node.args[0], fx.Node)
+
+
+def _as_split(
+    fn: TorchFunction,
+    wrt: tuple[int, ...],
+    outs: tuple[int, ...],
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    residuals: Sequence[fx.Node],
+) -> Split:
+    """Decide for each saved value whether it is an argument, a result or a residual of its own."""
+    count, results = len(fn.in_types), len(fn.out_types)
+    (forward_output,) = forward.graph.find_nodes(op="output")
+    arguments = forward.graph.find_nodes(op="placeholder")
+    result_nodes = _outputs(forward)[:results]
+    known = {node: count + i for i, node in reversed(list(enumerate(result_nodes)))}
+    known |= {node: i for i, node in enumerate(arguments)}
+    extra: list[fx.Node] = []
+    sources = []
+    for node in residuals:
+        if node not in known:
+            known[node] = count + results + len(extra)
+            extra.append(node)
+        sources.append(known[node])
+    packed = [_packing(fn, node) for node in extra]
+    with forward.graph.inserting_before(forward_output):
+        carried = [pack.pack(forward.graph, node) for pack, node in zip(packed, extra, strict=True)]
+    forward_output.args = ((*result_nodes, *carried),)
+    saved = backward.graph.find_nodes(op="placeholder")[: len(residuals)]
+    for placeholder, source in zip(saved, sources, strict=True):
+        if source >= count + results:
+            packed[source - count - results].unpack(backward.graph, placeholder)
+    (backward_output,) = backward.graph.find_nodes(op="output")
+    backward_output.args = (tuple(_outputs(backward)),)
+    all_types = [*fn.in_types, *fn.out_types, *(pack.type for pack in packed)]
+    return Split(
+        forward=GraphFunction(fn.flat, _finished(forward), fn.in_types, tuple(all_types[count:]), _seed_position(fn)),
+        backward=GraphFunction(
+            fn.flat,
+            _finished(backward),
+            (*(all_types[s] for s in sources), *(fn.out_types[o] for o in outs)),
+            tuple(fn.in_types[i] for i in wrt),
+        ),
+        sources=tuple(sources),
+    )
+
+
+def _seed_position(fn: TorchFunction) -> int | None:
+    return len(fn.in_types) - 1 if fn.flat.seeded else None
+
+
+def _finished(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Ready to run: constants detached, code generated."""
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        value = getattr(graph_module, node.target)
+        if isinstance(value, torch.nn.Parameter):
+            delattr(graph_module, node.target)
+            setattr(graph_module, node.target, value.detach())  # shares memory with the parameter
+    graph_module.graph.lint()
+    graph_module.recompile()
+    return graph_module
+
+
+@dataclasses.dataclass(frozen=True)
+class _Packing:
+    """How a residual crosses JAX: as it is, or as bytes where JAX has no such dtype (int64 without x64)."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    as_bytes: bool
+
+    @property
+    def type(self) -> ArrayType:
+        if self.as_bytes:
+            return ArrayType((int(np.prod(self.shape)) * self.dtype.itemsize,), np.dtype(np.uint8))
+        return ArrayType(self.shape, numpy_dtype(self.dtype, "a residual"))
+
+    def pack(self, graph: fx.Graph, node: fx.Node) -> fx.Node:
+        return graph.call_function(_to_bytes, (node,)) if self.as_bytes else node
+
+    def unpack(self, graph: fx.Graph, placeholder: fx.Node) -> None:
+        if self.as_bytes:
+            with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
+                value = graph.call_function(_from_bytes, (placeholder, self.dtype, self.shape))
+            placeholder.replace_all_uses_with(value, delete_user_cb=lambda user: user is not value)
+
+
+def _to_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _from_bytes(data: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return data.view(dtype).reshape(shape)
+
+
+def _packing(fn: TorchFunction, node: fx.Node) -> _Packing:
+    value: Any = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        raise _CannotSplit(f"its backward needs {type(value).__name__} `{node.name}`, which is not a dense tensor")
+    try:
+        dtype = numpy_dtype(value.dtype, "a residual")
+    except DTypeError as error:
+        raise _CannotSplit(str(error)) from error
+    return _Packing(tuple(value.shape), value.dtype, canonical_dtype(dtype) != dtype)

@@ -1,0 +1,79 @@
+"""Questions about a function that are asked while a program is traced, on fake tensors."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from jtbridge import _rng
+from jtbridge._compat import FakeTensorMode, tracing
+from jtbridge._dtypes import torch_dtype
+from jtbridge._flat import FlatFunction, TorchFunction
+from jtbridge._transforms import Vmap
+from jtbridge.errors import DifferentiationError, SequentialVmapWarning
+
+
+def probe_vmap(fn: Vmap) -> None:
+    """Find out before it runs whether torch.vmap can batch `fn`; if not, warn once and run it row by row."""
+    flat = fn.flat
+    if fn in flat.sequential or fn.size == 0:
+        return
+    if flat.seeded and fn.dims[len(flat.in_types) - 1] is not None:
+        flat.sequential.add(fn)  # every row draws with a key of its own: no batched form could
+        return
+    reason = flat.behaviour.opaque or _vmap_fails(fn)
+    if reason is None:
+        return
+    if not flat.sequential:
+        warnings.warn(
+            f"torch.vmap cannot batch `{flat.name}` ({reason}), so its rows run one after another inside one call. "
+            "The results are the same; it is slower.",
+            SequentialVmapWarning,
+            stacklevel=2,
+        )
+    flat.sequential.add(fn)
+
+
+def _vmap_fails(fn: Vmap) -> str | None:
+    try:
+        with (
+            FakeTensorMode(allow_non_fake_inputs=True),
+            tracing(),
+            fn.state.applied(),
+            _rng.tracing(),
+        ):
+            fn.by_torch_vmap(_examples(fn))
+    except Exception as error:  # noqa: BLE001  (any failure means: row by row)
+        lines = str(error).strip().splitlines()
+        return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    return None
+
+
+def check_differentiable(flat: FlatFunction) -> None:
+    """Refuse a derivative that torch would refuse: of a result of torch.autograd.grad without create_graph."""
+    if flat.behaviour.opaque or not flat.behaviour.breaks_inner_graph:
+        return
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        tracing(),
+        flat.trace_state.differentiable().applied(),
+        _rng.tracing(),
+    ):
+        inputs = [
+            x.requires_grad_().clone() if type_.differentiable else x
+            for x, type_ in zip(_examples(flat), flat.in_types, strict=True)
+        ]
+        results = flat(*inputs)
+    for i, (result, type_) in enumerate(zip(results, flat.out_types, strict=True)):
+        if type_.differentiable and not result.requires_grad:
+            raise DifferentiationError(
+                f"Result {i} of `{flat.name}` comes from torch.autograd.grad without `create_graph=True`, so torch has "
+                "no derivative of it. Pass `create_graph=True` there, or `jax.lax.stop_gradient` the result."
+            )
+
+
+def _examples(fn: TorchFunction) -> tuple[torch.Tensor, ...]:
+    return tuple(
+        torch.empty(type_.shape, dtype=torch_dtype(type_.dtype, "an argument"), device="cpu") for type_ in fn.in_types
+    )

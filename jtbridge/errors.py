@@ -1,0 +1,71 @@
+"""Every exception and warning of jtbridge.
+
+Each message says what happened, to which argument or operator, what was expected, and what to do about it.
+All of them derive from :class:`JtbridgeError`, so ``except jtbridge.errors.JtbridgeError`` catches them all.
+"""
+
+from __future__ import annotations
+
+
+class JtbridgeError(Exception):
+    """Base class of everything jtbridge raises on purpose."""
+
+
+class ArgumentError(JtbridgeError, TypeError):
+    """An argument cannot cross into torch: it is neither an array nor a hashable static value."""
+
+
+class DTypeError(JtbridgeError, TypeError):
+    """A dtype exists on one side only. The message names it and the side that lacks it."""
+
+
+class ShapeInferenceError(JtbridgeError):
+    """The output shapes could not be found out without the real inputs. Pass ``output_shapes=``."""
+
+
+class DataDependentShapeError(ShapeInferenceError):
+    """The output shape depends on the values of the inputs, which a JAX program cannot express."""
+
+
+class RandomnessError(JtbridgeError):
+    """The function drew random numbers, but was called without ``rng=`` (or from a generator of its own)."""
+
+
+class MutationError(JtbridgeError):
+    """The function wrote to something that jtbridge must not change, such as a closed-over module buffer."""
+
+
+class DifferentiationError(JtbridgeError):
+    """Torch itself would not give the derivative that was asked for."""
+
+
+class EffectsError(JtbridgeError):
+    """A function with ordered effects was put under a transformation that cannot keep the order."""
+
+
+class OutputMismatchError(JtbridgeError):
+    """At run time the function returned another shape, dtype or tree than when it was traced."""
+
+
+class TorchCallError(JtbridgeError, RuntimeError):
+    """The torch function raised inside a compiled JAX program.
+
+    The text holds the original type, message and torch traceback. In eager calls the original exception is
+    raised as it is instead.
+    """
+
+
+class BackendError(JtbridgeError):
+    """A backend name is unknown, or the backend cannot run here. The message lists all with their reasons."""
+
+
+class DeviceError(JtbridgeError):
+    """Tensors live on different devices, or on a device that the backend cannot reach."""
+
+
+class SequentialVmapWarning(UserWarning):
+    """``torch.vmap`` cannot batch a function, so its rows are run one after another inside one call."""
+
+
+class OpaqueFunctionWarning(UserWarning):
+    """Torch cannot trace a function without running it; its output shapes come from one run on zeros."""

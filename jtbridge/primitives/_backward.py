@@ -1,0 +1,74 @@
+"""``torch_backward[fn](x..., saved..., ct...) -> grads...``: the backward graph on the arrays the forward kept.
+
+Its value is that of ``fn(x, ct)``, a vector-Jacobian product, and so are its derivatives: they are taken of `fn`,
+which runs torch's autograd on x itself, not of the graph, in which an `autograd.Function` is already inlined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.interpreters import ad, batching
+
+from jtbridge._flat import TorchFunction
+from jtbridge._transforms import Vmap
+from jtbridge.capture import probe_vmap
+
+from ._common import batch_size, bind, new_primitive
+
+
+def _select(*args: Any, fn: TorchFunction, backward: TorchFunction, counts: tuple[int, int]) -> Any:
+    del fn
+    return backward, args[counts[0] :]
+
+
+torch_backward_p = new_primitive("torch_backward", _select)
+
+
+# jvp:  of the function (x, ct) -> ct @ Df(x) that it stands for.
+def _jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    fn: TorchFunction,
+    backward: TorchFunction,
+    counts: tuple[int, int],
+    backend: str,
+) -> Any:
+    from ._linear import tangents_out
+
+    results = bind(torch_backward_p, *primals, fn=fn, backward=backward, counts=counts, backend=backend)
+    inputs, saved = counts
+    args = [*primals[:inputs], *primals[inputs + saved :]]
+    moving = [*tangents[:inputs], *tangents[inputs + saved :]]
+    return results, tangents_out(fn, results, args, moving, backend)
+
+
+# batching:  the graph and the function it stands for, over the whole batch.
+def _batch(
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    fn: TorchFunction,
+    backward: TorchFunction,
+    counts: tuple[int, int],
+    backend: str,
+) -> Any:
+    inputs, saved = counts
+    size = batch_size(args, dims)
+    batched = Vmap(backward, tuple(dims[inputs:]), size)
+    probe_vmap(batched)
+    results = bind(
+        torch_backward_p,
+        *args,
+        fn=Vmap(fn, (*dims[:inputs], *dims[inputs + saved :]), size),
+        backward=batched,
+        counts=counts,
+        backend=backend,
+    )
+    return results, [0] * len(results)
+
+
+ad.primitive_jvps[torch_backward_p] = _jvp
+batching.primitive_batchers[torch_backward_p] = _batch

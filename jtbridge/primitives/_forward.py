@@ -1,0 +1,41 @@
+"""``torch_forward[fn](x...) -> (y..., residuals...)``: run a torch function and keep what its backward needs.
+
+The residuals are a hint, not a part of the mathematics: what uses them (`torch_backward`) computes the same as a
+function of x alone, and is differentiated as that. So their tangents are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.interpreters import ad, batching
+
+from jtbridge._flat import TorchFunction
+from jtbridge._transforms import Vmap
+from jtbridge.capture import probe_vmap
+
+from ._common import batch_size, bind, new_primitive, zero_tangents
+from ._linear import tangents_out
+
+torch_forward_p = new_primitive("torch_forward", lambda *args, fn, forward: (forward, args))
+
+
+# jvp:  dy = Df(x) dx,  dr = 0.
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction, forward: Any, backend: str) -> Any:
+    results = bind(torch_forward_p, *primals, fn=fn, forward=forward, backend=backend)
+    y_tangents = tangents_out(fn, results[: len(fn.out_types)], primals, tangents, backend)
+    return results, y_tangents + zero_tangents(results[len(fn.out_types) :])
+
+
+# batching:  both the function and its graph over the whole batch; every residual is batched.
+def _batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction, forward: Any, backend: str) -> Any:
+    size = batch_size(args, dims)
+    batched = Vmap(forward, tuple(dims), size)
+    probe_vmap(batched)
+    results = bind(torch_forward_p, *args, fn=Vmap(fn, tuple(dims), size), forward=batched, backend=backend)
+    return results, [0] * len(results)
+
+
+ad.primitive_jvps[torch_forward_p] = _jvp
+batching.primitive_batchers[torch_forward_p] = _batch

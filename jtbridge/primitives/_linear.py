@@ -1,0 +1,150 @@
+"""``torch_linear[f](x..., saved..., dx...) -> dy...``: Df(x) dx, linear in dx.
+
+It carries both ways to run it: `forward` computes (x, dx) -> dy, `transpose` computes (x, ct) -> ct @ Df(x), and
+`backward`, if there is one, computes the same as `transpose` from the saved arrays without running f again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.interpreters import ad, batching
+
+from jtbridge._flat import TorchFunction
+from jtbridge._transforms import Jvp, Vjp, Vmap
+from jtbridge.capture import probe_vmap
+
+from ._backward import torch_backward_p
+from ._common import batch_size, bind, differentiable, new_primitive, nonzero_inputs, to_front, zero_tangents
+
+
+def _select(*args: Any, forward: TorchFunction, counts: tuple[int, int], **_: Any) -> Any:
+    inputs, saved = counts
+    return forward, [*args[:inputs], *args[inputs + saved :]]
+
+
+torch_linear_p = new_primitive("torch_linear", _select)
+
+
+def differential(
+    fn: TorchFunction,
+    wrt: tuple[int, ...],
+    args: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    backend: str,
+    saved: Sequence[Any] = (),
+    backward: TorchFunction | None = None,
+) -> list[Any]:
+    """``Df(args) tangents`` for the moving inputs `wrt`: a tangent for each float or complex result of `fn`."""
+    outs = differentiable(fn.out_types)
+    return bind(
+        torch_linear_p,
+        *args,
+        *saved,
+        *tangents,
+        forward=Jvp(fn, wrt, outs),
+        transpose=Vjp(fn, wrt, outs),
+        backward=backward,
+        counts=(len(args), len(saved)),
+        backend=backend,
+    )
+
+
+def tangents_out(
+    fn: TorchFunction, results: Sequence[Any], args: Sequence[Any], tangents: Sequence[Any], backend: str
+) -> list[Any]:
+    """The tangents of all results: `differential` where there is one, symbolic zeros elsewhere."""
+    out = zero_tangents(results)
+    wrt = nonzero_inputs(fn.in_types, [type(t) is not ad.Zero for t in tangents])
+    outs = differentiable(fn.out_types)
+    if wrt and outs:
+        moved = differential(fn, wrt, args, [tangents[i] for i in wrt], backend=backend)
+        for o, tangent in zip(outs, moved, strict=True):
+            out[o] = tangent
+    return out
+
+
+# jvp at (x, dx) along (x', dx'):  D(Df(x) dx) = derivative of the function (x, dx) -> Df(x) dx.
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, backend: str, **params: Any) -> Any:
+    results = bind(torch_linear_p, *primals, backend=backend, **params)
+    forward, args = _select(*primals, **params)
+    _, moving = _select(*tangents, **params)
+    inputs, saved = params["counts"]
+    if all(type(t) is ad.Zero for t in moving[:inputs]):  # the map is linear in dx: the same map again
+        linear = [ad.instantiate_zeros(t) for t in moving[inputs:]]
+        return results, bind(torch_linear_p, *primals[: inputs + saved], *linear, backend=backend, **params)
+    return results, tangents_out(forward, results, args, moving, backend)
+
+
+# transpose in dx:  ct -> ct @ Df(x), by the backward graph if the forward kept residuals.
+def _transpose(
+    cotangents: Sequence[Any],
+    *args: Any,
+    forward: TorchFunction,
+    transpose: TorchFunction,
+    backward: TorchFunction | None,
+    counts: tuple[int, int],
+    backend: str,
+) -> Any:
+    from ._call import torch_call
+
+    del forward
+    inputs, saved = counts
+    x, residuals, linear = args[:inputs], args[inputs : inputs + saved], args[inputs + saved :]
+    if all(type(ct) is ad.Zero for ct in cotangents):
+        return [None] * (inputs + saved) + [ad.Zero(t.aval) if ad.is_undefined_primal(t) else None for t in linear]
+    ct = [ad.instantiate_zeros(c) for c in cotangents]
+    if backward is None:
+        grads = torch_call(*x, *ct, fn=transpose, backend=backend)
+    else:
+        grads = bind(
+            torch_backward_p,
+            *x,
+            *residuals,
+            *ct,
+            fn=transpose,
+            backward=backward,
+            counts=counts,
+            backend=backend,
+        )
+    return [None] * (inputs + saved) + [
+        grad if ad.is_undefined_primal(t) else None for grad, t in zip(grads, linear, strict=True)
+    ]
+
+
+# batching:  every dx gets a batch axis, so that the transpose never has to sum over one.
+def _batch(
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    forward: TorchFunction,
+    transpose: TorchFunction,
+    backward: TorchFunction | None,
+    counts: tuple[int, int],
+    backend: str,
+) -> Any:
+    inputs, saved = counts
+    size = batch_size(args, dims)
+    linear = [to_front(t, d, size) for t, d in zip(args[inputs + saved :], dims[inputs + saved :], strict=True)]
+    x_dims, saved_dims = tuple(dims[:inputs]), tuple(dims[inputs : inputs + saved])
+    new_forward = Vmap(forward, x_dims + (0,) * len(linear), size)
+    probe_vmap(new_forward)
+    cotangent_dims = (0,) * (len(transpose.in_types) - inputs)
+    out = bind(
+        torch_linear_p,
+        *args[: inputs + saved],
+        *linear,
+        forward=new_forward,
+        transpose=Vmap(transpose, x_dims + cotangent_dims, size),
+        backward=None if backward is None else Vmap(backward, saved_dims + cotangent_dims, size),
+        counts=counts,
+        backend=backend,
+    )
+    return out, [0] * len(out)
+
+
+ad.primitive_jvps[torch_linear_p] = _jvp
+ad.primitive_transposes[torch_linear_p] = _transpose
+batching.primitive_batchers[torch_linear_p] = _batch

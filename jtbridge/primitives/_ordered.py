@@ -1,0 +1,66 @@
+"""``torch_ordered[fn](x...) -> y...``: run a torch function for its side effects too, in program order.
+
+It is `jax.experimental.io_callback(ordered=True)` with messages of its own where the order cannot be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.experimental import io_callback
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jtbridge._compat import ORDERED_EFFECT, call_aval
+from jtbridge._flat import FlatFunction
+from jtbridge.backends import numpy_callback
+from jtbridge.errors import EffectsError
+
+from ._common import bind
+
+torch_ordered_p = Primitive("torch_ordered")
+torch_ordered_p.multiple_results = True
+
+
+def torch_ordered(*args: Any, fn: FlatFunction) -> list[Any]:
+    """Run `fn`, keeping every call and their order."""
+    return bind(torch_ordered_p, *args, fn=fn)
+
+
+def _impl(*args: Any, fn: FlatFunction) -> list[jax.Array]:
+    jax.effects_barrier()  # ordered calls of compiled programs that are still under way come first
+    return jax.device_put(list(numpy_callback(fn, as_is=True)(*args)))
+
+
+def _abstract_eval(*avals: Any, fn: FlatFunction) -> tuple[list[Any], set[Any]]:
+    return [call_aval(type_.shape, type_.dtype, avals) for type_ in fn.out_types], {ORDERED_EFFECT}
+
+
+def _lowering(ctx: mlir.LoweringRuleContext, *operands: Any, fn: FlatFunction) -> Sequence[Any]:
+    result_types = tuple(jax.ShapeDtypeStruct(type_.shape, type_.dtype) for type_ in fn.out_types)
+    host = numpy_callback(fn)
+
+    def call(*arrays: jax.Array) -> Sequence[jax.Array]:
+        return io_callback(host, result_types, *arrays, ordered=True)
+
+    return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+
+
+def _refuse(what: str) -> Callable[..., Any]:
+    def rule(*_: Any, fn: FlatFunction, **__: Any) -> Any:
+        raise EffectsError(
+            f'`{fn.name}` is wrapped with effects="ordered" and cannot be {what}: its calls would no longer happen '
+            "once each and in order. Wrap the part with side effects on its own and keep it out of the transformation "
+            "(`jax.lax.map` or `jax.lax.scan` for rows, `jax.lax.stop_gradient` on its arguments)."
+        )
+
+    return rule
+
+
+torch_ordered_p.def_impl(_impl)
+torch_ordered_p.def_effectful_abstract_eval(_abstract_eval)
+ad.primitive_jvps[torch_ordered_p] = _refuse("differentiated")
+batching.primitive_batchers[torch_ordered_p] = lambda args, dims, **params: _refuse("vmapped")(**params)
+mlir.register_lowering(torch_ordered_p, _lowering)
