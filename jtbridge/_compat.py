@@ -38,10 +38,12 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "OpOverload",
+    "OperatorWatch",
     "SharedTensor",
-    "TorchDispatchMode",
     "add_linearization",
+    "any_autocast",
     "call_aval",
+    "forgetting_graph_sources",
     "has_torch_modes",
     "host_buffer_call",
     "inside_functorch",
@@ -55,6 +57,9 @@ __all__ = [
 
 # Tried on torch 2.13: how deep torch function modes are stacked on this thread (default device among them).
 has_torch_modes: Callable[[], int] = torch._C._len_torch_function_stack
+
+# Tried on torch 2.13: whether autocast is on for any device. The public query takes 0.2 us per device type.
+any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
 @contextlib.contextmanager
@@ -86,6 +91,17 @@ def tracing() -> Iterator[None]:
     with exporting(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+class OperatorWatch(TorchDispatchMode):
+    """Base class of modes that see every operator. Tried on torch 2.13.
+
+    A plain TorchDispatchMode imports torch's compiler at its first operator, which takes a second.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def storage_id(tensor: torch.Tensor) -> int:
@@ -121,6 +137,25 @@ def trace_joint(fn: Callable, args: Sequence[torch.Tensor]) -> torch.fx.GraphMod
     from torch.fx.experimental.proxy_tensor import make_fx
 
     return make_fx(dispatch_functionalize(fn), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+
+
+@contextlib.contextmanager
+def forgetting_graph_sources() -> Iterator[None]:
+    """Let go of the source text of the graph modules that are made inside.
+
+    Tried on torch 2.13. Every GraphModule leaves its source in two caches that are never emptied, for tracebacks.
+    """
+    import linecache
+
+    from torch.fx.graph_module import _loader
+
+    before = set(_loader.eval_cache)
+    try:
+        yield
+    finally:
+        for key in set(_loader.eval_cache) - before:
+            _loader.eval_cache.pop(key, None)
+            linecache.cache.pop(key, None)
 
 
 def host_buffer_call(ctx: mlir.LoweringRuleContext, callback: Callable, operands: Sequence[Any]) -> Sequence[Any]:

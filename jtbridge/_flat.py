@@ -21,7 +21,7 @@ from . import _rng
 from ._dtypes import canonical_dtype, is_differentiable, numpy_dtype, torch_dtype
 from ._pytree import flatten_output
 from ._torch_state import TorchState
-from .errors import ArgumentError, OutputMismatchError
+from .errors import ArgumentError, DeviceError, OutputMismatchError
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -131,6 +131,8 @@ class FlatFunction(TorchFunction):
         )
         self._single = len(self.out_types) == 1 and self.out_tree.tree.num_nodes == 1
         self._plain = not (self._copied or self._cast or self._locks or self.seeded or self.behaviour.opaque)
+        # Whether `call` takes the tensors as they come and returns just one: nothing stands between it and XLA.
+        self.direct = self._plain and self._single
 
     @property
     def flat(self) -> FlatFunction:
@@ -147,7 +149,7 @@ class FlatFunction(TorchFunction):
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         if self._plain:
-            return self._results(self.call(*tensors), tensors)
+            return self.checked(self.call(*tensors), tensors)
         with contextlib.ExitStack() as stack:
             for lock in self._locks:
                 stack.enter_context(lock)
@@ -161,9 +163,18 @@ class FlatFunction(TorchFunction):
                 inputs[i] = inputs[i].to(dtype)
             for i in self._copied:
                 inputs[i] = inputs[i].clone()
-            return self._results(self.call(*inputs), inputs)
+            return self.checked(self.call(*inputs), inputs)
 
-    def _results(self, out: Any, inputs: Sequence[torch.Tensor]) -> Tensors:
+    def is_expected(self, out: Any) -> bool:
+        """Whether a result of a `direct` function needs no more than to be copied out."""
+        return (
+            type(out) is torch.Tensor
+            and out.is_cpu
+            and out.dtype is self._out_dtypes[0]
+            and out.shape == self.out_types[0].shape
+        )
+
+    def checked(self, out: Any, inputs: Sequence[torch.Tensor] = ()) -> Tensors:
         """Flatten a result, check it against the traced one, and cast it to JAX's dtypes."""
         if self._single and isinstance(out, torch.Tensor):
             return (self._checked(0, out),)
@@ -195,6 +206,11 @@ class FlatFunction(TorchFunction):
             raise OutputMismatchError(
                 f"Result {i} of `{self.name}` has shape {tuple(tensor.shape)} but {expected.shape} was expected"
                 f" for these arguments. Check `output_shapes=`, or what the shape depends on besides shapes."
+            )
+        if not tensor.is_cpu:
+            raise DeviceError(
+                f"Result {i} of `{self.name}` lies on device `{tensor.device}`, but its arguments are on `cpu`. Make "
+                "tensors inside the function on the device of its arguments (`device=x.device`)."
             )
         wanted = self._out_dtypes[i]
         if tensor.dtype is wanted:

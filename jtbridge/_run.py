@@ -14,14 +14,15 @@ from .errors import JtbridgeError, TorchCallError
 def runner(fn: TorchFunction) -> Callable[[Sequence[torch.Tensor]], Tensors]:
     """A function that runs `fn` on tensors of its input types, under its own torch settings."""
     state = fn.state
-    only_grad_off = not state.grad and not state.inference
+    is_active = state.activity_check()
+    only_grad_is_off = not state.grad and not state.inference
 
     def run(tensors: Sequence[torch.Tensor]) -> Tensors:
-        if state.is_active():
+        if is_active():
             return fn(*tensors)
-        if only_grad_off:
+        if only_grad_is_off:
             with torch.no_grad():
-                if state.is_active():
+                if is_active():
                     return fn(*tensors)
         with state.applied():
             return fn(*tensors)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
-from ._compat import has_torch_modes
+from ._compat import any_autocast, has_torch_modes
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -40,18 +40,29 @@ class TorchState:
             device=torch.get_default_device() if has_torch_modes() else None,
         )
 
-    def is_active(self) -> bool:
-        """Whether this thread has just these settings already. Cheap: it runs before every call."""
-        return (
-            torch.is_grad_enabled() is self.grad
-            and torch.is_inference_mode_enabled() is self.inference
-            and torch.get_default_dtype() is self.dtype
-            and not has_torch_modes()
-            and self.device is None
-            and not self.autocast
-            and not torch.is_autocast_enabled("cpu")
-            and not torch.is_autocast_enabled("cuda")
+    def activity_check(self) -> Callable[[], bool]:
+        """A function that tells whether this thread has just these settings already. It runs before every call."""
+        if self.device is not None or self.autocast:
+            return lambda: False
+        grad, inference, dtype = self.grad, self.inference, self.dtype
+        grad_now, inference_now, dtype_now, autocast_now, modes_now = (
+            torch.is_grad_enabled,
+            torch.is_inference_mode_enabled,
+            torch.get_default_dtype,
+            any_autocast,
+            has_torch_modes,
         )
+
+        def is_active() -> bool:
+            return (
+                grad_now() is grad
+                and inference_now() is inference
+                and dtype_now() is dtype
+                and not modes_now()
+                and not autocast_now()
+            )
+
+        return is_active
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ import torch.utils.dlpack
 from jax.interpreters import mlir
 
 from jtbridge._compat import host_buffer_call
-from jtbridge._flat import TorchFunction
+from jtbridge._flat import FlatFunction, TorchFunction
 from jtbridge._host import reader, writer
 from jtbridge._run import as_call_error, runner
 
@@ -42,17 +42,38 @@ def buffer_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
     readers = [reader(type_) for type_ in fn.in_types]
     writers = [writer(type_) for type_ in fn.out_types]
     count = len(readers)
-    all_plain = all(read is torch.from_numpy for read in readers)
-    from_numpy = torch.from_numpy
 
     def callback(_: Any, *buffers: Any) -> tuple[()]:
         try:
-            if all_plain:
-                tensors = [from_numpy(buffer.__array__()) for buffer in buffers[:count]]
-            else:
-                tensors = [read(buffer.__array__()) for read, buffer in zip(readers, buffers[:count], strict=True)]
+            tensors = [read(buffer.__array__()) for read, buffer in zip(readers, buffers, strict=False)]
             for write, buffer, out in zip(writers, buffers[count:], run(tensors), strict=True):
                 write(buffer.__array__(), out)
+        except Exception as error:  # noqa: BLE001  (whatever the user's function raises)
+            raise as_call_error(fn, error) from None
+        return ()
+
+    is_plain = all(read is torch.from_numpy for read in readers)
+    return _direct_callback(fn, callback) if isinstance(fn, FlatFunction) and fn.direct and is_plain else callback
+
+
+def _direct_callback(fn: FlatFunction, general: Callable[..., tuple[()]]) -> Callable[..., tuple[()]]:
+    """`general` without its steps that a function of plain tensors to one plain tensor does not need.
+
+    They would cost as much as a small operator (measured: 4 us of 15 at 16 floats).
+    """
+    count = len(fn.in_types)
+    is_active = fn.state.activity_check()
+    call, is_expected, write = fn.call, fn.is_expected, writer(fn.out_types[0])
+    from_numpy = torch.from_numpy
+
+    def callback(context: Any, *buffers: Any) -> tuple[()]:
+        if not is_active():
+            return general(context, *buffers)
+        try:
+            out = call(*[from_numpy(buffer.__array__()) for buffer in buffers[:count]])
+            if not is_expected(out):
+                (out,) = fn.checked(out)
+            write(buffers[count].__array__(), out)
         except Exception as error:  # noqa: BLE001  (whatever the user's function raises)
             raise as_call_error(fn, error) from None
         return ()

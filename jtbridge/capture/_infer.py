@@ -21,6 +21,7 @@ from jtbridge._pytree import flatten_output
 from jtbridge._torch_state import TorchState
 from jtbridge.errors import (
     DataDependentShapeError,
+    DeviceError,
     JtbridgeError,
     MutationError,
     OutputMismatchError,
@@ -102,6 +103,12 @@ def _trace_once(request: Request, state: TorchState) -> tuple[Any, Observer]:
         observer = Observer(inputs, mode)
         with observer.watching():
             out = request.call(*inputs)
+    for number, leaf in enumerate(flatten_output(out)[0]):
+        if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+            raise DeviceError(
+                f"Result {number} of `{request.name}` lies on device `{leaf.device}`, but its arguments are on "
+                "`cpu`. Make tensors inside the function on the device of its arguments (`device=x.device`)."
+            )
     return out, observer
 
 

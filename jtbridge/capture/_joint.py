@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from jtbridge import _rng
-from jtbridge._compat import OpOverload, trace_joint, tracing
+from jtbridge._compat import OpOverload, forgetting_graph_sources, trace_joint, tracing
 from jtbridge._dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from jtbridge._flat import ArrayType, FlatFunction, Tensors, TorchFunction
 from jtbridge._torch_state import TorchState
@@ -83,8 +83,9 @@ def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -
     if fn.order > 0:
         return "only first derivatives keep residuals"
     try:
-        joint = _trace(fn, wrt, outs)
-        return _partition(fn, joint, wrt, outs)
+        with forgetting_graph_sources():
+            joint = _trace(fn, wrt, outs)
+            return _partition(fn, joint, wrt, outs)
     except _CannotSplit as reason:
         return str(reason)
     except Exception as error:  # noqa: BLE001  (what torch cannot trace, it can still run)
