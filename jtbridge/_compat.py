@@ -38,8 +38,8 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "OpOverload",
-    "OperatorWatch",
     "SharedTensor",
+    "TorchDispatchMode",
     "add_linearization",
     "any_autocast",
     "call_aval",
@@ -91,17 +91,6 @@ def tracing() -> Iterator[None]:
     with exporting(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-class OperatorWatch(TorchDispatchMode):
-    """Base class of modes that see every operator. Tried on torch 2.13.
-
-    A plain TorchDispatchMode imports torch's compiler at its first operator, which takes a second.
-    """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
 
 def storage_id(tensor: torch.Tensor) -> int:

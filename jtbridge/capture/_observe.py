@@ -12,7 +12,7 @@ import jax
 import torch
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import FakeTensor, FakeTensorMode, OperatorWatch, OpOverload, storage_id
+from jtbridge._compat import FakeTensor, FakeTensorMode, OpOverload, TorchDispatchMode, storage_id
 
 # Batch norm writes its running statistics without saying so in its schema.
 _UNDECLARED_WRITES: dict[str, tuple[int, tuple[int, ...]]] = {
@@ -47,7 +47,6 @@ class Observer:
         self._written: set[int] = set()
         self._closed_over: dict[int, torch.Tensor] = {}  # only while tracing on fake tensors
         self._fake_mode = fake_mode
-        self._on_meta = any(tensor.is_meta for tensor in inputs) and fake_mode is None
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -84,11 +83,8 @@ class Observer:
 
     def note_operator(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
         """An ATen or custom operator is about to run."""
-        leaves = jax.tree.leaves((args, kwargs))
         if self._fake_mode is not None and fn not in _LIFTS:
             self._note_closed_over(self._fake_mode, args, kwargs)
-        elif self._on_meta and any(isinstance(leaf, torch.Tensor) and not leaf.is_meta for leaf in leaves):
-            raise RuntimeError("it uses tensors that are not arguments")
         if torch.Tag.nondeterministic_seeded in fn.tags and _draws(fn, args, kwargs):
             self.random_operator = self.random_operator or str(fn)
             if kwargs.get("generator") is not None:
@@ -136,7 +132,7 @@ class _Calls(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Operators(OperatorWatch):
+class _Operators(TorchDispatchMode):
     def __init__(self, observer: Observer):
         super().__init__()
         self._observer = observer
