@@ -44,6 +44,7 @@ __all__ = [
     "any_autocast",
     "call_aval",
     "forgetting_graph_sources",
+    "has_cpu_kernel",
     "has_torch_modes",
     "host_buffer_call",
     "inside_functorch",
@@ -91,6 +92,12 @@ def tracing() -> Iterator[None]:
     with exporting(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def has_cpu_kernel(schema: Any) -> bool:
+    """Whether an operator has a kernel written for the CPU, not one made of others. Tried on torch 2.13."""
+    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
 
 
 def storage_id(tensor: torch.Tensor) -> int:

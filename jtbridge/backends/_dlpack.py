@@ -15,6 +15,7 @@ from jtbridge._compat import host_buffer_call
 from jtbridge._flat import FlatFunction, TorchFunction
 from jtbridge._host import reader, writer
 from jtbridge._run import as_call_error, runner
+from jtbridge.capture import GraphFunction
 
 
 class DlpackBackend:
@@ -38,16 +39,22 @@ class DlpackBackend:
 
 def buffer_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
     """The function XLA calls with an execution context, its input buffers and its output buffers."""
-    run = runner(fn)
-    readers = [reader(type_) for type_ in fn.in_types]
-    writers = [writer(type_) for type_ in fn.out_types]
-    count = len(readers)
+    count = len(fn.in_types)
+    written: tuple[int, ...] = ()
+    runs = fn
+    if isinstance(fn, GraphFunction):
+        runs, written = fn.writing()
+    run = runner(runs)
+    readers = [reader(type_) for type_ in runs.in_types]
+    places = [*range(count), *(count + position for position in written)]
+    writers = [(i, count + i, writer(type_)) for i, type_ in enumerate(fn.out_types) if i not in written]
 
     def callback(_: Any, *buffers: Any) -> tuple[()]:
         try:
-            tensors = [read(buffer.__array__()) for read, buffer in zip(readers, buffers, strict=False)]
-            for write, buffer, out in zip(writers, buffers[count:], run(tensors), strict=True):
-                write(buffer.__array__(), out)
+            tensors = [read(buffers[i].__array__()) for read, i in zip(readers, places, strict=True)]
+            results = run(tensors)
+            for i, place, write in writers:
+                write(buffers[place].__array__(), results[i])
         except Exception as error:  # noqa: BLE001  (whatever the user's function raises)
             raise as_call_error(fn, error) from None
         return ()

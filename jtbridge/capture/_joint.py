@@ -22,6 +22,8 @@ from jtbridge._torch_state import TorchState
 from jtbridge._transforms import Vjp, conjugate
 from jtbridge.errors import DTypeError
 
+from ._destinations import with_destinations
+
 
 @dataclasses.dataclass(eq=False)
 class GraphFunction(TorchFunction):
@@ -32,6 +34,9 @@ class GraphFunction(TorchFunction):
     in_types: tuple[ArrayType, ...]
     out_types: tuple[ArrayType, ...]
     seed: int | None = None  # position of the seed among the inputs, for graphs that draw
+
+    def __post_init__(self) -> None:
+        self._run = self.module.forward  # past the hooks of nn.Module.__call__
 
     @property
     def flat(self) -> FlatFunction:
@@ -47,9 +52,16 @@ class GraphFunction(TorchFunction):
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         if self.seed is None:
-            return self.module(*tensors)
+            return self._run(*tensors)
         with _rng.seeded(tensors[self.seed]):
-            return self.module(*tensors)
+            return self._run(*tensors)
+
+    def writing(self) -> tuple[GraphFunction, tuple[int, ...]]:
+        """The same graph taking destinations after its inputs, and which results it writes there."""
+        with forgetting_graph_sources():
+            module, positions = with_destinations(self.module)
+        types = tuple(self.out_types[position] for position in positions)
+        return dataclasses.replace(self, module=module, in_types=(*self.in_types, *types)), positions
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,109 @@
+"""Graphs that write their results where they are wanted, instead of into memory of their own to be copied from.
+
+The operator that computes a result is replaced by its ``out=`` form, given a view of the destination. Only operators
+with an ``out=`` kernel of their own are: the others would compute into new memory and copy all the same.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from jtbridge._compat import OpOverload, has_cpu_kernel
+
+_aten = torch.ops.aten
+_VIEWS = (_aten.reshape.default, _aten.unsqueeze.default, _aten.squeeze.dim)
+
+# A method of torch.Tensor and its arguments.
+_Step = tuple[str, tuple[Any, ...]]
+
+
+def with_destinations(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    """A copy of a graph that takes destinations after its inputs, and the positions of the results written there.
+
+    Each destination is a row-major tensor of the shape and dtype of its result.
+    """
+    graph_module = copy.copy(graph_module)
+    graph = graph_module.graph = copy.deepcopy(graph_module.graph)
+    (output,) = graph.find_nodes(op="output")
+    body = next(node for node in graph.nodes if node.op != "placeholder")
+    positions: list[int] = []
+    taken: set[fx.Node] = set()
+    for position, result in enumerate(cast(Sequence[Any], output.args[0])):
+        found = _source(result) if isinstance(result, fx.Node) else None
+        if found is None or found[0] in taken:
+            continue
+        source, overload, steps = found
+        with graph.inserting_before(body):
+            destination = graph.placeholder(f"destination_{position}")
+        with graph.inserting_before(source):
+            view = graph.call_function(_take_back, (destination, steps))
+            written = graph.call_function(overload, source.args, {**source.kwargs, "out": view})
+        written.meta = source.meta
+        source.replace_all_uses_with(written)
+        if source is body:
+            body = view
+        graph.erase_node(source)
+        taken.add(written)
+        positions.append(position)
+    graph.lint()
+    graph_module.recompile()
+    return graph_module, tuple(positions)
+
+
+def _source(result: fx.Node) -> tuple[fx.Node, OpOverload, tuple[_Step, ...]] | None:
+    """The operator behind a result, its ``out=`` form, and the way from the result's shape to the operator's."""
+    node, steps = result, []
+    while node.op == "call_function":
+        step = _inverse(node)
+        if step is None:
+            break
+        steps.append(step)
+        node = cast(fx.Node, node.args[0])
+    overload = _out_overload(node.target) if isinstance(node.target, OpOverload) else None
+    wanted, computed = result.meta.get("val"), node.meta.get("val")
+    if overload is None or not isinstance(wanted, torch.Tensor) or not isinstance(computed, torch.Tensor):
+        return None
+    try:
+        view = _take_back(torch.empty(wanted.shape, device="meta"), tuple(steps))
+    except RuntimeError:  # the views cannot be taken back without a copy
+        return None
+    if view.shape != computed.shape or wanted.dtype != computed.dtype:
+        return None
+    return node, overload, tuple(steps)
+
+
+def _inverse(node: fx.Node) -> _Step | None:
+    if node.target is _aten.t.default:
+        return "t", ()
+    if node.target is _aten.transpose.int:
+        return "transpose", tuple(node.args[1:3])
+    if node.target in _VIEWS:
+        return "view", (tuple(cast(fx.Node, node.args[0]).meta["val"].shape),)
+    return None
+
+
+def _take_back(destination: torch.Tensor, steps: Sequence[_Step]) -> torch.Tensor:
+    for method, args in steps:
+        destination = getattr(destination, method)(*args)
+    return destination
+
+
+def _out_overload(target: OpOverload) -> OpOverload | None:
+    """The overload of the same arguments that writes its one result to ``out``, if the CPU has a kernel for it."""
+    arguments = [(argument.name, str(argument.type)) for argument in target._schema.arguments]
+    if len(target._schema.returns) != 1:
+        return None
+    packet = target.overloadpacket
+    for name in packet.overloads():
+        schema = getattr(packet, name)._schema
+        if not schema.arguments or schema.arguments[-1].name != "out":
+            continue
+        others = schema.arguments[:-1]
+        if [(argument.name, str(argument.type)) for argument in others] == arguments and has_cpu_kernel(schema):
+            return getattr(packet, name)
+    return None
