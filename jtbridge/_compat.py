@@ -127,12 +127,17 @@ def trace_joint(fn: Callable, args: Sequence[torch.Tensor]) -> torch.fx.GraphMod
     """The functional ATen graph, after autograd, of ``fn(*args)`` on fake tensors.
 
     Tried on torch 2.13. `make_fx` lives in an experimental module; `dispatch_functionalize` is what torch.export
-    functionalises with (`torch.func.functionalize` breaks on autograd.Function).
+    functionalises with. Writes are made functional only once autograd is out of the graph: on functional tensors
+    autograd loses the gradient of sparse conversions, in silence.
     """
     from torch._subclasses.functional_tensor import dispatch_functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    return make_fx(dispatch_functionalize(fn), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    graph = make_fx(fn, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    targets = [node.target for node in graph.graph.nodes]
+    if any(isinstance(target, OpOverload) and target._schema.is_mutable for target in targets):
+        graph = make_fx(dispatch_functionalize(graph), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    return graph
 
 
 @contextlib.contextmanager

@@ -39,8 +39,9 @@ def writer(type_: ArrayType) -> Callable[[np.ndarray, torch.Tensor], None]:
         return write
 
     def write_small(array: np.ndarray, tensor: torch.Tensor) -> None:
-        if tensor.requires_grad or tensor.is_neg():
-            tensor = tensor.detach().resolve_neg()
-        np.copyto(array, tensor.numpy())
+        try:
+            np.copyto(array, tensor.numpy())
+        except RuntimeError:  # it requires grad, or is lazily negated or zero: rarer than asking every time is cheap
+            read(array).copy_(tensor.detach())
 
     return write_small

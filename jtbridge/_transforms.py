@@ -87,7 +87,8 @@ class Vjp(_Derived):
                 allow_unused=True,
             )
         grads = tuple(
-            torch.zeros_like(primals[i]) if grad is None else grad for i, grad in zip(self.wrt, grads, strict=True)
+            torch.zeros_like(primals[i]) if grad is None else _dense(grad)
+            for i, grad in zip(self.wrt, grads, strict=True)
         )
         return results, grads
 
@@ -195,7 +196,7 @@ class Vmap(_Derived):
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         if self.size == 0:
             return self._empty(tensors)
-        if self in self.flat.sequential:
+        if self in self.flat.sequential or self.flat.behaviour.unbatchable:
             return self._by_loop(tensors)
         try:
             return self.by_torch_vmap(tensors)
@@ -228,6 +229,11 @@ class Vmap(_Derived):
 def conjugate(tensor: torch.Tensor) -> torch.Tensor:
     """Cross between torch's and JAX's convention for complex gradients; real tensors stay as they are."""
     return tensor.conj() if tensor.is_complex() else tensor
+
+
+def _dense(grad: torch.Tensor) -> torch.Tensor:
+    """A gradient as JAX can hold it: embeddings with ``sparse=True`` give sparse ones."""
+    return grad if grad.layout is torch.strided else grad.to_dense()
 
 
 def _with_axis(type_: ArrayType, dim: int, size: int) -> ArrayType:

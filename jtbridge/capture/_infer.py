@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import torch
 
 from jtbridge import _rng
@@ -169,6 +168,7 @@ def _behaviour(request: Request, observer: Observer, opaque: str | None, without
         switches_grad_mode=observer.switches_grad_mode,
         inner_autograd=observer.inner_autograd,
         breaks_inner_graph=observer.inner_autograd and not observer.keeps_inner_graph,
+        unbatchable=observer.unbatchable,
         opaque=opaque,
         runs_without_grad=without_grad,
         guards=training_guards(observer.modules),
@@ -189,7 +189,7 @@ def _output_types(
 
 
 def _declared(output_shapes: Any) -> tuple[tuple[ArrayType, ...], Any]:
-    leaves, tree = jax.tree_util.tree_flatten(output_shapes)
+    leaves, tree = flatten_output(output_shapes)
     for leaf in leaves:
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
             raise ShapeInferenceError(

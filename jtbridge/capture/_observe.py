@@ -22,6 +22,9 @@ _UNDECLARED_WRITES: dict[str, tuple[int, tuple[int, ...]]] = {
     "aten::miopen_batch_norm": (5, (3, 4)),
 }
 
+# Torch's batching rule for these is wrong: it applies the strides of one row to the batch (torch 2.13).
+_UNBATCHABLE = frozenset({torch.ops.aten.as_strided_scatter.default})
+
 # These turn a literal into a tensor: what they read is new, not closed over.
 _LIFTS = frozenset(
     {torch.ops.aten.lift.default, torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
@@ -37,6 +40,7 @@ class Observer:
     def __init__(self, inputs: Sequence[torch.Tensor], fake_mode: FakeTensorMode | None):
         self.random_operator: str | None = None
         self.own_generator = False
+        self.unbatchable: str | None = None
         self.switches_grad_mode = False
         self.inner_autograd = False
         self.keeps_inner_graph = False
@@ -89,6 +93,8 @@ class Observer:
             self.random_operator = self.random_operator or str(fn)
             if kwargs.get("generator") is not None:
                 self.own_generator = True
+        if fn in _UNBATCHABLE:
+            self.unbatchable = str(fn)
         for tensor in _written_tensors(fn, args, kwargs):
             self._keep.append(tensor)
             self._written |= _storages(tensor)

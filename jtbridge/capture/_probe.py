@@ -22,7 +22,7 @@ def probe_vmap(fn: Vmap) -> None:
     if flat.seeded and fn.dims[len(flat.in_types) - 1] is not None:
         flat.sequential.add(fn)  # every row draws with a key of its own: no batched form could
         return
-    reason = flat.behaviour.opaque or _vmap_fails(fn)
+    reason = flat.behaviour.opaque or flat.behaviour.unbatchable or _vmap_fails(fn)
     if reason is None:
         return
     if not flat.sequential:
