@@ -85,6 +85,7 @@ class Behaviour:
 
     mutated: tuple[int, ...] = ()
     random_operator: str | None = None
+    operators: int = 0  # how many it runs
     switches_grad_mode: bool = False
     inner_autograd: bool = False
     breaks_inner_graph: bool = False  # torch.autograd.grad without create_graph=True

@@ -15,7 +15,10 @@ from jtbridge._compat import host_buffer_call
 from jtbridge._flat import FlatFunction, TorchFunction
 from jtbridge._host import reader, writer
 from jtbridge._run import as_call_error, runner
-from jtbridge.capture import GraphFunction
+from jtbridge.capture import GraphFunction, forward_graph
+
+_LARGE = 1 << 18  # bytes
+_SHORT = 32  # operators: tracing them takes milliseconds
 
 
 class DlpackBackend:
@@ -40,10 +43,7 @@ class DlpackBackend:
 def buffer_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
     """The function XLA calls with an execution context, its input buffers and its output buffers."""
     count = len(fn.in_types)
-    written: tuple[int, ...] = ()
-    runs = fn
-    if isinstance(fn, GraphFunction):
-        runs, written = fn.writing()
+    runs, written = _writing(fn)
     run = runner(runs)
     readers = [reader(type_) for type_ in runs.in_types]
     places = [*range(count), *(count + position for position in written)]
@@ -59,8 +59,26 @@ def buffer_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
             raise as_call_error(fn, error) from None
         return ()
 
-    is_plain = all(read is torch.from_numpy for read in readers)
+    is_plain = runs is fn and all(read is torch.from_numpy for read in readers)
     return _direct_callback(fn, callback) if isinstance(fn, FlatFunction) and fn.direct and is_plain else callback
+
+
+def _writing(fn: TorchFunction) -> tuple[TorchFunction, tuple[int, ...]]:
+    """A form of `fn` that writes some of its results where they are wanted, if it has one: it saves their copy."""
+    graph = fn if isinstance(fn, GraphFunction) else None
+    if isinstance(fn, FlatFunction) and _copying_counts(fn):
+        graph = forward_graph(fn)
+    if graph is not None:
+        writing, written = graph.writing()
+        if written:
+            return writing, written
+    return fn, ()
+
+
+def _copying_counts(fn: FlatFunction) -> bool:
+    """Whether copying the results is a good part of a call: a few operators that return a lot."""
+    size = max((int(np.prod(type_.shape)) * type_.dtype.itemsize for type_ in fn.out_types), default=0)
+    return size >= _LARGE and 0 < fn.behaviour.operators <= _SHORT
 
 
 def _direct_callback(fn: FlatFunction, general: Callable[..., tuple[()]]) -> Callable[..., tuple[()]]:

@@ -7,7 +7,7 @@ with an ``out=`` kernel of their own are: the others would compute into new memo
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -37,12 +37,12 @@ def with_destinations(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tup
         found = _source(result) if isinstance(result, fx.Node) else None
         if found is None or found[0] in taken:
             continue
-        source, overload, steps = found
+        source, write, steps = found
         with graph.inserting_before(body):
             destination = graph.placeholder(f"destination_{position}")
         with graph.inserting_before(source):
             view = graph.call_function(_take_back, (destination, steps))
-            written = graph.call_function(overload, source.args, {**source.kwargs, "out": view})
+            written = graph.call_function(write, source.args, {**source.kwargs, "out": view})
         written.meta = source.meta
         source.replace_all_uses_with(written)
         if source is body:
@@ -55,7 +55,7 @@ def with_destinations(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tup
     return graph_module, tuple(positions)
 
 
-def _source(result: fx.Node) -> tuple[fx.Node, OpOverload, tuple[_Step, ...]] | None:
+def _source(result: fx.Node) -> tuple[fx.Node, Callable[..., Any], tuple[_Step, ...]] | None:
     """The operator behind a result, its ``out=`` form, and the way from the result's shape to the operator's."""
     node, steps = result, []
     while node.op == "call_function":
@@ -64,9 +64,9 @@ def _source(result: fx.Node) -> tuple[fx.Node, OpOverload, tuple[_Step, ...]] | 
             break
         steps.append(step)
         node = cast(fx.Node, node.args[0])
-    overload = _out_overload(node.target) if isinstance(node.target, OpOverload) else None
+    write = _writer(node.target) if isinstance(node.target, OpOverload) else None
     wanted, computed = result.meta.get("val"), node.meta.get("val")
-    if overload is None or not isinstance(wanted, torch.Tensor) or not isinstance(computed, torch.Tensor):
+    if write is None or not isinstance(wanted, torch.Tensor) or not isinstance(computed, torch.Tensor):
         return None
     try:
         view = _take_back(torch.empty(wanted.shape, device="meta"), tuple(steps))
@@ -74,7 +74,7 @@ def _source(result: fx.Node) -> tuple[fx.Node, OpOverload, tuple[_Step, ...]] | 
         return None
     if view.shape != computed.shape or wanted.dtype != computed.dtype:
         return None
-    return node, overload, tuple(steps)
+    return node, write, tuple(steps)
 
 
 def _inverse(node: fx.Node) -> _Step | None:
@@ -93,8 +93,29 @@ def _take_back(destination: torch.Tensor, steps: Sequence[_Step]) -> torch.Tenso
     return destination
 
 
-def _out_overload(target: OpOverload) -> OpOverload | None:
-    """The overload of the same arguments that writes its one result to ``out``, if the CPU has a kernel for it."""
+def _embedding_gradient(
+    grad: torch.Tensor, indices: torch.Tensor, rows: int, padding: int, by_frequency: bool, *, out: torch.Tensor
+) -> torch.Tensor:
+    """``aten.embedding_dense_backward`` into `out`, adding in the same order.
+
+    The gradient of an embedding is as large as the embedding, and mostly zeros: a copy of it would cost more than
+    computing it.
+    """
+    if by_frequency:
+        return out.copy_(_aten.embedding_dense_backward.default(grad, indices, rows, padding, by_frequency))
+    out.zero_().index_add_(0, indices.reshape(-1), grad.reshape(-1, out.shape[1]))
+    if 0 <= padding < rows:
+        out[padding].zero_()
+    return out
+
+
+_WRITERS: dict[OpOverload, Callable[..., torch.Tensor]] = {_aten.embedding_dense_backward.default: _embedding_gradient}
+
+
+def _writer(target: OpOverload) -> Callable[..., torch.Tensor] | None:
+    """What writes the one result of an operator to ``out``: ours, or its own overload with a CPU kernel."""
+    if target in _WRITERS:
+        return _WRITERS[target]
     arguments = [(argument.name, str(argument.type)) for argument in target._schema.arguments]
     if len(target._schema.returns) != 1:
         return None

@@ -165,6 +165,7 @@ def _behaviour(request: Request, observer: Observer, opaque: str | None, without
     return Behaviour(
         mutated=observer.mutated_inputs(),
         random_operator=observer.random_operator,
+        operators=observer.operators,
         switches_grad_mode=observer.switches_grad_mode,
         inner_autograd=observer.inner_autograd,
         breaks_inner_graph=observer.inner_autograd and not observer.keeps_inner_graph,

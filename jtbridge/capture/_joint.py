@@ -104,6 +104,22 @@ def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -
         return f"{type(error).__name__} while tracing its gradient: {error}"
 
 
+def forward_graph(fn: FlatFunction) -> GraphFunction | None:
+    """The graph of a function without its gradient, or None where there is none that does just the same."""
+    if fn.behaviour.opaque or fn.seeded:
+        return None
+    examples = [torch.empty(type_.shape, dtype=torch_dtype(type_.dtype, "an argument")) for type_ in fn.in_types]
+    try:
+        with forgetting_graph_sources(), fn.state.applied(), tracing():
+            module = trace_joint(lambda *tensors: [y.detach() for y in fn(*tensors)], examples)
+            _clean(module)
+            (output,) = module.graph.find_nodes(op="output")
+            output.args = (tuple(_outputs(module)),)
+            return GraphFunction(fn, _finished(module), fn.in_types, fn.out_types)
+    except Exception:  # noqa: BLE001  (then it runs as it is)
+        return None
+
+
 class _CannotSplit(Exception):
     """Why a joint graph is not used."""
 

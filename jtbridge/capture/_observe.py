@@ -38,6 +38,7 @@ class Observer:
     """
 
     def __init__(self, inputs: Sequence[torch.Tensor], fake_mode: FakeTensorMode | None):
+        self.operators = 0
         self.random_operator: str | None = None
         self.own_generator = False
         self.unbatchable: str | None = None
@@ -87,6 +88,7 @@ class Observer:
 
     def note_operator(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
         """An ATen or custom operator is about to run."""
+        self.operators += 1
         if self._fake_mode is not None and fn not in _LIFTS:
             self._note_closed_over(self._fake_mode, args, kwargs)
         if torch.Tag.nondeterministic_seeded in fn.tags and _draws(fn, args, kwargs):
