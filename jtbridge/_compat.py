@@ -6,6 +6,7 @@ Each entry says why the public API does not do, and on which versions it was tri
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -43,17 +44,20 @@ __all__ = [
     "add_linearization",
     "any_autocast",
     "call_aval",
+    "differentiating",
     "forgetting_graph_sources",
     "has_cpu_kernel",
     "has_torch_modes",
     "host_buffer_call",
     "inside_functorch",
+    "is_once_differentiable",
     "storage_id",
     "torch_pytree_node",
     "trace_joint",
     "tracing",
     "unify_varying_axes",
     "unwrap_compiled",
+    "watched_functions",
 ]
 
 # Tried on torch 2.13: how deep torch function modes are stacked on this thread (default device among them).
@@ -75,6 +79,42 @@ def exporting() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_exporting_flag = before
+
+
+@contextlib.contextmanager
+def watched_functions(note: Callable[[type[torch.autograd.Function]], None]) -> Iterator[None]:
+    """Call `note` with every `autograd.Function` that this thread applies.
+
+    Tried on torch 2.13. Neither function modes nor dispatch modes see `Function.apply`.
+    """
+    original = torch.autograd.Function.__dict__["apply"]
+    thread = threading.get_ident()
+
+    def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            note(cls)
+        return original.__func__(cls, *args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = original
+
+
+def is_once_differentiable(cls: type[torch.autograd.Function]) -> bool:
+    """Whether the backward of an `autograd.Function` is marked `once_differentiable`.
+
+    Tried on torch 2.13. Asked for a second derivative, torch.func and `allow_unused=True` give zeros in silence.
+    """
+    wrapper = torch.autograd.function.once_differentiable(lambda ctx: None)
+    return getattr(cls.backward, "__code__", None) is wrapper.__code__
+
+
+def differentiating() -> bool:
+    """Whether a torch.func derivative, not only torch.vmap, is running on this thread. Tried on torch 2.13."""
+    stack = functorch_bindings.get_interpreter_stack() or []
+    return any(interpreter.key() != functorch_bindings.TransformType.Vmap for interpreter in stack)
 
 
 def inside_functorch() -> bool:

@@ -89,6 +89,8 @@ class Behaviour:
     switches_grad_mode: bool = False
     inner_autograd: bool = False
     breaks_inner_graph: bool = False  # torch.autograd.grad without create_graph=True
+    custom_operator: str | None = None  # an operator that is not torch's own
+    once_differentiable: str | None = None  # an autograd.Function that torch differentiates once
     unbatchable: str | None = None  # an operator that torch.vmap gets wrong
     opaque: str | None = None  # why it could not be traced on fake tensors
     runs_without_grad: bool = False  # same result with gradient recording off, and cheaper

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 
 import torch
 
-from ._compat import inside_functorch
+from ._compat import differentiating, inside_functorch
 from ._dtypes import torch_dtype
 from ._flat import ArrayType, FlatFunction, Tensors, TorchFunction
 from ._torch_state import TorchState
+from .errors import DifferentiationError
 
 # Torch has one forward-mode level per process, so two threads cannot be inside it at once.
 _FORWARD_MODE = threading.RLock()
@@ -55,6 +56,7 @@ class Vjp(_Derived):
         return tuple(self.fn.in_types[i] for i in self.wrt)
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        refuse_once_differentiable(self.flat, self.order)
         count = len(self.fn.in_types)
         primals, cotangents = tensors[:count], [conjugate(ct) for ct in tensors[count:]]
         if inside_functorch():
@@ -110,9 +112,10 @@ class Vjp(_Derived):
 class Jvp(_Derived):
     """``(x, dx) -> Df(x) @ dx`` for the inputs `wrt` and the outputs `outs`.
 
-    By torch's forward mode; where torch has no forward derivative of an operator, or the function switches grad
-    mode (which forward mode ignores) or differentiates inside, by two reverse modes: the transpose in ``ct`` of
-    ``ct -> ct @ Df(x)``.
+    By two reverse modes: the transpose in ``ct`` of ``ct -> ct @ Df(x)``, which follows every rule that the gradient
+    follows. A first derivative of torch's own operators goes through torch's forward mode, which is faster and right
+    there. Elsewhere it is not: it ignores `no_grad`, drops the tangents of custom operators, and its formulas for
+    layer_norm, linalg.solve and others cannot be differentiated again, all in silence (torch 2.13).
     """
 
     wrt: tuple[int, ...]
@@ -127,8 +130,7 @@ class Jvp(_Derived):
         return tuple(self.fn.out_types[o] for o in self.outs)
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        behaviour = self.flat.behaviour
-        if behaviour.switches_grad_mode or behaviour.inner_autograd or self in self.flat.double_reverse:
+        if not self._may_use_forward_mode(tensors):
             return self._by_two_vjps(tensors)
         try:
             return self._by_forward_mode(tensors)
@@ -139,6 +141,18 @@ class Jvp(_Derived):
                 raise other from error
             self.flat.double_reverse.add(self)
             return result
+
+    def _may_use_forward_mode(self, tensors: Tensors) -> bool:
+        behaviour = self.flat.behaviour
+        return not (
+            self in self.flat.double_reverse
+            or self.fn.order > 0
+            or behaviour.switches_grad_mode
+            or behaviour.inner_autograd
+            or behaviour.custom_operator
+            or differentiating()
+            or any(tensor.requires_grad for tensor in tensors)
+        )
 
     def _by_forward_mode(self, tensors: Tensors) -> Tensors:
         count = len(self.fn.in_types)
@@ -155,6 +169,7 @@ class Jvp(_Derived):
             return torch.func.jvp(of_wrt, tuple(primals[i] for i in self.wrt), tuple(tangents))[1]
 
     def _by_two_vjps(self, tensors: Tensors) -> Tensors:
+        refuse_once_differentiable(self.flat, 2)
         count = len(self.fn.in_types)
         primals, tangents = tensors[:count], tensors[count:]
         pullback = Vjp(self.fn, self.wrt, self.outs)
@@ -223,6 +238,17 @@ class Vmap(_Derived):
         return tuple(
             torch.empty(type_.shape, dtype=torch_dtype(type_.dtype, "a result"), device=device)
             for type_ in self.out_types
+        )
+
+
+def refuse_once_differentiable(flat: FlatFunction, order: int) -> None:
+    """Raise where torch would give zeros for a second derivative that it does not have."""
+    name = flat.behaviour.once_differentiable
+    if name is not None and order > 1:
+        raise DifferentiationError(
+            f"`{flat.name}` uses the autograd.Function `{name}`, whose backward is once_differentiable, so torch "
+            "has its gradient alone: no second derivative, and no forward mode, which takes two reverse modes here. "
+            "Write the backward with differentiable operators, or give the Function a `jvp`."
         )
 
 

@@ -35,7 +35,7 @@ class MutationError(JtbridgeError):
     """The function wrote to something that jtbridge must not change, such as a closed-over module buffer."""
 
 
-class DifferentiationError(JtbridgeError):
+class DifferentiationError(JtbridgeError, RuntimeError):
     """Torch itself would not give the derivative that was asked for."""
 
 

@@ -33,7 +33,8 @@ def with_destinations(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tup
     body = next(node for node in graph.nodes if node.op != "placeholder")
     positions: list[int] = []
     taken: set[fx.Node] = set()
-    for position, result in enumerate(cast(Sequence[Any], output.args[0])):
+    for position in range(len(cast(Sequence[Any], output.args[0]))):
+        result = cast(Sequence[Any], output.args[0])[position]  # looked up anew: writing replaces nodes
         found = _source(result) if isinstance(result, fx.Node) else None
         if found is None or found[0] in taken:
             continue

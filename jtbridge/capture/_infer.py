@@ -169,6 +169,8 @@ def _behaviour(request: Request, observer: Observer, opaque: str | None, without
         switches_grad_mode=observer.switches_grad_mode,
         inner_autograd=observer.inner_autograd,
         breaks_inner_graph=observer.inner_autograd and not observer.keeps_inner_graph,
+        custom_operator=observer.custom_operator,
+        once_differentiable=observer.once_differentiable,
         unbatchable=observer.unbatchable,
         opaque=opaque,
         runs_without_grad=without_grad,

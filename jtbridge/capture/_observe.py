@@ -12,7 +12,15 @@ import jax
 import torch
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import FakeTensor, FakeTensorMode, OpOverload, TorchDispatchMode, storage_id
+from jtbridge._compat import (
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+    is_once_differentiable,
+    storage_id,
+    watched_functions,
+)
 
 # Batch norm writes its running statistics without saying so in its schema.
 _UNDECLARED_WRITES: dict[str, tuple[int, tuple[int, ...]]] = {
@@ -42,6 +50,8 @@ class Observer:
         self.random_operator: str | None = None
         self.own_generator = False
         self.unbatchable: str | None = None
+        self.custom_operator: str | None = None
+        self.once_differentiable: str | None = None
         self.switches_grad_mode = False
         self.inner_autograd = False
         self.keeps_inner_graph = False
@@ -64,7 +74,7 @@ class Observer:
 
         hook = torch.nn.modules.module.register_module_forward_pre_hook(note_module)
         try:
-            with _Calls(self), _Operators(self):
+            with watched_functions(self._note_function), _Calls(self), _Operators(self):
                 yield
         finally:
             hook.remove()
@@ -73,6 +83,10 @@ class Observer:
     def mutated_inputs(self) -> tuple[int, ...]:
         """Positions of the inputs that were written to."""
         return tuple(i for i, storages in enumerate(self._inputs) if storages & self._written)
+
+    def _note_function(self, cls: type[torch.autograd.Function]) -> None:
+        if is_once_differentiable(cls):
+            self.once_differentiable = cls.__name__
 
     def note_call(self, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
         """A torch function was called (before dispatch)."""
@@ -95,6 +109,8 @@ class Observer:
             self.random_operator = self.random_operator or str(fn)
             if kwargs.get("generator") is not None:
                 self.own_generator = True
+        if fn.namespace not in ("aten", "prims", "prim"):
+            self.custom_operator = str(fn)
         if fn in _UNBATCHABLE:
             self.unbatchable = str(fn)
         for tensor in _written_tensors(fn, args, kwargs):
