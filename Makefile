@@ -69,10 +69,10 @@ format: $(test-deps)
 	$(PY) -m ruff format .
 
 test: lint
-	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' --ignore tests/conformance $(ARGS)
+	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' $(ARGS)
 
 conformance: $(test-deps)
-	$(threads) $(PY) -m pytest -n $(JOBS) tests/conformance $(ARGS)
+	$(threads) $(PY) -m tests.conformance --jobs $(JOBS) $(ARGS)
 
 test-gpu: $(test-deps)
 	$(PY) -m pytest -m gpu tests $(ARGS)

@@ -6,7 +6,6 @@ Each entry says why the public API does not do, and on which versions it was tri
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -50,14 +49,14 @@ __all__ = [
     "has_torch_modes",
     "host_buffer_call",
     "inside_functorch",
-    "is_once_differentiable",
+    "is_lazy",
+    "once_differentiable_in",
     "storage_id",
     "torch_pytree_node",
     "trace_joint",
     "tracing",
     "unify_varying_axes",
     "unwrap_compiled",
-    "watched_functions",
 ]
 
 # Tried on torch 2.13: how deep torch function modes are stacked on this thread (default device among them).
@@ -81,34 +80,25 @@ def exporting() -> Iterator[None]:
         torch.compiler._is_exporting_flag = before
 
 
-@contextlib.contextmanager
-def watched_functions(note: Callable[[type[torch.autograd.Function]], None]) -> Iterator[None]:
-    """Call `note` with every `autograd.Function` that this thread applies.
+def once_differentiable_in(tensors: Sequence[torch.Tensor]) -> str | None:
+    """The name of an `autograd.Function` marked `once_differentiable` in the graph behind some tensors, if any.
 
-    Tried on torch 2.13. Neither function modes nor dispatch modes see `Function.apply`.
-    """
-    original = torch.autograd.Function.__dict__["apply"]
-    thread = threading.get_ident()
-
-    def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread:
-            note(cls)
-        return original.__func__(cls, *args, **kwargs)
-
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.autograd.Function.apply = original
-
-
-def is_once_differentiable(cls: type[torch.autograd.Function]) -> bool:
-    """Whether the backward of an `autograd.Function` is marked `once_differentiable`.
-
-    Tried on torch 2.13. Asked for a second derivative, torch.func and `allow_unused=True` give zeros in silence.
+    Tried on torch 2.13. Asked for a second derivative of it, torch.func and `allow_unused=True` give zeros in silence.
+    `_forward_cls` is the one way from a graph node to its Function.
     """
     wrapper = torch.autograd.function.once_differentiable(lambda ctx: None)
-    return getattr(cls.backward, "__code__", None) is wrapper.__code__
+    pending = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        function = getattr(type(node), "_forward_cls", None)
+        if function is not None and getattr(function.backward, "__code__", None) is wrapper.__code__:
+            return function.__name__
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                pending.append(following)
+    return None
 
 
 def differentiating() -> bool:
@@ -138,6 +128,14 @@ def has_cpu_kernel(schema: Any) -> bool:
     """Whether an operator has a kernel written for the CPU, not one made of others. Tried on torch 2.13."""
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a tensor does not hold its values: it is conjugated, negated or zeroed when it is read.
+
+    Tried on torch 2.13. Lazy zeros come out of autograd and have no public query.
+    """
+    return tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor()
 
 
 def storage_id(tensor: torch.Tensor) -> int:

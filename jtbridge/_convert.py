@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.utils.dlpack
 
-from ._compat import SharedTensor
+from ._compat import SharedTensor, is_lazy
 from ._dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from ._flat import ArrayType, as_tensor
 from ._host import reader, writer
@@ -25,7 +25,8 @@ def to_jax(tree: Any, *, copy: bool = True) -> Any:
             become 32-bit ones while x64 is off, as JAX does itself.
         copy: with True, the array has memory of its own. With False it shares the tensor's memory through DLPack
             where it can, so writing to the tensor later changes the array: do not. It cannot, and copies, for
-            tensors that are not contiguous, lazily conjugated or negated, or of a dtype that changes width.
+            tensors that are not contiguous, lazily conjugated or negated, or of a dtype that changes width. The array
+            is then committed to its device, as arrays from DLPack are.
 
     Raises:
         DTypeError: JAX has no such dtype.
@@ -79,15 +80,14 @@ def _to_jax(tensor: torch.Tensor, copy: bool) -> jax.Array:
     wanted = canonical_dtype(dtype)
     if tensor.device.type not in ("cpu", "cuda"):
         raise DeviceError(f"A tensor lies on device `{tensor.device}`, which JAX does not have. Move it with `.cpu()`.")
-    lazy = tensor.is_conj() or tensor.is_neg()
     if tensor.device.type == "cuda" or (
-        not copy and dtype == wanted and not lazy and tensor.is_contiguous() and tensor.numel()
+        not copy and dtype == wanted and not is_lazy(tensor) and tensor.is_contiguous() and tensor.numel()
     ):
         array = jax.dlpack.from_dlpack(tensor)
         return array.copy() if copy else array
     memory = np.empty(tuple(tensor.shape), wanted)
     writer(ArrayType(tuple(tensor.shape), wanted))(memory, tensor.to(torch_dtype(wanted, "a tensor")))
-    return jax.device_put(memory, jax.local_devices(backend="cpu")[0])
+    return jax.device_put(memory)
 
 
 def _to_torch(array: jax.Array, copy: bool) -> torch.Tensor:

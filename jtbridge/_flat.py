@@ -88,10 +88,11 @@ class Behaviour:
     operators: int = 0  # how many it runs
     switches_grad_mode: bool = False
     inner_autograd: bool = False
+    uses_data: bool = False  # `.data`, a detach that torch.func does not see
     breaks_inner_graph: bool = False  # torch.autograd.grad without create_graph=True
     custom_operator: str | None = None  # an operator that is not torch's own
-    once_differentiable: str | None = None  # an autograd.Function that torch differentiates once
     unbatchable: str | None = None  # an operator that torch.vmap gets wrong
+    fused_norm: str | None = None  # an operator that torch differentiates wrongly beyond the first derivative
     opaque: str | None = None  # why it could not be traced on fake tensors
     runs_without_grad: bool = False  # same result with gradient recording off, and cheaper
     guards: tuple[tuple[weakref.ref, bool], ...] = ()
@@ -120,6 +121,9 @@ class FlatFunction(TorchFunction):
 
     def __post_init__(self) -> None:
         self.sequential: set[TorchFunction] = set()  # batched forms that torch.vmap could not do
+        self.graph_checked = False  # whether the next was looked for
+        self.once_differentiable: str | None = None  # an autograd.Function that torch differentiates once
+        self.probed: set[TorchFunction] = set()  # batched forms that were tried already
         self.double_reverse: set[TorchFunction] = set()  # forward modes that torch lacks a rule for
         self.splits: dict[Any, Any] = {}
         self.compiled: dict[Any, Any] = {}  # eager calls on several devices, or on another than a CPU

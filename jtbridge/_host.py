@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 import torch
 
@@ -45,3 +46,8 @@ def writer(type_: ArrayType) -> Callable[[np.ndarray, torch.Tensor], None]:
             read(array).copy_(tensor.detach())
 
     return write_small
+
+
+def placed(results: Sequence[np.ndarray], like: Sequence[jax.Array]) -> list[jax.Array]:
+    """Results on the device of the arguments, committed to it if one of those is."""
+    return jax.device_put(list(results), next((x.device for x in like if x.committed), None))

@@ -11,21 +11,24 @@ from ._flat import Tensors, TorchFunction
 from .errors import JtbridgeError, TorchCallError
 
 
-def runner(fn: TorchFunction) -> Callable[[Sequence[torch.Tensor]], Tensors]:
-    """A function that runs `fn` on tensors of its input types, under its own torch settings."""
+def runner(fn: TorchFunction) -> Callable[[Callable[[], Sequence[torch.Tensor]]], Tensors]:
+    """A function that runs `fn` on the tensors that its argument makes, both under the torch settings of `fn`.
+
+    The tensors are made there too: one made in inference mode cannot be differentiated outside it.
+    """
     state = fn.state
     is_active = state.activity_check()
     only_grad_is_off = not state.grad and not state.inference
 
-    def run(tensors: Sequence[torch.Tensor]) -> Tensors:
+    def run(inputs: Callable[[], Sequence[torch.Tensor]]) -> Tensors:
         if is_active():
-            return fn(*tensors)
+            return fn(*inputs())
         if only_grad_is_off:
             with torch.no_grad():
                 if is_active():
-                    return fn(*tensors)
+                    return fn(*inputs())
         with state.applied():
-            return fn(*tensors)
+            return fn(*inputs())
 
     return run
 

@@ -14,7 +14,7 @@ import torch
 
 from ._convert import to_jax
 from ._pytree import register_node
-from .errors import ArgumentError
+from .errors import ArgumentError, DTypeError
 
 ARRAY = object()  # stands where an array was among the leaves of a signature
 
@@ -115,6 +115,11 @@ def _as_array(leaf: Any, describe: Callable[[], str]) -> jax.Array:
         raise ArgumentError(
             f"{describe()} is a NumPy array of dtype `{leaf.dtype}`, which is not a number. "
             "Pass numbers, or close over it instead of passing it."
+        )
+    if not leaf.dtype.isnative:
+        raise DTypeError(
+            f"{describe()} is a NumPy array of dtype `{leaf.dtype!r}`, in a foreign byte order that neither JAX nor "
+            "torch has. Convert it with `x.astype(x.dtype.newbyteorder('='))`."
         )
     return jnp.asarray(leaf)
 

@@ -7,13 +7,15 @@ JAX transposes without conjugating (https://docs.jax.dev/en/latest/notebooks/aut
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Sequence
 
 import torch
 
-from ._compat import differentiating, inside_functorch
+from ._compat import differentiating, inside_functorch, once_differentiable_in
+from ._composite import CompositeNorms
 from ._dtypes import torch_dtype
 from ._flat import ArrayType, FlatFunction, Tensors, TorchFunction
 from ._torch_state import TorchState
@@ -59,10 +61,11 @@ class Vjp(_Derived):
         refuse_once_differentiable(self.flat, self.order)
         count = len(self.fn.in_types)
         primals, cotangents = tensors[:count], [conjugate(ct) for ct in tensors[count:]]
-        if inside_functorch():
-            grads = self._by_functorch(primals, cotangents)
-        else:
-            grads = self.by_autograd(primals, cotangents)[1]
+        with differentiable_norms(self):
+            if inside_functorch():
+                grads = self._by_functorch(primals, cotangents)
+            else:
+                grads = self.by_autograd(primals, cotangents)[1]
         return tuple(conjugate(grad) for grad in grads)
 
     def by_autograd(self, primals: Tensors, cotangents: Sequence[torch.Tensor]) -> tuple[Tensors, Tensors]:
@@ -79,6 +82,9 @@ class Vjp(_Derived):
                 inputs[i] = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
             results = self.fn(*inputs)
             pairs = [(results[o], ct) for o, ct in zip(self.outs, cotangents, strict=True) if results[o].requires_grad]
+            if again and self.flat.behaviour.opaque:  # the others were looked at while they were traced
+                self.flat.once_differentiable = once_differentiable_in([y for y, _ in pairs])
+                refuse_once_differentiable(self.flat, 2)
             if not pairs:
                 return results, tuple(torch.zeros_like(primals[i]) for i in self.wrt)
             grads = torch.autograd.grad(
@@ -131,7 +137,8 @@ class Jvp(_Derived):
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         if not self._may_use_forward_mode(tensors):
-            return self._by_two_vjps(tensors)
+            with differentiable_norms(self):
+                return self._by_two_vjps(tensors)
         try:
             return self._by_forward_mode(tensors)
         except (RuntimeError, NotImplementedError) as error:
@@ -148,6 +155,7 @@ class Jvp(_Derived):
             self in self.flat.double_reverse
             or self.fn.order > 0
             or behaviour.switches_grad_mode
+            or behaviour.uses_data
             or behaviour.inner_autograd
             or behaviour.custom_operator
             or differentiating()
@@ -211,7 +219,12 @@ class Vmap(_Derived):
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         if self.size == 0:
             return self._empty(tensors)
-        if self in self.flat.sequential or self.flat.behaviour.unbatchable:
+        behaviour = self.flat.behaviour
+        if (
+            self in self.flat.sequential
+            or behaviour.unbatchable
+            or (behaviour.uses_data and self.order > 0)  # `.data` of a tensor inside torch.func is no detach
+        ):
             return self._by_loop(tensors)
         try:
             return self.by_torch_vmap(tensors)
@@ -241,9 +254,15 @@ class Vmap(_Derived):
         )
 
 
+def differentiable_norms(fn: TorchFunction) -> contextlib.AbstractContextManager:
+    """Write normalisations out while `fn`, a derivative beyond the first, runs."""
+    needed = fn.order > 1 and fn.flat.behaviour.fused_norm is not None
+    return CompositeNorms() if needed else contextlib.nullcontext()
+
+
 def refuse_once_differentiable(flat: FlatFunction, order: int) -> None:
     """Raise where torch would give zeros for a second derivative that it does not have."""
-    name = flat.behaviour.once_differentiable
+    name = flat.once_differentiable
     if name is not None and order > 1:
         raise DifferentiationError(
             f"`{flat.name}` uses the autograd.Function `{name}`, whose backward is once_differentiable, so torch "

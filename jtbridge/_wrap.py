@@ -33,6 +33,13 @@ class Wrapped:
 
     def __init__(self, fn: Callable[..., Any], options: dict[str, Any]):
         functools.update_wrapper(self, fn, updated=())
+        if not _has_signature(fn):
+            self.__signature__ = inspect.Signature(
+                [
+                    inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL),
+                    inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
+                ]
+            )
         self._prefix: tuple[Any, ...] = ()
         self._keywords: dict[str, Any] = {}
         while isinstance(fn, functools.partial):  # its arrays are arguments, not constants
@@ -212,8 +219,13 @@ def _name_of(fn: Any) -> str:
     return getattr(fn, "__name__", None) or type(fn).__name__
 
 
-def _has_parameter(fn: Callable[..., Any], name: str) -> bool:
+def _has_signature(fn: Callable[..., Any]) -> bool:
     try:
-        return name in inspect.signature(fn).parameters
-    except (TypeError, ValueError):  # built-in torch functions have no signature, and no such parameter
+        inspect.signature(fn)
+    except (TypeError, ValueError):  # built-in torch functions have none
         return False
+    return True
+
+
+def _has_parameter(fn: Callable[..., Any], name: str) -> bool:
+    return _has_signature(fn) and name in inspect.signature(fn).parameters

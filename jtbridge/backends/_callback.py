@@ -7,12 +7,13 @@ from typing import Any
 
 import jax
 import numpy as np
-import torch
 from jax.interpreters import mlir
 
 from jtbridge._flat import TorchFunction
-from jtbridge._host import reader, writer
+from jtbridge._host import placed, reader, writer
 from jtbridge._run import as_call_error, runner
+
+from ._words import carried, from_words, pack, to_words, unpack
 
 
 class CallbackBackend:
@@ -26,17 +27,26 @@ class CallbackBackend:
         return None
 
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
-        result_types = tuple(jax.ShapeDtypeStruct(type_.shape, type_.dtype) for type_ in fn.out_types)
-        host = numpy_callback(fn)
-
-        def call(*arrays: jax.Array) -> Sequence[jax.Array]:
-            return jax.pure_callback(host, result_types, *arrays)
+        def call(*arrays: jax.Array) -> list[jax.Array]:
+            return call_on_host(fn, jax.pure_callback, arrays)
 
         return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
 
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         outs = numpy_callback(fn, as_is=True)(*arrays)
-        return jax.device_put(list(outs), next((x.device for x in arrays), None))
+        return placed(outs, arrays)
+
+
+def call_on_host(fn: TorchFunction, callback: Callable[..., Any], arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Run `fn` by way of one of JAX's callbacks, ``callback(host function, result types, *arrays)``."""
+    host = numpy_callback(fn)
+
+    def on_words(*words: Any) -> tuple[np.ndarray, ...]:
+        results = host(*map(from_words, map(np.asarray, words), fn.in_types))
+        return tuple(map(to_words, results, fn.out_types))
+
+    words = callback(on_words, tuple(map(carried, fn.out_types)), *map(pack, arrays, fn.in_types))
+    return list(map(unpack, words, fn.out_types))
 
 
 def numpy_callback(fn: TorchFunction, *, as_is: bool = False) -> Callable[..., tuple[np.ndarray, ...]]:
@@ -63,9 +73,9 @@ def _on_copies(fn: TorchFunction) -> Callable[..., tuple[np.ndarray, ...]]:
     writers = [writer(type_) for type_ in fn.out_types]
 
     def call(*arrays: Any) -> tuple[np.ndarray, ...]:
-        tensors: list[torch.Tensor] = [read(np.array(array)) for read, array in zip(readers, arrays, strict=True)]
+        outs = run(lambda: [read(np.array(array)) for read, array in zip(readers, arrays, strict=True)])
         results = []
-        for type_, write, out in zip(fn.out_types, writers, run(tensors), strict=True):
+        for type_, write, out in zip(fn.out_types, writers, outs, strict=True):
             memory = np.empty(type_.shape, type_.dtype)
             write(memory, out)
             results.append(memory)

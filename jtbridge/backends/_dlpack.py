@@ -13,7 +13,7 @@ from jax.interpreters import mlir
 
 from jtbridge._compat import host_buffer_call
 from jtbridge._flat import FlatFunction, TorchFunction
-from jtbridge._host import reader, writer
+from jtbridge._host import placed, reader, writer
 from jtbridge._run import as_call_error, runner
 from jtbridge.capture import GraphFunction, forward_graph
 
@@ -35,8 +35,7 @@ class DlpackBackend:
 
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         # No copy: the capsule is a view of JAX's memory, and `fn` has copies made of what it writes to.
-        tensors = [torch.utils.dlpack.from_dlpack(x.block_until_ready().__dlpack__()) for x in arrays]
-        outs = runner(fn)(tensors)
+        outs = runner(fn)(lambda: [torch.utils.dlpack.from_dlpack(x.block_until_ready().__dlpack__()) for x in arrays])
         return to_arrays(fn, outs, arrays)
 
 
@@ -51,8 +50,7 @@ def buffer_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
 
     def callback(_: Any, *buffers: Any) -> tuple[()]:
         try:
-            tensors = [read(buffers[i].__array__()) for read, i in zip(readers, places, strict=True)]
-            results = run(tensors)
+            results = run(lambda: [read(buffers[i].__array__()) for read, i in zip(readers, places, strict=True)])
             for i, place, write in writers:
                 write(buffers[place].__array__(), results[i])
         except Exception as error:  # noqa: BLE001  (whatever the user's function raises)
@@ -114,5 +112,4 @@ def to_arrays(fn: TorchFunction, outs: Sequence[torch.Tensor], like: Sequence[ja
         memory = np.empty(type_.shape, type_.dtype)
         writer(type_)(memory, out)
         results.append(memory)
-    device = next((x.device for x in like), None)
-    return jax.device_put(results, device)
+    return placed(results, like)

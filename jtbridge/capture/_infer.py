@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -99,7 +99,7 @@ def _trace_once(request: Request, state: TorchState) -> tuple[Any, Observer]:
             torch.empty(shape, dtype=dtype, device="cpu")
             for shape, dtype in zip(request.shapes, request.dtypes, strict=True)
         ]
-        observer = Observer(inputs, mode)
+        observer = Observer(inputs, mode, _write_refusal(request))
         with observer.watching():
             out = request.call(*inputs)
     for number, leaf in enumerate(flatten_output(out)[0]):
@@ -127,7 +127,7 @@ def _infer_opaque(request: Request, cause: Exception) -> Inference:
     try:
         with _rng.preserved_state(), request.state.applied():
             inputs = [torch.zeros(s, dtype=d) for s, d in zip(request.shapes, request.dtypes, strict=True)]
-            observer = Observer(inputs, None)
+            observer = Observer(inputs, None, _write_refusal(request))
             with observer.watching():
                 out = request.call(*inputs)
     except JtbridgeError:
@@ -146,6 +146,21 @@ def _infer_opaque(request: Request, cause: Exception) -> Inference:
     return Inference(out_types, out_tree, _behaviour(request, observer, reason, False))
 
 
+def _write_refusal(request: Request) -> Callable[[str], NoReturn] | None:
+    """What to do when a function writes to a tensor that it closes over: raise, unless side effects are wanted."""
+    if request.ordered:
+        return None
+
+    def refuse(written_to: str) -> NoReturn:
+        raise MutationError(
+            f"`{request.name}` writes to {written_to}, which is not one of its arguments; in a JAX program nobody "
+            "could tell when or how often. Pass it as an argument and use `return_mutated=True`, call `.eval()` on the "
+            'module if it keeps running statistics, or wrap with `effects="ordered"`.'
+        )
+
+    return refuse
+
+
 def _behaviour(request: Request, observer: Observer, opaque: str | None, without_grad: bool) -> Behaviour:
     if not request.ordered:
         if observer.own_generator:
@@ -155,23 +170,17 @@ def _behaviour(request: Request, observer: Observer, opaque: str | None, without
             )
         if observer.random_operator is not None and not request.seeded:
             raise RandomnessError(_rng.without_key(request.name, observer.random_operator))
-        if observer.closed_over_write is not None:
-            raise MutationError(
-                f"`{request.name}` writes to {observer.closed_over_write}, which is not one of its arguments; in a "
-                "JAX program nobody could tell when or how often. Pass it as an argument and use "
-                "`return_mutated=True`, call `.eval()` on the module if it keeps running statistics, or wrap with "
-                '`effects="ordered"`.'
-            )
     return Behaviour(
         mutated=observer.mutated_inputs(),
         random_operator=observer.random_operator,
         operators=observer.operators,
         switches_grad_mode=observer.switches_grad_mode,
         inner_autograd=observer.inner_autograd,
+        uses_data=observer.uses_data,
         breaks_inner_graph=observer.inner_autograd and not observer.keeps_inner_graph,
         custom_operator=observer.custom_operator,
-        once_differentiable=observer.once_differentiable,
         unbatchable=observer.unbatchable,
+        fused_norm=observer.fused_norm,
         opaque=opaque,
         runs_without_grad=without_grad,
         guards=training_guards(observer.modules),

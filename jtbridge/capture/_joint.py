@@ -108,16 +108,19 @@ def forward_graph(fn: FlatFunction) -> GraphFunction | None:
     """The graph of a function without its gradient, or None where there is none that does just the same."""
     if fn.behaviour.opaque or fn.seeded:
         return None
-    examples = [torch.empty(type_.shape, dtype=torch_dtype(type_.dtype, "an argument")) for type_ in fn.in_types]
     try:
         with forgetting_graph_sources(), fn.state.applied(), tracing():
-            module = trace_joint(lambda *tensors: [y.detach() for y in fn(*tensors)], examples)
+            module = trace_joint(lambda *tensors: [y.detach() for y in fn(*tensors)], _examples(fn.in_types))
             _clean(module)
             (output,) = module.graph.find_nodes(op="output")
             output.args = (tuple(_outputs(module)),)
             return GraphFunction(fn, _finished(module), fn.in_types, fn.out_types)
     except Exception:  # noqa: BLE001  (then it runs as it is)
         return None
+
+
+def _examples(types: Sequence[ArrayType]) -> list[torch.Tensor]:
+    return [torch.empty(type_.shape, dtype=torch_dtype(type_.dtype, "an argument"), device="cpu") for type_ in types]
 
 
 class _CannotSplit(Exception):
@@ -133,9 +136,8 @@ def _trace(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> fx
         results, grads = pullback.by_autograd(tensors[:count], cotangents)
         return [*(y.detach() for y in results), *(conjugate(g) for g in grads)]
 
-    examples = [torch.empty(type_.shape, dtype=torch_dtype(type_.dtype, "an argument")) for type_ in pullback.in_types]
     with fn.flat.trace_state.differentiable().applied(), tracing(), _rng.tracing():
-        return trace_joint(joint, examples)
+        return trace_joint(joint, _examples(pullback.in_types))
 
 
 def _partition(fn: TorchFunction, joint: fx.GraphModule, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Split:
@@ -210,7 +212,7 @@ def _replay_views(forward: fx.GraphModule, backward: fx.GraphModule, results: in
             name = str(node.target)
             setattr(backward, name, getattr(forward, name))
             with graph.inserting_before(body):
-                return graph.get_attr(name)
+                return graph.create_node("get_attr", name)
         if _is_view(node):
             base = hold(cast(fx.Node, node.args[0]))
             with graph.inserting_before(body):

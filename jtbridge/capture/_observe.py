@@ -6,7 +6,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import torch
@@ -17,10 +17,9 @@ from jtbridge._compat import (
     FakeTensorMode,
     OpOverload,
     TorchDispatchMode,
-    is_once_differentiable,
     storage_id,
-    watched_functions,
 )
+from jtbridge._composite import FUSED
 
 # Batch norm writes its running statistics without saying so in its schema.
 _UNDECLARED_WRITES: dict[str, tuple[int, tuple[int, ...]]] = {
@@ -32,6 +31,8 @@ _UNDECLARED_WRITES: dict[str, tuple[int, tuple[int, ...]]] = {
 
 # Torch's batching rule for these is wrong: it applies the strides of one row to the batch (torch 2.13).
 _UNBATCHABLE = frozenset({torch.ops.aten.as_strided_scatter.default})
+
+_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 
 # These turn a literal into a tensor: what they read is new, not closed over.
 _LIFTS = frozenset(
@@ -45,23 +46,29 @@ class Observer:
     Storages, not tensors, are what is followed: a write through a view, ``.data`` or a slice is still a write.
     """
 
-    def __init__(self, inputs: Sequence[torch.Tensor], fake_mode: FakeTensorMode | None):
+    def __init__(
+        self,
+        inputs: Sequence[torch.Tensor],
+        fake_mode: FakeTensorMode | None,
+        refuse_write: Callable[[str], NoReturn] | None,
+    ):
         self.operators = 0
         self.random_operator: str | None = None
         self.own_generator = False
         self.unbatchable: str | None = None
+        self.fused_norm: str | None = None
         self.custom_operator: str | None = None
-        self.once_differentiable: str | None = None
         self.switches_grad_mode = False
         self.inner_autograd = False
+        self.uses_data = False
         self.keeps_inner_graph = False
-        self.closed_over_write: str | None = None
         self.modules: list[torch.nn.Module] = []
         self._inputs = [_storages(tensor) for tensor in inputs]
         self._keep: list[Any] = list(inputs)  # a storage's address may be reused once it is freed
         self._written: set[int] = set()
         self._closed_over: dict[int, torch.Tensor] = {}  # only while tracing on fake tensors
         self._fake_mode = fake_mode
+        self._refuse_write = refuse_write
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -74,7 +81,7 @@ class Observer:
 
         hook = torch.nn.modules.module.register_module_forward_pre_hook(note_module)
         try:
-            with watched_functions(self._note_function), _Calls(self), _Operators(self):
+            with _Calls(self), _Operators(self):
                 yield
         finally:
             hook.remove()
@@ -84,15 +91,13 @@ class Observer:
         """Positions of the inputs that were written to."""
         return tuple(i for i, storages in enumerate(self._inputs) if storages & self._written)
 
-    def _note_function(self, cls: type[torch.autograd.Function]) -> None:
-        if is_once_differentiable(cls):
-            self.once_differentiable = cls.__name__
-
     def note_call(self, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
         """A torch function was called (before dispatch)."""
         name = getattr(fn, "__name__", "")
         if name == "_set_grad_enabled" and torch.is_grad_enabled() != args[0]:
             self.switches_grad_mode = True
+        if fn == _DATA:
+            self.uses_data = True
         if fn is torch.autograd.grad or fn is torch.Tensor.backward:
             self.inner_autograd = True
             # grad(outputs, inputs, grad_outputs, retain_graph, create_graph); backward(self, g, retain, create)
@@ -113,11 +118,28 @@ class Observer:
             self.custom_operator = str(fn)
         if fn in _UNBATCHABLE:
             self.unbatchable = str(fn)
+        if fn._schema.name.endswith(FUSED):
+            self.fused_norm = str(fn)
         for tensor in _written_tensors(fn, args, kwargs):
             self._keep.append(tensor)
             self._written |= _storages(tensor)
-            if self.closed_over_write is None:
-                self.closed_over_write = self._describe_if_closed_over(tensor)
+            written_to = self._describe_if_closed_over(tensor) if self._refuse_write is not None else None
+            if self._refuse_write is not None and written_to is not None:
+                self._refuse_write(written_to)
+
+    def kept_apart(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Arguments for an operator that writes: while tracing, a fake tensor for every closed-over one.
+
+        Fake mode would run it for real if it meets no fake tensor, and change a module's buffers.
+        """
+        mode = self._fake_mode
+        if mode is None or not any(not isinstance(t, FakeTensor) for t in _written_tensors(fn, args, kwargs)):
+            return args, kwargs
+
+        def fake(leaf: Any) -> Any:
+            return mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+        return jax.tree.map(fake, (args, kwargs))
 
     def _note_closed_over(self, fake_mode: FakeTensorMode, args: tuple, kwargs: dict[str, Any]) -> None:
         for leaf in jax.tree.leaves((args, kwargs)):
@@ -129,6 +151,8 @@ class Observer:
     def _describe_if_closed_over(self, tensor: torch.Tensor) -> str | None:
         """Name the tensor of a module or closure that shares memory with `tensor`, if there is one."""
         storages = _storages(tensor)
+        if storages & set().union(*self._inputs):  # functional_call puts arguments in a module's place
+            return None
         owned = {
             storage: f"`{type(module).__name__}.{name}`"
             for module in self.modules
@@ -164,6 +188,7 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         self._observer.note_operator(func, args, kwargs)
+        args, kwargs = self._observer.kept_apart(func, args, kwargs)
         return func(*args, **kwargs)
 
 

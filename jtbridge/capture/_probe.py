@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import torch
 
 from jtbridge import _rng
-from jtbridge._compat import FakeTensorMode, tracing
+from jtbridge._compat import FakeTensorMode, once_differentiable_in, tracing
 from jtbridge._dtypes import torch_dtype
 from jtbridge._flat import FlatFunction, TorchFunction
-from jtbridge._transforms import Vmap
+from jtbridge._transforms import Vmap, refuse_once_differentiable
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
 
 
 def probe_vmap(fn: Vmap) -> None:
     """Find out before it runs whether torch.vmap can batch `fn`; if not, warn once and run it row by row."""
     flat = fn.flat
-    if fn in flat.sequential or fn.size == 0:
+    if fn in flat.probed or fn.size == 0:
         return
+    flat.probed.add(fn)
     if flat.seeded and fn.dims[len(flat.in_types) - 1] is not None:
         flat.sequential.add(fn)  # every row draws with a key of its own: no batched form could
         return
-    reason = flat.behaviour.opaque or flat.behaviour.unbatchable or _vmap_fails(fn)
+    reason = flat.behaviour.opaque or _known_wrong(flat) or _vmap_fails(fn)
     if reason is None:
         return
     if not flat.sequential:
@@ -33,6 +35,11 @@ def probe_vmap(fn: Vmap) -> None:
             stacklevel=2,
         )
     flat.sequential.add(fn)
+
+
+def _known_wrong(flat: FlatFunction) -> str | None:
+    operator = flat.behaviour.unbatchable
+    return None if operator is None else f"its result for {operator} is known to be wrong"
 
 
 def _vmap_fails(fn: Vmap) -> str | None:
@@ -50,9 +57,16 @@ def _vmap_fails(fn: Vmap) -> str | None:
     return None
 
 
-def check_differentiable(flat: FlatFunction) -> None:
-    """Refuse a derivative that torch would refuse: of a result of torch.autograd.grad without create_graph."""
-    if flat.behaviour.opaque or not flat.behaviour.breaks_inner_graph:
+def check_differentiable(fn: TorchFunction, *, again: bool) -> None:
+    """Refuse a derivative that torch would refuse, or give as zero in silence.
+
+    Args:
+        fn: what is about to be differentiated.
+        again: whether this may take a second derivative: of a derivative, or in forward mode.
+    """
+    flat = fn.flat
+    if flat.behaviour.opaque or flat.graph_checked or not (again or flat.behaviour.breaks_inner_graph):
+        refuse_once_differentiable(flat, fn.order + 1)
         return
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
@@ -65,6 +79,14 @@ def check_differentiable(flat: FlatFunction) -> None:
             for x, type_ in zip(_examples(flat), flat.in_types, strict=True)
         ]
         results = flat(*inputs)
+    if flat.behaviour.breaks_inner_graph:
+        _refuse_broken_graph(flat, results)
+    flat.once_differentiable = once_differentiable_in(results)
+    flat.graph_checked = True
+    refuse_once_differentiable(flat, fn.order + 1)
+
+
+def _refuse_broken_graph(flat: FlatFunction, results: Sequence[torch.Tensor]) -> None:
     for i, (result, type_) in enumerate(zip(results, flat.out_types, strict=True)):
         if type_.differentiable and not result.requires_grad:
             raise DifferentiationError(

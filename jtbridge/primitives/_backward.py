@@ -15,7 +15,7 @@ from jtbridge._flat import TorchFunction
 from jtbridge._transforms import Vmap
 from jtbridge.capture import probe_vmap
 
-from ._common import batch_size, bind, new_primitive
+from ._common import batch_first, batch_size, bind, new_primitive, to_front
 
 
 def _select(*args: Any, fn: TorchFunction, backward: TorchFunction, counts: tuple[int, int]) -> Any:
@@ -57,7 +57,11 @@ def _batch(
 ) -> Any:
     inputs, saved = counts
     size = batch_size(args, dims)
-    batched = Vmap(backward, tuple(dims[inputs:]), size)
+    args, dims = batch_first(args, dims)
+    if all(dim is None for dim in dims[inputs:]):  # a batch of x alone, which a linear function's backward ignores
+        cotangents = [to_front(ct, None, size) for ct in args[inputs + saved :]]
+        args, dims = [*args[: inputs + saved], *cotangents], (*dims[: inputs + saved], *(0,) * len(cotangents))
+    batched = Vmap(backward, dims[inputs:], size)
     probe_vmap(batched)
     results = bind(
         torch_backward_p,

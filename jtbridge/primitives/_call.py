@@ -12,7 +12,7 @@ from jtbridge._flat import TorchFunction
 from jtbridge._transforms import Vmap
 from jtbridge.capture import Split, check_differentiable, probe_vmap, split
 
-from ._common import batch_size, bind, differentiable, new_primitive, nonzero_inputs, zero_tangents
+from ._common import batch_first, batch_size, bind, differentiable, new_primitive, nonzero_inputs, zero_tangents
 from ._forward import torch_forward_p
 from ._linear import differential, tangents_out
 
@@ -27,8 +27,6 @@ def torch_call(*args: Any, fn: TorchFunction, backend: str) -> list[Any]:
 # jvp:  y = f(x),  dy = Df(x) dx.  In forward mode nothing is kept for a backward pass.
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction, backend: str) -> Any:
     results = torch_call(*primals, fn=fn, backend=backend)
-    if differentiable(fn.out_types):
-        check_differentiable(fn.flat)
     return results, tangents_out(fn, results, primals, tangents, backend)
 
 
@@ -40,7 +38,7 @@ def _linearize(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: TorchF
         results = torch_call(*primals, fn=fn, backend=backend)
         zeros = zero_tangents(results)
         return results, [False] * len(results), (), lambda _, *tangents: zeros
-    check_differentiable(fn.flat)
+    check_differentiable(fn, again=fn.order > 0 or not is_vjp)
     kept = split(fn, wrt, outs) if is_vjp else "forward mode keeps nothing"
     backward = None
     saved: list[Any] = []
@@ -75,7 +73,9 @@ def _linearize(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: TorchF
 
 # batching:  one call of vmap(f) for the whole batch.
 def _batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction, backend: str) -> Any:
-    batched = Vmap(fn, tuple(dims), batch_size(args, dims))
+    size = batch_size(args, dims)
+    args, dims = batch_first(args, dims)
+    batched = Vmap(fn, dims, size)
     probe_vmap(batched)
     results = torch_call(*args, fn=batched, backend=backend)
     return results, [0] * len(results)

@@ -96,6 +96,12 @@ def batch_size(args: Sequence[Any], dims: Sequence[int | None]) -> int:
     return next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
 
 
+def batch_first(args: Sequence[Any], dims: Sequence[int | None]) -> tuple[list[Any], tuple[int | None, ...]]:
+    """Arrays with their batch axes first, so that in torch every row is as contiguous as a whole argument."""
+    moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
+    return moved, tuple(None if d is None else 0 for d in dims)
+
+
 def to_front(x: Any, dim: int | None, size: int) -> Any:
     """The array with its batch axis first; repeated along a new one if it has none."""
     if dim is None:

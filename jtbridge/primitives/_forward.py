@@ -15,7 +15,7 @@ from jtbridge._flat import TorchFunction
 from jtbridge._transforms import Vmap
 from jtbridge.capture import probe_vmap
 
-from ._common import batch_size, bind, new_primitive, zero_tangents
+from ._common import batch_first, batch_size, bind, new_primitive, zero_tangents
 from ._linear import tangents_out
 
 torch_forward_p = new_primitive("torch_forward", lambda *args, fn, forward: (forward, args))
@@ -31,9 +31,10 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction, 
 # batching:  both the function and its graph over the whole batch; every residual is batched.
 def _batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction, forward: Any, backend: str) -> Any:
     size = batch_size(args, dims)
-    batched = Vmap(forward, tuple(dims), size)
+    args, dims = batch_first(args, dims)
+    batched = Vmap(forward, dims, size)
     probe_vmap(batched)
-    results = bind(torch_forward_p, *args, fn=Vmap(fn, tuple(dims), size), forward=batched, backend=backend)
+    results = bind(torch_forward_p, *args, fn=Vmap(fn, dims, size), forward=batched, backend=backend)
     return results, [0] * len(results)
 
 

@@ -13,10 +13,19 @@ from jax.interpreters import ad, batching
 
 from jtbridge._flat import TorchFunction
 from jtbridge._transforms import Jvp, Vjp, Vmap
-from jtbridge.capture import probe_vmap
+from jtbridge.capture import check_differentiable, probe_vmap
 
 from ._backward import torch_backward_p
-from ._common import batch_size, bind, differentiable, new_primitive, nonzero_inputs, to_front, zero_tangents
+from ._common import (
+    batch_first,
+    batch_size,
+    bind,
+    differentiable,
+    new_primitive,
+    nonzero_inputs,
+    to_front,
+    zero_tangents,
+)
 
 
 def _select(*args: Any, forward: TorchFunction, counts: tuple[int, int], **_: Any) -> Any:
@@ -60,6 +69,7 @@ def tangents_out(
     wrt = nonzero_inputs(fn.in_types, [type(t) is not ad.Zero for t in tangents])
     outs = differentiable(fn.out_types)
     if wrt and outs:
+        check_differentiable(fn, again=True)
         moved = differential(fn, wrt, args, [tangents[i] for i in wrt], backend=backend)
         for o, tangent in zip(outs, moved, strict=True):
             out[o] = tangent
@@ -128,13 +138,14 @@ def _batch(
     inputs, saved = counts
     size = batch_size(args, dims)
     linear = [to_front(t, d, size) for t, d in zip(args[inputs + saved :], dims[inputs + saved :], strict=True)]
-    x_dims, saved_dims = tuple(dims[:inputs]), tuple(dims[inputs : inputs + saved])
+    known, known_dims = batch_first(args[: inputs + saved], dims[: inputs + saved])
+    x_dims, saved_dims = known_dims[:inputs], known_dims[inputs:]
     new_forward = Vmap(forward, x_dims + (0,) * len(linear), size)
     probe_vmap(new_forward)
     cotangent_dims = (0,) * (len(transpose.in_types) - inputs)
     out = bind(
         torch_linear_p,
-        *args[: inputs + saved],
+        *known,
         *linear,
         forward=new_forward,
         transpose=Vmap(transpose, x_dims + cotangent_dims, size),

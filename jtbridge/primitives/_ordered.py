@@ -5,6 +5,7 @@ It is `jax.experimental.io_callback(ordered=True)` with messages of its own wher
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jtbridge._compat import ORDERED_EFFECT, call_aval
 from jtbridge._flat import FlatFunction
-from jtbridge.backends import numpy_callback
+from jtbridge.backends import call_on_host, numpy_callback
 from jtbridge.errors import EffectsError
 
 from ._common import bind
@@ -39,11 +40,8 @@ def _abstract_eval(*avals: Any, fn: FlatFunction) -> tuple[list[Any], set[Any]]:
 
 
 def _lowering(ctx: mlir.LoweringRuleContext, *operands: Any, fn: FlatFunction) -> Sequence[Any]:
-    result_types = tuple(jax.ShapeDtypeStruct(type_.shape, type_.dtype) for type_ in fn.out_types)
-    host = numpy_callback(fn)
-
-    def call(*arrays: jax.Array) -> Sequence[jax.Array]:
-        return io_callback(host, result_types, *arrays, ordered=True)
+    def call(*arrays: jax.Array) -> list[jax.Array]:
+        return call_on_host(fn, functools.partial(io_callback, ordered=True), arrays)
 
     return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
 

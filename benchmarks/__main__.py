@@ -1,0 +1,37 @@
+"""`python -m benchmarks [--quick] [--only NAME ...] [--clock cpu] [--list]`."""
+
+import argparse
+
+from tqdm import tqdm
+
+from benchmarks import _report, bert, leaks, memory, small, startup, vmap
+from benchmarks._results import Benchmark, Options
+
+ROWS: dict[str, Benchmark] = small.ROWS | bert.ROWS | vmap.ROWS | memory.ROWS | startup.ROWS | leaks.ROWS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer repeats: rougher numbers")
+    parser.add_argument("--only", action="append", metavar="NAME", help="rows whose name contains this")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: for a busy machine")
+    parser.add_argument("--list", action="store_true", help="the names of the rows")
+    arguments = parser.parse_args()
+    if arguments.list:
+        print(*ROWS, sep="\n")
+        return
+    chosen = {key: row for key, row in ROWS.items() if any(part in key for part in arguments.only or [""])}
+    if not chosen:
+        parser.error(f"no row is called like that; there are {', '.join(ROWS)}")
+
+    facts = _report.machine() | {"clock": arguments.clock}
+    rows = []
+    for key, benchmark in (bar := tqdm(chosen.items(), unit="row")):
+        bar.set_description(key)
+        rows.append(benchmark(Options(quick=arguments.quick, clock=arguments.clock)))
+    _report.show(rows, facts)
+    print(f"written to {_report.write(rows, facts)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,9 @@
+"""`python -m benchmarks._child MODULE.FUNCTION ARGS`: one measurement in its own process, as JSON."""
+
+import importlib
+import json
+import sys
+
+module, function = sys.argv[1].split(".")
+result = getattr(importlib.import_module(f"benchmarks.{module}"), function)(*json.loads(sys.argv[2]))
+print(json.dumps(result))

@@ -1,0 +1,94 @@
+"""The ways to make a torch function a JAX function, behind one signature."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from benchmarks._results import BY_HAND, CALLBACK, DLPACK, TORCH2JAX, TORCHAX, Calls, Failed
+
+# From a torch function and example arguments, pytrees of tensors, to a JAX function. Some need no examples.
+Wrapper = Callable[..., Callable[..., Any]]
+
+
+def _jtbridge(backend: str) -> Wrapper:
+    def wrap(fn: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
+        import jtbridge
+
+        return jtbridge.wrap(fn, backend=backend)
+
+    return wrap
+
+
+def _torch2jax(fn: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
+    from wrap_torch2jax import torch2jax
+
+    return torch2jax(fn, *examples)
+
+
+def _by_hand(fn: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
+    from examples.by_hand import by_hand
+
+    with torch.no_grad():
+        out = to_jax(fn(*examples))
+    return by_hand(fn, jax.ShapeDtypeStruct(out.shape, out.dtype))
+
+
+def _torchax(fn: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
+    if reason := _why_torchax_cannot():
+        raise ImportError(reason)
+    from torchax import default_env, interop
+
+    def call(*args: Any) -> Any:
+        with default_env():
+            return interop.jax_view(fn)(*args)
+
+    return call
+
+
+@cache
+def _why_torchax_cannot() -> str:
+    """Tried in another process: an import that fails half-way would leave this one's torch changed."""
+    tried = subprocess.run([sys.executable, "-c", "import torchax"], capture_output=True, text=True, check=False)
+    return tried.stderr.strip().splitlines()[-1] if tried.returncode else ""
+
+
+WRAPPERS: dict[str, Wrapper] = {
+    DLPACK: _jtbridge("dlpack"),
+    CALLBACK: _jtbridge("callback"),
+    TORCH2JAX: _torch2jax,
+    BY_HAND: _by_hand,
+    TORCHAX: _torchax,
+}
+
+
+def wrap_all(
+    fn: Callable[..., Any],
+    *examples: Any,
+    then: Callable[[Callable[..., Any]], Callable[..., Any]] = jax.jit,
+    on: tuple[Any, ...] | None = None,
+) -> Calls:
+    """For each contestant a call of `then(fn as a JAX function)`, which waits for the result.
+
+    It is called on the tensors `on`, or else on the examples, as JAX arrays.
+    """
+    arrays = jax.tree.map(to_jax, examples if on is None else on)
+    calls: Calls = {}
+    for name, wrap in WRAPPERS.items():
+        try:
+            function = then(wrap(fn, *examples))
+        except Exception as error:  # noqa: BLE001 - that a contestant fails is a result
+            calls[name] = Failed.from_error(error)
+        else:
+            calls[name] = lambda function=function: jax.block_until_ready(function(*arrays))
+    return calls
+
+
+def to_jax(tensor: torch.Tensor) -> jax.Array:
+    """A copy as a JAX array, of the dtype that JAX makes of it (int64 becomes int32 while x64 is off)."""
+    return jnp.array(tensor.detach().numpy())

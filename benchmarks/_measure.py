@@ -1,0 +1,123 @@
+"""Taking times in turn, and measuring in a process of its own."""
+
+import ctypes
+import gc
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks._results import Calls, Cell, Failed
+
+# CPU time, of all threads together, is what to compare on a machine that is busy with other work.
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def interleaved(
+    calls: Calls, *, rounds: int, batch_seconds: float = 0.0, clock: str = "wall", rtol: float = 1e-3
+) -> dict[str, Cell]:
+    """Seconds per call: the median over rounds, in each of which every contestant has one turn.
+
+    A turn is one call, or as many as take about `batch_seconds`. Torch itself comes last in `calls`: a result
+    that differs from its result by more than `rtol` of its largest number gets no time.
+    """
+    cells: dict[str, Cell] = {name: call for name, call in calls.items() if isinstance(call, Failed)}
+    results = {}
+    for name, call in calls.items():
+        if not isinstance(call, Failed):
+            try:
+                results[name] = [np.asarray(leaf) for leaf in jax.tree.leaves(call())]
+            except Exception as error:  # noqa: BLE001 - that a contestant fails is a result
+                cells[name] = Failed.from_error(error)
+    expected = results[list(results)[-1]]
+    cells |= {name: Failed("wrong result") for name, got in results.items() if not _close(got, expected, rtol)}
+    runs = {name: call for name, call in calls.items() if name not in cells and callable(call)}
+    counts = {name: _batch_size(call, batch_seconds) for name, call in runs.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    gc.collect()
+    for _ in range(rounds):
+        for name, call in runs.items():
+            times[name].append(_time(call, counts[name], CLOCKS[clock]))
+    return cells | {name: statistics.median(t) for name, t in times.items()}
+
+
+def _close(got: list[np.ndarray], expected: list[np.ndarray], rtol: float) -> bool:
+    scale = max(float(np.abs(e).max()) for e in expected)
+    return len(got) == len(expected) and all(
+        g.shape == e.shape and np.allclose(g, e, rtol=rtol, atol=rtol * scale)
+        for g, e in zip(got, expected, strict=True)
+    )
+
+
+def _time(call: Callable[[], Any], count: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    start = clock()
+    for _ in range(count):
+        call()
+    return (clock() - start) / count
+
+
+def _batch_size(call: Callable[[], Any], seconds: float) -> int:
+    if not seconds:
+        return 1
+    _time(call, 20)  # warm
+    return max(1, int(seconds / _time(call, 20)))
+
+
+def in_child(function: str, *args: Any, timeout: float = 1200) -> Any:
+    """The result of `module.function(*args)` of this package, run in a fresh Python. It must be JSON."""
+    command = [sys.executable, "-m", "benchmarks._child", function, json.dumps(args)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return Failed(f"took longer than {timeout:.0f} s")
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        return Failed(lines[-1][:200])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def median_of_children(names: Iterable[str], function: str, *args: Any, repeats: int) -> dict[str, Cell]:
+    """For each name the median of `function(name, *args)` in fresh processes, taken in turn."""
+    got: dict[str, list[Any]] = {name: [] for name in names}
+    for _ in range(repeats):
+        for name, values in got.items():
+            values.append(in_child(function, name, *args))
+    return {
+        name: next((v for v in values if isinstance(v, Failed)), None) or statistics.median(values)
+        for name, values in got.items()
+    }
+
+
+def resident_mb() -> float:
+    """What this process holds in memory now, after giving back what it does not need."""
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+    return _status("VmRSS")
+
+
+class PeakMemory:
+    """`with PeakMemory() as peak: ...`, then `peak.extra_mb`: how far memory rose above where it was."""
+
+    def __enter__(self) -> "PeakMemory":
+        self._before = resident_mb()
+        Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM, the high-water mark, back to now
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.extra_mb = max(0.0, _status("VmHWM") - self._before)
+
+
+def _status(name: str) -> float:
+    match = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    if match is None:
+        raise RuntimeError(f"this system does not tell `{name}`: memory is measured on Linux only")
+    return int(match.group(1)) / 1024

@@ -1,0 +1,128 @@
+"""Normalisations written out in elementary operators, for derivatives beyond the first.
+
+Torch's fused ones keep the mean and the deviation of the forward and take them for constants when their backward is
+differentiated more than once more, or under torch.vmap: the result is wrong, in silence (torch 2.13: layer_norm and
+batch_norm in training, and by way of it instance_norm; group_norm keeps the same).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+# The operators that these replace, by the end of their name in a graph.
+FUSED = ("layer_norm", "batch_norm", "group_norm", "_batch_norm_legit", "_batch_norm_with_update")
+
+
+class CompositeNorms(TorchFunctionMode):
+    """While active, layer_norm, batch_norm, instance_norm and group_norm are written out."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return _REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
+
+
+def _normalised(x: torch.Tensor, dims: tuple[int, ...], eps: float) -> torch.Tensor:
+    variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
+    return (x - mean) * torch.rsqrt(variance + eps)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """Half precision is normalised in float32, as the fused kernels do."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _scaled(x: torch.Tensor, weight: Any, bias: Any, shape: Sequence[int]) -> torch.Tensor:
+    if weight is not None:
+        x = x * weight.reshape(shape)
+    return x if bias is None else x + bias.reshape(shape)
+
+
+def _layer_norm(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> torch.Tensor:
+    dims = tuple(range(input.dim() - len(normalized_shape), input.dim()))
+    out = _scaled(_normalised(_wide(input), dims, eps), weight, bias, tuple(normalized_shape))
+    return out.to(input.dtype)
+
+
+def _group_norm(
+    input: torch.Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> torch.Tensor:
+    grouped = _wide(input).reshape(input.shape[0], num_groups, -1)
+    out = _normalised(grouped, (2,), eps).reshape(input.shape)
+    return _scaled(out, weight, bias, _per_channel(input)).to(input.dtype)
+
+
+def _functional_batch_norm(
+    input: torch.Tensor,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    if not training:
+        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    dims = (0, *range(2, input.dim()))
+    if running_mean is not None:
+        with torch.no_grad():
+            variance, mean = torch.var_mean(_wide(input), dims)
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_(variance.to(running_var.dtype), momentum)
+    return _scaled(_normalised(_wide(input), dims, eps), weight, bias, _per_channel(input)).to(input.dtype)
+
+
+def _batch_norm(
+    input: torch.Tensor,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+    *_: Any,
+) -> torch.Tensor:
+    return _functional_batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _functional_instance_norm(
+    input: torch.Tensor,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    if not use_input_stats or running_mean is not None:  # rows of running statistics: left to torch
+        return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    dims = tuple(range(2, input.dim()))
+    return _scaled(_normalised(_wide(input), dims, eps), weight, bias, _per_channel(input)).to(input.dtype)
+
+
+def _per_channel(input: torch.Tensor) -> tuple[int, ...]:
+    return (1, -1, *(1,) * (input.dim() - 2))
+
+
+_REPLACEMENTS = {
+    F.layer_norm: _layer_norm,
+    torch.layer_norm: _layer_norm,
+    F.group_norm: _group_norm,
+    torch.group_norm: _group_norm,
+    F.batch_norm: _functional_batch_norm,
+    torch.batch_norm: _batch_norm,
+    F.instance_norm: _functional_instance_norm,
+}

@@ -1,0 +1,59 @@
+"""64-bit arrays as pairs of 32-bit words, to cross `jax.pure_callback`.
+
+It canonicalises arrays on XLA's own threads, where a block of ``jax.enable_x64()`` around the program does not hold:
+float64 would arrive as float32.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jtbridge._flat import ArrayType
+
+_WORD = np.dtype(np.uint32)
+
+
+def is_wide(type_: ArrayType) -> bool:
+    """Whether an array of this type has to cross as words."""
+    return type_.dtype.itemsize > 4 and type_.dtype.kind in "iufc" and type_.dtype != np.dtype(np.complex64)
+
+
+def carried(type_: ArrayType) -> jax.ShapeDtypeStruct:
+    """The shape and dtype in which an array of this type crosses."""
+    if not is_wide(type_):
+        return jax.ShapeDtypeStruct(type_.shape, type_.dtype)
+    tail = (2, 2) if type_.dtype.kind == "c" else (2,)
+    return jax.ShapeDtypeStruct(type_.shape + tail, _WORD)
+
+
+def pack(x: jax.Array, type_: ArrayType) -> jax.Array:
+    """In the JAX program, before the call."""
+    if not is_wide(type_):
+        return x
+    if type_.dtype.kind == "c":
+        x = jnp.stack([jnp.real(x), jnp.imag(x)], axis=-1)
+    return jax.lax.bitcast_convert_type(x, _WORD)
+
+
+def unpack(x: jax.Array, type_: ArrayType) -> jax.Array:
+    """In the JAX program, after the call."""
+    if not is_wide(type_):
+        return x
+    if type_.dtype.kind == "c":
+        parts = jax.lax.bitcast_convert_type(x, jnp.float64)
+        return jax.lax.complex(parts[..., 0], parts[..., 1])
+    return jax.lax.bitcast_convert_type(x, type_.dtype)
+
+
+def from_words(array: np.ndarray, type_: ArrayType) -> np.ndarray:
+    """On the host, of an argument."""
+    if not is_wide(type_):
+        return array
+    return np.ascontiguousarray(array).reshape(-1).view(type_.dtype).reshape(type_.shape)
+
+
+def to_words(array: np.ndarray, type_: ArrayType) -> np.ndarray:
+    """On the host, of a result."""
+    return array.reshape(-1).view(_WORD).reshape(carried(type_).shape) if is_wide(type_) else array

@@ -1,0 +1,1 @@
+"""Tests of jtbridge. References are PyTorch's own answers, never jtbridge's."""

@@ -1,0 +1,211 @@
+"""The five modes: for each, torch's reference and the JAX program that must give the same.
+
+A JAX program is built from `call`, a JAX function of the sample's arrays that returns its output leaves as a list.
+
+Complex numbers: for y = f(x) with a real loss L, torch's gradient is dL/dRe + i dL/dIm and JAX's cotangent is
+the conjugate of that. So a torch cotangent is conjugated on its way into ``jax.vjp``, and a gradient on its way
+out (:func:`_torch_vjp`); real numbers are not changed by it. Tangents of forward mode are the same on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from . import reference
+from .convert import why_not_jax
+from .samples import NotApplicableError, Sample
+from .trees import leaves, skeleton
+
+Arrays = Sequence[Any]
+Call = Callable[..., list[Any]]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One case: a torch function, a JAX program around it, the program's inputs, and what must come out."""
+
+    function: Callable[..., Any]
+    # What the function gives for one row, from which the shapes are taken where they depend on the data.
+    example: Any
+    inputs: tuple[torch.Tensor, ...]
+    program: Callable[[Call], Callable[..., list[Any]]]
+    expected: list[Any]
+    # The containers of the output; None where the mode does not return the function's own output.
+    skeleton: str | None = None
+
+
+def build(mode: str, sample: Sample) -> Problem:
+    """The case of a sample in a mode, or :class:`NotApplicableError`."""
+    return _MODES[mode](sample)
+
+
+def _forward(sample: Sample) -> Problem:
+    out = _run(sample.function, sample)
+    return Problem(sample.function, out, sample.tensors, lambda call: call, leaves(out), skeleton(out))
+
+
+def _vmap(sample: Sample) -> Problem:
+    if not sample.tensors:
+        raise NotApplicableError("no tensor input to batch")
+    _run(sample.function, sample)
+    inputs, outputs = reference.rows(sample.function, sample.tensors)
+    columns = list(zip(*(leaves(out) for out in outputs), strict=True))
+    if not all(isinstance(leaf, torch.Tensor) for column in columns for leaf in column):
+        raise NotApplicableError("the output is a Python number, which has no batch axis")
+    return Problem(
+        sample.function,
+        outputs[0],
+        tuple(torch.stack(column) for column in zip(*inputs, strict=True)),
+        jax.vmap,
+        [torch.stack(column) for column in columns],
+        skeleton(outputs[0]),
+    )
+
+
+def _random_like(tensors: Sequence[torch.Tensor], seed: int) -> list[torch.Tensor]:
+    """Tangents or cotangents; their own generator keeps them apart from what random operators draw."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(tensor: torch.Tensor) -> torch.Tensor:
+        kind = torch.complex64 if tensor.is_complex() else torch.float32
+        return torch.randn(tensor.shape, dtype=kind, generator=generator).to(tensor.dtype)
+
+    return [draw(tensor) for tensor in tensors]
+
+
+def _grad(sample: Sample) -> Problem:
+    function = _differentiable(sample)
+    out = _run(function, sample)
+    cotangents = _random_like(reference.float_outputs(out), 1)
+
+    def attempt(where: list[int]) -> list[torch.Tensor]:
+        variables = reference.leaf_variables(sample.tensors, where)
+        return reference.vjp(function, variables, where, cotangents)
+
+    where, expected = reference.differentiable_inputs(sample.tensors, attempt)
+    inputs = (*sample.tensors, *cotangents)
+    return Problem(function, out, inputs, partial(_vjp_program, where, len(sample.tensors)), expected)
+
+
+def _gradgrad(sample: Sample) -> Problem:
+    function = _differentiable(sample)
+    out = _run(function, sample)
+    cotangents = _random_like(reference.float_outputs(out), 1)
+
+    def seconds_at(where: list[int]) -> list[torch.Tensor]:
+        return _random_like([sample.tensors[i] for i in where], 2)
+
+    def attempt(where: list[int]) -> list[torch.Tensor]:
+        return reference.double_vjp(function, sample.tensors, where, cotangents, seconds_at(where))
+
+    where, expected = reference.differentiable_inputs(sample.tensors, attempt)
+    inputs = (*sample.tensors, *cotangents, *seconds_at(where))
+    program = partial(_double_vjp_program, where, len(sample.tensors), len(cotangents))
+    return Problem(function, out, inputs, program, expected)
+
+
+def _jvp(sample: Sample) -> Problem:
+    function = _differentiable(sample)
+    out = _run(function, sample)
+
+    def tangents_at(where: list[int]) -> list[torch.Tensor]:
+        return _random_like([sample.tensors[i] for i in where], 1)
+
+    def attempt(where: list[int]) -> list[torch.Tensor]:
+        return reference.jvp(function, sample.tensors, where, tangents_at(where))
+
+    where, expected = reference.differentiable_inputs(sample.tensors, attempt)
+    inputs = (*sample.tensors, *tangents_at(where))
+    return Problem(function, out, inputs, partial(_jvp_program, where, len(sample.tensors)), expected)
+
+
+def _run(function: Callable[..., Any], sample: Sample) -> Any:
+    out = reference.run(function, sample.tensors)
+    for leaf in leaves(out):
+        if isinstance(leaf, torch.Tensor) and (reason := why_not_jax(leaf)):
+            raise NotApplicableError(f"an output: {reason}")
+    return out
+
+
+def _differentiable(sample: Sample) -> Callable[..., Any]:
+    """The function whose derivative is taken: the operator itself if all of its result has one."""
+    out = reference.run(sample.differentiable, sample.tensors)
+    raw = reference.run(sample.function, sample.tensors)
+    same = skeleton(out) == skeleton(raw) and len(leaves(out)) == len(leaves(raw))
+    if same and all(_identical(a, b) for a, b in zip(leaves(out), leaves(raw), strict=True)):
+        return sample.function
+    return sample.differentiable
+
+
+def _identical(a: Any, b: Any) -> bool:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return a is b
+    if a.layout is not torch.strided or b.layout is not torch.strided:
+        return False
+    return a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def _float_leaves(call: Call, arrays: Arrays, where: Sequence[int]) -> Callable[..., list[Any]]:
+    """The float outputs as a function of the arrays at `where` alone."""
+
+    def function(*chosen: Any) -> list[Any]:
+        filled = list(arrays)
+        for i, array in zip(where, chosen, strict=True):
+            filled[i] = array
+        return [leaf for leaf in call(*filled) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
+
+    return function
+
+
+def _torch_vjp(function: Callable[..., list[Any]], primals: Arrays, cotangents: Arrays) -> list[Any]:
+    """``jax.vjp`` with cotangents and gradients in torch's convention."""
+    _, pull_back = jax.vjp(function, *primals)
+    return [jnp.conj(grad) for grad in pull_back([jnp.conj(cotangent) for cotangent in cotangents])]
+
+
+def _vjp_program(where: Sequence[int], count: int, call: Call) -> Callable[..., list[Any]]:
+    def program(*inputs: Any) -> list[Any]:
+        arrays, cotangents = inputs[:count], inputs[count:]
+        return _torch_vjp(_float_leaves(call, arrays, where), [arrays[i] for i in where], cotangents)
+
+    return program
+
+
+def _double_vjp_program(where: Sequence[int], count: int, outputs: int, call: Call) -> Callable[..., list[Any]]:
+    def program(*inputs: Any) -> list[Any]:
+        arrays, cotangents = inputs[:count], inputs[count : count + outputs]
+        primals = [arrays[i] for i in where]
+
+        def gradient(*both: Any) -> list[Any]:
+            chosen, firsts = both[: len(where)], both[len(where) :]
+            return _torch_vjp(_float_leaves(call, arrays, where), chosen, firsts)
+
+        return _torch_vjp(gradient, [*primals, *cotangents], inputs[count + outputs :])
+
+    return program
+
+
+def _jvp_program(where: Sequence[int], count: int, call: Call) -> Callable[..., list[Any]]:
+    def program(*inputs: Any) -> list[Any]:
+        arrays, tangents = inputs[:count], inputs[count:]
+        function = _float_leaves(call, arrays, where)
+        return jax.jvp(function, [arrays[i] for i in where], list(tangents))[1]
+
+    return program
+
+
+_MODES: dict[str, Callable[[Sample], Problem]] = {
+    "forward": _forward,
+    "grad": _grad,
+    "vmap": _vmap,
+    "jvp": _jvp,
+    "gradgrad": _gradgrad,
+}
+MODES = tuple(_MODES)

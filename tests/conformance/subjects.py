@@ -1,0 +1,86 @@
+"""The libraries under test: each makes a torch function of tensors a JAX function of arrays.
+
+A subject is named on the command line: one of jtbridge's backends, a peer, or ``module:attribute`` for another.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import torch
+
+from .convert import shape_of
+from .trees import rebuilt
+
+
+class Subject(Protocol):
+    """Adapts one library. `name` is what reports and the list of known failures call it."""
+
+    name: str
+
+    def wrap(
+        self, function: Callable[..., Any], tensors: tuple[torch.Tensor, ...], output: Any | None
+    ) -> Callable[..., Any]:
+        """The JAX function of `function`, to be called as ``f(*arrays)`` or ``f(*arrays, rng=key)``.
+
+        `tensors` are example inputs, for libraries that want them. `output` is torch's output for them where
+        the output's shape cannot be known without the data, else None.
+        """
+        ...
+
+
+class Jtbridge:
+    """jtbridge with one of its backends."""
+
+    def __init__(self, backend: str):
+        import jtbridge
+
+        self.name = backend
+        self._wrap = jtbridge.wrap
+
+    def wrap(
+        self, function: Callable[..., Any], tensors: tuple[torch.Tensor, ...], output: Any | None
+    ) -> Callable[..., Any]:
+        shapes = None if output is None else rebuilt(output, shape_of)
+        return self._wrap(function, backend=self.name, output_shapes=shapes)
+
+
+class WrapTorch2Jax:
+    """The peer wrap-torch2jax, differentiable to the depth that the modes need. It has no random keys."""
+
+    name = "wrap-torch2jax"
+
+    def __init__(self) -> None:
+        # Builds a C++ extension when it is first imported, with ninja, which must be on the PATH.
+        from wrap_torch2jax import torch2jax_with_vjp
+
+        self._wrap = torch2jax_with_vjp
+
+    def wrap(
+        self, function: Callable[..., Any], tensors: tuple[torch.Tensor, ...], output: Any | None
+    ) -> Callable[..., Any]:
+        shapes = None if output is None else rebuilt(output, shape_of)
+        wrapped = self._wrap(function, *tensors, depth=2, output_shapes=shapes)
+
+        def call(*arrays: jax.Array, rng: jax.Array | None = None) -> Any:
+            return wrapped(*arrays)
+
+        return call
+
+
+BACKENDS = ("dlpack", "callback", "xla", "triton", "auto")
+
+
+def subject(name: str) -> Subject:
+    """The subject of this name; every worker process makes its own."""
+    if name in BACKENDS:
+        return Jtbridge(name)
+    if name == WrapTorch2Jax.name:
+        return WrapTorch2Jax()
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ValueError(f"Unknown backend `{name}`. Known: {', '.join(BACKENDS)}, wrap-torch2jax, module:class.")
+    return getattr(importlib.import_module(module), attribute)()

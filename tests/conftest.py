@@ -1,0 +1,49 @@
+"""Set up before jax is imported: four CPU devices. Then the fixtures that most tests use."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["XLA_FLAGS"] = " ".join(
+    [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=4"]
+).strip()
+
+from collections.abc import Iterator
+
+import hypothesis
+import jax
+import numpy as np
+import pytest
+
+import jtbridge
+
+hypothesis.settings.register_profile("dev", max_examples=25, deadline=None)
+hypothesis.settings.register_profile("ci", max_examples=25, deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.fixture(autouse=True)
+def strict_promotion() -> Iterator[None]:
+    """No test may pass because JAX quietly changed a dtype."""
+    with jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+@pytest.fixture(params=["dlpack", "callback"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs the test once with each backend."""
+    with jtbridge.config(backend=request.param):
+        yield request.param
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """64-bit types, so that derivatives of high order are compared to ten digits and not to three."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Random numbers, the same in every run."""
+    return np.random.default_rng(20240607)

@@ -1,0 +1,181 @@
+"""What can be wrapped: everything that torch code calls."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+
+import jtbridge
+
+from .compare import assert_matches
+
+X = jnp.array([0.5, -1.0, 2.0])
+T = torch.tensor([0.5, -1.0, 2.0])
+
+
+def affine(w: torch.Tensor, b: Any, x: torch.Tensor, *, scale: Any = 1.0) -> torch.Tensor:
+    return w * x * scale + b
+
+
+class Model:
+    """A class whose methods are wrapped, decorated in every way."""
+
+    def __init__(self, factor: float):
+        self.factor = factor
+
+    @jtbridge.wrap
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        """Scaled."""
+        return x * self.factor
+
+    @jtbridge.wrap(residuals="recompute")
+    def power(self, x: torch.Tensor, exponent: int = 2) -> torch.Tensor:
+        return x**exponent * self.factor
+
+    @staticmethod
+    @jtbridge.wrap
+    def static(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    @classmethod
+    @jtbridge.wrap
+    def of_class(cls, x: torch.Tensor) -> torch.Tensor:
+        return x * len(cls.__name__)
+
+    def plain(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x - self.factor
+
+
+def check(wrapped: Any, fn: Any) -> None:
+    """Value, compiled value, gradient and batch are those of torch."""
+    t = T.clone().requires_grad_()
+    (expected,) = torch.autograd.grad((fn(t) ** 2).sum(), t)
+    assert_matches(wrapped(X), fn(T).detach())
+    assert_matches(jax.jit(wrapped)(X), fn(T).detach())
+    assert_matches(jax.jit(jax.grad(lambda x: (wrapped(x) ** 2).sum()))(X), expected)
+    rows = jnp.stack([X, 2 * X])
+    assert_matches(jax.vmap(wrapped)(rows), torch.stack([fn(T), fn(2 * T)]).detach())
+
+
+def test_lambda(backend: str):
+    check(jtbridge.wrap(lambda x: x.sin() * 2), lambda x: x.sin() * 2)
+
+
+@pytest.mark.parametrize("fn", [torch.sin, torch.Tensor.exp, torch.nn.functional.softplus, torch.ops.aten.tanh.default])
+def test_builtin_torch_functions(fn: Any, backend: str):
+    check(jtbridge.wrap(fn), fn)
+
+
+def test_builtin_with_keyword(backend: str):
+    assert_matches(jtbridge.wrap(torch.softmax)(X, dim=0), torch.softmax(T, dim=0))
+    assert_matches(jax.jit(lambda x: jtbridge.wrap(torch.sum)(x, dim=0, keepdim=True))(X), T.sum(0, keepdim=True))
+
+
+def test_methods(backend: str):
+    model = Model(3.0)
+    check(model.scaled, model.plain)
+    check(model.power, lambda x: x**2 * 3)
+    check(functools.partial(model.power, exponent=3), lambda x: x**3 * 3)
+    check(Model.static, lambda x: x + 1)
+    check(Model.of_class, lambda x: x * 5)
+    check(jtbridge.wrap(model.plain), model.plain)
+    check(jtbridge.wrap(model), model)
+
+
+def test_methods_of_two_instances_are_two_functions(backend: str):
+    first, second = Model(2.0), Model(5.0)
+    assert first.scaled(X).tolist() == (2 * T).tolist()
+    assert second.scaled(X).tolist() == (5 * T).tolist()
+
+
+def test_names_and_docstrings_are_kept():
+    assert Model.scaled.__doc__ == "Scaled."
+    assert Model.scaled.__name__ == "scaled"
+    assert repr(jtbridge.wrap(affine)) == "<jtbridge.wrap of affine>"
+    assert jtbridge.wrap(affine).__wrapped__ is affine
+
+
+@pytest.mark.parametrize("make", [jnp.asarray, torch.as_tensor, float])
+def test_partial(make: Any, backend: str):
+    partial = functools.partial(affine, make(2.0), scale=make(3.0))
+    nested = functools.partial(jtbridge.wrap(partial), 1.0)
+    check(nested, lambda x: 6 * x + 1)
+    check(jtbridge.wrap(functools.partial(partial, 1.0)), lambda x: 6 * x + 1)
+    check(lambda x: jtbridge.wrap(partial)(1.0, x, scale=2.0), lambda x: 4 * x + 1)
+
+
+def test_gradient_with_respect_to_the_arrays_of_a_partial(backend: str):
+    @jax.jit
+    @jax.grad
+    def gradient(parameters):
+        f = jtbridge.wrap(functools.partial(affine, parameters["w"], b=parameters["b"], scale=parameters["scale"]))
+        return f(x=X).sum()
+
+    found = gradient({"w": jnp.ones(3), "b": jnp.zeros(()), "scale": jnp.array(2.0)})
+    assert_matches(found, {"w": 2 * T, "b": torch.tensor(3.0), "scale": T.sum()})
+
+
+def test_module_with_parameters_inside_and_outside(backend: str):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.GELU())
+    check(jtbridge.wrap(model), model)
+    parameters = dict(model.named_parameters())
+    f = jtbridge.wrap(lambda p, x: torch.func.functional_call(model, p, (x,)).sum())
+    found = jax.jit(jax.grad(f))(jtbridge.to_jax(parameters), X)
+    expected = torch.autograd.grad(model(T).sum(), list(parameters.values()))
+    assert_matches(found, dict(zip(parameters, expected, strict=True)))
+
+
+def test_weights_that_change_in_place_are_seen(backend: str):
+    """A module is closed over: the call, also a compiled one, reads the weights it has then."""
+    model = torch.nn.Linear(3, 1, bias=False)
+    f = jax.jit(jtbridge.wrap(model))
+    f(X)
+    with torch.no_grad():
+        model.weight.fill_(2.0)
+    assert f(X).tolist() == [3.0]
+
+
+def test_deep_modules_that_write_to_tensors_of_their_own():
+    """Memory is used again and again, and none of it may be taken for that of a weight."""
+    for _ in range(6):
+        layers = [(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.LayerNorm(4)) for _ in range(15)]
+        f = jtbridge.wrap(torch.nn.Sequential(*(layer for block in layers for layer in block)))
+        found = jax.eval_shape(lambda x, key, f=f: f(x, rng=key), jnp.ones((2, 4)), jax.random.key(0))
+        assert found.shape == (2, 4)
+
+
+def scripted_function(x: torch.Tensor) -> torch.Tensor:
+    if x.dim() == 1:
+        x = x * 2
+    return torch.tanh(x)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
+def test_torchscript(backend: str):
+    scripted = torch.jit.script(scripted_function)
+    check(jtbridge.wrap(scripted), scripted_function)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
+    check(jtbridge.wrap(torch.jit.script(model)), model)
+
+
+def test_compiled_functions_are_called_as_written(backend: str):
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) * 2
+
+    check(jtbridge.wrap(torch.compile(fn, backend="eager")), fn)
+    model = torch.nn.Linear(3, 2)
+    check(jtbridge.wrap(torch.compile(model, backend="eager")), model)
+
+
+def test_torch_func_transforms(backend: str):
+    check(jtbridge.wrap(torch.func.grad(lambda x: (x**3).sum())), lambda x: 3 * x**2)
+    check(jtbridge.wrap(torch.vmap(torch.exp)), torch.exp)

@@ -1,0 +1,32 @@
+"""The examples in the docstrings of the public names run and print what they say."""
+
+from __future__ import annotations
+
+import doctest
+from typing import Any
+
+import pytest
+
+import jtbridge
+
+PUBLIC = [jtbridge.wrap, jtbridge.config, jtbridge.backends, jtbridge.to_jax, jtbridge.to_torch]
+
+
+@pytest.mark.parametrize("public", PUBLIC, ids=lambda public: public.__name__)
+def test_examples(public: Any):
+    (test,) = doctest.DocTestFinder(recurse=False).find(public, public.__name__, globs={})
+    assert test.examples, f"`{public.__name__}` has no example"
+    output: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(test, out=output.append)
+    assert not output, "".join(output)
+
+
+def test_every_public_function_is_here():
+    functions = {name for name in jtbridge.__all__ if callable(getattr(jtbridge, name)) and name.islower()}
+    assert functions == {public.__name__ for public in PUBLIC}
+
+
+def test_every_public_name_has_a_docstring():
+    classes = [value for value in vars(jtbridge.errors).values() if isinstance(value, type)]
+    for value in [jtbridge, *classes, *(getattr(jtbridge, name) for name in jtbridge.__all__)]:
+        assert (value.__doc__ or "").strip(), value

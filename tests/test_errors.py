@@ -1,0 +1,172 @@
+"""Every error class, raised through the public functions: the message, and that the next call works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+
+import jtbridge
+from jtbridge import errors
+
+from .compare import assert_matches
+
+X = jnp.array([1.0, 2.0])
+
+
+@pytest.fixture(autouse=True)
+def next_call_works(backend: str) -> Iterator[None]:
+    """Whatever was raised, the next calls work, and no thread is left in another state."""
+    grad_mode, dtype, generator = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_rng_state()
+    yield
+    f = jtbridge.wrap(torch.sin)
+    assert_matches(f(X), torch.sin(torch.tensor([1.0, 2.0])))
+    assert_matches(jax.jit(jax.grad(lambda x: f(x).sum()))(X), torch.cos(torch.tensor([1.0, 2.0])))
+    assert (torch.is_grad_enabled(), torch.get_default_dtype()) == (grad_mode, dtype)
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_every_class_is_of_one_family_and_documented():
+    classes = [c for c in vars(errors).values() if isinstance(c, type)]
+    raised = [c for c in classes if not issubclass(c, Warning)]
+    assert all(issubclass(c, errors.JtbridgeError) for c in raised)
+    assert all(c.__doc__ for c in classes)
+
+
+def test_argument_error():
+    with pytest.raises(errors.ArgumentError) as caught:
+        jtbridge.wrap(torch.sin)({1, 2})
+    assert str(caught.value) == (
+        "argument `argument 0` of `sin` is a set, which is neither an array nor hashable. Pass arrays in tuples, "
+        "lists, dicts or other pytrees, and static values as hashable ones; or close over it."
+    )
+
+
+def test_argument_error_for_a_sparse_result():
+    with pytest.raises(errors.ArgumentError) as caught:
+        jtbridge.wrap(lambda x: x.to_sparse())(X)
+    assert (
+        str(caught.value)
+        == "A result has layout torch.sparse_coo, which JAX does not have. Return `.to_dense()` of it."
+    )
+
+
+def test_dtype_error_of_an_argument():
+    with pytest.raises(errors.DTypeError) as caught:
+        jtbridge.wrap(lambda ids: ids)(jnp.zeros(2, jnp.int4))
+    assert str(caught.value).startswith(
+        "argument `ids` has JAX dtype `int4`, which torch does not have. Both sides have: bool, uint8, "
+    )
+    assert str(caught.value).endswith("Convert it with `.astype(...)` before the call.")
+
+
+def test_dtype_error_of_a_result():
+    with pytest.raises(errors.DTypeError) as caught:
+        jtbridge.wrap(lambda x: (x, x.to(torch.complex32)))(X)
+    assert str(caught.value).startswith(
+        "Result 1 of `<lambda>` has torch dtype `torch.complex32`, which JAX does not have. Both sides have: torch.bool"
+    )
+    assert str(caught.value).endswith("Convert it with `.to(...)` inside the function.")
+
+
+def test_data_dependent_shape_error():
+    with pytest.raises(errors.DataDependentShapeError) as caught:
+        jax.jit(jtbridge.wrap(torch.nonzero))(X)
+    assert str(caught.value) == (
+        "The output shape of `nonzero` depends on the values of its arguments (operator aten.nonzero.default), and a "
+        "JAX program needs it before it runs. Pad to a fixed size inside the function, or pass `output_shapes=` if you "
+        "know the shape."
+    )
+    known = jtbridge.wrap(torch.nonzero, output_shapes=jax.ShapeDtypeStruct((2, 1), jnp.int32))
+    assert jax.jit(known)(X).tolist() == [[0], [1]]
+
+
+def test_shape_inference_error():
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x / {0.0: 1 // 0}[x.sum().item()] if x.sum().item() == 0 else x
+
+    with pytest.raises(errors.ShapeInferenceError) as caught:
+        jtbridge.wrap(f)(X)
+    assert type(caught.value) is errors.ShapeInferenceError
+    message = str(caught.value)
+    assert message.startswith("No output shapes could be inferred for `f`: on fake tensors it raised ")
+    assert "run on zeros it raised ZeroDivisionError: " in message
+    assert message.endswith("Pass `output_shapes=`, a tree of `jax.ShapeDtypeStruct`.")
+    assert jtbridge.wrap(f, output_shapes=jax.ShapeDtypeStruct((2,), jnp.float32))(X).tolist() == [1, 2]
+
+
+def test_output_shapes_that_are_no_shapes():
+    with pytest.raises(errors.ShapeInferenceError) as caught:
+        jtbridge.wrap(torch.nonzero, output_shapes="same")(X)
+    assert str(caught.value) == (
+        "`output_shapes` must be a tree of `jax.ShapeDtypeStruct` (or arrays), but holds 'same'."
+    )
+
+
+def test_output_shapes_that_are_wrong_are_told_when_traced():
+    f = jtbridge.wrap(torch.sin, output_shapes=jax.ShapeDtypeStruct((3,), jnp.float32))
+    with pytest.raises(errors.OutputMismatchError) as caught:
+        f(X)
+    assert str(caught.value) == (
+        "`output_shapes` of `sin` declares (float32[3]), but for these arguments it returns (float32[2]). Leave "
+        "`output_shapes` out, or correct it."
+    )
+
+
+def test_backend_error():
+    known = "Known: auto, triton (not built yet); xla (not built yet); dlpack (available); callback (available)."
+    with pytest.raises(errors.BackendError) as caught:
+        jtbridge.wrap(torch.sin, backend="cuda")
+    assert str(caught.value) == f"There is no backend `cuda`. {known}"
+    with pytest.raises(errors.BackendError) as caught, jtbridge.config(backend="numpy"):
+        pass
+    assert str(caught.value) == f"There is no backend `numpy`. {known}"
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_backend_error_when_it_cannot_run(jit: bool):
+    f = jtbridge.wrap(torch.sin)
+    with jtbridge.config(backend="xla"), pytest.raises(errors.BackendError) as caught:
+        (jax.jit(f) if jit else f)(X)
+    assert str(caught.value) == (
+        'Backend `xla` cannot run on platform "cpu": not built yet. Known: triton (not built yet); xla (not built '
+        "yet); dlpack (available); callback (available)."
+    )
+
+
+def test_device_error():
+    with pytest.raises(errors.DeviceError) as caught:
+        jtbridge.wrap(lambda x: x.to("meta"))(X)
+    assert str(caught.value) == (
+        "Result 0 of `<lambda>` lies on device `meta`, but its arguments are on `cpu`. Make tensors inside the "
+        "function on the device of its arguments (`device=x.device`)."
+    )
+    with pytest.raises(errors.DeviceError, match=r"device `meta`, which JAX does not have\. Move it with `\.cpu"):
+        jtbridge.to_jax(torch.empty(2, device="meta"))
+
+
+def test_differentiation_error():
+    def force(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad((x**2).sum(), x)[0]
+
+    f = jtbridge.wrap(force)
+    assert f(X).tolist() == [2, 4]
+    with pytest.raises(errors.DifferentiationError) as caught:
+        jax.grad(lambda x: f(x).sum())(X)
+    assert str(caught.value) == (
+        "Result 0 of `force` comes from torch.autograd.grad without `create_graph=True`, so torch has no derivative of "
+        "it. Pass `create_graph=True` there, or `jax.lax.stop_gradient` the result."
+    )
+
+
+@pytest.mark.parametrize("make", [lambda f: jax.grad(lambda x: f(x).sum()), jax.vmap], ids=["grad", "vmap"])
+def test_effects_error(make: Callable):
+    f = jtbridge.wrap(torch.sin, effects="ordered")
+    with pytest.raises(errors.EffectsError, match='`sin` is wrapped with effects="ordered" and cannot be '):
+        make(f)(X)
+    assert_matches(jax.jit(f)(X), torch.sin(torch.tensor([1.0, 2.0])))

@@ -1,0 +1,121 @@
+"""Nothing is kept for longer than it is used: functions, arrays, weights, plans."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+
+import jtbridge
+from jtbridge import _wrap
+
+X = jnp.arange(3.0)
+
+USES: dict[str, Callable[[Callable], Any]] = {
+    "eager": lambda f: f(X),
+    "jit": lambda f: jax.jit(f)(X),
+    "grad": lambda f: jax.grad(f)(X),
+    "jit_of_grad": lambda f: jax.jit(jax.value_and_grad(f))(X),
+    "vmap": lambda f: jax.vmap(f)(jnp.ones((2, 3))),
+    "jit_of_vmap_of_grad": lambda f: jax.jit(jax.vmap(jax.grad(f)))(jnp.ones((2, 3))),
+    "hessian": lambda f: jax.jit(jax.hessian(f))(X),
+    "jvp": lambda f: jax.jvp(f, (X,), (X,)),
+    "scan": lambda f: jax.jit(lambda x: jax.lax.scan(lambda c, _: (f(x) + c, None), 0.0, None, length=2))(X),
+    "make_jaxpr": lambda f: jax.make_jaxpr(jax.grad(f))(X),
+}
+
+
+def is_freed(ref: weakref.ref) -> bool:
+    for _ in range(4):  # a compiled program is a chain of objects that free one another
+        if ref() is not None:
+            gc.collect()
+    return ref() is None
+
+
+@pytest.mark.parametrize("use", USES)
+def test_function_is_freed_after_use(use: str, backend: str):
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x).sum()
+
+    wrapped = jtbridge.wrap(fn)
+    jax.block_until_ready(jax.tree.leaves(USES[use](wrapped)))
+    ref = weakref.ref(fn)
+    del fn, wrapped
+    assert is_freed(ref)
+
+
+@pytest.mark.parametrize("use", ["jit_of_grad", "vmap"])
+def test_weights_are_freed_with_the_module(use: str, backend: str):
+    def weight_of_a_used_module() -> weakref.ref:
+        module = torch.nn.Linear(3, 1)
+        wrapped = jtbridge.wrap(module)
+        jax.block_until_ready(jax.tree.leaves(USES[use](lambda x: jnp.sin(wrapped(x)).sum())))
+        return weakref.ref(module.weight)
+
+    ref = weight_of_a_used_module()
+    assert is_freed(ref)
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jax.grad, lambda f: jax.jit(jax.grad(f))])
+def test_arguments_and_tensors_are_let_go_at_once(transform: Callable, backend: str):
+    tensors = []
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        tensors.append(weakref.ref(x))
+        return torch.sin(x).sum()
+
+    run = transform(jtbridge.wrap(fn))
+    run(X).block_until_ready()
+    tensors.clear()
+    x = X + 1
+    ref = weakref.ref(x)
+    run(x).block_until_ready()
+    del x
+    assert is_freed(ref)
+    assert [tensor() for tensor in tensors] == [None] * len(tensors)
+
+
+def test_a_result_does_not_keep_its_function(backend: str):
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    y, pullback = jax.vjp(jtbridge.wrap(fn), X)
+    ref = weakref.ref(fn)
+    del fn, pullback
+    assert is_freed(ref)
+    assert y.tolist() == [0, 2, 4]
+
+
+def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch, backend: str):
+    monkeypatch.setattr(_wrap, "_MAX_PLANS", 4)
+    f = jtbridge.wrap(lambda x, n: x * n)
+    compiled = jax.jit(lambda x: f(x, 0))
+    compiled(X)
+    for n in range(10):
+        assert f(X, n).tolist() == (X * n).tolist()
+        assert len(f._plans) <= 4
+    kept = [signature.statics[1] for signature, *_ in f._plans]
+    assert kept == [6, 7, 8, 9]
+    f(X, 6)
+    f(X, 10)
+    assert [signature.statics[1] for signature, *_ in f._plans] == [8, 9, 6, 10]
+    assert compiled(X).tolist() == [0, 0, 0]  # a program outlives its plan
+
+
+def test_plans_do_not_grow_with_equal_calls(backend: str):
+    f = jtbridge.wrap(lambda x, n: (x**n).sum())
+    sizes = []
+    for _ in range(3):
+        for n in (2, 3):
+            jax.grad(f)(jnp.ones(3), n)
+            jax.jit(jax.vmap(jax.grad(f), in_axes=(0, None)), static_argnums=1)(jnp.ones((2, 3)), n)
+        plans = f._plans.values()
+        sizes.append([(len(p.splits), len(p.sequential), len(p.double_reverse), len(p.compiled)) for p in plans])
+    assert len(f._plans) == 2
+    assert sizes[0] == sizes[1] == sizes[2]

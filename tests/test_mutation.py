@@ -1,0 +1,222 @@
+"""A caller's JAX array never changes, whatever the torch function does to its argument."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+from jtbridge.errors import MutationError
+
+from .compare import assert_matches
+
+
+def _data_write(x: torch.Tensor) -> torch.Tensor:
+    x.data[0] = 9
+    return x.sum()
+
+
+def _slice_write(x: torch.Tensor) -> torch.Tensor:
+    x[1:].mul_(2)
+    return x * 1
+
+
+def _view_write(x: torch.Tensor) -> torch.Tensor:
+    x.view(-1)[::2].zero_()
+    return x + 0
+
+
+def _out_argument(x: torch.Tensor) -> torch.Tensor:
+    return torch.exp(x, out=x)
+
+
+def _opaque_write(x: torch.Tensor) -> torch.Tensor:
+    if x.sum().item() > -1e9:
+        x.add_(1)
+    return x * 2
+
+
+def _numpy_write(x: torch.Tensor) -> torch.Tensor:
+    x.detach().numpy()[0] = 7
+    return x * 2
+
+
+def _returned_argument(x: torch.Tensor) -> torch.Tensor:
+    return x.add_(1)
+
+
+WRITERS: dict[str, Callable[..., Any]] = {
+    "in_place_operator": lambda x: x.mul_(3).sum(),
+    "item_assignment": lambda x: x.__setitem__(0, 5.0),
+    "slice": _slice_write,
+    "view": _view_write,
+    "data": _data_write,
+    "out_argument": _out_argument,
+    "returned": _returned_argument,
+    "opaque": _opaque_write,
+    "numpy": _numpy_write,
+    "relu_in_place": lambda x: torch.nn.functional.relu(x, inplace=True),
+    "fill": lambda x: x.fill_(0.0) + 1,
+    "copy": lambda x: x.copy_(torch.zeros(3)),
+    "transposed": lambda x: x.T.add_(1) if x.ndim > 1 else x.add_(1),
+    "resized_loop": lambda x: [part.neg_() for part in x.unbind()],
+}
+
+
+@pytest.fixture(params=WRITERS)
+def writer(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    return WRITERS[request.param]
+
+
+@pytest.fixture
+def x() -> jax.Array:
+    return jnp.array([1.0, -2.0, 3.0])
+
+
+def expected(writer: Callable[..., Any]) -> Any:
+    return writer(torch.tensor([1.0, -2.0, 3.0]))
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_argument_is_left_alone(writer: Callable[..., Any], jit: bool, x: jax.Array, backend: str):
+    f = jtbridge.wrap(writer)
+    for _ in range(2):  # the second call sees the same argument as the first
+        assert_matches((jax.jit(f) if jit else f)(x), expected(writer))
+    assert x.tolist() == [1, -2, 3]
+
+
+def test_intermediate_value_is_left_alone(writer: Callable[..., Any], x: jax.Array, backend: str):
+    """A buffer of XLA's own inside a program, which is used again after the call."""
+    f = jtbridge.wrap(writer)
+
+    @jax.jit
+    def run(x):
+        y = jnp.negative(x)
+        return y, f(y), y + 0
+
+    before, _, after = run(-x)
+    assert before.tolist() == after.tolist() == [1, -2, 3]
+
+
+def test_numpy_and_torch_arguments_are_left_alone(writer: Callable[..., Any], backend: str):
+    array, tensor = np.array([1, -2, 3], np.float32), torch.tensor([1.0, -2.0, 3.0])
+    f = jtbridge.wrap(writer)
+    assert_matches(f(array), expected(writer))
+    assert_matches(f(tensor), expected(writer))
+    assert array.tolist() == tensor.tolist() == [1, -2, 3]
+
+
+@pytest.mark.parametrize("name", ["in_place_operator", "slice", "view", "returned", "opaque"])
+def test_vmap(name: str, backend: str):
+    rows = jnp.array([[1.0, -2.0, 3.0], [4.0, 5.0, 6.0]])
+    f = jax.vmap(jtbridge.wrap(WRITERS[name]))
+    with pytest.warns(jtbridge.errors.SequentialVmapWarning) if name == "opaque" else contextlib.nullcontext():
+        out = jax.jit(f)(rows)
+    assert_matches(out, torch.stack([WRITERS[name](torch.tensor(r.tolist())) for r in rows]))
+    assert rows.tolist() == [[1, -2, 3], [4, 5, 6]]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", ["in_place_operator", "slice", "view", "returned", "opaque", "relu_in_place"])
+def test_grad(name: str, jit: bool, x: jax.Array, backend: str):
+    f = jtbridge.wrap(WRITERS[name])
+    grad = jax.grad(lambda x: jnp.sum(f(x) ** 2))
+    t = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
+    (wanted,) = torch.autograd.grad((WRITERS[name](t.clone()) ** 2).sum(), t)
+    for _ in range(2):
+        assert_matches((jax.jit(grad) if jit else grad)(x), wanted)
+    assert x.tolist() == [1, -2, 3]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_return_mutated(jit: bool, backend: str):
+    @jtbridge.wrap(return_mutated=True)
+    def step(params, x, *, lr):
+        params["w"].sub_(lr * x)
+        return params["w"].sum(), params["b"] * 2
+
+    params, x = {"w": jnp.array([1.0, 2.0]), "b": jnp.array(3.0)}, jnp.array([1.0, 1.0])
+    run = (lambda p, x: step(p, x, lr=0.5)) if not jit else jax.jit(lambda p, x: step(p, x, lr=0.5))
+    out, mutated = run(params, x)
+    assert_matches(out, (torch.tensor(2.0), torch.tensor(6.0)))
+    assert list(mutated) == ["params['w']"]
+    assert mutated["params['w']"].tolist() == [0.5, 1.5]
+    assert params["w"].tolist() == [1, 2]
+
+
+def test_return_mutated_of_a_function_that_writes_nothing(backend: str):
+    out, mutated = jtbridge.wrap(torch.sin, return_mutated=True)(jnp.zeros(2))
+    assert out.tolist() == [0, 0]
+    assert mutated == {}
+
+
+def test_gradient_of_the_mutated_value(backend: str):
+    f = jtbridge.wrap(lambda x: x.mul_(3).exp_().sum(), return_mutated=True)
+    grad = jax.jit(jax.grad(lambda x: f(x)[1]["x"].sum()))
+    assert_matches(grad(jnp.array([0.0, 0.5])), 3 * torch.tensor([0.0, 1.5]).exp())
+
+
+def test_scan_over_a_function_that_writes(backend: str):
+    f = jtbridge.wrap(lambda c: c.add_(1))
+    start = jnp.zeros(2)
+    last, seen = jax.jit(lambda c: jax.lax.scan(lambda c, _: (f(c), c), c, None, length=3))(start)
+    assert last.tolist() == [3, 3]
+    assert seen.tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert start.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_closed_over_tensor_is_refused_and_unchanged(jit: bool, backend: str):
+    count = torch.zeros(2)
+
+    def f(x):
+        count.add_(1)
+        return x + count
+
+    wrapped = jtbridge.wrap(f)
+    with pytest.raises(MutationError) as caught:
+        (jax.jit(wrapped) if jit else wrapped)(jnp.zeros(2))
+    assert str(caught.value) == (
+        "`f` writes to a closed-over tensor of shape (2,) and dtype torch.float32, which is not one of its "
+        "arguments; in a JAX program nobody could tell when or how often. Pass it as an argument and use "
+        "`return_mutated=True`, call `.eval()` on the module if it keeps running statistics, or wrap with "
+        '`effects="ordered"`.'
+    )
+    assert count.tolist() == [0, 0]
+
+
+def test_module_buffer_is_refused_by_name_until_eval(backend: str):
+    norm = torch.nn.BatchNorm1d(2)
+    f = jtbridge.wrap(norm)
+    with pytest.raises(
+        MutationError, match=r"`BatchNorm1d` writes to `BatchNorm1d\.(num_batches_tracked|running_mean)`"
+    ):
+        f(jnp.ones((3, 2)))
+    assert norm.num_batches_tracked.tolist() == 0
+    assert norm.running_mean.tolist() == [0, 0]
+    norm.eval()
+    assert_matches(f(jnp.ones((3, 2))), norm(torch.ones(3, 2)).detach())
+
+
+def test_module_buffers_as_arguments(backend: str):
+    """The way the message recommends: state goes in as an argument and comes back as a result."""
+    norm = torch.nn.BatchNorm1d(2)
+    state = jtbridge.to_jax({**dict(norm.named_parameters()), **dict(norm.named_buffers())})
+
+    @jtbridge.wrap(return_mutated=True)
+    def apply(state, x):
+        return torch.func.functional_call(norm, state, (x,))
+
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    out, mutated = jax.jit(apply)(state, x)
+    assert norm.running_mean.tolist() == [0, 0]
+    assert_matches(out, norm(torch.from_numpy(x)).detach(), tolerance=1e-5)
+    assert_matches(mutated["state['running_mean']"], norm.running_mean)
+    assert_matches(mutated["state['running_var']"], norm.running_var)

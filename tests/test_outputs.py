@@ -1,0 +1,200 @@
+"""What may be returned: trees of any containers, Python values, and results that share memory."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+
+from .compare import assert_matches
+
+X = jnp.array([[1.0, 5.0], [3.0, 2.0]])
+T = torch.tensor([[1.0, 5.0], [3.0, 2.0]])
+Pair = collections.namedtuple("Pair", ["left", "right"])
+
+
+@dataclasses.dataclass
+class Prediction:
+    mean: Any
+    deviation: Any
+    name: str = "normal"
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """Refuses to be built from anything but a matrix."""
+
+    value: Any
+
+    def __post_init__(self):
+        if self.value.ndim != 2:
+            raise ValueError("not a matrix")
+
+
+@pytest.fixture(scope="module")
+def bert() -> torch.nn.Module:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=11,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=8,
+        attn_implementation="eager",
+    )
+    torch.manual_seed(0)
+    return BertModel(config).eval()
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_hugging_face_output(bert: torch.nn.Module, jit: bool, backend: str):
+    from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions as Output
+
+    ids, mask = np.array([[1, 2, 3, 4], [5, 6, 0, 0]]), np.array([[1, 1, 1, 1], [1, 1, 0, 0]])
+    f = jtbridge.wrap(bert)
+    run = jax.jit(lambda ids, mask: f(input_ids=ids, attention_mask=mask)) if jit else f
+    found = run(jnp.asarray(ids), jnp.asarray(mask))
+    with torch.no_grad():
+        expected = bert(torch.from_numpy(ids), torch.from_numpy(mask))
+    assert type(found) is type(expected) is Output
+    assert list(found.keys()) == list(expected.keys())
+    assert_matches(found.last_hidden_state, expected.last_hidden_state)
+    assert_matches(found["pooler_output"], expected["pooler_output"])
+    assert found.attentions is None
+
+
+def test_gradient_through_a_hugging_face_model(bert: torch.nn.Module, backend: str):
+    ids = np.array([[1, 2, 3, 4]])
+    parameters = dict(bert.named_parameters())
+    f = jtbridge.wrap(lambda p, ids: torch.func.functional_call(bert, p, (ids,)))
+    gradient = jax.jit(jax.grad(lambda p, ids: (f(p, ids).last_hidden_state ** 2).sum()))
+    found = gradient(jtbridge.to_jax(parameters), jnp.asarray(ids))
+    loss = (bert(torch.from_numpy(ids)).last_hidden_state ** 2).sum()
+    expected = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
+    assert_matches(found, dict(zip(parameters, expected, strict=True)), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: Pair(x + 1, {"b": x.sum(), "a": [x * 2, ()]}),
+        lambda x: collections.OrderedDict(z=x + 1, a=x.sum()),
+        lambda x: (x, None, [None, {"n": None}]),
+        lambda x: [x.sum(0), (x.sum(1),)],
+        lambda x: None,
+        lambda x: (x.shape[0], x.shape, "name", 2.5, True, x.dtype, x.device, len(x) > 1),
+        lambda x: {3: x, 1: x.sum()},
+    ],
+)
+def test_containers(fn: Any, jit: bool, backend: str):
+    f = jtbridge.wrap(fn)
+    if jit:  # a compiled program returns arrays only
+        arrays = jax.jit(lambda x: [leaf for leaf in jax.tree.leaves(f(x)) if isinstance(leaf, jax.Array)])
+        tensors = [leaf for leaf in jax.tree.leaves(fn(T)) if isinstance(leaf, torch.Tensor)]
+        assert_matches(arrays(X), tensors)
+    else:
+        assert_matches(f(X), fn(T))
+
+
+def test_dataclass(backend: str):
+    f = jtbridge.wrap(lambda x: Prediction(x.mean(0), x.std(0)))
+    found = f(X)
+    assert type(found) is Prediction
+    assert found.name == "normal"
+    assert_matches(found.mean, T.mean(0))
+    assert_matches(jax.jit(lambda x: f(x).deviation)(X), T.std(0))
+    assert_matches(jax.grad(lambda x: f(x).mean.sum())(X), torch.full((2, 2), 0.5))
+    assert_matches(jax.vmap(lambda x: f(x[:, None]).mean)(X), T.mean(1, keepdim=True))
+
+
+def test_frozen_dataclass_that_checks_itself(backend: str):
+    f = jtbridge.wrap(lambda x: Checked(x * 2))
+    assert_matches(f(X).value, T * 2)
+    assert_matches(jax.jit(f)(X).value, T * 2)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_torch_return_types(jit: bool, backend: str):
+    f = jtbridge.wrap(lambda x: torch.max(x, dim=1))
+    found = (jax.jit(f) if jit else f)(X)
+    assert type(found) is torch.return_types.max
+    assert_matches(found.values, torch.tensor([5.0, 3.0]))
+    assert_matches(found.indices, torch.tensor([1, 0]))
+    assert_matches(jax.grad(lambda x: f(x).values.sum())(X), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
+
+
+def test_python_values_are_per_shape(backend: str):
+    f = jtbridge.wrap(lambda x: (x.numel(), float(x.shape[0]), f"{x.ndim}d"))
+    for x, expected in ((X, (4, 2.0, "2d")), (X[0], (2, 2.0, "1d"))):
+        assert_matches(f(x), expected)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_numpy_results(jit: bool, backend: str):
+    f = jtbridge.wrap(lambda x: {"a": x.numpy() * 2, "b": np.float32(1.5), "c": np.arange(3)})
+    found = (jax.jit(f) if jit else f)(X)
+    assert_matches(found, {"a": T * 2, "b": torch.tensor(1.5), "c": torch.arange(3)})
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_results_that_share_memory(jit: bool, backend: str):
+    """With the argument, with each other, and through views; each is an array of its own."""
+    weight = torch.ones(2, requires_grad=True)
+
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x + 1
+        return [
+            x,
+            x,
+            x.t(),
+            x[1:],
+            x.expand(3, 2, 2),
+            y,
+            y,
+            y.view(-1)[::2],
+            y.flip(0),
+            y.real,
+            weight,
+            weight.detach(),
+        ]
+
+    f = jtbridge.wrap(fn)
+    found = (jax.jit(f) if jit else f)(X)
+    expected = [y.detach().clone() for y in fn(T)]
+    pointers = {y.unsafe_buffer_pointer() for y in found}
+    assert X.unsafe_buffer_pointer() not in pointers
+    assert weight.data_ptr() not in pointers
+    assert jit or len(pointers) == len(found)
+    with torch.no_grad():
+        weight.zero_()
+    assert_matches(found, expected)
+
+
+def test_results_that_are_lazy_or_strange(backend: str):
+    f = jtbridge.wrap(
+        lambda x: [x.T, x.to(torch.complex64).conj(), (x * 1j).conj().imag, x[:0], x.sum(), x.new_zeros(0, 3)]
+    )
+    expected = [T.T, T.to(torch.complex64), -T, T[:0], T.sum(), torch.zeros(0, 3)]
+    assert_matches(f(X), expected)
+    assert_matches(jax.jit(f)(X), expected)
+
+
+def test_results_are_as_committed_to_a_device_as_the_arguments(backend: str):
+    """An array that nobody put on a device fits into any program, and so does what is computed from it."""
+    f, device = jtbridge.wrap(torch.sin), jax.devices()[1]
+    for run in (f, jax.jit(f)):
+        assert run(X).committed == X.committed is False
+        found = run(jax.device_put(X, device))
+        assert found.committed
+        assert found.devices() == {device}

@@ -1,0 +1,198 @@
+"""Random operators are a pure function of the JAX key that the call was given."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+from jtbridge.errors import ArgumentError, RandomnessError
+
+from .compare import assert_matches
+
+KEY = jax.random.key(7)
+ONES = jnp.ones((4, 5))
+
+
+def dropout(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.dropout(x, 0.5)
+
+
+def normal(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.randn(3)
+
+
+def torch_dropout(key: jax.Array, x: torch.Tensor) -> torch.Tensor:
+    """What torch draws by itself with the seed that the key stands for."""
+    low, high = (int(word) for word in jax.random.bits(key, (2,), jnp.uint32))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed((high << 32) | low)
+        return dropout(x)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_draws_are_torchs_own(jit: bool, backend: str):
+    f = jtbridge.wrap(dropout)
+    call = jax.jit(lambda x, key: f(x, rng=key)) if jit else (lambda x, key: f(x, rng=key))
+    for seed in range(3):
+        key = jax.random.key(seed)
+        assert_matches(call(ONES, key), torch_dropout(key, torch.ones(4, 5)))
+
+
+def test_other_key_other_numbers(backend: str):
+    f = jtbridge.wrap(dropout)
+    assert (f(ONES, rng=KEY) == f(ONES, rng=KEY)).all()
+    assert (f(ONES, rng=KEY) != f(ONES, rng=jax.random.key(8))).any()
+    assert (f(ONES, rng=KEY) == f(ONES, rng=jax.random.PRNGKey(7))).all()  # a raw key
+
+
+@pytest.mark.parametrize("residuals", ["save", "recompute"])
+@pytest.mark.parametrize("jit", [False, True])
+def test_one_mask_in_forward_and_backward(jit: bool, residuals: str, backend: str):
+    """Of dropout(x) the gradient in x is the mask itself, scaled as the result is."""
+    f = jtbridge.wrap(dropout, residuals=residuals)
+
+    def run(x, key):
+        value, pullback = jax.vjp(lambda x: f(x, rng=key), x)
+        return value, pullback(jnp.ones_like(x))[0]
+
+    value, gradient = (jax.jit(run) if jit else run)(ONES, KEY)
+    assert_matches(value, torch_dropout(KEY, torch.ones(4, 5)))
+    assert (gradient == value).all()
+
+
+def test_one_mask_in_forward_mode_and_second_derivatives(backend: str):
+    f = jtbridge.wrap(lambda x: dropout(x) ** 2)
+    mask = torch_dropout(KEY, torch.ones(5))
+    value, tangent = jax.jvp(lambda x: f(x, rng=KEY), (jnp.ones(5),), (jnp.ones(5),))
+    assert_matches(value, mask**2)
+    assert_matches(tangent, 2 * mask**2)
+    hessian = jax.jit(jax.hessian(lambda x, key: f(x, rng=key).sum()))(jnp.ones(5), KEY)
+    assert_matches(hessian, torch.diag(2 * mask**2))
+
+
+def test_checkpoint_draws_the_same_again(backend: str):
+    f = jtbridge.wrap(lambda x: dropout(x).exp())
+    again = jax.checkpoint(lambda x, rng: f(x, rng=rng))
+    plain, remade = (jax.jit(jax.grad(lambda x, g=g: g(x, rng=KEY).sum()))(ONES) for g in (f, again))
+    assert (plain == remade).all()
+
+
+@pytest.mark.parametrize(("fn", "jit"), [(dropout, True), (normal, False)])
+def test_vmap_over_keys_is_a_loop(fn, jit: bool, backend: str, rng: np.random.Generator):
+    f = jtbridge.wrap(fn)
+    keys, xs = jax.random.split(KEY, 4), jnp.asarray(rng.normal(size=(4, 3)).astype(np.float32))
+    run = jax.vmap(lambda x, key: f(x, rng=key))
+    found = (jax.jit(run) if jit else run)(xs, keys)
+    assert (found == jnp.stack([f(x, rng=key) for x, key in zip(xs, keys, strict=True)])).all()
+    assert len({tuple(row) for row in found.tolist()}) == 4
+
+
+@pytest.mark.parametrize(("fn", "jit"), [(dropout, True), (normal, False)])
+def test_one_key_under_vmap_is_a_loop(fn, jit: bool, backend: str, rng: np.random.Generator):
+    f = jtbridge.wrap(fn)
+    xs = jnp.asarray(rng.normal(size=(4, 3)).astype(np.float32))
+    run = jax.vmap(lambda x, key: f(x, rng=key), in_axes=(0, None))
+    found = (jax.jit(run) if jit else run)(xs, KEY)
+    np.testing.assert_allclose(found, jnp.stack([f(x, rng=KEY) for x in xs]), rtol=1e-6)
+
+
+def test_gradients_under_vmap_over_keys_are_a_loop(backend: str, rng: np.random.Generator):
+    f = jtbridge.wrap(lambda x: (dropout(x) ** 2).sum())
+    keys, xs = jax.random.split(KEY, 4), jnp.asarray(rng.normal(size=(4, 6)).astype(np.float32))
+    gradient = jax.grad(lambda x, key: f(x, rng=key))
+    loop = jnp.stack([gradient(x, key) for x, key in zip(xs, keys, strict=True)])
+    np.testing.assert_allclose(jax.jit(jax.vmap(gradient))(xs, keys), loop, rtol=1e-6)
+
+
+def test_scan_with_a_key_per_step(backend: str):
+    f = jtbridge.wrap(normal)
+    keys = jax.random.split(KEY, 3)
+    last, _ = jax.jit(lambda x: jax.lax.scan(lambda x, key: (f(x, rng=key), None), x, keys))(jnp.ones(3))
+    expected = jnp.ones(3)
+    for key in keys:
+        expected = f(expected, rng=key)
+    np.testing.assert_allclose(last, expected, rtol=1e-6)
+
+
+def test_the_users_generator_is_untouched(backend: str):
+    f = jtbridge.wrap(dropout)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    f(ONES, rng=KEY)
+    jax.jit(jax.grad(lambda x, key: f(x, rng=key).sum()))(ONES, KEY).block_until_ready()
+    jax.vmap(lambda key: f(ONES, rng=key))(jax.random.split(KEY, 2))
+    with pytest.raises(RandomnessError):
+        f(ONES)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_users_generator_is_untouched_by_a_failure(backend: str):
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        drawn = torch.randn(3)
+        raise ValueError("after the draw", drawn.shape)
+
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match="after the draw"):
+        jtbridge.wrap(fail)(ONES, rng=KEY)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_missing_key(jit: bool, backend: str):
+    f = jtbridge.wrap(normal)
+    with pytest.raises(RandomnessError) as caught:
+        (jax.jit(f) if jit else f)(jnp.ones(3))
+    assert str(caught.value) == (
+        "`normal` draws random numbers (aten.randn.default) but was called without a key. Pass a JAX key as "
+        "`rng=`, for example `f(x, rng=jax.random.key(0))`; the same key gives the same numbers. "
+        "For a module that should not draw, call `.eval()` on it first."
+    )
+
+
+def test_missing_key_of_a_function_that_cannot_be_traced(backend: str):
+    f = jtbridge.wrap(lambda x: x * torch.randn(3) if x.sum().item() > -1 else x)
+    with pytest.raises(RandomnessError, match=r"aten\.randn\.default"):
+        f(jnp.ones(3))
+    late = jtbridge.wrap(lambda x: x * torch.randn(3) if x.sum().item() > 0 else x)  # draws on ones, not on zeros
+    with pytest.raises(RandomnessError, match=r"draws random numbers \(a random operator\)"):
+        late(jnp.ones(3))
+    assert late(jnp.zeros(3)).tolist() == [0, 0, 0]
+
+
+def test_a_generator_of_its_own_is_refused(backend: str):
+    generator = torch.Generator().manual_seed(0)
+    f = jtbridge.wrap(lambda x: x * torch.randn(3, generator=generator))
+    for keywords in ({}, {"rng": KEY}):
+        with pytest.raises(RandomnessError, match=r"draws from a torch\.Generator of its own \(aten\.randn"):
+            f(jnp.ones(3), **keywords)
+
+
+@pytest.mark.parametrize("key", [3, np.uint32(3), jnp.ones(2)])
+def test_what_is_not_a_key(key: object, backend: str):
+    with pytest.raises(ArgumentError, match=r"`rng` must be a JAX key such as `jax\.random\.key"):
+        jtbridge.wrap(dropout)(ONES, rng=key)
+
+
+def test_key_that_is_not_needed(backend: str):
+    f = jtbridge.wrap(torch.sin)
+    assert_matches(jax.jit(lambda x: f(x, rng=KEY))(jnp.ones(2)), torch.sin(torch.ones(2)))
+
+
+def test_module_in_training_and_evaluation(backend: str):
+    model = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Dropout(0.5))
+    f = jtbridge.wrap(model)
+    with pytest.raises(RandomnessError):
+        f(ONES)
+    assert (f(ONES, rng=KEY) == 0).any()
+    model.eval()
+    expected = model(torch.ones(4, 5)).detach()
+    assert_matches(f(ONES), expected)
+    assert_matches(f(ONES, rng=KEY), expected)
+    model.train()
+    assert (f(ONES, rng=KEY) == 0).any()
+    with pytest.raises(RandomnessError):
+        f(ONES)

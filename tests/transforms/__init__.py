@@ -1,0 +1,1 @@
+"""One table of torch functions (`cases.py`), one file for each transformation or composition of them."""

@@ -1,0 +1,89 @@
+"""jax.grad and jax.value_and_grad of a scalar loss."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+from tests import reference
+from tests.compare import assert_matches, assert_trees_close
+
+from .problem import MOVING, Problem, jaxes, tensors
+
+
+def expected_gradient(problem: Problem) -> list[torch.Tensor]:
+    """jax.grad of a real loss is the conjugate of torch's, which points uphill."""
+    inputs = reference.leaves_of_graph(tensors(problem.primals))
+    value = problem.torch_loss(*inputs)
+    return [g.conj().resolve_conj() for g in reference.gradients([value], inputs, [torch.ones_like(value)])]
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_jitted_value_and_grad(name: str, backend: str, x64: None):
+    problem = Problem(name)
+    argnums = tuple(range(len(problem.primals)))
+    value, grads = jax.jit(jax.value_and_grad(problem.jax_loss, argnums))(*jaxes(problem.primals))
+    assert_matches(value, problem.torch_loss(*tensors(problem.primals)).detach())
+    assert_matches(list(grads), expected_gradient(problem))
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_jit_equals_eager(name: str, backend: str):
+    problem = Problem(name)
+    grad = jax.grad(problem.jax_loss, tuple(range(len(problem.primals))))
+    primals = jaxes(problem.primals)
+    assert_trees_close(jax.jit(grad)(*primals), grad(*primals))
+
+
+def test_integer_arguments_have_float0_gradients(backend: str):
+    f = jtbridge.wrap(lambda x, i: x[i].sum())
+    grads = jax.grad(f, argnums=(0, 1), allow_int=True)(jnp.arange(4.0), jnp.array([1, 1, 3]))
+    assert grads[0].tolist() == [0, 2, 0, 1]
+    assert grads[1].dtype == jax.dtypes.float0
+
+
+def test_has_aux(backend: str):
+    f = jtbridge.wrap(lambda x: (x.square().sum(), {"n": (x > 0).sum()}))
+    grads, aux = jax.jit(jax.grad(f, has_aux=True))(jnp.array([1.0, -2.0]))
+    assert grads.tolist() == [2, -4]
+    assert aux["n"].tolist() == 1
+
+
+def test_the_same_array_twice(backend: str):
+    """One array passed twice is two arguments: each has its own gradient, and grad sums them."""
+    f = jtbridge.wrap(lambda x, y: (x * y.detach() + 3 * y).sum())
+    x = jnp.array([2.0, 5.0])
+    assert jax.jit(jax.grad(lambda x: f(x, x)))(x).tolist() == [5, 8]
+    assert jax.grad(lambda x: f(x, x))(x).tolist() == [5, 8]
+
+
+def test_gradient_passes_through_jax_code_on_both_sides(backend: str, rng: np.random.Generator, x64: None):
+    f = jtbridge.wrap(lambda x: torch.tanh(x) ** 2)
+    x = rng.normal(size=(3,))
+    got = jax.jit(jax.grad(lambda x: jnp.sum(jnp.sin(f(jnp.exp(x))))))(jnp.asarray(x))
+    t = torch.from_numpy(x).requires_grad_()
+    (expected,) = torch.autograd.grad(torch.sin(torch.tanh(t.exp()) ** 2).sum(), t)
+    assert_matches(got, expected)
+
+
+def test_stop_gradient_outside(backend: str):
+    f = jtbridge.wrap(lambda x, y: (x * y).sum())
+    grads = jax.jit(jax.grad(lambda x: f(x, jax.lax.stop_gradient(x))))(jnp.array([3.0]))
+    assert grads.tolist() == [3]
+
+
+def test_unused_argument_has_a_zero_gradient(backend: str):
+    f = jtbridge.wrap(lambda x, y: x.sin().sum())
+    assert jax.jit(jax.grad(f, argnums=1))(jnp.ones(2), jnp.ones((3, 2))).tolist() == [[0, 0]] * 3
+
+
+def test_chain_of_wrapped_functions(backend: str, x64: None):
+    f, g = jtbridge.wrap(torch.sin), jtbridge.wrap(lambda x: x * x)
+    got = jax.jit(jax.grad(lambda x: f(g(f(x)))))(jnp.array(0.7))
+    t = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(torch.sin(torch.sin(t) ** 2), t)
+    assert_matches(got, expected)

@@ -1,0 +1,138 @@
+"""shard_map over four CPU devices: each calls torch on its own shard."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jtbridge
+from tests.compare import assert_matches
+
+from .problem import tensor
+
+
+@pytest.fixture
+def mesh() -> jax.sharding.Mesh:
+    assert len(jax.devices()) >= 4, "tests/conftest.py asks for four CPU devices"
+    return jax.make_mesh((4,), ("i",), devices=jax.devices()[:4], axis_types=(jax.sharding.AxisType.Auto,))
+
+
+@pytest.fixture
+def data(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    return rng.normal(size=(3,)), rng.normal(size=(8, 3))
+
+
+def model(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x @ w)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_forward(mesh, data, jit: bool, backend: str, x64: None):
+    run = jax.shard_map(jtbridge.wrap(model), mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i"))
+    found = (jax.jit(run) if jit else run)(*map(jnp.asarray, data))
+    assert_matches(found, model(*map(tensor, data)))
+
+
+def test_each_device_sees_its_shard(mesh, backend: str):
+    shapes = []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        shapes.append(tuple(x.shape))
+        return x.sum().reshape(1)
+
+    run = jax.jit(jax.shard_map(jtbridge.wrap(f), mesh=mesh, in_specs=P("i"), out_specs=P("i")))
+    assert run(jnp.arange(8.0)).tolist() == [1, 5, 9, 13]
+    assert set(shapes) == {(2,)}
+
+
+def test_no_gather(mesh, backend: str):
+    run = jax.jit(jax.shard_map(jtbridge.wrap(torch.sin), mesh=mesh, in_specs=P("i"), out_specs=P("i")))
+    x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("i")))
+    text = run.lower(x).compile().as_text()
+    assert "all-gather" not in text
+    assert "custom-call" in text
+    assert run(x).sharding.is_equivalent_to(x.sharding, 1)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_gradient_of_a_replicated_argument(mesh, data, jit: bool, backend: str, x64: None):
+    """The weights are the same on every device, so their gradient is a sum over the devices."""
+    f = jtbridge.wrap(model)
+
+    def loss(w, x):
+        rows = jax.shard_map(f, mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i"))(w, x)
+        return jnp.sum(rows**2)
+
+    grad = jax.grad(loss, argnums=(0, 1))
+    found = (jax.jit(grad) if jit else grad)(*map(jnp.asarray, data))
+    w, x = (tensor(a).requires_grad_() for a in data)
+    assert_matches(list(found), list(torch.autograd.grad((model(w, x) ** 2).sum(), (w, x))))
+
+
+def test_gradient_inside_with_psum(mesh, data, backend: str, x64: None):
+    """Data-parallel training: per-device gradients, summed by JAX."""
+    f = jtbridge.wrap(lambda w, x: (torch.tanh(x @ w) ** 2).sum())
+
+    @jax.jit
+    def run(w, x):
+        def device(w, x):
+            return jax.lax.psum(f(w, x), "i")
+
+        total = jax.shard_map(device, mesh=mesh, in_specs=(P(), P("i")), out_specs=P())
+        return jax.value_and_grad(total)(w, x)
+
+    value, grad = run(*map(jnp.asarray, data))
+    w, x = tensor(data[0]).requires_grad_(), tensor(data[1])
+    expected = (model(w, x) ** 2).sum()
+    assert_matches(value, expected.detach())
+    assert_matches(grad, torch.autograd.grad(expected, w)[0])
+
+
+def test_jvp_and_hessian_of_a_replicated_argument(mesh, data, backend: str, x64: None):
+    f = jtbridge.wrap(model)
+
+    def loss(w):
+        rows = jax.shard_map(f, mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i"))(w, jnp.asarray(data[1]))
+        return jnp.sum(rows**2)
+
+    def torch_loss(w):
+        return (model(w, tensor(data[1])) ** 2).sum()
+
+    w = tensor(data[0])
+    hessian = torch.autograd.functional.hessian(torch_loss, w)
+    gradient = torch.autograd.functional.jacobian(torch_loss, w)
+    found = jax.jit(lambda w: jax.jvp(loss, (w,), (jnp.ones(3),)))(jnp.asarray(data[0]))
+    assert_matches(found, (torch_loss(w), gradient.sum()))
+    assert_matches(jax.jit(jax.hessian(loss))(jnp.asarray(data[0])), hessian)
+
+
+def test_vmap_of_shard_map_and_inside(mesh, data, backend: str, x64: None):
+    f = jax.vmap(jtbridge.wrap(lambda w, x: torch.tanh(x @ w)), in_axes=(None, 0))
+    run = jax.shard_map(f, mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i"))
+    ws = np.stack([data[0], 2 * data[0]])
+    found = jax.jit(jax.vmap(run, in_axes=(0, None)))(jnp.asarray(ws), jnp.asarray(data[1]))
+    assert_matches(found, torch.stack([model(tensor(w), tensor(data[1])) for w in ws]))
+
+
+def test_sharded_arrays_outside_shard_map(mesh, data, backend: str, x64: None):
+    """Without shard_map the inputs are gathered, and the result is right."""
+    f = jtbridge.wrap(model)
+    w = jax.device_put(jnp.asarray(data[0]), NamedSharding(mesh, P()))
+    x = jax.device_put(jnp.asarray(data[1]), NamedSharding(mesh, P("i")))
+    expected = model(*map(tensor, data))
+    assert_matches(f(w, x), expected)
+    assert_matches(jax.jit(f)(w, x), expected)
+    assert_matches(jax.jit(jax.grad(lambda w, x: f(w, x).sum()))(w, x), (1 - expected**2) @ tensor(data[1]).T.T)
+
+
+def test_arrays_on_another_device_stay_there(backend: str):
+    device = jax.devices()[2]
+    x = jax.device_put(jnp.arange(3.0), device)
+    f = jtbridge.wrap(torch.sin)
+    for out in (f(x), jax.jit(f)(x), jax.grad(lambda x: f(x).sum())(x)):
+        assert out.devices() == {device}

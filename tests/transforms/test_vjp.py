@@ -1,0 +1,73 @@
+"""Reverse mode: jax.vjp and jax.grad against torch.autograd."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from tests import reference
+from tests.compare import assert_matches
+
+from .problem import MOVING, Problem, jaxes, tensors
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_vjp(name: str, backend: str):
+    problem = Problem(name)
+    primals = jaxes(problem.primals)
+    out, pullback = jax.vjp(problem.jax_fn, *primals)
+    cotangents = problem.like(out)
+    assert_matches(out, problem.torch_fn(*tensors(problem.primals)))
+    expected = reference.vjp(problem.torch_fn, tensors(problem.primals), tensors(cotangents))
+    assert_matches(list(pullback(jaxes(cotangents))), expected)
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_jitted_vjp(name: str, backend: str, x64: None):
+    problem = Problem(name)
+
+    @jax.jit
+    def run(primals, cotangents):
+        return jax.vjp(problem.jax_fn, *primals)[1](cotangents)
+
+    cotangents = problem.like(problem.torch_fn(*tensors(problem.primals)))
+    expected = reference.vjp(problem.torch_fn, tensors(problem.primals), tensors(cotangents))
+    assert_matches(list(run(jaxes(problem.primals), jaxes(cotangents))), expected)
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_recomputed_vjp(name: str, x64: None):
+    """Without residuals the gradient is the same."""
+    problem = Problem(name, residuals="recompute")
+    cotangents = problem.like(problem.torch_fn(*tensors(problem.primals)))
+    expected = reference.vjp(problem.torch_fn, tensors(problem.primals), tensors(cotangents))
+    pullback = jax.jit(lambda *primals: jax.vjp(problem.jax_fn, *primals)[1](jaxes(cotangents)))
+    assert_matches(list(pullback(*jaxes(problem.primals))), expected)
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_one_argument_at_a_time(name: str, x64: None):
+    """The gradient of one argument alone is the same as among the others."""
+    problem = Problem(name)
+    cotangents = problem.like(problem.torch_fn(*tensors(problem.primals)))
+    expected = reference.vjp(problem.torch_fn, tensors(problem.primals), tensors(cotangents))
+    primals = jaxes(problem.primals)
+    for i, x in enumerate(primals):
+        pullback = jax.vjp(lambda x, i=i: problem.jax_fn(*primals[:i], x, *primals[i + 1 :]), x)[1]
+        assert_matches(pullback(jaxes(cotangents))[0], expected[i])
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_one_result_at_a_time(name: str, x64: None):
+    """Results that are not used have no cotangent, rather than a zero one."""
+    problem = Problem(name)
+    count = len(problem.torch_fn(*tensors(problem.primals)))
+    for o in range(count):
+        out, pullback = jax.vjp(lambda *primals, o=o: problem.jax_fn(*primals)[o], *jaxes(problem.primals))
+        (cotangent,) = problem.like([out])
+        expected = reference.vjp(
+            lambda *primals, o=o: [problem.torch_fn(*primals)[o]],
+            tensors(problem.primals),
+            tensors([cotangent]),
+        )
+        assert_matches(list(pullback(jax.numpy.asarray(cotangent))), expected)

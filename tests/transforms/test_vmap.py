@@ -1,0 +1,167 @@
+"""vmap: nested, over any axes in and out, with arguments that are not batched; against a loop in torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+from tests.compare import assert_matches
+
+from . import functions
+from .problem import ALL, Problem, tensor
+
+ROWS = 3
+
+# An unbatched tensor cannot take batched values in place (torch.vmap's own rule), so these run row by row.
+WRITES_ROWS_INTO_UNBATCHED = ["cross_entropy", "in_place_inside", "in_place_on_argument"]
+
+
+class Batch:
+    """Rows of arguments for one case: `axes` says for each array leaf where its rows lie, or None."""
+
+    def __init__(self, name: str, axes: Any):
+        problems = [Problem(name, seed) for seed in range(ROWS)]
+        self.problem = problems[0]
+        arrays = [i for i, leaf in enumerate(self.problem.leaves) if isinstance(leaf, np.ndarray)]
+        self.axes = {i: axes(number, self.problem.leaves[i].ndim) for number, i in enumerate(arrays)}
+        if all(axis is None for axis in self.axes.values()):
+            self.axes[arrays[0]] = 0
+        self.columns = {
+            i: self.problem.leaves[i] if axis is None else np.stack([p.leaves[i] for p in problems], axis)
+            for i, axis in self.axes.items()
+        }
+
+    def run(self, out_axes: Any = 0) -> list[jax.Array]:
+        """The array results of one vmapped call."""
+
+        def one(columns: dict[int, Any]) -> list[Any]:
+            out = self.problem.wrapped(*self.problem.tree.unflatten(self._leaves(columns)))
+            return [y for y in jax.tree.leaves(out) if isinstance(y, jax.Array)]
+
+        columns = {i: jnp.asarray(x) for i, x in self.columns.items()}
+        return jax.vmap(one, in_axes=(self.axes,), out_axes=out_axes)(columns)
+
+    def expected(self, out_axis: int = 0) -> list[torch.Tensor]:
+        rows = []
+        for row in range(ROWS):
+            columns = {i: x if self.axes[i] is None else np.take(x, row, self.axes[i]) for i, x in self.columns.items()}
+            out = jax.tree.leaves(self.problem.torch_result(self._leaves(columns)))
+            rows.append([y for y in out if isinstance(y, torch.Tensor)])
+        return [torch.stack(column, out_axis) for column in zip(*rows, strict=True)]
+
+    def _leaves(self, columns: dict[int, Any]) -> list[Any]:
+        return [columns.get(i, leaf) for i, leaf in enumerate(self.problem.leaves)]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_first_axis(name: str, backend: str):
+    batch = Batch(name, lambda number, ndim: 0)
+    with batch.problem.batching():
+        out = batch.run()
+    assert_matches(out, batch.expected())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_mixed_axes_under_jit(name: str, x64: None):
+    """Last axes, first axes and arguments without one; results with the rows last."""
+    batch = Batch(name, lambda number, ndim: [ndim, None, 0][number % 3])
+    with batch.problem.batching():
+        out = jax.jit(lambda: batch.run(out_axes=-1))()
+    assert_matches(out, batch.expected(-1))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_only_the_last_argument_is_batched(name: str, x64: None):
+    leaves = sum(isinstance(leaf, np.ndarray) for leaf in Problem(name).leaves)
+    batch = Batch(name, lambda number, ndim: 0 if number == leaves - 1 else None)
+    if name in WRITES_ROWS_INTO_UNBATCHED:
+        with pytest.warns(jtbridge.errors.SequentialVmapWarning, match="vmap: inplace arithmetic"):
+            out = batch.run()
+    else:
+        with batch.problem.batching():
+            out = batch.run()
+    assert_matches(out, batch.expected())
+
+
+@pytest.mark.parametrize("outer", [0, 1, 2, -1])
+@pytest.mark.parametrize("inner", [0, 1, -1])
+def test_nested(outer: int, inner: int, backend: str, rng: np.random.Generator):
+    f = jtbridge.wrap(lambda x, y: torch.cumsum(x, 0) * y)
+    x, y = rng.normal(size=(2, 3, 4)).astype(np.float32), np.float32(1.5)
+    twice = jax.vmap(jax.vmap(f, in_axes=(inner, None)), in_axes=(outer, None))
+    got = jax.jit(twice)(jnp.asarray(x), jnp.asarray(y))
+    rows = np.moveaxis(np.moveaxis(x, outer, 0), inner if inner < 0 else inner + 1, 1)
+    assert_matches(got, torch.cumsum(tensor(rows), 2) * 1.5)
+
+
+def test_three_deep_with_different_arguments(backend: str, rng: np.random.Generator):
+    f = jtbridge.wrap(lambda x, y, z: torch.outer(x, y) * z)
+    x, y, z = (rng.normal(size=s).astype(np.float32) for s in [(2, 3), (4, 2), (5,)])
+    outer = jax.vmap(jax.vmap(jax.vmap(f, in_axes=(None, None, 0)), in_axes=(None, 0, None)), in_axes=(0, None, None))
+    got = jax.jit(outer)(jnp.asarray(x), jnp.asarray(y), jnp.asarray(z))
+    assert_matches(got, torch.einsum("ai,bj,c->abcij", tensor(x), tensor(y), tensor(z)))
+
+
+def test_nothing_is_batched_inside(backend: str):
+    """A vmap whose rows do not reach the function calls it once, unbatched."""
+    f = jtbridge.wrap(torch.sin)
+    x = jnp.ones(3)
+    got = jax.vmap(lambda row: row + f(x))(jnp.zeros((2, 3)))
+    assert_matches(got, torch.sin(torch.ones(2, 3)))
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_no_rows(jit: bool, backend: str):
+    f = jax.vmap(jtbridge.wrap(lambda x: (torch.sin(x), x.argmax())))
+    out = (jax.jit(f) if jit else f)(jnp.zeros((0, 3)))
+    assert_matches(out, (torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)))
+
+
+def test_one_row(backend: str):
+    got = jax.vmap(jtbridge.wrap(lambda x: x.sum()))(jnp.ones((1, 3)))
+    assert_matches(got, torch.tensor([3.0]))
+
+
+def test_spmd_axis_and_axis_size(backend: str):
+    f = jtbridge.wrap(torch.sin)
+    got = jax.vmap(f, in_axes=0, axis_size=2)(jnp.zeros((2, 3)))
+    assert got.shape == (2, 3)
+
+
+def test_result_that_does_not_depend_on_the_row(backend: str):
+    f = jtbridge.wrap(lambda x: torch.arange(3.0))
+    assert_matches(jax.vmap(f)(jnp.zeros((2, 4))), torch.arange(3.0).expand(2, 3))
+
+
+def test_rows_one_after_another_are_announced_once(backend: str):
+    f = jtbridge.wrap(lambda x: functions.TripledGradient.apply(x))
+    with pytest.warns(jtbridge.errors.SequentialVmapWarning, match="its rows run one after another"):
+        first = jax.vmap(f)(jnp.arange(3.0))
+    second = jax.vmap(f)(jnp.arange(3.0))  # a second warning would be an error
+    assert first.tolist() == second.tolist() == [0, 1, 4]
+
+
+def test_error_of_a_row_is_the_functions_own(backend: str):
+    def fail(x):
+        if x.shape == (2,):
+            raise ValueError("no such row")
+        return x
+
+    with pytest.raises(ValueError, match="no such row"):
+        jax.vmap(jtbridge.wrap(fail))(jnp.zeros((3, 2)))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_rows_are_as_contiguous_as_arguments(axis: int, backend: str):
+    """A function may rely on the memory layout of its argument: every row looks like a whole JAX array."""
+    f = jtbridge.wrap(lambda x: (x.view(-1), torch.view_as_complex(x)))
+    x = np.arange(8.0, dtype=np.float32).reshape(2, 2, 2)
+    rows = tensor(np.ascontiguousarray(np.moveaxis(x, axis, 0)))
+    expected = (rows.reshape(2, -1), torch.view_as_complex(rows))
+    assert_matches(jax.vmap(f, in_axes=axis)(jnp.asarray(x)), expected)

@@ -1,0 +1,69 @@
+"""vmap(grad(f)): per-example gradients, against a loop in torch."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+
+from tests import reference
+from tests.compare import assert_matches
+
+from .problem import MOVING, Problem, jaxes, tensors
+from .test_jvp import FORWARD_MODE
+
+ROWS = 3
+
+
+def _stacked(rows: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+    return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_vmap_of_vjp(name: str, backend: str, x64: None):
+    problem = Problem(name)
+    rows = [problem.like(problem.primals, seed) for seed in range(ROWS)]
+    if name in ("reductions", "cumulative"):  # the case wants positive numbers
+        rows = [[abs(x) + 0.5 for x in row] for row in rows]
+    cotangents = [problem.like(problem.torch_fn(*tensors(problem.primals)), seed) for seed in range(ROWS)]
+
+    def one(primals, cotangents):
+        out, pullback = jax.vjp(problem.jax_fn, *primals)
+        return out, list(pullback(cotangents))
+
+    batched = jax.jit(jax.vmap(one))
+    with problem.batching_derivatives():
+        out, grads = batched(_columns(rows), _columns(cotangents))
+    assert_matches(out, _stacked([problem.torch_fn(*tensors(row)) for row in rows]))
+    expected = [
+        reference.vjp(problem.torch_fn, tensors(row), tensors(ct)) for row, ct in zip(rows, cotangents, strict=True)
+    ]
+    assert_matches(grads, _stacked(expected))
+
+
+@pytest.mark.parametrize("name", FORWARD_MODE)
+def test_vmap_of_jvp(name: str, x64: None):
+    problem = Problem(name)
+    tangents = [problem.like(problem.primals, seed) for seed in range(ROWS)]
+    primals = jaxes(problem.primals)
+    with problem.batching_derivatives():
+        moved = jax.jit(jax.vmap(lambda ts: jax.jvp(problem.jax_fn, primals, ts)[1]))(_columns(tangents))
+    expected = [reference.jvp(problem.torch_fn, tensors(problem.primals), tensors(t)) for t in tangents]
+    assert_matches(moved, _stacked(expected))
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_only_cotangents_are_batched(name: str, x64: None):
+    """The primals have no rows: what jax.jacrev does."""
+    problem = Problem(name)
+    out, pullback = jax.vjp(problem.jax_fn, *jaxes(problem.primals))
+    cotangents = [problem.like(out, seed) for seed in range(ROWS)]
+    with problem.batching_derivatives():
+        grads = jax.vmap(pullback)(_columns(cotangents))
+    expected = [reference.vjp(problem.torch_fn, tensors(problem.primals), tensors(ct)) for ct in cotangents]
+    assert_matches(list(grads), _stacked(expected))
+
+
+def _columns(rows: list) -> list[jax.Array]:
+    return [jnp.stack(jaxes(column)) for column in zip(*rows, strict=True)]
