@@ -6,6 +6,8 @@ Each entry says why the public API does not do, and on which versions it was tri
 from __future__ import annotations
 
 import contextlib
+import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -34,6 +36,7 @@ from .errors import MutationError
 
 __all__ = [
     "ORDERED_EFFECT",
+    "TRACING",
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
@@ -112,16 +115,26 @@ def inside_functorch() -> bool:
     return functorch_bindings.maybe_current_level() is not None
 
 
+TRACING = threading.RLock()
+
+
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
     """For running a function to learn about it: exporting, and with warnings off.
 
     Torch warns of its own internals here, which would turn into wrong conclusions where warnings are errors; what
-    concerns the user is said again when the function runs.
+    concerns the user is said again when the function runs. One thread at a time: `make_fx` puts a wrapper in the place
+    of ``nn.Module.__call__``, and two threads would leave it there. This lock is taken before those of modules.
     """
-    with exporting(), warnings.catch_warnings():
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled = logger.disabled
+    with TRACING, exporting(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        logger.disabled = True  # it prints the traceback of every exception, which is raised as well
+        try:
+            yield
+        finally:
+            logger.disabled = disabled
 
 
 def has_cpu_kernel(schema: Any) -> bool:

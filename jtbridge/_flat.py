@@ -240,7 +240,11 @@ def _locks_for(behaviour: Behaviour) -> tuple[Any, ...]:
     XLA runs calls of several devices at once, and torch.func.functional_call swaps a module's parameters in
     place while it runs. A function that calls no module takes no lock.
     """
-    modules = [module for ref, _ in behaviour.guards if (module := ref()) is not None]
+    return module_locks([module for ref, _ in behaviour.guards if (module := ref()) is not None])
+
+
+def module_locks(modules: Sequence[torch.nn.Module]) -> tuple[Any, ...]:
+    """The locks of those modules that are not part of another one of them."""
     children = {id(child) for module in modules for child in module.modules() if child is not module}
     roots = sorted((module for module in modules if id(module) not in children), key=id)
     return tuple(_MODULE_LOCKS.setdefault(module, threading.RLock()) for module in roots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
@@ -77,6 +78,18 @@ def argument_names(fn: Callable, signature: Signature) -> tuple[str, ...]:
     parameters = _parameter_names(fn)
     paths = jax.tree_util.tree_flatten_with_path((args, kwargs))[0]
     return tuple(_path_name(path, parameters) for path, place in paths if leaves[place.position] is not None)
+
+
+def closed_over_modules(fn: Callable) -> list[torch.nn.Module]:
+    """The modules that a function is, is a method of, or names in its closure or globals."""
+    code = getattr(fn, "__code__", None)
+    scope = getattr(fn, "__globals__", {})
+    found = [fn, getattr(fn, "__self__", None)]
+    found += [scope.get(name) for name in (code.co_names if code is not None else ())]
+    for cell in getattr(fn, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # a cell that is not filled yet
+            found.append(cell.cell_contents)
+    return [value for value in found if isinstance(value, torch.nn.Module)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import inspect
 import types
@@ -13,11 +14,11 @@ import numpy as np
 import torch
 
 from . import _rng
-from ._compat import unwrap_compiled
+from ._compat import TRACING, unwrap_compiled
 from ._config import backend_or
 from ._dtypes import canonical_dtype, torch_dtype
-from ._flat import ArrayType, FlatFunction
-from ._signature import Signature, argument_names, flatten_arguments, rebuild_call
+from ._flat import ArrayType, FlatFunction, module_locks
+from ._signature import Signature, argument_names, closed_over_modules, flatten_arguments, rebuild_call
 from ._torch_state import TorchState
 from .backends import check_name
 from .capture import Request, infer
@@ -92,18 +93,20 @@ class Wrapped:
         call = rebuild_call(self._fn, signature)
         in_types = tuple(ArrayType(shape, np.dtype(dtype)) for shape, dtype in _known_types(signature, names))
         dtypes = tuple(self._torch_dtype(t, name) for t, name in zip(in_types, names, strict=True))
-        found = infer(
-            Request(
-                name=self._name,
-                call=call,
-                shapes=tuple(t.shape for t in in_types),
-                dtypes=dtypes,
-                state=state,
-                seeded=seeded,
-                ordered=self._options["effects"] == "ordered",
-                output_shapes=self._options["output_shapes"],
-            )
+        request = Request(
+            name=self._name,
+            call=call,
+            shapes=tuple(t.shape for t in in_types),
+            dtypes=dtypes,
+            state=state,
+            seeded=seeded,
+            ordered=self._options["effects"] == "ordered",
+            output_shapes=self._options["output_shapes"],
         )
+        with TRACING, contextlib.ExitStack() as stack:
+            for lock in module_locks(closed_over_modules(self._fn)):  # a call of it may be running on XLA's threads
+                stack.enter_context(lock)
+            found = infer(request)
         behaviour = found.behaviour
         seeded = seeded and (behaviour.random_operator is not None or behaviour.opaque is not None)
         return_mutated = self._options["return_mutated"]

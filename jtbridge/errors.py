@@ -50,8 +50,9 @@ class OutputMismatchError(JtbridgeError):
 class TorchCallError(JtbridgeError, RuntimeError):
     """The torch function raised inside a compiled JAX program.
 
-    The text holds the original type, message and torch traceback. In eager calls the original exception is
-    raised as it is instead.
+    The text holds the original type, message and torch traceback. XLA passes on text alone, so what reaches the
+    caller of a compiled program is JAX's own ``jax.errors.JaxRuntimeError`` (or ValueError) around that text. In
+    eager calls the original exception is raised as it is instead.
     """
 
 

@@ -123,6 +123,7 @@ def test_four_devices_share_a_module(gradient: bool, backend: str):
         return torch.autograd.grad(y, rows)[0].sum() if gradient else y.detach()
 
     for _ in range(CALLS):
-        assert_matches(run(parameters, scales, x), torch.stack([expected(i) for i in range(4)]))
+        found = run(parameters, scales, x).block_until_ready()  # before this thread swaps parameters itself
+        assert_matches(found, torch.stack([expected(i) for i in range(4)]))
     for name, p in model.named_parameters():
         assert torch.equal(p, original[name])

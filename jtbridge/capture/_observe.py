@@ -145,7 +145,9 @@ class Observer:
         for leaf in jax.tree.leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor):
                 # Its views will share the storage of the fake tensor that stands for it.
-                for storage in _storages(leaf) | _storages(fake_mode.from_tensor(leaf)):
+                fake = fake_mode.from_tensor(leaf)
+                self._keep.append(fake)
+                for storage in _storages(leaf) | _storages(fake):
                     self._closed_over.setdefault(storage, leaf)
 
     def _describe_if_closed_over(self, tensor: torch.Tensor) -> str | None:
