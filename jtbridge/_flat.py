@@ -121,7 +121,7 @@ class FlatFunction(TorchFunction):
 
     def __post_init__(self) -> None:
         self.sequential: set[TorchFunction] = set()  # batched forms that torch.vmap could not do
-        self.graph_checked = False  # whether the next was looked for
+        self.checked_graphs: set[tuple[int, ...]] = set()  # the inputs by which the next was looked for
         self.once_differentiable: str | None = None  # an autograd.Function that torch differentiates once
         self.probed: set[TorchFunction] = set()  # batched forms that were tried already
         self.double_reverse: set[TorchFunction] = set()  # forward modes that torch lacks a rule for

@@ -240,8 +240,9 @@ class Vmap(_Derived):
         return torch.func.vmap(self.fn.__call__, in_dims=self.dims, randomness="same")(*tensors)
 
     def _by_loop(self, tensors: Tensors) -> Tensors:
+        # A row is a copy, in memory of its own: as_strided and the like count from the start of the memory.
         rows = [
-            self.fn(*(t if d is None else t.select(d, i) for t, d in zip(tensors, self.dims, strict=True)))
+            self.fn(*(t if d is None else t.select(d, i).clone() for t, d in zip(tensors, self.dims, strict=True)))
             for i in range(self.size)
         ]
         return tuple(torch.stack(column) for column in zip(*rows, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from jtbridge import _rng
 from jtbridge._compat import FakeTensorMode, once_differentiable_in, tracing
 from jtbridge._dtypes import torch_dtype
 from jtbridge._flat import FlatFunction, TorchFunction
-from jtbridge._transforms import Vmap, refuse_once_differentiable
+from jtbridge._transforms import Jvp, Vjp, Vmap, refuse_once_differentiable
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
 
 
@@ -57,17 +58,32 @@ def _vmap_fails(fn: Vmap) -> str | None:
     return None
 
 
-def check_differentiable(fn: TorchFunction, *, again: bool) -> None:
+def check_differentiable(fn: TorchFunction, wrt: tuple[int, ...], *, again: bool) -> None:
     """Refuse a derivative that torch would refuse, or give as zero in silence.
 
     Args:
         fn: what is about to be differentiated.
+        wrt: by which of its inputs.
         again: whether this may take a second derivative: of a derivative, or in forward mode.
     """
     flat = fn.flat
-    if flat.behaviour.opaque or flat.graph_checked or not (again or flat.behaviour.breaks_inner_graph):
+    wrt = _innermost(fn, wrt)
+    if flat.behaviour.opaque or wrt in flat.checked_graphs or not (again or flat.behaviour.breaks_inner_graph):
         refuse_once_differentiable(flat, fn.order + 1)
         return
+    try:
+        _look_at_graph(flat, wrt)
+    except DifferentiationError:
+        raise
+    except RuntimeError:  # torch has no derivative by one of them, and forward mode may still have
+        for i in wrt:
+            with contextlib.suppress(RuntimeError):
+                _look_at_graph(flat, (i,))
+    flat.checked_graphs.add(wrt)
+    refuse_once_differentiable(flat, fn.order + 1)
+
+
+def _look_at_graph(flat: FlatFunction, wrt: tuple[int, ...]) -> None:
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
         tracing(),
@@ -75,15 +91,21 @@ def check_differentiable(fn: TorchFunction, *, again: bool) -> None:
         _rng.tracing(),
     ):
         inputs = [
-            x.requires_grad_().clone() if type_.differentiable else x
-            for x, type_ in zip(_examples(flat), flat.in_types, strict=True)
+            x.requires_grad_().clone() if i in wrt else x  # a clone, for the function may write to it
+            for i, x in enumerate(_examples(flat))
         ]
         results = flat(*inputs)
     if flat.behaviour.breaks_inner_graph:
         _refuse_broken_graph(flat, results)
-    flat.once_differentiable = once_differentiable_in(results)
-    flat.graph_checked = True
-    refuse_once_differentiable(flat, fn.order + 1)
+    flat.once_differentiable = flat.once_differentiable or once_differentiable_in(results)
+
+
+def _innermost(fn: TorchFunction, wrt: tuple[int, ...]) -> tuple[int, ...]:
+    """By which of its own inputs the user's function is differentiated in a derivative of `fn`."""
+    while isinstance(fn, Vjp | Jvp | Vmap):
+        wrt = wrt if isinstance(fn, Vmap) else fn.wrt
+        fn = fn.fn
+    return wrt
 
 
 def _refuse_broken_graph(flat: FlatFunction, results: Sequence[torch.Tensor]) -> None:

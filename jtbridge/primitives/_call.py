@@ -38,7 +38,7 @@ def _linearize(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: TorchF
         results = torch_call(*primals, fn=fn, backend=backend)
         zeros = zero_tangents(results)
         return results, [False] * len(results), (), lambda _, *tangents: zeros
-    check_differentiable(fn, again=fn.order > 0 or not is_vjp)
+    check_differentiable(fn, wrt, again=fn.order > 0 or not is_vjp)
     kept = split(fn, wrt, outs) if is_vjp else "forward mode keeps nothing"
     backward = None
     saved: list[Any] = []

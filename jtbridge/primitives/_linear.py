@@ -69,7 +69,7 @@ def tangents_out(
     wrt = nonzero_inputs(fn.in_types, [type(t) is not ad.Zero for t in tangents])
     outs = differentiable(fn.out_types)
     if wrt and outs:
-        check_differentiable(fn, again=True)
+        check_differentiable(fn, wrt, again=True)
         moved = differential(fn, wrt, args, [tangents[i] for i in wrt], backend=backend)
         for o, tangent in zip(outs, moved, strict=True):
             out[o] = tangent
