@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -103,13 +103,7 @@ class Vjp(_Derived):
     def _by_functorch(self, primals: Tensors, cotangents: Sequence[torch.Tensor]) -> Tensors:
         """Under torch.vmap or torch.func.jvp, where plain autograd does not reach."""
 
-        def of_wrt(*moving: torch.Tensor) -> Tensors:
-            inputs = list(primals)
-            for i, x in zip(self.wrt, moving, strict=True):
-                inputs[i] = x
-            results = self.fn(*inputs)
-            return tuple(results[o] for o in self.outs)
-
+        of_wrt = _of_moving(self, primals)
         pullback = torch.func.vjp(of_wrt, *(primals[i] for i in self.wrt))[1]
         return pullback(tuple(cotangents))
 
@@ -166,13 +160,7 @@ class Jvp(_Derived):
         count = len(self.fn.in_types)
         primals, tangents = tensors[:count], tensors[count:]
 
-        def of_wrt(*moving: torch.Tensor) -> Tensors:
-            inputs = list(primals)
-            for i, x in zip(self.wrt, moving, strict=True):
-                inputs[i] = x
-            results = self.fn(*inputs)
-            return tuple(results[o] for o in self.outs)
-
+        of_wrt = _of_moving(self, primals)
         with _FORWARD_MODE:
             return torch.func.jvp(of_wrt, tuple(primals[i] for i in self.wrt), tuple(tangents))[1]
 
@@ -270,6 +258,19 @@ def refuse_once_differentiable(flat: FlatFunction, order: int) -> None:
             "has its gradient alone: no second derivative, and no forward mode, which takes two reverse modes here. "
             "Write the backward with differentiable operators, or give the Function a `jvp`."
         )
+
+
+def _of_moving(derivative: Vjp | Jvp, primals: Tensors) -> Callable[..., Tensors]:
+    """The function to differentiate, of its moving inputs to its differentiated outputs, the others held fixed."""
+
+    def of_wrt(*moving: torch.Tensor) -> Tensors:
+        inputs = list(primals)
+        for i, x in zip(derivative.wrt, moving, strict=True):
+            inputs[i] = x
+        results = derivative.fn(*inputs)
+        return tuple(results[o] for o in derivative.outs)
+
+    return of_wrt
 
 
 def conjugate(tensor: torch.Tensor) -> torch.Tensor:

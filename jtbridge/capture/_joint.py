@@ -110,7 +110,7 @@ def forward_graph(fn: FlatFunction) -> GraphFunction | None:
         return None
     try:
         with forgetting_graph_sources(), fn.state.applied(), tracing():
-            module = trace_joint(lambda *tensors: [y.detach() for y in fn(*tensors)], _examples(fn.in_types))
+            module = trace_joint(lambda *tensors: [y.detach() for y in fn(*tensors)], examples(fn.in_types))
             _clean(module)
             (output,) = module.graph.find_nodes(op="output")
             output.args = (tuple(_outputs(module)),)
@@ -119,7 +119,8 @@ def forward_graph(fn: FlatFunction) -> GraphFunction | None:
         return None
 
 
-def _examples(types: Sequence[ArrayType]) -> list[torch.Tensor]:
+def examples(types: Sequence[ArrayType]) -> list[torch.Tensor]:
+    """Tensors of some types to trace on; their values mean nothing."""
     return [torch.empty(type_.shape, dtype=torch_dtype(type_.dtype, "an argument"), device="cpu") for type_ in types]
 
 
@@ -137,7 +138,7 @@ def _trace(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> fx
         return [*(y.detach() for y in results), *(conjugate(g) for g in grads)]
 
     with fn.flat.trace_state.differentiable().applied(), tracing(), _rng.tracing():
-        return trace_joint(joint, _examples(pullback.in_types))
+        return trace_joint(joint, examples(pullback.in_types))
 
 
 def _partition(fn: TorchFunction, joint: fx.GraphModule, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Split:

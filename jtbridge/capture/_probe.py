@@ -10,10 +10,11 @@ import torch
 
 from jtbridge import _rng
 from jtbridge._compat import FakeTensorMode, once_differentiable_in, tracing
-from jtbridge._dtypes import torch_dtype
 from jtbridge._flat import FlatFunction, TorchFunction
 from jtbridge._transforms import Jvp, Vjp, Vmap, refuse_once_differentiable
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
+
+from ._joint import examples
 
 
 def probe_vmap(fn: Vmap) -> None:
@@ -51,7 +52,7 @@ def _vmap_fails(fn: Vmap) -> str | None:
             fn.state.applied(),
             _rng.tracing(),
         ):
-            fn.by_torch_vmap(_examples(fn))
+            fn.by_torch_vmap(tuple(examples(fn.in_types)))
     except Exception as error:  # noqa: BLE001  (any failure means: row by row)
         lines = str(error).strip().splitlines()
         return f"{type(error).__name__}: {lines[0] if lines else ''}"
@@ -92,7 +93,7 @@ def _look_at_graph(flat: FlatFunction, wrt: tuple[int, ...]) -> None:
     ):
         inputs = [
             x.requires_grad_().clone() if i in wrt else x  # a clone, for the function may write to it
-            for i, x in enumerate(_examples(flat))
+            for i, x in enumerate(examples(flat.in_types))
         ]
         results = flat(*inputs)
     if flat.behaviour.breaks_inner_graph:
@@ -115,9 +116,3 @@ def _refuse_broken_graph(flat: FlatFunction, results: Sequence[torch.Tensor]) ->
                 f"Result {i} of `{flat.name}` comes from torch.autograd.grad without `create_graph=True`, so torch has "
                 "no derivative of it. Pass `create_graph=True` there, or `jax.lax.stop_gradient` the result."
             )
-
-
-def _examples(fn: TorchFunction) -> tuple[torch.Tensor, ...]:
-    return tuple(
-        torch.empty(type_.shape, dtype=torch_dtype(type_.dtype, "an argument"), device="cpu") for type_ in fn.in_types
-    )
