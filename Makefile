@@ -54,7 +54,7 @@ $(VENV)/.examples: $(VENV)/.base pyproject.toml
 
 $(VENV)/.bench: $(VENV)/.base pyproject.toml
 	$(pip) -e '.[bench]' -c $(constraints)
-	$(pip) --no-deps wrap-torch2jax==0.9.0 torchax==0.0.13
+	$(pip) --no-deps wrap-torch2jax==0.9.0 torchax==0.0.14.dev20261026
 	touch $@
 
 setup: $(test-deps) $(examples-deps) $(bench-deps)

@@ -4,10 +4,12 @@ import argparse
 
 from tqdm import tqdm
 
-from benchmarks import _report, bert, leaks, memory, small, startup, vmap
+from benchmarks import _report, leaks, memory, models, small, startup, steady, vmap
 from benchmarks._results import Benchmark, Options
 
-ROWS: dict[str, Benchmark] = small.ROWS | bert.ROWS | vmap.ROWS | memory.ROWS | startup.ROWS | leaks.ROWS
+ROWS: dict[str, Benchmark] = (
+    small.ROWS | steady.ROWS | models.ROWS | vmap.ROWS | memory.ROWS | startup.ROWS | leaks.ROWS
+)
 
 
 def main() -> None:

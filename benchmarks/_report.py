@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import os
 import platform
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks._results import COLUMNS, JUDGED, Failed, Row
+from benchmarks._results import COLUMNS, Failed, Row
 
 FOLDER = Path("build/bench")
 _PACKAGES = ("jtbridge", "jax", "torch", "wrap-torch2jax", "torchax", "numpy")
@@ -42,17 +43,17 @@ def show(rows: list[Row], facts: dict[str, Any]) -> None:
     table.add_column("", max_width=30)
     for name in COLUMNS:
         table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
-    table.add_column("target for\n" + JUDGED, max_width=26)
+    table.add_column("targets", max_width=40)
     for row in rows:
         table.add_row(row.title, *(_cell(row, name, reasons) for name in COLUMNS), row.verdict())
     lines = [f"[{n}] {reason}" for n, reason in enumerate(reasons, 1)] + [note for row in rows for note in row.notes]
-    console = Console(width=None if Console().is_terminal else 150, highlight=False)
+    console = Console(width=None if Console().is_terminal else 190, highlight=False)
     console.print(table)
     if facts["load before"] > 0.5 * (os.cpu_count() or 1):
         console.print(
             "The machine was busy with other work: see the ratios, of a run with OMP_NUM_THREADS=1 and --clock cpu."
         )
-    console.print("In brackets: times the value of the contestant that the row's target names.", style="dim")
+    console.print("In brackets: times the value of the contestant that the row's first target names.", style="dim")
     for line in lines:
         console.print(line, markup=False)
 
@@ -78,7 +79,8 @@ def write(rows: list[Row], facts: dict[str, Any]) -> Path:
             "title": row.title,
             "unit": row.unit,
             "against": row.against,
-            "target": row.target,
+            "targets": [asdict(target) for target in row.targets],
+            "verdict": row.verdict().splitlines(),
             "values": {n: c for n, c in row.cells.items() if not isinstance(c, Failed)},
             "ratios": {n: r for n in row.cells if (r := row.ratio(n)) is not None},
             "failed": {n: c.reason for n, c in row.cells.items() if isinstance(c, Failed)},

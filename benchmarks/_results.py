@@ -5,15 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 TORCH = "torch"
+XLA = "jtbridge xla"
 DLPACK = "jtbridge dlpack"
 CALLBACK = "jtbridge callback"
 TORCH2JAX = "wrap-torch2jax"
 BY_HAND = "pure_callback"
 TORCHAX = "torchax"
-COLUMNS = (DLPACK, CALLBACK, TORCH2JAX, BY_HAND, TORCHAX, TORCH)
-
-# The targets are for what a user gets without asking for a backend.
-JUDGED = DLPACK
+JNP = "written in jnp"
+COLUMNS = (XLA, DLPACK, CALLBACK, TORCH2JAX, BY_HAND, TORCHAX, JNP, TORCH)
 
 
 @dataclass(frozen=True)
@@ -34,36 +33,47 @@ Cell = float | Failed
 Calls = dict[str, Callable[[], Any] | Failed]
 
 
+@dataclass(frozen=True)
+class Target:
+    """The largest ratio of `judged` to the contestant `against`, or without `against` its largest value."""
+
+    judged: str
+    limit: float
+    against: str | None = None
+
+
 @dataclass
 class Row:
-    """One line of the table.
-
-    `target` is the largest ratio to the contestant `against`, or without `against` the largest value.
-    """
+    """One line of the table. The ratios shown are to the contestant `against`."""
 
     key: str
     title: str
     unit: str
     cells: dict[str, Cell]
     against: str | None = None
-    target: float | None = None
+    targets: tuple[Target, ...] = ()
     notes: list[str] = field(default_factory=list)
 
-    def ratio(self, name: str) -> float | None:
-        """How many times the value of `against`; None where one of the two has no number."""
-        cell, base = self.cells.get(name), self.cells.get(self.against or "")
+    def ratio(self, name: str, against: str | None = None) -> float | None:
+        """How many times the value of another; None where one of the two has no number."""
+        cell, base = self.cells.get(name), self.cells.get(against or self.against or "")
         return cell / base if isinstance(cell, float) and isinstance(base, float) and base > 0 else None
 
     def verdict(self) -> str:
-        """The target, and whether the judged contestant met it in this run."""
-        if self.target is None:
-            return ""
-        if self.against:
-            wanted, got = f"<= {self.target:.2f}x of {self.against}", self.ratio(JUDGED)
+        """The targets, and whether they were met in this run."""
+        return "\n".join(map(self._verdict, self.targets))
+
+    def _verdict(self, target: Target) -> str:
+        name = target.judged.removeprefix("jtbridge ")
+        if target.against:
+            got = self.ratio(target.judged, target.against)
+            wanted = f"{name} <= {target.limit:.2f}x of {target.against}"
+            shown = "" if got is None else f"{got:.2f}x"
         else:
-            cell = self.cells.get(JUDGED)
-            wanted, got = f"<= {self.target:g} {self.unit}", cell if isinstance(cell, float) else None
-        return wanted if got is None else f"{wanted}: {'yes' if got <= self.target else 'no'}"
+            cell = self.cells.get(target.judged)
+            got = cell if isinstance(cell, float) else None
+            wanted, shown = f"{name} <= {target.limit:g} {self.unit}", ""
+        return wanted if got is None else f"{wanted}: {'yes' if got <= target.limit else 'NO'} {shown}".rstrip()
 
 
 @dataclass(frozen=True)

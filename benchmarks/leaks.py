@@ -8,7 +8,7 @@ import torch
 
 from benchmarks._contestants import WRAPPERS
 from benchmarks._measure import in_child, resident_mb
-from benchmarks._results import JUDGED, Cell, Options, Row
+from benchmarks._results import DLPACK, XLA, Cell, Options, Row, Target
 
 # JAX alone, doing the same: what it keeps for itself is not the contestants' doing.
 _JAX = "jax alone"
@@ -47,11 +47,11 @@ def _growth(once: Callable[[], None], count: int, warm: int) -> float:
 
 
 def many_functions(options: Options) -> Row:
-    """The judged contestant's number is over ten times as many functions: they take a while to compile."""
+    """The number of the `dlpack` backend is over ten times as many functions: they take a while to compile."""
     count = 200 if options.quick else 1_000
-    counts = dict.fromkeys((*WRAPPERS, _JAX), count) | {JUDGED: 10 * count}
+    counts = dict.fromkeys((*WRAPPERS, _JAX), count) | {DLPACK: 10 * count}
     cells = {name: in_child("leaks.functions", name, n) for name, n in counts.items()}
-    note = f"leak-functions: over {counts[JUDGED]:,} functions for {JUDGED}, over {count:,} for the others"
+    note = f"leak-functions: over {counts[DLPACK]:,} functions for {DLPACK}, over {count:,} for the others"
     title = "memory kept per function wrapped, jitted, called, dropped"
     return _row("leak-functions", title, "KB", cells, target=4, note=note)
 
@@ -66,7 +66,8 @@ def many_calls(options: Options) -> Row:
 def _row(key: str, title: str, unit: str, cells: dict[str, Cell], target: float, note: str = "") -> Row:
     alone = cells.pop(_JAX)
     told = f"{key}: JAX alone, without torch, {alone:.2f} {unit}" if isinstance(alone, float) else f"{key}: {alone}"
-    return Row(key, title, unit, cells, target=target, notes=[told, *filter(None, [note])])
+    targets = (Target(DLPACK, target), Target(XLA, target))
+    return Row(key, title, unit, cells, targets=targets, notes=[told, *filter(None, [note])])
 
 
 ROWS = {"leak-functions": many_functions, "leak-calls": many_calls}

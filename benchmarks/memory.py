@@ -6,7 +6,7 @@ import torch
 
 from benchmarks._contestants import WRAPPERS
 from benchmarks._measure import PeakMemory, in_child
-from benchmarks._results import TORCH, Options, Row
+from benchmarks._results import DLPACK, TORCH, Options, Row, Target
 
 _FLOATS = 2**27  # 512 MB
 
@@ -39,7 +39,14 @@ def call(options: Options) -> Row:
         cells[name] = got if not isinstance(got, list) else got[0]
         if isinstance(got, list) and got[1] > 64:
             notes.append(f"memory-512MB: tracing and compiling it with {name} takes {got[1]:.0f} MB")
-    return Row("memory-512MB", "peak extra memory, jit over a 512 MB array", "MB", cells, target=1, notes=notes)
+    return Row(
+        "memory-512MB",
+        "peak extra memory, jit over a 512 MB array",
+        "MB",
+        cells,
+        targets=(Target(DLPACK, 1),),
+        notes=notes,
+    )
 
 
 ROWS = {"memory-512MB": call}

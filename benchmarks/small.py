@@ -7,7 +7,7 @@ import torch
 
 from benchmarks._contestants import wrap_all
 from benchmarks._measure import interleaved
-from benchmarks._results import TORCH, TORCH2JAX, Calls, Options, Row
+from benchmarks._results import DLPACK, TORCH, TORCH2JAX, Calls, Options, Row, Target
 
 
 def _add(a, b):
@@ -28,7 +28,9 @@ def add(size: int, target: float, options: Options) -> Row:
     a, b = torch.randn(size), torch.randn(size)
     calls = wrap_all(_add, a, b) | {TORCH: lambda: a + b}
     title = f"jit(a + b), {size:,} floats"
-    return Row(f"add-{size}", title, "us", _microseconds(calls, options), TORCH2JAX, target)
+    return Row(
+        f"add-{size}", title, "us", _microseconds(calls, options), TORCH2JAX, (Target(DLPACK, target, TORCH2JAX),)
+    )
 
 
 def gradient(options: Options) -> Row:
@@ -43,7 +45,7 @@ def gradient(options: Options) -> Row:
         "us",
         _microseconds(calls, options),
         TORCH2JAX,
-        0.8,
+        (Target(DLPACK, 0.8, TORCH2JAX),),
     )
 
 

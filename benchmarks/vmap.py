@@ -7,7 +7,7 @@ import torch
 
 from benchmarks._contestants import wrap_all
 from benchmarks._measure import interleaved
-from benchmarks._results import TORCH, Options, Row
+from benchmarks._results import DLPACK, TORCH, TORCHAX, XLA, Options, Row, Target
 
 _SIZES = (64, 128, 128, 10)
 _ROWS = 256
@@ -28,7 +28,8 @@ def mlp(options: Options) -> Row:
     calls[TORCH] = lambda: torch.vmap(_mlp, (None, 0))(weights, rows)
     times = interleaved(calls, rounds=15 if options.quick else 60, batch_seconds=0.01, clock=options.clock)
     cells = {name: 1e6 * t if isinstance(t, float) else t for name, t in times.items()}
-    return Row("vmap-mlp", f"jit(vmap(MLP {'-'.join(map(str, _SIZES))})), {_ROWS} rows", "us", cells, TORCH, 1.5)
+    targets = (Target(DLPACK, 1.5, TORCH), Target(XLA, 0.4, TORCH), Target(XLA, 1.0, TORCHAX))
+    return Row("vmap-mlp", f"jit(vmap(MLP {'-'.join(map(str, _SIZES))})), {_ROWS} rows", "us", cells, TORCH, targets)
 
 
 ROWS = {"vmap-mlp": mlp}

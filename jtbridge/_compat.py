@@ -24,6 +24,7 @@ from torch._ops import OpOverload
 
 # Tried on torch 2.13. Public torch has no shape inference without running; torch.export builds on this mode.
 from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
@@ -37,6 +38,7 @@ from .errors import MutationError
 __all__ = [
     "ORDERED_EFFECT",
     "TRACING",
+    "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
@@ -45,16 +47,25 @@ __all__ = [
     "TorchDispatchMode",
     "add_linearization",
     "any_autocast",
+    "autograd_place",
+    "broken_assumption",
     "call_aval",
+    "decomposition_of",
     "differentiating",
     "forgetting_graph_sources",
     "has_cpu_kernel",
     "has_torch_modes",
     "host_buffer_call",
+    "in_forward_mode",
     "inside_functorch",
     "is_lazy",
+    "is_zero",
+    "last_traced_node",
     "once_differentiable_in",
+    "qualified_operator_name",
     "storage_id",
+    "symbolic_shapes",
+    "symbolic_tensors",
     "torch_pytree_node",
     "trace_joint",
     "tracing",
@@ -110,6 +121,11 @@ def differentiating() -> bool:
     return any(interpreter.key() != functorch_bindings.TransformType.Vmap for interpreter in stack)
 
 
+def in_forward_mode() -> bool:
+    """Whether tangents are on their way through torch on this thread. Tried on torch 2.13; no public query."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
 def inside_functorch() -> bool:
     """Whether a torch.func transform is running on this thread. Tried on torch 2.13; no public query."""
     return functorch_bindings.maybe_current_level() is not None
@@ -151,6 +167,11 @@ def is_lazy(tensor: torch.Tensor) -> bool:
     return tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor()
 
 
+def is_zero(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one of autograd's lazy zeros, which may lie on the meta device. Tried on torch 2.13."""
+    return tensor._is_zerotensor()
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     """What tensors over the same memory have in common. Tried on torch 2.13; fake storages have no `data_ptr`."""
     return tensor.untyped_storage()._cdata
@@ -183,12 +204,117 @@ def trace_joint(fn: Callable, args: Sequence[torch.Tensor]) -> torch.fx.GraphMod
     """
     from torch._subclasses.functional_tensor import dispatch_functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.traceback import preserve_node_meta
 
     graph = make_fx(fn, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
     targets = [node.target for node in graph.graph.nodes]
     if any(isinstance(target, OpOverload) and target._schema.is_mutable for target in targets):
-        graph = make_fx(dispatch_functionalize(graph), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+        # It counts as an effect, which is not made functional here. Where there is an error, the results tell too.
+        for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten._linalg_check_errors.default):
+            graph.graph.erase_node(node)
+        again = torch.fx.Interpreter(graph).run  # unlike the graph itself it keeps what is noted of each node
+        with preserve_node_meta():
+            graph = make_fx(dispatch_functionalize(again), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
     return graph
+
+
+def symbolic_tensors(
+    shapes: Sequence[Sequence[tuple[int, bool]]], dtypes: Sequence[torch.dtype]
+) -> tuple[list[torch.Tensor], Any]:
+    """Fake tensors some of whose sizes are symbols, and the environment that collects what is assumed of these.
+
+    Each size is (an example of it, whether it is a symbol); symbols with the same example are the same.
+
+    Tried on torch 2.13. torch.export does this for whole modules only, and has no way back to the graph of a function
+    after autograd.
+    """
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    environment = ShapeEnv()
+    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    tensors = []
+    for shape, dtype in zip(shapes, dtypes, strict=True):
+        kinds = [DimDynamic.DUCK if symbolic else DimDynamic.STATIC for _, symbolic in shape]
+        real = torch.empty([size for size, _ in shape], dtype=dtype)
+        tensors.append(mode.from_tensor(real, symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds)))
+    return tensors, environment
+
+
+def symbolic_shapes(value: Any, symbols: dict[Any, torch.SymInt]) -> list[tuple[Any, ...] | None]:
+    """The shapes of fake tensors with JAX's symbols for torch's (`symbols` maps the first to the second).
+
+    Tried on torch 2.13. A size has no public form but its expression in sympy.
+    """
+    import sympy
+
+    atoms = {size.node.expr: symbol for symbol, size in symbols.items()}
+
+    def convert(size: Any) -> Any:
+        if not isinstance(size, torch.SymInt):
+            return size
+        function = sympy.lambdify(list(atoms), size.node.expr, modules=[{"FloorDiv": lambda a, b: a // b}])
+        return function(*atoms.values())
+
+    tensors = value if isinstance(value, list | tuple) else [value]
+    return [tuple(map(convert, t.shape)) if isinstance(t, torch.Tensor) else None for t in tensors]
+
+
+def broken_assumption(environment: Any, sizes: Sequence[Any]) -> str | None:
+    """Something that was assumed of symbolic sizes while tracing and does not hold for all of them, or None.
+
+    Tried on torch 2.13. Guards have no public form; each is tried on a spread of sizes from 2 on, for torch treats no
+    symbol as 0 or 1.
+    """
+    for size in sizes:
+        if not isinstance(size, torch.SymInt) or environment.simplify(size.node.expr).is_number:
+            return f"a size that must be {size}"
+    for guard in environment.guards:
+        symbols = sorted(guard.expr.free_symbols, key=str)
+        for step in range(64):
+            values = {
+                s: (2, 3, 4, 5, 7, 8, 16, 31, 100, 1024, 4097)[(step * (i + 1)) % 11] for i, s in enumerate(symbols)
+            }
+            if guard.expr.subs(values) == False:  # noqa: E712  (a sympy relation)
+                return str(guard.expr)
+    return None
+
+
+def autograd_place() -> tuple[int, bool]:
+    """Which step of autograd runs on this thread: its number, and whether it is the backward of that step.
+
+    Tried on torch 2.13. It is how torch.compile tells which forward operator a backward one belongs to.
+    """
+    node = torch._C._current_autograd_node()
+    return (torch.autograd._get_sequence_nr() - 1, False) if node is None else (node._sequence_nr(), True)
+
+
+def last_traced_node() -> torch.fx.Node | None:
+    """The newest node of the graph that is being traced on this thread. Tried on torch 2.13; no public way to it."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    return None if mode is None else next(iter(reversed(mode.tracer.graph.nodes)), None)
+
+
+def qualified_operator_name(operator: Any) -> str | None:
+    """``namespace::name`` of ``torch.ops.namespace.name`` or of a custom operator's definition; None for others.
+
+    Tried on torch 2.13. Neither has a public name.
+    """
+    return getattr(operator, "_qualified_op_name", None) or getattr(operator, "_qualname", None)
+
+
+def decomposition_of(operator: OpOverload) -> Callable | None:
+    """Torch's own decomposition of an operator, if it has one. Tried on torch 2.13.
+
+    The public `torch.export.default_decompositions` holds fewer, for it keeps what its backends want whole.
+    """
+    from torch._decomp import decomposition_table
+
+    found = decomposition_table.get(operator)
+    if found is None and operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        return operator.decompose
+    return found
 
 
 @contextlib.contextmanager

@@ -102,15 +102,15 @@ class Behaviour:
         return all((module := ref()) is None or module.training == was for ref, was in self.guards)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class FlatFunction(TorchFunction):
     """The user's torch function for one signature, on flat tensors of JAX's dtypes."""
 
     name: str
     call: Callable[..., Any]  # takes the array arguments alone, as tensors of torch's dtypes
     argument_names: tuple[str, ...]
-    in_types: tuple[ArrayType, ...]
-    in_torch_dtypes: tuple[torch.dtype, ...]
+    in_types: tuple[ArrayType, ...]  # of the arguments, then of `constants`, then of the seed
+    in_torch_dtypes: tuple[torch.dtype, ...]  # of the arguments
     out_types: tuple[ArrayType, ...]
     out_tree: OutputTree
     trace_state: TorchState
@@ -118,8 +118,15 @@ class FlatFunction(TorchFunction):
     seeded: bool  # the last input is a seed
     return_mutated: bool
     residuals: str
+    # Closed-over tensors that are inputs too, for backends that translate; those that call have them already.
+    constants: tuple[torch.Tensor, ...] = ()
+    graph: Any = None  # the captured graph, where there is one already
+    surroundings: Any = None  # what else the graph depends on
+    notices: set[str] = dataclasses.field(default_factory=set)  # what the user was told of this function
 
     def __post_init__(self) -> None:
+        self.symbolic: Any = None  # the program for symbolic sizes, where this was made for an example of them
+        self.translations: dict[TorchFunction, Any] = {}  # as JAX programs, or why that cannot be
         self.sequential: set[TorchFunction] = set()  # batched forms that torch.vmap could not do
         self.checked_graphs: set[tuple[int, ...]] = set()  # the inputs by which the next was looked for
         self.once_differentiable: str | None = None  # an autograd.Function that torch differentiates once
@@ -140,7 +147,10 @@ class FlatFunction(TorchFunction):
         self._single = len(self.out_types) == 1 and self.out_tree.tree.num_nodes == 1
         self._plain = not (self._copied or self._cast or self._locks or self.seeded or self.behaviour.opaque)
         # Whether `call` takes the tensors as they come and returns just one: nothing stands between it and XLA.
-        self.direct = self._plain and self._single
+        self.direct = self._plain and self._single and not self.constants
+
+    def __repr__(self) -> str:
+        return self.name  # what a printed jaxpr shows
 
     @property
     def flat(self) -> FlatFunction:
@@ -155,9 +165,33 @@ class FlatFunction(TorchFunction):
     def order(self) -> int:
         return 0
 
+    def holds(self) -> bool:
+        """Whether the function is still what it was when it was traced."""
+        return self.behaviour.holds() and (self.surroundings is None or self.surroundings.hold())
+
+    @property
+    def first_constant(self) -> int:
+        """The position of the first constant among the inputs."""
+        return len(self.in_torch_dtypes)
+
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        if self.constants:
+            first = self.first_constant
+            tensors = (*tensors[:first], *tensors[first + len(self.constants) :])
         if self._plain:
             return self.checked(self.call(*tensors), tensors)
+        return self._run(tensors, self.checked)
+
+    def of_symbolic_sizes(self, *tensors: torch.Tensor) -> Tensors:
+        """The same for tensors whose sizes are symbols: the shapes of the results are not looked at."""
+
+        def cast(out: Any, inputs: Sequence[torch.Tensor]) -> Tensors:
+            arrays = self._arrays(out, inputs)
+            return tuple(x.to(dtype) for x, dtype in zip(arrays, self._out_dtypes, strict=True))
+
+        return self._run(tensors, cast)
+
+    def _run(self, tensors: Tensors, finish: Callable[[Any, Sequence[torch.Tensor]], Tensors]) -> Tensors:
         with contextlib.ExitStack() as stack:
             for lock in self._locks:
                 stack.enter_context(lock)
@@ -171,7 +205,7 @@ class FlatFunction(TorchFunction):
                 inputs[i] = inputs[i].to(dtype)
             for i in self._copied:
                 inputs[i] = inputs[i].clone()
-            return self.checked(self.call(*inputs), inputs)
+            return finish(self.call(*inputs), inputs)
 
     def is_expected(self, out: Any) -> bool:
         """Whether a result of a `direct` function needs no more than to be copied out."""
@@ -186,11 +220,11 @@ class FlatFunction(TorchFunction):
         """Flatten a result, check it against the traced one, and cast it to JAX's dtypes."""
         if self._single and isinstance(out, torch.Tensor):
             return (self._checked(0, out),)
-        leaves, tree = flatten_output(out)
-        arrays = self._array_leaves(leaves, tree)
-        if self.return_mutated:
-            arrays += [inputs[i] for i in self.behaviour.mutated]
-        return tuple(self._checked(i, array) for i, array in enumerate(arrays))
+        return tuple(self._checked(i, array) for i, array in enumerate(self._arrays(out, inputs)))
+
+    def _arrays(self, out: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        arrays = self._array_leaves(*flatten_output(out))
+        return arrays + [inputs[i] for i in self.behaviour.mutated] if self.return_mutated else arrays
 
     def _array_leaves(self, leaves: list[Any], tree: Any) -> list[torch.Tensor]:
         expected = self.out_tree

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import torch
 
-from ._dtypes import carrier, torch_dtype
+from ._dtypes import carrier, numpy_dtype, torch_dtype
 from ._flat import ArrayType
 
 # From here on torch's parallel copy beats NumPy's (measured on 2 cores: 0.33 us against 0.84 us for 16 floats,
@@ -46,6 +46,13 @@ def writer(type_: ArrayType) -> Callable[[np.ndarray, torch.Tensor], None]:
             read(array).copy_(tensor.detach())
 
     return write_small
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """The values of a tensor in NumPy memory of its own, of the same dtype."""
+    memory = np.empty(tuple(tensor.shape), numpy_dtype(tensor.dtype, "a tensor"))
+    writer(ArrayType(tuple(tensor.shape), memory.dtype))(memory, tensor)
+    return memory
 
 
 def placed(results: Sequence[np.ndarray], like: Sequence[jax.Array]) -> list[jax.Array]:

@@ -10,6 +10,8 @@ import torch
 from ._flat import Tensors, TorchFunction
 from .errors import JtbridgeError, TorchCallError
 
+_SHOWN = 6  # arguments at either end of a long list
+
 
 def runner(fn: TorchFunction) -> Callable[[Callable[[], Sequence[torch.Tensor]]], Tensors]:
     """A function that runs `fn` on the tensors that its argument makes, both under the torch settings of `fn`.
@@ -45,10 +47,12 @@ def as_call_error(fn: TorchFunction, error: BaseException) -> JtbridgeError:
 
 
 def describe_arguments(fn: TorchFunction) -> str:
-    """The arguments of a function as `name: dtype[shape]`."""
+    """The arguments of a function as `name: dtype[shape]`; of many the first and the last ones."""
     flat = fn.flat
     parts = [
         f"{name}: {type_.dtype}{list(type_.shape)}"
         for name, type_ in zip(flat.argument_names, flat.in_types, strict=False)
     ]
+    if len(parts) > 2 * _SHOWN:
+        parts = [*parts[:_SHOWN], f"... {len(parts) - 2 * _SHOWN} more ...", *parts[-_SHOWN:]]
     return ", ".join(parts) or "no array arguments"

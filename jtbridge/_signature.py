@@ -82,6 +82,11 @@ def argument_names(fn: Callable, signature: Signature) -> tuple[str, ...]:
 
 def closed_over_modules(fn: Callable) -> list[torch.nn.Module]:
     """The modules that a function is, is a method of, or names in its closure or globals."""
+    return [value for value in closed_over(fn) if isinstance(value, torch.nn.Module)]
+
+
+def closed_over(fn: Callable) -> list[torch.nn.Module | torch.Tensor]:
+    """The modules and tensors that a function is, is a method of, or names in its closure or globals."""
     code = getattr(fn, "__code__", None)
     scope = getattr(fn, "__globals__", {})
     found = [fn, getattr(fn, "__self__", None)]
@@ -89,7 +94,7 @@ def closed_over_modules(fn: Callable) -> list[torch.nn.Module]:
     for cell in getattr(fn, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # a cell that is not filled yet
             found.append(cell.cell_contents)
-    return [value for value in found if isinstance(value, torch.nn.Module)]
+    return [value for value in found if isinstance(value, torch.nn.Module | torch.Tensor)]
 
 
 @dataclasses.dataclass(frozen=True)

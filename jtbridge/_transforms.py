@@ -135,7 +135,7 @@ class Jvp(_Derived):
                 return self._by_two_vjps(tensors)
         try:
             return self._by_forward_mode(tensors)
-        except (RuntimeError, NotImplementedError) as error:
+        except Exception as error:  # noqa: BLE001  (if the function is at fault the other way raises it too)
             try:
                 result = self._by_two_vjps(tensors)
             except Exception as other:
@@ -180,10 +180,14 @@ class Jvp(_Derived):
 
 @dataclasses.dataclass(frozen=True)
 class Vmap(_Derived):
-    """`fn` over a batch in one call: `dims` says where each input has its batch axis; results have it first."""
+    """`fn` over a batch in one call: `dims` says where each input has its batch axis.
+
+    Results have it first, but for those at `summed`, which are added up over the batch.
+    """
 
     dims: tuple[int | None, ...]
     size: int
+    summed: tuple[int, ...] = ()
 
     @property
     def in_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
@@ -194,7 +198,9 @@ class Vmap(_Derived):
 
     @property
     def out_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
-        return tuple(_with_axis(type_, 0, self.size) for type_ in self.fn.out_types)
+        return tuple(
+            type_ if i in self.summed else _with_axis(type_, 0, self.size) for i, type_ in enumerate(self.fn.out_types)
+        )
 
     @property
     def state(self) -> TorchState:
@@ -205,6 +211,10 @@ class Vmap(_Derived):
         return self.fn.order
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        rows = self._rows(tensors)
+        return tuple(y.sum(0, dtype=y.dtype) if i in self.summed else y for i, y in enumerate(rows))
+
+    def _rows(self, tensors: Tensors) -> Tensors:
         if self.size == 0:
             return self._empty(tensors)
         behaviour = self.flat.behaviour
@@ -213,12 +223,12 @@ class Vmap(_Derived):
             or behaviour.unbatchable
             or (behaviour.uses_data and self.order > 0)  # `.data` of a tensor inside torch.func is no detach
         ):
-            return self._by_loop(tensors)
+            return self.by_loop(tensors)
         try:
             return self.by_torch_vmap(tensors)
         except Exception:  # noqa: BLE001
             # If the rows themselves are at fault the loop raises the real error.
-            result = self._by_loop(tensors)
+            result = self.by_loop(tensors)
             self.flat.sequential.add(self)
             return result
 
@@ -227,7 +237,8 @@ class Vmap(_Derived):
         # "same": a key that is not batched draws the same numbers for every row, as in JAX.
         return torch.func.vmap(self.fn.__call__, in_dims=self.dims, randomness="same")(*tensors)
 
-    def _by_loop(self, tensors: Tensors) -> Tensors:
+    def by_loop(self, tensors: Tensors) -> Tensors:
+        """Row by row; right for every function."""
         # A row is a copy, in memory of its own: as_strided and the like count from the start of the memory.
         rows = [
             self.fn(*(t if d is None else t.select(d, i).clone() for t, d in zip(tensors, self.dims, strict=True)))
@@ -238,8 +249,8 @@ class Vmap(_Derived):
     def _empty(self, tensors: Tensors) -> Tensors:
         device = tensors[0].device
         return tuple(
-            torch.empty(type_.shape, dtype=torch_dtype(type_.dtype, "a result"), device=device)
-            for type_ in self.out_types
+            torch.empty((0, *type_.shape), dtype=torch_dtype(type_.dtype, "a result"), device=device)
+            for type_ in self.fn.out_types
         )
 
 

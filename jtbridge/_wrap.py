@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 
@@ -20,10 +23,11 @@ from ._dtypes import canonical_dtype, torch_dtype
 from ._flat import ArrayType, FlatFunction, module_locks
 from ._signature import Signature, argument_names, closed_over_modules, flatten_arguments, rebuild_call
 from ._torch_state import TorchState
-from .backends import check_name
+from .backends import check_name, translates
 from .capture import Request, infer
-from .errors import ArgumentError
+from .errors import ArgumentError, BackendError
 from .primitives import torch_call, torch_ordered
+from .translate import constant_array, hinted_shapes, is_symbolic, symbolic_program, torch_symbolic, with_constants
 
 _MAX_PLANS = 512  # signatures kept per wrapped function; compiled programs hold on to their own
 _SEED = ArrayType(_rng.SEED_SHAPE, np.dtype(np.uint32))
@@ -51,18 +55,17 @@ class Wrapped:
         self._name = _name_of(self._fn)
         self._takes_rng = _has_parameter(self._fn, "rng")
         self._options = options
+        self._notices: set[str] = set()  # what was said of this function already
         self._plans: collections.OrderedDict[Any, FlatFunction] = collections.OrderedDict()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        rng = None if self._takes_rng else kwargs.pop("rng", None)
-        args, kwargs = (*self._prefix, *args), {**self._keywords, **kwargs}
-        arrays, signature = flatten_arguments(self._name, args, kwargs)
-        plan = self._plan(signature, seeded=rng is not None)
-        operands = [*arrays, _rng.seed_from_key(rng)] if plan.seeded else arrays
-        if self._options["effects"] == "ordered":
+        plan, operands = self.prepared(args, kwargs)
+        if plan.symbolic is not None:
+            results = torch_symbolic(*operands, program=plan.symbolic)
+        elif self.ordered:
             results = torch_ordered(*operands, fn=plan)
         else:
-            results = torch_call(*operands, fn=plan, backend=backend_or(self._options["backend"]))
+            results = torch_call(*operands, fn=plan, backend=self.backend)
         count = len(plan.out_tree.array_positions)
         out = plan.out_tree.unflatten(results[:count])
         if not plan.return_mutated:
@@ -70,22 +73,65 @@ class Wrapped:
         names = [plan.argument_names[i] for i in plan.behaviour.mutated]
         return out, dict(zip(names, results[count:], strict=True))
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The torch function, without the arguments that a ``functools.partial`` fixed."""
+        return self._fn
+
+    @property
+    def backend(self) -> str:
+        """The backend that is asked for, here and now."""
+        return backend_or(self._options["backend"])
+
+    @property
+    def ordered(self) -> bool:
+        """Whether its side effects are kept in order."""
+        return self._options["effects"] == "ordered"
+
+    def prepared(self, args: tuple, kwargs: dict[str, Any]) -> tuple[FlatFunction, list[jax.Array]]:
+        """The plan for a call, and the flat arrays it is to be called with."""
+        rng = None if self._takes_rng else kwargs.pop("rng", None)
+        args, kwargs = (*self._prefix, *args), {**self._keywords, **kwargs}
+        arrays, signature = flatten_arguments(self._name, args, kwargs)
+        if any(is_symbolic(shape) for shape, _ in signature.types):
+            plan = self._symbolic_plan(signature, rng is not None)
+            return plan, [*arrays, _rng.seed_from_key(rng)] if plan.seeded else arrays
+        plan = self._plan(signature, rng is not None, translates(self.backend) and not self.ordered)
+        operands = [*arrays, *map(constant_array, plan.constants)]
+        if plan.seeded:
+            operands.append(_rng.seed_from_key(rng))
+        return plan, operands
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
     def __repr__(self) -> str:
         return f"<jtbridge.wrap of {self._name}>"
 
-    def _plan(self, signature: Signature, seeded: bool) -> FlatFunction:
+    def _plan(self, signature: Signature, seeded: bool, translating: bool) -> FlatFunction:
         state = TorchState.current()
-        key = (signature, state, seeded, canonical_dtype(np.dtype(np.int64)))
+        key = (signature, state, seeded, translating, canonical_dtype(np.dtype(np.int64)))
         plan = self._plans.get(key)
-        if plan is None or not plan.behaviour.holds():
-            plan = self._plans[key] = self._make_plan(signature, state, seeded)
+        if plan is None or not plan.holds():
+            plan = self._make_plan(signature, state, seeded)
+            self._plans[key] = plan = with_constants(plan, self._fn) if translating else plan
             while len(self._plans) > _MAX_PLANS:
                 self._plans.popitem(last=False)
         else:
             self._plans.move_to_end(key)
+        return plan
+
+    def _symbolic_plan(self, signature: Signature, seeded: bool) -> FlatFunction:
+        """For sizes that are symbols: made for an example of each, with a program for all of them."""
+        if not translates(self.backend) or self.ordered:
+            raise BackendError(
+                f"`{self._name}` was given symbolic sizes, which only a translated function can have: "
+                f'backend="{self.backend}" calls torch.'
+            )
+        shapes = [shape for shape, _ in signature.types]
+        types_ = tuple(zip(hinted_shapes(shapes), (dtype for _, dtype in signature.types), strict=True))
+        plan = self._make_plan(dataclasses.replace(signature, types=types_), TorchState.current(), seeded)
+        plan.symbolic = symbolic_program(plan, [*shapes, _rng.SEED_SHAPE] if plan.seeded else shapes)
         return plan
 
     def _make_plan(self, signature: Signature, state: TorchState, seeded: bool) -> FlatFunction:
@@ -124,6 +170,7 @@ class Wrapped:
             seeded=seeded,
             return_mutated=return_mutated,
             residuals=self._options["residuals"],
+            notices=self._notices,
         )
 
     def _torch_dtype(self, type_: ArrayType, name: str) -> torch.dtype:
@@ -157,7 +204,8 @@ def wrap(
 
     Args:
         fn: any callable of tensors: a function, lambda, method, ``functools.partial``, ``nn.Module``, TorchScript
-            function or module, or ``torch.compile``'d function (its original is called).
+            function or module, ``torch.compile``'d function (its original is called), or
+            ``torch.export.ExportedProgram``, such as ``torch.export.load("model.pt2")``.
         backend: "auto", or one of :func:`jtbridge.backends`.
         output_shapes: a tree of ``jax.ShapeDtypeStruct`` like the result, for functions whose output shapes cannot be
             found without running them.
@@ -200,6 +248,13 @@ def wrap(
     return Wrapped(_callable(fn), options)
 
 
+def as_wrapped(fn: Any) -> Wrapped:
+    """A wrapped function as it is, any other callable wrapped."""
+    if isinstance(fn, types.MethodType) and isinstance(fn.__func__, Wrapped):
+        return wrap(functools.partial(fn.__func__, fn.__self__))
+    return fn if isinstance(fn, Wrapped) else wrap(fn)
+
+
 def _known_types(signature: Signature, names: tuple[str, ...]) -> Any:
     for (shape, dtype), name in zip(signature.types, names, strict=True):
         torch_dtype(dtype, f"argument `{name}`")
@@ -207,6 +262,8 @@ def _known_types(signature: Signature, names: tuple[str, ...]) -> Any:
 
 
 def _callable(fn: Any) -> Callable[..., Any]:
+    if "torch.export" in sys.modules and isinstance(fn, torch.export.ExportedProgram):
+        return fn.module()
     if not callable(fn):
         raise ArgumentError(f"`wrap` takes a callable, but got a {type(fn).__name__}.")
     return fn

@@ -60,12 +60,24 @@ class BackendError(JtbridgeError):
     """A backend name is unknown, or the backend cannot run here. The message lists all with their reasons."""
 
 
+class TranslationError(JtbridgeError):
+    """A function, or one of its derivatives, cannot be translated to JAX operations. The message names the operator."""
+
+
+class LoweringError(JtbridgeError, ValueError):
+    """A lowering was registered for an operator that does not exist, or that has one already."""
+
+
 class DeviceError(JtbridgeError):
     """Tensors live on different devices, or on a device that the backend cannot reach."""
 
 
 class SequentialVmapWarning(UserWarning):
     """``torch.vmap`` cannot batch a function, so its rows are run one after another inside one call."""
+
+
+class CalledWarning(UserWarning):
+    """``backend="auto"`` calls torch because a function cannot be translated, which is slower. The text says why."""
 
 
 class OpaqueFunctionWarning(UserWarning):

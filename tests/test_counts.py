@@ -160,5 +160,7 @@ def test_backend_of_the_decorator_and_of_the_block():
     assert "xla_ffi_python_cpu_callback" in jax.jit(lambda x: f(x)).lower(X).as_text()
 
 
-def test_auto_on_a_cpu_is_zero_copy():
-    assert "xla_buffer_python_cpu_callback" in jax.jit(jtbridge.wrap(square_sum)).lower(X).as_text()
+def test_what_auto_cannot_translate_is_called_without_a_copy():
+    with pytest.warns(jtbridge.errors.CalledWarning, match="has no lowering"):
+        text = jax.jit(jtbridge.wrap(square_sum)).lower(X).as_text()
+    assert "xla_buffer_python_cpu_callback" in text

@@ -9,7 +9,17 @@ import pytest
 
 import jtbridge
 
-PUBLIC = [jtbridge.wrap, jtbridge.config, jtbridge.backends, jtbridge.to_jax, jtbridge.to_torch]
+PUBLIC = [
+    jtbridge.wrap,
+    jtbridge.config,
+    jtbridge.backends,
+    jtbridge.check,
+    jtbridge.explain,
+    jtbridge.export,
+    jtbridge.register_lowering,
+    jtbridge.to_jax,
+    jtbridge.to_torch,
+]
 
 
 @pytest.mark.parametrize("public", PUBLIC, ids=lambda public: public.__name__)

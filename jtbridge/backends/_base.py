@@ -39,6 +39,10 @@ class Backend(Protocol):
         """Why it cannot run on an XLA platform ("cpu", "cuda", ...); None if it can."""
         ...
 
+    def refuses(self, fn: TorchFunction) -> str | None:
+        """Why it cannot run this function; None if it can."""
+        ...
+
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
         """Emit the operations that run `fn`."""
         ...

@@ -26,6 +26,10 @@ class CallbackBackend:
         del platform
         return None
 
+    def refuses(self, fn: TorchFunction) -> str | None:
+        del fn
+        return None
+
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
         def call(*arrays: jax.Array) -> list[jax.Array]:
             return call_on_host(fn, jax.pure_callback, arrays)

@@ -30,6 +30,10 @@ class DlpackBackend:
     def unavailable(self, platform: str) -> str | None:
         return None if platform == "cpu" else f'zero-copy calls on platform "{platform}" are not built yet'
 
+    def refuses(self, fn: TorchFunction) -> str | None:
+        del fn
+        return None
+
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
         return host_buffer_call(ctx, buffer_callback(fn), operands)
 

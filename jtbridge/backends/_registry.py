@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 
-from jtbridge.errors import BackendError
+from jtbridge._flat import TorchFunction
+from jtbridge.errors import BackendError, CalledWarning, TranslationError
 
 from ._base import Backend, BackendStatus
 from ._callback import CallbackBackend
@@ -25,7 +28,7 @@ def backends(platform: str | None = None) -> tuple[BackendStatus, ...]:
     Example:
         >>> import jtbridge
         >>> [status.name for status in jtbridge.backends("cpu") if status.available]
-        ['dlpack', 'callback']
+        ['xla', 'dlpack', 'callback']
     """
     platform = jax.default_backend() if platform is None else platform
     platform = "cuda" if platform == "gpu" else platform
@@ -43,20 +46,62 @@ def check_name(name: str) -> str:
     return name
 
 
-def choose(name: str, platform: str) -> Backend:
-    """The backend to use on a platform: the named one, or the first that can run for "auto"."""
+def refusals(name: str, platform: str, fn: TorchFunction) -> dict[str, str]:
+    """For "auto": every backend before the one that is chosen, and why it is not. Empty for a named backend."""
+    found: dict[str, str] = {}
+    for backend in _BACKENDS.values() if name == "auto" else ():
+        reason = backend.unavailable(platform) or backend.refuses(fn)
+        if reason is None:
+            break
+        found[backend.name] = reason
+    return found
+
+
+def choose(name: str, platform: str, fn: TorchFunction, *, quiet: bool = False) -> Backend:
+    """The backend to run a function with on a platform: the named one, or for "auto" the first that can.
+
+    Unless `quiet`, the user is told when that is not a translation.
+    """
     if name != "auto":
         backend = _BACKENDS[check_name(name)]
         reason = backend.unavailable(platform)
-        if reason is None:
-            return backend
-        raise BackendError(
-            f'Backend `{name}` cannot run on platform "{platform}": {reason}. Known: {_listing(platform)}.'
-        )
+        if reason is not None:
+            raise BackendError(
+                f'Backend `{name}` cannot run on platform "{platform}": {reason}. Known: {_listing(platform)}.'
+            )
+        reason = backend.refuses(fn)
+        if reason is not None:
+            raise TranslationError(f"Backend `{name}` was asked for, but {reason}.")
+        return backend
+    refused = None
     for backend in _BACKENDS.values():
         if backend.unavailable(platform) is None:
-            return backend
+            reason = backend.refuses(fn)
+            if reason is None:
+                if refused is not None and not quiet:
+                    _tell(fn, backend, refused)
+                return backend
+            refused = reason
     raise BackendError(f'No backend can run on platform "{platform}": {_listing(platform)}.')
+
+
+def translates(name: str) -> bool:
+    """Whether a backend, or "auto", may translate."""
+    return name == "auto" or _BACKENDS[check_name(name)].way == "translate"
+
+
+def _tell(fn: TorchFunction, backend: Backend, refused: str) -> None:
+    """Warn, once per wrapped function, that it is called because it cannot be translated."""
+    notices = fn.flat.notices
+    if "called" in notices:
+        return
+    notices.add("called")
+    warnings.warn(
+        f'`{fn.flat.name}` is called through backend "{backend.name}", which is slower than a translation: {refused}. '
+        f'Choose backend="{backend.name}" to do so without this warning.',
+        CalledWarning,
+        stacklevel=2,
+    )
 
 
 def _listing(platform: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""The two backends that translate the ATen graph to JAX operations. They are named, but not built yet."""
+"""The two backends that translate the ATen graph to JAX operations."""
 
 from __future__ import annotations
 
@@ -6,36 +6,62 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
+from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import mlir
 
-from jtbridge._flat import TorchFunction
-from jtbridge.errors import BackendError
+from jtbridge._flat import ArrayType, TorchFunction
+from jtbridge.errors import BackendError, TranslationError
+from jtbridge.translate import jax_semantics, translate
 
 
-class _NotBuilt:
-    name: str
+class XlaBackend:
+    """ATen operators as JAX operations."""
+
+    name = "xla"
+    way = "translate"
+
+    def unavailable(self, platform: str) -> str | None:
+        del platform
+        return None
+
+    def refuses(self, fn: TorchFunction) -> str | None:
+        try:
+            translate(fn)
+        except TranslationError as error:
+            return str(error)
+        return None
+
+    def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
+        run = jaxpr_as_fun(translate(fn))
+        # Inside shard_map the types here say over which mesh axes values vary, and the program's constants do not.
+        inside = ctx.replace(avals_in=_plain(fn.in_types), avals_out=_plain(fn.out_types))
+        with jax_semantics():
+            return mlir.lower_fun(run, multiple_results=True)(inside, *operands)
+
+    def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        raise AssertionError("a translated function is compiled, not called")
+
+
+def _plain(types: Sequence[ArrayType]) -> list[ShapedArray]:
+    return [ShapedArray(type_.shape, type_.dtype) for type_ in types]
+
+
+class TritonBackend:
+    """As `xla`, with hot operators as Triton kernels. Not built yet."""
+
+    name = "triton"
     way = "translate"
 
     def unavailable(self, platform: str) -> str | None:
         del platform
         return "not built yet"
 
+    def refuses(self, fn: TorchFunction) -> str | None:
+        return self.unavailable("")
+
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
-        del ctx, fn, operands
         raise BackendError(f"Backend `{self.name}` is not built yet.")
 
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        del fn, arrays
         raise BackendError(f"Backend `{self.name}` is not built yet.")
-
-
-class XlaBackend(_NotBuilt):
-    """ATen operators as JAX operations."""
-
-    name = "xla"
-
-
-class TritonBackend(_NotBuilt):
-    """As `xla`, with hot operators as Triton kernels."""
-
-    name = "triton"

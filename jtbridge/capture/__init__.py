@@ -1,17 +1,29 @@
 """From a torch function to what is known of it: types, behaviour, and its forward and backward graphs."""
 
+from ._constants import all_constants, large_constants, lift_constants, with_places_for
 from ._infer import Inference, Request, infer
-from ._joint import GraphFunction, Split, forward_graph, split
+from ._joint import GraphFunction, Split, forward_graph, from_bytes, split, to_bytes
 from ._probe import check_differentiable, probe_vmap
+from ._trace import examples, origin, trace, trace_on
 
 __all__ = [
     "GraphFunction",
     "Inference",
     "Request",
     "Split",
+    "all_constants",
     "check_differentiable",
+    "examples",
     "forward_graph",
+    "from_bytes",
     "infer",
+    "large_constants",
+    "lift_constants",
+    "origin",
     "probe_vmap",
     "split",
+    "to_bytes",
+    "trace",
+    "trace_on",
+    "with_places_for",
 ]

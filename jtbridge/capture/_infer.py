@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from jtbridge import _rng
-from jtbridge._compat import DynamicOutputShapeException, FakeTensorMode, tracing
+from jtbridge._compat import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode, tracing
 from jtbridge._dtypes import canonical_dtype, numpy_dtype
 from jtbridge._flat import ArrayType, Behaviour, OutputTree, as_tensor, is_array_leaf
 from jtbridge._pytree import flatten_output
@@ -29,6 +29,8 @@ from jtbridge.errors import (
 )
 
 from ._observe import Observer, training_guards
+from ._replaced import Replaced
+from ._trace import line_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +85,11 @@ def infer(request: Request) -> Inference:
 
 def _trace(request: Request) -> tuple[Any, Observer, bool]:
     """Run on fake tensors; once more without gradients if closed-over weights would record a graph."""
-    out, observer = _trace_once(request, request.state)
+    try:
+        out, observer = _trace_once(request, request.state)
+    except DynamicOutputShapeException:
+        with Replaced():  # ctc_loss, whose own fake form has no shape
+            out, observer = _trace_once(request, request.state)
     if not (request.state.grad and _records_graph(out)):
         return out, observer, False
     try:
@@ -112,7 +118,7 @@ def _trace_once(request: Request, state: TorchState) -> tuple[Any, Observer]:
 
 
 def _infer_opaque(request: Request, cause: Exception) -> Inference:
-    reason = _first_line(cause)
+    reason = _reason(cause)
     if request.output_shapes is not None:
         out_types, tree = _declared(request.output_shapes)
         positions = tuple(range(len(out_types)))
@@ -221,6 +227,14 @@ def _same_types(a: Any, b: Any) -> bool:
         return tree, [(x.shape, x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves]
 
     return types(a) == types(b)
+
+
+def _reason(cause: Exception) -> str:
+    """Why a function could not be traced, and where in the user's code."""
+    operator = str(cause.args[0]) if isinstance(cause, DataDependentOutputException) and cause.args else ""
+    line = line_of(cause)
+    text = f"it needs the values of tensors (operator `{operator}`)" if operator else _first_line(cause)
+    return f"{text} ({line})" if line else text
 
 
 def _first_line(error: Exception) -> str:

@@ -15,14 +15,16 @@ import torch
 from torch import fx
 
 from jtbridge import _rng
-from jtbridge._compat import OpOverload, forgetting_graph_sources, trace_joint, tracing
-from jtbridge._dtypes import canonical_dtype, numpy_dtype, torch_dtype
+from jtbridge._compat import OpOverload, forgetting_graph_sources
+from jtbridge._dtypes import canonical_dtype, numpy_dtype
 from jtbridge._flat import ArrayType, FlatFunction, Tensors, TorchFunction
 from jtbridge._torch_state import TorchState
-from jtbridge._transforms import Vjp, conjugate
+from jtbridge._transforms import Vjp, Vmap, conjugate
 from jtbridge.errors import DTypeError
 
+from ._constants import lift_constants
 from ._destinations import with_destinations
+from ._trace import trace
 
 
 @dataclasses.dataclass(eq=False)
@@ -76,16 +78,39 @@ class Split:
     sources: tuple[int, ...]
 
 
-def split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Split | str:
-    """Split a function and its gradient; or say why it cannot be done (then the forward is run again)."""
+def split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], *, translated: bool) -> Split | str:
+    """Split a function and its gradient; or say why it cannot be done (then the forward is run again).
+
+    A batched function is split as torch.vmap makes it; if it will be `translated`, as the batch of the split function.
+    """
     splits = fn.flat.splits
-    key = (fn, wrt, outs)
+    key = (fn, wrt, outs, translated)
     if key not in splits:
-        splits[key] = _try_split(fn, wrt, outs)
+        splits[key] = (
+            _split_by_row(fn, wrt, outs)
+            if translated and isinstance(fn, Vmap)
+            else _try_split(fn, wrt, outs, translated)
+        )
     return splits[key]
 
 
-def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Split | str:
+def _split_by_row(fn: Vmap, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Split | str:
+    row = split(fn.fn, wrt, outs, translated=True)
+    if isinstance(row, str):
+        return row
+    if fn.flat.seeded and fn.dims[len(fn.flat.in_types) - 1] is not None:
+        return "every row of the batch draws with a key of its own"
+    count = len(fn.in_types)
+    saved = tuple(fn.dims[source] if source < count else 0 for source in row.sources)
+    shared = tuple(position for position, i in enumerate(wrt) if fn.dims[i] is None)
+    return Split(
+        forward=Vmap(row.forward, fn.dims, fn.size),
+        backward=Vmap(row.backward, (*saved, *(0,) * len(outs)), fn.size, shared),
+        sources=row.sources,
+    )
+
+
+def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], translated: bool) -> Split | str:
     if fn.flat.residuals == "recompute":
         return 'residuals="recompute" was asked for'
     if fn.flat.behaviour.opaque:
@@ -96,7 +121,7 @@ def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -
         return "only first derivatives keep residuals"
     try:
         with forgetting_graph_sources():
-            joint = _trace(fn, wrt, outs)
+            joint = _trace(fn, wrt, outs, translated)
             return _partition(fn, joint, wrt, outs)
     except _CannotSplit as reason:
         return str(reason)
@@ -109,8 +134,8 @@ def forward_graph(fn: FlatFunction) -> GraphFunction | None:
     if fn.behaviour.opaque or fn.seeded:
         return None
     try:
-        with forgetting_graph_sources(), fn.state.applied(), tracing():
-            module = trace_joint(lambda *tensors: [y.detach() for y in fn(*tensors)], examples(fn.in_types))
+        with forgetting_graph_sources(), fn.state.applied():
+            module = trace(lambda *tensors: [y.detach() for y in fn(*tensors)], fn.in_types, to_run=True)
             _clean(module)
             (output,) = module.graph.find_nodes(op="output")
             output.args = (tuple(_outputs(module)),)
@@ -119,16 +144,11 @@ def forward_graph(fn: FlatFunction) -> GraphFunction | None:
         return None
 
 
-def examples(types: Sequence[ArrayType]) -> list[torch.Tensor]:
-    """Tensors of some types to trace on; their values mean nothing."""
-    return [torch.empty(type_.shape, dtype=torch_dtype(type_.dtype, "an argument"), device="cpu") for type_ in types]
-
-
 class _CannotSplit(Exception):
     """Why a joint graph is not used."""
 
 
-def _trace(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> fx.GraphModule:
+def _trace(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], translated: bool) -> fx.GraphModule:
     pullback = Vjp(fn, wrt, outs)
     count = len(fn.in_types)
 
@@ -137,8 +157,10 @@ def _trace(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> fx
         results, grads = pullback.by_autograd(tensors[:count], cotangents)
         return [*(y.detach() for y in results), *(conjugate(g) for g in grads)]
 
-    with fn.flat.trace_state.differentiable().applied(), tracing(), _rng.tracing():
-        return trace_joint(joint, examples(pullback.in_types))
+    with fn.flat.trace_state.differentiable().applied():
+        module = trace(joint, pullback.in_types, to_run=not translated)
+    lift_constants(module, fn.flat)
+    return module
 
 
 def _partition(fn: TorchFunction, joint: fx.GraphModule, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Split:
@@ -163,13 +185,11 @@ def _partition(fn: TorchFunction, joint: fx.GraphModule, wrt: tuple[int, ...], o
 
 
 def _clean(joint: fx.GraphModule) -> None:
-    """Drop what only autograd needed, and what would depend on strides that residuals do not keep."""
+    """Drop what is not used, and what would depend on strides that residuals do not keep."""
     for node in joint.graph.nodes:
         if node.op != "call_function":
             continue
-        if node.target is torch.ops.aten.detach.default:
-            node.replace_all_uses_with(node.args[0])
-        elif node.target is torch.ops.aten.view.default:
+        if node.target is torch.ops.aten.view.default:
             node.target = torch.ops.aten.reshape.default
         elif "as_strided" in str(node.target):
             raise _CannotSplit("it uses as_strided, which depends on memory layout")
@@ -206,6 +226,7 @@ def _replay_views(forward: fx.GraphModule, backward: fx.GraphModule, results: in
     def hold(node: fx.Node) -> fx.Node:
         if node not in held:
             held[node] = take(node)
+            held[node].meta = dict(node.meta)
         return held[node]
 
     def take(node: fx.Node) -> fx.Node:
@@ -323,20 +344,23 @@ class _Packing:
         return ArrayType(self.shape, numpy_dtype(self.dtype, "a residual"))
 
     def pack(self, graph: fx.Graph, node: fx.Node) -> fx.Node:
-        return graph.call_function(_to_bytes, (node,)) if self.as_bytes else node
+        return graph.call_function(to_bytes, (node,)) if self.as_bytes else node
 
     def unpack(self, graph: fx.Graph, placeholder: fx.Node) -> None:
         if self.as_bytes:
             with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
-                value = graph.call_function(_from_bytes, (placeholder, self.dtype, self.shape))
+                value = graph.call_function(from_bytes, (placeholder, self.dtype, self.shape))
+            value.meta = dict(placeholder.meta)
             placeholder.replace_all_uses_with(value, delete_user_cb=lambda user: user is not value)
 
 
-def _to_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def to_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A residual as uint8[bytes]."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _from_bytes(data: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def from_bytes(data: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """The residual that :func:`to_bytes` was given."""
     return data.view(dtype).reshape(shape)
 
 

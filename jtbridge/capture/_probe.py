@@ -14,7 +14,7 @@ from jtbridge._flat import FlatFunction, TorchFunction
 from jtbridge._transforms import Jvp, Vjp, Vmap, refuse_once_differentiable
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
 
-from ._joint import examples
+from ._trace import examples
 
 
 def probe_vmap(fn: Vmap) -> None:

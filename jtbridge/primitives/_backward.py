@@ -13,9 +13,8 @@ from jax.interpreters import ad, batching
 
 from jtbridge._flat import TorchFunction
 from jtbridge._transforms import Vmap
-from jtbridge.capture import probe_vmap
 
-from ._common import batch_first, batch_size, bind, new_primitive, to_front
+from ._common import batch_first, batch_size, bind, new_primitive, probe, to_front
 
 
 def _select(*args: Any, fn: TorchFunction, backward: TorchFunction, counts: tuple[int, int]) -> Any:
@@ -62,7 +61,7 @@ def _batch(
         cotangents = [to_front(ct, None, size) for ct in args[inputs + saved :]]
         args, dims = [*args[: inputs + saved], *cotangents], (*dims[: inputs + saved], *(0,) * len(cotangents))
     batched = Vmap(backward, dims[inputs:], size)
-    probe_vmap(batched)
+    probe(batched, backend)
     results = bind(
         torch_backward_p,
         *args,

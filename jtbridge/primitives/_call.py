@@ -10,9 +10,19 @@ from jax.interpreters import ad, batching
 from jtbridge._compat import add_linearization
 from jtbridge._flat import TorchFunction
 from jtbridge._transforms import Vmap
-from jtbridge.capture import Split, check_differentiable, probe_vmap, split
+from jtbridge.capture import Split, check_differentiable, split
 
-from ._common import batch_first, batch_size, bind, differentiable, new_primitive, nonzero_inputs, zero_tangents
+from ._common import (
+    batch_first,
+    batch_size,
+    bind,
+    differentiable,
+    new_primitive,
+    nonzero_inputs,
+    probe,
+    will_translate,
+    zero_tangents,
+)
 from ._forward import torch_forward_p
 from ._linear import differential, tangents_out
 
@@ -39,7 +49,7 @@ def _linearize(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: TorchF
         zeros = zero_tangents(results)
         return results, [False] * len(results), (), lambda _, *tangents: zeros
     check_differentiable(fn, wrt, again=fn.order > 0 or not is_vjp)
-    kept = split(fn, wrt, outs) if is_vjp else "forward mode keeps nothing"
+    kept = split(fn, wrt, outs, translated=will_translate(fn, backend)) if is_vjp else "forward mode keeps nothing"
     backward = None
     saved: list[Any] = []
     if isinstance(kept, Split):
@@ -76,7 +86,7 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction, backe
     size = batch_size(args, dims)
     args, dims = batch_first(args, dims)
     batched = Vmap(fn, dims, size)
-    probe_vmap(batched)
+    probe(batched, backend)
     results = torch_call(*args, fn=batched, backend=backend)
     return results, [0] * len(results)
 

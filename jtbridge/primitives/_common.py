@@ -13,8 +13,11 @@ from jax.interpreters import ad, mlir
 
 from jtbridge._compat import call_aval, unify_varying_axes
 from jtbridge._flat import ArrayType, TorchFunction
-from jtbridge.backends import choose
+from jtbridge._transforms import Vmap
+from jtbridge.backends import choose, translates
+from jtbridge.capture import probe_vmap
 from jtbridge.errors import BackendError
+from jtbridge.translate import is_translatable
 
 
 def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence[Any]]]) -> Primitive:
@@ -38,12 +41,13 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
         fn, operands = select(*args, **params)
         _, avals = select(*ctx.avals_in, **params)
         platforms = ctx.module_context.platforms if ctx.platforms is None else ctx.platforms
-        if len(platforms) > 1:
+        chosen = [choose(backend, platform, fn) for platform in platforms]
+        if len(platforms) > 1 and any(each.way == "call" for each in chosen):
             raise BackendError(
                 f"`{fn.flat.name}` is called, not translated, and a call out of XLA cannot be lowered for several "
                 f"platforms at once ({', '.join(platforms)}). Lower for one platform at a time."
             )
-        return choose(backend, platforms[0]).lower(ctx.replace(avals_in=list(avals)), fn, operands)
+        return chosen[0].lower(ctx.replace(avals_in=list(avals)), fn, operands)
 
     primitive.def_impl(impl)
     primitive.def_abstract_eval(abstract_eval)
@@ -63,17 +67,30 @@ def run_now(
     args: Sequence[Any],
     params: dict[str, Any],
 ) -> list[jax.Array]:
-    """Run eagerly: directly where all arrays lie on one CPU device, else as a compiled program."""
+    """Run eagerly: torch directly where it is called and all arrays lie on one CPU device, else a compiled program."""
     arrays = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in operands]
     devices = {device for x in arrays for device in x.sharding.device_set}
     platform = next(iter(devices)).platform if devices else jax.default_backend()
     if len(devices) <= 1 and platform == "cpu":
-        return choose(params["backend"], platform).call(fn, arrays)
+        backend = choose(params["backend"], platform, fn)
+        if backend.way == "call":
+            return backend.call(fn, arrays)
     compiled = fn.flat.compiled
     key = (primitive, *sorted(params.items(), key=lambda item: item[0]))
     if key not in compiled:
         compiled[key] = jax.jit(functools.partial(primitive.bind, **params))
     return compiled[key](*args)
+
+
+def will_translate(fn: TorchFunction, backend: str) -> bool:
+    """Whether a function will be translated rather than called."""
+    return translates(backend) and is_translatable(fn)
+
+
+def probe(fn: Vmap, backend: str) -> None:
+    """Find out how a batched function will run, if torch is to run it."""
+    if not will_translate(fn, backend):
+        probe_vmap(fn)
 
 
 def zero_tangents(results: Sequence[Any]) -> list[Any]:

@@ -13,9 +13,8 @@ from jax.interpreters import ad, batching
 
 from jtbridge._flat import TorchFunction
 from jtbridge._transforms import Vmap
-from jtbridge.capture import probe_vmap
 
-from ._common import batch_first, batch_size, bind, new_primitive, zero_tangents
+from ._common import batch_first, batch_size, bind, new_primitive, probe, zero_tangents
 from ._linear import tangents_out
 
 torch_forward_p = new_primitive("torch_forward", lambda *args, fn, forward: (forward, args))
@@ -33,7 +32,7 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction, forwa
     size = batch_size(args, dims)
     args, dims = batch_first(args, dims)
     batched = Vmap(forward, dims, size)
-    probe_vmap(batched)
+    probe(batched, backend)
     results = bind(torch_forward_p, *args, fn=Vmap(fn, dims, size), forward=batched, backend=backend)
     return results, [0] * len(results)
 

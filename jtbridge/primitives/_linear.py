@@ -13,7 +13,7 @@ from jax.interpreters import ad, batching
 
 from jtbridge._flat import TorchFunction
 from jtbridge._transforms import Jvp, Vjp, Vmap
-from jtbridge.capture import check_differentiable, probe_vmap
+from jtbridge.capture import check_differentiable
 
 from ._backward import torch_backward_p
 from ._common import (
@@ -23,6 +23,7 @@ from ._common import (
     differentiable,
     new_primitive,
     nonzero_inputs,
+    probe,
     to_front,
     zero_tangents,
 )
@@ -141,7 +142,7 @@ def _batch(
     known, known_dims = batch_first(args[: inputs + saved], dims[: inputs + saved])
     x_dims, saved_dims = known_dims[:inputs], known_dims[inputs:]
     new_forward = Vmap(forward, x_dims + (0,) * len(linear), size)
-    probe_vmap(new_forward)
+    probe(new_forward, backend)
     cotangent_dims = (0,) * (len(transpose.in_types) - inputs)
     out = bind(
         torch_linear_p,

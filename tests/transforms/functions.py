@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import torch
+
+import jtbridge
 
 
 class TripledGradient(torch.autograd.Function):
@@ -93,6 +96,7 @@ def _sin_backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
 
 
 numpy_sin.register_autograd(_sin_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+jtbridge.register_lowering(numpy_sin)(jnp.sin)
 numpy_sin.register_vmap(lambda info, in_dims, x: (numpy_sin(x), in_dims[0]))
 
 

@@ -95,7 +95,7 @@ class Problem:
 
     def batching(self) -> contextlib.AbstractContextManager:
         """Around a vmap of the function: where torch cannot batch it, jtbridge has to say so."""
-        if self.case.batches:
+        if self.case.batches or self.wrapped.backend in ("auto", "xla"):  # JAX batches what is translated
             return contextlib.nullcontext()
         return pytest.warns(SequentialVmapWarning, match="its rows run one after another")
 

@@ -55,7 +55,7 @@ def test_no_gather(mesh, backend: str):
     x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("i")))
     text = run.lower(x).compile().as_text()
     assert "all-gather" not in text
-    assert "custom-call" in text
+    assert ("custom-call" in text) == (backend != "xla")
     assert run(x).sharding.is_equivalent_to(x.sharding, 1)
 
 

@@ -77,10 +77,11 @@ def test_mixed_axes_under_jit(name: str, x64: None):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_only_the_last_argument_is_batched(name: str, x64: None):
+@pytest.mark.parametrize("backend", ["dlpack", "xla"], indirect=True)
+def test_only_the_last_argument_is_batched(name: str, backend: str, x64: None):
     leaves = sum(isinstance(leaf, np.ndarray) for leaf in Problem(name).leaves)
     batch = Batch(name, lambda number, ndim: 0 if number == leaves - 1 else None)
-    if name in WRITES_ROWS_INTO_UNBATCHED:
+    if name in WRITES_ROWS_INTO_UNBATCHED and backend == "dlpack":
         with pytest.warns(jtbridge.errors.SequentialVmapWarning, match="vmap: inplace arithmetic"):
             out = batch.run()
     else:
@@ -139,6 +140,7 @@ def test_result_that_does_not_depend_on_the_row(backend: str):
     assert_matches(jax.vmap(f)(jnp.zeros((2, 4))), torch.arange(3.0).expand(2, 3))
 
 
+@pytest.mark.parametrize("backend", ["dlpack", "callback"], indirect=True)
 def test_rows_one_after_another_are_announced_once(backend: str):
     f = jtbridge.wrap(lambda x: functions.TripledGradient.apply(x))
     with pytest.warns(jtbridge.errors.SequentialVmapWarning, match="its rows run one after another"):

@@ -1,0 +1,166 @@
+"""Two transformers: what a call costs beside real work, and what a translation gains.
+
+``bert``: BERT-base's width, four layers, 8 x 128 tokens. ``llama``: a small Llama, four layers 128 wide, 4 x 64 tokens.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import jax
+import torch
+
+from benchmarks._contestants import WRAPPERS, to_jax, wrap_all
+from benchmarks._measure import CLOCKS, interleaved, median_of_children
+from benchmarks._results import DLPACK, TORCH, TORCHAX, XLA, Calls, Options, Row, Target
+
+_GRAD_MODE = "torch, recording gradients"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as a function of its parameters and inputs, which returns one tensor."""
+
+    parameters: dict[str, torch.Tensor]
+    inputs: tuple[torch.Tensor, ...]
+    call: Callable[..., torch.Tensor]
+
+    def loss(self, *args: Any) -> torch.Tensor:
+        """A scalar that depends on all of the result."""
+        return self.call(*args).sin().mean()
+
+
+def _bert() -> Model:
+    from transformers import BertConfig, BertModel
+
+    model = BertModel(BertConfig(num_hidden_layers=4), add_pooling_layer=False).eval()
+    lengths = torch.randint(64, 129, (8, 1))
+    mask = (torch.arange(128) < lengths).long()
+
+    def call(parameters: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, parameters, (ids, mask)).last_hidden_state
+
+    return Model(dict(model.named_parameters()), (torch.randint(0, 30_000, (8, 128)), mask), call)
+
+
+def _llama() -> Model:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=1000,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+    )
+    model = LlamaForCausalLM(config).eval()
+
+    def call(parameters: Any, ids: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, parameters, (ids,), {"use_cache": False}).logits
+
+    return Model(dict(model.named_parameters()), (torch.randint(0, 1000, (4, 64)),), call)
+
+
+_MAKERS = {"bert": _bert, "llama": _llama}
+_TITLES = {"bert": "BERT width, 4 layers, 8 x 128", "llama": "small Llama, 4 layers, 4 x 64"}
+
+
+@cache
+def _model(name: str) -> Model:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    torch.manual_seed(0)
+    return _MAKERS[name]()
+
+
+def _milliseconds(calls: Calls, options: Options) -> dict:
+    times = interleaved(calls, rounds=3 if options.quick else 12, clock=options.clock)
+    return {name: 1e3 * t if isinstance(t, float) else t for name, t in times.items()}
+
+
+def forward(name: str, targets: tuple[Target, ...], options: Options) -> Row:
+    """The last hidden state, or the logits. The parameters are arguments, as JAX wants them."""
+    model = _model(name)
+
+    def eager() -> torch.Tensor:
+        return model.call(model.parameters, *model.inputs)
+
+    calls = wrap_all(model.call, model.parameters, *model.inputs)
+    calls[_GRAD_MODE] = lambda: eager().detach()
+    calls[TORCH] = torch.no_grad()(eager)
+    cells = _milliseconds(calls, options)
+    recording = cells.pop(_GRAD_MODE)
+    note = f"{name}-forward: torch is measured under no_grad; recording gradients it takes {recording:.0f} ms"
+    return Row(f"{name}-forward", f"{_TITLES[name]}: forward", "ms", cells, TORCH, targets, [note])
+
+
+def gradient(name: str, targets: tuple[Target, ...], options: Options) -> Row:
+    """Of a scalar with respect to every parameter; torch runs forward and backward."""
+    model = _model(name)
+    names = sorted(model.parameters)  # the order in which JAX flattens a dict
+
+    def eager() -> list[torch.Tensor]:
+        loss = model.loss(model.parameters, *model.inputs)
+        return list(torch.autograd.grad(loss, [model.parameters[key] for key in names]))
+
+    calls = wrap_all(model.loss, model.parameters, *model.inputs, then=lambda f: jax.jit(jax.grad(f)))
+    calls[TORCH] = eager
+    return Row(f"{name}-gradient", f"{_TITLES[name]}: gradient", "ms", _milliseconds(calls, options), TORCH, targets)
+
+
+def capture_seconds(contestant: str, clock: str) -> float:
+    """To capture the forward of BERT, where torch's tracing machinery was used before. In a process of its own."""
+    import jtbridge
+
+    model = _model("bert")
+    arrays = jax.tree.map(to_jax, (model.parameters, *model.inputs))
+    jtbridge.explain(torch.sin, arrays[1])
+    del contestant
+    start = CLOCKS[clock]()
+    jax.make_jaxpr(jtbridge.wrap(model.call, backend="xla"))(*arrays)
+    return CLOCKS[clock]() - start
+
+
+def first_seconds(contestant: str, clock: str) -> float:
+    """To capture, compile and run the forward of BERT for the first time. In a process of its own."""
+    model = _model("bert")
+    arrays = jax.tree.map(to_jax, (model.parameters, *model.inputs))
+    jax.block_until_ready(jax.jit(lambda x: x + 1)(arrays[1]))
+    wrapper = WRAPPERS[contestant]
+    if contestant == TORCHAX:
+        import torchax  # noqa: F401
+    start = CLOCKS[clock]()
+    jax.block_until_ready(jax.jit(wrapper(model.call, model.parameters, *model.inputs))(*arrays))
+    return CLOCKS[clock]() - start
+
+
+def capture(options: Options) -> Row:
+    """Tracing alone."""
+    repeats = 2 if options.quick else 5
+    cells = median_of_children((XLA,), "models.capture_seconds", options.clock, repeats=repeats)
+    return Row("bert-capture", "capture of the BERT forward", "s", cells, targets=(Target(XLA, 0.5),))
+
+
+def first(options: Options) -> Row:
+    """Everything up to the first result."""
+    repeats = 1 if options.quick else 3
+    cells = median_of_children((XLA, DLPACK, TORCHAX), "models.first_seconds", options.clock, repeats=repeats)
+    title = "BERT forward: capture, compile, first run"
+    return Row("bert-first", title, "s", cells, TORCHAX, (Target(XLA, 1.0, TORCHAX),))
+
+
+def _targets(translated: float, called: float | None = None) -> tuple[Target, ...]:
+    of_call = () if called is None else (Target(DLPACK, called, TORCH),)
+    return (Target(XLA, translated, TORCH), Target(XLA, 1.0, TORCHAX), *of_call)
+
+
+ROWS = {
+    "bert-forward": partial(forward, "bert", _targets(0.65, 1.03)),
+    "bert-gradient": partial(gradient, "bert", _targets(0.65, 1.03)),
+    "llama-forward": partial(forward, "llama", _targets(0.33)),
+    "llama-gradient": partial(gradient, "llama", _targets(0.45)),
+    "bert-capture": capture,
+    "bert-first": first,
+}

@@ -1,0 +1,256 @@
+"""Every backend beside torch itself, on the user's own inputs: :func:`jtbridge.check`."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._config import config
+from ._convert import to_torch
+from ._flat import ArrayType, FlatFunction, TorchFunction
+from ._host import to_numpy
+from ._run import describe_arguments
+from ._transforms import Jvp, Vjp, Vmap
+from ._wrap import Wrapped, as_wrapped
+from .backends import backends
+from .errors import CalledWarning, SequentialVmapWarning, TranslationError
+from .primitives import torch_call
+
+_MODES = ("value", "vjp", "jvp", "vmap")
+# Relative to the largest magnitude of a result: a few hundred roundings.
+_TOLERANCES = {np.dtype(np.float64): 1e-10, np.dtype(np.complex128): 1e-10, np.dtype(np.float16): 2e-2}
+_SINGLE, _BFLOAT16 = 2e-4, 1e-1
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """One backend in one mode.
+
+    Attributes:
+        backend, mode: which ("value", "vjp", "jvp" or "vmap").
+        difference: the largest absolute difference from torch, as a share of the largest magnitude of that result;
+            None where it could not be compared.
+        ok: whether it is within rounding of the dtype.
+        note: why there is no difference to give, or what went wrong.
+    """
+
+    backend: str
+    mode: str
+    difference: float | None
+    ok: bool
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckReport:
+    """What :func:`check` found. Printing it gives a table; ``ok`` says whether everything that ran agrees."""
+
+    function: str
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(each.ok for each in self.comparisons)
+
+    def __str__(self) -> str:
+        lines = [self.function, f"{'backend':<10}{'mode':<8}{'difference':<12}"]
+        for each in self.comparisons:
+            difference = "-" if each.difference is None else f"{each.difference:.1e}"
+            verdict = each.note or ("ok" if each.ok else "DIFFERS")
+            lines.append(f"{each.backend:<10}{each.mode:<8}{difference:<12}{verdict}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def check(fn: Any, *args: Any, **kwargs: Any) -> CheckReport:
+    """Run a function on your own inputs with every available backend, and compare with torch itself.
+
+    The value, a vector-Jacobian product, a Jacobian-vector product (both along random directions) and two rows under
+    ``jax.vmap``, each under ``jax.jit``.
+
+    Args:
+        fn: a wrapped function, or a torch function. Functions with ordered effects cannot be checked.
+        args, kwargs: as for a call, ``rng=`` included. A function that draws has other random numbers in torch, so
+            all that is looked at is that the same key gives the same result.
+
+    Returns:
+        A report to print; ``.ok`` says whether all agree to within rounding.
+
+    Raises:
+        JtbridgeError: whatever a call would raise before it runs.
+
+    Example:
+        >>> import jax.numpy as jnp, jtbridge, torch
+        >>> jtbridge.check(torch.sin, jnp.ones(3)).ok
+        True
+    """
+    wrapped = as_wrapped(fn)
+    plan, _ = wrapped.prepared(args, dict(kwargs))
+    found = []
+    for status in backends():
+        if not status.available:
+            continue
+        with config(backend=status.name), warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalledWarning)
+            warnings.simplefilter("ignore", SequentialVmapWarning)
+            found += _compared(status.name, wrapped, args, kwargs)
+    return CheckReport(f"{plan.name}({describe_arguments(plan)})", tuple(found))
+
+
+def _compared(backend: str, wrapped: Wrapped, args: tuple, kwargs: dict[str, Any]) -> list[Comparison]:
+    plan, operands = wrapped.prepared(args, dict(kwargs))
+    found = []
+    for mode in _MODES:
+        case = _CASES[mode](plan, operands)
+        if case is None:
+            found.append(Comparison(backend, mode, None, True, "nothing to differentiate"))
+            continue
+        try:
+            found.append(_comparison(backend, mode, plan, case))
+        except TranslationError as error:
+            found.append(Comparison(backend, mode, None, True, f"not run: {error}"))
+        except Exception as error:  # noqa: BLE001  (whatever a backend raises is what the report is about)
+            lines = str(error).strip().splitlines()
+            found.append(Comparison(backend, mode, None, False, f"{type(error).__name__}: {lines[0] if lines else ''}"))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    inputs: list[Any]
+    program: Callable[[Callable[..., Any]], Callable[..., Any]]  # from the function of flat arrays to what is compared
+    reference: TorchFunction  # of the same inputs
+
+
+def _value(plan: FlatFunction, operands: list[Any]) -> _Case:
+    return _Case(operands, lambda call: call, plan)
+
+
+def _vjp(plan: FlatFunction, operands: list[Any]) -> _Case | None:
+    wrt, outs = _moving(plan)
+    if not wrt or not outs:
+        return None
+    count = len(operands)
+    cotangents = _random([plan.out_types[o] for o in outs])
+
+    def program(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            _, pullback = jax.vjp(_of(call, inputs[:count], wrt, outs), *(inputs[i] for i in wrt))
+            return pullback(list(inputs[count:]))
+
+        return run
+
+    return _Case([*operands, *cotangents], program, Vjp(plan, wrt, outs))
+
+
+def _jvp(plan: FlatFunction, operands: list[Any]) -> _Case | None:
+    wrt, outs = _moving(plan)
+    if not wrt or not outs:
+        return None
+    count = len(operands)
+    tangents = _random([plan.in_types[i] for i in wrt])
+
+    def program(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            of_moving = _of(call, inputs[:count], wrt, outs)
+            return jax.jvp(of_moving, [inputs[i] for i in wrt], list(inputs[count:]))[1]
+
+        return run
+
+    return _Case([*operands, *tangents], program, Jvp(plan, wrt, outs))
+
+
+def _vmap(plan: FlatFunction, operands: list[Any]) -> _Case | None:
+    """Two rows: the inputs, and those with the floats scaled. Constants and the key are shared."""
+    count = plan.first_constant
+    if not count or not plan.out_types:
+        return None
+    rows = [
+        jnp.stack([x, x * jnp.asarray(0.5, x.dtype) if type_.differentiable else x])
+        for x, type_ in zip(operands[:count], plan.in_types, strict=False)
+    ]
+    dims = (*(0,) * count, *(None,) * (len(operands) - count))
+    return _Case([*rows, *operands[count:]], lambda call: jax.vmap(call, in_axes=dims), Vmap(plan, dims, 2))
+
+
+_CASES: dict[str, Callable[[FlatFunction, list[Any]], _Case | None]] = {
+    "value": _value,
+    "vjp": _vjp,
+    "jvp": _jvp,
+    "vmap": _vmap,
+}
+
+
+def _comparison(backend: str, mode: str, plan: FlatFunction, case: _Case) -> Comparison:
+    program = jax.jit(case.program(lambda *operands: torch_call(*operands, fn=plan, backend=backend)))
+    got = list(program(*case.inputs))
+    if plan.behaviour.random_operator is not None:
+        same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(got, program(*case.inputs), strict=True))
+        return Comparison(backend, mode, None, same, "draws: repeats itself" if same else "draws: DOES NOT REPEAT")
+    with case.reference.state.applied():
+        tensors = tuple(to_torch(x, copy=True) for x in case.inputs)
+        expected = case.reference.by_loop(tensors) if isinstance(case.reference, Vmap) else case.reference(*tensors)
+    differences = [_difference(np.asarray(a), to_numpy(b.detach())) for a, b in zip(got, expected, strict=True)]
+    worst = max(differences, default=0.0)
+    return Comparison(backend, mode, worst, all(d <= _tolerance(a) for d, a in zip(differences, got, strict=True)))
+
+
+def _difference(got: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference as a share of the largest finite magnitude; infinite where NaN or infinity differ."""
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return float("inf")
+    if got.dtype.kind in "biu":
+        return 0.0 if np.array_equal(got, expected) else float("inf")
+    wide = np.complex128 if got.dtype.kind == "c" else np.float64
+    a, b = got.astype(wide), expected.astype(wide)
+    finite = np.isfinite(b)
+    if not np.array_equal(np.where(finite, 0, a), np.where(finite, 0, b), equal_nan=True):
+        return float("inf")
+    scale = np.abs(b[finite]).max(initial=0.0)
+    largest = np.abs(a[finite] - b[finite]).max(initial=0.0)
+    return float(largest / scale) if scale else float(largest)
+
+
+def _tolerance(array: jax.Array) -> float:
+    if array.dtype == jnp.bfloat16:
+        return _BFLOAT16
+    return _TOLERANCES.get(np.dtype(array.dtype), _SINGLE)
+
+
+def _moving(plan: FlatFunction) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    wrt = tuple(i for i, type_ in enumerate(plan.in_types[: plan.first_constant]) if type_.differentiable)
+    return wrt, tuple(o for o, type_ in enumerate(plan.out_types) if type_.differentiable)
+
+
+def _of(
+    call: Callable[..., Any], operands: Sequence[Any], wrt: Sequence[int], outs: Sequence[int]
+) -> Callable[..., Any]:
+    """The float results as a function of the float arguments."""
+
+    def of_moving(*moving: Any) -> list[Any]:
+        filled = list(operands)
+        for i, x in zip(wrt, moving, strict=True):
+            filled[i] = x
+        results = call(*filled)
+        return [results[o] for o in outs]
+
+    return of_moving
+
+
+def _random(types: Sequence[ArrayType]) -> list[np.ndarray]:
+    """Directions for derivatives, the same in every run."""
+    generator = np.random.default_rng(0)
+    found = []
+    for type_ in types:
+        values = generator.standard_normal(type_.shape)
+        if type_.dtype.kind == "c":
+            values = values + 1j * generator.standard_normal(type_.shape)
+        found.append(np.asarray(values).astype(type_.dtype))
+    return found

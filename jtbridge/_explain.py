@@ -1,0 +1,191 @@
+"""Which backend a function gets, and why: :func:`jtbridge.explain`."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch import fx
+
+from ._dtypes import torch_dtype
+from ._flat import FlatFunction
+from ._run import describe_arguments
+from ._transforms import Vjp
+from ._wrap import Wrapped, as_wrapped
+from .backends import choose, refusals
+from .capture import origin
+from .errors import TranslationError
+from .translate import captured, has_lowering
+
+_DTYPE_CHANGES = frozenset({torch.ops.aten._to_copy.default})
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What :func:`explain` found. Printing it gives a report.
+
+    Attributes:
+        function: the name of the function, with its arguments' dtypes and shapes.
+        backend: the one that is used.
+        gradient: the backend of its gradient; None if it has nothing to differentiate.
+        reasons: for every other backend that comes before it, why it is not used.
+        operators: how often each operator is in the forward graph; empty if it cannot be traced.
+        decomposed: those of them that run as torch's decomposition into others.
+        random: random operators.
+        mutated: names of the arguments it writes to (their copies, that is).
+        casts: conversions of dtype, as ``"float32 -> float64"``, at the border and inside, with their count.
+        constants: number and bytes of the closed-over tensors that became arrays.
+        seconds: time to capture the forward graph.
+    """
+
+    function: str
+    backend: str
+    gradient: str | None
+    reasons: dict[str, str]
+    operators: dict[str, int]
+    decomposed: tuple[str, ...]
+    random: tuple[str, ...]
+    mutated: tuple[str, ...]
+    casts: dict[str, int]
+    constants: tuple[int, int]
+    seconds: float
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The report as headings and texts."""
+        count, size = self.constants
+        return [
+            ("function", self.function),
+            ("backend", self.backend),
+            *((f"not {name}", reason) for name, reason in self.reasons.items()),
+            ("gradient", self.gradient or "nothing to differentiate"),
+            ("operators", _counts(self.operators)),
+            ("decomposed", ", ".join(self.decomposed) or "none"),
+            ("random", ", ".join(self.random) or "none"),
+            ("mutated", ", ".join(self.mutated) or "none"),
+            ("dtype changes", _counts(self.casts)),
+            ("constants", f"{count} arrays, {size / 2**20:.1f} MiB" if count else "none"),
+            ("captured in", f"{self.seconds:.2f} s"),
+        ]
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        width = max(len(heading) for heading, _ in rows)
+        return "\n".join(f"{heading:<{width}}  {text}" for heading, text in rows)
+
+    __repr__ = __str__
+
+    def show(self) -> None:
+        """Print it: as a table by `rich` if that is installed and this is a terminal, else as plain text."""
+        try:
+            from rich.console import Console
+            from rich.table import Table
+        except ImportError:
+            sys.stdout.write(f"{self}\n")
+            return
+        if not sys.stdout.isatty():
+            sys.stdout.write(f"{self}\n")
+            return
+        table = Table(show_header=False)
+        for heading, text in self.rows():
+            table.add_row(f"[bold]{heading}[/bold]", text)
+        Console().print(table)
+
+
+def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
+    """Say which backend a function would be run with for some arguments, and why not the ones before it.
+
+    Args:
+        fn: a wrapped function, or a torch function.
+        args, kwargs: as for a call, ``rng=`` included. Nothing is computed, unless torch cannot trace the function:
+            then it may run once on zeros.
+
+    Returns:
+        A report to print; ``.show()`` prints it as a table in a terminal where `rich` is installed.
+
+    Raises:
+        JtbridgeError: whatever a call would raise before it runs.
+
+    Example:
+        >>> import jax.numpy as jnp, jtbridge, torch
+        >>> report = jtbridge.explain(torch.sin, jnp.ones(3))
+        >>> report.backend, report.operators
+        ('xla', {'aten.sin.default': 1})
+    """
+    wrapped = as_wrapped(fn)
+    started = time.perf_counter()
+    plan, _ = wrapped.prepared(args, dict(kwargs))
+    seconds = time.perf_counter() - started
+    platform = jax.default_backend()
+    nodes = _nodes(plan)
+    reasons = refusals(wrapped.backend, platform, plan) if not wrapped.ordered else {}
+    name = "io_callback, in order" if wrapped.ordered else choose(wrapped.backend, platform, plan, quiet=True).name
+    return Explanation(
+        function=f"{plan.name}({describe_arguments(plan)})",
+        backend=name,
+        gradient=None if wrapped.ordered else _gradient_backend(wrapped, platform, plan),
+        reasons=reasons,
+        operators=dict(collections.Counter(str(node.target) for node in nodes).most_common()),
+        decomposed=tuple(sorted({str(node.target) for node in nodes if not has_lowering(node)})),
+        random=_random(plan, nodes),
+        mutated=tuple(plan.argument_names[i] for i in plan.behaviour.mutated),
+        casts=_casts(plan, nodes),
+        constants=(len(plan.constants), sum(t.numel() * t.element_size() for t in plan.constants)),
+        seconds=seconds,
+    )
+
+
+def _nodes(plan: FlatFunction) -> list[fx.Node]:
+    """The operators of the forward graph, if there is one."""
+    try:
+        graph = captured(plan).graph
+    except TranslationError:
+        return []
+    return [node for node in graph.nodes if node.op == "call_function" and hasattr(node.target, "tags")]
+
+
+def _gradient_backend(wrapped: Wrapped, platform: str, plan: FlatFunction) -> str | None:
+    wrt = tuple(i for i, type_ in enumerate(plan.in_types[: plan.first_constant]) if type_.differentiable)
+    outs = tuple(o for o, type_ in enumerate(plan.out_types) if type_.differentiable)
+    if not wrt or not outs:
+        return None
+    gradient = Vjp(plan, wrt, outs)
+    backend = choose(wrapped.backend, platform, gradient, quiet=True)
+    refused = list(refusals(wrapped.backend, platform, gradient).values())
+    return backend.name if backend.way == "translate" or not refused else f"{backend.name}, for {refused[-1]}"
+
+
+def _random(plan: FlatFunction, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
+    found = {str(node.target) for node in nodes if "draw" in origin(node)}
+    if not nodes and plan.behaviour.random_operator is not None:
+        found = {plan.behaviour.random_operator}
+    return tuple(sorted(found))
+
+
+def _casts(plan: FlatFunction, nodes: Sequence[fx.Node]) -> dict[str, int]:
+    """Conversions of dtype: of arguments into torch, and between operators, results back included."""
+    changes: collections.Counter[str] = collections.Counter()
+    if not nodes:
+        for type_, dtype in zip(plan.in_types, plan.in_torch_dtypes, strict=False):
+            if torch_dtype(type_.dtype, "an argument") is not dtype:
+                changes[f"{type_.dtype} -> {_name(dtype)}"] += 1
+    for node in nodes:
+        if node.target in _DTYPE_CHANGES and isinstance(node.args[0], fx.Node):
+            before, after = node.args[0].meta["val"].dtype, node.meta["val"].dtype
+            if before is not after:
+                changes[f"{_name(before)} -> {_name(after)}"] += 1
+    return dict(changes)
+
+
+def _name(dtype: torch.dtype | np.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} x {count}" if count > 1 else name for name, count in counts.items()) or "none"

@@ -1,0 +1,71 @@
+"""Programs that are saved and run without torch: :func:`jtbridge.export`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.export
+import numpy as np
+import torch
+
+from ._config import config
+from ._convert import to_jax
+from .errors import ArgumentError
+
+
+def export(fn: Any, *args: Any, platforms: Sequence[str] | None = None, **kwargs: Any) -> jax.export.Exported:
+    """Translate a function for good: the result can be saved, and run later where torch is not installed.
+
+    Closed-over weights become part of the program. It holds no derivative; export ``jax.grad(f)`` to have that.
+
+    Args:
+        fn: a wrapped function, or a JAX function that uses some.
+        args, kwargs: like those of a call; of arrays only the shapes and dtypes count, so ``jax.ShapeDtypeStruct``
+            will do. Its sizes may be symbols (``jax.export.symbolic_shape("b, 16")``) for one wrapped function of
+            arrays; what comes out then runs with any size. Static arguments must be keywords, and are fixed.
+        platforms: the XLA platforms to lower for, such as ``("cpu", "cuda", "tpu")``; the present one if left out.
+
+    Returns:
+        A `jax.export.Exported` of the arrays: ``.call(*arrays)`` runs it, ``.serialize()`` turns it into bytes for
+        ``jax.export.deserialize``.
+
+    Raises:
+        TranslationError: an operator has no lowering, or torch's code works for some sizes only.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jtbridge, torch
+        >>> f = jtbridge.wrap(lambda x: torch.softmax(x, -1).sum(0))
+        >>> shape = jax.export.symbolic_shape("b, 3")
+        >>> data = jtbridge.export(f, jax.ShapeDtypeStruct(shape, jnp.float32)).serialize()
+        >>> jax.export.deserialize(data).call(jnp.zeros((6, 3)))
+        Array([2., 2., 2.], dtype=float32)
+
+    Source: https://docs.jax.dev/en/latest/export/export.html
+    """
+    statics = {name: value for name, value in kwargs.items() if not _is_array_tree(value)}
+    arrays = {name: value for name, value in kwargs.items() if name not in statics}
+    for position, value in enumerate(args):
+        if not _is_array_tree(value):
+            raise ArgumentError(
+                f"Argument {position} holds {type(value).__name__} `{value!r}`, which is static. Pass it as a keyword, "
+                "or fix it with `functools.partial`."
+            )
+
+    def run(*args: Any, **arrays: Any) -> Any:
+        return fn(*args, **arrays, **statics)
+
+    specs = jax.tree.map(_spec, (args, arrays))
+    with config(backend="xla"):
+        return jax.export.export(jax.jit(run), platforms=platforms)(*specs[0], **specs[1])
+
+
+def _is_array_tree(value: Any) -> bool:
+    leaves = jax.tree.leaves(value)
+    return all(isinstance(x, jax.Array | np.ndarray | np.generic | torch.Tensor | jax.ShapeDtypeStruct) for x in leaves)
+
+
+def _spec(leaf: Any) -> jax.ShapeDtypeStruct:
+    leaf = to_jax(leaf) if isinstance(leaf, torch.Tensor) else leaf
+    return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype)

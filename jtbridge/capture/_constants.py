@@ -1,0 +1,68 @@
+"""Tensors a function closes over, as further inputs of its graph: in JAX they stay arrays, not literals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from jtbridge._compat import is_zero
+from jtbridge._dtypes import canonical_dtype, numpy_dtype
+from jtbridge._flat import FlatFunction
+
+_SMALL = 256  # elements: below this a constant is written into the program
+
+
+def all_constants(module: fx.GraphModule) -> list[torch.Tensor]:
+    """The closed-over tensors of a graph."""
+    values = [getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")]
+    return [value for value in values if isinstance(value, torch.Tensor) and not is_zero(value)]
+
+
+def large_constants(module: fx.GraphModule) -> tuple[torch.Tensor, ...]:
+    """The closed-over tensors of a graph that should become inputs, each once."""
+    found: dict[Any, torch.Tensor] = {}
+    for value in all_constants(module):
+        if value.numel() > _SMALL and _crosses(value):
+            found.setdefault(_identity(value), value)
+    return tuple(found.values())
+
+
+def lift_constants(module: fx.GraphModule, flat: FlatFunction) -> None:
+    """Read the constants that `flat` takes as inputs from its inputs instead of from the graph.
+
+    The graph's first inputs are those of `flat`; where they lack the constants they are put in.
+    """
+    if not flat.constants:
+        return
+    inputs = module.graph.find_nodes(op="placeholder")
+    first = flat.first_constant
+    places = inputs[first : first + len(flat.constants)]
+    by_identity = {_identity(tensor): place for tensor, place in zip(flat.constants, places, strict=True)}
+    for node in module.graph.find_nodes(op="get_attr"):
+        value = getattr(module, str(node.target))
+        if isinstance(value, torch.Tensor) and not is_zero(value) and _identity(value) in by_identity:
+            node.replace_all_uses_with(by_identity[_identity(value)])
+            module.graph.erase_node(node)
+
+
+def with_places_for(module: fx.GraphModule, first: int, constants: tuple[torch.Tensor, ...]) -> None:
+    """Give a graph an input for each constant, from position `first` on."""
+    inputs = module.graph.find_nodes(op="placeholder")
+    following = inputs[first] if first < len(inputs) else next(n for n in module.graph.nodes if n.op != "placeholder")
+    with module.graph.inserting_before(following):
+        for i, tensor in enumerate(constants):
+            module.graph.placeholder(f"constant_{i}").meta["val"] = tensor.detach()
+
+
+def _crosses(tensor: torch.Tensor) -> bool:
+    """Whether JAX has an array of the very same type: 64-bit constants would lose width while x64 is off."""
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return False
+    dtype = numpy_dtype(tensor.dtype, "a constant")
+    return canonical_dtype(dtype) == dtype
+
+
+def _identity(tensor: torch.Tensor) -> Any:
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype

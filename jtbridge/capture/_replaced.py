@@ -1,0 +1,26 @@
+"""Functions of torch that are traced as operators of ours, for torch's own graphs of them are long or impossible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+
+from jtbridge._compat import in_forward_mode
+
+from . import _ctc, _recurrent
+
+_REPLACEMENTS = {**_recurrent.REPLACEMENTS, **_ctc.REPLACEMENTS}
+
+
+class Replaced(TorchFunctionMode):
+    """While it is active, those functions are ours where we have them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        ours = _REPLACEMENTS.get(func)
+        if ours is not None and not in_forward_mode():  # it takes the tangents of our operators for 0
+            found = ours(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        return func(*args, **kwargs)

@@ -1,0 +1,22 @@
+"""From a torch function to a JAX program that computes the same."""
+
+from ._constants import constant_array, with_constants
+from ._interpret import describe, has_lowering
+from ._program import captured, graph_of, is_translatable, jax_semantics, translate
+from ._symbolic import hinted_shapes, is_symbolic, symbolic_program, torch_symbolic
+
+__all__ = [
+    "captured",
+    "constant_array",
+    "describe",
+    "graph_of",
+    "has_lowering",
+    "hinted_shapes",
+    "is_symbolic",
+    "is_translatable",
+    "jax_semantics",
+    "symbolic_program",
+    "torch_symbolic",
+    "translate",
+    "with_constants",
+]

@@ -1,0 +1,212 @@
+"""Running a functional ATen graph in JAX, one lowering per node."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from jtbridge._compat import OpOverload, is_zero
+from jtbridge._dtypes import numpy_dtype
+from jtbridge._host import to_numpy
+from jtbridge.capture import from_bytes, origin, to_bytes
+from jtbridge.errors import LoweringError, TranslationError
+from jtbridge.lowerings import find
+
+from ._decompose import decomposable, decomposition, tensor_inputs
+
+Keys = Callable[[Sequence[int]], Callable[[], jax.Array]]
+
+
+def _constant(tensor: torch.Tensor) -> np.ndarray:
+    if is_zero(tensor):
+        return np.zeros(tuple(tensor.shape), numpy_dtype(tensor.dtype, "a constant"))
+    if tensor.device.type != "cpu":
+        raise TranslationError(f"it holds a constant on device `{tensor.device}`")
+    return to_numpy(tensor)
+
+
+def _to_bytes(x: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(x, jnp.uint8).reshape(-1)
+
+
+def _from_bytes(data: jax.Array, dtype: torch.dtype, shape: tuple[int, ...]) -> jax.Array:
+    wanted = numpy_dtype(dtype, "a residual")
+    return jax.lax.bitcast_convert_type(data.reshape(*shape, wanted.itemsize), wanted)
+
+
+# Python functions that a graph may hold besides operators: of symbolic sizes, and of residuals.
+_OF_SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.pow)
+_PLAIN: Mapping[Any, Callable[..., Any]] = {
+    operator.getitem: operator.getitem,
+    **{function: function for function in _OF_SIZES},
+    to_bytes: _to_bytes,
+    from_bytes: _from_bytes,
+}
+
+
+class Interpretation:
+    """A graph as a JAX function of its inputs. It is run, or batched by `jax.vmap`, with 64-bit types enabled."""
+
+    def __init__(self, module: fx.GraphModule, name: str, seed: int | None):
+        self.module = module
+        self._name = name
+        self._seed = seed  # the input that random operators draw from
+        self._nodes = list(module.graph.nodes)
+        self._constants = {
+            node: _constant(value.detach())
+            for node in module.graph.find_nodes(op="get_attr")
+            if isinstance(value := getattr(module, str(node.target)), torch.Tensor)
+        }
+        self._last_uses = _last_uses(self._nodes)
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        return self.run(arrays, self._keys(arrays))
+
+    def run(self, arrays: Sequence[Any], keys: Keys) -> list[Any]:
+        """The results; `keys` gives the key of a draw by its number."""
+        values: dict[fx.Node, Any] = {}
+        inputs = iter(arrays)
+        for position, node in enumerate(self._nodes):
+            if node.op == "placeholder":
+                values[node] = next(inputs)
+            elif node.op == "get_attr":
+                values[node] = jnp.asarray(self._constants[node])
+            elif node.op == "output":
+                return list(map_arg(node.args[0], values.__getitem__))  # type: ignore[arg-type]
+            else:
+                values[node] = self._value(node, values, keys)
+            for done in self._last_uses.get(position, ()):
+                del values[done]
+        raise AssertionError("a graph without an output")
+
+    def _value(self, node: fx.Node, values: Mapping[fx.Node, Any], keys: Keys) -> Any:
+        args = map_arg(node.args, values.__getitem__)
+        kwargs = map_arg(node.kwargs, values.__getitem__)
+        if not isinstance(node.target, OpOverload):
+            return _PLAIN[node.target](*args, **kwargs)
+        key = keys(origin(node).get("draw", (0,)))
+        lowering = find(node.target)
+        with jax.named_scope(_scope(node)):
+            try:
+                if lowering is None:
+                    value = self._decomposed(node, values, keys)
+                else:
+                    value = lowering(*args, node=node, key=key, **kwargs)
+            except (TranslationError, LoweringError):
+                raise
+            except Exception as error:
+                raise TranslationError(
+                    f"`{self._name}`: the lowering of {describe(node)} failed: {type(error).__name__}: {error}"
+                ) from error
+        _check(node, value)
+        return value
+
+    def _decomposed(self, node: fx.Node, values: Mapping[fx.Node, Any], keys: Keys) -> Any:
+        """A node by torch's own decomposition of its operator, whose operators are looked up again."""
+        module = decomposition(node)
+        reason = obstacle(module)
+        if reason is not None:
+            raise TranslationError(f"`{self._name}`: in the decomposition of {describe(node)}, {reason}")
+        arrays = [values[x] for x in tensor_inputs(node)]
+        results = Interpretation(module, self._name, None).run(arrays, keys)
+        return results[0] if isinstance(node.meta["val"], torch.Tensor) else tuple(results)
+
+    def _keys(self, arrays: Sequence[Any]) -> Keys:
+        def of_draw(draw: Sequence[int]) -> Callable[[], jax.Array]:
+            def key() -> jax.Array:
+                if self._seed is None:
+                    raise TranslationError(f"`{self._name}` draws random numbers here, but has no key.")
+                found = jax.random.wrap_key_data(arrays[self._seed], impl="threefry2x32")
+                for number in draw:
+                    found = jax.random.fold_in(found, number)
+                return found
+
+            return key
+
+        return of_draw
+
+
+def obstacle(module: fx.GraphModule) -> str | None:
+    """The first node of a graph that has neither a lowering nor a decomposition, described; None if there is none."""
+    for node in module.graph.nodes:
+        if node.op != "call_function" or node.target in _PLAIN:
+            continue
+        if not isinstance(node.target, OpOverload):
+            return f"`{getattr(node.target, '__name__', node.target)}` is no operator"
+        if find(node.target) is None and not decomposable(node):
+            return (
+                f"{describe(node)} has no lowering. Register one with `jtbridge.register_lowering({node.target})`, or "
+                'call torch instead: backend="dlpack" or "callback"'
+            )
+    return None
+
+
+def has_lowering(node: fx.Node) -> bool:
+    """Whether a node's operator has a lowering of its own."""
+    return isinstance(node.target, OpOverload) and find(node.target) is not None
+
+
+def describe(node: fx.Node) -> str:
+    """An operator of a graph and where the user's code called it."""
+    notes = origin(node)
+    places = [text for text in (notes.get("module"), notes.get("line")) if text]
+    return f"operator `{node.target}`" + (f" ({', '.join(places)})" if places else "")
+
+
+def _scope(node: fx.Node) -> str:
+    """Module path and operator, as JAX names what a transpose makes."""
+    notes = origin(node)
+    name = str(node.target).removeprefix("aten.").removesuffix(".default")
+    path = notes.get("module", "").replace(".", "/")
+    path = f"transpose({path})" if notes.get("backward") else path
+    return f"{path}/{name}" if path else name
+
+
+def _check(node: fx.Node, value: Any) -> None:
+    """Refuse a node's value unless its shapes and dtypes are those that torch gave the node."""
+    got, expected = _flat(value), _flat(node.meta.get("val"))
+    if len(got) != len(expected):
+        raise TranslationError(
+            f"the lowering of {describe(node)} gave {len(got)} results where torch has {len(expected)}"
+        )
+    for array, tensor in zip(got, expected, strict=True):
+        if array is None or not isinstance(tensor, torch.Tensor):
+            continue
+        shape, dtype = tuple(tensor.shape), numpy_dtype(tensor.dtype, "a result")
+        if not _same_shape(jnp.shape(array), shape) or array.dtype != dtype:
+            raise TranslationError(
+                f"the lowering of {describe(node)} gave {array.dtype}{list(jnp.shape(array))} where torch has "
+                f"{dtype}{list(shape)}"
+            )
+
+
+def _same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two shapes agree; the symbols of torch and of JAX are not compared."""
+    return len(a) == len(b) and all(
+        x == y for x, y in zip(a, b, strict=True) if isinstance(x, int) and isinstance(y, int)
+    )
+
+
+def _flat(value: Any) -> list[Any]:
+    return [x for part in value for x in _flat(part)] if isinstance(value, list | tuple) else [value]
+
+
+def _last_uses(nodes: Sequence[fx.Node]) -> dict[int, list[fx.Node]]:
+    """For each position the nodes whose values are not needed after it."""
+    last: dict[fx.Node, int] = {}
+    for position, node in enumerate(nodes):
+        for used in node.all_input_nodes:
+            last[used] = position
+    found: dict[int, list[fx.Node]] = {}
+    for node, position in last.items():
+        if nodes[position].op != "output":
+            found.setdefault(position, []).append(node)
+    return found

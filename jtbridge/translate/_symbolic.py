@@ -1,0 +1,128 @@
+"""Functions of arrays whose sizes are symbols, for :func:`jax.export` with a symbolic batch.
+
+Such a program is traced with torch's own symbolic sizes, and what torch assumed of them on the way must hold for all
+sizes. It has no derivative: JAX's rules need the shapes, and torch wrote no gradient for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import torch
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import mlir
+from torch import fx
+
+from jtbridge._compat import broken_assumption, symbolic_shapes, symbolic_tensors
+from jtbridge._flat import FlatFunction
+from jtbridge.capture import examples, trace_on
+from jtbridge.errors import TranslationError
+
+from ._interpret import Interpretation, obstacle
+from ._program import jax_semantics
+
+_HINTS = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
+
+
+def is_symbolic(shape: Sequence[Any]) -> bool:
+    """Whether a shape has a size that is no number."""
+    return any(not isinstance(size, int) for size in shape)
+
+
+def hinted_shapes(shapes: Sequence[Sequence[Any]]) -> list[tuple[int, ...]]:
+    """Shapes with a number for each symbol, that no other size is.
+
+    Raises:
+        TranslationError: a size is an expression of symbols, or there are too many of them.
+    """
+    taken = {size for shape in shapes for size in shape if isinstance(size, int)}
+    free = [hint for hint in _HINTS if hint not in taken]
+    hints: dict[str, int] = {}
+    for size in (size for shape in shapes for size in shape if not isinstance(size, int)):
+        name = str(size)
+        if not name.isidentifier():
+            raise TranslationError(f"The size `{name}` is an expression; name a symbol for it, such as `n`.")
+        if name not in hints:
+            if not free:
+                raise TranslationError(f"There are more than {len(hints)} symbolic sizes.")
+            hints[name] = free.pop(0)
+    return [tuple(size if isinstance(size, int) else hints[str(size)] for size in shape) for shape in shapes]
+
+
+def symbolic_program(flat: FlatFunction, shapes: Sequence[Sequence[Any]]) -> ClosedJaxpr:
+    """`flat`, a function for the hinted shapes, as a program of arrays of the symbolic ones.
+
+    Raises:
+        TranslationError: it cannot be translated, or only for some sizes.
+    """
+    module, environment, symbols = _traced(flat, shapes)
+    _refuse_assumptions(flat, environment, symbols.values())
+    reason = obstacle(module)
+    if reason is not None:
+        raise TranslationError(f"`{flat.name}`: {reason}")
+    for node in module.graph.nodes:
+        if isinstance(node.meta.get("val"), torch.Tensor | list | tuple):
+            node.meta["jax_shapes"] = symbolic_shapes(node.meta["val"], symbols)
+    run = Interpretation(module, flat.name, len(flat.in_types) - 1 if flat.seeded else None)
+    with jax_semantics():
+        program = jax.make_jaxpr(run)(
+            *(jax.ShapeDtypeStruct(tuple(s), t.dtype) for s, t in zip(shapes, flat.in_types, strict=True))
+        )
+    _refuse_assumptions(flat, environment, symbols.values())  # a lowering may have asked for a number
+    return program
+
+
+def _refuse_assumptions(flat: FlatFunction, environment: Any, symbols: Iterable[Any]) -> None:
+    assumed = broken_assumption(environment, list(symbols))
+    if assumed is not None:
+        raise TranslationError(f"`{flat.name}` works for some sizes only: {assumed} was assumed while it was traced.")
+
+
+def _traced(flat: FlatFunction, shapes: Sequence[Sequence[Any]]) -> tuple[fx.GraphModule, Any, dict[Any, Any]]:
+    """The graph, what torch assumed of its symbols, and these: by JAX's symbol."""
+    sizes = [
+        [(hint, not isinstance(size, int)) for hint, size in zip(type_.shape, shape, strict=True)]
+        for type_, shape in zip(flat.in_types, shapes, strict=True)
+    ]
+    dtypes = [x.dtype for x in examples(flat.in_types)]
+    tensors, environment = symbolic_tensors(sizes, dtypes)
+    symbols = {
+        symbol: size
+        for tensor, shape in zip(tensors, shapes, strict=True)
+        for size, symbol in zip(tensor.shape, shape, strict=True)
+        if not isinstance(symbol, int)
+    }
+
+    def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        return [y.detach() for y in flat.of_symbolic_sizes(*inputs)]
+
+    try:
+        with flat.state.applied():
+            return trace_on(run, tensors, to_run=False), environment, symbols
+    except Exception as error:
+        raise TranslationError(f"`{flat.name}` cannot be traced with symbolic sizes: {error}") from error
+
+
+def torch_symbolic(*args: Any, program: ClosedJaxpr) -> list[Any]:
+    """Run a program of symbolic sizes as part of a JAX program."""
+    return torch_symbolic_p.bind(*args, program=program)
+
+
+torch_symbolic_p = Primitive("torch_symbolic")
+torch_symbolic_p.multiple_results = True
+
+
+def _lower(ctx: mlir.LoweringRuleContext, *args: Any, program: ClosedJaxpr) -> Sequence[Any]:
+    # The sizes are int32 while x64 is off, and the program computes with int64 ones.
+    wide = ir.RankedTensorType.get([], ir.IntegerType.get_signless(64))
+    sizes = tuple(stablehlo.convert(wide, size) for size in ctx.dim_var_values)
+    with jax_semantics():
+        return mlir.lower_fun(jaxpr_as_fun(program), multiple_results=True)(ctx.replace(dim_var_values=sizes), *args)
+
+
+torch_symbolic_p.def_abstract_eval(lambda *_, program: program.out_avals)
+mlir.register_lowering(torch_symbolic_p, _lower)

@@ -1,0 +1,113 @@
+"""Sums, products, quotients and remainders where torch's semantics are its own."""
+
+import pytest
+import torch
+
+from .harness import check
+
+NAN, INF = float("nan"), float("inf")
+FLOATS = torch.tensor([NAN, INF, -INF, 0.0, -0.0, 0.5, -0.5, 2.5, -2.5, 6.0, -7.0, 1000.0])
+INTEGERS = torch.tensor([0, 1, -1, 2, -3, 7, 100, -128], dtype=torch.int8)
+BYTES = torch.tensor([0, 1, 2, 127, 128, 255], dtype=torch.uint8)
+TRUTHS = torch.tensor([True, False])
+COMPLEX = torch.tensor([0j, 1 + 2j, -2 + 0j, 0.5j, 3 - 4j])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.add, torch.mul, torch.div, torch.floor_divide, torch.fmod, torch.remainder, torch.sub, torch.rsub],
+)
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (FLOATS, FLOATS),
+        (FLOATS.bfloat16(), FLOATS.bfloat16()),
+        (INTEGERS, INTEGERS[1:]),
+        (BYTES, INTEGERS[1:]),
+        (INTEGERS, FLOATS.half()),
+    ],
+    ids=["float", "bfloat16", "int", "mixed ints", "int and half"],
+)
+def test_a_table_of_pairs(function, left, right):
+    check(function, left[:, None], right[None])
+
+
+def test_bools_add_to_or_and_multiply_to_and():
+    check(lambda x, y: (x + y, x * y, torch.add(x, y, alpha=False)), TRUTHS[:, None], TRUTHS[None])
+
+
+def test_a_number_that_a_dtype_does_not_hold_wraps():
+    check(lambda x: (x + (-1), x * 300, x - 256), BYTES)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_takes_numbers_unrounded_in_products_and_rounded_in_sums(dtype):
+    x = torch.randn(512).to(dtype)
+    check(lambda x, y: (x + 0.3, 0.3 - x, torch.add(x, y, alpha=0.3)), x, x.flip(0), rtol=0, atol=0)
+    check(lambda x: (x * 0.3, x * torch.tensor(0.3), torch.fmod(x, 0.3)), x, rtol=0, atol=0)
+
+
+def test_a_half_precision_quotient_is_rounded_before_its_fraction_is_dropped():
+    x, y = torch.randn(2048).bfloat16() * 50, torch.randn(2048).bfloat16()
+    check(lambda x, y: torch.div(x, y, rounding_mode="trunc"), x, y, rtol=0, atol=0)
+    check(lambda x: torch.div(x, 0.3, rounding_mode="trunc"), x, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("dtype", "by"), [(torch.float32, 61), (torch.float32, 41.0), (torch.float64, 49)], ids=str)
+def test_quotients_that_are_integers_are_exact(dtype, by):
+    x = torch.arange(200, dtype=dtype) * by
+    check(lambda x: ((x / by).floor(), torch.div(x, by, rounding_mode="trunc"), x // by), x, rtol=0, atol=0)
+    check(lambda x, y: (x / y).floor(), x, torch.tensor(by, dtype=dtype), rtol=0, atol=0)
+
+
+def test_scale_of_a_sum():
+    check(
+        lambda x, y: (torch.add(x, y, alpha=0.3), torch.sub(x, y, alpha=2), torch.rsub(x, y, alpha=3)),
+        FLOATS,
+        FLOATS + 1,
+    )
+
+
+def test_quotients_of_complex_numbers():
+    check(lambda x, y: (x / y, x.reciprocal(), y / 2j, torch.sgn(x), x.abs()), COMPLEX[:, None], COMPLEX[None, 1:])
+
+
+def test_the_sign_of_nan_is_zero():
+    check(lambda x: (torch.sign(x), torch.sgn(x)), FLOATS)
+
+
+def test_signs_of_integers_and_bools():
+    check(lambda x, y, z: (torch.sign(x), torch.sign(y), torch.sign(z)), INTEGERS, BYTES, TRUTHS)
+
+
+def test_the_least_integer_has_no_absolute_value():
+    check(lambda x, y: (x.abs(), -x, -y), INTEGERS, BYTES)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8], ids=str)
+def test_common_divisors_and_multiples(dtype):
+    x = torch.tensor([0, 4, 6, 9, 100]).to(dtype)
+    check(lambda x, y: (torch.gcd(x, y), torch.lcm(x, y)), x[:, None], (-x if dtype == torch.int64 else x)[None])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_interpolation_is_exact_at_both_ends(dtype):
+    start, end = torch.tensor([1e8, 1.0, 0.1]).to(dtype), torch.tensor([1.0, 1e8, 0.3]).to(dtype)
+    check(lambda s, e: [torch.lerp(s, e, w) for w in (0.0, 0.3, 0.5, 0.7, 1.0)], start, end, rtol=0, atol=0)
+    check(torch.lerp, start, end, torch.tensor([0.2, 0.9, 1.0]).to(dtype))
+
+
+def test_products_and_quotients_that_are_added():
+    x, y, z = torch.randn(3), torch.randn(2, 1), torch.randn(2, 3)
+    check(lambda *t: (torch.addcmul(*t, value=0.5), torch.addcdiv(*t, value=-2)), x, y, z, grad=True)
+    check(lambda t: torch.addcmul(t, t, t, value=3), INTEGERS)
+    check(lambda *t: torch.addcmul(*t, value=0.3), x.bfloat16(), y.bfloat16(), z.bfloat16())
+
+
+def test_degrees_of_integers():
+    check(lambda x: (torch.rad2deg(x), torch.deg2rad(x)), INTEGERS)
+
+
+def test_gradients_at_zeros():
+    x = torch.tensor([0.0, -0.0, 1.0, -2.0])
+    check(lambda x: (x.abs(), x * x, x / 3, torch.sign(x), x.remainder(0.7), x.fmod(0.7)), x, grad=True)

@@ -1,0 +1,69 @@
+"""The CTC loss over lengths that differ, labels that repeat, and labellings that do not fit."""
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from jtbridge.capture._replaced import Replaced
+
+from .harness import check
+
+TIGHT = {"rtol": 1e-4, "atol": 1e-5}
+SCORES = torch.randn(6, 3, 5, generator=torch.Generator().manual_seed(0)) * 2
+TARGETS = torch.tensor([[1, 1, 2], [3, 0, 0], [4, 2, 4]])
+BLANK_LAST = torch.tensor([[1, 1, 2], [3, 2, 0], [0, 2, 0]])
+
+
+def _run(scores, targets, *lengths: Any, **options: Any):
+    traced = _get_current_dispatch_mode() is not None  # torch's own values are what is compared with
+    with Replaced() if traced else contextlib.nullcontext():
+        return F.ctc_loss(scores.log_softmax(-1), targets, *lengths, **options)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_reductions(reduction):
+    check(lambda x, y: _run(x, y, (6, 4, 5), (3, 1, 2), reduction=reduction), SCORES, TARGETS, grad=True, **TIGHT)
+
+
+def test_targets_in_one_row():
+    targets = torch.tensor([1, 1, 2, 3, 4, 2])
+    check(lambda x, y: _run(x, y, (6, 4, 5), (3, 1, 2)), SCORES, targets, grad=True, **TIGHT)
+
+
+def test_lengths_as_tensors():
+    lengths = torch.tensor([6, 4, 5]), torch.tensor([3, 1, 0])
+    check(_run, SCORES, TARGETS, *lengths, grad=True, **TIGHT)
+    check(_run, SCORES, torch.tensor([1, 1, 2, 3]), *lengths, grad=True, **TIGHT)
+
+
+def test_another_blank():
+    check(lambda x, y: _run(x, y, (6, 6, 6), (3, 3, 3), blank=4), SCORES, BLANK_LAST, grad=True, **TIGHT)
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_labellings_that_do_not_fit(zero):
+    run = lambda x, y: _run(x, y, (3, 1, 6), (3, 1, 2), reduction="none", zero_infinity=zero)  # noqa: E731
+    check(run, SCORES, TARGETS, grad=True, **TIGHT)
+
+
+def test_unlikely_labellings_in_float64():
+    x = SCORES.double() * 200
+    check(lambda x, y: _run(x, y, (6, 4, 5), (3, 1, 2)), x, TARGETS, grad=True)
+
+
+def test_one_labelling():
+    check(lambda x, y: _run(x, y, (6,), (3,)), SCORES[:, 0], TARGETS[0], grad=True, **TIGHT)
+
+
+def test_operators_in_torch():
+    x = SCORES.log_softmax(-1).requires_grad_()
+    how: Any = (TARGETS, (6, 4, 5), (2, 1, 2))
+    expected = F.ctc_loss(x, *how)
+    with Replaced():
+        found = F.ctc_loss(x, *how)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, x), torch.autograd.grad(expected, x))

@@ -1,0 +1,73 @@
+"""Tables of rows and bags of them."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from .harness import check
+
+_TABLE = torch.tensor([[1.0, 5.0], [-3.0, 5.0], [2.0, -1.0], [4.0, 0.5], [0.0, 0.0]])
+_ROWS = torch.tensor([1, 2, 1, 0, 3, 3])
+_bag = torch.ops.aten._embedding_bag.default
+_OFFSETS = torch.tensor([0, 3, 3, 5])
+
+
+@pytest.mark.parametrize("padding", [None, 1, -2])
+@pytest.mark.parametrize("by_frequency", [False, True])
+def test_embedding(padding, by_frequency):
+    check(
+        lambda w, i: functional.embedding(i, w, padding, scale_grad_by_freq=by_frequency),
+        _TABLE,
+        _ROWS.reshape(2, 3),
+        grad=True,
+    )
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0, float("inf")])
+def test_embedding_with_bounded_norms(norm):
+    def function(w, i):
+        w = w.clone()
+        return functional.embedding(i, w, max_norm=3.0, norm_type=norm), w
+
+    check(function, _TABLE, _ROWS)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("padding", [None, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_embedding_bag(mode, last, padding, dtype):
+    def function(w, i, o):
+        return functional.embedding_bag(i, w, o, mode=mode, include_last_offset=last, padding_idx=padding)
+
+    offsets = torch.cat([_OFFSETS, torch.tensor([6])]) if last else _OFFSETS
+    check(function, _TABLE.to(dtype), _ROWS, offsets, grad=True)
+
+
+def test_all_results_of_embedding_bag():
+    for mode in (0, 1, 2):
+        check(lambda w, i, o, m=mode: torch.embedding_bag(w, i, o, mode=m), _TABLE, _ROWS.int(), _OFFSETS.int())
+        check(lambda w, i, o, m=mode: _bag(w, i, o, False, m, False, None, False, 1), _TABLE, _ROWS, _OFFSETS)
+
+
+@pytest.mark.parametrize("padding", [None, 1])
+def test_embedding_bag_with_weights_of_samples(padding):
+    def function(w, s, i):
+        return functional.embedding_bag(i, w, _OFFSETS, mode="sum", per_sample_weights=s, padding_idx=padding)
+
+    check(function, _TABLE, torch.randn(6), _ROWS, grad=True)
+
+
+def test_embedding_bag_of_a_matrix_of_rows():
+    check(lambda w, i: functional.embedding_bag(i, w), _TABLE, _ROWS.reshape(2, 3), grad=True)
+
+
+def test_embedding_bag_scales_gradients_by_frequency():
+    rows = torch.tensor([0, 0, 1, 1, 0, 1])  # of few distinct rows, for torch's CPU kernel divides others wrongly
+    offsets = torch.tensor([0, 3, 3, 5])
+    check(
+        lambda w, i: functional.embedding_bag(i, w, offsets, scale_grad_by_freq=True, mode="sum"),
+        _TABLE,
+        rows,
+        grad=True,
+    )

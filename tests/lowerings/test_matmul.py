@@ -1,0 +1,84 @@
+"""Matrix products where torch's semantics are its own."""
+
+import jax.numpy as jnp
+import pytest
+import torch
+
+from jtbridge.errors import TranslationError
+from jtbridge.lowerings import find
+
+from .harness import check
+
+X, Y = torch.randn(2, 3), torch.randn(3, 4)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def test_addmm_with_beta_zero_ignores_a_bias_of_nan():
+    check(
+        lambda b, x, y: torch.addmm(b, x, y, beta=0), torch.full((2, 2), torch.nan), torch.ones(2, 3), torch.ones(3, 2)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64])
+def test_integers_wrap_around(dtype):
+    x = torch.tensor([[100, 100, 3], [7, 90, 1]]).to(dtype)
+    check(torch.mm, x, x.mT.contiguous())
+    check(lambda b, x, y: torch.addmm(b, x, y, beta=2, alpha=3), x[:, :2], x, x.mT.contiguous())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_accumulated_in_float32(dtype):
+    ones = torch.ones(1, 4096, dtype=dtype)
+    check(torch.mm, ones, ones.mT.contiguous())  # accumulated in bfloat16 it would stop at 256
+    check(torch.dot, ones[0, :3000], ones[0, :3000])
+    check(torch.addbmm, ones[:, :1], ones[None], ones.mT[None])
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        (torch.vdot, (torch.randn(3, dtype=torch.complex64), torch.randn(3, dtype=torch.complex64))),
+        (lambda b, x, y: torch.addr(b, x, y, beta=2, alpha=3), (X, X[:, 0], X[0])),
+        (lambda b, x, y: torch.addr(b, x, y, beta=0), (torch.full((2, 3), torch.nan), X[:, 0], X[0])),
+        (torch.addr, (X > 0, X[:, 0] > 0, X[0] > 0)),
+        (lambda b, x, y: torch.addmv(b, x, y, beta=0.5, alpha=2), (torch.tensor(1.0), X, Y[:, 0])),
+        (lambda b, x, y: torch.baddbmm(b, x, y, beta=3), (X[0, :1], X[None], Y[None])),
+        (torch.mm, (torch.ones(2, 0), torch.ones(0, 3))),
+        (torch.mv, (torch.ones(2, 0), torch.ones(0))),
+        (torch._int_mm, (torch.full((32, 64), 127, dtype=torch.int8), torch.full((64, 16), 127, dtype=torch.int8))),
+        (torch.chain_matmul, (X, Y, torch.randn(4, 2))),
+    ],
+)
+def test_products(function, args):
+    check(function, *args)
+
+
+def test_gradient_of_a_product():
+    check(torch.matmul, torch.randn(2, 3, 4), torch.randn(4, 5), grad=True)
+
+
+@pytest.mark.parametrize("sizes", [(3, 5), (1, 5), (3, 1)])
+def test_a_bilinear_form_and_its_gradients(sizes):
+    m, n = sizes
+    args = torch.randn(4, m), torch.randn(4, n), torch.randn(2, m, n), torch.randn(2)
+    check(torch.nn.functional.bilinear, *args, grad=True, rtol=1e-4, atol=1e-4)
+
+
+def test_a_scaled_product_saturates_where_the_format_has_no_infinity():
+    def product(x, y, by):
+        a, b = x.to(torch.float8_e4m3fn), y.to(torch.float8_e4m3fn)
+        return torch._scaled_mm(a, b.t().contiguous().t(), by, by).to(torch.float32)
+
+    check(product, torch.randn(16, 16), torch.randn(16, 16), torch.tensor(100.0))
+
+
+def test_scales_of_blocks_are_refused():
+    a, one = jnp.ones((16, 16), jnp.float8_e4m3fn), jnp.ones((16, 1))
+    lowering = find(torch.ops.aten._scaled_mm_v2.default)
+    assert lowering is not None
+    with pytest.raises(TranslationError, match="blocks"):
+        lowering.function(a, a, [one], [2], [0], [one], [2], [0], None, torch.float32, node=None)

@@ -1,0 +1,110 @@
+"""Random draws: their distribution by quantiles, and the numbers that can come up."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+import jtbridge
+
+COUNT = 4000
+
+
+def draw(function: Any, *args: Any) -> np.ndarray:
+    with jax.enable_x64(True):
+        return np.asarray(jtbridge.wrap(function, backend="xla")(*args, rng=jax.random.key(3)))
+
+
+def empty(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(COUNT, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("function", "distribution"),
+    [
+        (lambda x: torch.rand(COUNT) + 0 * x, scipy.stats.uniform()),
+        (lambda x: torch.rand_like(x), scipy.stats.uniform()),
+        (lambda x: torch.randn_like(x), scipy.stats.norm()),
+        (lambda x: torch.empty_like(x).uniform_(-2, 3), scipy.stats.uniform(-2, 5)),
+        (lambda x: torch.empty_like(x).normal_(1, 2), scipy.stats.norm(1, 2)),
+        (lambda x: torch.normal(1.0, 2.0, (COUNT,)) + 0 * x, scipy.stats.norm(1, 2)),
+        (lambda x: torch.normal(torch.ones_like(x), torch.full_like(x, 2)), scipy.stats.norm(1, 2)),
+        (lambda x: torch.empty_like(x).exponential_(2), scipy.stats.expon(scale=0.5)),
+        (lambda x: torch.empty_like(x).cauchy_(1, 3), scipy.stats.cauchy(1, 3)),
+        (lambda x: torch.empty_like(x).log_normal_(0.5, 0.25), scipy.stats.lognorm(0.25, scale=math.exp(0.5))),
+        (lambda x: torch._standard_gamma(torch.full_like(x, 2.5)), scipy.stats.gamma(2.5)),
+        (lambda x: torch._sample_dirichlet(torch.full_like(x, 2).reshape(-1, 2))[:, 0], scipy.stats.beta(2, 2)),
+    ],
+)
+def test_continuous(function, distribution):
+    drawn = draw(function, torch.zeros(COUNT))
+    assert scipy.stats.kstest(drawn.astype(float), distribution.cdf).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: torch.randint(2, 5, (COUNT,)) + 0 * x.long(), {2: 1 / 3, 3: 1 / 3, 4: 1 / 3}),
+        (lambda x: torch.randint_like(x, 2), {0: 1 / 2, 1: 1 / 2}),
+        (lambda x: torch.empty_like(x, dtype=torch.int8).random_(2), {0: 1 / 2, 1: 1 / 2}),
+        (lambda x: torch.bernoulli(torch.full_like(x, 0.25)), {0: 3 / 4, 1: 1 / 4}),
+        (lambda x: torch.empty_like(x).bernoulli_(0.25), {0: 3 / 4, 1: 1 / 4}),
+        (lambda x: torch.empty_like(x).geometric_(0.5).clamp(max=3), {1: 1 / 2, 2: 1 / 4, 3: 1 / 4}),
+        (lambda x: torch.poisson(torch.full_like(x, 0.5)).clamp(max=1), {0: math.exp(-0.5), 1: 1 - math.exp(-0.5)}),
+        (lambda x: torch.binomial(torch.full_like(x, 2), torch.full_like(x, 0.5)), {0: 1 / 4, 1: 1 / 2, 2: 1 / 4}),
+        (lambda x: torch.multinomial(torch.tensor([0.0, 3, 1, 0]) + x[0], COUNT, True), {1: 3 / 4, 2: 1 / 4}),
+        (lambda x: torch.nn.functional.dropout(torch.ones_like(x), 0.75), {0: 3 / 4, 4: 1 / 4}),
+    ],
+)
+def test_discrete(function, expected):
+    found, counts = np.unique(draw(function, torch.zeros(COUNT)), return_counts=True)
+    assert found.tolist() == list(expected)
+    assert scipy.stats.chisquare(counts, COUNT * np.array(list(expected.values()))).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_exponential_is_never_zero_and_uniform_never_one(dtype):
+    x = torch.empty(200_000, dtype=dtype)
+    assert (draw(lambda x: torch.empty_like(x).exponential_(), x) > 0).all()
+    assert (draw(lambda x: torch.rand_like(x), x) < 1).all()
+
+
+def test_certain_coins():
+    assert draw(lambda x: torch.bernoulli(x), torch.ones(COUNT)).all()
+    assert not draw(lambda x: torch.bernoulli(x), torch.zeros(COUNT)).any()
+
+
+def test_draws_without_replacement_are_distinct_and_of_positive_weight():
+    weights = torch.tensor([0.0, 1.0, 5.0, 0.0, 2.0]).expand(50, 5)
+    drawn = draw(lambda w: torch.multinomial(w, 3), weights)
+    assert (np.sort(drawn, -1) == [1, 2, 4]).all()
+    first = draw(lambda w: torch.multinomial(w, 1), weights[:1].expand(COUNT, 5))[:, 0]
+    assert scipy.stats.chisquare(np.bincount(first)[[1, 2, 4]], COUNT * np.array([1, 5, 2]) / 8).pvalue > 1e-3
+
+
+def test_a_permutation():
+    drawn = draw(lambda x: torch.randperm(100) + 0 * x.long(), torch.zeros(100))
+    assert sorted(drawn) == list(range(100))
+    assert drawn.tolist() != list(range(100))
+
+
+def test_complex_normal_has_variance_one():
+    drawn = draw(lambda x: torch.randn(COUNT, dtype=torch.complex64) + 0 * x, torch.zeros(COUNT))
+    assert scipy.stats.kstest(np.imag(drawn), scipy.stats.norm(scale=math.sqrt(0.5)).cdf).pvalue > 1e-3
+
+
+def test_the_slopes_of_rrelu():
+    drawn = draw(lambda x: torch.nn.functional.rrelu(x, 0.25, 0.75, training=True), -torch.ones(COUNT))
+    assert scipy.stats.kstest(-drawn, scipy.stats.uniform(0.25, 0.5).cdf).pvalue > 1e-3
+    x = torch.linspace(-1, 1, 9)
+    np.testing.assert_allclose(draw(lambda x: torch.nn.functional.rrelu(x, 0.25, 0.75), x), np.where(x > 0, x, x / 2))
+
+
+def test_the_gradient_of_a_gamma_draw():
+    alpha, y = torch.linspace(0.5, 5, 10, dtype=torch.float64), torch.linspace(0.3, 6, 10, dtype=torch.float64)
+    found = draw(lambda a, y: torch._standard_gamma_grad(a, y), alpha, y)
+    np.testing.assert_allclose(found, torch._standard_gamma_grad(alpha, y), rtol=2e-3)  # torch's is approximate

@@ -1,0 +1,130 @@
+"""Recurrent layers as loops: the same as torch's, which are traced step by step."""
+
+import contextlib
+from typing import Any
+
+import jax
+import pytest
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+import jtbridge
+from jtbridge.capture._replaced import Replaced
+
+from .harness import check
+
+TIGHT: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def _replaced(function):
+    """Only while it is traced, so that torch's own values are what is compared with."""
+
+    def run(*args):
+        traced = _get_current_dispatch_mode() is not None
+        with Replaced() if traced else contextlib.nullcontext():
+            return function(*args)
+
+    return run
+
+
+def _leaves(out):
+    y, states = out
+    return [y, *states] if isinstance(states, tuple) else [y, states]
+
+
+NETWORKS = {
+    "lstm": (torch.nn.LSTM, {}),
+    "lstm of two layers in both directions": (torch.nn.LSTM, {"num_layers": 2, "bidirectional": True}),
+    "lstm without biases": (torch.nn.LSTM, {"bias": False, "batch_first": True}),
+    "gru of two layers": (torch.nn.GRU, {"num_layers": 2}),
+    "gru in both directions": (torch.nn.GRU, {"bidirectional": True, "bias": False}),
+    "tanh": (torch.nn.RNN, {}),
+    "relu in both directions": (torch.nn.RNN, {"nonlinearity": "relu", "bidirectional": True}),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_values_and_gradients(name):
+    kind, options = NETWORKS[name]
+    torch.manual_seed(0)
+    network = kind(3, 4, **options)
+    check(_replaced(lambda x: _leaves(network(x))), torch.randn(5, 2, 3), grad=True, **TIGHT)
+
+
+def test_gradients_of_weights_and_states():
+    torch.manual_seed(0)
+    network = torch.nn.LSTM(3, 4)
+    names = [name for name, _ in network.named_parameters()]
+
+    def run(x, h, c, *weights):
+        return _leaves(torch.func.functional_call(network, dict(zip(names, weights, strict=True)), (x, (h, c))))
+
+    weights = [p.detach() for p in network.parameters()]
+    check(
+        _replaced(run), torch.randn(5, 2, 3), torch.randn(1, 2, 4), torch.randn(1, 2, 4), *weights, grad=True, **TIGHT
+    )
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
+def test_second_derivative(kind):
+    torch.manual_seed(0)
+    network = kind(2, 2).double()
+
+    def slope(x):
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        return torch.autograd.grad(network(x)[0].square().sum(), x, create_graph=True)[0]
+
+    check(_replaced(slope), torch.randn(2, 1, 2, dtype=torch.float64), grad=True)
+
+
+def test_programs_do_not_grow_with_the_sequence():
+    network = torch.nn.LSTM(3, 4)
+    translated = jtbridge.wrap(_replaced(lambda x: network(x)[0].sum()), backend="xla")
+    short, long = (jax.jit(jax.grad(translated)).lower(jax.numpy.zeros((n, 2, 3))).as_text() for n in (5, 50))
+    assert len(long) < 1.1 * len(short)
+
+
+def test_unbatched_and_batched_by_jax():
+    network = torch.nn.GRU(3, 4)
+    check(_replaced(lambda x: network(x)[0]), torch.randn(5, 3), grad=True, **TIGHT)
+    translated = jtbridge.wrap(_replaced(lambda x: network(x)[0]), backend="xla")
+    x = torch.randn(6, 5, 2, 3)
+    expected = torch.stack([network(row)[0] for row in x]).detach()
+    torch.testing.assert_close(jtbridge.to_torch(jax.vmap(translated)(jtbridge.to_jax(x))), expected, **TIGHT)
+
+
+def test_what_is_not_covered_is_left_to_torch():
+    torch.manual_seed(0)
+    network = torch.nn.LSTM(3, 4, proj_size=2)
+    check(_replaced(lambda x: _leaves(network(x))), torch.randn(3, 2, 3), **TIGHT)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_operators_in_torch(kind):
+    torch.manual_seed(0)
+    network = kind(3, 2, num_layers=2, bidirectional=True).double()
+    x = torch.randn(3, 2, 3, dtype=torch.float64, requires_grad=True)
+
+    def run(x):
+        with Replaced():
+            return network(x)[0]
+
+    expected = network(x)[0]
+    torch.testing.assert_close(run(x), expected)
+    wanted = torch.autograd.grad(expected.square().sum(), (x, *network.parameters()))
+    torch.testing.assert_close(torch.autograd.grad(run(x).square().sum(), (x, *network.parameters())), wanted)
+    torch.autograd.gradgradcheck(run, x[:2, :1].detach().requires_grad_())
+
+
+def test_tangents_are_left_to_torch():
+    torch.manual_seed(0)
+    network = torch.nn.GRU(3, 4)
+    x, dx = torch.randn(2, 2, 1, 3)
+
+    def run(x):
+        with Replaced():
+            return network(x)[0]
+
+    expected = torch.func.jvp(lambda x: network(x)[0], (x,), (dx,))[1]
+    assert expected.abs().sum() > 0
+    torch.testing.assert_close(torch.func.jvp(run, (x,), (dx,))[1], expected)

@@ -1,0 +1,93 @@
+"""Eigenvalues, singular values and functions of matrices."""
+
+from typing import Any
+
+import jax
+import pytest
+import torch
+
+import jtbridge
+
+from .harness import check
+
+DTYPES = [torch.float64, torch.complex128]
+TOLERANCE: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-8}
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("uplo", ["L", "u"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_eigh_reads_one_triangle(dtype, uplo):
+    a = torch.randn(2, 4, 4, dtype=dtype)
+    check(lambda x: torch.linalg.eigvalsh(x, UPLO=uplo), a, **TOLERANCE)
+
+    def rebuilt(x):  # the sign of a vector is arbitrary
+        values, vectors = torch.linalg.eigh(x, UPLO=uplo)
+        return vectors * values.exp().unsqueeze(-2) @ vectors.mH
+
+    check(rebuilt, a, grad=dtype == torch.float64, **TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_eig(dtype):
+    def rebuilt(x):
+        values, vectors = torch.linalg.eig(x)
+        return vectors @ torch.diag_embed(values) @ torch.linalg.inv(vectors)
+
+    check(rebuilt, torch.randn(2, 4, 4, dtype=dtype), **TOLERANCE)
+    check(lambda x: torch.linalg.eigvals(x).abs().sort().values, torch.randn(4, 4, dtype=dtype), **TOLERANCE)
+    check(lambda x: torch.linalg.eig(x), torch.zeros(0, 0, dtype=dtype))
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("shape", [(3, 5), (2, 5, 3), (0, 3), (0, 2, 2)])
+def test_svd(shape, full):
+    dtype = torch.complex128
+
+    def rebuilt(x):
+        u, s, v = torch.linalg.svd(x, full_matrices=full)
+        k = s.shape[-1]
+        return u[..., :k] * s.unsqueeze(-2) @ v[..., :k, :], s, u.abs() if 0 in x.shape else (u @ u.mH)
+
+    check(rebuilt, torch.randn(shape, dtype=dtype), **TOLERANCE)
+    check(torch.linalg.svdvals, torch.randn(shape, dtype=dtype), **TOLERANCE)
+
+
+@pytest.mark.parametrize("hermitian", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pinv(dtype, hermitian):
+    a = torch.randn(2, 4, 2, dtype=dtype)
+    a = a @ a.mH if hermitian else a @ a.mH @ a  # singular, or wide
+    check(lambda x: torch.linalg.pinv(x, hermitian=hermitian), a, rtol=1e-6, atol=1e-6)
+    check(lambda x: torch.linalg.pinv(x, atol=0.5, hermitian=hermitian), a, rtol=1e-6, atol=1e-6)
+    check(lambda x: torch.linalg.pinv(x, rtol=0.9, hermitian=hermitian), a, rtol=1e-6, atol=1e-6)
+
+
+def test_pinv_of_an_empty_matrix():
+    check(torch.linalg.pinv, torch.zeros(2, 0, 3))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 30.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_matrix_exp(dtype, scale):
+    x = torch.randn(3, 4, 4, dtype=dtype) * scale * torch.tensor([1.0, 0.1, 2.0])[:, None, None]
+    check(torch.matrix_exp, x, grad=dtype == torch.float64, **TOLERANCE)
+
+
+def test_matrix_exp_overflows_to_no_number_but_leaves_its_neighbours():
+    x = torch.stack([torch.eye(2) * 1e6, torch.eye(2), torch.full((2, 2), torch.nan)])
+    check(lambda x: torch.matrix_exp(x)[1], x)
+    check(lambda x: torch.matrix_exp(x)[2].isnan(), x)
+    check(lambda x: torch.matrix_exp(x)[0].isfinite().all(), x)
+
+
+def test_matrix_exp_of_half_precision_is_that_of_float32_rounded():
+    """Torch's own overflows."""
+    x = torch.randn(3, 3).bfloat16()
+    with jax.enable_x64(True):
+        found = jtbridge.to_torch(jtbridge.wrap(torch.matrix_exp, backend="xla")(jtbridge.to_jax(x)))
+    torch.testing.assert_close(found, torch.matrix_exp(x.float()).bfloat16())

@@ -1,0 +1,1 @@
+"""The translating backend, and what is said and saved of its programs."""

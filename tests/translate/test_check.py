@@ -1,0 +1,64 @@
+"""`check` compares every backend with torch, and finds what differs."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import torch
+
+import jtbridge
+
+X = jnp.linspace(0.1, 1.0, 6).reshape(2, 3)
+
+
+def test_every_backend_in_every_mode():
+    report = jtbridge.check(lambda x, i: torch.softmax(x @ x.T, -1)[i], X, jnp.array([1, 0]))
+    ran = {(each.backend, each.mode) for each in report.comparisons}
+    assert ran == {(b, m) for b in ("xla", "dlpack", "callback") for m in ("value", "vjp", "jvp", "vmap")}
+    assert report.ok
+    assert all(each.difference is not None and each.difference < 1e-5 for each in report.comparisons)
+
+
+@torch.library.custom_op("jtbridge_check_tests::half_right", mutates_args=())
+def half_right(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@half_right.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+half_right.register_autograd(lambda ctx, grad: grad * 2, setup_context=lambda ctx, inputs, output: None)
+jtbridge.register_lowering(half_right)(lambda x: x * 2.01)
+
+
+def test_a_wrong_lowering_is_found():
+    report = jtbridge.check(half_right, X)
+    verdicts = {(each.backend, each.mode): each.ok for each in report.comparisons}
+    assert not report.ok
+    assert {key for key, ok in verdicts.items() if not ok} == {("xla", "value"), ("xla", "vmap")}
+    assert "DIFFERS" in str(report)
+
+
+def test_a_backend_that_refuses_is_shown_and_does_not_count_as_wrong():
+    report = jtbridge.check(lambda x: x * x.sum().item(), X)
+    assert report.ok
+    assert {each.note[:8] for each in report.comparisons if each.backend == "xla"} == {"not run:"}
+
+
+def test_random_functions_repeat_themselves():
+    report = jtbridge.check(lambda x: torch.nn.functional.dropout(x, 0.5), X, rng=jax.random.key(0))
+    assert report.ok
+    assert {each.note for each in report.comparisons} == {"draws: repeats itself"}
+
+
+def test_integers_have_no_derivative():
+    report = jtbridge.check(lambda i: i * 2, jnp.arange(3))
+    assert report.ok
+    assert {each.note for each in report.comparisons if each.mode == "vjp"} == {"nothing to differentiate"}
+
+
+def test_complex_and_half_precision():
+    assert jtbridge.check(lambda z: (z * z.conj()).real.sum(), X.astype(jnp.complex64) * (1 + 2j)).ok
+    assert jtbridge.check(torch.tanh, X.astype(jnp.bfloat16)).ok

@@ -1,0 +1,80 @@
+"""`explain` says what was chosen, why not what comes before it, and what the function holds."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import torch
+
+import jtbridge
+from tests.counting import counted_square
+
+X = jnp.ones((2, 3))
+
+
+def test_a_translated_function():
+    weight = torch.ones(400, 3)
+
+    def fn(x, i):
+        x.add_(1)
+        return torch.nn.functional.dropout(weight[i] @ x.double().float().T, 0.5)
+
+    report = jtbridge.explain(fn, X, jnp.zeros(4, jnp.int32), rng=jax.random.key(0))
+    assert report.function == "fn(x: float32[2, 3], i: int32[4])"
+    assert (report.backend, report.gradient) == ("xla", "xla")
+    assert report.reasons == {"triton": "not built yet"}
+    assert report.operators["aten.mm.default"] == 1
+    assert report.random == ("aten.bernoulli.p",)
+    assert report.mutated == ("x",)
+    assert report.casts == {"int32 -> int64": 1, "float32 -> float64": 1, "float64 -> float32": 1}
+    assert report.constants == (1, 4800)
+    assert 0 < report.seconds < 60
+
+
+def test_what_stands_in_the_way_is_named_with_its_line():
+    def fn(x):
+        return x * x.sum().item()  # here
+
+    report = jtbridge.explain(fn, X)
+    assert report.backend == "dlpack"
+    assert "aten._local_scalar_dense.default" in report.reasons["xla"]
+    assert f"{__file__}:{fn.__code__.co_firstlineno + 1}" in report.reasons["xla"]
+    assert str(report.gradient).startswith("dlpack, for `fn` cannot be traced")
+
+
+def test_a_gradient_that_is_called_though_the_function_is_translated():
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, grad):
+            return counted_square(grad)
+
+    report = jtbridge.explain(Square.apply, X)
+    assert report.backend == "xla"
+    assert "jtbridge_tests.counted_square.default" in str(report.gradient)
+
+
+def test_a_named_backend_and_ordered_effects():
+    assert jtbridge.explain(jtbridge.wrap(torch.sin, backend="callback"), X).backend == "callback"
+    assert jtbridge.explain(jtbridge.wrap(torch.sin, effects="ordered"), X).backend == "io_callback, in order"
+
+
+def test_decomposed_operators_are_told_apart():
+    report = jtbridge.explain(lambda x: torch.special.entr(torch.nn.functional.softmin(x, -1)), X)
+    assert set(report.decomposed) <= set(report.operators)
+
+
+def test_it_prints(capsys):
+    report = jtbridge.explain(torch.sin, X)
+    report.show()
+    assert capsys.readouterr().out == f"{report}\n"  # plain, for this is no terminal
+    assert str(report).splitlines()[1] == "backend        xla"
+    assert repr(report) == str(report)
+
+
+def test_nothing_to_differentiate():
+    assert jtbridge.explain(lambda i: i + 1, jnp.arange(3)).gradient is None

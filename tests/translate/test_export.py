@@ -1,0 +1,123 @@
+"""Exported programs run without torch, with any batch size; torch's own exported programs can be wrapped."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+from jtbridge.errors import ArgumentError, BackendError, TranslationError
+
+MODEL = torch.nn.Sequential(torch.nn.Linear(300, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).requires_grad_(False)
+X = jnp.linspace(-1.0, 1.0, 1200).reshape(4, 300)
+
+
+def expected(x) -> np.ndarray:
+    return MODEL(torch.tensor(np.asarray(x))).numpy()
+
+
+def test_it_runs_in_a_process_without_torch(tmp_path: pathlib.Path):
+    (tmp_path / "model.bin").write_bytes(jtbridge.export(MODEL_F, X).serialize())
+    np.save(tmp_path / "x.npy", np.asarray(X))
+    code = """
+import sys
+sys.modules["torch"] = None
+import jax.export, numpy as np
+model = jax.export.deserialize(bytearray(open("model.bin", "rb").read()))
+np.save("y.npy", model.call(np.load("x.npy")))
+assert sys.modules["torch"] is None
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected(X), rtol=1e-6, atol=1e-6)
+
+
+MODEL_F = jtbridge.wrap(lambda x: MODEL(x))
+
+
+def test_symbolic_batch():
+    (shape,) = [jax.export.symbolic_shape("b, 300")]
+    exported = jtbridge.export(MODEL_F, jax.ShapeDtypeStruct(shape, jnp.float32))
+    assert str(exported.out_avals[0].shape) == "(b, 3)"
+    for rows in (1, 2, 7):
+        x = jnp.resize(X, (rows, 300))
+        np.testing.assert_allclose(exported.call(x), expected(x), rtol=1e-6, atol=1e-6)
+
+
+def test_symbolic_sizes_reach_the_code():
+    def fn(x, ids):
+        batch, length = ids.shape
+        table = torch.arange(length) * batch
+        return x.new_zeros(batch, 2 * length) + x.sum(), table[None] + ids, x.reshape(batch * 2, -1).softmax(-1)
+
+    b, n = jax.export.symbolic_shape("b, n")
+    f = jtbridge.wrap(fn)
+    exported = jtbridge.export(f, jax.ShapeDtypeStruct((b, 6), jnp.float32), jax.ShapeDtypeStruct((b, n), jnp.int32))
+    for rows, length in ((1, 5), (3, 2)):
+        x, ids = jnp.ones((rows, 6)), jnp.zeros((rows, length), jnp.int32)
+        for got, want in zip(exported.call(x, ids), f(x, ids), strict=True):
+            assert got.dtype == want.dtype
+            np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_code_that_holds_for_some_sizes_only_is_refused():
+    (b,) = jax.export.symbolic_shape("b")
+    spec = jax.ShapeDtypeStruct((b,), jnp.float32)
+    with pytest.raises(TranslationError, match="works for some sizes only"):
+        jtbridge.export(jtbridge.wrap(lambda x: x * 2 if x.shape[0] > 12 else x), spec)
+    with pytest.raises(TranslationError, match="works for some sizes only"):
+        jtbridge.export(jtbridge.wrap(lambda x: x + torch.ones(11)), spec)
+
+
+def test_symbolic_sizes_have_no_derivative_and_no_call():
+    (b,) = jax.export.symbolic_shape("b")
+    spec = jax.ShapeDtypeStruct((b,), jnp.float32)
+    with pytest.raises(NotImplementedError, match="torch_symbolic"):
+        jtbridge.export(jax.grad(lambda x: jtbridge.wrap(torch.sin)(x).sum()), spec)
+    with pytest.raises(
+        BackendError, match='symbolic sizes, which only a translated function can have: backend="dlpack"'
+    ):
+        jax.export.export(jax.jit(jtbridge.wrap(torch.sin, backend="dlpack")))(spec)
+    with pytest.raises(TranslationError, match="is an expression"):
+        jtbridge.export(jtbridge.wrap(torch.sin), jax.ShapeDtypeStruct((2 * b,), jnp.float32))
+
+
+def test_gradient_and_platforms():
+    exported = jtbridge.export(jax.grad(lambda x: MODEL_F(x).sum()), X, platforms=("cpu", "cuda", "tpu"))
+    assert exported.platforms == ("cpu", "cuda", "tpu")
+    np.testing.assert_allclose(exported.call(X), jax.grad(lambda x: MODEL_F(x).sum())(X), rtol=1e-6)
+
+
+def test_statics_are_keywords():
+    f = jtbridge.wrap(lambda x, kind="sum": getattr(x, kind)())
+    assert jtbridge.export(f, X, kind="mean").call(X) == pytest.approx(float(X.mean()), abs=1e-6)
+    with pytest.raises(ArgumentError, match="Argument 1 holds str `'mean'`, which is static"):
+        jtbridge.export(f, X, "mean")
+    np.testing.assert_allclose(jtbridge.export(functools.partial(f, kind="max"), X).call(X), X.max())
+
+
+def test_random_numbers_of_an_exported_program_follow_its_key():
+    f = jtbridge.wrap(lambda x: torch.nn.functional.dropout(x, 0.5))
+    exported = jtbridge.export(lambda x, key: f(x, rng=key), X, jax.random.PRNGKey(0))
+    key = jax.random.PRNGKey(3)
+    np.testing.assert_array_equal(exported.call(X, key), f(X, rng=key))
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_torchs_exported_program_can_be_wrapped(tmp_path: pathlib.Path, saved: bool):
+    program = torch.export.export(MODEL, (torch.ones(4, 300),), dynamic_shapes=({0: torch.export.Dim("b")},))
+    if saved:
+        torch.export.save(program, tmp_path / "model.pt2")
+        program = torch.export.load(tmp_path / "model.pt2")
+    f = jtbridge.wrap(program, backend="xla")
+    np.testing.assert_allclose(f(X), expected(X), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(f(X[:2]), expected(X[:2]), rtol=1e-6, atol=1e-6)
+    assert jax.grad(lambda x: f(x).sum())(X).shape == X.shape

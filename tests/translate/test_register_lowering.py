@@ -1,0 +1,114 @@
+"""Lowerings of a user's own operators."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+from jtbridge.errors import LoweringError, TranslationError
+
+
+@torch.library.custom_op("jtbridge_lowering_tests::cube", mutates_args=())
+def cube(x: torch.Tensor, scale: float) -> torch.Tensor:
+    return x**3 * scale
+
+
+@cube.register_fake
+def _(x, scale):
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("jtbridge_lowering_tests::cube_backward", mutates_args=())
+def cube_backward(x: torch.Tensor, grad: torch.Tensor, scale: float) -> torch.Tensor:
+    return 3 * x**2 * grad * scale
+
+
+@cube_backward.register_fake
+def _(x, grad, scale):
+    return torch.empty_like(x)
+
+
+def _backward(ctx, grad):
+    return cube_backward(ctx.saved_tensors[0], grad, ctx.scale), None
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(inputs[0])
+    ctx.scale = inputs[1]
+
+
+cube.register_autograd(_backward, setup_context=_save)
+
+
+@jtbridge.register_lowering(torch.ops.jtbridge_lowering_tests.cube.default)
+def cube_in_jax(x, scale):
+    return x**3 * scale
+
+
+@jtbridge.register_lowering(cube_backward)
+def cube_backward_in_jax(x, grad, scale):
+    return 3 * x**2 * grad * scale
+
+
+X = jnp.arange(6.0).reshape(2, 3)
+
+
+def test_it_is_used_forward_backward_and_batched():
+    f = jtbridge.wrap(lambda x: cube(x, 2.0), backend="xla")
+    np.testing.assert_allclose(jax.jit(f)(X), 2 * X**3)
+    np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(X), 6 * X**2)
+    np.testing.assert_allclose(jax.vmap(jax.grad(lambda x: f(x).sum()))(X), 6 * X**2)
+    assert "custom_call" not in jax.jit(jax.grad(lambda x: f(x).sum())).lower(X).as_text()
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        torch.ops.jtbridge_lowering_tests.cube,
+        torch.ops.jtbridge_lowering_tests.cube.default,
+        cube,
+        "jtbridge_lowering_tests::cube",
+    ],
+    ids=["packet", "overload", "definition", "name"],
+)
+def test_a_second_lowering_is_refused(operator):
+    with pytest.raises(LoweringError, match=r"`jtbridge_lowering_tests::cube` has a lowering already, `cube_in_jax`"):
+        jtbridge.register_lowering(operator)(lambda x, scale: x)
+
+
+def test_jtbridges_own_are_not_replaced():
+    with pytest.raises(LoweringError, match="`aten::sin` has a lowering already, jtbridge's own"):
+        jtbridge.register_lowering(torch.ops.aten.sin.default)(jnp.sin)
+
+
+@pytest.mark.parametrize("name", ["jtbridge_lowering_tests::nothing", "nowhere::nothing"])
+def test_an_operator_that_does_not_exist_is_refused(name):
+    with pytest.raises(LoweringError, match=f"There is no operator `{name}`"):
+        jtbridge.register_lowering(name)
+
+
+def test_one_overload_has_to_be_named():
+    with pytest.raises(LoweringError, match=r"Name one of: .*aten::add\.Tensor"):
+        jtbridge.register_lowering("aten::add")
+    with pytest.raises(LoweringError, match="takes an operator such as"):
+        jtbridge.register_lowering(torch.sin)
+
+
+@torch.library.custom_op("jtbridge_lowering_tests::wrong", mutates_args=())
+def wrong(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@wrong.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def test_a_lowering_of_another_shape_or_dtype_is_refused():
+    jtbridge.register_lowering(wrong)(lambda x: x.sum())
+    with pytest.raises(TranslationError, match=r"gave float32\[\] where torch has float32\[2, 3\]"):
+        jtbridge.wrap(wrong, backend="xla")(X)
