@@ -2,6 +2,7 @@
 #
 #   make demo                    sentence embeddings by a torch model, in JAX
 #   make test                    style, types and tests
+#   make test-operators          every family of translated operators at its edge cases
 #   make conformance             the operators of PyTorch's own test suite
 #   make bench                   the table of timings; ARGS="--quick --only bert" narrows it
 #   make test-gpu                the tests that need a CUDA device
@@ -32,7 +33,7 @@ pip := $(PY) -m pip --disable-pip-version-check install --quiet
 # One process keeps one core busy: pytest runs $(JOBS) of them, and torch would start a thread per core in each.
 threads := OMP_NUM_THREADS=1
 
-.PHONY: help setup test lint format conformance test-gpu demo bench clean
+.PHONY: help setup test test-operators lint format conformance test-gpu demo bench clean
 
 help:
 	@sed -n '3,$${/^#/!q;s/^#//p}' Makefile
@@ -69,7 +70,10 @@ format: $(test-deps)
 	$(PY) -m ruff format .
 
 test: lint
-	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' $(ARGS)
+	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' --ignore tests/lowerings $(ARGS)
+
+test-operators: $(test-deps)
+	$(threads) $(PY) -m pytest -n $(JOBS) tests/lowerings $(ARGS)
 
 conformance: $(test-deps)
 	$(threads) $(PY) -m tests.conformance --jobs $(JOBS) $(ARGS)

@@ -8,6 +8,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=4"]
 ).strip()
 
+import gc
 from collections.abc import Iterator
 
 import hypothesis
@@ -16,6 +17,9 @@ import numpy as np
 import pytest
 
 import jtbridge
+
+# Thousands of traced programs are alive in a run, and going through all of them over and over takes an eighth of it.
+gc.set_threshold(200_000, 20, 100)
 
 hypothesis.settings.register_profile("dev", max_examples=25, deadline=None)
 hypothesis.settings.register_profile("ci", max_examples=25, deadline=None, derandomize=True)

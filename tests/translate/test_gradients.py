@@ -134,7 +134,7 @@ def _written_through_a_view(x):
 pytestmark = pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
 
 
-@pytest.fixture(params=["xla", "dlpack", "callback"])
+@pytest.fixture(params=["xla", "dlpack"])
 def every_backend(request):
     with jtbridge.config(backend=request.param):
         yield request.param
