@@ -11,8 +11,8 @@ from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import mlir
 
 from jtbridge._flat import ArrayType, TorchFunction
-from jtbridge.errors import BackendError, TranslationError
-from jtbridge.translate import jax_semantics, translate
+from jtbridge.errors import BackendError
+from jtbridge.translate import jax_semantics, refusal, translate
 
 
 class XlaBackend:
@@ -26,11 +26,7 @@ class XlaBackend:
         return None
 
     def refuses(self, fn: TorchFunction) -> str | None:
-        try:
-            translate(fn)
-        except TranslationError as error:
-            return str(error)
-        return None
+        return refusal(fn)
 
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
         run = jaxpr_as_fun(translate(fn))

@@ -1,5 +1,5 @@
 """ATen operators in JAX: a registry, and one file per family of operators."""
 
-from ._registry import Lowering, find, lowers, names, register_lowering
+from ._registry import Lowering, find, lowers, register_lowering
 
-__all__ = ["Lowering", "find", "lowers", "names", "register_lowering"]
+__all__ = ["Lowering", "find", "lowers", "register_lowering"]

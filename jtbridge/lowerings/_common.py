@@ -44,25 +44,15 @@ def input_value(node: fx.Node, position: int | str) -> Any:
     return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
 
-def promoted(node: fx.Node, *args: Any) -> list[jax.Array]:
-    """Arguments (arrays and Python numbers) as arrays of the dtype that torch's promotion gives them.
-
-    `args` are the node's own first arguments, in its order.
-    """
-    dtype = promoted_dtype(node, len(args))
-    return [jnp.asarray(x, dtype) for x in args]
+def promoted(node: fx.Node, x: Any, y: Any) -> list[jax.Array]:
+    """A node's first two arguments (arrays and Python numbers) as arrays of the dtype torch's promotion gives them."""
+    dtype = promoted_dtype(node)
+    return [jnp.asarray(x, dtype), jnp.asarray(y, dtype)]
 
 
-def promoted_dtype(node: fx.Node, count: int) -> np.dtype:
-    """The dtype to which torch promotes the first `count` arguments of a node."""
-    values = [input_value(node, i) for i in range(count)]
-    if count == 1:
-        return jax_dtype(values[0].dtype)
-    result = values[0]
-    dtype = torch.result_type(_stand_in(values[0]), _stand_in(values[1]))
-    for value in values[2:]:
-        dtype = torch.promote_types(dtype, torch.result_type(_stand_in(result), _stand_in(value)))
-    return jax_dtype(dtype)
+def promoted_dtype(node: fx.Node) -> np.dtype:
+    """The dtype to which torch promotes the first two arguments of a node."""
+    return jax_dtype(torch.result_type(_stand_in(input_value(node, 0)), _stand_in(input_value(node, 1))))
 
 
 def _stand_in(value: Any) -> Any:

@@ -133,12 +133,6 @@ def load() -> None:
         importlib.import_module(f"jtbridge.lowerings.{family}")
 
 
-def names() -> frozenset[str]:
-    """Every overload that has a lowering."""
-    load()
-    return frozenset(_TABLE)
-
-
 def register_lowering(operator: Any) -> Callable[[Function], Function]:
     """Say how an operator of yours is computed in JAX, so that functions that use it can be translated.
 

@@ -19,7 +19,7 @@ def _compare(function: Callable[[Any, Any], Any], name: str) -> None:
     """A comparison, of elements that are rounded to the dtype torch promotes them to."""
 
     def lowering(x: Any, y: Any, *, node: fx.Node) -> jax.Array:
-        dtype = promoted_dtype(node, 2)
+        dtype = promoted_dtype(node)
         return function(array_of(x, dtype), array_of(y, dtype))
 
     lowers(f"{name}.Tensor", f"{name}.Scalar", f"prims::{name}", node=True)(lowering)

@@ -22,7 +22,7 @@ def _polar(size: jax.Array, angle: jax.Array) -> jax.Array:
     return lax.complex(*jnp.broadcast_arrays(size * jnp.cos(angle), size * jnp.sin(angle)))
 
 
-@lowers("view_as_real", "view_as_real_copy", "_view_as_real_physical")
+@lowers("view_as_real", "view_as_real_copy")
 def _view_as_real(x: jax.Array) -> jax.Array:
     return jnp.stack([jnp.real(x), jnp.imag(x)], axis=-1)
 

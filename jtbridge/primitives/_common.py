@@ -17,7 +17,7 @@ from jtbridge._transforms import Vmap
 from jtbridge.backends import choose, translates
 from jtbridge.capture import probe_vmap
 from jtbridge.errors import BackendError
-from jtbridge.translate import is_translatable
+from jtbridge.translate import refusal
 
 
 def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence[Any]]]) -> Primitive:
@@ -84,7 +84,7 @@ def run_now(
 
 def will_translate(fn: TorchFunction, backend: str) -> bool:
     """Whether a function will be translated rather than called."""
-    return translates(backend) and is_translatable(fn)
+    return translates(backend) and refusal(fn) is None
 
 
 def probe(fn: Vmap, backend: str) -> None:

@@ -2,7 +2,7 @@
 
 from ._constants import constant_array, with_constants
 from ._interpret import describe, has_lowering
-from ._program import captured, graph_of, is_translatable, jax_semantics, translate
+from ._program import captured, graph_of, jax_semantics, refusal, translate
 from ._symbolic import hinted_shapes, is_symbolic, symbolic_program, torch_symbolic
 
 __all__ = [
@@ -13,8 +13,8 @@ __all__ = [
     "has_lowering",
     "hinted_shapes",
     "is_symbolic",
-    "is_translatable",
     "jax_semantics",
+    "refusal",
     "symbolic_program",
     "torch_symbolic",
     "translate",

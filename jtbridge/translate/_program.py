@@ -62,13 +62,13 @@ def translate(fn: TorchFunction) -> ClosedJaxpr:
     return found
 
 
-def is_translatable(fn: TorchFunction) -> bool:
-    """Whether :func:`translate` succeeds."""
+def refusal(fn: TorchFunction) -> str | None:
+    """Why :func:`translate` fails; None if it succeeds."""
     try:
         translate(fn)
-    except TranslationError:
-        return False
-    return True
+    except TranslationError as error:
+        return str(error)
+    return None
 
 
 def _traced_in_jax(run: Run, fn: TorchFunction) -> ClosedJaxpr:
