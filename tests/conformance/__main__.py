@@ -21,7 +21,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--backend",
         action="append",
-        help="dlpack (default), callback, xla, triton, auto, wrap-torch2jax or module:class; may be repeated",
+        help="dlpack (default), callback, xla, triton, auto, wrap-torch2jax, torchax or module:class; may be repeated",
     )
     parser.add_argument("--ops", default="", metavar="REGEX", help="only operators whose name it is found in")
     parser.add_argument(

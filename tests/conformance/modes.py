@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -20,10 +20,12 @@ import torch
 
 from . import reference
 from .convert import why_not_jax
+from .exactness import widened
 from .samples import NotApplicableError, Sample
 from .trees import leaves, skeleton
 
 Arrays = Sequence[Any]
+Tensors = Sequence[torch.Tensor]
 Call = Callable[..., list[Any]]
 
 
@@ -37,8 +39,18 @@ class Problem:
     inputs: tuple[torch.Tensor, ...]
     program: Callable[[Call], Callable[..., list[Any]]]
     expected: list[Any]
+    # What torch gives for inputs like these.
+    reference: Callable[[Tensors], list[Any]]
     # The containers of the output; None where the mode does not return the function's own output.
     skeleton: str | None = None
+
+    @cached_property
+    def exact(self) -> list[Any] | None:
+        """What comes out in double precision, if torch has it."""
+        try:
+            return self.reference([widened(tensor) for tensor in self.inputs])
+        except (NotApplicableError, *reference.REFUSALS):
+            return None
 
 
 def build(mode: str, sample: Sample) -> Problem:
@@ -48,25 +60,38 @@ def build(mode: str, sample: Sample) -> Problem:
 
 def _forward(sample: Sample) -> Problem:
     out = _run(sample.function, sample)
-    return Problem(sample.function, out, sample.tensors, lambda call: call, leaves(out), skeleton(out))
+
+    def torchs(tensors: Tensors) -> list[Any]:
+        return leaves(reference.run(sample.function, tensors))
+
+    return Problem(sample.function, out, sample.tensors, lambda call: call, leaves(out), torchs, skeleton(out))
 
 
 def _vmap(sample: Sample) -> Problem:
     if not sample.tensors:
         raise NotApplicableError("no tensor input to batch")
     _run(sample.function, sample)
-    inputs, outputs = reference.rows(sample.function, sample.tensors)
-    columns = list(zip(*(leaves(out) for out in outputs), strict=True))
-    if not all(isinstance(leaf, torch.Tensor) for column in columns for leaf in column):
+    inputs, outputs = reference.rows(sample)
+    if not all(isinstance(leaf, torch.Tensor) for out in outputs for leaf in leaves(out)):
         raise NotApplicableError("the output is a Python number, which has no batch axis")
+
+    def torchs(tensors: Tensors) -> list[Any]:
+        rows = zip(*(tensor.unbind() for tensor in tensors), strict=True)
+        return _stacked([reference.run(sample.function, row) for row in rows])
+
     return Problem(
         sample.function,
         outputs[0],
         tuple(torch.stack(column) for column in zip(*inputs, strict=True)),
         jax.vmap,
-        [torch.stack(column) for column in columns],
+        _stacked(outputs),
+        torchs,
         skeleton(outputs[0]),
     )
+
+
+def _stacked(outputs: Sequence[Any]) -> list[torch.Tensor]:
+    return [torch.stack(column) for column in zip(*map(leaves, outputs), strict=True)]
 
 
 def _random_like(tensors: Sequence[torch.Tensor], seed: int) -> list[torch.Tensor]:
@@ -84,46 +109,59 @@ def _grad(sample: Sample) -> Problem:
     function = _differentiable(sample)
     out = _run(function, sample)
     cotangents = _random_like(reference.float_outputs(out), 1)
+    count = len(sample.tensors)
 
-    def attempt(where: list[int]) -> list[torch.Tensor]:
-        variables = reference.leaf_variables(sample.tensors, where)
-        return reference.vjp(function, variables, where, cotangents)
+    def torchs(where: list[int], inputs: Tensors) -> list[torch.Tensor]:
+        variables = reference.leaf_variables(inputs[:count], where)
+        return reference.vjp(function, variables, where, inputs[count:])
 
-    where, expected = reference.differentiable_inputs(sample.tensors, attempt)
-    inputs = (*sample.tensors, *cotangents)
-    return Problem(function, out, inputs, partial(_vjp_program, where, len(sample.tensors)), expected)
+    def inputs_at(where: list[int]) -> Tensors:
+        return (*sample.tensors, *cotangents)
+
+    return _derivative(sample, function, out, inputs_at, torchs, partial(_vjp_program, count))
 
 
 def _gradgrad(sample: Sample) -> Problem:
     function = _differentiable(sample)
     out = _run(function, sample)
     cotangents = _random_like(reference.float_outputs(out), 1)
+    count, total = len(sample.tensors), len(sample.tensors) + len(cotangents)
 
-    def seconds_at(where: list[int]) -> list[torch.Tensor]:
-        return _random_like([sample.tensors[i] for i in where], 2)
+    def torchs(where: list[int], inputs: Tensors) -> list[torch.Tensor]:
+        return reference.double_vjp(function, inputs[:count], where, inputs[count:total], inputs[total:])
 
-    def attempt(where: list[int]) -> list[torch.Tensor]:
-        return reference.double_vjp(function, sample.tensors, where, cotangents, seconds_at(where))
+    def inputs_at(where: list[int]) -> Tensors:
+        return (*sample.tensors, *cotangents, *_random_like([sample.tensors[i] for i in where], 2))
 
-    where, expected = reference.differentiable_inputs(sample.tensors, attempt)
-    inputs = (*sample.tensors, *cotangents, *seconds_at(where))
-    program = partial(_double_vjp_program, where, len(sample.tensors), len(cotangents))
-    return Problem(function, out, inputs, program, expected)
+    return _derivative(sample, function, out, inputs_at, torchs, partial(_double_vjp_program, count, len(cotangents)))
 
 
 def _jvp(sample: Sample) -> Problem:
     function = _differentiable(sample)
     out = _run(function, sample)
+    count = len(sample.tensors)
 
-    def tangents_at(where: list[int]) -> list[torch.Tensor]:
-        return _random_like([sample.tensors[i] for i in where], 1)
+    def torchs(where: list[int], inputs: Tensors) -> list[torch.Tensor]:
+        return reference.jvp(function, inputs[:count], where, inputs[count:])
 
-    def attempt(where: list[int]) -> list[torch.Tensor]:
-        return reference.jvp(function, sample.tensors, where, tangents_at(where))
+    def inputs_at(where: list[int]) -> Tensors:
+        return (*sample.tensors, *_random_like([sample.tensors[i] for i in where], 1))
 
-    where, expected = reference.differentiable_inputs(sample.tensors, attempt)
-    inputs = (*sample.tensors, *tangents_at(where))
-    return Problem(function, out, inputs, partial(_jvp_program, where, len(sample.tensors)), expected)
+    return _derivative(sample, function, out, inputs_at, torchs, partial(_jvp_program, count))
+
+
+def _derivative(
+    sample: Sample,
+    function: Callable[..., Any],
+    out: Any,
+    inputs_at: Callable[[list[int]], Tensors],
+    torchs: Callable[[list[int], Tensors], list[torch.Tensor]],
+    program: Callable[..., Any],
+) -> Problem:
+    """A derivative by the inputs that torch can differentiate by, of which the other arguments are functions."""
+    where, expected = reference.differentiable_inputs(sample.tensors, lambda where: torchs(where, inputs_at(where)))
+    inputs = tuple(inputs_at(where))
+    return Problem(function, out, inputs, partial(program, where), expected, partial(torchs, where))
 
 
 def _run(function: Callable[..., Any], sample: Sample) -> Any:
@@ -170,7 +208,7 @@ def _torch_vjp(function: Callable[..., list[Any]], primals: Arrays, cotangents: 
     return [jnp.conj(grad) for grad in pull_back([jnp.conj(cotangent) for cotangent in cotangents])]
 
 
-def _vjp_program(where: Sequence[int], count: int, call: Call) -> Callable[..., list[Any]]:
+def _vjp_program(count: int, where: Sequence[int], call: Call) -> Callable[..., list[Any]]:
     def program(*inputs: Any) -> list[Any]:
         arrays, cotangents = inputs[:count], inputs[count:]
         return _torch_vjp(_float_leaves(call, arrays, where), [arrays[i] for i in where], cotangents)
@@ -178,7 +216,7 @@ def _vjp_program(where: Sequence[int], count: int, call: Call) -> Callable[..., 
     return program
 
 
-def _double_vjp_program(where: Sequence[int], count: int, outputs: int, call: Call) -> Callable[..., list[Any]]:
+def _double_vjp_program(count: int, outputs: int, where: Sequence[int], call: Call) -> Callable[..., list[Any]]:
     def program(*inputs: Any) -> list[Any]:
         arrays, cotangents = inputs[:count], inputs[count : count + outputs]
         primals = [arrays[i] for i in where]
@@ -192,7 +230,7 @@ def _double_vjp_program(where: Sequence[int], count: int, outputs: int, call: Ca
     return program
 
 
-def _jvp_program(where: Sequence[int], count: int, call: Call) -> Callable[..., list[Any]]:
+def _jvp_program(count: int, where: Sequence[int], call: Call) -> Callable[..., list[Any]]:
     def program(*inputs: Any) -> list[Any]:
         arrays, tangents = inputs[:count], inputs[count:]
         function = _float_leaves(call, arrays, where)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as forward_ad
 
-from .samples import NotApplicableError
+from .samples import NotApplicableError, Sample
 from .trees import leaves, skeleton
 
 Tensors = Sequence[torch.Tensor]
@@ -156,21 +156,27 @@ def _scaled(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.float() * 0.9375).to(tensor.dtype) if narrow else tensor * 0.9375
 
 
-def _second_rows(tensors: Tensors) -> list[list[torch.Tensor]]:
+# Operators whose integers belong to their floats, as the pivots of a factorisation do.
+_PAIRED_INTEGERS = ("linalg.ldl_solve",)
+
+
+def _second_rows(sample: Sample) -> list[list[torch.Tensor]]:
     """Candidates for the second row of a batch, the most different first; the last one equals the first row.
 
     Scaling towards zero keeps most domains and shapes of matrices; a permutation of integers keeps indices valid.
     """
+    tensors = sample.tensors
     scaled = [_scaled(tensor) if inexact(tensor) else tensor for tensor in tensors]
     both = [s if inexact(tensor) else _rolled(tensor) for s, tensor in zip(scaled, tensors, strict=True)]
-    return [both, scaled, list(tensors)]
+    return [*([] if sample.operator in _PAIRED_INTEGERS else [both]), scaled, list(tensors)]
 
 
-def rows(function: Callable[..., Any], tensors: Tensors) -> tuple[list[Tensors], list[Any]]:
+def rows(sample: Sample) -> tuple[list[Tensors], list[Any]]:
     """Two rows of inputs whose results have the same shapes, and torch's result for each."""
+    function, tensors = sample.function, sample.tensors
     first = run(function, tensors)
     reasons = []
-    for candidate in _second_rows(tensors):
+    for candidate in _second_rows(sample):
         try:
             second = run(function, candidate)
         except NotApplicableError as error:

@@ -17,9 +17,13 @@ from .trees import rebuilt
 
 
 class Subject(Protocol):
-    """Adapts one library. `name` is what reports and the list of known failures call it."""
+    """Adapts one library. `name` is what reports and the list of known failures call it.
+
+    `translates`: it computes without torch, so that its rounding differs (see :mod:`.exactness`).
+    """
 
     name: str
+    translates: bool
 
     def wrap(
         self, function: Callable[..., Any], tensors: tuple[torch.Tensor, ...], output: Any | None
@@ -39,6 +43,7 @@ class Jtbridge:
         import jtbridge
 
         self.name = backend
+        self.translates = backend not in ("dlpack", "callback")
         self._wrap = jtbridge.wrap
 
     def wrap(
@@ -52,6 +57,7 @@ class WrapTorch2Jax:
     """The peer wrap-torch2jax, differentiable to the depth that the modes need. It has no random keys."""
 
     name = "wrap-torch2jax"
+    translates = False
 
     def __init__(self) -> None:
         # Builds a C++ extension when it is first imported, with ninja, which must be on the PATH.
@@ -71,6 +77,30 @@ class WrapTorch2Jax:
         return call
 
 
+class Torchax:
+    """The peer torchax, which runs torch functions on JAX arrays. It has no random keys."""
+
+    name = "torchax"
+    translates = True
+
+    def __init__(self) -> None:
+        # Renames a device of torch when it is imported.
+        from torchax import default_env, interop
+
+        self._environment = default_env
+        self._view = interop.jax_view
+
+    def wrap(
+        self, function: Callable[..., Any], tensors: tuple[torch.Tensor, ...], output: Any | None
+    ) -> Callable[..., Any]:
+        def call(*arrays: jax.Array, rng: jax.Array | None = None) -> Any:
+            with self._environment():
+                return self._view(function)(*arrays)
+
+        return call
+
+
+PEERS: dict[str, Callable[[], Subject]] = {WrapTorch2Jax.name: WrapTorch2Jax, Torchax.name: Torchax}
 BACKENDS = ("dlpack", "callback", "xla", "triton", "auto")
 
 
@@ -78,9 +108,9 @@ def subject(name: str) -> Subject:
     """The subject of this name; every worker process makes its own."""
     if name in BACKENDS:
         return Jtbridge(name)
-    if name == WrapTorch2Jax.name:
-        return WrapTorch2Jax()
+    if name in PEERS:
+        return PEERS[name]()
     module, colon, attribute = name.partition(":")
     if not colon:
-        raise ValueError(f"Unknown backend `{name}`. Known: {', '.join(BACKENDS)}, wrap-torch2jax, module:class.")
+        raise ValueError(f"Unknown backend `{name}`. Known: {', '.join((*BACKENDS, *PEERS))}, module:class.")
     return getattr(importlib.import_module(module), attribute)()

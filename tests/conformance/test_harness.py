@@ -15,6 +15,8 @@ import torch
 
 from . import known as known_failures
 from .check import Checker, Outcome
+from .compare import AS_EXACT, MismatchError, compare
+from .exactness import as_exact
 from .known import Known
 from .modes import MODES
 from .report import judge, table
@@ -31,8 +33,9 @@ class Stand:
 
     name = "stand"
 
-    def __init__(self, function: Callable[..., Any]):
+    def __init__(self, function: Callable[..., Any], translates: bool = False):
         self.function = function
+        self.translates = translates
 
     def wrap(self, function: Callable[..., Any], tensors: Any, output: Any) -> Callable[..., Any]:
         return lambda *arrays, rng=None: self.function(*arrays) if rng is None else self.function(*arrays, rng=rng)
@@ -101,6 +104,72 @@ def _(primals, tangents):
     return jnp.sin(primals[0]), jax.lax.stop_gradient(jnp.cos(primals[0])) * tangents[0]
 
 
+@pytest.mark.parametrize(
+    ("translates", "factor", "status", "note"),
+    [(False, 1.0, "failed", ""), (True, 1.0, "passed", AS_EXACT), (True, 1.0001, "failed", "")],
+)
+def test_a_translation_may_be_as_exact_as_torch(translates, factor, status, note):
+    @jax.custom_jvp
+    def asin(x):
+        return jnp.arcsin(x)
+
+    # More exact than torch's 1 / sqrt(1 - x * x), which is off by more than its tolerances near 1.
+    asin.defjvp(lambda primals, tangents: (asin(*primals), tangents[0] * _slope(primals[0]) * factor))
+    index, raw = next(chosen_samples(TABLE["asin"], torch.float32))
+    sample = as_function(TABLE["asin"], index, raw)
+    found = Checker(sample, traits(sample)).check("grad", Stand(asin, translates))
+    assert (found.status, found.note) == (status, note)
+
+
+def _slope(x: jax.Array) -> jax.Array:
+    return jax.lax.rsqrt((1 - x) * (1 + x))
+
+
+EXACT = torch.tensor([1e-2, 3.0, 1000.0, 0.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("errors", "torchs_errors", "accepted"),
+    [
+        ((1e-9, 1e-6, 1.9e-3, 0.0), (1e-9, 1e-6, 1e-3, 0.0), True),
+        # more than twice torch's, and rounding
+        ((1e-9, 1e-6, 3e-3, 0.0), (1e-9, 1e-6, 1e-3, 0.0), False),
+        # more than torch's in the largest element, but in one that is not
+        ((1e-9, 5e-4, 1e-3, 0.0), (1e-9, 1e-6, 1e-3, 0.0), False),
+        ((5e-7, 1e-6, 1e-3, 0.0), (1e-9, 1e-6, 1e-3, 0.0), False),
+        ((1e-9, 1e-6, 1e-3, 1e-2), (1e-9, 1e-6, 1e-3, 0.0), False),
+        ((1e-9, 1e-6, torch.nan, 0.0), (1e-9, 1e-6, 1e-3, 0.0), False),
+        ((1e-9, 1e-6, torch.inf, 0.0), (1e-9, 1e-6, 1e-3, 0.0), False),
+        # torch's own says nothing
+        ((1e-9, 1e-6, 2.0, 0.0), (1e-9, 1e-6, 20.0, 0.0), False),
+    ],
+)
+def test_as_exact_as_torch(errors, torchs_errors, accepted):
+    got, torchs = ((EXACT + torch.tensor(each, dtype=torch.float64)).float() for each in (errors, torchs_errors))
+    assert as_exact(got, torchs, EXACT) is accepted
+    assert not as_exact(got.double(), torchs.double(), EXACT)
+
+
+@pytest.mark.parametrize("phase", [-1, 1j, -0.8 + 0.6j])
+def test_eigenvectors_are_compared_up_to_their_phase(phase):
+    expected = torch.linalg.eigh(torch.randn(2, 3, 3, dtype=torch.complex128))
+    values, vectors = (jnp.asarray(each.numpy()) for each in expected)
+
+    def compared(operator, vectors, exact=lambda: None):
+        return compare(operator, "forward", expected, [values, vectors], True, exact)
+
+    other = vectors.at[..., :, 1].multiply(phase)
+    assert compared("linalg.eigh", other) == ""
+    with pytest.raises(MismatchError):
+        compared("linalg.eigh", vectors.at[..., 1, :].multiply(phase))
+    with pytest.raises(MismatchError):
+        compared("linalg.eigh", vectors.at[..., :, 1].multiply(2 * phase))
+    with pytest.raises(MismatchError):
+        compared("linalg.qr", other)
+    with pytest.raises(MismatchError):
+        compared("linalg.eigh", other, None)
+
+
 def test_gradient_in_the_wrong_convention_fails():
     @jax.custom_vjp
     def function(x):
@@ -145,6 +214,7 @@ class Dies:
     """Kills its process, or hangs, in one case of `neg`, and is right about the others."""
 
     name = "dies"
+    translates = False
     hangs = False
 
     def wrap(self, function: Callable[..., Any], tensors: Any, output: Any) -> Callable[..., Any]:
