@@ -21,6 +21,7 @@ from jtbridge.errors import LoweringError, TranslationError
 from jtbridge.lowerings import find
 
 from ._decompose import decomposable, decomposition, tensor_inputs
+from ._fold import folded, needed
 
 Keys = Callable[[Sequence[int]], Callable[[], jax.Array]]
 
@@ -31,6 +32,13 @@ def _constant(tensor: torch.Tensor) -> np.ndarray:
     if tensor.device.type != "cpu":
         raise TranslationError(f"it holds a constant on device `{tensor.device}`")
     return to_numpy(tensor)
+
+
+def _as_array(value: np.ndarray) -> jax.Array:
+    """A constant; one of equal numbers as a broadcast number."""
+    if value.size > 1 and (value == value.flat[0]).all():
+        return jnp.full(value.shape, value.flat[0])
+    return jnp.asarray(value)
 
 
 def _to_bytes(x: jax.Array) -> jax.Array:
@@ -59,13 +67,13 @@ class Interpretation:
         self.module = module
         self._name = name
         self._seed = seed  # the input that random operators draw from
-        self._nodes = list(module.graph.nodes)
-        self._constants = {
-            node: _constant(value.detach())
-            for node in module.graph.find_nodes(op="get_attr")
-            if isinstance(value := getattr(module, str(node.target)), torch.Tensor)
-        }
-        self._last_uses = _last_uses(self._nodes)
+        known = folded(list(module.graph.nodes))
+        self._nodes = needed(list(module.graph.nodes), known)
+        self._constants = {node: _constant(value.detach()) for node, value in known.items()}
+        for node in self._nodes:
+            if node.op == "get_attr" and isinstance(value := getattr(module, str(node.target)), torch.Tensor):
+                self._constants[node] = _constant(value.detach())
+        self._last_uses = _last_uses(self._nodes, self._constants)
 
     def __call__(self, *arrays: Any) -> list[Any]:
         return self.run(arrays, self._keys(arrays))
@@ -77,8 +85,8 @@ class Interpretation:
         for position, node in enumerate(self._nodes):
             if node.op == "placeholder":
                 values[node] = next(inputs)
-            elif node.op == "get_attr":
-                values[node] = jnp.asarray(self._constants[node])
+            elif node in self._constants:
+                values[node] = _as_array(self._constants[node])
             elif node.op == "output":
                 return list(map_arg(node.args[0], values.__getitem__))  # type: ignore[arg-type]
             else:
@@ -199,10 +207,12 @@ def _flat(value: Any) -> list[Any]:
     return [x for part in value for x in _flat(part)] if isinstance(value, list | tuple) else [value]
 
 
-def _last_uses(nodes: Sequence[fx.Node]) -> dict[int, list[fx.Node]]:
-    """For each position the nodes whose values are not needed after it."""
+def _last_uses(nodes: Sequence[fx.Node], known: Mapping[fx.Node, Any]) -> dict[int, list[fx.Node]]:
+    """For each position the nodes whose values are not needed after it; those that are known need none."""
     last: dict[fx.Node, int] = {}
     for position, node in enumerate(nodes):
+        if node in known:
+            continue
         for used in node.all_input_nodes:
             last[used] = position
     found: dict[int, list[fx.Node]] = {}

@@ -1,0 +1,95 @@
+"""Values that a graph computes from constants alone, computed once: masks and positions made of ``arange``, mostly.
+
+XLA would compute them in every call, and again in every fusion that reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from jtbridge._compat import OpOverload, is_zero
+
+# Bytes that a value, and each value it is computed from, may have: it is written into the program.
+_MOST = 1 << 17
+
+
+def folded(nodes: Sequence[fx.Node]) -> dict[fx.Node, torch.Tensor]:
+    """The operators of a graph that need not be run, each with its value.
+
+    They are the last ones of their kind, which the rest of the graph reads. What a factory makes is left as it is.
+    """
+    constant = set[fx.Node]()
+    for node in nodes:
+        if _is_small_constant(node) or (_can_be_known(node) and constant.issuperset(node.all_input_nodes)):
+            constant.add(node)
+    wanted = [n for n in nodes if n in constant and n.all_input_nodes and not constant.issuperset(n.users)]
+    values: dict[fx.Node, torch.Tensor] = {}
+    for node in _in_order(nodes, wanted):
+        value = _value(node, values)
+        if isinstance(value, torch.Tensor):
+            values[node] = value
+    return {node: values[node] for node in wanted if node in values}
+
+
+def needed(nodes: Sequence[fx.Node], known: Mapping[fx.Node, Any]) -> list[fx.Node]:
+    """Those of a graph's nodes that its results depend on where some are known; inputs are kept."""
+    used = set[fx.Node]()
+    for node in reversed(nodes):
+        if node.op in ("placeholder", "output") or node in used:
+            used.add(node)
+            if node not in known:
+                used.update(node.all_input_nodes)
+    return [node for node in nodes if node in used]
+
+
+def _in_order(nodes: Sequence[fx.Node], wanted: Sequence[fx.Node]) -> list[fx.Node]:
+    """`wanted` and all that they are computed from."""
+    used = set(wanted)
+    for node in reversed(nodes):
+        if node in used:
+            used.update(node.all_input_nodes)
+    return [node for node in nodes if node in used]
+
+
+def _is_small_constant(node: fx.Node) -> bool:
+    value = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
+    return isinstance(value, torch.Tensor) and not is_zero(value) and _is_small(value)
+
+
+def _can_be_known(node: fx.Node) -> bool:
+    return (
+        node.op == "call_function"
+        and isinstance(node.target, OpOverload)
+        and node.target.namespace == "aten"
+        and torch.Tag.nondeterministic_seeded not in node.target.tags
+        and "empty" not in str(node.target)
+        and _is_small(node.meta.get("val"))
+    )
+
+
+def _is_small(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and all(isinstance(size, int) for size in value.shape)
+        and value.numel() * value.itemsize <= _MOST
+    )
+
+
+def _value(node: fx.Node, values: Mapping[fx.Node, torch.Tensor]) -> Any:
+    """Torch's value of a node; None where torch has no kernel for it."""
+    if node.op == "get_attr":
+        return getattr(node.graph.owning_module, str(node.target)).detach()
+    if any(used not in values for used in node.all_input_nodes):
+        return None
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), values.__getitem__)  # type: ignore[arg-type]
+    try:
+        with torch.no_grad():
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+    except RuntimeError:
+        return None
