@@ -17,6 +17,9 @@ import numpy as np
 
 from benchmarks._results import Calls, Cell, Failed
 
+# Torch's threads go on spinning for a while after a call of torch, on the cores that the next contestant needs.
+SETTLE_SECONDS = 0.3
+
 # CPU time, of all threads together, is what to compare on a machine that is busy with other work.
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
@@ -26,7 +29,8 @@ def interleaved(
 ) -> dict[str, Cell]:
     """Seconds per call: the median over rounds, in each of which every contestant has one turn.
 
-    A turn is one call, or as many as take about `batch_seconds`. Torch itself comes last in `calls`: a result
+    A turn is one call, or as many as take about `batch_seconds`, after a rest and calls that are not timed: each has
+    the machine to itself and its own threads awake. Torch itself comes last in `calls`: a result
     that differs from its result by more than `rtol` of its largest number gets no time.
     """
     cells: dict[str, Cell] = {name: call for name, call in calls.items() if isinstance(call, Failed)}
@@ -45,6 +49,8 @@ def interleaved(
     gc.collect()
     for _ in range(rounds):
         for name, call in runs.items():
+            time.sleep(SETTLE_SECONDS)
+            _time(call, 1 + counts[name] // 10)
             times[name].append(_time(call, counts[name], CLOCKS[clock]))
     return cells | {name: statistics.median(t) for name, t in times.items()}
 
@@ -67,8 +73,9 @@ def _time(call: Callable[[], Any], count: int, clock: Callable[[], float] = time
 def _batch_size(call: Callable[[], Any], seconds: float) -> int:
     if not seconds:
         return 1
-    _time(call, 20)  # warm
-    return max(1, int(seconds / _time(call, 20)))
+    _time(call, 1)  # warm
+    once = _time(call, 1)
+    return max(1, int(seconds / (once if 20 * once > seconds else _time(call, 20))))
 
 
 def in_child(function: str, *args: Any, timeout: float = 1200) -> Any:

@@ -1,6 +1,7 @@
 """Two transformers: what a call costs beside real work, and what a translation gains.
 
-``bert``: BERT-base's width, four layers, 8 x 128 tokens. ``llama``: a small Llama, four layers 128 wide, 4 x 64 tokens.
+``bert``: BERT-base's width, four layers. ``llama``: a small Llama, four layers 128 wide. Each on a batch of texts,
+where most of the time goes to matrix products, and on one sentence, where much of it goes to what is around them.
 """
 
 import os
@@ -32,20 +33,21 @@ class Model:
         return self.call(*args).sin().mean()
 
 
-def _bert() -> Model:
+def _bert(batch: int, tokens: int) -> Model:
     from transformers import BertConfig, BertModel
 
     model = BertModel(BertConfig(num_hidden_layers=4), add_pooling_layer=False).eval()
-    lengths = torch.randint(64, 129, (8, 1))
-    mask = (torch.arange(128) < lengths).long()
+    lengths = torch.randint(tokens // 2, tokens + 1, (batch, 1))
+    mask = (torch.arange(tokens) < lengths).long()
 
     def call(parameters: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(model, parameters, (ids, mask)).last_hidden_state
+        state = {**_buffers(model, ids.device), **parameters}
+        return torch.func.functional_call(model, state, (ids, mask)).last_hidden_state
 
-    return Model(dict(model.named_parameters()), (torch.randint(0, 30_000, (8, 128)), mask), call)
+    return Model(dict(model.named_parameters()), (torch.randint(0, 30_000, (batch, tokens)), mask), call)
 
 
-def _llama() -> Model:
+def _llama(batch: int, tokens: int) -> Model:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -59,13 +61,29 @@ def _llama() -> Model:
     model = LlamaForCausalLM(config).eval()
 
     def call(parameters: Any, ids: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(model, parameters, (ids,), {"use_cache": False}).logits
+        state = {**_buffers(model, ids.device), **parameters}
+        return torch.func.functional_call(model, state, (ids,), {"use_cache": False}).logits
 
-    return Model(dict(model.named_parameters()), (torch.randint(0, 1000, (4, 64)),), call)
+    return Model(dict(model.named_parameters()), (torch.randint(0, 1000, (batch, tokens)),), call)
 
 
-_MAKERS = {"bert": _bert, "llama": _llama}
-_TITLES = {"bert": "BERT width, 4 layers, 8 x 128", "llama": "small Llama, 4 layers, 4 x 64"}
+def _buffers(model: torch.nn.Module, device: torch.device) -> dict[str, torch.Tensor]:
+    """Moved, where they are not there yet: torchax has a device of its own, and takes no tensor of another."""
+    return {name: buffer.to(device) for name, buffer in model.named_buffers()}
+
+
+_MAKERS = {
+    "bert": partial(_bert, 8, 128),
+    "bert-sentence": partial(_bert, 1, 16),
+    "llama": partial(_llama, 4, 64),
+    "llama-sentence": partial(_llama, 1, 16),
+}
+_TITLES = {
+    "bert": "BERT width, 4 layers, 8 x 128",
+    "bert-sentence": "BERT width, 4 layers, 1 x 16",
+    "llama": "small Llama, 4 layers, 4 x 64",
+    "llama-sentence": "small Llama, 4 layers, 1 x 16",
+}
 
 
 @cache
@@ -76,7 +94,7 @@ def _model(name: str) -> Model:
 
 
 def _milliseconds(calls: Calls, options: Options) -> dict:
-    times = interleaved(calls, rounds=3 if options.quick else 12, clock=options.clock)
+    times = interleaved(calls, rounds=3 if options.quick else 12, batch_seconds=0.2, clock=options.clock)
     return {name: 1e3 * t if isinstance(t, float) else t for name, t in times.items()}
 
 
@@ -159,8 +177,12 @@ def _targets(translated: float, called: float | None = None) -> tuple[Target, ..
 ROWS = {
     "bert-forward": partial(forward, "bert", _targets(0.65, 1.03)),
     "bert-gradient": partial(gradient, "bert", _targets(0.65, 1.03)),
+    "bert-sentence-forward": partial(forward, "bert-sentence", _targets(0.65)),
+    "bert-sentence-gradient": partial(gradient, "bert-sentence", _targets(0.65)),
     "llama-forward": partial(forward, "llama", _targets(0.33)),
     "llama-gradient": partial(gradient, "llama", _targets(0.45)),
+    "llama-sentence-forward": partial(forward, "llama-sentence", _targets(0.33)),
+    "llama-sentence-gradient": partial(gradient, "llama-sentence", _targets(0.45)),
     "bert-capture": capture,
     "bert-first": first,
 }
