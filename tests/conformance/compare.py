@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .convert import numpy_dtype, to_torch
-from .exactness import as_exact
+from .exactness import as_exact, difference
 
 _SINGLE = (torch.float32, torch.complex64)
 # Where torch's own default tolerances (torch.testing.assert_close, by dtype) are too narrow for single precision:
@@ -55,7 +55,7 @@ def compare(
         got = _same_form(i, want, got)
         if exact is not None and mode in ("forward", "vmap") and EIGENVECTORS.get(operator) == i:
             got = _in_phase(got, want)
-        error = _difference(want, got, *(wider if want.dtype in _SINGLE else (None, None))) if values else None
+        error = difference(want, got, *(wider if want.dtype in _SINGLE else (None, None))) if values else None
         if error is None:
             continue
         precise = exact() if exact is not None else None
@@ -77,19 +77,6 @@ def _same_form(i: int, want: torch.Tensor, got: Any) -> torch.Tensor:
 def _in_phase(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
     """Columns multiplied by the number of absolute value 1 that takes each of them closest to torch's."""
     return got * (want * got.conj()).sum(-2, keepdim=True).sgn()
-
-
-def _difference(
-    want: torch.Tensor, got: torch.Tensor, relative: float | None = None, absolute: float | None = None
-) -> str | None:
-    if want.dtype.itemsize == 1 and want.dtype.is_floating_point:
-        # assert_close does not know the float8 types; every one of their values is a float32.
-        want, got = want.float(), got.float()
-    try:
-        torch.testing.assert_close(got, want, rtol=relative, atol=absolute, equal_nan=True)
-    except AssertionError as error:
-        return " ".join(str(error).split())
-    return None
 
 
 def _compare_numbers(i: int, want: Any, got: Any, values: bool) -> None:

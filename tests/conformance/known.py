@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .modes import MODES
 from .worker import Case
 
 PATH = Path(__file__).with_name("known_failures.toml")
 _HEADER = """\
-# Cases that fail for a reason that lies in torch or JAX, not in what is measured: one line each, with the reason.
-# `python -m tests.conformance --update` adds and drops lines and keeps the reasons written here by hand.
+# Cases that fail, under the reason they have in common: an operator, its samples, the modes they fail in.
+# `python -m tests.conformance --update` adds and drops cases and keeps the reasons written here by hand.
 """
+# dtype, backend, reason
+_Group = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -35,16 +39,22 @@ def load(path: Path = PATH, dtype: str = "") -> Known:
 def _read(path: Path) -> dict[tuple[str, Case], str]:
     if not path.exists():
         return {}
-    entries = tomllib.loads(path.read_text()).get("failures", [])
     table: dict[tuple[str, Case], str] = {}
-    for entry in entries:
-        key = entry.get("dtype", ""), Case(entry["backend"], entry["op"], entry["sample"], entry["mode"])
-        if key in table:
-            raise ValueError(f"{path.name} lists {key} twice.")
-        if not entry["reason"].strip():
-            raise ValueError(f"{path.name} gives no reason for {key}.")
-        table[key] = entry["reason"]
+    for group in tomllib.loads(path.read_text()).get("failures", []):
+        if not group["reason"].strip():
+            raise ValueError(f"{path.name} gives no reason for {group['cases']}.")
+        for line in group["cases"]:
+            for case in _cases(group["backend"], line):
+                key = group.get("dtype", ""), case
+                if key in table:
+                    raise ValueError(f"{path.name} lists {key} twice.")
+                table[key] = group["reason"]
     return table
+
+
+def _cases(backend: str, line: str) -> list[Case]:
+    operator, samples, modes = line.split()
+    return [Case(backend, operator, int(sample), mode) for sample in samples.split(",") for mode in modes.split(",")]
 
 
 def update(failed: Mapping[Case, str], ran: Sequence[Case], dtype: str = "", path: Path = PATH) -> None:
@@ -54,13 +64,30 @@ def update(failed: Mapping[Case, str], ran: Sequence[Case], dtype: str = "", pat
     after = {key: reason for key, reason in before.items() if key[0] != dtype or key[1] not in cases}
     for case, detail in failed.items():
         after[dtype, case] = before.get((dtype, case), detail)
-    lines = [_line(dtype, case, reason) for (dtype, case), reason in sorted(after.items())]
-    path.write_text(f"{_HEADER}failures = [\n{''.join(lines)}]\n")
+    groups: dict[_Group, list[Case]] = defaultdict(list)
+    for (dtype_, case), reason in after.items():
+        groups[dtype_, case.backend, reason].append(case)
+    path.write_text("\n".join([_HEADER, *(_table(group, cases) for group, cases in sorted(groups.items()))]))
 
 
-def _line(dtype: str, case: Case, reason: str) -> str:
+def _table(group: _Group, cases: Iterable[Case]) -> str:
+    dtype, backend, reason = group
+    modes: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for case in sorted(cases, key=lambda case: MODES.index(case.mode)):
+        modes[case.operator, case.sample].append(case.mode)
+    samples: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for (operator, sample), failing in sorted(modes.items()):
+        samples[operator, ",".join(failing)].append(sample)
+    lines = [f"{operator} {','.join(map(str, found))} {failing}" for (operator, failing), found in samples.items()]
     # A JSON string is a TOML basic string.
-    fields: dict[str, str | int] = {"dtype": dtype} if dtype else {}
-    fields |= {"backend": case.backend, "op": case.operator, "sample": case.sample, "mode": case.mode}
-    fields["reason"] = reason
-    return f"    {{ {', '.join(f'{key} = {json.dumps(value)}' for key, value in fields.items())} }},\n"
+    head = {"dtype": dtype} if dtype else {}
+    head |= {"backend": backend, "reason": reason}
+    return "".join(
+        [
+            "[[failures]]\n",
+            *(f"{key} = {json.dumps(value)}\n" for key, value in head.items()),
+            "cases = [\n",
+            *(f"    {json.dumps(line)},\n" for line in lines),
+            "]\n",
+        ]
+    )
