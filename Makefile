@@ -3,6 +3,7 @@
 #   make demo                    sentence embeddings by a torch model, in JAX
 #   make test                    style, types and tests
 #   make test-operators          every family of translated operators at its edge cases
+#   make test-kernels            Triton's kernels: interpreted, compiled for two GPUs, and lowered; no GPU needed
 #   make conformance             the operators of PyTorch's own test suite
 #   make bench                   the table of timings; ARGS="--quick --only bert" narrows it
 #   make test-gpu                the tests that need a CUDA device
@@ -25,6 +26,7 @@ PY := $(CURDIR)/$(VENV)/bin/python
 test-deps := $(VENV)/.test
 examples-deps := $(VENV)/.examples
 bench-deps := $(VENV)/.bench
+kernels-deps := $(VENV)/.kernels
 endif
 
 # Nothing installed later may move torch or jax.
@@ -33,7 +35,7 @@ pip := $(PY) -m pip --disable-pip-version-check install --quiet
 # One process keeps one core busy: pytest runs $(JOBS) of them, and torch would start a thread per core in each.
 threads := OMP_NUM_THREADS=1
 
-.PHONY: help setup test test-operators lint format conformance test-gpu demo bench clean
+.PHONY: help setup test test-operators test-kernels lint format conformance test-gpu demo bench clean
 
 help:
 	@sed -n '3,$${/^#/!q;s/^#//p}' Makefile
@@ -58,6 +60,12 @@ $(VENV)/.bench: $(VENV)/.base pyproject.toml
 	$(pip) --no-deps wrap-torch2jax==0.9.0 torchax==0.0.14.dev20261026
 	touch $@
 
+# jax-triton imports only beside jax's CUDA plugin, without CUDA too. The plugin is of jax's version.
+$(VENV)/.kernels: $(VENV)/.test
+	$(pip) --no-deps triton==3.9.0 jax-triton==0.3.1 absl-py liger-kernel==0.8.5 \
+		jax-cuda12-plugin==$(lastword $(subst ==, ,$(JAX)))
+	touch $@
+
 setup: $(test-deps) $(examples-deps) $(bench-deps)
 
 lint: $(test-deps)
@@ -70,10 +78,14 @@ format: $(test-deps)
 	$(PY) -m ruff format .
 
 test: lint
-	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' --ignore tests/lowerings $(ARGS)
+	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' --ignore tests/lowerings --ignore tests/kernels $(ARGS)
 
 test-operators: $(test-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/lowerings $(ARGS)
+
+test-kernels: $(kernels-deps)
+	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' tests/kernels $(ARGS)
+	TRITON_INTERPRET=1 $(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' tests/kernels $(ARGS)
 
 conformance: $(test-deps)
 	$(threads) $(PY) -m tests.conformance --jobs $(JOBS) $(ARGS)

@@ -18,11 +18,11 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # From bottom to top. A file imports from rows below its own, and from its own folder.
 LAYERS: list[set[str]] = [
     {"errors"},
-    {"_compat", "_dtypes"},
+    {"_compat", "_dtypes", "_triton"},
     {"_pytree", "_torch_state", "_rng", "_composite"},
     {"_flat"},
     {"_host", "_run", "_transforms"},
-    {"_convert", "capture"},
+    {"_convert", "capture", "kernels"},
     {"_signature", "lowerings"},
     {"translate"},
     {"backends"},

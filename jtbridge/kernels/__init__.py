@@ -1,0 +1,8 @@
+"""Functions with Triton kernels, as JAX functions: differentiable, batched, and in jnp where there is no GPU.
+
+Each has a folder: ``reference.py`` (jnp), ``triton_kernel.py`` (device code, the only file that imports Triton) and
+``op.py`` (the public function, when its kernel applies, its derivatives and its batching rule).
+"""
+
+from .softmax import log_softmax as log_softmax
+from .softmax import softmax as softmax

@@ -1,0 +1,90 @@
+"""Launching a Triton kernel from JAX: compiled on a GPU, or in Triton's interpreter where that is turned on.
+
+Neither Triton nor jax-triton is imported before a kernel is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jtbridge._flat import ArrayType
+from jtbridge._host import reader, to_numpy
+from jtbridge._triton import triton_call
+
+Grid = tuple[int, ...]
+
+
+def interpreting() -> bool:
+    """Whether Triton was told to interpret kernels (``TRITON_INTERPRET=1`` when the process started)."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def launch(
+    kernel: Any,
+    *operands: Any,
+    out_types: Sequence[jax.ShapeDtypeStruct],
+    grid: Grid,
+    constants: Mapping[str, Any],
+    num_warps: int = 4,
+    num_stages: int = 2,
+) -> list[jax.Array]:
+    """The arrays that a Triton kernel writes.
+
+    Args:
+        kernel: what ``triton.jit`` made. Its parameters are the operands, in their order, then a pointer for each
+            result, then the constants (``tl.constexpr``).
+        operands: arrays, and Python numbers.
+        out_types: shape and dtype of each result, which the kernel fills completely.
+        grid: how many programs run, in up to three dimensions.
+        constants: the kernel's ``tl.constexpr`` parameters by name.
+        num_warps: warps of a program.
+        num_stages: stages that loops are pipelined in.
+    """
+    if interpreting():
+        return _interpreted(kernel, operands, out_types, grid, constants)
+    return triton_call(
+        kernel,
+        operands,
+        out_types=out_types,
+        grid=grid,
+        constants=constants,
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
+
+
+def _interpreted(
+    kernel: Any,
+    operands: Sequence[Any],
+    out_types: Sequence[jax.ShapeDtypeStruct],
+    grid: Grid,
+    constants: Mapping[str, Any],
+) -> list[jax.Array]:
+    arrays = [x for x in operands if isinstance(x, jax.Array | np.ndarray)]
+
+    def run(*values: Any) -> list[np.ndarray]:
+        import torch
+
+        tensors = iter([_tensor(np.array(value)) for value in values])
+        given = [next(tensors) if isinstance(x, jax.Array | np.ndarray) else x for x in operands]
+        # Filled with NaN, or ones: what a kernel leaves out shows.
+        results = [_tensor(_unset(type_)) for type_ in out_types]
+        with torch.no_grad():
+            kernel[grid](*given, *results, **constants)
+        return [to_numpy(result) for result in results]
+
+    return list(jax.pure_callback(run, list(out_types), *arrays, vmap_method="sequential"))
+
+
+def _tensor(memory: np.ndarray) -> Any:
+    return reader(ArrayType(memory.shape, memory.dtype))(memory)
+
+
+def _unset(type_: jax.ShapeDtypeStruct) -> np.ndarray:
+    floating = jax.numpy.issubdtype(type_.dtype, np.floating)
+    return np.full(type_.shape, np.nan if floating else 1, type_.dtype)

@@ -1,0 +1,88 @@
+"""A linear function whose transpose is given: ``linear(fun, transpose, residuals, tangents)``.
+
+JAX transposes the derivative of a function by itself. Here the transpose is a kernel. ``jax.custom_derivatives`` has
+``linear_call`` for that, which cannot be batched, and ``custom_vjp``, which has no forward mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+# Takes flat residuals and flat tangents (or cotangents), gives flat results.
+Function = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
+
+linear_p = Primitive("kernel_linear")
+linear_p.multiple_results = True
+
+
+@linear_p.def_impl
+def _impl(*operands: Any, fun: Function, transpose: Function, count: int) -> list[Any]:
+    del transpose
+    return list(fun(operands[:count], operands[count:]))
+
+
+@linear_p.def_abstract_eval
+def _abstract(*operands: Any, fun: Function, transpose: Function, count: int) -> list[ShapedArray]:
+    del transpose
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
+    return [ShapedArray(y.shape, y.dtype) for y in jax.eval_shape(fun, shapes[:count], shapes[count:])]
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fun: Function, transpose: Function, count: int) -> Any:
+    results = linear_p.bind(*primals, fun=fun, transpose=transpose, count=count)
+    moved = [ad.instantiate_zeros(t) for t in tangents]
+    # Linear in the tangents, and in the residuals whatever the function is in them.
+    along = linear_p.bind(*primals[:count], *moved[count:], fun=fun, transpose=transpose, count=count)
+    if all(type(t) is ad.Zero for t in tangents[:count]):
+        return results, along
+    _, turned = jax.jvp(lambda *r: list(fun(r, primals[count:])), tuple(primals[:count]), tuple(moved[:count]))
+    return results, [ad.add_tangents(a, t) for a, t in zip(along, turned, strict=True)]
+
+
+def _transpose(cotangents: Sequence[Any], *operands: Any, fun: Function, transpose: Function, count: int) -> list[Any]:
+    residuals, tangents = operands[:count], operands[count:]
+    if any(ad.is_undefined_primal(r) for r in residuals):
+        raise NotImplementedError("a kernel's derivative is linear in the tangents alone")
+    filled = [ad.instantiate_zeros(ct) for ct in cotangents]
+    wanted = [ad.is_undefined_primal(t) for t in tangents]
+    grads = linear_p.bind(*residuals, *filled, fun=transpose, transpose=fun, count=count)
+    return [None] * count + [g if w else None for g, w in zip(grads, wanted, strict=True)]
+
+
+def _batch(args: Sequence[Any], dims: Sequence[Any], *, fun: Function, transpose: Function, count: int) -> Any:
+    (size,) = {x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None}
+    saved = list(dims[:count])
+    # Every tangent is batched, so that no cotangent has to be summed.
+    tangents = [
+        jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+        for x, d in zip(args[count:], dims[count:], strict=True)
+    ]
+
+    def batched(function: Function) -> Function:
+        def run(residuals: Sequence[Any], moved: Sequence[Any]) -> Sequence[Any]:
+            return jax.vmap(lambda r, t: list(function(r, t)), (saved, 0), 0, axis_size=size)(
+                list(residuals), list(moved)
+            )
+
+        return run
+
+    results = linear_p.bind(*args[:count], *tangents, fun=batched(fun), transpose=batched(transpose), count=count)
+    return results, [0] * len(results)
+
+
+ad.primitive_jvps[linear_p] = _jvp
+ad.primitive_transposes[linear_p] = _transpose
+batching.primitive_batchers[linear_p] = _batch
+mlir.register_lowering(linear_p, mlir.lower_fun(_impl, multiple_results=True))
+
+
+def linear(fun: Function, transpose: Function, residuals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+    """``fun(residuals, tangents)``, linear in the tangents, with its ``transpose(residuals, cotangents)``."""
+    return linear_p.bind(*residuals, *tangents, fun=fun, transpose=transpose, count=len(residuals))

@@ -1,0 +1,108 @@
+"""One kernel as a JAX primitive: on a GPU it is launched, elsewhere the same is computed in jnp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jtbridge._triton import unavailable
+
+from ._launch import interpreting
+
+Arrays = Callable[..., Sequence[jax.Array]]
+# (step, which arguments have a leading batch axis, arguments) -> results with the batch leading; None: loop over it.
+Fold = Callable[["Step", Sequence[bool], Sequence[jax.Array]], "Sequence[jax.Array] | None"]
+
+
+class Step:
+    """Arrays to arrays, by a kernel on a GPU and in jnp elsewhere. Derivatives are those of the reference.
+
+    Args:
+        reference: the function in jnp.
+        kernel: the same by Triton kernels.
+        fold: how a batch becomes part of the arrays, see :func:`leading`. None: one launch after the other, in a loop.
+    """
+
+    def __init__(self, reference: Arrays, kernel: Arrays, fold: Fold | None = None):
+        self.reference = reference
+        self.kernel = kernel
+        self.fold = fold
+
+    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
+        return step_p.bind(*(jnp.asarray(x) for x in arrays), step=self)
+
+    def looped(self, batched: Sequence[bool], arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """The step on one element of a batch after the other."""
+
+        def row(rows: Sequence[jax.Array]) -> list[jax.Array]:
+            of_row = iter(rows)
+            return self(*(next(of_row) if b else x for b, x in zip(batched, arrays, strict=True)))
+
+        return jax.lax.map(row, [x for b, x in zip(batched, arrays, strict=True) if b])
+
+
+def leading(shared: Sequence[int] = ()) -> Fold:
+    """For steps that take any leading dimensions: a batch is one more, in all arguments but those in `shared`."""
+
+    def fold(step: Step, batched: Sequence[bool], arrays: Sequence[jax.Array]) -> Sequence[jax.Array] | None:
+        if any(batched[i] for i in shared):
+            return None
+        size = next(x.shape[0] for b, x in zip(batched, arrays, strict=True) if b)
+        return step(
+            *(
+                x if b or i in shared else jnp.broadcast_to(x, (size, *x.shape))
+                for i, (b, x) in enumerate(zip(batched, arrays, strict=True))
+            )
+        )
+
+    return fold
+
+
+step_p = Primitive("kernel_step")
+step_p.multiple_results = True
+
+
+@step_p.def_impl
+def _impl(*arrays: Any, step: Step) -> list[jax.Array]:
+    return jax.jit(lambda *xs: step_p.bind(*xs, step=step))(*arrays)
+
+
+@step_p.def_abstract_eval
+def _abstract(*arrays: Any, step: Step) -> list[ShapedArray]:
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+    return [ShapedArray(y.shape, y.dtype) for y in jax.eval_shape(step.reference, *shapes)]
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, step: Step) -> tuple[Any, Any]:
+    moved = tuple(ad.instantiate_zeros(t) for t in tangents)
+    return step(*primals), jax.jvp(lambda *xs: list(step.reference(*xs)), tuple(primals), moved)[1]
+
+
+def _batch(arrays: Sequence[Any], dims: Sequence[int | None], *, step: Step) -> tuple[Any, Any]:
+    batched = [dim is not None for dim in dims]
+    moved = [x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(arrays, dims, strict=True)]
+    results = step.fold(step, batched, moved) if step.fold else None
+    if results is None:
+        results = step.looped(batched, moved)
+    return list(results), [0] * len(results)
+
+
+def _run_reference(*arrays: Any, step: Step) -> list[Any]:
+    return list((step.kernel if interpreting() else step.reference)(*arrays))
+
+
+def _run_kernel(*arrays: Any, step: Step) -> list[Any]:
+    return list((step.reference if unavailable() else step.kernel)(*arrays))
+
+
+ad.primitive_jvps[step_p] = _jvp
+batching.primitive_batchers[step_p] = _batch
+mlir.register_lowering(step_p, mlir.lower_fun(_run_reference, multiple_results=True))
+for _platform in ("cuda", "rocm"):
+    mlir.register_lowering(step_p, mlir.lower_fun(_run_kernel, multiple_results=True), platform=_platform)

@@ -1,0 +1,115 @@
+"""Softmax as a JAX function with derivatives and batching."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jtbridge.kernels._launch import launch
+from jtbridge.kernels._operation import Operation
+from jtbridge.kernels._shapes import FLOATS, row_block, rows_grid, unsupported_dtype, warps
+from jtbridge.kernels._step import Step, leading
+
+from . import reference
+
+# The longest row that a program holds in registers, and the pieces of a longer one, in elements.
+_LONGEST, _PIECE = 16384, 4096
+
+
+def supports(x: jax.Array) -> str | None:
+    """Why the kernel cannot run on ``x[..., n]``; None if it can."""
+    return unsupported_dtype("x", x.dtype, FLOATS) or ("`x` has no elements" if 0 in x.shape else None)
+
+
+def softmax(x: jax.Array, axis: int = -1) -> jax.Array:
+    """``exp(x) / sum(exp(x))`` along an axis, accumulated in float32.
+
+    By a Triton kernel, forward and backward, where the program is lowered for a GPU; in jnp elsewhere. Differentiable
+    to any order, and batched by folding the batch into the rows.
+
+    Args:
+        x: [..., n], float32, bfloat16 or float16; other dtypes take jnp's way.
+        axis: the axis of `n`.
+
+    Returns:
+        An array like `x`, whose sum along the axis is 1. A row of nothing but -inf is NaN, as in torch.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jtbridge.kernels import softmax
+        >>> softmax(jnp.zeros((2, 4))).tolist()[0]
+        [0.25, 0.25, 0.25, 0.25]
+
+    Source: Milakov and Gimelshein, arXiv:1805.02867.
+    """
+    return _along(x, axis, log=False)
+
+
+def log_softmax(x: jax.Array, axis: int = -1) -> jax.Array:
+    """``x - log(sum(exp(x)))`` along an axis; see :func:`softmax`.
+
+    Args:
+        x: [..., n], float32, bfloat16 or float16; other dtypes take jnp's way.
+        axis: the axis of `n`.
+
+    Returns:
+        An array like `x`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jtbridge.kernels import log_softmax
+        >>> bool(jnp.isclose(log_softmax(jnp.zeros(4))[0], -jnp.log(4.0)))
+        True
+    """
+    return _along(x, axis, log=True)
+
+
+def _along(x: jax.Array, axis: int, log: bool) -> jax.Array:
+    x = jnp.asarray(x)
+    if supports(x):
+        return (jax.nn.log_softmax if log else jax.nn.softmax)(x, axis)
+    moved = jnp.moveaxis(x, axis, -1)
+    return jnp.moveaxis(_operation(log)(moved)[0], -1, axis)
+
+
+@functools.cache
+def _operation(log: bool) -> Operation:
+    return Operation(
+        forward=Step(functools.partial(reference.forward, log=log), functools.partial(_forward, log=log), leading()),
+        backward=Step(functools.partial(reference.backward, log=log), functools.partial(_backward, log=log), leading()),
+        results=1,
+        saved=lambda inputs, outputs: outputs,
+    )
+
+
+def _forward(x: jax.Array, *, log: bool) -> list[jax.Array]:
+    from .triton_kernel import softmax_forward
+
+    n = x.shape[-1]
+    block = row_block(n, _LONGEST, _PIECE)
+    return launch(
+        softmax_forward,
+        x,
+        out_types=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
+        grid=rows_grid(x),
+        constants={"n": n, "block": block, "log": log},
+        num_warps=warps(block),
+    )
+
+
+def _backward(y: jax.Array, ct: jax.Array, *, log: bool) -> list[jax.Array]:
+    from .triton_kernel import softmax_backward
+
+    n = y.shape[-1]
+    block = row_block(n, _LONGEST, _PIECE)
+    return launch(
+        softmax_backward,
+        y,
+        ct,
+        out_types=[jax.ShapeDtypeStruct(y.shape, y.dtype)],
+        grid=rows_grid(y),
+        constants={"n": n, "block": block, "log": log},
+        num_warps=warps(block),
+    )

@@ -1,0 +1,146 @@
+"""Kernels beside what they must equal, and what Triton makes of them, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jtbridge import _triton
+from jtbridge.kernels._launch import interpreting
+
+ARCHITECTURES = (80, 90)
+# Relative to the largest number of a result: rounding once to the dtype, and sums of a few hundred numbers.
+# Triton's interpreter cuts bfloat16 off where a GPU rounds it.
+TOLERANCE = {"float32": 2e-6, "bfloat16": 2.4e-2 if interpreting() else 8e-3, "float16": 1e-3}
+
+needs_triton = pytest.mark.skipif(
+    _triton.unavailable() is not None, reason=f"Triton cannot be used: {_triton.unavailable()}"
+)
+needs_interpreter = pytest.mark.skipif(not interpreting(), reason="runs in a process with TRITON_INTERPRET=1")
+needs_compiler = pytest.mark.skipif(interpreting(), reason="kernels are interpreted in this process, not compiled")
+
+
+def normal(*shape: int, dtype: Any = "float32", seed: int = 0) -> jax.Array:
+    """Numbers to test on, the same every time."""
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.dtype(dtype))
+
+
+def assert_close(got: Any, want: Any, factor: float = 1.0) -> None:
+    """Same shapes and dtypes, and values apart by no more than rounding of the dtype."""
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert g.shape == w.shape
+        assert g.dtype == w.dtype
+        wide, expected = np.asarray(g, np.float64), np.asarray(w, np.float64)
+        finite = expected[np.isfinite(expected)]
+        scale = np.abs(finite).max(initial=1e-30)
+        atol = TOLERANCE[str(g.dtype)] * factor * scale
+        np.testing.assert_allclose(wide, expected, rtol=0, atol=atol, equal_nan=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """A launch that a program asked for."""
+
+    kernel: Any
+    operands: tuple[Any, ...]
+    out_types: tuple[jax.ShapeDtypeStruct, ...]
+    constants: dict[str, Any]
+    num_warps: int
+    num_stages: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """What a compiled kernel takes of a streaming multiprocessor."""
+
+    name: str
+    registers: int
+    spilled: int  # bytes
+    shared: int  # bytes
+
+
+def launches(fn: Callable[..., Any], *args: Any) -> list[Launch]:
+    """The launches in ``fn(*args)`` lowered for a GPU."""
+    found: list[Launch] = []
+
+    def record(
+        kernel: Any, operands: Sequence[Any], *, out_types: Any, grid: Any, constants: Any, **options: int
+    ) -> Any:
+        del grid
+        held = tuple(
+            jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, jax.Array | np.ndarray) else x for x in operands
+        )
+        found.append(Launch(kernel, held, tuple(out_types), dict(constants), **options))
+        return [jnp.zeros(t.shape, t.dtype) for t in out_types]
+
+    from jtbridge.kernels import _launch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_launch, "triton_call", record)
+        jax.jit(fn).trace(*args).lower(lowering_platforms=("cuda",))
+    assert found, "no kernel was launched"
+    return found
+
+
+def compiled(launch: Launch, architecture: int, folder: Path) -> Usage:
+    """A launch compiled for a GPU that need not be there, and what it takes, as NVIDIA's own tool reads it."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = launch.kernel.arg_names
+    given = (*launch.operands, *launch.out_types)
+    signature = {name: _triton_type(x) for name, x in zip(names, given, strict=False)}
+    signature |= dict.fromkeys(launch.constants, "constexpr")
+    attributes = {(i,): [["tt.divisibility", 16]] for i, x in enumerate(given) if hasattr(x, "shape")}
+    source = ASTSource(launch.kernel, signature, launch.constants, attributes)
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True}
+    made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(made.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    text = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+    registers, local = (int(re.search(rf"{word}:(\d+)", text).group(1)) for word in ("REG", "LOCAL"))  # type: ignore[union-attr]
+    stack = int(re.search(r"STACK:(\d+)", text).group(1))  # type: ignore[union-attr]
+    return Usage(made.metadata.name, registers, local + stack, made.metadata.shared)
+
+
+def _triton_type(x: Any) -> str:
+    from jax_triton.triton_lib import get_triton_type  # the names that the lowering uses
+
+    return get_triton_type(jax.core.ShapedArray(x.shape, x.dtype) if hasattr(x, "shape") else x)
+
+
+@contextlib.contextmanager
+def pretending(architecture: int) -> Iterator[None]:
+    """A process without a GPU lowers for this one."""
+    from jax_triton import triton_lib
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_lib.triton_kernel_call_lib, "get_compute_capability", lambda device: architecture)
+        yield
+
+
+def kernels_in(fn: Callable[..., Any], *args: Any, platforms: Sequence[str] = ("cuda",)) -> list[str]:
+    """The names of the Triton kernels in a lowered program, one for each call, from the scopes of its operations."""
+    with pretending(90):
+        text = jax.jit(fn).trace(*args).lower(lowering_platforms=tuple(platforms)).as_text(debug_info=True)
+    places = dict(re.findall(r"^(#loc\d+) = loc\((.*)\)$", text, re.MULTILINE))
+    calls = re.findall(r"custom_call @triton_kernel_call.*loc\((#loc\d+)\)", text)
+    return [_scope(places, place) for place in calls]
+
+
+def _scope(places: dict[str, str], place: str) -> str:
+    path = re.search(r'"([^"]*)"', places[place])
+    assert path is not None
+    return path.group(1).removesuffix("/triton_kernel_call").rsplit("/", 1)[-1]

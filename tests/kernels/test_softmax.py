@@ -1,0 +1,105 @@
+"""softmax and log_softmax: in jnp, in Triton's interpreter, and as compiled."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jtbridge
+from jtbridge.kernels import log_softmax, softmax
+from jtbridge.kernels.softmax import op, supports
+
+from .harness import ARCHITECTURES, assert_close, compiled, kernels_in, launches, needs_compiler, needs_triton, normal
+
+BOTH = {
+    "softmax": (softmax, jax.nn.softmax, torch.softmax),
+    "log_softmax": (log_softmax, jax.nn.log_softmax, torch.log_softmax),
+}
+both = pytest.mark.parametrize("name", BOTH)
+
+
+@both
+@given(rows=st.integers(1, 5), n=st.integers(1, 300), dtype=st.sampled_from(["float32", "bfloat16", "float16"]))
+def test_is_torchs(name, rows, n, dtype):
+    f, _, theirs = BOTH[name]
+    x = 3 * normal(rows, n, dtype=dtype, seed=n)
+    tensor = jtbridge.to_torch(x).clone().requires_grad_()
+    want = theirs(tensor, -1)
+    ct = normal(rows, n, dtype=dtype, seed=1)
+    want.backward(jtbridge.to_torch(ct))
+    got, pull = jax.vjp(f, x)
+    assert_close(got, jtbridge.to_jax(want.detach()))
+    assert_close(pull(ct)[0], jtbridge.to_jax(tensor.grad), factor=2)
+
+
+@both
+def test_long_rows_are_taken_by_blocks(name, monkeypatch):
+    f, theirs, _ = BOTH[name]
+    monkeypatch.setattr(op, "_LONGEST", 64)
+    monkeypatch.setattr(op, "_PIECE", 32)
+    op._operation.cache_clear()
+    x = normal(3, 100).at[1, :40].set(-jnp.inf)
+    assert_close(f(x), theirs(x))
+    ct = normal(3, 100, seed=1)
+    assert_close(jax.vjp(f, x)[1](ct)[0][::2], jax.vjp(theirs, x)[1](ct)[0][::2], factor=4)
+
+
+@both
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_axes_and_transforms(name, axis):
+    f, theirs, _ = BOTH[name]
+    x = normal(3, 4, 7)
+
+    def loss(g):
+        return lambda x: (g(x, axis) ** 2).sum()
+
+    assert_close(f(x, axis), theirs(x, axis))
+    assert_close(jax.vmap(jax.grad(loss(f)))(x[None]), jax.vmap(jax.grad(loss(theirs)))(x[None]), factor=8)
+    assert_close(
+        jax.grad(lambda x: jax.vmap(loss(f), 1)(x[None]).sum())(x)[..., :1],
+        jax.grad(lambda x: jax.vmap(loss(theirs), 1)(x[None]).sum())(x)[..., :1],
+        factor=8,
+    )
+    small = x[:2, :2, :3]
+    assert_close(jax.hessian(loss(f))(small), jax.hessian(loss(theirs))(small), factor=8)
+    assert_close(jax.jacrev(jax.jacrev(loss(f)))(small), jax.hessian(loss(theirs))(small), factor=8)
+    assert_close(jax.jvp(loss(f), (x,), (x,))[1], jax.jvp(loss(theirs), (x,), (x,))[1], factor=8)
+
+
+def test_what_the_kernel_does_not_take_goes_jnps_way():
+    assert supports(jnp.zeros((2, 3))) is None
+    assert supports(jnp.zeros((2, 0))) == "`x` has no elements"
+    assert supports(jnp.zeros(3, jnp.int32)) == "`x` is int32, the kernel takes float32, bfloat16, float16"
+    assert softmax(jnp.zeros((2, 0))).shape == (2, 0)
+
+
+@needs_triton
+@needs_compiler
+@both
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("n", [100, 4096, 50_000])
+def test_compiles_without_spilling(name, architecture, n, tmp_path):
+    f = BOTH[name][0]
+    found = launches(lambda x, ct: jax.vjp(f, x)[1](ct), normal(2, n, dtype="bfloat16"), normal(2, n, dtype="bfloat16"))
+    assert [launch.kernel.__name__ for launch in found] == ["softmax_forward", "softmax_backward"]
+    for launch in found:
+        usage = compiled(launch, architecture, tmp_path)
+        assert usage.spilled == 0
+        assert usage.registers <= 128
+        assert usage.shared <= 1024
+
+
+@needs_triton
+@needs_compiler
+@pytest.mark.parametrize("platforms", [("cuda",), ("cpu", "cuda")])
+def test_one_program_has_the_kernels_for_a_gpu(platforms):
+    x = normal(2, 100)
+    assert kernels_in(jax.grad(lambda x: softmax(x)[0, 0]), x, platforms=platforms) == [
+        "softmax_forward",
+        "softmax_backward",
+    ]
+    assert "triton" not in jax.jit(softmax).lower(x).as_text()
