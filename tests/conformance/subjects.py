@@ -5,6 +5,7 @@ A subject is named on the command line: one of jtbridge's backends, a peer, or `
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ import jax
 import torch
 
 from .convert import shape_of
-from .trees import rebuilt
+from .trees import leaves, rebuilt
 
 
 class Subject(Protocol):
@@ -78,7 +79,7 @@ class WrapTorch2Jax:
 
 
 class Torchax:
-    """The peer torchax, which runs torch functions on JAX arrays. It has no random keys."""
+    """The peer torchax, which runs torch functions on JAX arrays. Its environment holds the random key."""
 
     name = "torchax"
     translates = True
@@ -94,8 +95,18 @@ class Torchax:
         self, function: Callable[..., Any], tensors: tuple[torch.Tensor, ...], output: Any | None
     ) -> Callable[..., Any]:
         def call(*arrays: jax.Array, rng: jax.Array | None = None) -> Any:
-            with self._environment():
-                return self._view(function)(*arrays)
+            outputs: list[Any] = []
+
+            # torchax knows JAX's containers alone, and torch's named tuples are not among them.
+            def flat(*inner: torch.Tensor) -> list[torch.Tensor]:
+                outputs.append(function(*inner))
+                return [leaf for leaf in leaves(outputs[-1]) if isinstance(leaf, torch.Tensor)]
+
+            with self._environment() as environment, contextlib.ExitStack() as stack:
+                if rng is not None:
+                    stack.enter_context(environment.override_property(prng=rng))
+                results = iter(self._view(flat)(*arrays))
+            return rebuilt(outputs[-1], lambda _: next(results))
 
         return call
 

@@ -91,3 +91,14 @@ def test_matrix_exp_of_half_precision_is_that_of_float32_rounded():
     with jax.enable_x64(True):
         found = jtbridge.to_torch(jtbridge.wrap(torch.matrix_exp, backend="xla")(jtbridge.to_jax(x)))
     torch.testing.assert_close(found, torch.matrix_exp(x.float()).bfloat16())
+
+
+def test_exponential_of_blocks_of_different_size():
+    """The derivative is the exponential of such a matrix; in single precision it must not cost more than torch's."""
+    a = torch.randn(4, 4)
+    blocks = torch.cat([torch.cat([a, 1e4 * torch.randn(4, 4)], 1), torch.cat([torch.zeros(4, 4), a], 1)])
+    exact, torchs = torch.linalg.matrix_exp(blocks.double()), torch.linalg.matrix_exp(blocks)
+    ours = jtbridge.to_torch(jtbridge.wrap(torch.linalg.matrix_exp, backend="xla")(blocks))
+    for corner in (slice(None, 4), slice(4, None)):
+        ours_error, torchs_error = ((each - exact)[:, corner].abs().max() for each in (ours, torchs))
+        assert ours_error <= 3 * torchs_error
