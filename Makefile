@@ -84,8 +84,8 @@ test-operators: $(test-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/lowerings $(ARGS)
 
 test-kernels: $(kernels-deps)
-	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' tests/kernels $(ARGS)
-	TRITON_INTERPRET=1 $(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' tests/kernels $(ARGS)
+	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' tests/kernels tests/launches $(ARGS)
+	TRITON_INTERPRET=1 $(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' tests/kernels tests/launches $(ARGS)
 
 conformance: $(test-deps)
 	$(threads) $(PY) -m tests.conformance --jobs $(JOBS) $(ARGS)

@@ -296,6 +296,22 @@ def last_traced_node() -> torch.fx.Node | None:
     return None if mode is None else next(iter(reversed(mode.tracer.graph.nodes)), None)
 
 
+def triton_wrapper_class() -> Any:
+    """The class of what ``torch.library.wrap_triton`` returns. Tried on torch 2.13; it is nowhere public."""
+    from torch._higher_order_ops.triton_kernel_wrap import TraceableTritonKernelWrapper
+
+    return TraceableTritonKernelWrapper
+
+
+def function_of_triton_operator(operator: OpOverload) -> Callable | None:
+    """The function that ``torch.library.triton_op`` made an operator of. Tried on torch 2.13; it is nowhere public."""
+    from torch._library.custom_ops import OPDEFS
+    from torch._library.triton import triton_ops_to_kernels
+
+    name = operator._schema.name
+    return OPDEFS[name]._abstract_fn if name in triton_ops_to_kernels else None
+
+
 def qualified_operator_name(operator: Any) -> str | None:
     """``namespace::name`` of ``torch.ops.namespace.name`` or of a custom operator's definition; None for others.
 

@@ -94,6 +94,7 @@ class Behaviour:
     unbatchable: str | None = None  # an operator that torch.vmap gets wrong
     fused_norm: str | None = None  # an operator that torch differentiates wrongly beyond the first derivative
     opaque: str | None = None  # why it could not be traced on fake tensors
+    launches: str | None = None  # a Triton kernel that it launches
     runs_without_grad: bool = False  # same result with gradient recording off, and cheaper
     guards: tuple[tuple[weakref.ref, bool], ...] = ()
 

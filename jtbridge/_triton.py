@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import torch
 
 
 @functools.cache
@@ -32,11 +34,11 @@ def triton_call(
     out_types: Sequence[jax.ShapeDtypeStruct],
     grid: Any,
     constants: Mapping[str, Any],
-    num_warps: int,
-    num_stages: int,
+    aliases: Mapping[int, int] | None = None,
+    **options: int,
 ) -> list[jax.Array]:
     """What a Triton kernel writes, as ``jax_triton.triton_call`` has it, under a scope of the kernel's name."""
-    name = kernel_name(kernel)
+    name = jit_function(kernel).__name__
     with jax.named_scope(name):
         return _jax_triton().triton_call(
             *operands,
@@ -44,27 +46,79 @@ def triton_call(
             out_shape=list(out_types),
             grid=grid,
             name=name,
-            num_warps=num_warps,
-            num_stages=num_stages,
+            input_output_aliases=dict(aliases or {}),
+            **options,
             **constants,
         )
 
 
-def kernel_name(kernel: Any) -> str:
-    """The name of the Python function that a kernel was made of."""
-    while not hasattr(kernel, "__name__"):
-        kernel = kernel.fn
-    return kernel.__name__
+_TRITON_TYPES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e5m2: "fp8e5",
+    torch.bool: "i1",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+    torch.uint16: "u16",
+    torch.uint32: "u32",
+    torch.uint64: "u64",
+}
+
+
+def analysed_code(function: Any, named: Mapping[str, Any]) -> str:
+    """Triton's intermediate code of a kernel for these arguments, calls inlined; no GPU is needed for it."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, constants = {}, {}
+    for parameter in function.params:
+        value = named[parameter.name]
+        if isinstance(value, torch.Tensor):
+            signature[parameter.name] = f"*{_TRITON_TYPES[value.dtype]}"
+        elif parameter.is_constexpr or value is None or isinstance(value, bool):
+            signature[parameter.name] = "constexpr"
+            constants[parameter.name] = value
+        elif isinstance(value, int):
+            signature[parameter.name] = "i32" if -(1 << 31) <= value < 1 << 31 else "i64"
+        else:
+            signature[parameter.name] = "fp32"
+    source = ASTSource(function, signature, constants)
+    with _cache_folder_kept():
+        made = triton.compile(source, target=GPUTarget("cuda", 80, 32), options={"enable_fp_fusion": True})
+    return made.asm["ttir"]
 
 
 def _jax_triton() -> Any:
-    """The module, whose import sets ``TRITON_CACHE_DIR`` to nothing (0.3.1 does): put back what it was."""
-    before = os.environ.get("TRITON_CACHE_DIR")
-    try:
+    """The module, whose import sets ``TRITON_CACHE_DIR`` to nothing (0.3.1 does)."""
+    with _cache_folder_kept():
         import jax_triton
+    return jax_triton
+
+
+@contextlib.contextmanager
+def _cache_folder_kept() -> Iterator[None]:
+    """``TRITON_CACHE_DIR`` is as before in the end, and inside not the nothing that Triton cannot write to."""
+    before = os.environ.get("TRITON_CACHE_DIR")
+    if before == "":
+        del os.environ["TRITON_CACHE_DIR"]
+    try:
+        yield
     finally:
         if before is None:
             os.environ.pop("TRITON_CACHE_DIR", None)
         else:
             os.environ["TRITON_CACHE_DIR"] = before
-    return jax_triton
+
+
+def jit_function(kernel: Any) -> Any:
+    """What ``triton.jit`` made, under the decorators of tuning over it."""
+    while hasattr(kernel, "configs") or hasattr(kernel, "values"):
+        kernel = kernel.fn
+    return kernel

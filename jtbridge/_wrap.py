@@ -26,6 +26,7 @@ from ._torch_state import TorchState
 from .backends import check_name, translates
 from .capture import Request, infer
 from .errors import ArgumentError, BackendError
+from .launches import with_launches
 from .primitives import torch_call, torch_ordered
 from .translate import constant_array, hinted_shapes, is_symbolic, symbolic_program, torch_symbolic, with_constants
 
@@ -159,7 +160,7 @@ class Wrapped:
         mutated = tuple(in_types[i] for i in behaviour.mutated) if return_mutated else ()
         return FlatFunction(
             name=self._name,
-            call=call,
+            call=with_launches(call) if behaviour.launches else call,
             argument_names=names,
             in_types=(*in_types, _SEED) if seeded else in_types,
             in_torch_dtypes=dtypes,

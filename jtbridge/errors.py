@@ -68,6 +68,10 @@ class LoweringError(JtbridgeError, ValueError):
     """A lowering was registered for an operator that does not exist, or that has one already."""
 
 
+class LaunchError(JtbridgeError):
+    """A Triton kernel is launched in a way that cannot be part of a JAX program. The message names the kernel."""
+
+
 class DeviceError(JtbridgeError):
     """Tensors live on different devices, or on a device that the backend cannot reach."""
 

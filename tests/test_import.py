@@ -22,6 +22,7 @@ LAYERS: list[set[str]] = [
     {"_pytree", "_torch_state", "_rng", "_composite"},
     {"_flat"},
     {"_host", "_run", "_transforms"},
+    {"launches"},
     {"_convert", "capture", "kernels"},
     {"_signature", "lowerings"},
     {"translate"},

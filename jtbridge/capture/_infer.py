@@ -27,6 +27,7 @@ from jtbridge.errors import (
     RandomnessError,
     ShapeInferenceError,
 )
+from jtbridge.launches import routed
 
 from ._observe import Observer, training_guards
 from ._replaced import Replaced
@@ -106,7 +107,7 @@ def _trace_once(request: Request, state: TorchState) -> tuple[Any, Observer]:
             for shape, dtype in zip(request.shapes, request.dtypes, strict=True)
         ]
         observer = Observer(inputs, mode, _write_refusal(request))
-        with observer.watching():
+        with observer.watching(), routed() as observer.launches:
             out = request.call(*inputs)
     for number, leaf in enumerate(flatten_output(out)[0]):
         if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
@@ -134,7 +135,7 @@ def _infer_opaque(request: Request, cause: Exception) -> Inference:
         with _rng.preserved_state(), request.state.applied():
             inputs = [torch.zeros(s, dtype=d) for s, d in zip(request.shapes, request.dtypes, strict=True)]
             observer = Observer(inputs, None, _write_refusal(request))
-            with observer.watching():
+            with observer.watching(), routed(tracing=False) as observer.launches:
                 out = request.call(*inputs)
     except JtbridgeError:
         raise
@@ -188,6 +189,7 @@ def _behaviour(request: Request, observer: Observer, opaque: str | None, without
         unbatchable=observer.unbatchable,
         fused_norm=observer.fused_norm,
         opaque=opaque,
+        launches=next(iter([*observer.launches, *observer.operators_of_kernels]), None),
         runs_without_grad=without_grad,
         guards=training_guards(observer.modules),
     )

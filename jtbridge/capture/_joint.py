@@ -21,6 +21,7 @@ from jtbridge._flat import ArrayType, FlatFunction, Tensors, TorchFunction
 from jtbridge._torch_state import TorchState
 from jtbridge._transforms import Vjp, Vmap, conjugate
 from jtbridge.errors import DTypeError
+from jtbridge.launches import with_launches
 
 from ._constants import lift_constants
 from ._destinations import with_destinations
@@ -39,6 +40,8 @@ class GraphFunction(TorchFunction):
 
     def __post_init__(self) -> None:
         self._run = self.module.forward  # past the hooks of nn.Module.__call__
+        if self.owner.behaviour.launches:
+            self._run = with_launches(self._run)
 
     @property
     def flat(self) -> FlatFunction:

@@ -17,6 +17,7 @@ from jtbridge._compat import (
     FakeTensorMode,
     OpOverload,
     TorchDispatchMode,
+    function_of_triton_operator,
     storage_id,
 )
 from jtbridge._composite import FUSED
@@ -58,6 +59,8 @@ class Observer:
         self.unbatchable: str | None = None
         self.fused_norm: str | None = None
         self.custom_operator: str | None = None
+        self.launches: list[str] = []  # Triton kernels
+        self.operators_of_kernels: list[str] = []  # made by torch.library.triton_op
         self.switches_grad_mode = False
         self.inner_autograd = False
         self.uses_data = False
@@ -116,6 +119,8 @@ class Observer:
                 self.own_generator = True
         if fn.namespace not in ("aten", "prims", "prim"):
             self.custom_operator = str(fn)
+            if function_of_triton_operator(fn) is not None:
+                self.operators_of_kernels.append(str(fn))
         if fn in _UNBATCHABLE:
             self.unbatchable = str(fn)
         if fn._schema.name.endswith(FUSED):

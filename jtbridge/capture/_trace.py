@@ -3,17 +3,18 @@
 What is known of a node besides its operator is in ``node.meta["custom"]``, which torch keeps when a graph is traced
 again: ``module`` (the path of the module it ran in), ``line`` (file and line of the user's code), ``backward`` (it
 computes the gradient of what ran there) and ``draw`` (which draw of the function a random operator is, as a tuple: the
-same in the forward and in its recomputation).
+same in the forward and in its recomputation); ``launch`` is the launch of a Triton kernel.
 """
 
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import torch
@@ -23,6 +24,7 @@ from jtbridge import _rng
 from jtbridge._compat import TorchDispatchMode, autograd_place, last_traced_node, trace_joint, tracing
 from jtbridge._dtypes import torch_dtype
 from jtbridge._flat import ArrayType
+from jtbridge.launches import launch_of, launch_operator, routed
 
 from ._replaced import Replaced
 
@@ -30,6 +32,7 @@ _LIBRARIES = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (torch.__file__, os.path.dirname(__file__), jax.__file__)
 ) + (contextlib.__file__,)
+_LAUNCH = launch_operator._opoverload
 
 
 def trace(fn: Callable[..., Sequence[Any]], types: Sequence[ArrayType], *, to_run: bool) -> fx.GraphModule:
@@ -51,6 +54,7 @@ def trace_on(fn: Callable[..., Sequence[Any]], tensors: Sequence[torch.Tensor], 
         _rng.preserved_state(),
         torch.backends.mkldnn.flags(enabled=False),
         _without_fast_paths(),
+        routed(),
         contextlib.nullcontext() if to_run else Replaced(),
     ):
         torch.default_generator.manual_seed(0)
@@ -136,8 +140,12 @@ class _Notes(TorchDispatchMode):
         notes = self._notes()
         if torch.Tag.nondeterministic_seeded in func.tags:
             notes["draw"] = (self._draw(),)
+        if func is _LAUNCH:
+            notes["launch"] = launch_of(args[1])
         out = func(*args, **(kwargs or {}))
         node = last_traced_node()
+        while node is not None and node.target is operator.getitem:  # of several results
+            node = cast(fx.Node, node.args[0])
         if node is not None and node.target is func:
             node.meta["custom"] = notes
         return out

@@ -64,6 +64,7 @@ _FAMILIES = (
     "grid_sampler",
     "histogram",
     "indexing",
+    "launch",
     "ldl",
     "linear_cross_entropy",
     "loss",

@@ -9,26 +9,31 @@ import jax
 import torch
 from torch import fx
 
-from jtbridge._compat import OpOverload, decomposition_of, forgetting_graph_sources, trace_joint, tracing
-from jtbridge.capture import origin
+from jtbridge._compat import OpOverload, decomposition_of, forgetting_graph_sources, function_of_triton_operator
+from jtbridge.capture import origin, trace_on
 
 _KEY = "jtbridge_decomposition"
 
 
 def decomposable(node: fx.Node) -> bool:
     """Whether torch has a decomposition of a node's operator."""
-    return isinstance(node.target, OpOverload) and decomposition_of(node.target) is not None
+    return isinstance(node.target, OpOverload) and _decomposition_of(node.target) is not None
+
+
+def _decomposition_of(operator: OpOverload) -> Callable | None:
+    """Torch's decomposition, or for one made by ``torch.library.triton_op`` the function that it is made of."""
+    return decomposition_of(operator) or function_of_triton_operator(operator)
 
 
 def decomposition(node: fx.Node) -> fx.GraphModule:
     """The graph of a node's decomposition, of its tensor arguments in order. It is kept with the node."""
     if _KEY not in node.meta:
         run, tensors = _as_function(node)
-        with tracing(), torch.no_grad(), forgetting_graph_sources():
-            module = trace_joint(run, tensors)
+        with torch.no_grad(), forgetting_graph_sources():
+            module = trace_on(run, tensors, to_run=False)
         draws = 0
         for inner in module.graph.nodes:
-            notes = dict(origin(node))
+            notes = {**origin(node), **{key: value for key, value in origin(inner).items() if key == "launch"}}
             if torch.Tag.nondeterministic_seeded in getattr(inner.target, "tags", ()):
                 notes["draw"] = (*notes.get("draw", (0,)), draws)
                 draws += 1
@@ -48,7 +53,7 @@ def _as_function(node: fx.Node) -> tuple[Callable[..., list[Any]], list[torch.Te
     plain = _plain((node.args, node.kwargs), lambda x: x.meta["val"])
     filled, tree = jax.tree.flatten(plain, is_leaf=lambda x: x is None)
     positions = [i for i, leaf in enumerate(filled) if isinstance(leaf, torch.Tensor)]
-    function = decomposition_of(node.target)  # type: ignore[arg-type]
+    function = _decomposition_of(node.target)  # type: ignore[arg-type]
     assert function is not None
 
     def run(*tensors: torch.Tensor) -> list[Any]:

@@ -1,0 +1,96 @@
+"""Running a Triton kernel on a CPU, in Triton's interpreter.
+
+Triton interprets the kernels of a process that was started with ``TRITON_INTERPRET=1``. Here one that was made to be
+compiled is interpreted, and Triton is left as it was: functions of its language that the interpreter puts in place of
+its own are put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from jtbridge._triton import jit_function
+
+from ._launch import Launch
+from ._libdevice import interpreted_library
+
+# While a kernel is interpreted no other can be compiled.
+LANGUAGE = threading.RLock()
+
+
+def interpret(launch: Launch, tensors: Sequence[torch.Tensor]) -> None:
+    """Run a kernel on CPU tensors, which it writes to."""
+    from triton.runtime.interpreter import GridExecutor
+
+    (configuration, *_) = launch.configurations(tensors)
+    grid = launch.grid_of(configuration, tensors)
+    function = jit_function(launch.kernel)
+    python_function = _python_function(function)
+    named = {**launch.arguments(tensors), **configuration.constants}
+    constants = {parameter.name for parameter in function.params if parameter.is_constexpr}
+    with LANGUAGE, _language():
+        given = {name: x if name in constants else _float_as_tensor(x) for name, x in named.items()}
+        GridExecutor(python_function, function.arg_names, grid)(**given)
+
+
+def _float_as_tensor(value: Any) -> Any:
+    """A float as kernels are passed it, float32. The interpreter leaves it a Python float, which has no ``.to``."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    if not isinstance(value, float):
+        return value
+    return tl.tensor(TensorHandle(np.array([value], np.float32), tl.float32), tl.float32)
+
+
+def _python_function(function: Any) -> Any:
+    """The function that a kernel was made of, rewritten to be interpreted. Its module is not touched."""
+    from triton.runtime.interpreter import FunctionRewriter
+
+    fn = function.fn
+    namespace = {**fn.__globals__, **inspect.getclosurevars(fn).nonlocals}
+    namespace = {name: interpreted_library(value) for name, value in namespace.items()}
+    own = types.FunctionType(fn.__code__, namespace, fn.__name__, fn.__defaults__, fn.__closure__)
+    own.__dict__.update(fn.__dict__)
+    own.__annotations__ = fn.__annotations__
+    own.__module__, own.__qualname__ = fn.__module__, fn.__qualname__
+    return FunctionRewriter(own).rewrite_ast()
+
+
+@contextlib.contextmanager
+def _language() -> Iterator[None]:
+    """Kernels call each other as Python functions, and Triton's language is put back in the end."""
+    import triton.language as tl
+    from triton.runtime.interpreter import _patch_lang
+    from triton.runtime.jit import JITFunction
+
+    functions: dict[int, Any] = {}  # by identity: a kernel's own hash looks at the language
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        fn = functions[id(self)] = functions.get(id(self)) or _python_function(self)
+        scope = _patch_lang(fn)
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            scope.restore()
+
+    places = (JITFunction, tl, tl.core, tl.math, tl.tensor, tl.dtype, tl.core.tensor_descriptor_base)
+    before = [(place, dict(vars(place))) for place in places]
+    JITFunction.__call__ = call
+    try:
+        yield
+    finally:
+        for place, names in before:
+            for name in vars(place).keys() - names.keys():
+                delattr(place, name)
+            for name, value in names.items():
+                if vars(place).get(name) is not value:
+                    setattr(place, name, value)

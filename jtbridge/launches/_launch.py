@@ -1,0 +1,148 @@
+"""What one launch is besides its tensors."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from jtbridge._triton import jit_function
+from jtbridge.errors import LaunchError
+
+from ._deferred import DeferredNumber
+
+# Arguments of a launch that are not the kernel's own.
+_OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas"})
+_IGNORED = frozenset({"warmup", "debug", "launch_cooperative_grid", "launch_pdl"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """One way to compile a kernel: of an autotuned one there are several."""
+
+    constants: Mapping[str, Any]
+    num_warps: int = 4
+    num_stages: int = 3
+    num_ctas: int = 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Launch:
+    """``kernel[grid](...)`` without its tensors.
+
+    Attributes:
+        kernel: as the user has it: ``triton.jit``, with ``triton.heuristics`` and ``triton.autotune`` over it.
+        grid: one to three numbers, or a function of the kernel's arguments and constants that gives them.
+        tensors: the names of the parameters that are tensors, in the order in which those are passed on.
+        numbers: those of them that the kernel takes as numbers, read from a tensor of one element.
+        values: the other parameters by name: numbers, and constants.
+        options: warps and stages that the launch itself asks for.
+        written: which of the tensors the kernel writes, by position.
+    """
+
+    kernel: Any
+    grid: Any
+    tensors: tuple[str, ...]
+    values: Mapping[str, Any]
+    options: Mapping[str, int]
+    numbers: frozenset[str] = frozenset()
+    written: tuple[int, ...] = ()
+
+    def __deepcopy__(self, memo: Any) -> Launch:
+        return self  # a copied graph launches the same
+
+    @property
+    def name(self) -> str:
+        """The name of the kernel's Python function."""
+        return jit_function(self.kernel).__name__
+
+    def arguments(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """What the kernel is called with, by name: real tensors, and the numbers read from theirs."""
+        given = {
+            name: tensor.item() if name in self.numbers else tensor
+            for name, tensor in zip(self.tensors, tensors, strict=True)
+        }
+        return {**given, **self.values}
+
+    def configurations(self, tensors: Sequence[torch.Tensor]) -> list[Configuration]:
+        """The ways to compile it that are left for these tensors, of which only shapes and dtypes count."""
+        named = {**dict(zip(self.tensors, tensors, strict=True)), **self.values}
+        return _configurations(self.kernel, named, Configuration({}, **self.options))
+
+    def grid_of(self, configuration: Configuration, tensors: Sequence[torch.Tensor]) -> tuple[int, int, int]:
+        """How many programs run, in three dimensions."""
+        grid: Any = self.grid
+        if callable(grid):
+            grid = grid({**dict(zip(self.tensors, tensors, strict=True)), **self.values, **configuration.constants})
+        sizes = (grid,) if isinstance(grid, int) else tuple(int(size) for size in grid)
+        return (*sizes, 1, 1)[:3]  # type: ignore[return-value]
+
+
+def bound(kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Launch, list[torch.Tensor]]:
+    """The launch that ``kernel[grid](*args, **kwargs)`` is, and its tensors.
+
+    Raises:
+        LaunchError: an argument is of a kind that cannot be part of a JAX program.
+    """
+    function = jit_function(kernel)
+    named = dict(zip(function.arg_names, args, strict=False))
+    options = {name: int(kwargs[name]) for name in _OPTIONS & kwargs.keys()}
+    named |= {name: value for name, value in kwargs.items() if name not in _OPTIONS | _IGNORED}
+    unknown = [name for name in named if name not in function.arg_names]
+    if unknown or len(args) > len(function.arg_names):
+        raise LaunchError(
+            f"Kernel `{function.__name__}` was launched with {', '.join(unknown) or f'{len(args)} arguments'}, which "
+            f"it does not take. Its parameters: {', '.join(function.arg_names)}."
+        )
+    for parameter in function.params:
+        if parameter.name not in named and parameter.has_default:
+            named[parameter.name] = parameter.default
+    numbers = {name: value.tensor for name, value in named.items() if isinstance(value, DeferredNumber)}
+    tensors = {name: value for name, value in {**named, **numbers}.items() if isinstance(value, torch.Tensor)}
+    values = {name: _plain(function, name, value) for name, value in named.items() if name not in tensors}
+    return Launch(kernel, grid, tuple(tensors), values, options, frozenset(numbers)), list(tensors.values())
+
+
+def _plain(function: Any, name: str, value: Any) -> Any:
+    value = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
+    if isinstance(value, torch.SymInt):
+        raise LaunchError(f"Kernel `{function.__name__}` was given a symbolic size for `{name}`: give it a fixed one.")
+    parameter = next(p for p in function.params if p.name == name)
+    if parameter.is_constexpr or value is None or isinstance(value, bool | int | float):
+        return value
+    raise LaunchError(
+        f"Kernel `{function.__name__}` was given {type(value).__name__} for `{name}`. Tensors, numbers and None can be "
+        "passed to a kernel from a JAX program, and constants as `tl.constexpr`."
+    )
+
+
+def _configurations(kernel: Any, named: Mapping[str, Any], given: Configuration) -> list[Configuration]:
+    if hasattr(kernel, "configs"):  # triton.autotune
+        _refuse_hooks(kernel)
+        tuner = copy.copy(kernel)
+        tuner.nargs = dict(named)
+        found = []
+        for config in tuner.prune_configs(dict(named)):
+            chosen = Configuration(
+                {**given.constants, **config.kwargs}, config.num_warps, config.num_stages, config.num_ctas
+            )
+            found += _configurations(kernel.fn, {**named, **config.kwargs}, chosen)
+        return found
+    if hasattr(kernel, "values"):  # triton.heuristics
+        guessed = dict(given.constants)
+        for name, heuristic in kernel.values.items():
+            guessed[name] = heuristic({**named, **guessed})
+        return _configurations(kernel.fn, {**named, **guessed}, dataclasses.replace(given, constants=guessed))
+    return [given]
+
+
+def _refuse_hooks(tuner: Any) -> None:
+    hooks = [config for config in tuner.configs if config.pre_hook is not None]
+    if hooks or tuner.user_defined_pre_hook or tuner.user_defined_post_hook:
+        raise LaunchError(
+            f"Kernel `{jit_function(tuner).__name__}` is autotuned with hooks, Python that runs around each launch. In "
+            "a JAX program there is no Python left to run: take the hooks out."
+        )

@@ -1,0 +1,79 @@
+"""A launch as an operator of torch: tensors in, what the kernel makes of those that it writes out."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from jtbridge.errors import LaunchError
+
+from ._interpreter import interpret
+from ._launch import Launch
+
+# Graphs hold a launch by its number; what keeps it alive are the notes of their nodes.
+_LAUNCHES: weakref.WeakValueDictionary[int, Launch] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def number_of(launch: Launch) -> int:
+    """A number by which :func:`launch_of` finds it for as long as it lives."""
+    number = next(_numbers)
+    _LAUNCHES[number] = launch
+    return number
+
+
+def launch_of(number: int) -> Launch:
+    """The launch that has this number."""
+    return _LAUNCHES[number]
+
+
+@torch.library.custom_op("jtbridge::launch", mutates_args=())
+def launch_operator(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+    """What a kernel makes of the tensors that it writes; the tensors themselves stay as they are.
+
+    Args:
+        tensors: what it is launched on, each contiguous.
+        number: of the launch, see :func:`number_of`.
+    """
+    launch = launch_of(number)
+    given = [x.clone() if i in launch.written else x for i, x in enumerate(tensors)]
+    if given[0].is_cpu:
+        interpret(launch, given)
+    else:
+        launch.kernel[launch.grid](**launch.arguments(given), **launch.options)
+    return [given[i] for i in launch.written]
+
+
+@launch_operator.register_fake
+def _(tensors: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
+    return [torch.empty_like(tensors[i]) for i in launch_of(number).written]
+
+
+@launch_operator.register_vmap
+def _(info, in_dims, tensors, number):
+    """One launch for each row: what a kernel does with its pointers is not known."""
+    dims = in_dims[0]
+    rows = [
+        launch_operator([x if d is None else x.select(d, i) for x, d in zip(tensors, dims, strict=True)], number)
+        for i in range(info.batch_size)
+    ]
+    columns = [torch.stack(column) for column in zip(*rows, strict=True)]
+    return columns, [0] * len(columns)
+
+
+def _no_gradient(context: object, *grads: object) -> None:
+    raise LaunchError(
+        f"Kernel `{context.kernel}` is launched where gradients are recorded, and Triton kernels have none. "  # type: ignore[attr-defined]
+        "Launch it in the forward of a torch.autograd.Function with a backward of its own, or give the operator that "
+        "launches it `register_autograd`."
+    )
+
+
+def _note(ctx: object, inputs: tuple, output: object) -> None:
+    ctx.kernel = launch_of(inputs[1]).name  # type: ignore[attr-defined]
+
+
+launch_operator.register_autograd(_no_gradient, setup_context=_note)

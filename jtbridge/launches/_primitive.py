@@ -1,0 +1,108 @@
+"""A launch as a JAX primitive: arrays in, what the kernel makes of those that it writes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from jtbridge._dtypes import torch_dtype
+from jtbridge._flat import ArrayType
+from jtbridge._host import reader, to_numpy
+from jtbridge._triton import jit_function, triton_call
+
+from ._interpreter import LANGUAGE, interpret
+from ._launch import Configuration, Launch
+from ._rewritten import Parameters, rewritten, tuned
+
+launch_p = Primitive("triton_launch")
+launch_p.multiple_results = True
+
+
+def launch(spec: Launch, arrays: Sequence[Any], fresh: Sequence[int]) -> list[Any]:
+    """What a kernel makes of the arrays that it writes.
+
+    Args:
+        spec: the launch.
+        arrays: what it is launched on.
+        fresh: positions of arrays that it writes and whose values before that mean nothing.
+    """
+    types = tuple(ArrayType(x.shape, np.dtype(x.dtype)) for x in arrays)
+    given = [x for i, x in enumerate(arrays) if i not in fresh]
+    return launch_p.bind(*given, launch=spec, types=types, fresh=tuple(fresh))
+
+
+@launch_p.def_impl
+def _impl(*arrays: Any, launch: Launch, types: tuple[ArrayType, ...], fresh: tuple[int, ...]) -> list[Any]:
+    return jax.jit(lambda *xs: launch_p.bind(*xs, launch=launch, types=types, fresh=fresh))(*arrays)
+
+
+@launch_p.def_abstract_eval
+def _abstract(*arrays: Any, launch: Launch, types: tuple[ArrayType, ...], fresh: tuple[int, ...]) -> list[ShapedArray]:
+    del arrays, fresh
+    return [ShapedArray(types[i].shape, types[i].dtype) for i in launch.written]
+
+
+def _batch(arrays: Sequence[Any], dims: Sequence[int | None], **params: Any) -> tuple[list[Any], list[int]]:
+    """One launch after the other: what a kernel does with its pointers is not known."""
+    moved = [x if dim is None else jax.numpy.moveaxis(x, dim, 0) for x, dim in zip(arrays, dims, strict=True)]
+
+    def row(rows: Sequence[Any]) -> list[Any]:
+        of_row = iter(rows)
+        return launch_p.bind(*(x if d is None else next(of_row) for x, d in zip(arrays, dims, strict=True)), **params)
+
+    results = jax.lax.map(row, [x for x, dim in zip(moved, dims, strict=True) if dim is not None])
+    return list(results), [0] * len(results)
+
+
+def _interpreted(*arrays: Any, launch: Launch, types: tuple[ArrayType, ...], fresh: tuple[int, ...]) -> list[Any]:
+    def run(*values: Any) -> list[np.ndarray]:
+        of_value = iter(values)
+        memory = [
+            np.zeros(type_.shape, type_.dtype) if i in fresh else np.array(next(of_value))
+            for i, type_ in enumerate(types)
+        ]
+        tensors = [reader(type_)(x) for type_, x in zip(types, memory, strict=True)]
+        with torch.no_grad():
+            interpret(launch, tensors)
+        return [to_numpy(tensors[i]) for i in launch.written]
+
+    outs = [jax.ShapeDtypeStruct(types[i].shape, types[i].dtype) for i in launch.written]
+    return list(jax.pure_callback(run, outs, *arrays, vmap_method="sequential"))
+
+
+def _compiled(*arrays: Any, launch: Launch, types: tuple[ArrayType, ...], fresh: tuple[int, ...]) -> list[Any]:
+    """By jax-triton. It passes inputs, then results: the user's kernel is called from one that takes them so."""
+    tensors = [torch.empty(t.shape, dtype=torch_dtype(t.dtype, "a tensor"), device="meta") for t in types]
+    configurations = launch.configurations(tensors)
+    parameters = Parameters.of(launch, fresh, configurations[0])
+    kernel = rewritten(jit_function(launch.kernel), parameters)
+    given = dict(zip((i for i in range(len(types)) if i not in fresh), arrays, strict=True))
+    if len(configurations) > 1:
+        kernel, options, constants = tuned(kernel, configurations, parameters.numbers), {}, parameters.constants
+    else:
+        (only,) = configurations
+        options = {"num_warps": only.num_warps, "num_stages": only.num_stages, "num_ctas": only.num_ctas}
+        constants = {**parameters.constants, **only.constants}
+    with LANGUAGE:
+        return triton_call(
+            kernel,
+            [given[x] if isinstance(x, int) else launch.values[x] for x in parameters.inputs],
+            out_types=[jax.ShapeDtypeStruct(types[i].shape, types[i].dtype) for i in launch.written],
+            grid=lambda meta: launch.grid_of(Configuration(meta), tensors),
+            constants=constants,
+            aliases=parameters.aliases,
+            **options,
+        )
+
+
+batching.primitive_batchers[launch_p] = _batch
+mlir.register_lowering(launch_p, mlir.lower_fun(_interpreted, multiple_results=True))
+for _platform in ("cuda", "rocm"):
+    mlir.register_lowering(launch_p, mlir.lower_fun(_compiled, multiple_results=True), platform=_platform)

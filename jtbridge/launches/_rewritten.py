@@ -1,0 +1,124 @@
+"""A kernel whose parameters are its inputs, then its results, then its constants, as jax-triton passes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import linecache
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jtbridge._triton import jit_function
+
+from ._launch import Configuration, Launch
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    """In what order a kernel is given what.
+
+    Attributes:
+        inputs: positions of tensors and names of numbers.
+        outputs: names of the tensors it writes.
+        constants: the values that are part of the code.
+        tuned: names of the constants that a configuration gives.
+        aliases: an input's number among the arrays, and the result that starts as it.
+        tensors: the names of all tensors by position.
+        loaded: those of them that the kernel takes as numbers.
+        floats: the constants that the kernel takes as float32 numbers.
+    """
+
+    inputs: tuple[int | str, ...]
+    outputs: tuple[str, ...]
+    constants: Mapping[str, Any]
+    tuned: tuple[str, ...]
+    aliases: Mapping[int, int]
+    tensors: tuple[str, ...]
+    loaded: frozenset[str]
+    floats: frozenset[str]
+
+    @classmethod
+    def of(cls, launch: Launch, fresh: Sequence[int], configuration: Configuration) -> Parameters:
+        """Those of a launch, some of whose tensors need not be passed."""
+        position = {name: i for i, name in enumerate(launch.tensors)}
+        constant = {p.name for p in jit_function(launch.kernel).params if p.is_constexpr}
+        inputs: list[int | str] = []
+        constants: dict[str, Any] = {}
+        aliases: dict[int, int] = {}
+        arrays = 0
+        for name in jit_function(launch.kernel).arg_names:
+            if name in position:
+                if position[name] in fresh:
+                    continue
+                if position[name] in launch.written:
+                    aliases[arrays] = launch.written.index(position[name])
+                arrays += 1
+                inputs.append(position[name])
+            elif name in configuration.constants:
+                continue
+            elif name in constant or launch.values[name] is None or isinstance(launch.values[name], bool | float):
+                constants[name] = launch.values[name]
+            else:
+                inputs.append(name)
+        outputs = tuple(launch.tensors[i] for i in launch.written)
+        floats = frozenset(n for n, v in constants.items() if isinstance(v, float) and n not in constant)
+        return cls(
+            tuple(inputs),
+            outputs,
+            constants,
+            tuple(configuration.constants),
+            aliases,
+            launch.tensors,
+            launch.numbers,
+            floats,
+        )
+
+    @property
+    def numbers(self) -> list[str]:
+        """The inputs that are no tensors."""
+        return [x for x in self.inputs if isinstance(x, str)]
+
+    def source(self, name: str) -> str:
+        """A kernel that takes these parameters and calls ``_kernel``."""
+        inputs = [self.tensors[x] if isinstance(x, int) else x for x in self.inputs]
+        # An input that is a result too is the same memory: the result is what the kernel gets.
+        given = [f"{x}__before" if x in self.outputs else x for x in inputs]
+        constants = [*self.constants, *self.tuned]
+        parameters = [*given, *self.outputs, *(f"{x}: tl.constexpr" for x in constants)]
+        names = dict.fromkeys([*inputs, *self.outputs, *constants])
+        call = ", ".join(f"{x}={self._passed(x)}" for x in names)
+        return f"def {name}({', '.join(parameters)}):\n    _kernel({call})\n"
+
+    def _passed(self, name: str) -> str:
+        if name in self.loaded:
+            return f"tl.load({name})"
+        # Triton passes a float as float32, and jax-triton as float64, or as an integer if it is 1.
+        return f"tl.cast({name}, tl.float32)" if name in self.floats else name
+
+
+def rewritten(function: Any, parameters: Parameters) -> Any:
+    """A kernel that calls `function` with what it is given in the order of `parameters`; of the same name."""
+    import triton
+    import triton.language as tl
+
+    name = function.__name__
+    source = parameters.source(name)
+    # Triton reads the source of a kernel by Python's own means, which look here for code that is in no file.
+    file = f"<launch of {name} {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    module = types.ModuleType(f"{function.fn.__module__}.launch")
+    module.__dict__.update(_kernel=function, tl=tl)
+    exec(compile(source, file, "exec"), module.__dict__)
+    return triton.jit(module.__dict__[name])
+
+
+def tuned(kernel: Any, configurations: Sequence[Configuration], numbers: Sequence[str]) -> Any:
+    """A kernel of which jax-triton tries all configurations, once for each set of numbers."""
+    import triton
+
+    configs = [
+        triton.Config(dict(c.constants), num_warps=c.num_warps, num_stages=c.num_stages, num_ctas=c.num_ctas)
+        for c in configurations
+    ]
+    return triton.autotune(configs=configs, key=list(numbers))(kernel)

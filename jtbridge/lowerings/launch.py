@@ -1,0 +1,27 @@
+"""Launches of the user's own Triton kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+from torch import fx
+
+from jtbridge.launches import launch, launch_of
+
+from ._registry import lowers
+
+
+@lowers("jtbridge::launch", node=True)
+def _launch(tensors: Sequence[jax.Array], number: int, *, node: fx.Node) -> list[jax.Array]:
+    spec = launch_of(number)
+    nodes = node.args[0]
+    assert isinstance(nodes, Sequence)
+    fresh = [i for i in spec.written if _is_unset(nodes[i])]
+    return launch(spec, tensors, fresh)
+
+
+def _is_unset(node: object) -> bool:
+    """Whether a tensor was made without values."""
+    target = str(node.target) if isinstance(node, fx.Node) else ""
+    return target.startswith(("aten.empty", "aten.new_empty"))

@@ -1,0 +1,1 @@
+"""Torch functions that launch Triton kernels."""

@@ -1,0 +1,127 @@
+"""Kernels as a user writes them, and the functions that launch them."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def half_of(x):
+    return x * 0.5
+
+
+@triton.jit
+def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < n
+    x = tl.load(x_ptr + i, mask=inside)
+    y = tl.load(y_ptr + i, mask=inside)
+    tl.store(out_ptr + i, half_of(x) * 2 + y, mask=inside)
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128}, num_warps=8)], key=["n"])
+@triton.jit
+def scale_kernel(x_ptr, factor, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < n
+    tl.store(x_ptr + i, tl.load(x_ptr + i, mask=inside) * factor, mask=inside)
+
+
+@triton.heuristics({"BLOCK": lambda args: triton.next_power_of_2(args["n"]), "EVEN": lambda args: args["n"] % 2 == 0})
+@triton.jit
+def row_sum_kernel(out_ptr, x_ptr, x_row, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    row = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    if EVEN:
+        x = tl.load(x_ptr + row * x_row + i, mask=i < n, other=0.0)
+    else:
+        x = tl.load(x_ptr + row * x_row + i, mask=i < n, other=0.0)
+    tl.store(out_ptr + row, tl.sum(x, 0))
+
+
+@triton.jit
+def mean_kernel(x_ptr, out_ptr, count, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < n, other=0.0)
+    tl.store(out_ptr, tl.sum(x, 0) / count)
+
+
+def blocks(n):
+    return lambda meta: (triton.cdiv(n, meta["BLOCK"]),)
+
+
+def add(x, y):
+    out = torch.empty_like(x)
+    add_kernel[(triton.cdiv(x.numel(), 64),)](x, y, out, x.numel(), BLOCK=64)
+    return out
+
+
+def scaled_in_place(x, factor=3.0):
+    x = x.clone()
+    scale_kernel[blocks(x.numel())](x, factor, x.numel())
+    return x
+
+
+def row_sums(x):
+    out = torch.empty(x.shape[0])
+    row_sum_kernel[(x.shape[0],)](out, x, x.stride(0), x.shape[1])
+    return out
+
+
+def every_other_row_sum(x):
+    return row_sums(x[::2, :3])
+
+
+def column_scaled(x):
+    x = x.clone()
+    column = x.t()[1]  # a view with gaps
+    scale_strided[(1,)](column, column.stride(0), column.numel(), BLOCK=16)
+    return x
+
+
+@triton.jit
+def scale_strided(x_ptr, stride, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(x_ptr + i * stride, tl.load(x_ptr + i * stride, mask=i < n) * 10, mask=i < n)
+
+
+def mean_of_positive(x):
+    """Reads a number from a tensor for the kernel, and asserts something of the data."""
+    positive = x > 0
+    count = positive.sum().item()
+    assert positive.sum() > 0, "nothing is positive"
+    out = torch.empty(1)
+    mean_kernel[(1,)](torch.where(positive, x, 0), out, count, x.numel(), BLOCK=16)
+    return out
+
+
+class Scaled(torch.autograd.Function):
+    """Three times x, by a kernel, with a backward by a kernel."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return scaled_in_place(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return scaled_in_place(grad.contiguous(), 3.0)
+
+
+def scaled(x):
+    return Scaled.apply(x) ** 2
+
+
+def wrapped_add(x, y):
+    out = torch.empty_like(x)
+    torch.library.wrap_triton(add_kernel)[(triton.cdiv(x.numel(), 64),)](x, y, out, x.numel(), BLOCK=64)
+    return out
+
+
+@torch.library.triton_op("jtbridge_tests::triton_add", mutates_args=())
+def operator_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return wrapped_add(x, y)
+
+
+operator_add.register_autograd(lambda ctx, grad: (grad, 2 * grad))  # 2: to be told from the true gradient

@@ -1,0 +1,156 @@
+"""The user's own kernels: values, gradients, batches, on a CPU by the interpreter and lowered for a GPU."""
+
+from __future__ import annotations
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jtbridge
+from jtbridge import errors
+from tests.kernels.harness import kernels_in, needs_compiler, needs_triton
+
+pytestmark = [needs_triton, needs_compiler]
+
+X = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)
+Y = np.random.default_rng(1).standard_normal((6, 5)).astype(np.float32)
+
+
+@pytest.fixture(params=["xla", "dlpack", "callback"])
+def backend(request):
+    return request.param
+
+
+def test_a_bare_launch(backend):
+    from .kernels import add
+
+    f = jtbridge.wrap(add, backend=backend)
+    np.testing.assert_allclose(jax.jit(f)(X, Y), X + Y, rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(f)(X, Y), X + Y, rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(f, (0, None))(X, Y[0]), X + Y[0], rtol=1e-6)
+
+
+def test_in_place_autotuned_with_a_grid_of_its_block(backend):
+    from .kernels import scaled_in_place
+
+    np.testing.assert_allclose(jtbridge.wrap(scaled_in_place, backend=backend)(X), 3 * X, rtol=1e-6)
+    np.testing.assert_allclose(jtbridge.wrap(scaled_in_place, backend=backend)(X, 1.0), X, rtol=1e-6)
+
+
+def test_heuristics_and_results_before_arguments(backend):
+    from .kernels import every_other_row_sum, row_sums
+
+    np.testing.assert_allclose(jtbridge.wrap(row_sums, backend=backend)(X), X.sum(1), rtol=1e-5)
+    got = jtbridge.wrap(every_other_row_sum, backend=backend)(X)
+    np.testing.assert_allclose(got, X[::2, :3].sum(1), rtol=1e-5)
+
+
+def test_a_view_with_gaps_is_written(backend):
+    from .kernels import column_scaled
+
+    want = X.copy()
+    want[:, 1] *= 10
+    np.testing.assert_allclose(jtbridge.wrap(column_scaled, backend=backend)(X), want, rtol=1e-6)
+
+
+def test_the_argument_itself_is_never_written(backend):
+    from .kernels import blocks, scale_kernel
+
+    def in_place(x):
+        scale_kernel[blocks(x.numel())](x, 2.0, x.numel())
+        return x + 0
+
+    x = jnp.asarray(X)
+    np.testing.assert_allclose(jtbridge.wrap(in_place, backend=backend)(x), 2 * X, rtol=1e-6)
+    np.testing.assert_array_equal(x, X)
+    _, mutated = jtbridge.wrap(in_place, backend=backend, return_mutated=True)(x)
+    np.testing.assert_allclose(jax.tree.leaves(mutated)[0], 2 * X, rtol=1e-6)
+
+
+def test_a_backward_of_its_own(backend):
+    from .kernels import scaled
+
+    f = jtbridge.wrap(scaled, backend=backend)
+    np.testing.assert_allclose(f(X), 9 * X**2, rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(X), 18 * X, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(jax.vmap(jax.grad(lambda x: f(x).sum())))(X), 18 * X, rtol=1e-5)
+
+
+def test_without_a_backward_a_gradient_is_refused(backend):
+    from .kernels import add
+
+    f = jtbridge.wrap(add, backend=backend)
+    with pytest.raises(Exception, match=r"Kernel `add_kernel` is launched where gradients are recorded"):
+        jax.grad(lambda x: f(x, Y).sum())(X)
+
+
+def test_wrap_triton_and_triton_op(backend):
+    from .kernels import operator_add, wrapped_add
+
+    np.testing.assert_allclose(jtbridge.wrap(wrapped_add, backend=backend)(X, Y), X + Y, rtol=1e-6)
+    f = jtbridge.wrap(operator_add, backend=backend)
+    np.testing.assert_allclose(f(X, Y), X + Y, rtol=1e-6)
+    by_x, by_y = jax.grad(lambda x, y: f(x, y).sum(), (0, 1))(X, Y)
+    np.testing.assert_array_equal(by_x, np.ones_like(X))
+    np.testing.assert_array_equal(by_y, 2 * np.ones_like(X))
+
+
+def test_a_number_read_from_a_tensor_for_the_kernel(backend):
+    from .kernels import mean_of_positive
+
+    x = X[0]
+    got = jax.jit(jtbridge.wrap(mean_of_positive, backend=backend))(x)
+    np.testing.assert_allclose(got, [x[x > 0].mean()], rtol=1e-5)
+
+
+def test_one_program_for_both_platforms():
+    from .kernels import mean_of_positive, row_sums, scaled
+
+    f, g = jtbridge.wrap(scaled), jtbridge.wrap(row_sums)
+    for platforms in (("cuda",), ("cpu", "cuda")):
+        assert kernels_in(jax.grad(lambda x: f(x).sum()), X, platforms=platforms) == ["scale_kernel"] * 2
+        assert kernels_in(lambda x: g(2 * x), X, platforms=platforms) == ["row_sum_kernel"]
+    assert kernels_in(jtbridge.wrap(mean_of_positive), X[0]) == ["mean_kernel"]
+
+
+def test_what_cannot_be_part_of_a_program_is_named():
+    from .kernels import add_kernel, triton
+
+    tuned = triton.autotune(configs=[triton.Config({"BLOCK": 64}, pre_hook=print)], key=[])(add_kernel)
+
+    def hooked(x):
+        tuned[(1,)](x, x, x.clone(), x.numel())
+        return x
+
+    def unknown(x):
+        add_kernel[(1,)](x, x, x, 3, BLOCKS=64)
+        return x
+
+    def text(x):
+        add_kernel[(1,)](x, x, x, "3", BLOCK=64)
+        return x
+
+    with pytest.raises(errors.LaunchError, match=r"^Kernel `add_kernel` is autotuned with hooks"):
+        jtbridge.wrap(hooked)(X)
+    with pytest.raises(errors.LaunchError, match=r"launched with BLOCKS, which it does not take"):
+        jtbridge.wrap(unknown)(X)
+    with pytest.raises(errors.LaunchError, match=r"^Kernel `add_kernel` was given str for `n`"):
+        jtbridge.wrap(text)(X)
+
+
+def test_triton_is_left_as_it_was():
+    import triton.language as tl
+    from triton.runtime.jit import JITFunction, KernelInterface
+
+    from .kernels import add, half_of
+
+    before = [dict(vars(place)) for place in (tl, tl.core, tl.tensor, tl.math, JITFunction, KernelInterface)]
+    environment = dict(os.environ)
+    jtbridge.wrap(add, backend="xla")(X, Y)
+    assert [dict(vars(place)) for place in (tl, tl.core, tl.tensor, tl.math, JITFunction, KernelInterface)] == before
+    assert dict(os.environ) == environment
+    with pytest.raises(RuntimeError, match="outside of the scope of a kernel"):
+        half_of(3)

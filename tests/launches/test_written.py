@@ -1,0 +1,36 @@
+"""What a kernel writes is read from its code."""
+
+from __future__ import annotations
+
+from tests.kernels.harness import needs_compiler, needs_triton
+
+pytestmark = [needs_triton, needs_compiler]
+
+
+def written(kernel, **values):
+    import torch
+
+    from jtbridge._triton import analysed_code
+    from jtbridge.launches._written import written_parameters
+
+    tensors = {name: torch.zeros(64) for name in kernel.arg_names if name.endswith("_ptr")}
+    code = analysed_code(kernel, {**tensors, **values})
+    return written_parameters(code, kernel.arg_names)
+
+
+def test_pointers_through_loops_branches_and_calls():
+    from . import odd_kernels as k
+
+    assert written(k.in_a_loop, n=100) == {"out_ptr"}
+    assert written(k.one_of_two, flag=3) == {"x_ptr", "y_ptr"}
+    assert written(k.by_a_branch, n=100) == {"c_ptr", "b_ptr"}
+    assert written(k.in_a_while_loop, n=100) == {"b_ptr"}
+    assert written(k.atomically) == {"sum_ptr"}
+    assert written(k.swapped, n=100) == {"a_ptr", "b_ptr"}
+    assert written(k.nothing) == set()
+
+
+def test_a_pointer_from_memory_could_be_any():
+    from . import odd_kernels as k
+
+    assert written(k.from_memory) is None
