@@ -26,6 +26,7 @@ from jtbridge._dtypes import torch_dtype
 from jtbridge._flat import ArrayType
 from jtbridge.launches import launch_of, launch_operator, routed
 
+from ._branches import Decisions, traced_both_ways
 from ._replaced import Replaced
 
 _LIBRARIES = tuple(
@@ -48,6 +49,14 @@ def trace_on(fn: Callable[..., Sequence[Any]], tensors: Sequence[torch.Tensor], 
 
     It is the CPU's graph with composite operators that oneDNN would take over written out.
     """
+    if to_run:
+        return _trace_one_way(fn, tensors, None)
+    return traced_both_ways(lambda decisions: _trace_one_way(fn, tensors, decisions))
+
+
+def _trace_one_way(
+    fn: Callable[..., Sequence[Any]], tensors: Sequence[torch.Tensor], decisions: Decisions | None
+) -> fx.GraphModule:
     with (
         tracing(),
         _rng.tracing(),
@@ -55,10 +64,10 @@ def trace_on(fn: Callable[..., Sequence[Any]], tensors: Sequence[torch.Tensor], 
         torch.backends.mkldnn.flags(enabled=False),
         _without_fast_paths(),
         routed(),
-        contextlib.nullcontext() if to_run else Replaced(),
+        contextlib.nullcontext() if decisions is None else Replaced(),
     ):
         torch.default_generator.manual_seed(0)
-        module = trace_joint(_noted(fn), tensors)
+        module = trace_joint(_noted(fn, decisions), tensors)
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
         node.replace_all_uses_with(node.args[0])
         module.graph.erase_node(node)
@@ -75,11 +84,12 @@ def origin(node: fx.Node) -> dict[str, Any]:
     return node.meta.get("custom") or {}
 
 
-def _noted(fn: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+def _noted(fn: Callable[..., Sequence[Any]], decisions: Decisions | None) -> Callable[..., Sequence[Any]]:
     def run(*tensors: torch.Tensor) -> Sequence[Any]:
         modules = _ModulePaths()
-        with modules.followed(), _Notes(modules):
-            return fn(*tensors)
+        with modules.followed(), _Notes(modules, decisions):
+            results = fn(*tensors)
+        return results if decisions is None else [*results, *decisions.conditions]
 
     return run
 
@@ -130,9 +140,10 @@ class _ModulePaths:
 class _Notes(TorchDispatchMode):
     """Writes down for every new node where it came from."""
 
-    def __init__(self, modules: _ModulePaths):
+    def __init__(self, modules: _ModulePaths, decisions: Decisions | None):
         super().__init__()
         self._modules = modules
+        self._decisions = decisions
         self._draws: dict[int, int] = {}
         self._steps: dict[int, dict[str, Any]] = {}  # by autograd's number of them
 
@@ -140,6 +151,8 @@ class _Notes(TorchDispatchMode):
         notes = self._notes()
         if torch.Tag.nondeterministic_seeded in func.tags:
             notes["draw"] = (self._draw(),)
+        if self._decisions is not None and (answer := self._decisions.answer(func, args)) is not None:
+            return answer
         if func is _LAUNCH:
             notes["launch"] = launch_of(args[1])
         out = func(*args, **(kwargs or {}))
