@@ -4,5 +4,6 @@ Each has a folder: ``reference.py`` (jnp), ``triton_kernel.py`` (device code, th
 ``op.py`` (the public function, when its kernel applies, its derivatives and its batching rule).
 """
 
+from .cross_entropy import cross_entropy as cross_entropy
 from .softmax import log_softmax as log_softmax
 from .softmax import softmax as softmax

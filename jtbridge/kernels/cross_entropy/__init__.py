@@ -1,0 +1,4 @@
+"""Cross-entropy of logits and class indices."""
+
+from .op import cross_entropy as cross_entropy
+from .op import supports as supports

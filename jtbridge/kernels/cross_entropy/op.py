@@ -1,0 +1,178 @@
+"""Cross-entropy as a JAX function with derivatives and batching."""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jtbridge.kernels._launch import launch
+from jtbridge.kernels._operation import Operation
+from jtbridge.kernels._shapes import FLOATS, next_power_of_2, rows_grid, unsupported_dtype, warps
+from jtbridge.kernels._step import Step, leading
+
+from . import reference
+
+Reduction = Literal["mean", "sum", "none"]
+
+LABELS = (jnp.dtype("int32"), jnp.dtype("int64"))
+
+# Forward: the lanes of a program, eight elements of a thread each, and how many pieces of a row they take at a time.
+_LANES, _PIECES = 2048, 4
+# Backward: elements of a program.
+_BLOCK = 4096
+
+
+def supports(logits: jax.Array, labels: jax.Array) -> str | None:
+    """Why the kernel cannot run on ``logits[..., classes]`` and ``labels[...]``; None if it can."""
+    return (
+        unsupported_dtype("logits", logits.dtype, FLOATS)
+        or unsupported_dtype("labels", labels.dtype, LABELS)
+        or ("`logits` has no elements" if 0 in logits.shape else None)
+    )
+
+
+def cross_entropy(
+    logits: jax.Array,
+    labels: jax.Array,
+    *,
+    label_smoothing: float = 0.0,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> jax.Array:
+    """``-log(softmax(logits)[label])`` of each row, as ``torch.nn.functional.cross_entropy`` has it.
+
+    By a Triton kernel that reads the logits once, and one that reads them once more for the gradient, where the
+    program is lowered for a GPU; in jnp elsewhere. Accumulated in float32. Differentiable to any order, and batched by
+    folding the batch into the rows. Unlike torch, the classes are the last dimension, not the second.
+
+    Args:
+        logits: [..., classes], float32, bfloat16 or float16; other dtypes take jnp's way.
+        labels: [...], integers: the class of each row. One that is neither a class nor `ignore_index` makes the loss
+            of its row, and the gradient, NaN.
+        label_smoothing: from 0 to 1, how much of the target is spread over all classes evenly.
+        ignore_index: the label of rows that have no loss and no gradient.
+        reduction: "mean" divides the sum by the number of rows that count, and is NaN if none does; "sum"; or "none".
+
+    Returns:
+        The loss in the dtype of the logits: a scalar, or [...] for "none".
+
+    Raises:
+        TypeError: `labels` are not integers.
+        ValueError: the shapes do not fit, or `label_smoothing` or `reduction` is none of the above.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jtbridge.kernels import cross_entropy
+        >>> loss = cross_entropy(jnp.zeros((2, 4)), jnp.array([3, -100]))
+        >>> bool(jnp.isclose(loss, jnp.log(4.0)))
+        True
+
+    Source: Milakov and Gimelshein, arXiv:1805.02867; label smoothing of Szegedy et al., arXiv:1512.00567.
+    """
+    logits, labels = jnp.asarray(logits), as_labels(labels)
+    check_options(label_smoothing, reduction)
+    if labels.shape != logits.shape[:-1] or not logits.ndim:
+        raise ValueError(
+            f"`labels` has shape {labels.shape}, but `logits` {logits.shape}: expected one label for each row of"
+            f" classes, the last dimension of `logits`"
+        )
+    if supports(logits, labels):
+        losses = reference.forward(logits, labels, ignore_index=ignore_index, smoothing=float(label_smoothing))[0]
+    else:
+        losses = rows_operation(ignore_index, float(label_smoothing))(logits, labels)[0]
+    return reduced(losses, labels, ignore_index, reduction).astype(logits.dtype)
+
+
+def as_labels(labels: jax.Array) -> jax.Array:
+    """Integer labels, in 32 bits where they have fewer."""
+    labels = jnp.asarray(labels)
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TypeError(f"`labels` is {labels.dtype}, expected integers: class indices, not probabilities")
+    return labels if labels.dtype in LABELS else labels.astype(jnp.int32)
+
+
+def check_options(label_smoothing: float, reduction: str) -> None:
+    """Raises a ValueError for options that the loss does not have."""
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"`label_smoothing` is {label_smoothing}, expected a number from 0 to 1")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"`reduction` is {reduction!r}, expected 'mean', 'sum' or 'none'")
+
+
+def reduced(losses: jax.Array, labels: jax.Array, ignore_index: int, reduction: Reduction) -> jax.Array:
+    """The losses of rows, reduced."""
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else mean(losses.sum(), labels, ignore_index)
+
+
+def mean(total: jax.Array, labels: jax.Array, ignore_index: int) -> jax.Array:
+    """The sum of the losses over the number of labels that count: NaN if none does, with a derivative of 0."""
+    count = (labels != ignore_index).sum()
+    return jnp.where(count > 0, total / jnp.maximum(count, 1).astype(total.dtype), jnp.nan)
+
+
+@functools.cache
+def rows_operation(ignore_index: int, smoothing: float) -> Operation:
+    """``(logits, labels) -> (losses,)``, one for each row, in float32."""
+    return Operation(
+        forward=rows_forward(ignore_index, smoothing),
+        backward=rows_backward(ignore_index, smoothing),
+        results=1,
+        saved=lambda inputs, outputs: [*inputs, outputs[1]],
+    )
+
+
+@functools.cache
+def rows_forward(ignore_index: int, smoothing: float) -> Step:
+    """``(logits, labels) -> (losses, log-sum-exp)``; the latter may be anything where a label does not count."""
+    options = {"ignore_index": ignore_index, "smoothing": smoothing}
+    return Step(functools.partial(reference.forward, **options), functools.partial(_forward, **options), leading())
+
+
+@functools.cache
+def rows_backward(ignore_index: int, smoothing: float) -> Step:
+    """``(logits, labels, log-sum-exp, cotangents of the losses) -> (gradient of the logits,)``."""
+    options = {"ignore_index": ignore_index, "smoothing": smoothing}
+    return Step(functools.partial(reference.backward, **options), functools.partial(_backward, **options), leading())
+
+
+def _forward(logits: jax.Array, labels: jax.Array, *, ignore_index: int, smoothing: float) -> list[jax.Array]:
+    from .triton_kernel import cross_entropy_forward
+
+    n = logits.shape[-1]
+    lanes = min(next_power_of_2(n), _LANES)
+    pieces = min(next_power_of_2(-(-n // lanes)), _PIECES)
+    of_row = jax.ShapeDtypeStruct(labels.shape, jnp.float32)
+    return launch(
+        cross_entropy_forward,
+        logits,
+        labels,
+        out_types=[of_row, of_row],
+        grid=rows_grid(logits),
+        constants={"n": n, "pieces": pieces, "lanes": lanes, "ignore_index": ignore_index, "smoothing": smoothing},
+        num_warps=warps(lanes),
+    )
+
+
+def _backward(
+    logits: jax.Array, labels: jax.Array, lse: jax.Array, ct: jax.Array, *, ignore_index: int, smoothing: float
+) -> list[jax.Array]:
+    from .triton_kernel import cross_entropy_backward
+
+    n = logits.shape[-1]
+    block = min(next_power_of_2(n), _BLOCK)
+    return launch(
+        cross_entropy_backward,
+        logits,
+        labels,
+        lse,
+        ct,
+        out_types=[jax.ShapeDtypeStruct(logits.shape, logits.dtype)],
+        grid=(*rows_grid(logits), -(-n // block)),
+        constants={"n": n, "block": block, "ignore_index": ignore_index, "smoothing": smoothing},
+        num_warps=warps(block) // 2 or 1,
+    )

@@ -1,0 +1,167 @@
+"""cross_entropy: in jnp, in Triton's interpreter, and as compiled."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jtbridge
+from jtbridge.kernels import cross_entropy
+from jtbridge.kernels.cross_entropy import op, reference, supports
+
+from .harness import ARCHITECTURES, assert_close, compiled, kernels_in, launches, needs_compiler, needs_triton, normal
+
+REDUCTIONS = ["mean", "sum", "none"]
+
+
+def classes_of(*shape: int, n: int, ignored: int | None = None, seed: int = 0) -> jax.Array:
+    """Labels, a third of them `ignored` if that is given."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, n, shape)
+    if ignored is not None:
+        labels = np.where(rng.random(shape) < 0.3, ignored, labels)
+    return jnp.asarray(labels, jnp.int32)
+
+
+def plain(logits: jax.Array, labels: jax.Array, **options: float) -> jax.Array:
+    """The losses of the rows, by the reference alone."""
+    options = {"ignore_index": -100, "smoothing": 0.0} | options
+    return reference.forward(logits, labels, **options)[0]
+
+
+@given(
+    rows=st.integers(1, 5),
+    n=st.integers(1, 300),
+    dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
+    smoothing=st.sampled_from([0.0, 0.1, 1.0]),
+    ignore_index=st.sampled_from([-100, 0]),
+    reduction=st.sampled_from(REDUCTIONS),
+)
+def test_is_torchs(rows, n, dtype, smoothing, ignore_index, reduction):
+    options = {"label_smoothing": smoothing, "ignore_index": ignore_index, "reduction": reduction}
+    x = 3 * normal(rows, n, dtype=dtype, seed=n)
+    labels = classes_of(rows, n=n, ignored=ignore_index, seed=rows)
+    tensor = jtbridge.to_torch(x).clone().requires_grad_()
+    want = torch.nn.functional.cross_entropy(tensor, jtbridge.to_torch(labels).long(), **options)
+    ct = normal(*want.shape, dtype=dtype, seed=1)
+    want.backward(jtbridge.to_torch(ct))
+    got, pull = jax.vjp(lambda x: cross_entropy(x, labels, **options), x)
+    # The logarithm of a sum from 1 up is as exact as the sum. torch rounds it to the dtype, and each loss, too.
+    one = jnp.ones((), dtype)
+    assert_close(got + one, jtbridge.to_jax(want.detach()) + one, factor=2)
+    assert_close(pull(ct)[0], jtbridge.to_jax(tensor.grad), factor=2)
+
+
+def test_all_ignored_is_nan_without_a_gradient():
+    x, labels = normal(3, 5), jnp.full(3, -100)
+    loss, grad = jax.value_and_grad(cross_entropy)(x, labels)
+    assert jnp.isnan(loss)
+    assert not grad.any()
+    assert cross_entropy(x, labels, reduction="sum") == 0
+
+
+def test_no_such_class_is_nan():
+    x, labels = normal(4, 5), jnp.array([5, -1, 2, -100])
+    losses, pull = jax.vjp(lambda x: cross_entropy(x, labels, reduction="none"), x)
+    assert jnp.isnan(losses).tolist() == [True, True, False, False]
+    assert jnp.isnan(pull(jnp.ones(4))[0]).all(-1).tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_long_rows_are_taken_by_pieces(monkeypatch, smoothing):
+    monkeypatch.setattr(op, "_LANES", 16)
+    monkeypatch.setattr(op, "_BLOCK", 32)
+    x, labels = normal(3, 150), classes_of(3, n=150)
+    if not smoothing:
+        x = x.at[1, :40].set(-jnp.inf).at[1, labels[1]].set(0)
+    losses, pull = jax.vjp(lambda x: cross_entropy(x, labels, label_smoothing=smoothing, reduction="none"), x)
+    want, theirs = jax.vjp(lambda x: plain(x, labels, smoothing=smoothing), x)
+    assert_close(losses, want)
+    ct = normal(3, seed=1)
+    assert_close(pull(ct)[0], theirs(ct)[0], factor=2)
+
+
+def test_an_ignored_row_is_not_read():
+    x, labels = jnp.full((2, 5), jnp.inf).at[0].set(0), jnp.array([1, -100])
+    loss, grad = jax.value_and_grad(cross_entropy)(x, labels)
+    assert_close(loss, jnp.log(5.0))
+    assert_close(grad[1], jnp.zeros(5))
+
+
+def test_transforms():
+    x, labels = normal(2, 3, 7), classes_of(2, 3, n=7, ignored=-100)
+
+    def loss(f):
+        return lambda x, labels: (f(x, labels) ** 2).sum()
+
+    f = loss(functools.partial(cross_entropy, label_smoothing=0.1, reduction="none"))
+    g = loss(functools.partial(plain, smoothing=0.1))
+
+    def same(transformed, *args):
+        # Squares, and their sums: up to eight roundings.
+        assert_close(jax.jit(transformed(f))(*args), jax.jit(transformed(g))(*args), factor=8)
+
+    same(lambda f: lambda x, labels: jax.jvp(lambda x: f(x, labels), (x,), (x,)), x, labels)
+    same(lambda f: jax.vmap(jax.grad(f)), x, labels)
+    same(lambda f: jax.grad(lambda x, labels: jax.vmap(f)(x, labels).sum()), x, labels)
+    same(lambda f: jax.vmap(jax.grad(f), (None, 0)), x[0], labels)
+    same(jax.hessian, x[0], labels[0])
+    same(lambda f: jax.jacrev(jax.jacrev(f)), x[0], labels[0])
+
+
+def test_what_the_kernel_does_not_take_goes_jnps_way(x64):
+    labels = jnp.zeros(2, jnp.int32)
+    assert supports(jnp.zeros((2, 3), jnp.float32), labels) is None
+    assert supports(jnp.zeros((0, 3), jnp.float32), labels[:0]) == "`logits` has no elements"
+    assert supports(jnp.zeros((2, 3)), labels) == "`logits` is float64, the kernel takes float32, bfloat16, float16"
+    short = "`labels` is int8, the kernel takes int32, int64"
+    assert supports(jnp.zeros((2, 3), jnp.float32), labels.astype("int8")) == short
+    assert cross_entropy(jnp.zeros((0, 3), jnp.float32), labels[:0], reduction="sum") == 0
+    assert cross_entropy(jnp.zeros((2, 3)), labels.astype("int8")).dtype == jnp.float64
+    assert_close(cross_entropy(jnp.zeros((2, 3), jnp.float32), labels.astype("int64")), jnp.log(jnp.float32(3)))
+
+
+def test_errors():
+    x, labels = normal(2, 3), jnp.zeros(2, jnp.int32)
+    with pytest.raises(ValueError, match=r"`labels` has shape \(3,\), but `logits` \(2, 3\): expected one label for"):
+        cross_entropy(x, jnp.zeros(3, jnp.int32))
+    with pytest.raises(TypeError, match="`labels` is float32, expected integers: class indices, not probabilities"):
+        cross_entropy(x, x)
+    with pytest.raises(ValueError, match="`label_smoothing` is 2, expected a number from 0 to 1"):
+        cross_entropy(x, labels, label_smoothing=2)
+    with pytest.raises(ValueError, match="`reduction` is 'max', expected 'mean', 'sum' or 'none'"):
+        cross_entropy(x, labels, reduction="max")  # type: ignore[arg-type]
+
+
+@needs_triton
+@needs_compiler
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("n", "dtype", "smoothing"), [(100, "bfloat16", 0.1), (50_257, "float32", 0.0), (131_072, "bfloat16", 0.1)]
+)
+def test_compiles_without_spilling(architecture, n, dtype, smoothing, tmp_path):
+    loss = functools.partial(cross_entropy, label_smoothing=smoothing)
+    found = launches(jax.grad(loss), normal(2, n, dtype=dtype), jnp.zeros(2, jnp.int32))
+    assert [launch.kernel.__name__ for launch in found] == ["cross_entropy_forward", "cross_entropy_backward"]
+    for launch in found:
+        usage = compiled(launch, architecture, tmp_path)
+        assert usage.spilled == 0
+        assert usage.registers <= 128
+        assert usage.shared <= 1024
+
+
+@needs_triton
+@needs_compiler
+@pytest.mark.parametrize("platforms", [("cuda",), ("cpu", "cuda")])
+def test_one_program_has_the_kernels_for_a_gpu(platforms):
+    x, labels = normal(2, 100), jnp.zeros(2, jnp.int32)
+    names = ["cross_entropy_forward", "cross_entropy_backward"]
+    assert kernels_in(jax.grad(cross_entropy), x, labels, platforms=platforms) == names
+    assert "triton" not in jax.jit(cross_entropy).lower(x, labels).as_text()
