@@ -1,0 +1,139 @@
+"""The loss and its gradients, some tokens at a time: a matrix product, and the cross-entropy kernels on its result.
+
+The products are XLA's (cuBLAS on a GPU), of which a chunk is large enough to keep them at full speed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jtbridge.kernels.cross_entropy.op import rows_backward, rows_forward
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a loss is computed with, apart from arrays."""
+
+    smoothing: float
+    ignore_index: int
+    chunk: int  # tokens
+    accumulator: Any  # the dtype in which gradients of the weight and the bias are summed over chunks
+
+
+def losses(
+    hidden: jax.Array, weight: jax.Array, bias: jax.Array, labels: jax.Array, options: Options
+) -> tuple[jax.Array, jax.Array]:
+    """Loss and log-sum-exp of each token of ``hidden[tokens, width]``; the logits are dropped chunk by chunk."""
+    step = rows_forward(options.ignore_index, options.smoothing)
+
+    def one(_: None, chunk: Sequence[jax.Array]) -> tuple[None, Sequence[jax.Array]]:
+        some_hidden, some_labels = chunk
+        return None, step(_logits(some_hidden, weight, bias), some_labels)
+
+    loss, lse = _scan(one, None, [hidden, labels], [0, options.ignore_index], options.chunk)[1]
+    return loss, lse
+
+
+def sum_and_gradients(
+    hidden: jax.Array, weight: jax.Array, bias: jax.Array, labels: jax.Array, options: Options, wanted: Sequence[bool]
+) -> tuple[jax.Array, list[jax.Array]]:
+    """The sum of the losses, and its gradients of `hidden`, `weight` and `bias`, those of them that are `wanted`.
+
+    With the logits of a chunk at hand, all that the gradients need of them is computed at once: three products of
+    matrices in all, as many as with the logits stored.
+    """
+    forward = rows_forward(options.ignore_index, options.smoothing)
+    backward = rows_backward(options.ignore_index, options.smoothing)
+
+    def one(sums: Any, chunk: Sequence[jax.Array]) -> tuple[Any, Sequence[jax.Array]]:
+        some_hidden, some_labels = chunk
+        logits = _logits(some_hidden, weight, bias)
+        loss, lse = forward(logits, some_labels)
+        (slope,) = backward(logits, some_labels, lse, jnp.ones_like(loss))
+        return _gradients(sums, slope, some_hidden, weight, wanted, [loss])
+
+    start = _zeros(weight, bias, wanted, options)
+    sums, (loss, *of_hidden) = _scan(one, start, [hidden, labels], [0, options.ignore_index], options.chunk)
+    return loss.sum(), [*of_hidden, *sums]
+
+
+def gradients(
+    hidden: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array,
+    labels: jax.Array,
+    lse: jax.Array,
+    ct: jax.Array,
+    options: Options,
+    wanted: Sequence[bool],
+) -> list[jax.Array]:
+    """The gradients that are `wanted` for a cotangent of each token's loss, from logits that are computed again."""
+    backward = rows_backward(options.ignore_index, options.smoothing)
+
+    def one(sums: Any, chunk: Sequence[jax.Array]) -> tuple[Any, Sequence[jax.Array]]:
+        some_hidden, some_labels, some_lse, some_ct = chunk
+        (slope,) = backward(_logits(some_hidden, weight, bias), some_labels, some_lse, some_ct)
+        return _gradients(sums, slope, some_hidden, weight, wanted, [])
+
+    start = _zeros(weight, bias, wanted, options)
+    fill = [0, options.ignore_index, 0, 0]
+    sums, of_hidden = _scan(one, start, [hidden, labels, lse, ct], fill, options.chunk)
+    return [*of_hidden, *sums]
+
+
+def _logits(hidden: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+    return hidden @ weight.T + bias if bias.size else hidden @ weight.T
+
+
+def _zeros(weight: jax.Array, bias: jax.Array, wanted: Sequence[bool], options: Options) -> list[jax.Array]:
+    arrays = [x for x, w in zip((weight, bias), wanted[1:], strict=True) if w]
+    return [jnp.zeros(x.shape, options.accumulator) for x in arrays]
+
+
+def _gradients(
+    sums: Sequence[jax.Array],
+    slope: jax.Array,
+    hidden: jax.Array,
+    weight: jax.Array,
+    wanted: Sequence[bool],
+    outputs: Sequence[jax.Array],
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """From the gradient of a chunk's logits: the sums with its part added, and the outputs with `hidden`'s gradient."""
+    of_hidden, of_weight, of_bias = wanted
+    before, after = iter(sums), []
+    if of_weight:
+        total = next(before)
+        # One product that adds to what is there already.
+        product = jax.lax.dot_general(slope, hidden, (((0,), (0,)), ((), ())), preferred_element_type=total.dtype)
+        after.append(total + product)
+    if of_bias:
+        total = next(before)
+        after.append(total + slope.sum(0, dtype=jnp.float32).astype(total.dtype))
+    return after, [*outputs, *([slope @ weight] if of_hidden else [])]
+
+
+def _scan(
+    one: Callable[[Any, Sequence[jax.Array]], tuple[Any, Sequence[jax.Array]]],
+    start: Any,
+    arrays: Sequence[jax.Array],
+    fill: Sequence[int],
+    chunk: int,
+) -> tuple[Any, list[jax.Array]]:
+    """``lax.scan`` over `chunk` tokens at a time; what the last one lacks is filled. Outputs are for all tokens."""
+    tokens = arrays[0].shape[0]
+    count = -(-tokens // chunk)
+
+    def cut(x: jax.Array, value: int) -> jax.Array:
+        if count * chunk != tokens:
+            x = jnp.pad(x, [(0, count * chunk - tokens)] + [(0, 0)] * (x.ndim - 1), constant_values=value)
+        return x.reshape(count, chunk, *x.shape[1:])
+
+    # A derivative of this computes the logits again, too.
+    one = jax.checkpoint(one, prevent_cse=False)  # type: ignore[assignment]
+    last, outputs = jax.lax.scan(one, start, [cut(x, value) for x, value in zip(arrays, fill, strict=True)])
+    return last, [y.reshape(count * chunk, *y.shape[2:])[:tokens] for y in outputs]

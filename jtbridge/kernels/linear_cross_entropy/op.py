@@ -1,0 +1,125 @@
+"""Cross-entropy of a linear layer's outputs as a JAX function."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jtbridge.kernels._shapes import FLOATS, unsupported_dtype
+from jtbridge.kernels.cross_entropy.op import LABELS, Reduction, as_labels, check_options, mean
+
+from . import reference
+from .chunks import Options
+from .primitive import bind
+
+# The logits are made in so many chunks, of no less than so many tokens: fewer do not keep a GPU's matrix units busy.
+_CHUNKS, _FEWEST = 8, 512
+
+
+def supports(hidden: jax.Array, weight: jax.Array, labels: jax.Array, bias: jax.Array | None = None) -> str | None:
+    """Why the loss is not computed by chunks; None if it is."""
+    for name, x in (("weight", weight), ("bias", bias)):
+        if x is not None and x.dtype != hidden.dtype:
+            return f"`{name}` is {x.dtype}, but `hidden` {hidden.dtype}"
+    return (
+        unsupported_dtype("hidden", hidden.dtype, FLOATS)
+        or unsupported_dtype("labels", labels.dtype, LABELS)
+        or ("`hidden` has no elements" if 0 in hidden.shape else None)
+        or ("`weight` has no elements" if 0 in weight.shape else None)
+    )
+
+
+def linear_cross_entropy(
+    hidden: jax.Array,
+    weight: jax.Array,
+    labels: jax.Array,
+    *,
+    bias: jax.Array | None = None,
+    label_smoothing: float = 0.0,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    chunk_size: int | None = None,
+    accumulator_dtype: jax.typing.DTypeLike | None = None,
+) -> jax.Array:
+    """``cross_entropy(hidden @ weight.T + bias, labels)``, without ever holding all logits.
+
+    They are computed some tokens at a time, by XLA's matrix product, and go through the kernels of
+    :func:`cross_entropy`. Where the loss is reduced to a scalar and differentiated, the gradients are computed along
+    with it, so that this costs no more products than holding the logits does. With ``reduction="none"``, or a batch
+    of scalars, reverse mode computes the logits a second time. Derivatives of any order are computed by chunks.
+
+    Memory, beyond arguments and results: two chunks of logits, and under differentiation the gradients until they are
+    multiplied by the loss's cotangent.
+
+    Args:
+        hidden: [..., width], float32, bfloat16 or float16.
+        weight: [classes, width], of the dtype of `hidden`. If dtypes differ, the logits are held whole.
+        labels: [...], integers: the class of each row. One that is neither a class nor `ignore_index` makes the loss
+            and the gradients NaN.
+        bias: [classes], or None.
+        label_smoothing: from 0 to 1, how much of the target is spread over all classes evenly.
+        ignore_index: the label of rows that have no loss and no gradient.
+        reduction: "mean" divides the sum by the number of rows that count, and is NaN if none does; "sum"; or "none".
+        chunk_size: rows at a time; None for an eighth of them, but no fewer than 512.
+        accumulator_dtype: in what the chunks' gradients of `weight` and `bias`, each accumulated in float32, are
+            added up. None for float32, except that up to 8 chunks of bfloat16 are added up in bfloat16: this takes no
+            memory but the gradient's own, and is off by at most one rounding for each chunk.
+
+    Returns:
+        The loss in the dtype of `hidden`: a scalar, or [...] for "none".
+
+    Raises:
+        TypeError: `labels` are not integers.
+        ValueError: the shapes do not fit, or an option is none of the above.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jtbridge.kernels import linear_cross_entropy
+        >>> hidden, weight = jnp.ones((2, 3)), jnp.zeros((4, 3))
+        >>> bool(jnp.isclose(linear_cross_entropy(hidden, weight, jnp.array([3, 1])), jnp.log(4.0)))
+        True
+
+    Source: gradients in the forward pass, by chunks, as in Hsu et al., Liger Kernel, arXiv:2410.10989.
+    """
+    hidden, weight, labels = jnp.asarray(hidden), jnp.asarray(weight), as_labels(labels)
+    bias = None if bias is None else jnp.asarray(bias)
+    check_options(label_smoothing, reduction)
+    _check_shapes(hidden, weight, labels, bias)
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"`chunk_size` is {chunk_size}, expected a positive number of rows")
+    if supports(hidden, weight, labels, bias):
+        options = {"label_smoothing": label_smoothing, "ignore_index": ignore_index, "reduction": reduction}
+        return reference.forward(hidden, weight, labels, bias, **options)
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    tokens = flat.shape[0]
+    chunk = min(tokens, max(-(-tokens // _CHUNKS), _FEWEST) if chunk_size is None else chunk_size)
+    if accumulator_dtype is None:
+        few = hidden.dtype == jnp.bfloat16 and -(-tokens // chunk) <= _CHUNKS
+        accumulator_dtype = jnp.bfloat16 if few else jnp.float32
+    options = Options(float(label_smoothing), ignore_index, chunk, jnp.dtype(accumulator_dtype))
+    loss = bind(
+        flat,
+        weight,
+        jnp.zeros(0, hidden.dtype) if bias is None else bias,
+        labels.reshape(-1),
+        summed=reduction != "none",
+        options=options,
+    )
+    if reduction == "mean":
+        loss = mean(loss, labels, ignore_index)
+    return (loss.reshape(labels.shape) if reduction == "none" else loss).astype(hidden.dtype)
+
+
+def _check_shapes(hidden: jax.Array, weight: jax.Array, labels: jax.Array, bias: jax.Array | None) -> None:
+    if not hidden.ndim or weight.ndim != 2 or weight.shape[1] != hidden.shape[-1]:
+        raise ValueError(
+            f"`weight` has shape {weight.shape}, but `hidden` {hidden.shape}: expected [classes, width] and"
+            f" [..., width]"
+        )
+    if labels.shape != hidden.shape[:-1]:
+        raise ValueError(
+            f"`labels` has shape {labels.shape}, but `hidden` {hidden.shape}: expected one label for each row of"
+            f" `hidden`"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"`bias` has shape {bias.shape}, but `weight` {weight.shape}: expected [classes]")

@@ -1,0 +1,132 @@
+"""The loss as a JAX primitive: how it is computed depends on what is asked of it.
+
+- Alone: the losses, chunk by chunk.
+- The derivative of their sum: its gradients are computed with it, and what is left for reverse mode is to multiply
+  them by the cotangent, a scalar. So the logits are computed once, and never stored.
+- The derivative of each loss: the cotangents are not known yet, so reverse mode computes the logits again.
+- A batch with one weight: its tokens are more tokens, and the sum one of each loss. The batching rule sees the loss
+  before a derivative is taken of it, so that the gradient of the weight has no batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jtbridge.kernels._linear import linear
+
+from . import chunks
+from .chunks import Options
+
+linear_cross_entropy_p = Primitive("linear_cross_entropy")
+
+
+def bind(
+    hidden: jax.Array, weight: jax.Array, bias: jax.Array, labels: jax.Array, *, summed: bool, options: Options
+) -> jax.Array:
+    """The losses of ``hidden[tokens, width]`` in float32, or their sum.
+
+    Args:
+        hidden: [tokens, width].
+        weight: [classes, width], of the same dtype.
+        bias: [classes], of the same dtype; [0] for none.
+        labels: [tokens], int32 or int64.
+        summed: whether the result is the sum.
+        options: see :class:`Options`.
+    """
+    return linear_cross_entropy_p.bind(hidden, weight, bias, labels, summed=summed, options=options)
+
+
+def _compute(*arrays: Any, summed: bool, options: Options) -> jax.Array:
+    hidden, weight, bias, labels = arrays
+    loss = chunks.losses(hidden, weight, bias, labels, options)[0]
+    return loss.sum() if summed else loss
+
+
+@linear_cross_entropy_p.def_impl
+def _impl(*arrays: Any, summed: bool, options: Options) -> jax.Array:
+    return jax.jit(lambda *xs: linear_cross_entropy_p.bind(*xs, summed=summed, options=options))(*arrays)
+
+
+@linear_cross_entropy_p.def_abstract_eval
+def _abstract(*arrays: Any, summed: bool, options: Options) -> ShapedArray:
+    del options
+    return ShapedArray(() if summed else arrays[3].shape, jnp.dtype("float32"))
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, summed: bool, options: Options) -> tuple[Any, Any]:
+    wanted = [type(t) is not ad.Zero for t in tangents[:3]]
+    moved = [t for t, w in zip(tangents, wanted, strict=False) if w]
+    if not moved:
+        result = bind(*primals, summed=summed, options=options)
+        return result, jnp.zeros_like(result)
+    rule = _jvp_of_sum if summed else _jvp_of_each
+    return rule(primals, moved, wanted, options)
+
+
+def _jvp_of_sum(primals: Sequence[Any], moved: Sequence[Any], wanted: list[bool], options: Options) -> tuple[Any, Any]:
+    hidden, weight, bias, labels = primals
+    dtypes = [t.dtype for t in moved]
+    result, grads = chunks.sum_and_gradients(hidden, weight, bias, labels, options, wanted)
+
+    def along(grads: Sequence[Any], moved: Sequence[Any]) -> list[Any]:
+        parts = [jnp.vdot(g.astype(jnp.float32), t.astype(jnp.float32)) for g, t in zip(grads, moved, strict=True)]
+        return [sum(parts[1:], parts[0])]
+
+    def pull(grads: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        (ct,) = cotangents
+        return [(ct * g.astype(jnp.float32)).astype(d) for g, d in zip(grads, dtypes, strict=True)]
+
+    return result, linear(along, pull, grads, moved)[0]
+
+
+def _jvp_of_each(primals: Sequence[Any], moved: Sequence[Any], wanted: list[bool], options: Options) -> tuple[Any, Any]:
+    hidden, weight, bias, labels = primals
+    dtypes = [t.dtype for t in moved]
+    result, lse = chunks.losses(hidden, weight, bias, labels, options)
+
+    def along(residuals: Sequence[Any], moved: Sequence[Any]) -> list[Any]:
+        def of_wanted(*xs: Any) -> jax.Array:
+            given = iter(xs)
+            hidden, weight, bias = (next(given) if w else r for w, r in zip(wanted, residuals, strict=False))
+            return chunks.losses(hidden, weight, bias, residuals[3], options)[0]
+
+        at = tuple(r for w, r in zip(wanted, residuals, strict=False) if w)
+        return [jax.jvp(of_wanted, at, tuple(moved))[1]]
+
+    def pull(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        hidden, weight, bias, labels, lse = residuals
+        grads = chunks.gradients(hidden, weight, bias, labels, lse, cotangents[0], options, wanted)
+        return [g.astype(d) for g, d in zip(grads, dtypes, strict=True)]
+
+    return result, linear(along, pull, [*primals, lse], moved)[0]
+
+
+def _batch(arrays: Sequence[Any], dims: Sequence[int | None], *, summed: bool, options: Options) -> tuple[Any, Any]:
+    (size,) = {x.shape[d] for x, d in zip(arrays, dims, strict=True) if d is not None}
+    every = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(arrays, dims, strict=True)]
+    hidden, weight, bias, labels = every
+    if dims[1] is None and dims[2] is None:
+        hidden = hidden if dims[0] is not None else jnp.broadcast_to(hidden, (size, *hidden.shape))
+        labels = labels if dims[3] is not None else jnp.broadcast_to(labels, (size, *labels.shape))
+        tokens = hidden.reshape(-1, hidden.shape[-1])
+        losses = bind(tokens, weight, bias, labels.reshape(-1), summed=False, options=options).reshape(labels.shape)
+        return (losses.sum(-1) if summed else losses), 0
+
+    def row(rows: Sequence[jax.Array]) -> jax.Array:
+        given = iter(rows)
+        one = [x if d is None else next(given) for x, d in zip(every, dims, strict=True)]
+        return bind(one[0], one[1], one[2], one[3], summed=summed, options=options)
+
+    return jax.lax.map(row, [x for x, d in zip(every, dims, strict=True) if d is not None]), 0
+
+
+ad.primitive_jvps[linear_cross_entropy_p] = _jvp
+batching.primitive_batchers[linear_cross_entropy_p] = _batch
+mlir.register_lowering(linear_cross_entropy_p, mlir.lower_fun(_compute, multiple_results=False))
