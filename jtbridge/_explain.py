@@ -12,17 +12,21 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+from jax.extend.core import subjaxprs
 from torch import fx
 
 from ._dtypes import torch_dtype
 from ._flat import FlatFunction
 from ._run import describe_arguments
 from ._transforms import Vjp
+from ._triton import unavailable
 from ._wrap import Wrapped, as_wrapped
 from .backends import choose, refusals
 from .capture import origin
 from .errors import TranslationError
-from .translate import captured, has_lowering
+from .kernels._step import Step
+from .launches import Launch
+from .translate import captured, has_lowering, refusal, translate
 
 _DTYPE_CHANGES = frozenset({torch.ops.aten._to_copy.default})
 
@@ -41,6 +45,8 @@ class Explanation:
         random: random operators.
         mutated: names of the arguments it writes to (their copies, that is).
         casts: conversions of dtype, as ``"float32 -> float64"``, at the border and inside, with their count.
+        kernels: how often each Triton kernel is in it where it is lowered for a GPU: those that the function launches,
+            and with backend "triton" those of `jtbridge.kernels` (empty where Triton is not installed).
         constants: number and bytes of the closed-over tensors that became arrays.
         seconds: time to capture the forward graph.
     """
@@ -54,6 +60,7 @@ class Explanation:
     random: tuple[str, ...]
     mutated: tuple[str, ...]
     casts: dict[str, int]
+    kernels: dict[str, int]
     constants: tuple[int, int]
     seconds: float
 
@@ -70,6 +77,7 @@ class Explanation:
             ("random", ", ".join(self.random) or "none"),
             ("mutated", ", ".join(self.mutated) or "none"),
             ("dtype changes", _counts(self.casts)),
+            ("GPU kernels", _counts(self.kernels)),
             ("constants", f"{count} arrays, {size / 2**20:.1f} MiB" if count else "none"),
             ("captured in", f"{self.seconds:.2f} s"),
         ]
@@ -136,6 +144,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         random=_random(plan, nodes),
         mutated=tuple(plan.argument_names[i] for i in plan.behaviour.mutated),
         casts=_casts(plan, nodes),
+        kernels=_kernels(plan) if wrapped.backend in ("auto", "triton") else {},
         constants=(len(plan.constants), sum(t.numel() * t.element_size() for t in plan.constants)),
         seconds=seconds,
     )
@@ -166,6 +175,22 @@ def _random(plan: FlatFunction, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
     if not nodes and plan.behaviour.random_operator is not None:
         found = {plan.behaviour.random_operator}
     return tuple(sorted(found))
+
+
+def _kernels(plan: FlatFunction) -> dict[str, int]:
+    """The kernels in the translated function."""
+    if unavailable() is not None or refusal(plan) is not None:
+        return {}
+    found: collections.Counter[str] = collections.Counter()
+    pending = [translate(plan, kernels=True).jaxpr]
+    while pending:
+        jaxpr = pending.pop()
+        pending += subjaxprs(jaxpr)
+        for equation in jaxpr.eqns:
+            kernel = equation.params.get("step") or equation.params.get("launch")
+            if isinstance(kernel, Step | Launch):
+                found[kernel.name] += 1
+    return dict(found)
 
 
 def _casts(plan: FlatFunction, nodes: Sequence[fx.Node]) -> dict[str, int]:

@@ -117,7 +117,8 @@ def test_output_shapes_that_are_wrong_are_told_when_traced():
 
 
 def test_backend_error():
-    known = "Known: auto, triton (not built yet); xla (available); dlpack (available); callback (available)."
+    known = 'Known: auto, triton (it needs a GPU, the platform is "cpu"); xla (available); dlpack (available); '
+    known += "callback (available)."
     with pytest.raises(errors.BackendError) as caught:
         jtbridge.wrap(torch.sin, backend="cuda")
     assert str(caught.value) == f"There is no backend `cuda`. {known}"
@@ -132,8 +133,8 @@ def test_backend_error_when_it_cannot_run(jit: bool):
     with jtbridge.config(backend="triton"), pytest.raises(errors.BackendError) as caught:
         (jax.jit(f) if jit else f)(X)
     assert str(caught.value) == (
-        'Backend `triton` cannot run on platform "cpu": not built yet. Known: triton (not built yet); xla (available); '
-        "dlpack (available); callback (available)."
+        'Backend `triton` cannot run on platform "cpu": it needs a GPU, the platform is "cpu". Known: triton (it needs '
+        'a GPU, the platform is "cpu"); xla (available); dlpack (available); callback (available).'
     )
 
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import jax
 from jax.core import ShapedArray
-from jax.extend.core import jaxpr_as_fun
 from jax.interpreters import mlir
 
 from jtbridge._flat import ArrayType, TorchFunction
-from jtbridge.errors import BackendError
-from jtbridge.translate import jax_semantics, refusal, translate
+from jtbridge._triton import unavailable
+from jtbridge.translate import lower_program, refusal, translate
 
 
 class XlaBackend:
@@ -20,6 +19,7 @@ class XlaBackend:
 
     name = "xla"
     way = "translate"
+    kernels = False
 
     def unavailable(self, platform: str) -> str | None:
         del platform
@@ -29,35 +29,28 @@ class XlaBackend:
         return refusal(fn)
 
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
-        run = jaxpr_as_fun(translate(fn))
         # Inside shard_map the types here say over which mesh axes values vary, and the program's constants do not.
         inside = ctx.replace(avals_in=_plain(fn.in_types), avals_out=_plain(fn.out_types))
-        with jax_semantics():
-            return mlir.lower_fun(run, multiple_results=True)(inside, *operands)
+        return lower_program(inside, translate(fn, kernels=self.kernels), operands)
 
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         raise AssertionError("a translated function is compiled, not called")
 
 
-def _plain(types: Sequence[ArrayType]) -> list[ShapedArray]:
-    return [ShapedArray(type_.shape, type_.dtype) for type_ in types]
-
-
-class TritonBackend:
-    """As `xla`, with hot operators as Triton kernels. Not built yet."""
+class TritonBackend(XlaBackend):
+    """As `xla`, with the operators that `jtbridge.kernels` has kernels for as Triton kernels."""
 
     name = "triton"
-    way = "translate"
+    kernels = True
 
     def unavailable(self, platform: str) -> str | None:
-        del platform
-        return "not built yet"
+        if platform not in _GPUS:
+            return f'it needs a GPU, the platform is "{platform}"'
+        return unavailable()
 
-    def refuses(self, fn: TorchFunction) -> str | None:
-        return self.unavailable("")
 
-    def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
-        raise BackendError(f"Backend `{self.name}` is not built yet.")
+_GPUS = ("cuda", "rocm", "gpu")
 
-    def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        raise BackendError(f"Backend `{self.name}` is not built yet.")
+
+def _plain(types: Sequence[ArrayType]) -> list[ShapedArray]:
+    return [ShapedArray(type_.shape, type_.dtype) for type_ in types]

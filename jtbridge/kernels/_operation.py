@@ -7,9 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from ._linear import linear
-from ._step import Step
+from ._step import Fold, Step
 
 Saved = Callable[[Sequence[jax.Array], Sequence[jax.Array]], Sequence[jax.Array]]
 
@@ -25,36 +28,85 @@ class Operation:
         backward: ``(*saved, *cotangents) -> gradients``, one for each floating-point input.
         results: how many results there are.
         saved: ``(inputs, outputs of forward) -> saved``: what the backward needs.
+        alone: ``(*inputs) -> results``, where no derivative is taken; None: by `forward`.
+        fold: how a batch becomes part of the inputs before a derivative is taken, so that the gradient of an input
+            that all of the batch share is summed by the backward kernel, and never held for each. None: the batch
+            reaches the steps one by one.
     """
 
-    def __init__(self, forward: Step, backward: Step, *, results: int, saved: Saved):
-        self._forward = forward
-        self._backward = backward
+    def __init__(
+        self,
+        forward: Step,
+        backward: Step,
+        *,
+        results: int,
+        saved: Saved,
+        alone: Step | None = None,
+        fold: Fold | None = None,
+    ):
+        self.forward = forward
+        self.backward = backward
         self._results = results
         self._saved = saved
-        self._function = jax.custom_jvp(lambda *inputs: tuple(forward(*inputs)[:results]))
-        self._function.defjvp(self._jvp)
+        self.fold = fold
+        self.function = jax.custom_jvp(lambda *inputs: tuple((alone or forward)(*inputs)[:results]))
+        self.function.defjvp(self._jvp)
 
     def __call__(self, *inputs: jax.Array) -> tuple[jax.Array, ...]:
-        return self._function(*inputs)
+        if self.fold is None:
+            return self.function(*inputs)
+        return tuple(operation_p.bind(*(jnp.asarray(x) for x in inputs), operation=self))
 
     def _jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         count = len(primals)
         floating = [i for i, x in enumerate(primals) if jnp.issubdtype(x.dtype, jnp.floating)]
-        outputs = self._forward(*primals)
+        outputs = self.forward(*primals)
 
         def along(residuals: Sequence[Any], moved: Sequence[Any]) -> Sequence[Any]:
             def of_floating(*xs: Any) -> tuple[Any, ...]:
                 inputs = list(residuals[:count])
                 for i, x in zip(floating, xs, strict=True):
                     inputs[i] = x
-                return tuple(self._forward.reference(*inputs))[: self._results]
+                return tuple(self.forward.reference(*inputs))[: self._results]
 
             return jax.jvp(of_floating, tuple(residuals[i] for i in floating), tuple(moved))[1]
 
         def pull(residuals: Sequence[Any], cotangents: Sequence[Any]) -> Sequence[Any]:
-            return self._backward(*residuals[count:], *cotangents)
+            return self.backward(*residuals[count:], *cotangents)
 
         residuals = [*primals, *self._saved(primals, outputs)]
         moved = linear(along, pull, residuals, [tangents[i] for i in floating])
         return tuple(outputs[: self._results]), tuple(moved)
+
+
+operation_p = Primitive("kernel_operation")
+operation_p.multiple_results = True
+
+
+@operation_p.def_impl
+def _impl(*inputs: Any, operation: Operation) -> list[jax.Array]:
+    return list(operation.function(*inputs))
+
+
+@operation_p.def_abstract_eval
+def _abstract(*inputs: Any, operation: Operation) -> list[ShapedArray]:
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs]
+    return [ShapedArray(y.shape, y.dtype) for y in jax.eval_shape(operation.function, *shapes)]
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, operation: Operation) -> tuple[Any, Any]:
+    return jax.jvp(operation.function, tuple(primals), tuple(ad.instantiate_zeros(t) for t in tangents))
+
+
+def _batch(inputs: Sequence[Any], dims: Sequence[int | None], *, operation: Operation) -> tuple[Any, Any]:
+    moved = [x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(inputs, dims, strict=True)]
+    # A fold calls what it is given, and an operation is called like a step.
+    results = operation.fold and operation.fold(operation, [dim is not None for dim in dims], moved)  # type: ignore[arg-type]
+    if results is None:
+        results = jax.vmap(operation.function, [None if dim is None else 0 for dim in dims])(*moved)
+    return list(results), [0] * len(results)
+
+
+ad.primitive_jvps[operation_p] = _jvp
+batching.primitive_batchers[operation_p] = _batch
+mlir.register_lowering(operation_p, mlir.lower_fun(_impl, multiple_results=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,12 @@ class Step:
         self.reference = reference
         self.kernel = kernel
         self.fold = fold
+
+    @property
+    def name(self) -> str:
+        """What it computes: the folder and the function of its reference."""
+        function = self.reference.func if isinstance(self.reference, functools.partial) else self.reference
+        return f"{function.__module__.split('.')[-2]} {function.__name__}"
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
         return step_p.bind(*(jnp.asarray(x) for x in arrays), step=self)

@@ -47,7 +47,9 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
                 f"`{fn.flat.name}` is called, not translated, and a call out of XLA cannot be lowered for several "
                 f"platforms at once ({', '.join(platforms)}). Lower for one platform at a time."
             )
-        return chosen[0].lower(ctx.replace(avals_in=list(avals)), fn, operands)
+        # A program with Triton kernels has none of them on a platform without: it serves all.
+        widest = next((each for each in chosen if each.name == "triton"), chosen[0])
+        return widest.lower(ctx.replace(avals_in=list(avals)), fn, operands)
 
     primitive.def_impl(impl)
     primitive.def_abstract_eval(abstract_eval)

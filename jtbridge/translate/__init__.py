@@ -2,6 +2,7 @@
 
 from ._constants import constant_array, with_constants
 from ._interpret import describe, has_lowering
+from ._lower import lower_program
 from ._program import captured, graph_of, jax_semantics, refusal, translate
 from ._symbolic import hinted_shapes, is_symbolic, symbolic_program, torch_symbolic
 
@@ -14,6 +15,7 @@ __all__ = [
     "hinted_shapes",
     "is_symbolic",
     "jax_semantics",
+    "lower_program",
     "refusal",
     "symbolic_program",
     "torch_symbolic",

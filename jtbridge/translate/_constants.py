@@ -63,7 +63,7 @@ def with_constants(flat: FlatFunction, fn: Callable[..., Any]) -> FlatFunction:
     try:
         module = graph_of(flat)
     except TranslationError as error:
-        flat.translations[flat] = error.with_traceback(None)
+        flat.translations |= dict.fromkeys([(flat, False), (flat, True)], error.with_traceback(None))
         return flat
     surroundings = Surroundings(fn, flat, all_constants(module))
     constants = large_constants(module)

@@ -18,7 +18,7 @@ from jtbridge._dtypes import numpy_dtype
 from jtbridge._host import to_numpy
 from jtbridge.capture import from_bytes, origin, to_bytes
 from jtbridge.errors import LoweringError, TranslationError
-from jtbridge.lowerings import find
+from jtbridge.lowerings import find, find_by_kernel
 
 from ._decompose import decomposable, decomposition, tensor_inputs
 from ._fold import folded, needed
@@ -63,8 +63,9 @@ _PLAIN: Mapping[Any, Callable[..., Any]] = {
 class Interpretation:
     """A graph as a JAX function of its inputs. It is run, or batched by `jax.vmap`, with 64-bit types enabled."""
 
-    def __init__(self, module: fx.GraphModule, name: str, seed: int | None):
+    def __init__(self, module: fx.GraphModule, name: str, seed: int | None, *, kernels: bool = False):
         self.module = module
+        self._kernels = kernels  # whether to prefer a kernel to a lowering
         self._name = name
         self._seed = seed  # the input that random operators draw from
         known = folded(list(module.graph.nodes))
@@ -104,7 +105,11 @@ class Interpretation:
         lowering = find(node.target)
         with jax.named_scope(_scope(node)):
             try:
-                if lowering is None:
+                by_kernel = find_by_kernel(node.target) if self._kernels else None
+                value = NotImplemented if by_kernel is None else by_kernel(*args, node=node, key=key, **kwargs)
+                if value is not NotImplemented:
+                    pass
+                elif lowering is None:
                     value = self._decomposed(node, values, keys)
                 else:
                     value = lowering(*args, node=node, key=key, **kwargs)
@@ -124,7 +129,7 @@ class Interpretation:
         if reason is not None:
             raise TranslationError(f"`{self._name}`: in the decomposition of {describe(node)}, {reason}")
         arrays = [values[x] for x in tensor_inputs(node)]
-        results = Interpretation(module, self._name, None).run(arrays, keys)
+        results = Interpretation(module, self._name, None, kernels=self._kernels).run(arrays, keys)
         return results[0] if isinstance(node.meta["val"], torch.Tensor) else tuple(results)
 
     def _keys(self, arrays: Sequence[Any]) -> Keys:

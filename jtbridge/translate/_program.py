@@ -40,23 +40,28 @@ class Batched:
     size: int
 
 
-def translate(fn: TorchFunction) -> ClosedJaxpr:
+def translate(fn: TorchFunction, *, kernels: bool = False) -> ClosedJaxpr:
     """`fn` as a JAX program with 64-bit types inside.
+
+    Args:
+        fn: the function.
+        kernels: whether its operators are kernels (of `jtbridge.kernels`) where they can be.
 
     Raises:
         TranslationError: it cannot be translated; the message says why.
     """
     cache = fn.flat.translations
-    if fn not in cache:
+    key = (fn, kernels)
+    if key not in cache:
         try:
-            cache[fn] = _traced_in_jax(_run_of(_normalised(fn)), fn)
+            cache[key] = _traced_in_jax(_run_of(_normalised(fn), kernels), fn)
         except TranslationError as error:
-            cache[fn] = error.with_traceback(None)
+            cache[key] = error.with_traceback(None)
         except JtbridgeError:  # torch would refuse it too
             raise
         except Exception as error:  # noqa: BLE001  (whatever the reason, another backend may do)
-            cache[fn] = TranslationError(f"`{fn.flat.name}` cannot be translated: {type(error).__name__}: {error}")
-    found = cache[fn]
+            cache[key] = TranslationError(f"`{fn.flat.name}` cannot be translated: {type(error).__name__}: {error}")
+    found = cache[key]
     if isinstance(found, TranslationError):
         raise found
     return found
@@ -130,14 +135,14 @@ def _vjp(fn: Batched | TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...
     )
 
 
-def _run_of(fn: Batched | TorchFunction) -> Run:
+def _run_of(fn: Batched | TorchFunction, kernels: bool) -> Run:
     if isinstance(fn, Batched):
-        return _batched_run(fn)
-    return Interpretation(graph_of(fn), fn.flat.name, _seed_position(fn))
+        return _batched_run(fn, kernels)
+    return Interpretation(graph_of(fn), fn.flat.name, _seed_position(fn), kernels=kernels)
 
 
-def _batched_run(fn: Batched) -> Run:
-    row = _run_of(fn.inner)
+def _batched_run(fn: Batched, kernels: bool) -> Run:
+    row = _run_of(fn.inner, kernels)
 
     def run(*arrays: Any) -> list[Any]:
         if fn.size == 0:

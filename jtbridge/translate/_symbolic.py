@@ -11,9 +11,7 @@ from typing import Any
 
 import jax
 import torch
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
-from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import stablehlo
+from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import mlir
 from torch import fx
 
@@ -23,6 +21,7 @@ from jtbridge.capture import examples, trace_on
 from jtbridge.errors import TranslationError
 
 from ._interpret import Interpretation, obstacle
+from ._lower import lower_program
 from ._program import jax_semantics
 
 _HINTS = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
@@ -117,11 +116,7 @@ torch_symbolic_p.multiple_results = True
 
 
 def _lower(ctx: mlir.LoweringRuleContext, *args: Any, program: ClosedJaxpr) -> Sequence[Any]:
-    # The sizes are int32 while x64 is off, and the program computes with int64 ones.
-    wide = ir.RankedTensorType.get([], ir.IntegerType.get_signless(64))
-    sizes = tuple(stablehlo.convert(wide, size) for size in ctx.dim_var_values)
-    with jax_semantics():
-        return mlir.lower_fun(jaxpr_as_fun(program), multiple_results=True)(ctx.replace(dim_var_values=sizes), *args)
+    return lower_program(ctx, program, args)
 
 
 torch_symbolic_p.def_abstract_eval(lambda *_, program: program.out_avals)

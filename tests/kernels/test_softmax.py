@@ -41,7 +41,7 @@ def test_long_rows_are_taken_by_blocks(name, monkeypatch):
     f, theirs, _ = BOTH[name]
     monkeypatch.setattr(op, "_LONGEST", 64)
     monkeypatch.setattr(op, "_PIECE", 32)
-    op._operation.cache_clear()
+    op.operation.cache_clear()
     x = normal(3, 100).at[1, :40].set(-jnp.inf)
     assert_close(f(x), theirs(x))
     ct = normal(3, 100, seed=1)

@@ -22,7 +22,7 @@ def test_a_translated_function():
     report = jtbridge.explain(fn, X, jnp.zeros(4, jnp.int32), rng=jax.random.key(0))
     assert report.function == "fn(x: float32[2, 3], i: int32[4])"
     assert (report.backend, report.gradient) == ("xla", "xla")
-    assert report.reasons == {"triton": "not built yet"}
+    assert report.reasons == {"triton": 'it needs a GPU, the platform is "cpu"'}
     assert report.operators["aten.mm.default"] == 1
     assert report.random == ("aten.bernoulli.p",)
     assert report.mutated == ("x",)

@@ -121,3 +121,14 @@ def test_torchs_exported_program_can_be_wrapped(tmp_path: pathlib.Path, saved: b
     np.testing.assert_allclose(f(X), expected(X), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(f(X[:2]), expected(X[:2]), rtol=1e-6, atol=1e-6)
     assert jax.grad(lambda x: f(x).sum())(X).shape == X.shape
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_for_several_platforms_at_once(x64):
+    def fn(x):
+        return torch.where(x > 0, torch.log_softmax(x, -1), torch.nan_to_num(x)).cumsum(0)
+
+    with jax.enable_x64(x64):
+        x = np.float32([[1.0, -2.0, 0.5], [np.nan, 3.0, -1.0]])
+        saved = jax.export.export(jax.jit(jtbridge.wrap(fn, backend="xla")), platforms=("cpu", "cuda"))(x)
+        np.testing.assert_allclose(saved.call(x), fn(torch.from_numpy(x)), rtol=1e-5)

@@ -71,11 +71,12 @@ def _along(x: jax.Array, axis: int, log: bool) -> jax.Array:
     if supports(x):
         return (jax.nn.log_softmax if log else jax.nn.softmax)(x, axis)
     moved = jnp.moveaxis(x, axis, -1)
-    return jnp.moveaxis(_operation(log)(moved)[0], -1, axis)
+    return jnp.moveaxis(operation(log)(moved)[0], -1, axis)
 
 
 @functools.cache
-def _operation(log: bool) -> Operation:
+def operation(log: bool) -> Operation:
+    """Over the last dimension."""
     return Operation(
         forward=Step(functools.partial(reference.forward, log=log), functools.partial(_forward, log=log), leading()),
         backward=Step(functools.partial(reference.backward, log=log), functools.partial(_backward, log=log), leading()),

@@ -1,0 +1,23 @@
+"""Emitting a translated program, whose 64-bit types are on, as part of one where they may be off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import mlir
+
+from ._program import jax_semantics
+
+
+def lower_program(ctx: mlir.LoweringRuleContext, program: ClosedJaxpr, operands: Sequence[Any]) -> Sequence[Any]:
+    """The results of a program; `ctx` has the abstract values of its inputs and outputs."""
+    # Symbolic sizes, and the number of the platform among several, are int32 while x64 is off, and here int64.
+    wide = ir.RankedTensorType.get([], ir.IntegerType.get_signless(64))
+    sizes = tuple(stablehlo.convert(wide, size) for size in ctx.dim_var_values)
+    with jax_semantics():
+        run = mlir.lower_fun(jaxpr_as_fun(program), multiple_results=True)
+        return run(ctx.replace(dim_var_values=sizes), *operands)

@@ -1,0 +1,68 @@
+"""The `triton` backend: a translated graph whose operators are kernels where it is lowered for a GPU."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+
+from .harness import kernels_in, needs_compiler, needs_triton, normal, pretending
+
+pytestmark = [needs_triton, needs_compiler]
+
+X = normal(4, 6)
+
+
+def of_softmax(x):
+    return torch.softmax(x, -1).sin() + torch.log_softmax(x, 0)
+
+
+def test_operators_are_kernels_on_a_gpu_and_jnp_elsewhere():
+    f = jtbridge.wrap(of_softmax)
+    forward = ["softmax_forward"] * 2
+    assert sorted(kernels_in(f, X)) == forward
+    both = kernels_in(jax.grad(lambda x: f(x).sum()), X, platforms=("cpu", "cuda"))
+    assert sorted(both) == ["softmax_backward"] * 2 + forward
+    batched = kernels_in(jax.vmap(jax.grad(lambda x: f(x).sum())), normal(3, 4, 6))
+    assert sorted(batched) == ["softmax_backward"] * 2 + forward
+    assert "triton" not in jax.jit(f).lower(X).as_text()
+    np.testing.assert_allclose(f(X), of_softmax(torch.from_numpy(np.array(X))), rtol=1e-5, atol=1e-6)
+
+
+def test_xla_has_no_kernels():
+    assert kernels_in(jtbridge.wrap(of_softmax, backend="xla"), X) == []
+
+
+def test_what_a_kernel_does_not_take_is_lowered_in_jax():
+    assert kernels_in(jtbridge.wrap(of_softmax), np.float64([[1, 2]])) == ["softmax_forward"] * 2  # x64 is off
+    with jax.enable_x64(True):
+        assert kernels_in(jtbridge.wrap(of_softmax), jnp.ones((2, 3), jnp.float64)) == []
+
+
+def test_the_program_with_kernels_is_right_where_they_are_jnp():
+    f = jtbridge.wrap(of_softmax)
+    with pretending(90):
+        saved = jax.export.export(jax.jit(f), platforms=("cpu", "cuda"), disabled_checks=_KERNELS)(X)
+    np.testing.assert_allclose(saved.call(X), f(X), rtol=1e-6)
+
+
+def test_explain_names_the_kernels():
+    report = jtbridge.explain(of_softmax, X)
+    assert report.kernels == {"softmax forward": 2}
+    assert report.backend == "xla"
+    assert jtbridge.explain(jtbridge.wrap(of_softmax, backend="xla"), X).kernels == {}
+
+
+def test_it_says_why_it_is_not_there():
+    (status,) = [s for s in jtbridge.backends() if s.name == "triton"]
+    assert not status.available
+    assert status.reason == 'it needs a GPU, the platform is "cpu"'
+    with pytest.raises(jtbridge.errors.BackendError, match="it needs a GPU"):
+        jtbridge.wrap(torch.sin, backend="triton")(X)
+
+
+_KERNELS = [jax.export.DisabledSafetyCheck.custom_call("triton_kernel_call")]
