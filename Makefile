@@ -4,7 +4,8 @@
 #   make test                    style, types and tests
 #   make test-operators          every family of translated operators at its edge cases
 #   make test-kernels            Triton's kernels: interpreted, compiled for two GPUs, and lowered; no GPU needed
-#   make conformance             the operators of PyTorch's own test suite
+#   make conformance             the operators of PyTorch's own test suite, called
+#   make conformance-translated  the same, translated
 #   make bench                   the table of timings; ARGS="--quick --only bert" narrows it
 #   make test-gpu                the tests that need a CUDA device
 #   make test PY=python3         with an interpreter that has everything already; installs nothing
@@ -35,7 +36,8 @@ pip := $(PY) -m pip --disable-pip-version-check install --quiet
 # One process keeps one core busy: pytest runs $(JOBS) of them, and torch would start a thread per core in each.
 threads := OMP_NUM_THREADS=1
 
-.PHONY: help setup test test-operators test-kernels lint format conformance test-gpu demo bench clean
+.PHONY: help setup test test-operators test-kernels lint format conformance \
+	conformance-translated test-gpu demo bench clean
 
 help:
 	@sed -n '3,$${/^#/!q;s/^#//p}' Makefile
@@ -89,6 +91,9 @@ test-kernels: $(kernels-deps)
 
 conformance: $(test-deps)
 	$(threads) $(PY) -m tests.conformance --jobs $(JOBS) $(ARGS)
+
+conformance-translated: $(test-deps)
+	$(threads) $(PY) -m tests.conformance --backend xla --samples 1 --jobs $(JOBS) $(ARGS)
 
 test-gpu: $(test-deps)
 	$(PY) -m pytest -m gpu tests $(ARGS)
