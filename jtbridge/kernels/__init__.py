@@ -5,6 +5,8 @@ Each has a folder: ``reference.py`` (jnp), ``triton_kernel.py`` (device code, th
 """
 
 from .cross_entropy import cross_entropy as cross_entropy
+from .gated import geglu as geglu
+from .gated import swiglu as swiglu
 from .linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
 from .softmax import log_softmax as log_softmax
 from .softmax import softmax as softmax

@@ -1,0 +1,135 @@
+"""SwiGLU and GeGLU as JAX functions with derivatives and batching."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jtbridge.kernels._launch import launch
+from jtbridge.kernels._operation import Operation
+from jtbridge.kernels._shapes import FLOATS, unsupported_dtype
+from jtbridge.kernels._step import Step, leading
+
+from . import reference
+
+# Elements of a program: 8 for each of its threads, 16 bytes of float16.
+_BLOCK, _WARPS = 1024, 4
+
+
+def supports(gate: jax.Array, up: jax.Array) -> str | None:
+    """Why the kernel cannot run on two arrays of one shape; None if it can."""
+    return (
+        unsupported_dtype("gate", gate.dtype, FLOATS)
+        or (f"`gate` is {gate.dtype} and `up` is {up.dtype}" if gate.dtype != up.dtype else None)
+        or ("`gate` has no elements" if 0 in gate.shape else None)
+    )
+
+
+def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """``silu(gate) * up``, computed in float32 and rounded once.
+
+    By a Triton kernel, forward and backward, where the program is lowered for a GPU; in jnp elsewhere. Differentiable
+    to any order; the backward computes the activation again and saves nothing but the arguments.
+
+    Args:
+        gate: [...], float32, bfloat16 or float16; other dtypes take jnp's way.
+        up: like `gate`.
+
+    Returns:
+        An array like `gate`.
+
+    Raises:
+        ValueError: `gate` and `up` differ in shape.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jtbridge.kernels import swiglu
+        >>> swiglu(jnp.array([0.0, 100.0]), jnp.array([3.0, 2.0])).tolist()
+        [0.0, 200.0]
+
+    Source: Shazeer, arXiv:2002.05202.
+    """
+    return _gated(gate, up, "silu")
+
+
+def geglu(gate: jax.Array, up: jax.Array, *, approximate: str = "tanh") -> jax.Array:
+    """``gelu(gate) * up``, computed in float32 and rounded once; see :func:`swiglu`.
+
+    Args:
+        gate: [...], float32, bfloat16 or float16; other dtypes take jnp's way.
+        up: like `gate`.
+        approximate: "tanh", or "none" for the error function.
+
+    Returns:
+        An array like `gate`.
+
+    Raises:
+        ValueError: `gate` and `up` differ in shape, or `approximate` is neither.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jtbridge.kernels import geglu
+        >>> geglu(jnp.array([0.0, 100.0]), jnp.array([3.0, 2.0]), approximate="none").tolist()
+        [0.0, 200.0]
+
+    Source: Shazeer, arXiv:2002.05202; Hendrycks and Gimpel, arXiv:1606.08415.
+    """
+    if approximate not in ("tanh", "none"):
+        raise ValueError(f"`approximate` is {approximate!r}, not 'tanh' or 'none'")
+    return _gated(gate, up, "gelu_tanh" if approximate == "tanh" else "gelu")
+
+
+def _gated(gate: jax.Array, up: jax.Array, activation: str) -> jax.Array:
+    gate, up = jnp.asarray(gate), jnp.asarray(up)
+    if gate.shape != up.shape:
+        raise ValueError(f"`gate` is {gate.shape} and `up` is {up.shape}: they must have one shape")
+    if supports(gate, up):
+        return reference.activate(gate, activation) * up
+    return _operation(activation)(gate, up)[0]
+
+
+@functools.cache
+def _operation(activation: str) -> Operation:
+    of = functools.partial(functools.partial, activation=activation)
+    return Operation(
+        forward=Step(of(reference.forward), of(_forward), leading()),
+        backward=Step(of(reference.backward), of(_backward), leading()),
+        results=1,
+        saved=lambda inputs, outputs: inputs,
+    )
+
+
+def _forward(gate: jax.Array, up: jax.Array, *, activation: str) -> list[jax.Array]:
+    from .triton_kernel import gated_forward
+
+    return launch(
+        gated_forward,
+        gate,
+        up,
+        out_types=[jax.ShapeDtypeStruct(gate.shape, gate.dtype)],
+        grid=_grid(gate),
+        constants={"size": gate.size, "block": _BLOCK, "activation": activation},
+        num_warps=_WARPS,
+    )
+
+
+def _backward(gate: jax.Array, up: jax.Array, ct: jax.Array, *, activation: str) -> list[jax.Array]:
+    from .triton_kernel import gated_backward
+
+    return launch(
+        gated_backward,
+        gate,
+        up,
+        ct,
+        out_types=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (gate, up)],
+        grid=_grid(gate),
+        constants={"size": gate.size, "block": _BLOCK, "activation": activation},
+        num_warps=_WARPS,
+    )
+
+
+def _grid(x: jax.Array) -> tuple[int]:
+    return (math.ceil(x.size / _BLOCK),)

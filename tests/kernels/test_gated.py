@@ -1,0 +1,141 @@
+"""swiglu and geglu: in jnp, in Triton's interpreter, and as compiled."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jtbridge
+from jtbridge.kernels import geglu, swiglu
+from jtbridge.kernels.gated import supports
+
+from .harness import ARCHITECTURES, assert_close, compiled, kernels_in, launches, needs_compiler, needs_triton, normal
+
+gelu = torch.nn.functional.gelu
+ALL = {
+    "swiglu": (swiglu, lambda g, u: jax.nn.silu(g) * u, torch.nn.functional.silu),
+    "geglu": (geglu, lambda g, u: jax.nn.gelu(g) * u, functools.partial(gelu, approximate="tanh")),
+    "geglu exactly": (
+        functools.partial(geglu, approximate="none"),
+        lambda g, u: jax.nn.gelu(g, approximate=False) * u,
+        gelu,
+    ),
+}
+each = pytest.mark.parametrize("name", ALL)
+
+
+@each
+@settings(max_examples=15)
+@given(
+    shape=st.sampled_from([(1,), (7,), (1023,), (1024,), (3, 700), (2, 1, 5)]),
+    dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
+    seed=st.integers(0, 9),
+)
+def test_is_torchs(name, shape, dtype, seed):
+    f, _, activation = ALL[name]
+    gate, up, ct = (2 * normal(*shape, dtype=dtype, seed=seed + i) for i in range(3))
+    # torch rounds after the activation, so it is asked in float32.
+    tensors = [jtbridge.to_torch(x).float().requires_grad_() for x in (gate, up)]
+    want = activation(tensors[0]) * tensors[1]
+    want.backward(jtbridge.to_torch(ct).float())
+    got, pull = jax.vjp(f, gate, up)
+    assert_close(got, jtbridge.to_jax(want.detach()).astype(dtype))
+    assert_close(pull(ct), tuple(jtbridge.to_jax(t.grad).astype(dtype) for t in tensors))
+
+
+@each
+def test_far_from_zero(name):
+    f, theirs, _ = ALL[name]
+    gate = jnp.array([-8.0, -4.0, 0.0, 4.0, 8.0])
+    up = jnp.full(5, 3.0)
+    assert_close(f(gate, up), theirs(gate, up))
+    ours, want = (jax.grad(lambda g, h=h: h(g, up).sum())(gate) for h in (f, theirs))
+    assert_close(ours, want)
+
+
+@each
+def test_transforms(name):
+    f, theirs, _ = ALL[name]
+    gate, up = normal(3, 2, 5), normal(3, 2, 5, seed=1)
+
+    def loss(h):
+        return lambda g, u: (h(g, u) ** 2).sum()
+
+    for axes in [(0, 0), (1, 1), (0, None), (None, 0)]:
+        args = [gate if axes[0] is not None else gate[0], up if axes[1] is not None else up[0]]
+        batched = {h: jax.vmap(loss(h), axes) for h in (f, theirs)}
+        ours, want = (jax.vmap(jax.grad(loss(h), (0, 1)), axes)(*args) for h in (f, theirs))
+        assert_close(ours, want, factor=2)
+        ours, want = (jax.grad(lambda *xs, g=g: g(*xs).sum(), (0, 1))(*args) for g in batched.values())
+        assert_close(ours, want, factor=2)
+    small = (gate[0, 0, :3], up[0, 0, :3])
+    assert_close(jax.hessian(loss(f), (0, 1))(*small), jax.hessian(loss(theirs), (0, 1))(*small), factor=4)
+    twice = [jax.jacrev(jax.jacrev(loss(h), (0, 1)), (0, 1))(*small) for h in (f, theirs)]
+    assert_close(*twice, factor=4)
+    along = [jax.jvp(loss(h), (gate, up), (up, gate))[1] for h in (f, theirs)]
+    assert_close(*along, factor=4)
+
+
+def test_what_the_kernel_does_not_take_goes_jnps_way():
+    x = jnp.zeros((2, 3))
+    assert supports(x, x) is None
+    assert supports(x[:0], x[:0]) == "`gate` has no elements"
+    assert supports(x.astype(int), x) == "`gate` is int32, the kernel takes float32, bfloat16, float16"
+    assert supports(x.astype("float16"), x) == "`gate` is float16 and `up` is float32"
+    assert swiglu(x[:0], x[:0]).shape == (0, 3)
+    assert swiglu(jnp.ones(2, "float16"), jnp.ones(2, "float16")).dtype == "float16"
+
+
+def test_double_precision_stays_double(x64):
+    gate = jnp.linspace(-3, 3, 7)
+    assert swiglu(gate, gate).dtype == "float64"
+    assert jnp.allclose(swiglu(gate, gate), gate**2 / (1 + jnp.exp(-gate)), rtol=1e-14)
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match=r"^`gate` is \(2,\) and `up` is \(3,\): they must have one shape$"):
+        swiglu(jnp.zeros(2), jnp.zeros(3))
+    with pytest.raises(ValueError, match=r"^`approximate` is 'erf', not 'tanh' or 'none'$"):
+        geglu(jnp.zeros(2), jnp.zeros(2), approximate="erf")
+
+
+def _forward_and_backward(f):
+    def both(gate, up, ct):
+        y, pull = jax.vjp(f, gate, up)
+        return y, pull(ct)
+
+    return both
+
+
+@needs_triton
+@needs_compiler
+@each
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("size", "dtype"), [(12_345, "bfloat16"), (4096, "float32")])
+def test_compiles_without_spilling(name, architecture, size, dtype, tmp_path):
+    x = normal(size, dtype=dtype)
+    found = launches(_forward_and_backward(ALL[name][0]), x, x, x)
+    assert [launch.kernel.__name__ for launch in found] == ["gated_forward", "gated_backward"]
+    for launch in found:
+        usage = compiled(launch, architecture, tmp_path)
+        assert usage.spilled == 0
+        assert usage.registers <= 64
+        assert usage.shared == 0
+
+
+@needs_triton
+@needs_compiler
+@pytest.mark.parametrize("platforms", [("cuda",), ("cpu", "cuda")])
+def test_one_program_has_the_kernels_for_a_gpu(platforms):
+    x = normal(2, 100)
+    assert kernels_in(_forward_and_backward(swiglu), x, x, x, platforms=platforms) == [
+        "gated_forward",
+        "gated_backward",
+    ]
+    assert "triton" not in jax.jit(swiglu).lower(x, x).as_text()
