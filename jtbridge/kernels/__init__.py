@@ -8,5 +8,7 @@ from .cross_entropy import cross_entropy as cross_entropy
 from .gated import geglu as geglu
 from .gated import swiglu as swiglu
 from .linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+from .norms import layer_norm as layer_norm
+from .norms import rms_norm as rms_norm
 from .softmax import log_softmax as log_softmax
 from .softmax import softmax as softmax

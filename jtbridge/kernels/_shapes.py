@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._step import Fold, Step
+
 FLOATS = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
 
 
@@ -37,3 +39,32 @@ def row_block(n: int, most: int, piece: int) -> int:
 def warps(block: int) -> int:
     """Warps for a program over a block: 8 to 16 elements a thread, up to 16 warps."""
     return min(16, max(1, block // 256))
+
+
+def accumulated(x: jax.Array) -> np.dtype:
+    """What sums over a floating-point array are taken in: float32, or float64 for that."""
+    return np.dtype("float64" if x.dtype == np.dtype("float64") else "float32")
+
+
+def grouped(shared: Sequence[int]) -> Fold:
+    """For steps whose arguments and results begin with an axis of groups: a batch of `b` is `b` times the groups.
+
+    The arguments in `shared` may have one group for all, then each of them. What they get as gradients is by group all
+    the same.
+    """
+
+    def fold(step: Step, batched: Sequence[bool], arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        size = next(x.shape[0] for b, x in zip(batched, arrays, strict=True) if b)
+        groups = max(x.shape[b] for b, x in zip(batched, arrays, strict=True))
+        one = not any(batched[i] or arrays[i].shape[0] > 1 for i in shared)
+
+        def merged(i: int, b: bool, x: jax.Array) -> jax.Array:
+            if one and i in shared:
+                return x
+            inner = x.shape[b + 1 :]
+            return jnp.broadcast_to(x if b else x[None], (size, groups, *inner)).reshape(size * groups, *inner)
+
+        results = step(*(merged(i, b, x) for i, (b, x) in enumerate(zip(batched, arrays, strict=True))))
+        return [y.reshape(size, groups, *y.shape[1:]) for y in results]
+
+    return fold

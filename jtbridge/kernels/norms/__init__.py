@@ -1,0 +1,5 @@
+"""Layer normalization and root mean square normalization."""
+
+from .op import layer_norm as layer_norm
+from .op import rms_norm as rms_norm
+from .op import supports as supports

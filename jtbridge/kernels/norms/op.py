@@ -1,0 +1,304 @@
+"""Layer and root mean square normalization as JAX functions with derivatives and batching."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jtbridge.kernels._launch import launch
+from jtbridge.kernels._operation import Operation
+from jtbridge.kernels._shapes import FLOATS, grouped, next_power_of_2, unsupported_dtype
+from jtbridge.kernels._step import Step
+
+from . import reference
+from .reference import Norm
+
+# The longest row that a program holds in registers: in the backward, the row's gradients and the sums over rows too.
+_LONGEST, _LONGEST_BACKWARD = 16384, 8192
+# Elements that a program takes at a time: of a longer row, and of rows together where they are shorter.
+_PIECE, _TILE, _TILE_BACKWARD = 4096, 1024, 2048
+# Columns of a longer row that a program adds up, and how many rows it takes at a time.
+_COLUMNS, _COLUMN_ROWS = 1024, 4
+# Elements that the programs adding up gradients of weights hold together: what an H100 has room for, 8192 on each of
+# its 132 multiprocessors. More programs would wait for their turn, and leave more sums behind.
+_ROOM = 132 * 8192
+# Bytes of shared memory for rows on their way to a program of 8192 elements, which has a multiprocessor for itself.
+_SHARED = 96 * 1024
+
+
+def supports(
+    x: jax.Array, weight: jax.Array | None = None, bias: jax.Array | None = None, residual: jax.Array | None = None
+) -> str | None:
+    """Why the kernel cannot run on ``x[..., n]``; None if it can."""
+    for name, array in {"x": x, "weight": weight, "bias": bias, "residual": residual}.items():
+        if array is not None and (reason := unsupported_dtype(name, array.dtype, FLOATS)):
+            return reason
+    return "`x` has no elements" if 0 in x.shape else None
+
+
+def layer_norm(
+    x: jax.Array,
+    weight: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    *,
+    eps: float = 1e-5,
+    residual: jax.Array | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """``(x - mean) / sqrt(variance + eps) * weight + bias`` over the last dimension, accumulated in float32.
+
+    By Triton kernels, forward and backward, where the program is lowered for a GPU; in jnp elsewhere. Differentiable
+    to any order, and batched by folding the batch into the rows, over weights of their own too.
+
+    Args:
+        x: [..., n], float32, bfloat16 or float16; other floating-point dtypes take jnp's way.
+        weight: [n], of any of these dtypes; None: 1.
+        bias: [n], of any of these dtypes; None: 0.
+        eps: added to the variance.
+        residual: like `x`, added to it first; the sum is rounded to its dtype and returned as well.
+
+    Returns:
+        An array like `x`; with a `residual` that and ``x + residual``.
+
+    Raises:
+        TypeError: an argument is not of a real floating-point dtype, or `residual` not of that of `x`.
+        ValueError: `weight` or `bias` is not [n], `residual` not of the shape of `x`, or `x` has no dimension.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jtbridge.kernels import layer_norm
+        >>> layer_norm(jnp.array([1.0, 3.0]), bias=jnp.array([1.0, 1.0])).round(3).tolist()
+        [0.0, 2.0]
+
+    Source: Ba, Kiros and Hinton, arXiv:1607.06450.
+    """
+    return _normalized(x, weight, bias, residual, centered=True, eps=eps, offset=0.0)
+
+
+def rms_norm(
+    x: jax.Array,
+    weight: jax.Array | None = None,
+    *,
+    eps: float = 1e-6,
+    residual: jax.Array | None = None,
+    offset: float = 0.0,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """``x / sqrt(mean(x**2) + eps) * (offset + weight)`` over the last dimension, accumulated in float32.
+
+    As :func:`layer_norm`, which see.
+
+    Args:
+        x: [..., n], float32, bfloat16 or float16; other floating-point dtypes take jnp's way.
+        weight: [n], of any of these dtypes; None: the result is not scaled.
+        eps: added to the mean square.
+        residual: like `x`, added to it first; the sum is rounded to its dtype and returned as well.
+        offset: added to the weight; 1 for Gemma's.
+
+    Returns:
+        An array like `x`; with a `residual` that and ``x + residual``.
+
+    Raises:
+        TypeError: an argument is not of a real floating-point dtype, or `residual` not of that of `x`.
+        ValueError: `weight` is not [n], `residual` not of the shape of `x`, or `x` has no dimension.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jtbridge.kernels import rms_norm
+        >>> rms_norm(jnp.array([3.0, -3.0]), jnp.array([1.0, 2.0])).round(3).tolist()
+        [1.0, -2.0]
+
+    Source: Zhang and Sennrich, arXiv:1910.07467.
+    """
+    return _normalized(x, weight, None, residual, centered=False, eps=eps, offset=offset)
+
+
+def _normalized(
+    x: jax.Array,
+    weight: jax.Array | None,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    *,
+    centered: bool,
+    eps: float,
+    offset: float,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    x = jnp.asarray(x)
+    weight, bias, residual = (None if array is None else jnp.asarray(array) for array in (weight, bias, residual))
+    _check(x, weight, bias, residual)
+    norm = Norm(centered, float(eps), float(offset), residual is not None, weight is not None, bias is not None)
+    count = math.prod(x.shape[:-1])
+    rows = [array.reshape(1, count, x.shape[-1]) for array in (x, residual) if array is not None]
+    arrays = [*rows, *(array[None] for array in (weight, bias) if array is not None)]
+    if supports(x, weight, bias, residual):
+        results = reference.forward(*arrays, norm=norm)[:-1]
+    else:
+        results = _operation(norm, tuple(str(array.dtype) for array in (weight, bias) if array is not None))(*arrays)
+    shaped = [y.reshape(x.shape) for y in results]
+    return (shaped[0], shaped[1]) if norm.residual else shaped[0]
+
+
+def _check(x: jax.Array, weight: jax.Array | None, bias: jax.Array | None, residual: jax.Array | None) -> None:
+    given = {"x": x, "weight": weight, "bias": bias, "residual": residual}
+    for name, array in given.items():
+        if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
+            raise TypeError(f"`{name}` is {array.dtype}, not of a real floating-point dtype")
+    if x.ndim == 0:
+        raise ValueError("`x` has no dimension to be normalized over")
+    for name in ("weight", "bias"):
+        array = given[name]
+        if array is not None and array.shape != x.shape[-1:]:
+            raise ValueError(f"`{name}` is {array.shape} where `x` is {x.shape}: it must be {x.shape[-1:]}")
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(f"`residual` is {residual.shape} where `x` is {x.shape}: they must have one shape")
+    if residual is not None and residual.dtype != x.dtype:
+        raise TypeError(f"`residual` is {residual.dtype} where `x` is {x.dtype}: they must have one dtype")
+
+
+@functools.cache
+def _operation(norm: Norm, dtypes: tuple[str, ...]) -> Operation:
+    def saved(inputs: Sequence[jax.Array], outputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        weight = inputs[1 + norm.residual :][: norm.weight]
+        return outputs[1] if norm.residual else inputs[0], *weight, outputs[-1]
+
+    forward_weights = range(1 + norm.residual, 1 + norm.residual + norm.weight + norm.bias)
+    return Operation(
+        forward=Step(
+            functools.partial(reference.forward, norm=norm),
+            functools.partial(_forward, norm=norm),
+            grouped(shared=forward_weights),
+        ),
+        backward=Step(
+            functools.partial(reference.backward, norm=norm, dtypes=dtypes),
+            functools.partial(_backward, norm=norm, dtypes=dtypes),
+            grouped(shared=[1] * norm.weight),
+        ),
+        results=1 + norm.residual,
+        saved=saved,
+    )
+
+
+def _warps(elements: int) -> int:
+    """Warps for a program: 16 elements a thread."""
+    return min(16, max(1, elements // 512))
+
+
+def _tile(rows: int, block: int, most: int) -> int:
+    """How many rows of a block a program takes together."""
+    return min(next_power_of_2(rows), max(1, most // block), 64)
+
+
+def _forward(*arrays: jax.Array, norm: Norm) -> list[jax.Array]:
+    from .triton_kernel import norm_forward, norm_forward_pieces
+
+    x, *others = arrays
+    groups, group, n = x.shape
+    given = iter(others)
+    # In the place of what is not there stands x, which is not read.
+    residual, weight, bias = (next(given) if there else x for there in (norm.residual, norm.weight, norm.bias))
+    rows = groups * group
+    whole = n <= _LONGEST
+    block = next_power_of_2(n) if whole else _PIECE
+    tile = _tile(rows, block, _TILE)
+    shared = any(array.shape[0] == 1 for array in others[norm.residual :]) or not (norm.weight or norm.bias)
+    y, h, statistics = launch(
+        norm_forward if whole else norm_forward_pieces,
+        *(x, residual, weight, bias),
+        out_types=[
+            jax.ShapeDtypeStruct(x.shape, x.dtype),
+            jax.ShapeDtypeStruct(x.shape if norm.residual else (1,), x.dtype),
+            jax.ShapeDtypeStruct((groups, group, norm.statistics), jnp.float32),
+        ],
+        grid=(math.ceil(rows / tile) if whole else rows,),
+        constants={
+            "rows": rows,
+            "group": rows if shared else group,
+            "n": n,
+            "eps": norm.eps,
+            "offset": norm.offset,
+            "centered": norm.centered,
+            "has_residual": norm.residual,
+            "has_weight": norm.weight,
+            "has_bias": norm.bias,
+            **({"tile": tile} if whole else {}),
+            "block": block,
+        },
+        num_warps=_warps(tile * block),
+    )
+    return [y, *([h] if norm.residual else []), statistics]
+
+
+def _backward(*arrays: jax.Array, norm: Norm, dtypes: Sequence[str]) -> list[jax.Array]:
+    from .triton_kernel import norm_backward
+
+    given = iter(arrays)
+    x = next(given)
+    weight = next(given) if norm.weight else x
+    statistics, ct = next(given), next(given)
+    ct_h = next(given) if norm.residual else x
+    groups, group, n = x.shape
+    whole = n <= _LONGEST_BACKWARD
+    block = next_power_of_2(n) if whole else _COLUMNS
+    tile = _tile(group, block, _TILE_BACKWARD) if whole else min(next_power_of_2(group), _COLUMN_ROWS)
+    sums = x if whole else _row_sums(x, weight, statistics, ct, norm=norm)
+    pieces = math.ceil(n / block)
+    count = norm.weight + norm.bias
+    programs = math.ceil(group / tile)
+    if count:
+        programs = min(programs, max(1, _ROOM // (groups * pieces * tile * block)))
+    in_flight = (2 + norm.residual) * tile * block * x.dtype.itemsize
+    grad, partial = launch(
+        norm_backward,
+        *(x, weight, statistics, ct, ct_h, sums),
+        out_types=[
+            jax.ShapeDtypeStruct(x.shape, x.dtype),
+            jax.ShapeDtypeStruct((groups, programs, count, n) if count else (1,), jnp.float32),
+        ],
+        grid=(groups * programs, pieces),
+        constants={
+            "group": group,
+            "per_group": norm.weight and weight.shape[0] > 1,
+            "n": n,
+            "offset": norm.offset,
+            "centered": norm.centered,
+            "has_residual": norm.residual,
+            "has_weight": norm.weight,
+            "has_bias": norm.bias,
+            "programs": programs,
+            "tile": tile,
+            "block": block,
+            "stages": min(3, 1 + _SHARED // in_flight),
+        },
+        num_warps=_warps(tile * block),
+    )
+    of_weights = partial.sum(1) if count else partial
+    return [
+        *([grad] * (1 + norm.residual)),
+        *(of_weights[:, i].astype(dtype) for i, dtype in enumerate(dtypes)),
+    ]
+
+
+def _row_sums(x: jax.Array, weight: jax.Array, statistics: jax.Array, ct: jax.Array, *, norm: Norm) -> jax.Array:
+    """For rows that are taken by columns: what their gradient needs of all of a row."""
+    from .triton_kernel import norm_backward_sums
+
+    groups, group, n = x.shape
+    (sums,) = launch(
+        norm_backward_sums,
+        *(x, weight, statistics, ct),
+        out_types=[jax.ShapeDtypeStruct((groups, group, 2), jnp.float32)],
+        grid=(groups * group,),
+        constants={
+            "rows": groups * group,
+            "group": group if norm.weight and weight.shape[0] > 1 else groups * group,
+            "n": n,
+            "offset": norm.offset,
+            "centered": norm.centered,
+            "has_weight": norm.weight,
+            "block": _PIECE,
+        },
+        num_warps=_warps(_PIECE),
+    )
+    return sums

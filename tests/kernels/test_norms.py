@@ -1,0 +1,284 @@
+"""layer_norm and rms_norm: in jnp, in Triton's interpreter, and as compiled."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jtbridge
+from jtbridge.kernels import layer_norm, rms_norm
+from jtbridge.kernels.norms import op, supports
+
+from .harness import ARCHITECTURES, assert_close, compiled, kernels_in, launches, needs_compiler, needs_triton, normal
+
+DTYPES = st.sampled_from(["float32", "bfloat16", "float16"])
+# Sums over a few hundred products of rounded numbers, and the reference's own rounding of what it saves.
+SUMS = 4
+
+
+def layer(x, weight=None, bias=None, *, eps=1e-5, residual=None):
+    """layer_norm written out."""
+    h = x if residual is None else x + residual
+    centred = h - h.mean(-1, keepdims=True)
+    y = centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + eps)
+    y = y if weight is None else y * weight
+    y = y if bias is None else y + bias
+    return y if residual is None else (y, h)
+
+
+def rms(x, weight=None, *, eps=1e-6, residual=None, offset=0.0):
+    """rms_norm written out."""
+    h = x if residual is None else x + residual
+    y = h / jnp.sqrt(jnp.square(h).mean(-1, keepdims=True) + eps)
+    y = y if weight is None else y * (offset + weight)
+    return y if residual is None else (y, h)
+
+
+BOTH = {"layer_norm": (layer_norm, layer, 2), "rms_norm": (rms_norm, rms, 1)}
+both = pytest.mark.parametrize("name", BOTH)
+
+
+def _weights(name, n, dtype="float32", batch=()):
+    return tuple(normal(*batch, n, dtype=dtype, seed=7 + i) for i in range(BOTH[name][2]))
+
+
+def _pulled(f):
+    """What `f` gives, and the gradients of its arguments."""
+
+    def run(ct, *args):
+        y, pull = jax.vjp(f, *args)
+        return y, pull(ct)
+
+    return run
+
+
+@settings(max_examples=15)
+@given(rows=st.integers(1, 9), n=st.integers(5, 150), dtype=DTYPES, affine=st.sampled_from(["", "w", "b", "wb"]))
+def test_layer_norm_is_torchs(rows, n, dtype, affine):
+    x, ct = 3 * normal(rows, n, dtype=dtype, seed=n) + 1, normal(rows, n, dtype=dtype, seed=1)
+    given = {name: normal(n, dtype=dtype, seed=i) for i, name in enumerate(["weight", "bias"]) if name[0] in affine}
+    tensor = jtbridge.to_torch(x).float().requires_grad_()
+    tensors = {name: jtbridge.to_torch(w).float().requires_grad_() for name, w in given.items()}
+    want = torch.nn.functional.layer_norm(tensor, (n,), **tensors)
+    want.backward(jtbridge.to_torch(ct).float())
+    got, (grad, grads) = _pulled(lambda x, given: layer_norm(x, **given))(ct, x, given)
+    assert_close(got, jtbridge.to_jax(want.detach()).astype(dtype))
+    assert_close(grad, jtbridge.to_jax(tensor.grad).astype(dtype), factor=SUMS)
+    for key, value in grads.items():
+        assert_close(value, jtbridge.to_jax(tensors[key].grad).astype(dtype), factor=SUMS)
+
+
+@settings(max_examples=15)
+@given(
+    rows=st.integers(1, 9), n=st.integers(5, 150), dtype=DTYPES, affine=st.booleans(), offset=st.sampled_from([0, 1])
+)
+def test_rms_norm_is_torchs(rows, n, dtype, affine, offset):
+    x, ct = 3 * normal(rows, n, dtype=dtype, seed=n), normal(rows, n, dtype=dtype, seed=1)
+    given = {"weight": normal(n, dtype=dtype, seed=3)} if affine else {}
+    tensor = jtbridge.to_torch(x).float().requires_grad_()
+    tensors = {name: jtbridge.to_torch(w).float().requires_grad_() for name, w in given.items()}
+    want = torch.nn.functional.rms_norm(tensor, (n,), **{k: v + offset for k, v in tensors.items()}, eps=1e-3)
+    want.backward(jtbridge.to_torch(ct).float())
+    f = functools.partial(rms_norm, eps=1e-3, offset=offset)
+    got, (grad, grads) = _pulled(lambda x, given: f(x, **given))(ct, x, given)
+    assert_close(got, jtbridge.to_jax(want.detach()).astype(dtype))
+    assert_close(grad, jtbridge.to_jax(tensor.grad).astype(dtype), factor=SUMS)
+    for key, value in grads.items():
+        assert_close(value, jtbridge.to_jax(tensors[key].grad).astype(dtype), factor=SUMS)
+
+
+@both
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_rows_of_a_few_numbers(name, n):
+    f, theirs, _ = BOTH[name]
+    x, ct = normal(40, n), normal(40, n, seed=1)
+    weights = _weights(name, n)
+    # So few numbers are their signs, whatever their scale, and their gradient is what cancelling leaves: not so here.
+    ours, want = (_pulled(functools.partial(h, eps=1.0))(ct, x, *weights) for h in (f, theirs))
+    assert_close(ours, want, factor=SUMS)
+
+
+@both
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_residual_is_added_and_returned(name, dtype):
+    f, theirs, _ = BOTH[name]
+    x, residual, ct, ct_h = (normal(5, 33, dtype=dtype, seed=i) for i in range(4))
+    weights = _weights(name, 33)
+
+    def wide(x, residual, *weights):
+        y, h = theirs(x.astype(jnp.float32), *weights, residual=residual.astype(jnp.float32))
+        return y.astype(dtype), h.astype(dtype)
+
+    got = _pulled(lambda x, r, *w: f(x, *w, residual=r))((ct, ct_h), x, residual, *weights)
+    want = _pulled(wide)((ct, ct_h), x, residual, *weights)
+    assert got[0][1].dtype == dtype
+    assert (got[1][0] == got[1][1]).all()
+    # The result is of the sum as it was rounded.
+    assert_close(got[0], want[0], factor=2)
+    assert_close(got[1][:2], want[1][:2], factor=SUMS)
+    rounding = 1 if dtype == "float32" else 2e4  # float32 sums of numbers rounded to bfloat16
+    assert_close(got[1][2:], want[1][2:], factor=rounding * SUMS)
+
+
+@both
+@pytest.mark.parametrize("residual", [False, True])
+def test_long_rows_are_taken_by_pieces(name, residual, monkeypatch):
+    f, theirs, _ = BOTH[name]
+    for limit, value in {"_LONGEST": 64, "_LONGEST_BACKWARD": 64, "_PIECE": 32, "_COLUMNS": 32, "_ROOM": 512}.items():
+        monkeypatch.setattr(op, limit, value)
+    op._operation.cache_clear()
+    x, ct = 100 + normal(7, 100), normal(7, 100, seed=1)  # a mean that would cancel
+    weights = _weights(name, 100)
+    args = (x, *([x - 200] if residual else []), *weights)
+    cts = (ct, 2 * ct) if residual else ct
+
+    def of(h):
+        return _pulled((lambda x, r, *w: h(x, *w, residual=r)) if residual else h)
+
+    assert_close(of(f)(cts, *args), of(theirs)(cts, *args), factor=8)
+    batched = [jax.vmap(of(h))(*jax.tree.map(lambda a: jnp.stack([a, a[::-1]]), (cts, *args))) for h in (f, theirs)]
+    assert_close(*batched, factor=8)
+    op._operation.cache_clear()
+
+
+@both
+def test_programs_take_several_rows(name, monkeypatch):
+    f, theirs, _ = BOTH[name]
+    monkeypatch.setattr(op, "_ROOM", 3 * 64)
+    monkeypatch.setattr(op, "_TILE_BACKWARD", 32)
+    op._operation.cache_clear()
+    x, ct = normal(23, 13), normal(23, 13, seed=1)
+    weights = _weights(name, 13)
+    assert_close(_pulled(f)(ct, x, *weights), _pulled(theirs)(ct, x, *weights), factor=SUMS)
+    op._operation.cache_clear()
+
+
+@both
+def test_vmap_over_rows_and_weights(name):
+    f, theirs, count = BOTH[name]
+    ct = normal(3, 2, 5)
+    for x_axis, axis in [(0, 0), (1, None), (None, 1)]:
+        x = normal(3, 2, 5, seed=1) if x_axis != 1 else normal(2, 3, 5, seed=1)
+        x = x if x_axis is not None else x[0]
+        weights = _weights(name, 5, batch=() if axis is None else (3,))
+        weights = tuple(w.T if axis == 1 else w for w in weights)
+        axes = (0, x_axis, *[axis] * count)
+        got, want = (jax.vmap(_pulled(h), axes)(ct, x, *weights) for h in (f, theirs))
+        assert_close(got, want, factor=SUMS)
+    # One weight is batched, the others are not.
+    weights = (normal(3, 5), *_weights(name, 5)[1:])
+    axes = (0, 0, 0, *[None] * (count - 1))
+    got, want = (jax.vmap(_pulled(h), axes)(ct, normal(3, 2, 5, seed=1), *weights) for h in (f, theirs))
+    assert_close(got, want, factor=SUMS)
+    cts, xs = normal(2, 3, 4, 5), normal(2, 3, 4, 5, seed=1)
+    inner = _weights(name, 5, batch=(3,))
+    got, want = (jax.vmap(lambda ct, x, h=h: jax.vmap(_pulled(h))(ct, x, *inner))(cts, xs) for h in (f, theirs))
+    assert_close(got, want, factor=SUMS)
+    outer = _weights(name, 5, batch=(2,))
+    nested = (jax.vmap(jax.vmap(_pulled(h), (0, 0, *[None] * count)))(cts, xs, *outer) for h in (f, theirs))
+    assert_close(*nested, factor=SUMS)
+
+
+@both
+def test_derivatives(name):
+    f, theirs, _ = BOTH[name]
+    x = normal(2, 3)
+    weights = _weights(name, 3)
+    every = tuple(range(1 + len(weights)))
+
+    def loss(h):
+        return lambda *args: (h(*args) ** 3).sum()
+
+    small = (x, *weights)
+    assert_close(jax.hessian(loss(f), every)(*small), jax.hessian(loss(theirs), every)(*small), factor=16)
+    twice = [jax.jacrev(jax.jacrev(loss(h), every), every)(*small) for h in (f, theirs)]
+    assert_close(*twice, factor=16)
+    along = [jax.jvp(loss(h), small, small[:1] + weights)[1] for h in (f, theirs)]
+    assert_close(*along, factor=8)
+    through = [
+        jax.grad(lambda *a, h=h: jax.vmap(loss(h), (0, *[None] * len(weights)))(*a).sum(), every) for h in (f, theirs)
+    ]
+    assert_close(through[0](*small), through[1](*small), factor=8)
+
+
+def test_what_the_kernel_does_not_take_goes_jnps_way():
+    x = jnp.zeros((2, 3))
+    assert supports(x, x[0], x[0], x) is None
+    assert supports(x[:0]) == "`x` has no elements"
+    assert layer_norm(x[:0], x[0], residual=x[:0])[0].shape == (0, 3)
+    assert rms_norm(x[:, :0]).shape == (2, 0)
+    assert rms_norm(x[:0, :0]).shape == (0, 0)
+    assert layer_norm(x[0]).shape == (3,)
+
+
+def test_double_precision_stays_double(x64):
+    x, weight = jnp.linspace(-3, 3, 8).reshape(2, 4), jnp.arange(4.0)
+    assert supports(x) == "`x` is float64, the kernel takes float32, bfloat16, float16"
+    assert jnp.allclose(layer_norm(x, weight), layer(x, weight), rtol=1e-14)
+    assert rms_norm(x).dtype == "float64"
+
+
+def test_what_is_refused():
+    x = jnp.zeros((2, 3))
+    with pytest.raises(TypeError, match=r"^`x` is int32, not of a real floating-point dtype$"):
+        layer_norm(jnp.zeros(3, int))
+    with pytest.raises(ValueError, match=r"^`x` has no dimension to be normalized over$"):
+        rms_norm(jnp.zeros(()))
+    with pytest.raises(ValueError, match=r"^`weight` is \(2,\) where `x` is \(2, 3\): it must be \(3,\)$"):
+        rms_norm(x, jnp.zeros(2))
+    with pytest.raises(ValueError, match=r"^`residual` is \(3,\) where `x` is \(2, 3\): they must have one shape$"):
+        rms_norm(x, residual=x[0])
+    with pytest.raises(TypeError, match=r"^`residual` is float16 where `x` is float32: they must have one dtype$"):
+        layer_norm(x, residual=x.astype("float16"))
+
+
+@needs_triton
+@needs_compiler
+@both
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("n", "dtype", "residual"),
+    [
+        (100, "bfloat16", False),
+        (4096, "bfloat16", True),
+        (8192, "float32", True),
+        (16384, "bfloat16", True),
+        (50_000, "bfloat16", False),
+    ],
+)
+def test_compiles_without_spilling(name, architecture, n, dtype, residual, tmp_path):
+    f, _, _ = BOTH[name]
+    x = jnp.zeros((300, n), dtype)
+    args = (x, *([x] if residual else []), *_weights(name, n))
+    fn = _pulled((lambda x, r, *w: f(x, *w, residual=r)) if residual else f)
+    found = launches(fn, (x, x) if residual else x, *args)
+    longer = ["norm_backward_sums"] if n > 8192 else []
+    assert [launch.kernel.__name__ for launch in found] == [
+        "norm_forward" if n <= 16384 else "norm_forward_pieces",
+        *longer,
+        "norm_backward",
+    ]
+    for launch in found:
+        usage = compiled(launch, architecture, tmp_path)
+        assert usage.spilled == 0
+        assert usage.registers * 32 * launch.num_warps <= 65536
+        # Of an A100's 163 KiB and an H100's 227 for a program; rows on their way are in the backward alone.
+        assert usage.shared <= (97 * 1024 if usage.name == "norm_backward" else 4096)
+
+
+@needs_triton
+@needs_compiler
+@pytest.mark.parametrize("platforms", [("cuda",), ("cpu", "cuda")])
+def test_one_program_has_the_kernels_for_a_gpu(platforms):
+    x = normal(2, 100)
+    assert kernels_in(_pulled(rms_norm), x, x, x[0], platforms=platforms) == ["norm_forward", "norm_backward"]
+    many = jax.vmap(_pulled(rms_norm))
+    x = normal(3, 2, 100)
+    assert kernels_in(many, x, x, x[:, 0], platforms=platforms) == ["norm_forward", "norm_backward"]
+    assert "triton" not in jax.jit(rms_norm).lower(x).as_text()
