@@ -10,5 +10,7 @@ from .gated import swiglu as swiglu
 from .linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
 from .norms import layer_norm as layer_norm
 from .norms import rms_norm as rms_norm
+from .rope import rope as rope
+from .rope import rope_qk as rope_qk
 from .softmax import log_softmax as log_softmax
 from .softmax import softmax as softmax

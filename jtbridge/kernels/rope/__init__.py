@@ -1,0 +1,5 @@
+"""Rotary position embedding."""
+
+from .op import rope as rope
+from .op import rope_qk as rope_qk
+from .op import supports as supports

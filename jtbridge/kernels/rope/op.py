@@ -1,0 +1,178 @@
+"""Rotary position embedding as a JAX function with derivatives and batching."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jtbridge.kernels._launch import launch
+from jtbridge.kernels._operation import Operation
+from jtbridge.kernels._shapes import FLOATS, grouped, next_power_of_2, unsupported_dtype
+from jtbridge.kernels._step import Step
+
+from . import reference
+
+# Elements of a half that a program takes for one head, 8 for each of its threads, and how many heads.
+_BLOCK, _WARPS, _HEADS = 1024, 4, 4
+# Tokens times d stay below this, so that places in a table of angles fit into 32 bits.
+_LARGEST = 2**31
+
+
+def supports(cos: jax.Array, sin: jax.Array, *xs: jax.Array) -> str | None:
+    """Why the kernel cannot run on some ``x[..., heads, tokens, d]``; None if it can."""
+    for name, array in [*(("x", x) for x in xs), ("cos", cos), ("sin", sin)]:
+        if reason := unsupported_dtype(name, array.dtype, FLOATS):
+            return reason
+    if any(x.dtype != xs[0].dtype for x in xs):
+        return f"`q` is {xs[0].dtype} and `k` is {xs[1].dtype}"
+    if any(0 in x.shape for x in xs):
+        return "`x` has no elements"
+    return None if math.prod(cos.shape[-2:]) < _LARGEST else "`cos` is larger than 2**31 elements"
+
+
+def rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """``x * cos + rotate_half(x) * sin``, where ``rotate_half((a, b)) = (-b, a)`` of the halves of the last dimension.
+
+    As Hugging Face's models have it, computed in float32 and rounded once. By a Triton kernel, forward and backward,
+    where the program is lowered for a GPU; in jnp elsewhere. Differentiable to any order, in cos and sin too, which
+    may be any numbers; batched by folding, over angles of their own too.
+
+    Args:
+        x: [..., heads, tokens, d], float32, bfloat16 or float16; other floating-point dtypes take jnp's way.
+        cos: [tokens, d], or [..., tokens, d] with all that x has before the heads; of any of these dtypes.
+        sin: like `cos`.
+
+    Returns:
+        An array like `x`.
+
+    Raises:
+        ValueError: d is odd, or a shape is none of these.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jtbridge.kernels import rope
+        >>> quarter_turn = jnp.zeros((1, 2)), jnp.ones((1, 2))
+        >>> rope(jnp.array([[[1.0, 2.0]]]), *quarter_turn).tolist()
+        [[[-2.0, 1.0]]]
+
+    Source: Su et al., arXiv:2104.09864; transformers, `apply_rotary_pos_emb` of Llama.
+    """
+    return _rotated(cos, sin, x=x)[0]
+
+
+def rope_qk(q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """:func:`rope` of queries and keys, in one launch.
+
+    Args:
+        q: [..., heads, tokens, d], float32, bfloat16 or float16; other floating-point dtypes take jnp's way.
+        k: [..., heads, tokens, d], like `q` but for the number of heads.
+        cos: [tokens, d], or [..., tokens, d] with all that q has before the heads; of any of these dtypes.
+        sin: like `cos`.
+
+    Returns:
+        Arrays like `q` and `k`.
+
+    Raises:
+        ValueError: d is odd, or a shape is none of these.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jtbridge.kernels import rope_qk
+        >>> q, k = rope_qk(jnp.ones((4, 3, 2)), jnp.ones((1, 3, 2)), jnp.zeros((3, 2)), jnp.ones((3, 2)))
+        >>> q[0, 0].tolist(), k.shape
+        ([-1.0, 1.0], (1, 3, 2))
+    """
+    first, second = _rotated(cos, sin, q=q, k=k)
+    return first, second
+
+
+def _rotated(cos: jax.Array, sin: jax.Array, **named: jax.Array) -> list[jax.Array]:
+    cos, sin = jnp.asarray(cos), jnp.asarray(sin)
+    named = {name: jnp.asarray(x) for name, x in named.items()}
+    _check(cos, sin, named)
+    xs = list(named.values())
+    leading, (tokens, d) = xs[0].shape[:-3], xs[0].shape[-2:]
+    arrays = [
+        *(x.reshape(1, math.prod(leading), *x.shape[-3:]) for x in xs),
+        *(angle.reshape(1, math.prod(angle.shape[:-2]), tokens, d) for angle in (cos, sin)),
+    ]
+    results = reference.forward(*arrays) if supports(cos, sin, *xs) else _operation(len(xs))(*arrays)
+    return [y.reshape(x.shape) for x, y in zip(xs, results, strict=True)]
+
+
+def _check(cos: jax.Array, sin: jax.Array, named: dict[str, jax.Array]) -> None:
+    (name, x), *others = named.items()
+    if x.ndim < 3 or x.shape[-1] % 2:
+        raise ValueError(f"`{name}` is {x.shape}: it must be [..., heads, tokens, d] with an even d")
+    for other, y in others:
+        if (*y.shape[:-3], *y.shape[-2:]) != (*x.shape[:-3], *x.shape[-2:]) or y.ndim < 3:
+            raise ValueError(f"`{name}` is {x.shape} and `{other}` is {y.shape}: only the heads, -3, may differ")
+    for other, y in {"cos": cos, "sin": sin}.items():
+        if y.shape != cos.shape or y.shape not in (x.shape[-2:], (*x.shape[:-3], *x.shape[-2:])):
+            raise ValueError(
+                f"`{other}` is {y.shape} where `{name}` is {x.shape}: cos and sin must both be {x.shape[-2:]} or "
+                f"{(*x.shape[:-3], *x.shape[-2:])}"
+            )
+
+
+@functools.cache
+def _operation(count: int) -> Operation:
+    angles = (count, count + 1)
+    return Operation(
+        forward=Step(reference.forward, _forward, grouped(shared=angles)),
+        backward=Step(reference.backward, _backward, grouped(shared=angles)),
+        results=count,
+        saved=lambda inputs, outputs: inputs,
+    )
+
+
+def _forward(*arrays: jax.Array) -> list[jax.Array]:
+    *xs, cos, sin = arrays
+    return _launched(xs, cos, sin, transposed=False)
+
+
+def _backward(*arrays: jax.Array) -> list[jax.Array]:
+    count = (len(arrays) - 2) // 2
+    cos, sin = arrays[count : count + 2]
+    grads = _launched(arrays[count + 2 :], cos, sin, transposed=True)
+    # The angles' gradients are seldom wanted, and XLA leaves out what is not.
+    return [*grads, *reference.angle_gradients(*arrays)]
+
+
+def _launched(xs: Sequence[jax.Array], cos: jax.Array, sin: jax.Array, *, transposed: bool) -> list[jax.Array]:
+    from .triton_kernel import rope_rotate
+
+    groups, batches, _, tokens, d = xs[0].shape
+    heads = [x.shape[2] for x in xs] + [0] * (2 - len(xs))
+    half_block = next_power_of_2(d // 2)
+    token_block = min(next_power_of_2(tokens), max(1, _BLOCK // half_block))
+    head_block = min(next_power_of_2(max(heads)), _HEADS)
+    blocks = sum(math.ceil(h / head_block) for h in heads)
+    results = launch(
+        rope_rotate,
+        *(xs[0], xs[-1], cos, sin),
+        # In the place of a second array that is not there, one that is not written.
+        out_types=[
+            jax.ShapeDtypeStruct(x.shape if h else (1,), x.dtype) for x, h in zip((xs[0], xs[-1]), heads, strict=True)
+        ],
+        grid=(groups * batches * blocks * math.ceil(tokens / token_block),),
+        constants={
+            "batches": batches,
+            "tokens": tokens,
+            "half": d // 2,
+            "q_heads": heads[0],
+            "k_heads": heads[1],
+            "group_stride": cos.size // cos.shape[0] if cos.shape[0] > 1 else 0,
+            "batch_stride": tokens * d if cos.shape[1] > 1 else 0,
+            "transposed": transposed,
+            "head_block": head_block,
+            "token_block": token_block,
+            "half_block": half_block,
+        },
+        num_warps=min(_WARPS, max(1, token_block * half_block // 256)),
+    )
+    return results[: len(xs)]

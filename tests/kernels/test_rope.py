@@ -1,0 +1,178 @@
+"""rope and rope_qk: in jnp, in Triton's interpreter, and as compiled."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jtbridge
+from jtbridge.kernels import rope, rope_qk
+from jtbridge.kernels.rope import op, supports
+
+from .harness import ARCHITECTURES, assert_close, compiled, kernels_in, launches, needs_compiler, needs_triton, normal
+
+# Gradients of angles are sums over heads and batches.
+SUMS = 4
+
+
+def formula(x, cos, sin):
+    """`apply_rotary_pos_emb` of transformers' Llama, for jnp and for torch, with angles of all the heads."""
+    concatenate = torch.cat if isinstance(x, torch.Tensor) else jnp.concatenate
+    half = x.shape[-1] // 2
+    rotated = concatenate((-x[..., half:], x[..., :half]), -1)
+    return x * cos[..., None, :, :] + rotated * sin[..., None, :, :]
+
+
+def _pulled(f):
+    """What `f` gives, and the gradients of its arguments."""
+
+    def run(ct, *args):
+        y, pull = jax.vjp(f, *args)
+        return y, pull(ct)
+
+    return run
+
+
+@settings(max_examples=15)
+@given(
+    heads=st.tuples(st.integers(1, 6), st.integers(1, 3)),
+    tokens=st.integers(1, 7),
+    half=st.integers(1, 20),
+    dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
+    of_batch=st.booleans(),
+)
+def test_is_torchs(heads, tokens, half, dtype, of_batch):
+    xs = [normal(2, h, tokens, 2 * half, dtype=dtype, seed=i) for i, h in enumerate(heads)]
+    # The halves of angles differ, as they may, and are no cosines.
+    angles = [normal(*[2] * of_batch, tokens, 2 * half, dtype=dtype, seed=2 + i) for i in range(2)]
+    cts = [normal(*x.shape, dtype=dtype, seed=4 + i) for i, x in enumerate(xs)]
+    tensors = [jtbridge.to_torch(x).float().requires_grad_() for x in (*xs, *angles)]
+    want = [formula(tensor, *tensors[2:]) for tensor in tensors[:2]]
+    torch.autograd.backward(want, [jtbridge.to_torch(ct).float() for ct in cts])
+    got, grads = _pulled(rope_qk)(tuple(cts), *xs, *angles)
+    assert_close(got, tuple(jtbridge.to_jax(y.detach()).astype(dtype) for y in want))
+    wanted = tuple(jtbridge.to_jax(t.grad).astype(dtype) for t in tensors)
+    assert_close(grads[:2], wanted[:2])
+    assert_close(grads[2:], wanted[2:], factor=SUMS)
+    assert_close(rope(xs[0], *angles), got[0])
+    assert_close(_pulled(rope)(cts[0], xs[0], *angles)[1][0], grads[0])
+
+
+def test_many_tokens_take_many_programs(monkeypatch):
+    monkeypatch.setattr(op, "_BLOCK", 16)
+    monkeypatch.setattr(op, "_HEADS", 2)
+    op._operation.cache_clear()
+    q, k, cos, sin = normal(2, 5, 9, 6), normal(2, 3, 9, 6, seed=1), normal(9, 6, seed=2), normal(9, 6, seed=3)
+    cts = (q[:, ::-1], k[:, ::-1])
+    want = _pulled(lambda q, k, *angles: (formula(q, *angles), formula(k, *angles)))(cts, q, k, cos, sin)
+    assert_close(_pulled(rope_qk)(cts, q, k, cos, sin), want, factor=SUMS)
+    op._operation.cache_clear()
+
+
+@pytest.mark.parametrize("leading", [(), (2,), (2, 3)])
+def test_leading_dimensions(leading):
+    x, ct = normal(*leading, 2, 3, 4), normal(*leading, 2, 3, 4, seed=1)
+    for shape in [(3, 4), (*leading, 3, 4)]:
+        cos, sin = normal(*shape, seed=2), normal(*shape, seed=3)
+        assert_close(_pulled(rope)(ct, x, cos, sin), _pulled(formula)(ct, x, cos, sin), factor=SUMS)
+
+
+def test_angles_of_another_dtype():
+    x, cos, sin = normal(2, 3, 4, dtype="bfloat16"), normal(3, 4, seed=1), normal(3, 4, seed=2)
+    y, grads = _pulled(rope)(x, x, cos, sin)
+    want, wanted = _pulled(formula)(x.astype("float32"), x.astype("float32"), cos, sin)
+    assert_close((y, grads[0]), (want.astype("bfloat16"), wanted[0].astype("bfloat16")))
+    assert_close(grads[1:], wanted[1:], factor=SUMS)
+
+
+@pytest.mark.parametrize("axes", [(0, 0, 0), (1, None, None), (None, 0, 1), (0, None, 0)])
+@pytest.mark.parametrize("of_batch", [False, True])
+def test_vmap(axes, of_batch):
+    def array(axis, *shape, seed):
+        return normal(*shape, seed=seed) if axis is None else normal(*shape[:axis], 3, *shape[axis:], seed=seed)
+
+    shape = (*[2] * of_batch, 3, 4)
+    x = array(axes[0], 2, 2, 3, 4, seed=1)
+    angles = [array(axis, *shape, seed=2 + i) for i, axis in enumerate(axes[1:])]
+    ct = normal(3, 2, 2, 3, 4)
+    got, want = (jax.vmap(_pulled(h), (0, *axes))(ct, x, *angles) for h in (rope, formula))
+    assert_close(got, want, factor=SUMS)
+    # A batch of batches.
+    twice = [
+        jax.vmap(jax.vmap(_pulled(h), (0, *axes)), (0, 0, None, None))(ct[None], x[None], *angles)
+        for h in (rope, formula)
+    ]
+    assert_close(*twice, factor=SUMS)
+
+
+def test_derivatives():
+    args = (normal(2, 2, 4), normal(2, 4, seed=1), normal(2, 4, seed=2))
+
+    def loss(h):
+        return lambda *args: (h(*args) ** 3).sum()
+
+    every = (0, 1, 2)
+    assert_close(jax.hessian(loss(rope), every)(*args), jax.hessian(loss(formula), every)(*args), factor=SUMS)
+    twice = [jax.jacrev(jax.jacrev(loss(h), every), every)(*args) for h in (rope, formula)]
+    assert_close(*twice, factor=SUMS)
+    assert_close(*(jax.jvp(loss(h), args, args)[1] for h in (rope, formula)), factor=SUMS)
+    batched = [jax.grad(lambda *a, h=h: jax.vmap(loss(h), (0, None, None))(*a).sum(), every) for h in (rope, formula)]
+    assert_close(*(g(args[0][None], *args[1:]) for g in batched), factor=SUMS)
+
+
+def test_what_the_kernel_does_not_take_goes_jnps_way():
+    x, cos = jnp.zeros((1, 2, 3, 4)), jnp.zeros((3, 4))
+    assert supports(cos, cos, x) is None
+    assert supports(cos, cos, x[:0]) == "`x` has no elements"
+    assert supports(cos, cos, x, x.astype("float16")) == "`q` is float32 and `k` is float16"
+    assert supports(cos.astype(int), cos, x) == "`cos` is int32, the kernel takes float32, bfloat16, float16"
+    assert rope(x[:0], cos, cos).shape == (0, 2, 3, 4)
+    assert [y.shape for y in rope_qk(x, x[:, :0], cos, cos)] == [(1, 2, 3, 4), (1, 0, 3, 4)]
+
+
+def test_double_precision_stays_double(x64):
+    x, cos = jnp.linspace(0, 1, 24).reshape(2, 3, 4), jnp.linspace(1, 2, 12).reshape(3, 4)
+    assert jnp.allclose(rope(x, cos, cos), formula(x, cos, cos), rtol=1e-15)
+
+
+def test_what_is_refused():
+    x, cos = jnp.zeros((1, 2, 3, 4)), jnp.zeros((3, 4))
+    with pytest.raises(
+        ValueError, match=r"^`x` is \(1, 2, 3, 3\): it must be \[..., heads, tokens, d\] with an even d$"
+    ):
+        rope(x[..., :3], cos, cos)
+    with pytest.raises(ValueError, match=r"^`q` is \(1, 2, 3, 4\) and `k` is \(1, 2, 2, 4\): only the heads, -3, may"):
+        rope_qk(x, x[:, :, :2], cos, cos)
+    with pytest.raises(ValueError, match=r"^`sin` is \(2, 4\) where `x` is \(1, 2, 3, 4\): cos and sin must both be"):
+        rope(x, cos, cos[:2])
+
+
+@needs_triton
+@needs_compiler
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("d", "dtype"), [(128, "bfloat16"), (64, "float32"), (80, "float16")])
+def test_compiles_without_spilling(architecture, d, dtype, tmp_path):
+    q, k, angle = jnp.zeros((2, 8, 64, d), dtype), jnp.zeros((2, 2, 64, d), dtype), jnp.zeros((2, 64, d), dtype)
+    found = launches(_pulled(rope_qk), (q, k), q, k, angle, angle)
+    assert [launch.kernel.__name__ for launch in found] == ["rope_rotate", "rope_rotate"]
+    for launch in found:
+        usage = compiled(launch, architecture, tmp_path)
+        assert usage.spilled == 0
+        assert usage.registers <= 128
+        assert usage.shared == 0
+
+
+@needs_triton
+@needs_compiler
+@pytest.mark.parametrize("platforms", [("cuda",), ("cpu", "cuda")])
+def test_one_program_has_the_kernels_for_a_gpu(platforms):
+    x, cos = normal(2, 3, 4), normal(3, 4)
+    assert kernels_in(_pulled(rope_qk), (x, x), x, x, cos, cos, platforms=platforms) == ["rope_rotate"] * 2
+    many = jax.vmap(_pulled(rope))
+    xs, angles = x[None], cos[None]
+    assert kernels_in(many, xs, xs, angles, angles, platforms=platforms) == ["rope_rotate"] * 2
+    assert "triton" not in jax.jit(rope).lower(x, cos, cos).as_text()
