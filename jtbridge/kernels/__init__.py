@@ -8,6 +8,7 @@ from .cross_entropy import cross_entropy as cross_entropy
 from .gated import geglu as geglu
 from .gated import swiglu as swiglu
 from .linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+from .matmul import matmul as matmul
 from .norms import layer_norm as layer_norm
 from .norms import rms_norm as rms_norm
 from .rope import rope as rope

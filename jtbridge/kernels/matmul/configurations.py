@@ -1,0 +1,65 @@
+"""How the kernel is launched: blocks, warps and pipeline stages, by shape.
+
+Every configuration fits the shared memory of compute capability 8.0 (163 KB) and 9.0 (227 KB) for the elements that it
+is listed for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+Kind = Literal["half", "tf32", "ieee"]
+
+# What a chip has of multiprocessors, about: 108 of an A100, 132 of an H100.
+_MULTIPROCESSORS = 108
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """A program takes `block_m` x `block_n` of the result, and `block_k` of the sum at a time."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    group: int = 8  # rows of blocks that go through the columns together, so that both stay in the cache
+
+
+# From the largest blocks to the smallest: large ones read the least, small ones make the most programs.
+CONFIGURATIONS: dict[Kind, tuple[Configuration, ...]] = {
+    "half": (
+        Configuration(128, 256, 64, num_warps=8, num_stages=3),
+        Configuration(128, 128, 64, num_warps=8, num_stages=4),
+        Configuration(128, 64, 64, num_warps=4, num_stages=4),
+        Configuration(64, 64, 64, num_warps=4, num_stages=5),
+        Configuration(32, 64, 128, num_warps=4, num_stages=4),
+        Configuration(16, 64, 128, num_warps=4, num_stages=5),
+        Configuration(16, 32, 128, num_warps=4, num_stages=6),
+    ),
+    "tf32": (
+        Configuration(128, 128, 32, num_warps=8, num_stages=4),
+        Configuration(64, 64, 32, num_warps=4, num_stages=4),
+        Configuration(16, 64, 64, num_warps=4, num_stages=4),
+    ),
+    # Without tensor cores: each thread has an 8 x 8 or smaller part of the result in registers.
+    "ieee": (
+        Configuration(128, 64, 16, num_warps=4, num_stages=3),
+        Configuration(64, 64, 16, num_warps=4, num_stages=3),
+        Configuration(32, 32, 32, num_warps=4, num_stages=3),
+        Configuration(16, 32, 32, num_warps=2, num_stages=3),
+    ),
+}
+
+
+def choose(kind: Kind, m: int, n: int) -> Configuration:
+    """The largest blocks of which no side is twice that of the result or more, and that make a program for each
+    multiprocessor; if none do, those that fit and make the most programs."""
+    fitting = [c for c in CONFIGURATIONS[kind] if c.block_m < max(2 * m, 17) and c.block_n < max(2 * n, 33)]
+    fitting = fitting or [CONFIGURATIONS[kind][-1]]
+
+    def programs(c: Configuration) -> int:
+        return -(-m // c.block_m) * -(-n // c.block_n)
+
+    return next((c for c in fitting if programs(c) >= _MULTIPROCESSORS), max(fitting, key=programs))

@@ -1,0 +1,151 @@
+"""Matrix product as a JAX function with derivatives and batching."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jtbridge.kernels._launch import launch
+from jtbridge.kernels._operation import Operation
+from jtbridge.kernels._shapes import FLOATS, unsupported_dtype
+from jtbridge.kernels._step import Step, leading
+
+from . import reference
+from .configurations import choose
+from .reference import ACTIVATIONS, PRECISIONS, Activation, Precision
+
+
+def supports(a: jax.Array, b: jax.Array, bias: jax.Array | None = None) -> str | None:
+    """Why the kernel cannot multiply ``a[..., m, k]`` with a matrix `b`; None if it can."""
+    for name, x in (("b", b), ("bias", bias)):
+        if x is not None and x.dtype != a.dtype:
+            return f"`{name}` is {x.dtype}, but `a` {a.dtype}"
+    return (
+        unsupported_dtype("a", a.dtype, FLOATS)
+        or ("`a` has no elements" if 0 in a.shape else None)
+        or ("`b` has no elements" if 0 in b.shape else None)
+    )
+
+
+def matmul(
+    a: jax.Array,
+    b: jax.Array,
+    bias: jax.Array | None = None,
+    *,
+    activation: Activation | None = None,
+    transpose_b: bool = False,
+    precision: Precision = "ieee",
+) -> jax.Array:
+    """``activation(a @ b + bias)``, accumulated in float32 and rounded once.
+
+    By a Triton kernel, with bias and activation in its epilogue, where the program is lowered for a GPU; in jnp
+    elsewhere. Reverse mode multiplies by XLA's products (cuBLAS on a GPU); where there is an activation, the forward
+    then keeps what it was applied to. Differentiable to any order, and batched by folding the batch into the rows of
+    `a`; a batch of `b` is a loop.
+
+    Args:
+        a: [..., m, k], float32, bfloat16 or float16; other dtypes take jnp's way.
+        b: [k, n], of the dtype of `a`; [n, k] with `transpose_b`.
+        bias: [n], of the dtype of `a`, or None.
+        activation: "relu", "gelu" (by the error function), "gelu_tanh", "silu", or None.
+        transpose_b: whether `b` is given as a linear layer's weight, [n, k].
+        precision: of products of float32: "ieee"; on tensor cores "tf32x3", nearly as exact, or "tf32", with ten bits.
+
+    Returns:
+        [..., m, n], of the dtype of `a`.
+
+    Raises:
+        ValueError: the shapes do not fit, or an option is none of the above.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jtbridge.kernels import matmul
+        >>> matmul(jnp.ones((2, 3)), jnp.ones((3, 1)), jnp.array([-4.0]), activation="relu").tolist()
+        [[0.0], [0.0]]
+
+    Source: Tillet et al., Triton, MAPL 2019; Hendrycks and Gimpel, Gaussian error linear units, arXiv:1606.08415.
+    """
+    a, b = jnp.asarray(a), jnp.asarray(b)
+    bias = None if bias is None else jnp.asarray(bias)
+    _check(a, b, bias, activation, transpose_b, precision)
+    options = {"activation": activation, "transpose_b": transpose_b, "precision": precision}
+    given = a, b, jnp.zeros(0, a.dtype) if bias is None else bias
+    if supports(a, b, bias):
+        return reference.forward(*given, **options)[0]
+    return _operation(**options)(*given)[0]
+
+
+def _check(
+    a: jax.Array, b: jax.Array, bias: jax.Array | None, activation: str | None, transpose_b: bool, precision: str
+) -> None:
+    if activation not in (None, *ACTIVATIONS):
+        raise ValueError(f"`activation` is {activation!r}, expected None or one of {', '.join(ACTIVATIONS)}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"`precision` is {precision!r}, expected one of {', '.join(PRECISIONS)}")
+    expected = "[n, k]" if transpose_b else "[k, n]"
+    if a.ndim < 2 or b.ndim != 2 or b.shape[transpose_b] != a.shape[-1]:
+        raise ValueError(f"`b` has shape {b.shape}, but `a` {a.shape}: expected {expected} and [..., m, k]")
+    if bias is not None and bias.shape != (b.shape[1 - transpose_b],):
+        raise ValueError(f"`bias` has shape {bias.shape}, but `b` {b.shape}: expected [n], where `b` is {expected}")
+
+
+@functools.cache
+def _operation(activation: Activation | None, transpose_b: bool, precision: Precision) -> Operation:
+    options: dict[str, Any] = {"activation": activation, "transpose_b": transpose_b, "precision": precision}
+    forward = functools.partial(reference.forward, **options)
+    backward = functools.partial(reference.backward, **options)
+    shared = leading(shared=(1, 2))
+    return Operation(
+        forward=Step(forward, functools.partial(_forward, **options, saving=activation is not None), shared),
+        backward=Step(backward, backward),
+        results=1,
+        saved=lambda inputs, outputs: [*inputs, *outputs[1:]],
+        alone=Step(lambda *inputs: forward(*inputs)[:1], functools.partial(_forward, **options, saving=False), shared),
+        fold=shared,
+    )
+
+
+def _forward(
+    a: jax.Array,
+    b: jax.Array,
+    bias: jax.Array,
+    *,
+    activation: Activation | None,
+    transpose_b: bool,
+    precision: Precision,
+    saving: bool,
+) -> list[jax.Array]:
+    from .triton_kernel import matmul_forward, matmul_forward_saving
+
+    m, k = math.prod(a.shape[:-1]), a.shape[-1]
+    n = b.shape[1 - transpose_b]
+    kind = "half" if a.dtype != jnp.float32 else "ieee" if precision == "ieee" else "tf32"
+    chosen = choose(kind, m, n)
+    out_type = jax.ShapeDtypeStruct((*a.shape[:-1], n), a.dtype)
+    return launch(
+        matmul_forward_saving if saving else matmul_forward,
+        a,
+        b,
+        bias if bias.size else b,  # which is not read
+        out_types=[out_type] * (1 + saving),
+        grid=(-(-m // chosen.block_m) * -(-n // chosen.block_n),),
+        constants={
+            "m": m,
+            "n": n,
+            "k": k,
+            "block_m": chosen.block_m,
+            "block_n": chosen.block_n,
+            "block_k": chosen.block_k,
+            "group": chosen.group,
+            "biased": bias.size > 0,
+            "transpose_b": transpose_b,
+            "activation": activation,
+            "precision": precision,
+        },
+        num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
+    )
