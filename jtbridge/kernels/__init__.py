@@ -4,6 +4,7 @@ Each has a folder: ``reference.py`` (jnp), ``triton_kernel.py`` (device code, th
 ``op.py`` (the public function, when its kernel applies, its derivatives and its batching rule).
 """
 
+from .attention import attention as attention
 from .cross_entropy import cross_entropy as cross_entropy
 from .gated import geglu as geglu
 from .gated import swiglu as swiglu

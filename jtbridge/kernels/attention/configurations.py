@@ -25,40 +25,40 @@ class Configuration:
 FORWARD = {
     (16, 2): Configuration(128, 64, 4, 3),
     (32, 2): Configuration(128, 64, 4, 3),
-    (64, 2): Configuration(128, 128, 8, 3),
+    (64, 2): Configuration(128, 128, 4, 3),
     (128, 2): Configuration(128, 64, 8, 3),
-    (256, 2): Configuration(128, 32, 8, 2),
+    (256, 2): Configuration(128, 64, 8, 2),
     (16, 4): Configuration(64, 64, 4, 2),
     (32, 4): Configuration(64, 64, 4, 2),
     (64, 4): Configuration(64, 32, 4, 2),
-    (128, 4): Configuration(64, 32, 8, 2),
-    (256, 4): Configuration(32, 32, 8, 1),
+    (128, 4): Configuration(32, 32, 4, 2),
+    (256, 4): Configuration(16, 16, 4, 1),
 }
 # By blocks of queries, for the gradient of the queries.
 BACKWARD_QUERY = {
     (16, 2): Configuration(128, 64, 4, 3),
     (32, 2): Configuration(128, 64, 4, 3),
     (64, 2): Configuration(128, 64, 8, 3),
-    (128, 2): Configuration(128, 64, 8, 2),
+    (128, 2): Configuration(128, 64, 8, 3),
     (256, 2): Configuration(64, 32, 8, 2),
     (16, 4): Configuration(64, 32, 4, 2),
     (32, 4): Configuration(64, 32, 4, 2),
-    (64, 4): Configuration(64, 32, 4, 2),
-    (128, 4): Configuration(32, 32, 4, 1),
-    (256, 4): Configuration(16, 16, 4, 1),
+    (64, 4): Configuration(32, 32, 4, 2),
+    (128, 4): Configuration(32, 32, 8, 1),
+    (256, 4): Configuration(16, 16, 8, 1),
 }
 # By blocks of keys, for the gradients of the keys and values.
 BACKWARD_KEY_VALUE = {
-    (16, 2): Configuration(64, 128, 4, 3),
-    (32, 2): Configuration(64, 128, 4, 3),
+    (16, 2): Configuration(64, 64, 4, 3),
+    (32, 2): Configuration(64, 64, 4, 3),
     (64, 2): Configuration(64, 128, 8, 3),
     (128, 2): Configuration(64, 128, 8, 2),
     (256, 2): Configuration(32, 64, 8, 2),
     (16, 4): Configuration(32, 64, 4, 2),
     (32, 4): Configuration(32, 64, 4, 2),
-    (64, 4): Configuration(32, 64, 4, 2),
-    (128, 4): Configuration(32, 32, 4, 1),
-    (256, 4): Configuration(16, 16, 4, 1),
+    (64, 4): Configuration(32, 32, 4, 2),
+    (128, 4): Configuration(32, 32, 8, 1),
+    (256, 4): Configuration(16, 16, 8, 1),
 }
 LARGEST_HEAD = 256
 

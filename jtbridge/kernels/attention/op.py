@@ -134,7 +134,7 @@ def attention(
     if supports(query, key, value):
         out, logsumexp = reference.forward(*arrays, settings=settings)
     else:
-        out, logsumexp = _operation(settings)(*arrays)
+        out, logsumexp = operation(settings)(*arrays)
     return (out, logsumexp) if return_logsumexp else out
 
 
@@ -181,7 +181,7 @@ def _seeds(key: jax.Array | None, batch: int) -> jax.Array:
 
 
 @functools.lru_cache(256)
-def _operation(settings: Settings) -> Operation:
+def operation(settings: Settings) -> Operation:
     def step(of_reference: Any, kernels: Any, gradient: bool) -> Step:
         keywords = {"settings": settings}
         return Step(
