@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import collections
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 import jtbridge
 
-from .harness import kernels_in, needs_compiler, needs_triton, normal, pretending
+from .harness import assert_close, kernels_in, needs_compiler, needs_triton, normal, pretending
 
 pytestmark = [needs_triton, needs_compiler]
 
@@ -65,4 +69,52 @@ def test_it_says_why_it_is_not_there():
         jtbridge.wrap(torch.sin, backend="triton")(X)
 
 
+def of_norms(x, weight, bias):
+    y = functional.layer_norm(x, (6,), weight, bias) + functional.layer_norm(x, (6,), None, bias)
+    return y + functional.layer_norm(x, (6,), weight) * functional.layer_norm(x, (4, 6))
+
+
+def of_attention(q, kv, mask):
+    y = functional.scaled_dot_product_attention(q, kv, kv * 2, is_causal=True)
+    y = y + functional.scaled_dot_product_attention(q, kv, kv, attn_mask=mask > 0)
+    return y + functional.scaled_dot_product_attention(q, kv, kv, attn_mask=mask, scale=0.3)
+
+
+NORM_ARGUMENTS = normal(2, 4, 6), normal(6, seed=1), normal(6, seed=2)
+ATTENTION_ARGUMENTS = normal(2, 3, 4, 32), normal(2, 3, 5, 32, seed=1), normal(4, 5, seed=2).at[:, 0].set(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "wrt", "kernels"),
+    [
+        (of_norms, NORM_ARGUMENTS, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),
+        (
+            of_attention,
+            ATTENTION_ARGUMENTS,
+            (0, 1),
+            {"attention_forward": 3, "attention_backward_query": 3, "attention_backward_key_value": 3},
+        ),
+    ],
+)
+def test_kernels_get_what_the_operators_get(function, arguments, wrt, kernels, monkeypatch):
+    """The kernels' references run here in the place of the kernels, which have tests of their own."""
+    f, g = jtbridge.wrap(function), jtbridge.wrap(function, backend="xla")
+
+    def loss(f):
+        return lambda *args: jnp.sin(f(*args)).sum()
+
+    assert collections.Counter(kernels_in(jax.grad(loss(f), wrt), *arguments)) == kernels
+    monkeypatch.setattr(_translate, "unavailable", lambda: None)
+    monkeypatch.setattr(_translate, "_GPUS", ("cpu",))
+    assert jtbridge.explain(f, *arguments).backend == "triton"
+    with jtbridge.config(backend="triton"):
+        assert_close(f(*arguments), g(*arguments))
+        assert_close(jax.grad(loss(f), wrt)(*arguments), jax.grad(loss(g), wrt)(*arguments), factor=4)
+        rows = [jnp.stack([x, x + 1]) for x in arguments]
+        assert_close(jax.vmap(f)(*rows), jax.vmap(g)(*rows))
+        got = jax.vmap(jax.grad(loss(f), wrt))(*rows)
+        assert_close(got, jax.vmap(jax.grad(loss(g), wrt))(*rows), factor=4)
+
+
+_translate = importlib.import_module("jtbridge.backends._translate")
 _KERNELS = [jax.export.DisabledSafetyCheck.custom_call("triton_kernel_call")]

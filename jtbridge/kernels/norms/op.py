@@ -135,7 +135,7 @@ def _normalized(
     if supports(x, weight, bias, residual):
         results = reference.forward(*arrays, norm=norm)[:-1]
     else:
-        results = _operation(norm, tuple(str(array.dtype) for array in (weight, bias) if array is not None))(*arrays)
+        results = operation(norm, tuple(str(array.dtype) for array in (weight, bias) if array is not None))(*arrays)
     shaped = [y.reshape(x.shape) for y in results]
     return (shaped[0], shaped[1]) if norm.residual else shaped[0]
 
@@ -158,7 +158,7 @@ def _check(x: jax.Array, weight: jax.Array | None, bias: jax.Array | None, resid
 
 
 @functools.cache
-def _operation(norm: Norm, dtypes: tuple[str, ...]) -> Operation:
+def operation(norm: Norm, dtypes: tuple[str, ...]) -> Operation:
     def saved(inputs: Sequence[jax.Array], outputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
         weight = inputs[1 + norm.residual :][: norm.weight]
         return outputs[1] if norm.residual else inputs[0], *weight, outputs[-1]
