@@ -33,7 +33,7 @@ def test_operators_are_kernels_on_a_gpu_and_jnp_elsewhere():
     assert sorted(both) == ["softmax_backward"] * 2 + forward
     batched = kernels_in(jax.vmap(jax.grad(lambda x: f(x).sum())), normal(3, 4, 6))
     assert sorted(batched) == ["softmax_backward"] * 2 + forward
-    assert "triton" not in jax.jit(f).lower(X).as_text()
+    assert kernels_in(f, X, platforms=("cpu",)) == []
     np.testing.assert_allclose(f(X), of_softmax(torch.from_numpy(np.array(X))), rtol=1e-5, atol=1e-6)
 
 
