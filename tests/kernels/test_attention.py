@@ -110,7 +110,7 @@ def assert_is(got, want, factor=BETWEEN):
     assert_close(jnp.concatenate(flat), jnp.concatenate(expected), factor)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     lengths=st.tuples(st.sampled_from([1, 7, 16, 33, 50]), st.sampled_from([1, 9, 32, 47])),
     heads=st.sampled_from([(1, 1), (4, 2), (3, 1)]),
@@ -278,7 +278,7 @@ def test_philox_is_tritons():
 
 
 def test_vmap_is_a_loop():
-    query, key, value, _ = (jnp.stack([x, x[::-1]]) for x in inputs(q_len=17, kv_len=18))
+    query, key, value, _ = (jnp.stack([x, x[::-1]]) for x in inputs(heads=2, kv_heads=1, q_len=17, kv_len=18))
     keys = jax.random.split(KEY, 2)
     shared, own = normal(1, 1, 17, 18, seed=8), normal(2, 1, 1, 17, 18, seed=9)
 
@@ -286,13 +286,13 @@ def test_vmap_is_a_loop():
         out = attention(query, key, value, mask=mask, is_causal=True, dropout_rate=0.3, dropout_key=drop)
         return (out**2).sum() + (attention(query, key, value, mask=seen) ** 2).sum()
 
-    gradient = jax.grad(loss, argnums=(0, 1, 2, 3))
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
     seen = own > -1
     for axes, args in {
         (0, 0, 0, None, 0, 0): (query, key, value, shared, keys, seen),
         (0, None, 0, 0, None, None): (query, key[0], value, own, KEY, seen[0]),
     }.items():
-        got = jax.vmap(gradient, axes)(*args)
+        got = jax.jit(jax.vmap(gradient, axes))(*args)
         rows = [gradient(*(x if a is None else x[i] for a, x in zip(axes, args, strict=True))) for i in range(2)]
         assert_close(got, jax.tree.map(lambda *x: jnp.stack(x), *rows), factor=2)
 
@@ -319,7 +319,7 @@ def test_derivatives_of_higher_order():
     along = tuple(normal(*x.shape, seed=6 + i) for i, x in enumerate(args))
 
     def second(f, over):
-        return over(jax.grad(f))(args)
+        return jax.jit(over(jax.grad(f)))(args)
 
     def forward_over(gradient):
         return lambda args: jax.jvp(gradient, (args,), (along,))[1]
