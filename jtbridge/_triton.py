@@ -117,6 +117,28 @@ def _cache_folder_kept() -> Iterator[None]:
             os.environ["TRITON_CACHE_DIR"] = before
 
 
+@contextlib.contextmanager
+def right_products() -> Iterator[None]:
+    """Triton's interpreter multiplies bfloat16 rightly in ``tl.dot``.
+
+    It holds such numbers as the integers that their bits are, and multiplies those. Tried on triton 3.9.
+    """
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    dot = InterpreterBuilder.create_dot
+
+    def wide(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        a, b = (self.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
+        return dot(self, a, b, *others)
+
+    InterpreterBuilder.create_dot = wide
+    try:
+        yield
+    finally:
+        InterpreterBuilder.create_dot = dot
+
+
 def jit_function(kernel: Any) -> Any:
     """What ``triton.jit`` made, under the decorators of tuning over it."""
     while hasattr(kernel, "configs") or hasattr(kernel, "values"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 import jtbridge
 from jtbridge.kernels import matmul
-from jtbridge.kernels._launch import interpreting
 from jtbridge.kernels.matmul import op, reference, supports
 from jtbridge.kernels.matmul.configurations import CONFIGURATIONS, choose
 
@@ -29,26 +27,6 @@ THEIRS = {
     "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
     "silu": torch.nn.functional.silu,
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def widened_dots() -> Iterator[None]:
-    """Triton's interpreter holds bfloat16 as the integers of its bits, and multiplies those in `tl.dot`."""
-    if not interpreting():
-        yield
-        return
-    import triton.language as tl
-    from triton.runtime.interpreter import InterpreterBuilder
-
-    dot = InterpreterBuilder.create_dot
-
-    def wide(self, a, b, *others):
-        a, b = (self.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
-        return dot(self, a, b, *others)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InterpreterBuilder, "create_dot", wide)
-        yield
 
 
 def plain(a, b, bias=None, *, activation=None, transpose_b=False):

@@ -33,6 +33,18 @@ def test_a_bare_launch(backend):
     np.testing.assert_allclose(jax.vmap(f, (0, None))(X, Y[0]), X + Y[0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_products_of_matrices(backend, dtype):
+    from .kernels import product
+
+    a, b = (jnp.asarray(np.random.default_rng(i).standard_normal((16, 16)), dtype) for i in range(2))
+    got = jtbridge.wrap(product, backend=backend)(a, b)
+    assert got.dtype == a.dtype
+    want = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
+    # Triton's interpreter cuts bfloat16 off where a GPU rounds it.
+    np.testing.assert_allclose(np.asarray(got, np.float64), want, rtol=1e-2, atol=1e-2)
+
+
 def test_in_place_autotuned_with_a_grid_of_its_block(backend):
     from .kernels import scaled_in_place
 
