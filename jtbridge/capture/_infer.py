@@ -27,7 +27,7 @@ from jtbridge.errors import (
     RandomnessError,
     ShapeInferenceError,
 )
-from jtbridge.launches import routed
+from jtbridge.launches import DeferredNumber, deferring_numbers, routed
 
 from ._observe import Observer, training_guards
 from ._replaced import Replaced
@@ -87,14 +87,14 @@ def infer(request: Request) -> Inference:
 def _trace(request: Request) -> tuple[Any, Observer, bool]:
     """Run on fake tensors; once more without gradients if closed-over weights would record a graph."""
     try:
-        out, observer = _trace_once(request, request.state)
+        out, observer = deferring_numbers(lambda: _trace_once(request, request.state))
     except DynamicOutputShapeException:
         with Replaced():  # ctc_loss, whose own fake form has no shape
             out, observer = _trace_once(request, request.state)
     if not (request.state.grad and _records_graph(out)):
         return out, observer, False
     try:
-        again, _ = _trace_once(request, request.state.without_grad())
+        again, _ = deferring_numbers(lambda: _trace_once(request, request.state.without_grad()))
     except Exception:  # noqa: BLE001  (it differentiates inside: recording stays on)
         return out, observer, False
     return out, observer, _same_types(out, again)
@@ -110,6 +110,8 @@ def _trace_once(request: Request, state: TorchState) -> tuple[Any, Observer]:
         with observer.watching(), routed() as observer.launches:
             out = request.call(*inputs)
     for number, leaf in enumerate(flatten_output(out)[0]):
+        if isinstance(leaf, DeferredNumber):
+            raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
         if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
             raise DeviceError(
                 f"Result {number} of `{request.name}` lies on device `{leaf.device}`, but its arguments are on "
@@ -135,7 +137,7 @@ def _infer_opaque(request: Request, cause: Exception) -> Inference:
         with _rng.preserved_state(), request.state.applied():
             inputs = [torch.zeros(s, dtype=d) for s, d in zip(request.shapes, request.dtypes, strict=True)]
             observer = Observer(inputs, None, _write_refusal(request))
-            with observer.watching(), routed(tracing=False) as observer.launches:
+            with observer.watching(), routed() as observer.launches:
                 out = request.call(*inputs)
     except JtbridgeError:
         raise

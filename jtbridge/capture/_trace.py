@@ -24,7 +24,7 @@ from jtbridge import _rng
 from jtbridge._compat import TorchDispatchMode, autograd_place, last_traced_node, trace_joint, tracing
 from jtbridge._dtypes import torch_dtype
 from jtbridge._flat import ArrayType
-from jtbridge.launches import launch_of, launch_operator, routed
+from jtbridge.launches import deferring_numbers, launch_of, launch_operator, routed
 
 from ._branches import Decisions, traced_both_ways
 from ._replaced import Replaced
@@ -51,7 +51,11 @@ def trace_on(fn: Callable[..., Sequence[Any]], tensors: Sequence[torch.Tensor], 
     """
     if to_run:
         return _trace_one_way(fn, tensors, None)
-    return traced_both_ways(lambda decisions: _trace_one_way(fn, tensors, decisions))
+
+    def trace_one(decisions: Decisions) -> fx.GraphModule:
+        return _trace_one_way(fn, tensors, decisions)
+
+    return deferring_numbers(lambda: traced_both_ways(trace_one))
 
 
 def _trace_one_way(

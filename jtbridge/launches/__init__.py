@@ -6,6 +6,8 @@ primitive (`_primitive.py`): compiled by jax-triton for a GPU, run by Triton's i
 Triton is not imported before a kernel is launched, and by then the user has done it.
 """
 
+from ._deferred import DeferredNumber as DeferredNumber
+from ._deferred import deferring_numbers as deferring_numbers
 from ._launch import Launch as Launch
 from ._operator import launch_of as launch_of
 from ._operator import launch_operator as launch_operator

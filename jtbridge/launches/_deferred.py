@@ -10,11 +10,17 @@ from __future__ import annotations
 import dis
 import os
 import sys
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from jtbridge._compat import DataDependentOutputException
+from jtbridge.errors import LaunchError
+
+Result = TypeVar("Result")
 
 _OURS = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, os.path.dirname(__file__)))
 
@@ -24,6 +30,7 @@ class DeferredNumber:
 
     def __init__(self, tensor: torch.Tensor):
         self.tensor = tensor
+        self.taken = False  # by a kernel
 
     def _value(self, *_: Any) -> NoReturn:
         torch.ops.aten._local_scalar_dense(self.tensor)  # raises what `.item()` would have raised
@@ -32,18 +39,55 @@ class DeferredNumber:
     __bool__ = __int__ = __float__ = __index__ = __hash__ = _value  # type: ignore[assignment]
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _value
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __abs__ = __round__ = _value
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _value  # type: ignore[assignment]
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __str__ = __repr__ = __format__ = _value  # type: ignore[assignment]
 
 
-class Deferring(TorchFunctionMode):
+class _Deferring(TorchFunctionMode):
     """While it is active, ``.item()`` gives such numbers, and assertions of tensors hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: list[DeferredNumber] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.item:
-            return DeferredNumber(args[0])
+            self.numbers.append(DeferredNumber(args[0]))
+            return self.numbers[-1]
         if func is torch.Tensor.__bool__ and _asserted(_calling_frame()):
             return True
         return func(*args, **(kwargs or {}))
+
+
+def deferring_numbers(run: Callable[[], Result]) -> Result:
+    """``run()``; if that needs the value of a tensor, once more with numbers deferred, if kernels take them all.
+
+    Raises:
+        Exception: what `run` raised the first time, if kernels are not all that the numbers are for.
+    """
+    try:
+        return run()
+    except Exception as error:
+        if "triton.runtime.jit" not in sys.modules or not _needs_value(error):
+            raise
+        mode = _Deferring()
+        try:
+            with mode:
+                result = run()
+        except Exception:  # noqa: BLE001  (then the first error says it best)
+            result = None
+        if result is None or not mode.numbers or not all(number.taken for number in mode.numbers):
+            raise
+        return result
+
+
+def _needs_value(error: Exception) -> bool:
+    # A number read from a tensor may also be a symbol, which fails where it is first used.
+    symbolic = type(error).__name__ == "GuardOnDataDependentSymNode"
+    return symbolic or isinstance(error, DataDependentOutputException | SymbolicNumberError)
+
+
+class SymbolicNumberError(LaunchError):
+    """A kernel is given a number that has no value yet."""
 
 
 def _calling_frame() -> FrameType | None:

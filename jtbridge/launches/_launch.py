@@ -12,7 +12,7 @@ import torch
 from jtbridge._triton import jit_function
 from jtbridge.errors import LaunchError
 
-from ._deferred import DeferredNumber
+from ._deferred import DeferredNumber, SymbolicNumberError
 
 # Arguments of a launch that are not the kernel's own.
 _OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas"})
@@ -100,7 +100,11 @@ def bound(kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     for parameter in function.params:
         if parameter.name not in named and parameter.has_default:
             named[parameter.name] = parameter.default
-    numbers = {name: value.tensor for name, value in named.items() if isinstance(value, DeferredNumber)}
+    numbers = {}
+    for name, value in named.items():
+        if isinstance(value, DeferredNumber):
+            value.taken = True
+            numbers[name] = value.tensor
     tensors = {name: value for name, value in {**named, **numbers}.items() if isinstance(value, torch.Tensor)}
     values = {name: _plain(function, name, value) for name, value in named.items() if name not in tensors}
     return Launch(kernel, grid, tuple(tensors), values, options, frozenset(numbers)), list(tensors.values())
@@ -108,8 +112,10 @@ def bound(kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 def _plain(function: Any, name: str, value: Any) -> Any:
     value = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
-    if isinstance(value, torch.SymInt):
-        raise LaunchError(f"Kernel `{function.__name__}` was given a symbolic size for `{name}`: give it a fixed one.")
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        raise SymbolicNumberError(
+            f"Kernel `{function.__name__}` was given a symbolic size for `{name}`: give it a fixed one."
+        )
     parameter = next(p for p in function.params if p.name == name)
     if parameter.is_constexpr or value is None or isinstance(value, bool | int | float):
         return value

@@ -16,7 +16,6 @@ from jtbridge._compat import triton_wrapper_class
 from jtbridge._triton import analysed_code, jit_function
 from jtbridge.errors import LaunchError
 
-from ._deferred import Deferring
 from ._launch import Launch, bound
 from ._operator import launch_operator, number_of
 from ._written import written_parameters
@@ -27,15 +26,15 @@ def with_launches(call: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(call)
     def run(*tensors: torch.Tensor) -> Any:
-        with routed(tracing=False):
+        with routed():
             return call(*tensors)
 
     return run
 
 
 @contextlib.contextmanager
-def routed(*, tracing: bool = True) -> Iterator[list[str]]:
-    """What this thread launches inside the block are operators; when `tracing`, on tensors without values.
+def routed() -> Iterator[list[str]]:
+    """What this thread launches inside the block are operators.
 
     Yields a list that the names of the kernels are added to.
     """
@@ -63,8 +62,7 @@ def routed(*, tracing: bool = True) -> Iterator[list[str]]:
     jit.KernelInterface.__getitem__ = getitem
     wrapper.__call__ = call
     try:
-        with Deferring() if tracing else contextlib.nullcontext():
-            yield launched
+        yield launched
     finally:
         jit.KernelInterface.__getitem__ = before
         wrapper.__call__ = run

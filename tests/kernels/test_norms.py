@@ -132,7 +132,7 @@ def test_long_rows_are_taken_by_pieces(name, residual, monkeypatch):
     f, theirs, _ = BOTH[name]
     for limit, value in {"_LONGEST": 64, "_LONGEST_BACKWARD": 64, "_PIECE": 32, "_COLUMNS": 32, "_ROOM": 512}.items():
         monkeypatch.setattr(op, limit, value)
-    op._operation.cache_clear()
+    op.operation.cache_clear()
     x, ct = 100 + normal(7, 100), normal(7, 100, seed=1)  # a mean that would cancel
     weights = _weights(name, 100)
     args = (x, *([x - 200] if residual else []), *weights)
@@ -144,7 +144,7 @@ def test_long_rows_are_taken_by_pieces(name, residual, monkeypatch):
     assert_close(of(f)(cts, *args), of(theirs)(cts, *args), factor=8)
     batched = [jax.vmap(of(h))(*jax.tree.map(lambda a: jnp.stack([a, a[::-1]]), (cts, *args))) for h in (f, theirs)]
     assert_close(*batched, factor=8)
-    op._operation.cache_clear()
+    op.operation.cache_clear()
 
 
 @both
@@ -152,11 +152,11 @@ def test_programs_take_several_rows(name, monkeypatch):
     f, theirs, _ = BOTH[name]
     monkeypatch.setattr(op, "_ROOM", 3 * 64)
     monkeypatch.setattr(op, "_TILE_BACKWARD", 32)
-    op._operation.cache_clear()
+    op.operation.cache_clear()
     x, ct = normal(23, 13), normal(23, 13, seed=1)
     weights = _weights(name, 13)
     assert_close(_pulled(f)(ct, x, *weights), _pulled(theirs)(ct, x, *weights), factor=SUMS)
-    op._operation.cache_clear()
+    op.operation.cache_clear()
 
 
 @both

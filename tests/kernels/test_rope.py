@@ -65,12 +65,12 @@ def test_is_torchs(heads, tokens, half, dtype, of_batch):
 def test_many_tokens_take_many_programs(monkeypatch):
     monkeypatch.setattr(op, "_BLOCK", 16)
     monkeypatch.setattr(op, "_HEADS", 2)
-    op._operation.cache_clear()
+    op.operation.cache_clear()
     q, k, cos, sin = normal(2, 5, 9, 6), normal(2, 3, 9, 6, seed=1), normal(9, 6, seed=2), normal(9, 6, seed=3)
     cts = (q[:, ::-1], k[:, ::-1])
     want = _pulled(lambda q, k, *angles: (formula(q, *angles), formula(k, *angles)))(cts, q, k, cos, sin)
     assert_close(_pulled(rope_qk)(cts, q, k, cos, sin), want, factor=SUMS)
-    op._operation.cache_clear()
+    op.operation.cache_clear()
 
 
 @pytest.mark.parametrize("leading", [(), (2,), (2, 3)])

@@ -138,3 +138,15 @@ def operator_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 operator_add.register_autograd(lambda ctx, grad: (grad, 2 * grad))  # 2: to be told from the true gradient
+
+
+def returns_a_number(x):
+    count = (x >= 0).sum().item()
+    out = torch.empty(1)
+    mean_kernel[(1,)](x, out, count, x.numel(), BLOCK=16)
+    return out, count
+
+
+def counts_without_a_kernel(x):
+    assert (x >= 0).all(), "something is negative"
+    return x * (x > 0).sum().item()

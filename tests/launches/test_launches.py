@@ -166,3 +166,18 @@ def test_triton_is_left_as_it_was():
     assert dict(os.environ) == environment
     with pytest.raises(RuntimeError, match="outside of the scope of a kernel"):
         half_of(3)
+
+
+def test_numbers_that_are_not_for_a_kernel_alone_are_read_by_torch():
+    from .kernels import counts_without_a_kernel, returns_a_number
+
+    x = np.abs(X[0])
+    with pytest.warns(errors.CalledWarning, match="it needs the values of tensors"):
+        mean, count = jtbridge.wrap(returns_a_number)(x)
+    np.testing.assert_allclose(mean, [x.mean()], rtol=1e-5)
+    assert count == 5
+    with pytest.warns(errors.CalledWarning, match="it needs the values of tensors"):
+        np.testing.assert_allclose(jtbridge.wrap(counts_without_a_kernel)(x), 5 * x, rtol=1e-6)
+    # What is asserted without a kernel is still looked at.
+    with pytest.raises(AssertionError, match="something is negative"):
+        jtbridge.wrap(counts_without_a_kernel, backend="dlpack")(-x)

@@ -88,11 +88,11 @@ def _gated(gate: jax.Array, up: jax.Array, activation: str) -> jax.Array:
         raise ValueError(f"`gate` is {gate.shape} and `up` is {up.shape}: they must have one shape")
     if supports(gate, up):
         return reference.activate(gate, activation) * up
-    return _operation(activation)(gate, up)[0]
+    return operation(activation)(gate, up)[0]
 
 
 @functools.cache
-def _operation(activation: str) -> Operation:
+def operation(activation: str) -> Operation:
     of = functools.partial(functools.partial, activation=activation)
     return Operation(
         forward=Step(of(reference.forward), of(_forward), leading()),

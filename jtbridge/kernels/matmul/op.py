@@ -76,7 +76,7 @@ def matmul(
     given = a, b, jnp.zeros(0, a.dtype) if bias is None else bias
     if supports(a, b, bias):
         return reference.forward(*given, **options)[0]
-    return _operation(**options)(*given)[0]
+    return operation(**options)(*given)[0]
 
 
 def _check(
@@ -94,7 +94,7 @@ def _check(
 
 
 @functools.cache
-def _operation(activation: Activation | None, transpose_b: bool, precision: Precision) -> Operation:
+def operation(activation: Activation | None, transpose_b: bool, precision: Precision) -> Operation:
     options: dict[str, Any] = {"activation": activation, "transpose_b": transpose_b, "precision": precision}
     forward = functools.partial(reference.forward, **options)
     backward = functools.partial(reference.backward, **options)

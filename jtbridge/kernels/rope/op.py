@@ -100,7 +100,7 @@ def _rotated(cos: jax.Array, sin: jax.Array, **named: jax.Array) -> list[jax.Arr
         *(x.reshape(1, math.prod(leading), *x.shape[-3:]) for x in xs),
         *(angle.reshape(1, math.prod(angle.shape[:-2]), tokens, d) for angle in (cos, sin)),
     ]
-    results = reference.forward(*arrays) if supports(cos, sin, *xs) else _operation(len(xs))(*arrays)
+    results = reference.forward(*arrays) if supports(cos, sin, *xs) else operation(len(xs))(*arrays)
     return [y.reshape(x.shape) for x, y in zip(xs, results, strict=True)]
 
 
@@ -120,7 +120,7 @@ def _check(cos: jax.Array, sin: jax.Array, named: dict[str, jax.Array]) -> None:
 
 
 @functools.cache
-def _operation(count: int) -> Operation:
+def operation(count: int) -> Operation:
     angles = (count, count + 1)
     return Operation(
         forward=Step(reference.forward, _forward, grouped(shared=angles)),
