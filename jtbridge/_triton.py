@@ -1,4 +1,8 @@
-"""Triton and jax-triton, where they are installed: neither is imported before it is used."""
+"""Triton and jax-triton, where they are installed: neither is imported before it is used.
+
+Triton's own insides are used here and in `launches/_interpreter.py`. Tried on triton 3.6, 3.7 and 3.9 with jax-triton
+0.3.1; the interpreter of 3.6 fails on some kernels (reductions to one number) beside NumPy 2.4.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 import jtbridge
+from jtbridge import kernels
 
+KERNELS = [function for name, function in vars(kernels).items() if callable(function) and not name.startswith("_")]
 PUBLIC = [
     jtbridge.wrap,
     jtbridge.config,
@@ -22,7 +24,7 @@ PUBLIC = [
 ]
 
 
-@pytest.mark.parametrize("public", PUBLIC, ids=lambda public: public.__name__)
+@pytest.mark.parametrize("public", [*PUBLIC, *KERNELS], ids=lambda public: public.__name__)
 def test_examples(public: Any):
     (test,) = doctest.DocTestFinder(recurse=False).find(public, public.__name__, globs={})
     assert test.examples, f"`{public.__name__}` has no example"
@@ -38,5 +40,5 @@ def test_every_public_function_is_here():
 
 def test_every_public_name_has_a_docstring():
     classes = [value for value in vars(jtbridge.errors).values() if isinstance(value, type)]
-    for value in [jtbridge, *classes, *(getattr(jtbridge, name) for name in jtbridge.__all__)]:
+    for value in [jtbridge, kernels, *classes, *(getattr(jtbridge, name) for name in jtbridge.__all__)]:
         assert (value.__doc__ or "").strip(), value
