@@ -39,7 +39,7 @@ def _function(name: str) -> Any:
             raise NotImplementedError(f"libdevice.{name} cannot be interpreted on a CPU")
         values = [torch.from_numpy(x.handle.data) if isinstance(x, tl.tensor) else torch.tensor(x) for x in args]
         found = theirs(*values).numpy()
-        (first, *_) = (x for x in args if isinstance(x, tl.tensor))
+        first: Any = next(x for x in args if isinstance(x, tl.tensor))
         return tl.tensor(TensorHandle(found, first.dtype.scalar), first.type)
 
     return call
