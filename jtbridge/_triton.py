@@ -136,7 +136,7 @@ def right_products() -> Iterator[None]:
         a, b = (self.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
         return dot(self, a, b, *others)
 
-    InterpreterBuilder.create_dot = wide
+    InterpreterBuilder.create_dot = wide  # type: ignore[assignment]
     try:
         yield
     finally:
