@@ -22,7 +22,7 @@ from ._transforms import Vjp
 from ._triton import unavailable
 from ._wrap import Wrapped, as_wrapped
 from .backends import choose, refusals
-from .capture import origin
+from .capture import draws, origin
 from .errors import TranslationError
 from .kernels._step import Step
 from .launches import Launch
@@ -171,7 +171,8 @@ def _gradient_backend(wrapped: Wrapped, platform: str, plan: FlatFunction) -> st
 
 
 def _random(plan: FlatFunction, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
-    found = {str(node.target) for node in nodes if "draw" in origin(node)}
+    drawing = (n for n in nodes if "draw" in origin(n) and draws(n.target, n.args, n.kwargs))  # type: ignore[arg-type]
+    found = {str(node.target) for node in drawing}
     if not nodes and plan.behaviour.random_operator is not None:
         found = {plan.behaviour.random_operator}
     return tuple(sorted(found))

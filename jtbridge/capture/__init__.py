@@ -3,6 +3,7 @@
 from ._constants import all_constants, large_constants, lift_constants, with_places_for
 from ._infer import Inference, Request, infer
 from ._joint import GraphFunction, Split, forward_graph, from_bytes, split, to_bytes
+from ._observe import draws
 from ._probe import check_differentiable, probe_vmap
 from ._trace import examples, origin, trace, trace_on
 
@@ -13,6 +14,7 @@ __all__ = [
     "Split",
     "all_constants",
     "check_differentiable",
+    "draws",
     "examples",
     "forward_graph",
     "from_bytes",

@@ -113,7 +113,7 @@ class Observer:
         self.operators += 1
         if self._fake_mode is not None and fn not in _LIFTS:
             self._note_closed_over(self._fake_mode, args, kwargs)
-        if torch.Tag.nondeterministic_seeded in fn.tags and _draws(fn, args, kwargs):
+        if torch.Tag.nondeterministic_seeded in fn.tags and draws(fn, args, kwargs):
             self.random_operator = self.random_operator or str(fn)
             if kwargs.get("generator") is not None:
                 self.own_generator = True
@@ -205,7 +205,7 @@ def _storages(tensor: torch.Tensor) -> set[int]:
     return {storage_id(tensor)}
 
 
-def _draws(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
+def draws(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether a random operator really draws: dropout of probability 0 and evaluation mode do not."""
     if fn._schema.name == "aten::_fused_sdp_choice":
         return False

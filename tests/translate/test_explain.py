@@ -78,3 +78,12 @@ def test_it_prints(capsys):
 
 def test_nothing_to_differentiate():
     assert jtbridge.explain(lambda i: i + 1, jnp.arange(3)).gradient is None
+
+
+def test_dropout_of_probability_zero_draws_nothing():
+    def attend(q, p):
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=p)
+
+    q = jnp.ones((1, 2, 3, 4))
+    assert jtbridge.explain(attend, q, 0.0).random == ()
+    assert jtbridge.explain(attend, q, 0.5, rng=jax.random.key(0)).random != ()
