@@ -31,15 +31,25 @@ class DeferredNumber:
     def __init__(self, tensor: torch.Tensor):
         self.tensor = tensor
         self.taken = False  # by a kernel
+        self.traced = True  # a number that was kept beyond that is no more than an object
 
     def _value(self, *_: Any) -> NoReturn:
         torch.ops.aten._local_scalar_dense(self.tensor)  # raises what `.item()` would have raised
         raise RuntimeError("the value of a tensor is needed while its function is traced")
 
-    __bool__ = __int__ = __float__ = __index__ = __hash__ = _value  # type: ignore[assignment]
+    def __eq__(self, other: object) -> bool:
+        return self._value() if self.traced else self is other
+
+    def __hash__(self) -> int:
+        return self._value() if self.traced else id(self)
+
+    def __repr__(self) -> str:
+        return self._value() if self.traced else "a number that was not known while its function was traced"
+
+    __bool__ = __int__ = __float__ = __index__ = _value  # type: ignore[assignment]
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _value
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __abs__ = __round__ = _value
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __str__ = __repr__ = __format__ = _value  # type: ignore[assignment]
+    __lt__ = __le__ = __gt__ = __ge__ = _value  # type: ignore[assignment]
 
 
 class _Deferring(TorchFunctionMode):
@@ -75,6 +85,9 @@ def deferring_numbers(run: Callable[[], Result]) -> Result:
                 result = run()
         except Exception:  # noqa: BLE001  (then the first error says it best)
             result = None
+        finally:
+            for number in mode.numbers:
+                number.traced = False
         if result is None or not mode.numbers or not all(number.taken for number in mode.numbers):
             raise
         return result
