@@ -76,7 +76,7 @@ _TRITON_TYPES = {
 
 
 def analysed_code(function: Any, named: Mapping[str, Any]) -> str:
-    """Triton's intermediate code of a kernel for these arguments, calls inlined; no GPU is needed for it."""
+    """Triton's intermediate code of a kernel for arguments (of a tensor its dtype), calls inlined. It needs no GPU."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -84,8 +84,8 @@ def analysed_code(function: Any, named: Mapping[str, Any]) -> str:
     signature, constants = {}, {}
     for parameter in function.params:
         value = named[parameter.name]
-        if isinstance(value, torch.Tensor):
-            signature[parameter.name] = f"*{_TRITON_TYPES[value.dtype]}"
+        if isinstance(value, torch.dtype) and not parameter.is_constexpr:
+            signature[parameter.name] = f"*{_TRITON_TYPES[value]}"
         elif parameter.is_constexpr or value is None or isinstance(value, bool):
             signature[parameter.name] = "constexpr"
             constants[parameter.name] = value

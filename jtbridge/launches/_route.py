@@ -100,13 +100,23 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 def _written(launch: Launch, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     """The positions of the tensors that a kernel writes; all of them where that cannot be told."""
-    function = jit_function(launch.kernel)
-    configuration = launch.configurations(tensors)[0]
-    given = {n: _example(t) if n in launch.numbers else t for n, t in zip(launch.tensors, tensors, strict=True)}
-    named = {**given, **launch.values, **configuration.constants}
-    names = written_parameters(analysed_code(function, named), function.arg_names)
+    values = {**launch.values, **launch.configurations(tensors)[0].constants}
+    for name, tensor in zip(launch.tensors, tensors, strict=True):
+        values[name] = _example(tensor, is_number=name in launch.numbers)
+    # With their types, for 1, 1.0 and True are equal.
+    names = _written_names(jit_function(launch.kernel), tuple((n, type(v), v) for n, v in sorted(values.items())))
     return tuple(i for i, name in enumerate(launch.tensors) if names is None or name in names)
 
 
-def _example(tensor: torch.Tensor) -> float | int:
+@functools.lru_cache(maxsize=256)  # a function that is called launches the same again and again
+def _written_names(function: Any, arguments: tuple[tuple[str, type, Any], ...]) -> frozenset[str] | None:
+    code = analysed_code(function, {name: value for name, _, value in arguments})
+    names = written_parameters(code, function.arg_names)
+    return None if names is None else frozenset(names)
+
+
+def _example(tensor: torch.Tensor, *, is_number: bool) -> Any:
+    """What stands for a tensor there: its dtype, or a number like the one that is read from it."""
+    if not is_number:
+        return tensor.dtype
     return 2.0 if tensor.dtype.is_floating_point else 2

@@ -13,7 +13,7 @@ def written(kernel, **values):
     from jtbridge._triton import analysed_code
     from jtbridge.launches._written import written_parameters
 
-    tensors = {name: torch.zeros(64) for name in kernel.arg_names if name.endswith("_ptr")}
+    tensors = {name: torch.float32 for name in kernel.arg_names if name.endswith("_ptr")}
     code = analysed_code(kernel, {**tensors, **values})
     return written_parameters(code, kernel.arg_names)
 
