@@ -15,6 +15,7 @@ from jtbridge._compat import host_buffer_call
 from jtbridge._flat import FlatFunction, TorchFunction
 from jtbridge._host import placed, reader, writer
 from jtbridge._run import as_call_error, runner
+from jtbridge._transforms import Vmap
 from jtbridge.capture import GraphFunction, forward_graph
 
 _LARGE = 1 << 18  # bytes
@@ -46,7 +47,7 @@ class DlpackBackend:
 def buffer_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
     """The function XLA calls with an execution context, its input buffers and its output buffers."""
     count = len(fn.in_types)
-    runs, written = _writing(fn)
+    runs, written = _fastest(fn)
     run = runner(runs)
     readers = [reader(type_) for type_ in runs.in_types]
     places = [*range(count), *(count + position for position in written)]
@@ -65,22 +66,28 @@ def buffer_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
     return _direct_callback(fn, callback) if isinstance(fn, FlatFunction) and fn.direct and is_plain else callback
 
 
-def _writing(fn: TorchFunction) -> tuple[TorchFunction, tuple[int, ...]]:
-    """A form of `fn` that writes some of its results where they are wanted, if it has one: it saves their copy."""
+def _fastest(fn: TorchFunction) -> tuple[TorchFunction, tuple[int, ...]]:
+    """The form of `fn` to run, and which results it writes where they are wanted, which saves their copy."""
     graph = fn if isinstance(fn, GraphFunction) else None
-    if isinstance(fn, FlatFunction) and _copying_counts(fn):
+    if 0 < fn.flat.behaviour.operators <= _SHORT and (_batching_counts(fn) or _copying_counts(fn)):
         graph = forward_graph(fn)
-    if graph is not None:
-        writing, written = graph.writing()
-        if written:
-            return writing, written
-    return fn, ()
+    if graph is None:
+        return fn, ()
+    writing, written = graph.writing()
+    return (writing, written) if written else (graph, ())
 
 
-def _copying_counts(fn: FlatFunction) -> bool:
+def _batching_counts(fn: TorchFunction) -> bool:
+    """Whether torch.vmap, which takes some 15 us for an operator, is a good part of a call."""
+    if not isinstance(fn, Vmap) or not isinstance(fn.fn, FlatFunction):
+        return False
+    return fn.size > 0 and not fn.summed and fn not in fn.flat.sequential
+
+
+def _copying_counts(fn: TorchFunction) -> bool:
     """Whether copying the results is a good part of a call: a few operators that return a lot."""
     size = max((int(np.prod(type_.shape)) * type_.dtype.itemsize for type_ in fn.out_types), default=0)
-    return size >= _LARGE and 0 < fn.behaviour.operators <= _SHORT
+    return isinstance(fn, FlatFunction) and size >= _LARGE
 
 
 def _direct_callback(fn: FlatFunction, general: Callable[..., tuple[()]]) -> Callable[..., tuple[()]]:

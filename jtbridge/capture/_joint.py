@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from jtbridge import _rng
-from jtbridge._compat import OpOverload, forgetting_graph_sources
+from jtbridge._compat import OpOverload, TorchDispatchMode, forgetting_graph_sources
 from jtbridge._dtypes import canonical_dtype, numpy_dtype
 from jtbridge._flat import ArrayType, FlatFunction, Tensors, TorchFunction
 from jtbridge._torch_state import TorchState
@@ -26,6 +26,8 @@ from jtbridge.launches import with_launches
 from ._constants import lift_constants
 from ._destinations import with_destinations
 from ._trace import trace
+
+_RULE = 8  # operators that a batching rule makes of one, at most
 
 
 @dataclasses.dataclass(eq=False)
@@ -132,19 +134,45 @@ def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], t
         return f"{type(error).__name__} while tracing its gradient: {error}"
 
 
-def forward_graph(fn: FlatFunction) -> GraphFunction | None:
-    """The graph of a function without its gradient, or None where there is none that does just the same."""
-    if fn.behaviour.opaque or fn.seeded:
+def forward_graph(fn: TorchFunction) -> GraphFunction | None:
+    """The graph of a function without its gradient, or None where there is none that does just the same.
+
+    Of a batched function it is one for the whole batch, by torch's batching rules.
+    """
+    if fn.flat.behaviour.opaque or fn.flat.seeded:
         return None
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        if isinstance(fn, Vmap):
+            with _AtMost(_RULE * fn.flat.behaviour.operators):
+                results = fn.by_torch_vmap(tensors)
+        else:
+            results = fn(*tensors)
+        return [y.detach() for y in results]
+
     try:
         with forgetting_graph_sources(), fn.state.applied():
-            module = trace(lambda *tensors: [y.detach() for y in fn(*tensors)], fn.in_types, to_run=True)
+            module = trace(run, fn.in_types, to_run=True)
             _clean(module)
             (output,) = module.graph.find_nodes(op="output")
             output.args = (tuple(_outputs(module)),)
-            return GraphFunction(fn, _finished(module), fn.in_types, fn.out_types)
+            return GraphFunction(fn.flat, _finished(module), fn.in_types, fn.out_types)
     except Exception:  # noqa: BLE001  (then it runs as it is)
         return None
+
+
+class _AtMost(TorchDispatchMode):
+    """Gives up after a number of operators: torch.vmap loops over the batch where an operator has no batching rule."""
+
+    def __init__(self, operators: int):
+        super().__init__()
+        self._left = operators
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self._left -= 1
+        if self._left < 0:
+            raise RuntimeError("more operators than batching rules make")
+        return func(*args, **(kwargs or {}))
 
 
 class _CannotSplit(Exception):

@@ -167,3 +167,24 @@ def test_rows_are_as_contiguous_as_arguments(axis: int, backend: str):
     rows = tensor(np.ascontiguousarray(np.moveaxis(x, axis, 0)))
     expected = (rows.reshape(2, -1), torch.view_as_complex(rows))
     assert_matches(jax.vmap(f, in_axes=axis)(jnp.asarray(x)), expected)
+
+
+def test_a_called_batch_is_one_graph_unless_an_operator_has_no_batching_rule():
+    runs = []
+
+    def ruled(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return torch.tanh(x).sum()
+
+    def unruled(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return torch.renorm(x, 2, 0, 1.0)
+
+    xs = jnp.arange(240.0).reshape(40, 2, 3)
+    for fn, expected in ((ruled, 0), (unruled, 1)):
+        f = jax.jit(jax.vmap(jtbridge.wrap(fn, backend="dlpack")))
+        got = f(xs)
+        runs.clear()
+        np.testing.assert_array_equal(f(xs), got)
+        assert len(runs) == expected
+        np.testing.assert_allclose(got, np.stack([fn(torch.tensor(np.array(x))).numpy() for x in xs]), rtol=1e-6)
