@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import os
 from collections.abc import Iterator
 
 from .backends import check_name
+from .kernels import _tuning
 
 _BACKEND: contextvars.ContextVar[str | None] = contextvars.ContextVar("jtbridge_backend", default=None)
 
 
 @contextlib.contextmanager
-def config(*, backend: str) -> Iterator[None]:
-    """Use one backend for every wrapped function that is called or traced inside the block.
-
-    It comes before the ``backend=`` of :func:`jtbridge.wrap`. A program that was compiled before keeps its own.
+def config(
+    *, backend: str | None = None, tune: bool | None = None, tuning_folder: str | os.PathLike[str] | None = None
+) -> Iterator[None]:
+    """Settings for what is called or traced inside the block. A program that was compiled before keeps its own.
 
     Args:
-        backend: "auto" or a name of :func:`jtbridge.backends`.
+        backend: "auto" or a name of :func:`jtbridge.backends`, for every wrapped function. It comes before the
+            ``backend=`` of :func:`jtbridge.wrap`.
+        tune: whether the Triton kernels of :mod:`jtbridge.kernels` are tuned: where a program is lowered for a GPU,
+            each kernel is timed in a few configurations, on torch's stream and in torch's memory, and the fastest is
+            used from then on, in later processes too. It takes seconds for each kernel and size. A program of several
+            processes does not tune, and uses what was tuned before.
+        tuning_folder: where what was tuned is kept; ``$XDG_CACHE_HOME/jtbridge/tuning`` if it is not given.
 
     Raises:
         BackendError: there is no such backend; the message lists the known ones.
@@ -29,9 +37,10 @@ def config(*, backend: str) -> Iterator[None]:
         >>> with jtbridge.config(backend="callback"):
         ...     y = f(jnp.zeros(3))
     """
-    token = _BACKEND.set(check_name(backend))
+    token = _BACKEND.set(_BACKEND.get() if backend is None else check_name(backend))
     try:
-        yield
+        with _tuning.settings(tune, tuning_folder):
+            yield
     finally:
         _BACKEND.reset(token)
 

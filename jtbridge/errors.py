@@ -86,3 +86,7 @@ class CalledWarning(UserWarning):
 
 class OpaqueFunctionWarning(UserWarning):
     """Torch cannot trace a function without running it; its output shapes come from one run on zeros."""
+
+
+class TuningWarning(UserWarning):
+    """A kernel has its default configuration where tuning was asked for, or where what was tuned cannot be read."""

@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import jtbridge
 from jtbridge.kernels import attention
+from jtbridge.kernels._chip import Chip
 from jtbridge.kernels._launch import interpreting
 from jtbridge.kernels.attention import configurations, op, reference, supports
 from jtbridge.kernels.attention.configurations import Configuration
@@ -48,7 +49,7 @@ def small_blocks() -> Iterator[None]:
         if interpreting():
             for table, block in zip(TABLES, [(32, 16), (16, 32), (16, 16)], strict=True):
                 for entry in table:
-                    patch.setitem(table, entry, Configuration(*block, 4, 2))
+                    patch.setitem(table, entry, (Configuration(*block, 4, 2),))
         yield
 
 
@@ -376,13 +377,38 @@ SPILLED = {
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("d", sorted({d for d, _ in configurations.FORWARD}))
-def test_every_configuration_compiles(d, dtype, architecture, tmp_path):
-    found = launches(gradients(is_causal=True), *of_size(d, dtype))
-    assert [launch.kernel.__name__ for launch in found] == KERNELS
-    for launch in found:
-        usage = compiled(launch, architecture, tmp_path)
-        assert usage.shared <= SHARED[architecture]
-        assert usage.spilled <= SPILLED.get((d, dtype), 0)
+def test_every_configuration_compiles(d, dtype, architecture, monkeypatch, tmp_path):
+    entry = d, jnp.dtype(dtype).itemsize
+    tables = [configurations.FORWARD, configurations.BACKWARD_KEY_VALUE, configurations.BACKWARD_QUERY]
+    for i in range(max(len(table[entry]) for table in tables)):
+        of_turn = {id(table): table[entry][min(i, len(table[entry]) - 1)] for table in tables}
+        monkeypatch.setattr(configurations, "default", lambda table, *_, turn=of_turn: turn[id(table)])
+        found = launches(gradients(is_causal=True), *of_size(d, dtype))
+        assert [launch.kernel.__name__ for launch in found] == KERNELS
+        for launch, table in zip(found, tables, strict=True):
+            configuration = of_turn[id(table)]
+            assert (launch.constants["block_q"], launch.num_warps) == (configuration.queries, configuration.warps)
+            usage = compiled(launch, architecture, tmp_path)
+            assert usage.shared <= SHARED[architecture]
+            assert usage.spilled <= SPILLED.get((d, dtype), 0)
+
+
+@needs_triton
+@needs_compiler
+@pytest.mark.parametrize("entry", configurations.FORWARD)
+def test_the_default_of_a_chip_with_little_shared_memory_fits_it(entry, monkeypatch, tmp_path):
+    small = Chip("NVIDIA L4", 89)
+    monkeypatch.setattr(op, "target", lambda: small)
+    d, itemsize = entry
+    for launch in launches(gradients(is_causal=True), *of_size(d, {2: "bfloat16", 4: "float32"}[itemsize])):
+        assert compiled(launch, 89, tmp_path).shared <= small.shared == 99 * 1024
+
+
+def test_the_default_is_of_the_chip():
+    ampere, hopper = Chip("NVIDIA A100", 80), Chip("NVIDIA H100", 90)
+    entries = configurations.FORWARD[64, 2]
+    assert configurations.default(configurations.FORWARD, (64, 2), ampere) == entries[1]
+    assert configurations.default(configurations.FORWARD, (64, 2), hopper) == entries[0]
 
 
 @needs_triton

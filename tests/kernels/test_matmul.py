@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import jtbridge
 from jtbridge.kernels import matmul
+from jtbridge.kernels._chip import Chip
 from jtbridge.kernels.matmul import op, reference, supports
-from jtbridge.kernels.matmul.configurations import CONFIGURATIONS, choose
+from jtbridge.kernels.matmul.configurations import CONFIGURATIONS, choose, needed
 
 from .harness import ARCHITECTURES, assert_close, compiled, kernels_in, launches, needs_compiler, needs_triton, normal
 
@@ -124,11 +125,14 @@ def test_the_gradient_of_a_shared_matrix_has_no_batch():
 
 def test_the_rule_takes_large_blocks_where_there_are_enough():
     half = CONFIGURATIONS["half"]
-    assert choose("half", 8192, 8192) == half[0]
-    assert choose("half", 1024, 1024) == half[2]
-    assert choose("half", 1, 16384) == half[5]
-    assert choose("half", 1, 4096) == half[6]
-    assert choose("ieee", 1, 1) == CONFIGURATIONS["ieee"][-1]
+    hopper, small = Chip("", 90), Chip("", 89)
+    assert choose("half", 8192, 8192, hopper) == half[0]
+    assert choose("half", 1024, 1024, hopper) == half[2]
+    assert choose("half", 1, 16384, hopper) == half[5]
+    assert choose("half", 1, 4096, hopper) == half[6]
+    assert choose("ieee", 1, 1, hopper) == CONFIGURATIONS["ieee"][-1]
+    assert choose("half", 8192, 8192, small) == half[2]  # what fits its shared memory
+    assert choose("half", 1, 16384, small) == half[6]
 
 
 def test_what_the_kernel_does_not_take_goes_jnps_way(x64):
@@ -182,7 +186,7 @@ def test_every_configuration_compiles_without_spilling(kind, index, architecture
     usage = compiled(launch, architecture, tmp_path)
     # The error function over the largest block spills a few registers, once, behind the loop: 104 bytes a thread.
     assert usage.spilled <= (128 if (kind, index) == ("half", 0) else 0)
-    assert usage.shared <= SHARED[architecture]
+    assert usage.shared <= min(SHARED[architecture], needed(CONFIGURATIONS[kind][index], kind))
 
 
 @needs_triton

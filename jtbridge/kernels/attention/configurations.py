@@ -1,13 +1,15 @@
 """How the kernels are launched: blocks, warps and pipeline stages, by direction, head size and size of an element.
 
-Every configuration fits the shared memory of compute capability 8.0 (163 KB) and 9.0 (227 KB). Those for 16-bit heads
-of 64 and 128 are close to what PyTorch's FlexAttention takes on an H100.
+Every configuration fits the shared memory of compute capability 8.0 (163 KB) and 9.0 (227 KB). Of each entry the first
+is the default there; for 16-bit heads of 64 and 128 it is close to what PyTorch's FlexAttention takes on an H100. The
+others are what tuning tries, and the last is the default of chips with less memory.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
+from jtbridge.kernels._chip import Chip
 from jtbridge.kernels._shapes import next_power_of_2
 
 
@@ -21,48 +23,64 @@ class Configuration:
     stages: int
 
 
-# (head size, bytes of an element)
-FORWARD = {
-    (16, 2): Configuration(128, 64, 4, 3),
-    (32, 2): Configuration(128, 64, 4, 3),
-    (64, 2): Configuration(128, 128, 4, 3),
-    (128, 2): Configuration(128, 64, 8, 3),
-    (256, 2): Configuration(128, 64, 8, 2),
-    (16, 4): Configuration(64, 64, 4, 2),
-    (32, 4): Configuration(64, 64, 4, 2),
-    (64, 4): Configuration(64, 32, 4, 2),
-    (128, 4): Configuration(32, 32, 4, 2),
-    (256, 4): Configuration(16, 16, 4, 1),
+def _entries(*numbers: tuple[int, int, int, int]) -> tuple[Configuration, ...]:
+    return tuple(Configuration(*each) for each in numbers)
+
+
+# By (head size, bytes of an element).
+Table = dict[tuple[int, int], tuple[Configuration, ...]]
+FORWARD: Table = {
+    (16, 2): _entries((128, 64, 4, 3), (64, 64, 4, 3)),
+    (32, 2): _entries((128, 64, 4, 3), (64, 64, 4, 3)),
+    (64, 2): _entries((128, 128, 4, 3), (128, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 3)),
+    (128, 2): _entries((128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (128, 32, 4, 3)),
+    (256, 2): _entries((128, 64, 8, 2), (32, 32, 8, 1)),
+    (16, 4): _entries((64, 64, 4, 2)),
+    (32, 4): _entries((64, 64, 4, 2)),
+    (64, 4): _entries((64, 32, 4, 2)),
+    (128, 4): _entries((32, 32, 4, 2)),
+    (256, 4): _entries((16, 16, 4, 1)),
 }
 # By blocks of queries, for the gradient of the queries.
-BACKWARD_QUERY = {
-    (16, 2): Configuration(128, 64, 4, 3),
-    (32, 2): Configuration(128, 64, 4, 3),
-    (64, 2): Configuration(128, 64, 8, 3),
-    (128, 2): Configuration(128, 64, 8, 3),
-    (256, 2): Configuration(64, 32, 8, 2),
-    (16, 4): Configuration(64, 32, 4, 2),
-    (32, 4): Configuration(64, 32, 4, 2),
-    (64, 4): Configuration(32, 32, 4, 2),
-    (128, 4): Configuration(32, 32, 8, 1),
-    (256, 4): Configuration(16, 16, 8, 1),
+BACKWARD_QUERY: Table = {
+    (16, 2): _entries((128, 64, 4, 3), (64, 64, 4, 3)),
+    (32, 2): _entries((128, 64, 4, 3), (64, 64, 4, 3)),
+    (64, 2): _entries((128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3)),
+    (128, 2): _entries((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 3)),
+    (256, 2): _entries((64, 32, 8, 2), (32, 32, 8, 1)),
+    (16, 4): _entries((64, 32, 4, 2)),
+    (32, 4): _entries((64, 32, 4, 2)),
+    (64, 4): _entries((32, 32, 4, 2)),
+    (128, 4): _entries((32, 32, 8, 1)),
+    (256, 4): _entries((16, 16, 8, 1)),
 }
 # By blocks of keys, for the gradients of the keys and values.
-BACKWARD_KEY_VALUE = {
-    (16, 2): Configuration(64, 64, 4, 3),
-    (32, 2): Configuration(64, 64, 4, 3),
-    (64, 2): Configuration(64, 128, 8, 3),
-    (128, 2): Configuration(64, 128, 8, 2),
-    (256, 2): Configuration(32, 64, 8, 2),
-    (16, 4): Configuration(32, 64, 4, 2),
-    (32, 4): Configuration(32, 64, 4, 2),
-    (64, 4): Configuration(32, 32, 4, 2),
-    (128, 4): Configuration(32, 32, 8, 1),
-    (256, 4): Configuration(16, 16, 8, 1),
+BACKWARD_KEY_VALUE: Table = {
+    (16, 2): _entries((64, 64, 4, 3), (64, 128, 4, 3)),
+    (32, 2): _entries((64, 64, 4, 3), (64, 128, 8, 3)),
+    (64, 2): _entries((64, 128, 8, 3), (64, 64, 4, 3)),
+    (128, 2): _entries((64, 128, 8, 2), (64, 64, 8, 2), (64, 64, 4, 2), (32, 64, 4, 3)),
+    (256, 2): _entries((32, 64, 8, 2), (32, 32, 8, 1)),
+    (16, 4): _entries((32, 64, 4, 2)),
+    (32, 4): _entries((32, 64, 4, 2)),
+    (64, 4): _entries((32, 32, 4, 2)),
+    (128, 4): _entries((32, 32, 8, 1)),
+    (256, 4): _entries((16, 16, 8, 1)),
 }
 LARGEST_HEAD = 256
+# Shared memory that the first of an entry may take; the last takes no more than the 99 KB of capability 8.6 and 8.9.
+_ENOUGH = 163 * 1024
 
 
 def padded(head_size: int) -> int:
     """The head size that kernels work with: a power of two, and no less than tensor cores take."""
     return max(16, next_power_of_2(head_size))
+
+
+def default(table: Table, entry: tuple[int, int], chip: Chip) -> Configuration:
+    """What a chip takes where nothing was tuned."""
+    if chip.shared < _ENOUGH:
+        return table[entry][-1]
+    if table is FORWARD and entry == (64, 2) and chip.before(90):
+        return table[entry][1]  # the first spills registers there
+    return table[entry][0]

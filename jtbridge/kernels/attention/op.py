@@ -10,10 +10,11 @@ from typing import Any, Literal, overload
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._launch import launch
+from jtbridge.kernels._chip import target
 from jtbridge.kernels._operation import Operation
 from jtbridge.kernels._shapes import FLOATS, unsupported_dtype
 from jtbridge.kernels._step import Fold, Step
+from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
 
 from . import configurations, reference
 from .reference import Settings
@@ -227,14 +228,13 @@ def _forward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
     from .triton_forward import attention_forward
 
     query = arrays[0]
-    table = configurations.FORWARD
     return _launched(
         attention_forward,
         arrays,
         [],
         [query, jax.ShapeDtypeStruct(query.shape[:3], jnp.float32)],
         settings,
-        table[_entry(query)],
+        configurations.FORWARD,
         by_keys=False,
     )
 
@@ -246,14 +246,14 @@ def _backward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
     (query, key, value), mask, seeds = settings.split(inputs)
     # The scores' derivative is weights * (ct @ value.T - delta); that of their logsumexp is the weights.
     delta = jnp.sum(out.astype(jnp.float32) * ct.astype(jnp.float32), -1) - ct_logsumexp
-    more, entry = [ct, logsumexp * jnp.float32(math.log2(math.e)), delta], _entry(query)
+    more = [ct, logsumexp * jnp.float32(math.log2(math.e)), delta]
     grad_key, grad_value = _launched(
         attention_backward_key_value,
         inputs,
         more,
         [key, value],
         settings,
-        configurations.BACKWARD_KEY_VALUE[entry],
+        configurations.BACKWARD_KEY_VALUE,
         by_keys=True,
     )
     (grad_query,) = _launched(
@@ -262,7 +262,7 @@ def _backward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
         more,
         [query],
         settings,
-        configurations.BACKWARD_QUERY[entry],
+        configurations.BACKWARD_QUERY,
         by_keys=False,
     )
     gradients = [grad_query, grad_key, grad_value]
@@ -274,28 +274,47 @@ def _backward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
     return gradients
 
 
-def _entry(query: jax.Array) -> tuple[int, int]:
-    return configurations.padded(query.shape[-1]), query.dtype.itemsize
-
-
 def _launched(
     kernel: Any,
     inputs: Sequence[jax.Array],
     more: Sequence[jax.Array],
     like: Sequence[Any],
     settings: Settings,
-    configuration: configurations.Configuration,
+    table: configurations.Table,
     *,
     by_keys: bool,
 ) -> list[jax.Array]:
     (query, key, value), mask, seeds = settings.split(inputs)
     batch, heads, q_len, d = query.shape
     kv_heads, kv_len = key.shape[1:3]
-    programs = kv_heads * -(-kv_len // configuration.keys) if by_keys else heads * -(-q_len // configuration.queries)
+    block_d = configurations.padded(d)
+    entry = block_d, query.dtype.itemsize
     # A kernel without a mask or dropout does not read what is in their place.
     absent = query
     strides = (0, 0, 0, 0) if mask is None else _strides(mask.shape)
-    return launch(
+    constants = {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "q_len": q_len,
+        "kv_len": kv_len,
+        "d": d,
+        "scale": settings.scale,
+        "left": q_len if settings.left is None else min(settings.left, q_len),
+        "right": kv_len if settings.right is None else min(settings.right, kv_len),
+        "mask": settings.mask,
+        **dict(zip(("mask_batch", "mask_head", "mask_row", "mask_column"), strides, strict=True)),
+        "threshold": settings.threshold,
+        "boost": settings.boost,
+        # The accuracy of float32 from tensor cores: three products of their 19 bits.
+        "precision": "tf32x3" if query.dtype == jnp.float32 else "tf32",
+        "block_d": block_d,
+    }
+
+    def arranged(c: configurations.Configuration) -> Arrangement:
+        blocks = kv_heads * -(-kv_len // c.keys) if by_keys else heads * -(-q_len // c.queries)
+        return Arrangement((batch * blocks,), {**constants, "block_q": c.queries, "block_k": c.keys}, c.warps, c.stages)
+
+    return launch_tuned(
         kernel,
         query,
         key,
@@ -304,28 +323,21 @@ def _launched(
         absent if seeds is None else seeds,
         *more,
         out_types=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like],
-        grid=(batch * programs,),
-        constants={
-            "heads": heads,
-            "kv_heads": kv_heads,
-            "q_len": q_len,
-            "kv_len": kv_len,
-            "d": d,
-            "scale": settings.scale,
-            "left": q_len if settings.left is None else min(settings.left, q_len),
-            "right": kv_len if settings.right is None else min(settings.right, kv_len),
+        candidates=table[entry],
+        default=configurations.default(table, entry, target()),
+        problem={
+            "dtype": str(query.dtype),
+            "programs": size(batch * heads),
+            "shared_by": heads // kv_heads,
+            "q_len": size(q_len),
+            "kv_len": size(kv_len),
+            "head_size": block_d,
+            "left": None if settings.left is None else size(settings.left),
+            "right": None if settings.right is None else size(settings.right),
             "mask": settings.mask,
-            **dict(zip(("mask_batch", "mask_head", "mask_row", "mask_column"), strides, strict=True)),
-            "threshold": settings.threshold,
-            "boost": settings.boost,
-            # The accuracy of float32 from tensor cores: three products of their 19 bits.
-            "precision": "tf32x3" if query.dtype == jnp.float32 else "tf32",
-            "block_d": configurations.padded(d),
-            "block_q": configuration.queries,
-            "block_k": configuration.keys,
+            "dropout": settings.dropout_rate > 0,
         },
-        num_warps=configuration.warps,
-        num_stages=configuration.stages,
+        arranged=arranged,
     )
 
 

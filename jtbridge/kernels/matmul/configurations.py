@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from jtbridge.kernels._chip import Chip
+
 Kind = Literal["half", "tf32", "ieee"]
 
 # What a chip has of multiprocessors, about: 108 of an A100, 132 of an H100.
@@ -53,13 +55,31 @@ CONFIGURATIONS: dict[Kind, tuple[Configuration, ...]] = {
 }
 
 
-def choose(kind: Kind, m: int, n: int) -> Configuration:
-    """The largest blocks of which no side is twice that of the result or more, and that make a program for each
-    multiprocessor; if none do, those that fit and make the most programs."""
-    fitting = [c for c in CONFIGURATIONS[kind] if c.block_m < max(2 * m, 17) and c.block_n < max(2 * n, 33)]
-    fitting = fitting or [CONFIGURATIONS[kind][-1]]
+def needed(configuration: Configuration, kind: Kind) -> int:
+    """Bytes of shared memory that a program takes: the blocks on their way, or its result on the way out."""
+    size = 2 if kind == "half" else 4
+    sides = configuration.block_m + configuration.block_n
+    return size * max(
+        sides * configuration.block_k * configuration.num_stages, configuration.block_m * configuration.block_n
+    )
+
+
+def choose(kind: Kind, m: int, n: int, chip: Chip) -> Configuration:
+    """The default on a chip, of what fits its shared memory.
+
+    The largest blocks of which no side is twice that of the result or more, and that make a program for each
+    multiprocessor; if none do, those that fit and make the most programs.
+    """
+    every = [c for c in CONFIGURATIONS[kind] if needed(c, kind) <= chip.shared] or [CONFIGURATIONS[kind][-1]]
+    fitting = [c for c in candidates(kind, m, n) if c in every] or [every[-1]]
 
     def programs(c: Configuration) -> int:
         return -(-m // c.block_m) * -(-n // c.block_n)
 
     return next((c for c in fitting if programs(c) >= _MULTIPROCESSORS), max(fitting, key=programs))
+
+
+def candidates(kind: Kind, m: int, n: int) -> list[Configuration]:
+    """What tuning tries: blocks of which no side is twice that of the result or more."""
+    fitting = [c for c in CONFIGURATIONS[kind] if c.block_m < max(2 * m, 17) and c.block_n < max(2 * n, 33)]
+    return fitting or [CONFIGURATIONS[kind][-1]]

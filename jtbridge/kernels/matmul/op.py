@@ -9,13 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._launch import launch
+from jtbridge.kernels._chip import target
 from jtbridge.kernels._operation import Operation
 from jtbridge.kernels._shapes import FLOATS, unsupported_dtype
 from jtbridge.kernels._step import Step, leading
+from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
 
 from . import reference
-from .configurations import choose
+from .configurations import Configuration, candidates, choose
 from .reference import ACTIVATIONS, PRECISIONS, Activation, Precision
 
 
@@ -124,28 +125,27 @@ def _forward(
     m, k = math.prod(a.shape[:-1]), a.shape[-1]
     n = b.shape[1 - transpose_b]
     kind = "half" if a.dtype != jnp.float32 else "ieee" if precision == "ieee" else "tf32"
-    chosen = choose(kind, m, n)
     out_type = jax.ShapeDtypeStruct((*a.shape[:-1], n), a.dtype)
-    return launch(
+    options = {
+        "biased": bias.size > 0,
+        "transpose_b": transpose_b,
+        "activation": activation,
+        "precision": precision,
+    }
+
+    def arranged(c: Configuration) -> Arrangement:
+        blocks = {"block_m": c.block_m, "block_n": c.block_n, "block_k": c.block_k, "group": c.group}
+        grid = (-(-m // c.block_m) * -(-n // c.block_n),)
+        return Arrangement(grid, {"m": m, "n": n, "k": k, **blocks, **options}, c.num_warps, c.num_stages)
+
+    return launch_tuned(
         matmul_forward_saving if saving else matmul_forward,
         a,
         b,
         bias if bias.size else b,  # which is not read
         out_types=[out_type] * (1 + saving),
-        grid=(-(-m // chosen.block_m) * -(-n // chosen.block_n),),
-        constants={
-            "m": m,
-            "n": n,
-            "k": k,
-            "block_m": chosen.block_m,
-            "block_n": chosen.block_n,
-            "block_k": chosen.block_k,
-            "group": chosen.group,
-            "biased": bias.size > 0,
-            "transpose_b": transpose_b,
-            "activation": activation,
-            "precision": precision,
-        },
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
+        candidates=candidates(kind, m, n),
+        default=choose(kind, m, n, target()),
+        problem={"dtype": str(a.dtype), "m": size(m), "n": size(n), "k": size(k), **options},
+        arranged=arranged,
     )

@@ -1,0 +1,69 @@
+"""How long a launch takes, by Triton's own benchmark.
+
+A candidate is launched by Triton, on torch's tensors and torch's stream, which is where ``triton.testing.do_bench``
+records its events and clears the second-level cache. It is not timed as a jitted JAX call: XLA launches on a stream of
+its own, beside those events, and they would see when the host has waited, not when the kernel ran. What is compiled is
+the same, for jax-triton takes a kernel through Triton's compiler too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jtbridge._dtypes import torch_dtype
+
+_DEVICE = "cuda"
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Why nothing can be timed in this process; None if it can."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "this torch has no GPU, and Triton times kernels on torch's stream"
+    return None
+
+
+def milliseconds(
+    kernel: Any,
+    operands: Sequence[Any],
+    *,
+    out_types: Sequence[jax.ShapeDtypeStruct],
+    grid: tuple[int, ...],
+    constants: Mapping[str, Any],
+    num_warps: int,
+    num_stages: int,
+) -> float | str:
+    """The median time of a launch on made-up arrays; or why it cannot run, as where it takes too much shared memory."""
+    import torch
+    from triton.errors import TritonError
+    from triton.testing import do_bench
+
+    try:
+        given = [_made_up(x) if hasattr(x, "shape") else x for x in operands]
+        results = [_made_up(x) for x in out_types]
+
+        def run() -> None:
+            kernel[grid](*given, *results, **constants, num_warps=num_warps, num_stages=num_stages)
+
+        with torch.no_grad():
+            return float(do_bench(run, warmup=10, rep=50, return_mode="median"))
+    except (TritonError, RuntimeError) as error:  # of its compiler, of the driver, and torch's out of memory
+        lines = str(error).strip().splitlines()
+        return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def _made_up(x: Any) -> Any:
+    import torch
+
+    dtype = torch_dtype(np.dtype(x.dtype), "an operand of a kernel")
+    if dtype.is_floating_point:
+        return torch.randn(x.shape, device=_DEVICE).to(dtype)
+    make = torch.ones if dtype == torch.bool else torch.zeros  # of a mask all is seen
+    return make(x.shape, device=_DEVICE, dtype=dtype)
