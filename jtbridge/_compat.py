@@ -6,6 +6,7 @@ Each entry says why the public API does not do, and on which versions it was tri
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import threading
 import warnings
@@ -50,6 +51,8 @@ __all__ = [
     "autograd_place",
     "broken_assumption",
     "call_aval",
+    "cudnn_attention",
+    "cudnn_version",
     "decomposition_of",
     "differentiating",
     "forgetting_graph_sources",
@@ -124,6 +127,39 @@ def differentiating() -> bool:
 def in_forward_mode() -> bool:
     """Whether tangents are on their way through torch on this thread. Tried on torch 2.13; no public query."""
     return torch.autograd.forward_ad._current_level >= 0
+
+
+def cudnn_attention() -> Any:
+    """JAX's lowerings of attention to cuDNN: ``_dot_product_attention_fwd_impl``, ``..._bwd_impl`` and their enums.
+
+    Public is ``jax.nn.dot_product_attention(implementation="cudnn")``, which checks for a GPU when it is traced, has no
+    forward mode and nothing for other platforms, and rounds the logarithm that the backward needs. Tried on jax 0.10.2.
+
+    Raises:
+        ImportError: this JAX has other ones.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as module
+
+    named = "query key value bias q_seqlen kv_seqlen q_offsets kv_offsets page_table_k page_table_v"
+    more = "scale seed dropout_rate variadic_args mask_type layout sliding_window_length"
+    known = {
+        "_dot_product_attention_fwd_impl": f"{named} {more} is_training",
+        "_dot_product_attention_bwd_impl": f"{named} activation fwd_output grad_output {more}",
+    }
+    for name, parameters in known.items():
+        if " ".join(inspect.signature(getattr(module, name)).parameters) != parameters:
+            raise ImportError(f"`{name}` of JAX {jax.__version__} takes other arguments than those that are known")
+    return module
+
+
+def cudnn_version() -> int | None:
+    """The version of cuDNN beside JAX, as 91002 for 9.10.2; None if there is none. Tried on jax 0.10.2."""
+    from jax._src.lib import cuda_versions
+
+    try:
+        return None if cuda_versions is None else cuda_versions.cudnn_get_version()
+    except RuntimeError:
+        return None
 
 
 def inside_functorch() -> bool:

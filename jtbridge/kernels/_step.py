@@ -28,12 +28,14 @@ class Step:
         reference: the function in jnp.
         kernel: the same by Triton kernels.
         fold: how a batch becomes part of the arrays, see :func:`leading`. None: one launch after the other, in a loop.
+        needs_triton: whether the reference takes the kernel's place on a GPU where Triton is missing.
     """
 
-    def __init__(self, reference: Arrays, kernel: Arrays, fold: Fold | None = None):
+    def __init__(self, reference: Arrays, kernel: Arrays, fold: Fold | None = None, *, needs_triton: bool = True):
         self.reference = reference
         self.kernel = kernel
         self.fold = fold
+        self.needs_triton = needs_triton
 
     @property
     def name(self) -> str:
@@ -105,7 +107,7 @@ def _run_reference(*arrays: Any, step: Step) -> list[Any]:
 
 
 def _run_kernel(*arrays: Any, step: Step) -> list[Any]:
-    return list((step.reference if unavailable() else step.kernel)(*arrays))
+    return list((step.reference if step.needs_triton and unavailable() else step.kernel)(*arrays))
 
 
 ad.primitive_jvps[step_p] = _jvp

@@ -19,7 +19,7 @@ import jtbridge
 from jtbridge.kernels import attention
 from jtbridge.kernels._chip import Chip
 from jtbridge.kernels._launch import interpreting
-from jtbridge.kernels.attention import configurations, op, reference, supports
+from jtbridge.kernels.attention import configurations, op, operation, reference, supports
 from jtbridge.kernels.attention.configurations import Configuration
 from jtbridge.kernels.attention.philox import philox
 
@@ -398,12 +398,13 @@ def test_every_configuration_compiles(d, dtype, architecture, monkeypatch, tmp_p
 @pytest.mark.parametrize("entry", configurations.FORWARD)
 def test_the_default_of_a_chip_with_little_shared_memory_fits_it(entry, monkeypatch, tmp_path):
     small = Chip("NVIDIA L4", 89)
-    monkeypatch.setattr(op, "target", lambda: small)
+    monkeypatch.setattr(operation, "target", lambda: small)
     d, itemsize = entry
     for launch in launches(gradients(is_causal=True), *of_size(d, {2: "bfloat16", 4: "float32"}[itemsize])):
         assert compiled(launch, 89, tmp_path).shared <= small.shared == 99 * 1024
 
 
+@needs_compiler
 def test_the_default_is_of_the_chip():
     ampere, hopper = Chip("NVIDIA A100", 80), Chip("NVIDIA H100", 90)
     entries = configurations.FORWARD[64, 2]

@@ -1,4 +1,5 @@
 """Attention."""
 
 from .op import attention as attention
+from .op import chosen as chosen
 from .op import supports as supports

@@ -1,0 +1,111 @@
+"""Which implementation of attention a program for a GPU gets: the Triton kernels or cuDNN.
+
+The rule is a narrow one: cuDNN only where its kernels are made for the chip and the shape is a common one. It goes by
+what NVIDIA and FlashAttention-3's authors (arXiv:2407.08608) publish of Hopper, and `make bench-gpu` shows if it holds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import jax
+
+from jtbridge._compat import cudnn_attention, cudnn_version
+from jtbridge.errors import BackendError
+from jtbridge.kernels._chip import Chip, present
+
+from .reference import Settings
+
+Implementation = Literal["triton", "cudnn"]
+IMPLEMENTATIONS = ("triton", "cudnn")
+
+# What cuDNN takes on every chip that it takes at all.
+_LARGEST_HEAD = 128
+_OLDEST_CHIP = 80
+_OLDEST_CUDNN = 90000
+# Where it is preferred: Hopper's tensor cores work apart from the threads, which Triton 3 makes less of. Below this
+# length either takes less time than a launch.
+_PREFERRED_CHIP = 90
+_PREFERRED_HEADS = (64, 128)
+_PREFERRED_LENGTH = 512
+
+
+class Choice(NamedTuple):
+    """An implementation, and why it is that one."""
+
+    implementation: Literal["triton", "cudnn", "jnp"]
+    reason: str
+
+
+def refused_by_cudnn(query: jax.Array, key: jax.Array, settings: Settings, logsumexp: bool) -> str | None:
+    """Why cuDNN cannot do what is asked for, on any chip; None if it can."""
+    d, q_len, kv_len = query.shape[-1], query.shape[2], key.shape[2]
+    causal = settings.right == 0
+    if query.dtype.name not in ("bfloat16", "float16"):
+        return f"cuDNN takes bfloat16 and float16, not {query.dtype}"
+    if d % 8 or d > _LARGEST_HEAD:
+        return f"cuDNN takes heads of a multiple of 8 up to {_LARGEST_HEAD}, not {d}"
+    if settings.mask != "none":
+        return "with cuDNN a query that a mask leaves no key would not get 0"
+    if settings.dropout_rate:
+        return "cuDNN draws other random numbers than jtbridge does elsewhere"
+    if logsumexp:
+        return "cuDNN has no gradient of the logarithm that is to be returned"
+    if settings.right not in (None, 0) or (settings.left is not None and not causal):
+        return "of windows cuDNN takes those that look back alone, with `is_causal` or (n, 0)"
+    if causal and q_len != kv_len:
+        return f"jtbridge asks cuDNN for causal attention between equal lengths alone, not {q_len} and {kv_len}"
+    if not settings.scale > 0:
+        return f"cuDNN takes a `scale` over 0, not {settings.scale}"
+    return None
+
+
+def missing_for_cudnn(chip: Chip | None) -> str | None:
+    """Why cuDNN cannot be used in this process; None if it can, or if that shows elsewhere: `chip` is None."""
+    try:
+        cudnn_attention()
+    except (ImportError, AttributeError) as error:
+        return str(error)
+    if chip is None:
+        return None
+    if chip.capability is None or chip.capability < _OLDEST_CHIP:
+        return f"cuDNN needs an NVIDIA GPU of compute capability 8.0 or more, this is {chip.name}"
+    version = cudnn_version()
+    if version is None or version < _OLDEST_CUDNN:
+        return f"JAX finds no cuDNN of {_OLDEST_CUDNN} or more, but {version}"
+    return None
+
+
+def decided(query: jax.Array, key: jax.Array, settings: Settings, implementation: Implementation | None) -> Choice:
+    """What to lower to on this process's chip where the kernels and cuDNN both can.
+
+    Raises:
+        BackendError: cuDNN is asked for, and is not there.
+    """
+    chip = present()
+    missing = missing_for_cudnn(chip)
+    if implementation == "cudnn":
+        if missing:
+            raise BackendError(f'attention with `implementation="cudnn"`: {missing}')
+        return Choice("cudnn", "it is asked for")
+    if implementation == "triton":
+        return Choice("triton", "it is asked for")
+    if missing:
+        return Choice("triton", missing)
+    return Choice("triton", reason) if (reason := _not_preferred(query, key, settings, chip)) else _PREFERRED
+
+
+_PREFERRED = Choice("cudnn", "made for Hopper: heads of 64 and 128, equal lengths, nothing that it cannot do")
+
+
+def _not_preferred(query: jax.Array, key: jax.Array, settings: Settings, chip: Chip | None) -> str | None:
+    if chip is None or chip.capability != _PREFERRED_CHIP:
+        return "cuDNN is preferred on compute capability 9.0 alone"
+    if query.shape[-1] not in _PREFERRED_HEADS:
+        return f"cuDNN is preferred for heads of 64 and 128, not {query.shape[-1]}"
+    if settings.left is not None:
+        return "the kernels skip what is outside a window"
+    length = min(query.shape[2], key.shape[2])
+    if length < _PREFERRED_LENGTH or query.shape[2] != key.shape[2]:
+        return f"cuDNN is preferred between equal lengths of {_PREFERRED_LENGTH} or more"
+    return None

@@ -1,0 +1,59 @@
+"""Attention by cuDNN, as JAX lowers to it, in place of the Triton kernels.
+
+Its results are those that the kernels have: the rounded result, and in float32 the natural logarithm of the sum of the
+exponentials of the scores.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jtbridge._compat import cudnn_attention
+
+from .reference import Settings
+
+
+def forward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
+    """As :func:`reference.forward`."""
+    return cudnn_attention()._dot_product_attention_fwd_impl(
+        *arrays, *_unused(arrays[0], 7), **_options(settings), is_training=True
+    )
+
+
+def output(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
+    """The result alone."""
+    return cudnn_attention()._dot_product_attention_fwd_impl(
+        *arrays, *_unused(arrays[0], 7), **_options(settings), is_training=False
+    )
+
+
+def backward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
+    """Gradients of query, key and value, from them, the results of :func:`forward` and the cotangent of the first."""
+    query, key, value, out, logsumexp, ct = arrays
+    gradients = cudnn_attention()._dot_product_attention_bwd_impl(
+        query, key, value, *_unused(query, 7), logsumexp, out, ct, **_options(settings)
+    )
+    return list(gradients[:3])
+
+
+def _unused(query: jax.Array, count: int) -> list[jax.Array]:
+    """In the place of a bias, of lengths and offsets of packed texts, and of tables of pages."""
+    return [jnp.zeros(0, query.dtype)] * count
+
+
+def _options(settings: Settings) -> dict[str, Any]:
+    module = cudnn_attention()
+    causal = settings.right == 0
+    return {
+        "scale": settings.scale,
+        "seed": 42,  # of its dropout, which there is none of
+        "dropout_rate": 0.0,
+        "variadic_args": (False, False),  # neither a bias nor its gradient
+        "mask_type": module.MaskType.CAUSAL if causal else module.MaskType.NO_MASK,
+        "layout": module.AttentionLayout.BNTH.value,
+        # cuDNN counts a query's own position.
+        "sliding_window_length": None if settings.left is None else settings.left + 1,
+    }

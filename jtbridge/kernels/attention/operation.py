@@ -1,0 +1,236 @@
+"""Attention as operations on arrays, by the Triton kernels or cuDNN on a GPU and in jnp elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jtbridge._triton import unavailable
+from jtbridge.kernels._chip import target
+from jtbridge.kernels._launch import interpreting
+from jtbridge.kernels._operation import Operation
+from jtbridge.kernels._step import Fold, Step
+from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
+
+from . import configurations, cudnn, reference
+from .choice import Implementation, decided
+from .reference import Settings
+
+
+@functools.lru_cache(256)
+def operation(settings: Settings) -> Operation:
+    def step(of_reference: Any, kernels: Any, gradient: bool) -> Step:
+        keywords = {"settings": settings}
+        return Step(
+            functools.partial(of_reference, **keywords),
+            functools.partial(kernels, **keywords),
+            _fold(settings, gradient),
+        )
+
+    return Operation(
+        forward=step(reference.forward, _forward, gradient=False),
+        backward=step(reference.backward, _backward, gradient=True),
+        results=2,
+        saved=lambda inputs, outputs: [*inputs, *outputs],
+    )
+
+
+@functools.lru_cache(256)
+def operation_of_either(settings: Settings, implementation: Implementation | None) -> Operation:
+    """Attention by the kernels or by cuDNN, as it is decided when the program is lowered; without the logarithm.
+
+    What a forward leaves for the backward is the same for both, so that each is decided alone.
+    """
+
+    def either(of_kernels: Any, of_cudnn: Any, of_reference: Any) -> Any:
+        def run(*arrays: jax.Array) -> Sequence[jax.Array]:
+            query, key = arrays[:2]
+            if not interpreting() and decided(query, key, settings, implementation).implementation == "cudnn":
+                return of_cudnn(*arrays, settings=settings)
+            return (of_reference if _without_triton() else of_kernels)(*arrays, settings=settings)
+
+        return run
+
+    def step(of_reference: Any, of_kernels: Any, of_cudnn: Any) -> Step:
+        return Step(
+            functools.partial(of_reference, settings=settings),
+            either(of_kernels, of_cudnn, of_reference),
+            _fold(settings, gradient=False),
+            needs_triton=False,
+        )
+
+    return Operation(
+        forward=step(reference.forward, _forward, cudnn.forward),
+        backward=step(_reference_of_output, _backward_of_output, cudnn.backward),
+        results=1,
+        saved=lambda inputs, outputs: [*inputs, *outputs],
+        alone=step(_reference_output, lambda *xs, settings: _forward(*xs, settings=settings)[:1], cudnn.output),
+    )
+
+
+def _without_triton() -> bool:
+    return not interpreting() and unavailable() is not None
+
+
+def _reference_output(*arrays: jax.Array, settings: Settings) -> Sequence[jax.Array]:
+    return reference.forward(*arrays, settings=settings)[:1]
+
+
+def _reference_of_output(*arrays: jax.Array, settings: Settings) -> Sequence[jax.Array]:
+    return reference.backward(*arrays, jnp.zeros_like(arrays[-2]), settings=settings)
+
+
+def _backward_of_output(*arrays: jax.Array, settings: Settings) -> Sequence[jax.Array]:
+    return _backward(*arrays, jnp.zeros_like(arrays[-2]), settings=settings)
+
+
+def _fold(settings: Settings, gradient: bool) -> Fold:
+    """A batch of steps as a step whose batch is longer. All arrays have the batch first, a mask perhaps 1 for it."""
+    of_mask = 3 if settings.mask != "none" else None
+    # Its gradient must be one for each of the batch.
+    expanded = settings.mask == "additive" and gradient
+
+    def fold(step: Step, batched: Sequence[bool], arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        size = next(x.shape[0] for b, x in zip(batched, arrays, strict=True) if b)
+        batch = arrays[0].shape[1 if batched[0] else 0]
+
+        def folded(i: int, x: jax.Array) -> jax.Array:
+            if i == of_mask and not batched[i] and x.shape[0] == 1 and not expanded:
+                return x
+            inner = x.shape[1:] if not batched[i] else x.shape[2:]
+            whole = jnp.broadcast_to(x if batched[i] else x[None], (size, batch, *inner))
+            return whole.reshape(size * batch, *inner)
+
+        results = [y.reshape(size, batch, *y.shape[1:]) for y in step(*(folded(i, x) for i, x in enumerate(arrays)))]
+        if expanded and arrays[3].shape[1 if batched[3] else 0] == 1:
+            results[3] = results[3].sum(1, keepdims=True)
+        return results
+
+    return fold
+
+
+def _forward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
+    from .triton_forward import attention_forward
+
+    query = arrays[0]
+    return _launched(
+        attention_forward,
+        arrays,
+        [],
+        [query, jax.ShapeDtypeStruct(query.shape[:3], jnp.float32)],
+        settings,
+        configurations.FORWARD,
+        by_keys=False,
+    )
+
+
+def _backward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
+    from .triton_backward import attention_backward_key_value, attention_backward_query
+
+    inputs, (out, logsumexp, ct, ct_logsumexp) = arrays[:-4], arrays[-4:]
+    (query, key, value), mask, seeds = settings.split(inputs)
+    # The scores' derivative is weights * (ct @ value.T - delta); that of their logsumexp is the weights.
+    delta = jnp.sum(out.astype(jnp.float32) * ct.astype(jnp.float32), -1) - ct_logsumexp
+    more = [ct, logsumexp * jnp.float32(math.log2(math.e)), delta]
+    grad_key, grad_value = _launched(
+        attention_backward_key_value,
+        inputs,
+        more,
+        [key, value],
+        settings,
+        configurations.BACKWARD_KEY_VALUE,
+        by_keys=True,
+    )
+    (grad_query,) = _launched(
+        attention_backward_query,
+        inputs,
+        more,
+        [query],
+        settings,
+        configurations.BACKWARD_QUERY,
+        by_keys=False,
+    )
+    gradients = [grad_query, grad_key, grad_value]
+    if mask is not None and settings.mask == "additive":
+        # Nothing of it is left in the program where it is not asked for.
+        gradients.append(
+            reference.mask_gradient(query, key, value, mask, seeds, ct, logsumexp, delta, settings=settings)
+        )
+    return gradients
+
+
+def _launched(
+    kernel: Any,
+    inputs: Sequence[jax.Array],
+    more: Sequence[jax.Array],
+    like: Sequence[Any],
+    settings: Settings,
+    table: configurations.Table,
+    *,
+    by_keys: bool,
+) -> list[jax.Array]:
+    (query, key, value), mask, seeds = settings.split(inputs)
+    batch, heads, q_len, d = query.shape
+    kv_heads, kv_len = key.shape[1:3]
+    block_d = configurations.padded(d)
+    entry = block_d, query.dtype.itemsize
+    # A kernel without a mask or dropout does not read what is in their place.
+    absent = query
+    strides = (0, 0, 0, 0) if mask is None else _strides(mask.shape)
+    constants = {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "q_len": q_len,
+        "kv_len": kv_len,
+        "d": d,
+        "scale": settings.scale,
+        "left": q_len if settings.left is None else min(settings.left, q_len),
+        "right": kv_len if settings.right is None else min(settings.right, kv_len),
+        "mask": settings.mask,
+        **dict(zip(("mask_batch", "mask_head", "mask_row", "mask_column"), strides, strict=True)),
+        "threshold": settings.threshold,
+        "boost": settings.boost,
+        # The accuracy of float32 from tensor cores: three products of their 19 bits.
+        "precision": "tf32x3" if query.dtype == jnp.float32 else "tf32",
+        "block_d": block_d,
+    }
+
+    def arranged(c: configurations.Configuration) -> Arrangement:
+        blocks = kv_heads * -(-kv_len // c.keys) if by_keys else heads * -(-q_len // c.queries)
+        return Arrangement((batch * blocks,), {**constants, "block_q": c.queries, "block_k": c.keys}, c.warps, c.stages)
+
+    return launch_tuned(
+        kernel,
+        query,
+        key,
+        value,
+        absent if mask is None else mask,
+        absent if seeds is None else seeds,
+        *more,
+        out_types=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like],
+        candidates=table[entry],
+        default=configurations.default(table, entry, target()),
+        problem={
+            "dtype": str(query.dtype),
+            "programs": size(batch * heads),
+            "shared_by": heads // kv_heads,
+            "q_len": size(q_len),
+            "kv_len": size(kv_len),
+            "head_size": block_d,
+            "left": None if settings.left is None else size(settings.left),
+            "right": None if settings.right is None else size(settings.right),
+            "mask": settings.mask,
+            "dropout": settings.dropout_rate > 0,
+        },
+        arranged=arranged,
+    )
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """How far apart elements are along each dimension; 0 along those that are broadcast."""
+    return tuple(0 if n == 1 else math.prod(shape[i + 1 :]) for i, n in enumerate(shape))
