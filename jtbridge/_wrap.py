@@ -216,7 +216,9 @@ def wrap(
             argument that `fn` wrote to, such as ``x`` or ``params['w']``, to its new value. With False such writes
             stay inside.
         effects: "ordered" for functions that print, log, draw from torch's own generator or keep state: every
-            call happens, in program order. Such a function cannot be differentiated or vmapped.
+            call happens, in program order. Such a function cannot be differentiated or vmapped. To find the shapes of
+            its results it also runs when it is traced, on tensors without values, or on zeros if it reads values; with
+            `output_shapes` it does not.
         int32: while x64 is off JAX's integers are int32 where torch's are int64, so int32 arrays reach `fn` as
             int64. "keep" leaves them int32.
 

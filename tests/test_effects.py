@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge.errors import EffectsError
+from jtbridge.errors import EffectsError, ShapeInferenceError
 
 
 @pytest.fixture
@@ -186,3 +186,25 @@ def test_exceptions_reach_the_caller(log):
     with pytest.raises(LookupError, match="positive"):
         fail(jnp.ones(2))
     assert fail(-jnp.ones(2)).tolist() == [-1, -1]
+
+
+def test_with_its_output_shapes_it_runs_when_it_is_called_alone(seen: list[torch.Tensor]):
+    @jtbridge.wrap(effects="ordered", output_shapes=jax.ShapeDtypeStruct((), jnp.float32))
+    def log(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.tensor(float(x)))
+        return x + 1
+
+    f = jax.jit(lambda: jax.lax.scan(lambda x, _: (log(x), None), 0.0, length=3)[0])
+    compiled = f.lower().compile()
+    assert not seen
+    assert float(compiled()) == 3
+    assert finished(seen) == [0, 1, 2]
+
+
+def test_state_is_not_spoilt_to_find_output_shapes():
+    norm = torch.nn.BatchNorm1d(2)
+    f = jtbridge.wrap(lambda x: norm(x) * float(x.sum()), effects="ordered")
+    with pytest.raises(ShapeInferenceError, match=r"keeps state in `BatchNorm1d.*Pass `output_shapes=`"):
+        f(jnp.ones((3, 2)))
+    assert int(norm.num_batches_tracked) == 0
+    assert norm.running_mean.tolist() == [0, 0]

@@ -66,6 +66,8 @@ def infer(request: Request) -> Inference:
         RandomnessError: it draws without a key.
         MutationError: it writes to a closed-over tensor.
     """
+    if request.ordered and request.output_shapes is not None:  # every look at it has its effects
+        return _as_declared(request.output_shapes, "its side effects are wanted, and its output shapes are given")
     try:
         out, observer, without_grad = _trace(request)
     except (JtbridgeError, KeyboardInterrupt):
@@ -123,10 +125,7 @@ def _trace_once(request: Request, state: TorchState) -> tuple[Any, Observer]:
 def _infer_opaque(request: Request, cause: Exception) -> Inference:
     reason = _reason(cause)
     if request.output_shapes is not None:
-        out_types, tree = _declared(request.output_shapes)
-        positions = tuple(range(len(out_types)))
-        out_tree = OutputTree(tree, positions, (None,) * len(out_types))
-        return Inference(out_types, out_tree, Behaviour(opaque=reason))
+        return _as_declared(request.output_shapes, reason)
     if isinstance(cause, DynamicOutputShapeException):
         raise DataDependentShapeError(
             f"The output shape of `{request.name}` depends on the values of its arguments (operator "
@@ -136,7 +135,7 @@ def _infer_opaque(request: Request, cause: Exception) -> Inference:
     try:
         with _rng.preserved_state(), request.state.applied():
             inputs = [torch.zeros(s, dtype=d) for s, d in zip(request.shapes, request.dtypes, strict=True)]
-            observer = Observer(inputs, None, _write_refusal(request))
+            observer = Observer(inputs, None, _refuse_write_of_zeros(request) or _write_refusal(request))
             with observer.watching(), routed() as observer.launches:
                 out = request.call(*inputs)
     except JtbridgeError:
@@ -153,6 +152,27 @@ def _infer_opaque(request: Request, cause: Exception) -> Inference:
     leaves, tree = flatten_output(out)
     out_tree, out_types = _output_types(request, leaves, tree, opaque=True)
     return Inference(out_types, out_tree, _behaviour(request, observer, reason, False))
+
+
+def _as_declared(output_shapes: Any, reason: str) -> Inference:
+    """What is known of a function that is not looked at."""
+    out_types, tree = _declared(output_shapes)
+    positions = tuple(range(len(out_types)))
+    return Inference(out_types, OutputTree(tree, positions, (None,) * len(out_types)), Behaviour(opaque=reason))
+
+
+def _refuse_write_of_zeros(request: Request) -> Callable[[str], NoReturn] | None:
+    """What to do when a function that may write to what it closes over does so in the run on zeros."""
+    if not request.ordered:
+        return None
+
+    def refuse(written_to: str) -> NoReturn:
+        raise ShapeInferenceError(
+            f"`{request.name}` keeps state in {written_to} and needs values of tensors, so its output shapes cannot "
+            "be found without spoiling that state. Pass `output_shapes=`, a tree of `jax.ShapeDtypeStruct`."
+        )
+
+    return refuse
 
 
 def _write_refusal(request: Request) -> Callable[[str], NoReturn] | None:
