@@ -57,6 +57,7 @@ __all__ = [
     "differentiating",
     "forgetting_graph_sources",
     "has_cpu_kernel",
+    "has_saved_tensor_hooks",
     "has_torch_modes",
     "host_buffer_call",
     "in_forward_mode",
@@ -160,6 +161,11 @@ def cudnn_version() -> int | None:
         return None if cuda_versions is None else cuda_versions.cudnn_get_version()
     except RuntimeError:
         return None
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether ``torch.autograd.graph.saved_tensors_hooks`` is active on this thread. Tried on torch 2.13."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None  # type: ignore[attr-defined]
 
 
 def inside_functorch() -> bool:

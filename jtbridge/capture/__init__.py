@@ -6,8 +6,10 @@ from ._joint import GraphFunction, Split, forward_graph, from_bytes, split, to_b
 from ._observe import draws
 from ._probe import check_differentiable, probe_vmap
 from ._trace import examples, origin, trace, trace_on
+from .chains import FUNCTIONS as FUNCTIONS_OF_CHAINS
 
 __all__ = [
+    "FUNCTIONS_OF_CHAINS",
     "GraphFunction",
     "Inference",
     "Request",

@@ -28,6 +28,7 @@ from jtbridge.launches import deferring_numbers, launch_of, launch_operator, rou
 
 from ._branches import Decisions, traced_both_ways
 from ._replaced import Replaced
+from .chains import Chains
 
 _LIBRARIES = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
@@ -41,25 +42,33 @@ def trace(fn: Callable[..., Sequence[Any]], types: Sequence[ArrayType], *, to_ru
 
     With `to_run`, torch itself will run it; else it is translated, and may hold operators that are there for that.
     """
-    return trace_on(fn, examples(types), to_run=to_run)
+    if to_run:
+        return trace_on(fn, examples(types), to_run=True)
+    return Chains().settled(lambda chains: trace_on(fn, examples(types), to_run=False, chains=chains))
 
 
-def trace_on(fn: Callable[..., Sequence[Any]], tensors: Sequence[torch.Tensor], *, to_run: bool) -> fx.GraphModule:
+def trace_on(
+    fn: Callable[..., Sequence[Any]], tensors: Sequence[torch.Tensor], *, to_run: bool, chains: Chains | None = None
+) -> fx.GraphModule:
     """The functional graph of ``fn``, after autograd, on tensors like these, whose sizes may be symbols.
 
-    It is the CPU's graph with composite operators that oneDNN would take over written out.
+    It is the CPU's graph with composite operators that oneDNN would take over written out, and with those of `chains`
+    that can be operators of ours as these.
     """
     if to_run:
-        return _trace_one_way(fn, tensors, None)
+        return _trace_one_way(fn, tensors, None, None)
 
     def trace_one(decisions: Decisions) -> fx.GraphModule:
-        return _trace_one_way(fn, tensors, decisions)
+        return _trace_one_way(fn, tensors, decisions, chains)
 
     return deferring_numbers(lambda: traced_both_ways(trace_one))
 
 
 def _trace_one_way(
-    fn: Callable[..., Sequence[Any]], tensors: Sequence[torch.Tensor], decisions: Decisions | None
+    fn: Callable[..., Sequence[Any]],
+    tensors: Sequence[torch.Tensor],
+    decisions: Decisions | None,
+    chains: Chains | None,
 ) -> fx.GraphModule:
     with (
         tracing(),
@@ -71,7 +80,7 @@ def _trace_one_way(
         contextlib.nullcontext() if decisions is None else Replaced(),
     ):
         torch.default_generator.manual_seed(0)
-        module = trace_joint(_noted(fn, decisions), tensors)
+        module = trace_joint(_noted(fn, decisions, chains), tensors)
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
         node.replace_all_uses_with(node.args[0])
         module.graph.erase_node(node)
@@ -88,10 +97,13 @@ def origin(node: fx.Node) -> dict[str, Any]:
     return node.meta.get("custom") or {}
 
 
-def _noted(fn: Callable[..., Sequence[Any]], decisions: Decisions | None) -> Callable[..., Sequence[Any]]:
+def _noted(
+    fn: Callable[..., Sequence[Any]], decisions: Decisions | None, chains: Chains | None
+) -> Callable[..., Sequence[Any]]:
     def run(*tensors: torch.Tensor) -> Sequence[Any]:
         modules = _ModulePaths()
-        with modules.followed(), _Notes(modules, decisions):
+        trail = contextlib.nullcontext() if chains is None else chains.trail()
+        with modules.followed(), _Notes(modules, decisions), trail:
             results = fn(*tensors)
         return results if decisions is None else [*results, *decisions.conditions]
 

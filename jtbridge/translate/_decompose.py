@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from torch import fx
 
 from jtbridge._compat import OpOverload, decomposition_of, forgetting_graph_sources, function_of_triton_operator
-from jtbridge.capture import origin, trace_on
+from jtbridge.capture import FUNCTIONS_OF_CHAINS, origin, trace_on
 
 _KEY = "jtbridge_decomposition"
 
@@ -21,25 +23,57 @@ def decomposable(node: fx.Node) -> bool:
 
 
 def _decomposition_of(operator: OpOverload) -> Callable | None:
-    """Torch's decomposition, or for one made by ``torch.library.triton_op`` the function that it is made of."""
-    return decomposition_of(operator) or function_of_triton_operator(operator)
+    """Torch's decomposition, or the function that ``torch.library.triton_op`` or a chain's operator is made of."""
+    of_chain = FUNCTIONS_OF_CHAINS.get(operator.name())
+    return of_chain or decomposition_of(operator) or function_of_triton_operator(operator)
 
 
 def decomposition(node: fx.Node) -> fx.GraphModule:
     """The graph of a node's decomposition, of its tensor arguments in order. It is kept with the node."""
     if _KEY not in node.meta:
-        run, tensors = _as_function(node)
-        with torch.no_grad(), forgetting_graph_sources():
-            module = trace_on(run, tensors, to_run=False)
-        draws = 0
-        for inner in module.graph.nodes:
-            notes = {**origin(node), **{key: value for key, value in origin(inner).items() if key == "launch"}}
-            if torch.Tag.nondeterministic_seeded in getattr(inner.target, "tags", ()):
-                notes["draw"] = (*notes.get("draw", (0,)), draws)
-                draws += 1
-            inner.meta["custom"] = notes
-        node.meta[_KEY] = module
+        plain = _plain((node.args, node.kwargs), lambda x: x.meta["val"])
+        name = node.target.name()  # type: ignore[union-attr]
+        node.meta[_KEY] = (
+            _of_chain(name, *map(_described, plain[0])) if name in FUNCTIONS_OF_CHAINS else _of(node, plain)
+        )
     return node.meta[_KEY]
+
+
+def _of(node: fx.Node, plain: Any) -> fx.GraphModule:
+    """The operators that a node is made of, which lie where it does."""
+    module = _traced(_decomposition_of(node.target), plain)  # type: ignore[arg-type]
+    draws = 0
+    for inner in module.graph.nodes:
+        notes = {**origin(node), **{key: value for key, value in origin(inner).items() if key == "launch"}}
+        if torch.Tag.nondeterministic_seeded in getattr(inner.target, "tags", ()):
+            notes["draw"] = (*notes.get("draw", (0,)), draws)
+            draws += 1
+        inner.meta["custom"] = notes
+    return module
+
+
+@dataclasses.dataclass(frozen=True)
+class _Like:
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def tensor(self) -> torch.Tensor:
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
+
+
+def _described(value: Any) -> Any:
+    return _Like(tuple(value.shape), value.stride(), value.dtype) if isinstance(value, torch.Tensor) else value
+
+
+@functools.lru_cache(maxsize=256)
+def _of_chain(name: str, *arguments: Any) -> fx.GraphModule:
+    """The operators of a chain: a model has many alike."""
+    plain = [value.tensor() if isinstance(value, _Like) else value for value in arguments]
+    module = _traced(FUNCTIONS_OF_CHAINS[name], (plain, {}))
+    for inner in module.graph.nodes:
+        inner.meta.pop("custom", None)  # of where the first of them lies
+    return module
 
 
 def tensor_inputs(node: fx.Node) -> list[fx.Node]:
@@ -48,13 +82,11 @@ def tensor_inputs(node: fx.Node) -> list[fx.Node]:
     return [leaf for leaf in leaves if isinstance(leaf, fx.Node) and isinstance(leaf.meta["val"], torch.Tensor)]
 
 
-def _as_function(node: fx.Node) -> tuple[Callable[..., list[Any]], list[torch.Tensor]]:
-    """A node's decomposition as a function of its tensor arguments, and tensors to trace it on."""
-    plain = _plain((node.args, node.kwargs), lambda x: x.meta["val"])
+def _traced(function: Callable | None, plain: Any) -> fx.GraphModule:
+    """The graph of a function of the tensors in some arguments."""
+    assert function is not None
     filled, tree = jax.tree.flatten(plain, is_leaf=lambda x: x is None)
     positions = [i for i, leaf in enumerate(filled) if isinstance(leaf, torch.Tensor)]
-    function = _decomposition_of(node.target)  # type: ignore[arg-type]
-    assert function is not None
 
     def run(*tensors: torch.Tensor) -> list[Any]:
         given = list(filled)
@@ -65,7 +97,8 @@ def _as_function(node: fx.Node) -> tuple[Callable[..., list[Any]], list[torch.Te
         return list(out) if isinstance(out, tuple | list) else [out]
 
     examples = [torch.empty_strided(tuple(x.shape), x.stride(), dtype=x.dtype) for x in (filled[i] for i in positions)]
-    return run, examples
+    with torch.no_grad(), forgetting_graph_sources():
+        return trace_on(run, examples, to_run=False)
 
 
 def _plain(arguments: Any, of_node: Callable[[fx.Node], Any]) -> Any:

@@ -74,6 +74,14 @@ def of_norms(x, weight, bias):
     return y + functional.layer_norm(x, (6,), weight) * functional.layer_norm(x, (4, 6))
 
 
+def of_rms_norms(x, weight, bias):
+    h = x.float()
+    h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+    y = functional.rms_norm(x, (6,), bias) + weight * h.to(x.dtype)
+    h = (x + 1).float()
+    return y + (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * (1 + weight.float())).type_as(x)
+
+
 def of_attention(q, kv, mask):
     y = functional.scaled_dot_product_attention(q, kv, kv * 2, is_causal=True)
     y = y + functional.scaled_dot_product_attention(q, kv, kv, attn_mask=mask > 0)
@@ -81,6 +89,7 @@ def of_attention(q, kv, mask):
 
 
 NORM_ARGUMENTS = normal(2, 4, 6), normal(6, seed=1), normal(6, seed=2)
+NORMS_OF_HALF_PRECISION = tuple(x.astype(jnp.bfloat16) for x in NORM_ARGUMENTS)
 ATTENTION_ARGUMENTS = normal(2, 3, 4, 32), normal(2, 3, 5, 32, seed=1), normal(4, 5, seed=2).at[:, 0].set(1)
 
 
@@ -88,6 +97,8 @@ ATTENTION_ARGUMENTS = normal(2, 3, 4, 32), normal(2, 3, 5, 32, seed=1), normal(4
     ("function", "arguments", "wrt", "kernels"),
     [
         (of_norms, NORM_ARGUMENTS, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),
+        (of_rms_norms, NORM_ARGUMENTS, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),
+        (of_rms_norms, NORMS_OF_HALF_PRECISION, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),
         (
             of_attention,
             ATTENTION_ARGUMENTS,

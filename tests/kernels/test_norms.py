@@ -6,6 +6,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import jtbridge
 from jtbridge.kernels import layer_norm, rms_norm
+from jtbridge.kernels._launch import interpreting
 from jtbridge.kernels.norms import op, supports
 
 from .harness import ARCHITECTURES, assert_close, compiled, kernels_in, launches, needs_compiler, needs_triton, normal
@@ -282,3 +284,20 @@ def test_one_program_has_the_kernels_for_a_gpu(platforms):
     x = normal(3, 2, 100)
     assert kernels_in(many, x, x, x[:, 0], platforms=platforms) == ["norm_forward", "norm_backward"]
     assert kernels_in(rms_norm, x, platforms=("cpu",)) == []
+
+
+@pytest.mark.parametrize("n", [6, 150, 20000])  # rows in registers, and in pieces
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_rounded_before_the_weight(n, dtype):
+    """As Llama's has it: what is scaled is of the dtype of x."""
+    x, weight = normal(1, 3, n, dtype=dtype), normal(1, n, dtype=dtype, seed=1)
+    norm = op.Norm(False, 1e-6, 0.0, False, True, False, rounded=True)
+    y, _ = jax.jit(op.operation(norm, (dtype,)).forward)(x, weight)
+    wide = x.astype(jnp.float32)
+    h = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-6)
+    want = np.asarray(h.astype(dtype)) * np.asarray(weight)[:, None]
+    assert_close(y, jnp.asarray(want))
+    # One in a thousand may be rounded to the other side: the sums are added up in another order. Triton's interpreter
+    # does not round to bfloat16.
+    if dtype == "float16" or (dtype == "bfloat16" and not interpreting()):
+        assert np.mean(np.asarray(y) != want) <= 1e-3

@@ -219,6 +219,7 @@ def _forward(*arrays: jax.Array, norm: Norm) -> list[jax.Array]:
             "eps": norm.eps,
             "offset": norm.offset,
             "centered": norm.centered,
+            "rounded": norm.rounded,
             "has_residual": norm.residual,
             "has_weight": norm.weight,
             "has_bias": norm.bias,

@@ -29,6 +29,7 @@ def norm_forward(
     eps: tl.constexpr,
     offset: tl.constexpr,
     centered: tl.constexpr,
+    rounded: tl.constexpr,  # before the weight
     has_residual: tl.constexpr,
     has_weight: tl.constexpr,
     has_bias: tl.constexpr,
@@ -67,6 +68,8 @@ def norm_forward(
     rstd = tl.rsqrt(tl.sum(x * x, 1, keep_dims=True) * (1.0 / n) + eps)
     tl.store(statistics_ptr + row * (1 + centered), rstd, mask=row_inside)
     y = x * rstd
+    if rounded:
+        y = y.to(y_ptr.dtype.element_ty).to(tl.float32)
     if has_weight:
         y *= weight.to(tl.float32) + offset
     if has_bias:
@@ -99,6 +102,7 @@ def norm_forward_pieces(
     eps: tl.constexpr,
     offset: tl.constexpr,
     centered: tl.constexpr,
+    rounded: tl.constexpr,
     has_residual: tl.constexpr,
     has_weight: tl.constexpr,
     has_bias: tl.constexpr,
@@ -142,6 +146,8 @@ def norm_forward_pieces(
         if has_residual:
             tl.store(h_ptr + at, x.to(h_ptr.dtype.element_ty), mask=inside)
         y = (x - mean) * rstd
+        if rounded:
+            y = y.to(y_ptr.dtype.element_ty).to(tl.float32)
         if has_weight:
             y *= tl.load(weight_ptr + at, mask=inside, other=0.0).to(tl.float32) + offset
         if has_bias:

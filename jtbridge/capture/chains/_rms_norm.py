@@ -1,0 +1,158 @@
+"""Root mean square normalization over the last dimension, scaled by a weight.
+
+As models write it, ``h = x * rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)`` in float32, and then
+
+- ``weight * h.to(x.dtype)``: Llama's, which rounds before it scales;
+- ``(h * weight.float()).to(x.dtype)``: torch's own ``rms_norm``, which rounds once;
+- ``(h * (1 + weight.float())).to(x.dtype)``: Gemma's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ._operators import cast, summed, wide, with_backward
+from ._steps import FLOATS, Look, Match, NoMatch
+
+_aten = torch.ops.aten
+
+
+def _forward(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, rounded: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    x32 = wide(x)
+    mean = _aten.mean.dim(_aten.pow.Tensor_Scalar(x32, 2), [-1], True)
+    rstd = _aten.rsqrt.default(_aten.add.Tensor(mean, eps))
+    h = _aten.mul.Tensor(x32, rstd)
+    if rounded:
+        return _aten.mul.Tensor(weight, cast(h, x.dtype)), rstd
+    return cast(_aten.mul.Tensor(h, _scale(weight, offset)), x.dtype), rstd
+
+
+def _scale(weight: torch.Tensor, offset: float) -> torch.Tensor:
+    return _aten.add.Tensor(wide(weight), offset) if offset else wide(weight)
+
+
+def _backward(
+    ct: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
+    eps: float,
+    offset: float,
+    rounded: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What torch's autograd makes of the chain, step by step."""
+    x32 = wide(x)
+    h = _aten.mul.Tensor(x32, rstd)
+    rows = list(range(x.dim() - 1))
+    if rounded:
+        by_weight = summed(_aten.mul.Tensor(ct, cast(h, x.dtype)), rows)
+        by_h = wide(_aten.mul.Tensor(ct, weight))
+    else:
+        by_weight = cast(summed(_aten.mul.Tensor(wide(ct), h), rows), weight.dtype)
+        by_h = _aten.mul.Tensor(wide(ct), _scale(weight, offset))
+    by_rstd = _aten.sum.dim_IntList(_aten.mul.Tensor(by_h, x32), [-1], True)
+    cube = _aten.pow.Tensor_Scalar(rstd, 3)
+    by_mean = _aten.mul.Tensor(_aten.mul.Tensor(by_rstd, -0.5), cube)
+    by_square = _aten.div.Tensor(by_mean, x.shape[-1])
+    by_x = _aten.add.Tensor(_aten.mul.Tensor(by_h, rstd), _aten.mul.Tensor(by_square, _aten.mul.Tensor(x32, 2.0)))
+    return cast(by_x, x.dtype), by_weight
+
+
+def _fake(x: torch.Tensor, weight: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+
+
+rms_norm = with_backward(
+    "rms_norm",
+    "Tensor x, Tensor weight",
+    "float eps, float offset, bool rounded",
+    forward=_forward,
+    backward=_backward,
+    fake=_fake,
+    moving=2,
+    kept=1,
+)
+
+
+def _operator(look: Look, x: torch.Tensor, weight: Any, eps: float, offset: float, rounded: bool) -> Match:
+    look.demand(isinstance(weight, torch.Tensor) and x.dtype in FLOATS and x.numel() > 0)
+    look.demand(weight.dtype is x.dtype and weight.shape == x.shape[-1:])
+    return lambda: rms_norm(x, weight, eps, offset, rounded)[0]
+
+
+def _normalized(look: Look, h: Any) -> tuple[torch.Tensor, float]:
+    """Of ``x * rsqrt(mean(x**2) + eps)`` the x, in float32, and eps."""
+    for x, rstd in look.both_ways(h, "mul"):
+        if not look.sees(rstd, "rsqrt"):
+            continue
+        (shifted,) = look(rstd, "rsqrt")
+        mean, eps = look(shifted, "add")
+        squares, dims, keepdim = look(mean, "mean")
+        (base,) = look(squares, "square")
+        look.demand(base is x and x.dtype is torch.float32 and x.dim() > 0)
+        look.demand(dims in (-1, x.dim() - 1, [-1], (-1,), [x.dim() - 1], (x.dim() - 1,)) and keepdim is True)
+        look.demand(isinstance(eps, float | int))
+        return x, float(eps)
+    raise NoMatch
+
+
+def _shifted(look: Look, scale: Any) -> tuple[Any, float]:
+    """Of ``1 + weight`` the weight and the 1."""
+    if not look.sees(scale, "add"):
+        return scale, 0.0
+    weight, one = look(scale, "add")
+    weight, one = (one, weight) if isinstance(one, torch.Tensor) else (weight, one)
+    look.demand(isinstance(weight, torch.Tensor) and isinstance(one, float | int) and one == 1)
+    return weight, 1.0
+
+
+def rounded_first(look: Look, out: torch.Tensor, weight: Any, h: Any) -> Match:
+    """Llama's in half precision."""
+    (inner,) = look(h, "cast")
+    x32, eps = _normalized(look, inner)
+    x = look.unwidened(x32)
+    look.demand(h.dtype is x.dtype)
+    return _operator(look, x, weight, eps, 0.0, True)
+
+
+def in_float32(look: Look, out: torch.Tensor, scale: Any, h: Any) -> Match:
+    """Any of them. Of an x in half precision it would be but a part."""
+    x, eps = _normalized(look, h)
+    look.demand(look.unwidened(x) is x)
+    weight, offset = _shifted(look, scale)
+    return _operator(look, x, weight, eps, offset, False)
+
+
+def rounded_last(look: Look, out: torch.Tensor, product: Any) -> Match:
+    """Gemma's in half precision, and torch's written out."""
+    for h, scale in look.both_ways(product, "mul"):
+        if look.sees(h, "mul"):
+            x32, eps = _normalized(look, h)
+            x = look.unwidened(x32)
+            weight, offset = _shifted(look, scale)
+            look.demand(out.dtype is x.dtype and isinstance(weight, torch.Tensor))
+            # A sum with 1 must have been taken in float32.
+            look.demand(not offset or weight.dtype is torch.float32)
+            return _operator(look, x, look.unwidened(weight), eps, offset, False)
+    raise NoMatch
+
+
+def of_torch(look: Look, *args: Any, **kwargs: Any) -> Match:
+    """``torch.nn.functional.rms_norm``."""
+    try:
+        given = _SIGNATURE.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise NoMatch from error
+    x, weight, eps = given["input"], given.get("weight"), given.get("eps")
+    look.demand(isinstance(x, torch.Tensor) and x.dtype in FLOATS and x.dim() > 0)
+    look.demand(list(given["normalized_shape"]) == [x.shape[-1]])
+    return _operator(look, x, weight, torch.finfo(torch.float32).eps if eps is None else float(eps), 0.0, False)
+
+
+_SIGNATURE = inspect.signature(F.rms_norm)

@@ -1,0 +1,162 @@
+"""Chains are found while a function runs, from the values that its calls of torch make.
+
+The function runs as it is, and torch's autograd is told all that it would be told (`detach`, `no_grad`, what an
+`autograd.Function` says). Only the last call of a chain returns what our operator makes of the chain's arguments, so
+that torch takes the operator's derivative; the calls before it are left without use, and fall out of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from jtbridge._compat import any_autocast, has_saved_tensor_hooks, in_forward_mode, inside_functorch
+
+from . import _rms_norm
+from ._steps import Look, Match, NoMatch, Step, parsed
+
+_T = TypeVar("_T")
+
+_MOST = 4  # traces until no chain hides what is used elsewhere
+
+# How a step may end a chain: by (look, what it made, its arguments), which are tried in both orders if there are two.
+_ENDS: dict[str, tuple[Callable[..., Match], ...]] = {
+    "mul": (_rms_norm.rounded_first, _rms_norm.in_float32),
+    "cast": (_rms_norm.rounded_last,),
+}
+# Functions of torch that are a chain by themselves, by their arguments.
+_WHOLE: dict[Any, Callable[..., Match]] = {torch.nn.functional.rms_norm: _rms_norm.of_torch}
+
+# What shows how autograd got to a tensor, or its memory behind autograd's back.
+_DOUBTFUL = (torch.Tensor.grad_fn.__get__, torch.Tensor.data.__get__)  # type: ignore[attr-defined]
+
+
+class _Trail(TorchFunctionMode):
+    """Remembers what is made while it is active, and ends chains by our operators."""
+
+    def __init__(self, refused: set[int]):
+        super().__init__()
+        self._refused = refused
+        self._steps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._found = 0
+        self.replaced: list[tuple[int, list[Step]]] = []  # the number of each chain, and what it hides
+        self.doubtful = False
+
+    def misused(self) -> set[int]:
+        """The chains of which an inner value has other uses."""
+        return {number for number, inner in self.replaced if any(step.uses > 1 for step in inner)}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DOUBTFUL:
+            shown = func(*args, **kwargs)
+            self.doubtful |= shown is not None
+            return shown
+        if self._is_blind():
+            self._note_uses(args, kwargs)
+            return func(*args, **kwargs)
+        whole = _WHOLE.get(func)
+        if whole is not None:
+            match = self._matched(lambda look: whole(look, *args, **kwargs))
+            self._note_uses(args, kwargs)
+            return func(*args, **kwargs) if match is None else match()
+        out = func(*args, **kwargs)
+        if any(x is out for x in args):  # a conversion to the dtype that it has
+            return out
+        if not isinstance(out, torch.Tensor):
+            if getattr(func, "__name__", "") != "__get__":  # a shape or a dtype
+                self._note_uses(args, kwargs)
+            return out
+        step = None if out.is_inference() else parsed(func, args, kwargs, out)
+        match = None if step is None else self._ended(step[0], out, step[1])
+        self._note_uses(args, kwargs)
+        if match is not None:
+            return match()
+        if step is not None:
+            self._note(step[0], out, step[1])
+        return out
+
+    def _is_blind(self) -> bool:
+        """Where tensors are not what they seem, or what is saved for the backward is somebody's business."""
+        return in_forward_mode() or inside_functorch() or any_autocast() or has_saved_tensor_hooks()
+
+    def _ended(self, name: str, out: torch.Tensor, args: tuple[Any, ...]) -> Match | None:
+        orders = [args, args[::-1]] if len(args) == 2 else [args]
+        for end in _ENDS.get(name, ()):
+            for order in orders:
+                match = self._matched(lambda look, end=end, order=order: end(look, out, *order))
+                if match is not None:
+                    return match
+        return None
+
+    def _matched(self, find: Callable[[Look], Match]) -> Match | None:
+        look = Look(self._steps)
+        try:
+            match = find(look)
+        except NoMatch:
+            return None
+        number = self._found
+        self._found += 1
+        if number in self._refused:
+            return None
+        self.replaced.append((number, look.inner))
+        return match
+
+    def _note(self, name: str, out: torch.Tensor, args: tuple[Any, ...]) -> None:
+        taken = list(_tensors(args))
+        if any(x.is_inference() for x in taken):
+            return
+        versions = [(x, x._version) for x in taken]
+        self._steps[out] = Step(name, args, torch.is_grad_enabled(), versions, out._version)
+
+    def _note_uses(self, args: Any, kwargs: Any) -> None:
+        for tensor in _tensors((args, kwargs)):
+            step = self._steps.get(tensor)
+            if step is not None:
+                step.uses += 1
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for x in value:
+            yield from _tensors(x)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+class Chains:
+    """The chains of one function, over the traces that it takes to know which of them can be operators of ours."""
+
+    def __init__(self) -> None:
+        self._refused: set[int] = set()
+        self._trails: list[_Trail] = []
+
+    def trail(self) -> TorchFunctionMode:
+        """To be active while the function runs."""
+        self._trails.append(_Trail(self._refused))
+        return self._trails[-1]
+
+    def settled(self, trace: Callable[[Chains | None], _T]) -> _T:
+        """What `trace` gives with those chains replaced that hide nothing that is used elsewhere."""
+        for _ in range(_MOST):
+            self._trails.clear()
+            try:
+                found = trace(self)
+            except Exception:
+                if not any(trail.replaced for trail in self._trails):
+                    raise
+                break
+            misused = set().union(*(trail.misused() for trail in self._trails))
+            doubtful = any(trail.doubtful and trail.replaced for trail in self._trails)
+            if not misused and not doubtful:
+                return found
+            if doubtful:
+                break
+            self._refused |= misused
+        return trace(None)
