@@ -88,14 +88,25 @@ any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 def exporting() -> Iterator[None]:
     """Make ``torch.compiler.is_exporting()`` true: model code then avoids branching on data.
 
-    Tried on torch 2.13. The flag has no public setter; without it Hugging Face's mask code reads tensor values.
+    Tried on torch 2.13. The flag has no public setter; without it Hugging Face's mask code reads tensor values. While
+    it is set, a TorchScript module gets its arguments wrong (it is called with itself twice): there it is off.
     """
     before = torch.compiler._is_exporting_flag
-    torch.compiler._is_exporting_flag = True
-    try:
+    thread = threading.get_ident()
+
+    def set_flag(module: torch.nn.Module, value: bool) -> None:
+        if isinstance(module, torch.jit.ScriptModule) and threading.get_ident() == thread:
+            torch.compiler._is_exporting_flag = value
+
+    hooks = torch.nn.modules.module
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, torch.compiler, "_is_exporting_flag", before)
+        entering = hooks.register_module_forward_pre_hook(lambda module, _: set_flag(module, before))
+        leaving = hooks.register_module_forward_hook(lambda module, *_: set_flag(module, True), always_call=True)
+        stack.callback(entering.remove)
+        stack.callback(leaving.remove)
+        torch.compiler._is_exporting_flag = True
         yield
-    finally:
-        torch.compiler._is_exporting_flag = before
 
 
 def once_differentiable_in(tensors: Sequence[torch.Tensor]) -> str | None:

@@ -179,3 +179,12 @@ def test_compiled_functions_are_called_as_written(backend: str):
 def test_torch_func_transforms(backend: str):
     check(jtbridge.wrap(torch.func.grad(lambda x: (x**3).sum())), lambda x: 3 * x**2)
     check(jtbridge.wrap(torch.vmap(torch.exp)), torch.exp)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_torchscript_modules_are_translated():
+    inner = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
+    model = torch.nn.Sequential(torch.jit.script(inner), torch.nn.Softmax(-1))
+    check(jtbridge.wrap(model, backend="xla"), model)
+    check(jtbridge.wrap(torch.jit.script(inner), backend="xla"), inner)
+    assert not torch.compiler.is_exporting()
