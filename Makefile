@@ -8,6 +8,7 @@
 #   make conformance-translated  the same, translated
 #   make bench                   the table of timings; ARGS="--quick --only bert" narrows it
 #   make test-gpu                the tests of kernels, run by a GPU
+#   make bench-gpu               the kernels beside XLA, torch and Liger-Kernel on a GPU; ARGS="--only attention"
 #   make test PY=python3         with an interpreter that has everything already; installs nothing
 #   make setup TORCH=torch==2.11.0 JAX=jax==0.10.0
 
@@ -37,7 +38,7 @@ pip := $(PY) -m pip --disable-pip-version-check install --quiet
 threads := OMP_NUM_THREADS=1
 
 .PHONY: help setup test test-operators test-kernels lint format conformance \
-	conformance-translated test-gpu demo bench clean
+	conformance-translated test-gpu demo bench bench-gpu clean
 
 help:
 	@sed -n '3,$${/^#/!q;s/^#//p}' Makefile
@@ -103,6 +104,9 @@ demo: $(examples-deps)
 
 bench: $(bench-deps)
 	$(PY) -m benchmarks $(ARGS)
+
+bench-gpu: $(bench-deps) $(kernels-deps)
+	$(PY) -m benchmarks.gpu $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -9,19 +9,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks._results import COLUMNS, Failed, Row
 
 FOLDER = Path("build/bench")
-_PACKAGES = ("jtbridge", "jax", "torch", "wrap-torch2jax", "torchax", "numpy")
+PACKAGES = ("jtbridge", "jax", "torch", "wrap-torch2jax", "torchax", "numpy")
 
 
-def machine() -> dict[str, Any]:
+def machine(packages: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
     """What the numbers depend on."""
     versions = {}
-    for package in _PACKAGES:
+    for package in packages:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -37,6 +34,9 @@ def machine() -> dict[str, Any]:
 
 def show(rows: list[Row], facts: dict[str, Any]) -> None:
     """Prints the table; below it the reasons for what is missing, and notes."""
+    from rich.console import Console
+    from rich.table import Table
+
     reasons: list[str] = []
     title = ", ".join(f"{name} {fact}" for name, fact in facts.items())
     table = Table(title=title, title_justify="left", show_lines=True)

@@ -1,0 +1,83 @@
+"""Arrays for contestants of both sides, and how each side differentiates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from ._turns import Contestant
+
+
+def normal(*shape: int, seed: int, dtype: str = "bfloat16", scale: float = 1.0) -> jax.Array:
+    """Random numbers, the same every time."""
+    return (scale * jax.random.normal(jax.random.key(seed), shape)).astype(dtype)
+
+
+def tensors(arrays: Sequence[jax.Array]) -> list[torch.Tensor]:
+    """The same numbers for torch, in memory of its own: some of its kernels write to their arguments."""
+    return [torch.from_dlpack(x).clone() for x in arrays]
+
+
+def angles(tokens: int, d: int) -> list[jax.Array]:
+    """cos and sin [tokens, d] of a rotary embedding, in bfloat16."""
+    frequencies = 10_000.0 ** (-jnp.arange(0, d, 2) / d)
+    turns = jnp.tile(jnp.arange(tokens)[:, None] * frequencies, 2)
+    return [jnp.cos(turns).astype("bfloat16"), jnp.sin(turns).astype("bfloat16")]
+
+
+def in_jax(f: Callable[..., Any], arrays: Sequence[jax.Array], view: Callable[[Any], Any] = lambda y: y) -> Contestant:
+    """A jitted call."""
+    compiled = jax.jit(f)
+    return Contestant(lambda: compiled(*arrays), view)
+
+
+def in_jax_with_gradients(
+    f: Callable[..., Any],
+    arrays: Sequence[jax.Array],
+    cts: Sequence[jax.Array],
+    count: int,
+    view: Callable[[Any], Any] = lambda y: y,
+) -> Contestant:
+    """A jitted call of results and of gradients by the first `count` arrays."""
+
+    def both(cts: Sequence[jax.Array], *xs: jax.Array) -> Any:
+        out, pull = jax.vjp(lambda *first: f(*first, *xs[count:]), *xs[:count])
+        return out, pull(jax.tree.unflatten(jax.tree.structure(out), cts))
+
+    compiled, given = jax.jit(both), list(cts)
+    return Contestant(lambda: compiled(given, *arrays), view)
+
+
+def in_torch(f: Callable[..., Any], arrays: Sequence[jax.Array]) -> Contestant:
+    """A call without recording gradients."""
+    given = tensors(arrays)
+
+    def call() -> Any:
+        with torch.no_grad():
+            return f(*given)
+
+    return Contestant(call)
+
+
+def in_torch_with_gradients(
+    f: Callable[..., Any], arrays: Sequence[jax.Array], cts: Sequence[jax.Array], count: int
+) -> Contestant:
+    """Results, and gradients by the first `count` tensors."""
+    given, their_cts = tensors(arrays), tensors(cts)
+    leaves = [x.requires_grad_() for x in given[:count]]
+
+    def call() -> Any:
+        out = f(*leaves, *given[count:])
+        several = isinstance(out, tuple | list)
+        return out, torch.autograd.grad(out, leaves, their_cts if several else their_cts[0])
+
+    return Contestant(call)
+
+
+def bytes_of(*arrays: jax.Array) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
