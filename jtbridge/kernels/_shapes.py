@@ -68,3 +68,9 @@ def grouped(shared: Sequence[int]) -> Fold:
         return [y.reshape(size, groups, *y.shape[1:]) for y in results]
 
     return fold
+
+
+def to_precision(y: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Values rounded to a narrower dtype and kept in their own; XLA may skip a conversion there and back."""
+    info = jnp.finfo(dtype)
+    return jax.lax.reduce_precision(y, info.nexp, info.nmant)

@@ -82,6 +82,11 @@ def of_rms_norms(x, weight, bias):
     return y + (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * (1 + weight.float())).type_as(x)
 
 
+def of_gated(gate, up):
+    y = functional.silu(gate) * up + functional.gelu(up) * gate
+    return y + functional.gelu(gate, approximate="tanh") * up
+
+
 def of_attention(q, kv, mask):
     y = functional.scaled_dot_product_attention(q, kv, kv * 2, is_causal=True)
     y = y + functional.scaled_dot_product_attention(q, kv, kv, attn_mask=mask > 0)
@@ -98,6 +103,8 @@ ATTENTION_ARGUMENTS = normal(2, 3, 4, 32), normal(2, 3, 5, 32, seed=1), normal(4
     [
         (of_norms, NORM_ARGUMENTS, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),
         (of_rms_norms, NORM_ARGUMENTS, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),
+        (of_gated, (X, X + 1), (0, 1), {"gated_forward": 3, "gated_backward": 3}),
+        (of_gated, (normal(4, 6, dtype="bfloat16"),) * 2, (0, 1), {"gated_forward": 3, "gated_backward": 3}),
         (of_rms_norms, NORMS_OF_HALF_PRECISION, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),
         (
             of_attention,

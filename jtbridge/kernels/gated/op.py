@@ -92,8 +92,9 @@ def _gated(gate: jax.Array, up: jax.Array, activation: str) -> jax.Array:
 
 
 @functools.cache
-def operation(activation: str) -> Operation:
-    of = functools.partial(functools.partial, activation=activation)
+def operation(activation: str, *, rounded: bool = False) -> Operation:
+    """With the activation, and what is given back to it, `rounded` to the dtype of the arrays, or not."""
+    of = functools.partial(functools.partial, activation=activation, rounded=rounded)
     return Operation(
         forward=Step(of(reference.forward), of(_forward), leading()),
         backward=Step(of(reference.backward), of(_backward), leading()),
@@ -102,7 +103,7 @@ def operation(activation: str) -> Operation:
     )
 
 
-def _forward(gate: jax.Array, up: jax.Array, *, activation: str) -> list[jax.Array]:
+def _forward(gate: jax.Array, up: jax.Array, *, activation: str, rounded: bool) -> list[jax.Array]:
     from .triton_kernel import gated_forward
 
     return launch(
@@ -111,12 +112,12 @@ def _forward(gate: jax.Array, up: jax.Array, *, activation: str) -> list[jax.Arr
         up,
         out_types=[jax.ShapeDtypeStruct(gate.shape, gate.dtype)],
         grid=_grid(gate),
-        constants={"size": gate.size, "block": _BLOCK, "activation": activation},
+        constants={"size": gate.size, "block": _BLOCK, "activation": activation, "rounded": rounded},
         num_warps=_WARPS,
     )
 
 
-def _backward(gate: jax.Array, up: jax.Array, ct: jax.Array, *, activation: str) -> list[jax.Array]:
+def _backward(gate: jax.Array, up: jax.Array, ct: jax.Array, *, activation: str, rounded: bool) -> list[jax.Array]:
     from .triton_kernel import gated_backward
 
     return launch(
@@ -126,7 +127,7 @@ def _backward(gate: jax.Array, up: jax.Array, ct: jax.Array, *, activation: str)
         ct,
         out_types=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (gate, up)],
         grid=_grid(gate),
-        constants={"size": gate.size, "block": _BLOCK, "activation": activation},
+        constants={"size": gate.size, "block": _BLOCK, "activation": activation, "rounded": rounded},
         num_warps=_WARPS,
     )
 

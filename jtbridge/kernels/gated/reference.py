@@ -7,6 +7,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from jtbridge.kernels._shapes import to_precision
+
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
 
 
@@ -17,16 +19,23 @@ def activate(gate: jax.Array, activation: str) -> jax.Array:
     return jax.nn.gelu(gate, approximate=activation == "gelu_tanh")
 
 
-def forward(gate: jax.Array, up: jax.Array, *, activation: str) -> tuple[jax.Array]:
-    """In float32, rounded once."""
-    return ((activate(gate.astype(jnp.float32), activation) * up.astype(jnp.float32)).astype(gate.dtype),)
+def forward(gate: jax.Array, up: jax.Array, *, activation: str, rounded: bool = False) -> tuple[jax.Array]:
+    """In float32, rounded once, or with the activation `rounded` first."""
+    activated = activate(gate.astype(jnp.float32), activation)
+    if rounded:
+        activated = to_precision(activated, gate.dtype)
+    return ((activated * up.astype(jnp.float32)).astype(gate.dtype),)
 
 
-def backward(gate: jax.Array, up: jax.Array, ct: jax.Array, *, activation: str) -> tuple[jax.Array, jax.Array]:
+def backward(
+    gate: jax.Array, up: jax.Array, ct: jax.Array, *, activation: str, rounded: bool = False
+) -> tuple[jax.Array, jax.Array]:
     """The activation once more: ``ct * up * activation'(gate)`` and ``ct * activation(gate)``."""
     wide, wide_ct = gate.astype(jnp.float32), ct.astype(jnp.float32)
-    grad_gate = wide_ct * up.astype(jnp.float32) * _slope(wide, activation)
-    return grad_gate.astype(gate.dtype), (wide_ct * activate(wide, activation)).astype(up.dtype)
+    activated, by_activated = activate(wide, activation), wide_ct * up.astype(jnp.float32)
+    if rounded:
+        activated, by_activated = (to_precision(x, gate.dtype) for x in (activated, by_activated))
+    return (by_activated * _slope(wide, activation)).astype(gate.dtype), (wide_ct * activated).astype(up.dtype)
 
 
 def _slope(x: jax.Array, activation: str) -> jax.Array:

@@ -35,30 +35,40 @@ def _activation(x, activation: tl.constexpr):
 
 
 @triton.jit
-def _forward(gate_ptr, up_ptr, out_ptr, at, inside, activation: tl.constexpr):
+def _forward(gate_ptr, up_ptr, out_ptr, at, inside, activation: tl.constexpr, rounded: tl.constexpr):
     gate = tl.load(gate_ptr + at, mask=inside).to(tl.float32)
     up = tl.load(up_ptr + at, mask=inside).to(tl.float32)
     y, _ = _activation(gate, activation)
+    if rounded:
+        y = y.to(out_ptr.dtype.element_ty).to(tl.float32)
     tl.store(out_ptr + at, (y * up).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def gated_forward(gate_ptr, up_ptr, out_ptr, size: tl.constexpr, block: tl.constexpr, activation: tl.constexpr):
+def gated_forward(
+    gate_ptr, up_ptr, out_ptr, size: tl.constexpr, block: tl.constexpr, activation: tl.constexpr, rounded: tl.constexpr
+):
     start = tl.program_id(0).to(tl.int64) * block
     at = tl.arange(0, block)
     if start + block <= size:
-        _forward(gate_ptr + start, up_ptr + start, out_ptr + start, at, None, activation)
+        _forward(gate_ptr + start, up_ptr + start, out_ptr + start, at, None, activation, rounded)
     else:
-        _forward(gate_ptr + start, up_ptr + start, out_ptr + start, at, at < size - start, activation)
+        _forward(gate_ptr + start, up_ptr + start, out_ptr + start, at, at < size - start, activation, rounded)
 
 
 @triton.jit
-def _backward(gate_ptr, up_ptr, ct_ptr, grad_gate_ptr, grad_up_ptr, at, inside, activation: tl.constexpr):
+def _backward(
+    gate_ptr, up_ptr, ct_ptr, grad_gate_ptr, grad_up_ptr, at, inside, activation: tl.constexpr, rounded: tl.constexpr
+):
     gate = tl.load(gate_ptr + at, mask=inside).to(tl.float32)
     up = tl.load(up_ptr + at, mask=inside).to(tl.float32)
     ct = tl.load(ct_ptr + at, mask=inside).to(tl.float32)
     y, slope = _activation(gate, activation)
-    tl.store(grad_gate_ptr + at, (ct * up * slope).to(grad_gate_ptr.dtype.element_ty), mask=inside)
+    by_y = ct * up
+    if rounded:
+        y = y.to(grad_up_ptr.dtype.element_ty).to(tl.float32)
+        by_y = by_y.to(grad_gate_ptr.dtype.element_ty).to(tl.float32)
+    tl.store(grad_gate_ptr + at, (by_y * slope).to(grad_gate_ptr.dtype.element_ty), mask=inside)
     tl.store(grad_up_ptr + at, (ct * y).to(grad_up_ptr.dtype.element_ty), mask=inside)
 
 
@@ -72,16 +82,17 @@ def gated_backward(
     size: tl.constexpr,
     block: tl.constexpr,
     activation: tl.constexpr,
+    rounded: tl.constexpr,
 ):
     start = tl.program_id(0).to(tl.int64) * block
     at = tl.arange(0, block)
     if start + block <= size:
         _backward(
             gate_ptr + start, up_ptr + start, ct_ptr + start, grad_gate_ptr + start, grad_up_ptr + start,
-            at, None, activation,
+            at, None, activation, rounded,
         )  # fmt: skip
     else:
         _backward(
             gate_ptr + start, up_ptr + start, ct_ptr + start, grad_gate_ptr + start, grad_up_ptr + start,
-            at, at < size - start, activation,
+            at, at < size - start, activation, rounded,
         )  # fmt: skip

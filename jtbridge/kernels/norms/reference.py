@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._shapes import accumulated
+from jtbridge.kernels._shapes import accumulated, to_precision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ def forward(*arrays: jax.Array, norm: Norm) -> tuple[jax.Array, ...]:
     rstd = jax.lax.rsqrt(jnp.square(wide - mean).mean(-1, keepdims=True) + norm.eps)
     y = (wide - mean) * rstd
     if norm.rounded:
-        y = rounded(y, x.dtype)
+        y = to_precision(y, x.dtype)
     if norm.weight:
         y = y * (next(given).astype(y.dtype) + norm.offset)[:, None]
     if norm.bias:
@@ -73,12 +73,6 @@ def backward(*arrays: jax.Array, norm: Norm, dtypes: Sequence[str]) -> tuple[jax
         grad = grad + next(given).astype(wide.dtype)
     sums = [wide_ct * hat] * norm.weight + [wide_ct] * norm.bias
     return (*_of_x(grad.astype(x.dtype), norm), *(s.sum(1).astype(d) for s, d in zip(sums, dtypes, strict=True)))
-
-
-def rounded(y: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Values rounded to a narrower dtype and kept in their own; XLA may skip a conversion there and back."""
-    info = jnp.finfo(dtype)
-    return jax.lax.reduce_precision(y, info.nexp, info.nmant)
 
 
 def _of_x(grad: jax.Array, norm: Norm) -> Iterator[jax.Array]:

@@ -116,3 +116,10 @@ def assert_is_torchs(fn: Callable[..., Any], *arrays: Any, second: bool = False,
             )
 
         assert_near(jax.jit(jax.grad(directional, moving))(*arrays), seconds, 4 * factor)
+
+
+def assert_left_alone(fn: Callable[..., Any], *arrays: Any, forward: bool = False) -> None:
+    """No operator of ours is in the gradient, nor (but for `forward`) in the value, and all is torch's."""
+    assert forward or operators(fn, *arrays) == {}
+    assert gradient_operators(fn, *arrays) == {}
+    assert_is_torchs(fn, *arrays)

@@ -1,0 +1,28 @@
+"""Gated activations, which a model's code rounds before it multiplies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from torch import fx
+
+from jtbridge.kernels.gated import op as gated
+
+from ._table import by_kernel
+
+
+@by_kernel("jtbridge::gated")
+def _gated(gate: jax.Array, up: jax.Array, activation: str, *, node: fx.Node) -> Any:
+    del node
+    if gated.supports(gate, up):
+        return NotImplemented
+    return gated.operation(activation, rounded=True).forward(gate, up)[0]
+
+
+@by_kernel("jtbridge::gated_backward")
+def _gated_backward(grad: jax.Array, gate: jax.Array, up: jax.Array, activation: str, *, node: fx.Node) -> Any:
+    del node
+    if gated.supports(gate, up) or grad.dtype != gate.dtype:
+        return NotImplemented
+    return tuple(gated.operation(activation, rounded=True).backward(gate, up, grad))

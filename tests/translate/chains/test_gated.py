@@ -1,0 +1,129 @@
+"""SwiGLU and GeGLU as models write them are one operator, forward and backward, where it is just that."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jtbridge
+
+from .harness import (
+    DTYPES,
+    assert_is_torchs,
+    assert_left_alone,
+    assert_near,
+    gradient_operators,
+    loss,
+    normal,
+    operators,
+    to_torch,
+)
+
+
+def arguments(dtype="float32"):
+    return 2 * normal(2, 3, 8, dtype=dtype), normal(2, 3, 8, dtype=dtype, seed=1)
+
+
+def swiglu(gate, up):
+    return F.silu(gate) * up
+
+
+def geglu(gate, up):
+    return up * F.gelu(gate)
+
+
+def geglu_tanh(gate, up):
+    return torch.nn.GELU(approximate="tanh")(gate) * up
+
+
+def in_halves(gate, up):
+    gate, up = torch.cat((gate, up), -1).chunk(2, dim=-1)
+    return torch.mul(torch.nn.SiLU()(gate), up)
+
+
+chains = pytest.mark.parametrize("chain", [swiglu, geglu, geglu_tanh, in_halves])
+
+
+@chains
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_chain_is_one_operator_and_torchs(chain, dtype):
+    given = arguments(dtype)
+    assert operators(chain, *given) == {"jtbridge.gated": 1}
+    gradient = gradient_operators(chain, *given)
+    assert gradient["jtbridge.gated_backward"] == 1
+    assert_is_torchs(chain, *given, second=True, factor=4)
+
+
+@chains
+def test_every_mode_of_differentiation(chain):
+    f, given = loss(jtbridge.wrap(chain, backend="xla")), arguments()
+    reverse = jax.jacrev(jax.jacrev(f, (0, 1)), (0, 1))(*given)
+    forward = jax.jacfwd(jax.jacfwd(f, (0, 1)), (0, 1))(*given)
+    for a, b in zip(jax.tree.leaves(reverse), jax.tree.leaves(forward), strict=True):
+        assert jnp.allclose(a, b, atol=1e-5)
+    rows = jnp.stack(given), jnp.stack(given[::-1])
+    y = jax.vmap(jtbridge.wrap(chain, backend="xla"))(*rows)
+    assert_near([y], [torch.stack([chain(a, b) for a, b in zip(*to_torch(rows), strict=True)])])
+
+
+def activated_returned(gate, up):
+    gate = F.silu(gate)
+    return gate * up, gate
+
+
+def by_itself(gate, up):
+    gate = F.silu(gate)
+    return gate * gate + up
+
+
+def in_place(gate, up):
+    return F.silu(gate + 0, inplace=True) * up
+
+
+def broadcast(gate, up):
+    return F.silu(gate) * up[:1]
+
+
+def of_another_dtype(gate, up):
+    return F.silu(gate.float()) * up.half()
+
+
+def by_a_number(gate, up):
+    return F.silu(gate) * 2.0 + up
+
+
+def of_sigmoid(gate, up):
+    return torch.sigmoid(gate) * up
+
+
+def detached(gate, up):
+    return F.silu(gate).detach() * up
+
+
+def without_gradient(gate, up):
+    with torch.no_grad():
+        gate = F.gelu(gate)
+    return gate * up
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "function",
+    [activated_returned, by_itself, in_place, broadcast, of_another_dtype, by_a_number, of_sigmoid, detached],
+)
+def test_a_near_miss_is_left_as_it_is(function, dtype):
+    assert_left_alone(function, *arguments(dtype))
+
+
+def test_an_activation_without_gradient_has_none():
+    assert_left_alone(without_gradient, *arguments(), forward=True)
+
+
+def test_in_float64():
+    with jax.enable_x64(True):
+        f = jtbridge.wrap(swiglu, backend="xla")
+        given = [x.astype(jnp.float64) for x in arguments()]
+        assert "jtbridge.gated.default" not in jtbridge.explain(f, *given).operators
