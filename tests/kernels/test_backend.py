@@ -18,7 +18,7 @@ from .harness import assert_close, kernels_in, needs_compiler, needs_triton, nor
 
 pytestmark = [needs_triton, needs_compiler]
 
-X = normal(4, 6)
+X, LABELS = normal(4, 6), jnp.array([0, 3, 1, 2], jnp.int32)
 
 
 def of_softmax(x):
@@ -87,6 +87,13 @@ def of_gated(gate, up):
     return y + functional.gelu(gate, approximate="tanh") * up
 
 
+def of_losses(logits, labels):
+    logits = logits.float()
+    mean = functional.cross_entropy(logits, labels, ignore_index=3)
+    total = functional.cross_entropy(logits.view(-1, 6), labels, ignore_index=3, reduction="sum", label_smoothing=0.1)
+    return mean + total + functional.cross_entropy(logits, labels, ignore_index=3, reduction="none")
+
+
 def of_attention(q, kv, mask):
     y = functional.scaled_dot_product_attention(q, kv, kv * 2, is_causal=True)
     y = y + functional.scaled_dot_product_attention(q, kv, kv, attn_mask=mask > 0)
@@ -103,6 +110,8 @@ ATTENTION_ARGUMENTS = normal(2, 3, 4, 32), normal(2, 3, 5, 32, seed=1), normal(4
     [
         (of_norms, NORM_ARGUMENTS, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),
         (of_rms_norms, NORM_ARGUMENTS, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),
+        (of_losses, (X, LABELS), (0,), {"cross_entropy_forward": 3, "cross_entropy_backward": 3}),
+        (of_losses, (X.astype("bfloat16"), LABELS), (0,), {"cross_entropy_forward": 3, "cross_entropy_backward": 3}),
         (of_gated, (X, X + 1), (0, 1), {"gated_forward": 3, "gated_backward": 3}),
         (of_gated, (normal(4, 6, dtype="bfloat16"),) * 2, (0, 1), {"gated_forward": 3, "gated_backward": 3}),
         (of_rms_norms, NORMS_OF_HALF_PRECISION, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),

@@ -53,6 +53,7 @@ def with_backward(
     fake: Callable[..., Tensors],
     moving: int,
     kept: int = 0,
+    written_out: Callable[..., Tensors] | None = None,
 ) -> Any:
     """``jtbridge::name``, with ``jtbridge::name_backward`` as its gradient, which can be differentiated itself.
 
@@ -65,6 +66,7 @@ def with_backward(
         fake: as `forward`, without values.
         moving: how many tensors have a gradient: the first ones.
         kept: how many values are there for the backward alone.
+        written_out: the result again, as torch is to differentiate it twice; None: by `forward`.
     """
     saved = [f"Tensor kept_{i}" for i in range(kept)]
     count = tensors.count("Tensor")
@@ -96,7 +98,7 @@ def with_backward(
         with torch.enable_grad():
             leaves = [_followed(x) for x in ctx.saved_tensors[: 1 + moving]]
             ct, *primals = leaves
-            result = forward(*primals, *ctx.saved_tensors[1 + moving :], *ctx.options)[0]
+            result = (written_out or forward)(*primals, *ctx.saved_tensors[1 + moving :], *ctx.options)[0]
             firsts = torch.autograd.grad(result, primals, ct, create_graph=True)
             found = torch.autograd.grad(
                 firsts, leaves, seconds, create_graph=True, allow_unused=True, materialize_grads=True

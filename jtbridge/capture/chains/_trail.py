@@ -16,7 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from jtbridge._compat import any_autocast, has_saved_tensor_hooks, in_forward_mode, inside_functorch
 
-from . import _gated, _rms_norm
+from . import _cross_entropy, _gated, _rms_norm
 from ._steps import Look, Match, NoMatch, Step, parsed
 
 _T = TypeVar("_T")
@@ -29,7 +29,11 @@ _ENDS: dict[str, tuple[Callable[..., Match], ...]] = {
     "cast": (_rms_norm.rounded_last,),
 }
 # Functions of torch that are a chain by themselves, by their arguments.
-_WHOLE: dict[Any, Callable[..., Match]] = {torch.nn.functional.rms_norm: _rms_norm.of_torch}
+_WHOLE: dict[Any, Callable[..., Match]] = {
+    torch.nn.functional.cross_entropy: _cross_entropy.of_torch,
+    torch.nn.functional.nll_loss: _cross_entropy.in_two,
+    torch.nn.functional.rms_norm: _rms_norm.of_torch,
+}
 
 # What shows how autograd got to a tensor, or its memory behind autograd's back.
 _DOUBTFUL = (torch.Tensor.grad_fn.__get__, torch.Tensor.data.__get__)  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ the lowering in JAX is used. A kernel is a JAX primitive, which on other platfor
 """
 
 from . import attention as attention
+from . import cross_entropy as cross_entropy
 from . import gated as gated
 from . import norms as norms
 from . import softmax as softmax

@@ -1,0 +1,158 @@
+"""Cross entropy of rows of logits with class numbers, in float32, of logits of any precision.
+
+What is kept for the backward are two numbers of each row, the largest logit and the logarithm of the sum of the
+exponentials less it, not the logarithm of the softmax of every class.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ._operators import cast, wide, with_backward
+from ._steps import Look, Match, NoMatch
+
+_aten = torch.ops.aten
+
+_REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
+
+
+def _forward(
+    logits: torch.Tensor, target: torch.Tensor, reduction: int, ignore_index: int, smoothing: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = wide(logits)
+    top = _aten.amax.default(logits, [1], True)
+    exponentials = _aten.exp.default(_aten.sub.Tensor(logits, top))
+    log_sum = _aten.log.default(_aten.sum.dim_IntList(exponentials, [1], True))
+    log_p = _log_softmax(logits, top, log_sum)
+    return _loss(log_p, target, reduction, ignore_index, smoothing), _aten.cat.default([top, log_sum], 1)
+
+
+def _log_softmax(logits: torch.Tensor, top: torch.Tensor, log_sum: torch.Tensor) -> torch.Tensor:
+    return _aten.sub.Tensor(_aten.sub.Tensor(logits, top), log_sum)
+
+
+def _loss(
+    log_p: torch.Tensor, target: torch.Tensor, reduction: int, ignore_index: int, smoothing: float
+) -> torch.Tensor:
+    """As torch's composite ``cross_entropy_loss`` has it."""
+    loss = _aten.nll_loss_forward.default(log_p, target, None, reduction, ignore_index)[0]
+    if not smoothing:
+        return loss
+    ignored = _aten.eq.Scalar(target, ignore_index)
+    smooth = _aten.masked_fill.Scalar(_aten.neg.default(_aten.sum.dim_IntList(log_p, [1])), ignored, 0.0)
+    if reduction:
+        smooth = _aten.sum.default(smooth)
+    if reduction == _REDUCTIONS["mean"]:
+        smooth = _aten.div.Tensor(smooth, _count(ignored))
+    smooth = _aten.mul.Tensor(smooth, smoothing / log_p.shape[1])
+    return _aten.add.Tensor(_aten.mul.Tensor(loss, 1 - smoothing), smooth)
+
+
+def _count(ignored: torch.Tensor) -> torch.Tensor:
+    return _aten.sum.default(_aten.bitwise_not.default(ignored))
+
+
+def _backward(
+    ct: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    statistics: torch.Tensor,
+    reduction: int,
+    ignore_index: int,
+    smoothing: float,
+) -> tuple[torch.Tensor]:
+    top, log_sum = (_aten.slice.Tensor(statistics, 1, i, i + 1) for i in range(2))
+    log_p = _log_softmax(wide(logits), top, log_sum)
+    total = _aten.nll_loss_forward.default(log_p, target, None, reduction, ignore_index)[1]
+    by_loss = _aten.mul.Tensor(ct, 1 - smoothing) if smoothing else ct
+    by_p = _aten.nll_loss_backward.default(by_loss, log_p, target, None, reduction, ignore_index, total)
+    if smoothing:
+        ignored = _aten.eq.Scalar(target, ignore_index)
+        by_smooth = _aten.mul.Tensor(ct, smoothing / log_p.shape[1])
+        if reduction == _REDUCTIONS["mean"]:
+            by_smooth = _aten.div.Tensor(by_smooth, _count(ignored))
+        rows = _aten.masked_fill.Scalar(_aten.expand.default(by_smooth, list(target.shape)), ignored, 0.0)
+        by_p = _aten.add.Tensor(by_p, _aten.neg.default(_aten.unsqueeze.default(rows, 1)))
+    by_logits = _aten._log_softmax_backward_data.default(by_p, log_p, 1, torch.float32)
+    return (cast(by_logits, logits.dtype),)
+
+
+def _fake(
+    logits: torch.Tensor, target: torch.Tensor, reduction: int, ignore_index: int, smoothing: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows = () if reduction else tuple(target.shape)
+    statistics = logits.new_empty((logits.shape[0], 2), dtype=torch.float32)
+    return logits.new_empty(rows, dtype=torch.float32), statistics
+
+
+def _written_out(
+    logits: torch.Tensor, target: torch.Tensor, reduction: int, ignore_index: int, smoothing: float
+) -> tuple[torch.Tensor]:
+    """Torch's own chain, whose derivatives torch has."""
+    log_p = _aten._log_softmax.default(wide(logits), 1, False)
+    return (_loss(log_p, target, reduction, ignore_index, smoothing),)
+
+
+cross_entropy = with_backward(
+    "cross_entropy",
+    "Tensor logits, Tensor target",
+    "int reduction, int ignore_index, float smoothing",
+    forward=_forward,
+    backward=_backward,
+    fake=_fake,
+    moving=1,
+    kept=1,
+    written_out=_written_out,
+)
+
+
+def of_torch(look: Look, *args: Any, **kwargs: Any) -> Match:
+    """``torch.nn.functional.cross_entropy``."""
+    given = _bound(_CROSS_ENTROPY, args, kwargs)
+    return _operator(look, given, given["input"], given["label_smoothing"])
+
+
+def in_two(look: Look, *args: Any, **kwargs: Any) -> Match:
+    """``nll_loss`` of ``log_softmax``."""
+    given = _bound(_NLL_LOSS, args, kwargs)
+    logits, dim = look(given["input"], "log_softmax")
+    look.demand(dim in (-1, 1))
+    return _operator(look, given, logits, 0.0)
+
+
+def _bound(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise NoMatch from error
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _operator(look: Look, given: dict[str, Any], logits: Any, smoothing: Any) -> Match:
+    """In float32, be it of half precision that was converted for it."""
+    target, ignore_index, reduction = given["target"], given["ignore_index"], given["reduction"]
+    look.demand(given["weight"] is None and given["size_average"] is None and given["reduce"] is None)
+    look.demand(isinstance(smoothing, float | int) and 0 <= smoothing <= 1 and reduction in _REDUCTIONS)
+    look.demand(isinstance(ignore_index, int))
+    look.demand(isinstance(logits, torch.Tensor) and isinstance(target, torch.Tensor))
+    look.demand(logits.dim() == 2 and logits.dtype is torch.float32 and logits.numel() > 0)
+    look.demand(target.shape == logits.shape[:1] and target.dtype is torch.int64)
+    options = _REDUCTIONS[reduction], ignore_index, float(smoothing)
+    return lambda: cross_entropy(_unwidened(look, logits), target, *options)[0]
+
+
+def _unwidened(look: Look, logits: torch.Tensor) -> torch.Tensor:
+    """The logits before they were converted to float32; if they were reshaped since, that is done again."""
+    if look.sees(logits, "view"):
+        base, *sizes, keywords = look(logits, "view", hidden=False)
+        narrow = look.unwidened(base)
+        return logits if narrow is base else narrow.reshape(*sizes, **keywords)
+    return look.unwidened(logits)
+
+
+_CROSS_ENTROPY, _NLL_LOSS = inspect.signature(F.cross_entropy), inspect.signature(F.nll_loss)

@@ -1,0 +1,166 @@
+"""Cross entropy of logits is one operator, forward and backward, where it is of class numbers and in float32."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import jtbridge
+
+from .harness import (
+    DTYPES,
+    assert_is_torchs,
+    assert_left_alone,
+    assert_near,
+    gradient_operators,
+    loss,
+    normal,
+    operators,
+    to_torch,
+)
+
+ROWS, CLASSES = 6, 7
+
+
+def arguments(dtype="float32"):
+    labels = jnp.asarray([3, -100, 0, 6, 1, -100], jnp.int32)
+    return 2 * normal(ROWS, CLASSES, dtype=dtype), labels
+
+
+def mean(logits, labels):
+    return F.cross_entropy(logits.float(), labels)
+
+
+def total(logits, labels):
+    return F.cross_entropy(logits.float(), labels, reduction="sum") / 3
+
+
+def of_rows(logits, labels):
+    return torch.nn.CrossEntropyLoss(reduction="none", ignore_index=0)(logits.float(), labels.clamp_min(0))
+
+
+def smoothed(logits, labels):
+    return F.cross_entropy(logits.to(torch.float32), labels, label_smoothing=0.1)
+
+
+def smoothed_rows(logits, labels):
+    return F.cross_entropy(logits.float(), labels, reduction="none", label_smoothing=0.2)
+
+
+def smoothed_sum(logits, labels):
+    return F.cross_entropy(logits.float(), labels, reduction="sum", label_smoothing=0.2)
+
+
+def reshaped(logits, labels):
+    """As `transformers` has it."""
+    logits = logits.reshape(2, 3, CLASSES).float()
+    labels = F.pad(labels.reshape(2, 3), (0, 1), value=-100)[..., 1:].contiguous()
+    return F.cross_entropy(logits.view(-1, CLASSES), labels.view(-1), ignore_index=-100)
+
+
+def in_two(logits, labels):
+    return F.nll_loss(F.log_softmax(logits.float(), dim=-1), labels)
+
+
+CHAINS = [mean, total, of_rows, smoothed, smoothed_rows, smoothed_sum, reshaped, in_two]
+chains = pytest.mark.parametrize("chain", CHAINS)
+
+
+@chains
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_chain_is_one_operator_and_torchs(chain, dtype):
+    given = arguments(dtype)
+    assert operators(chain, *given) == {"jtbridge.cross_entropy": 1}
+    assert dtype == "float32" or f"{dtype} -> float32" not in jtbridge.explain(chain, *given).casts
+    both = {"jtbridge.cross_entropy": 1, "jtbridge.cross_entropy_backward": 1}
+    gradient = gradient_operators(chain, *given)
+    assert gradient["jtbridge.cross_entropy_backward"] == 1
+    assert set(gradient) <= set(both)
+    assert_is_torchs(chain, *given, second=True)
+
+
+@chains
+def test_every_mode_of_differentiation(chain):
+    f, (logits, labels) = loss(jtbridge.wrap(chain, backend="xla")), arguments()
+    reverse = jax.jacrev(jax.jacrev(f))(logits, labels)
+    forward = jax.jacfwd(jax.jacfwd(f))(logits, labels)
+    assert jnp.allclose(reverse, forward, atol=1e-5)
+    rows = jnp.stack([logits, logits + 1]), jnp.stack([labels, labels[::-1]])
+    y = jax.vmap(jtbridge.wrap(chain, backend="xla"))(*rows)
+    assert_near([y], [torch.stack([chain(a, b) for a, b in zip(*to_torch(rows), strict=True)])])
+
+
+@pytest.mark.parametrize("chain", [mean, smoothed, total, in_two])
+def test_no_label_counts(chain):
+    logits, _ = arguments()
+    labels = jnp.full(ROWS, -100, jnp.int32)
+    f = jtbridge.wrap(chain, backend="xla")
+    logits_of_torch, labels_of_torch = to_torch((logits, labels))
+    want = chain(logits_of_torch.requires_grad_(), labels_of_torch)
+    np.testing.assert_array_equal(f(logits, labels), want.detach())
+    (grad,) = torch.autograd.grad(want, logits_of_torch)
+    np.testing.assert_array_equal(jax.grad(f)(logits, labels), grad)
+
+
+def test_logits_that_are_masked():
+    def f(logits, labels):
+        return mean(logits.masked_fill(torch.arange(CLASSES) == 2, -torch.inf), labels)
+
+    assert_is_torchs(f, *arguments())
+
+
+# What looks like it and is not.
+
+
+def weighted(logits, labels):
+    return F.cross_entropy(logits.float(), labels, weight=torch.arange(1.0, 1 + CLASSES))
+
+
+def of_pixels(logits, labels):
+    return F.cross_entropy(logits.float().reshape(1, CLASSES, ROWS), labels.reshape(1, ROWS))
+
+
+def of_one(logits, labels):
+    return F.cross_entropy(logits[0].float(), labels[0])
+
+
+def of_probabilities(logits, labels):
+    return F.cross_entropy(logits.float(), (logits.float() / 2).softmax(-1).detach())
+
+
+def along_rows(logits, labels):
+    return F.nll_loss(F.log_softmax(logits.float(), dim=0), labels)
+
+
+def probabilities_returned(logits, labels):
+    log_p = F.log_softmax(logits.float(), dim=-1)
+    return F.nll_loss(log_p, labels), log_p
+
+
+def detached(logits, labels):
+    return F.nll_loss(F.log_softmax(logits.float(), dim=-1).detach() + logits.float(), labels)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "function", [weighted, of_pixels, of_one, of_probabilities, along_rows, probabilities_returned, detached]
+)
+def test_a_near_miss_is_left_as_it_is(function, dtype):
+    assert_left_alone(function, *arguments(dtype))
+
+
+def test_half_precision_is_left_as_it_is():
+    assert_left_alone(F.cross_entropy, *arguments("bfloat16"))
+
+
+def test_log_softmax_without_gradient():
+    def f(logits, labels):
+        with torch.no_grad():
+            log_p = F.log_softmax(logits.float(), dim=-1)
+        return F.nll_loss(log_p, labels) * logits.float().sum()
+
+    assert_left_alone(f, *arguments(), forward=True)
