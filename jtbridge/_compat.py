@@ -66,6 +66,8 @@ __all__ = [
     "is_zero",
     "last_traced_node",
     "once_differentiable_in",
+    "pack_padded_sequence",
+    "pad_packed_sequence",
     "qualified_operator_name",
     "storage_id",
     "symbolic_shapes",
@@ -79,6 +81,10 @@ __all__ = [
 
 # Tried on torch 2.13: how deep torch function modes are stacked on this thread (default device among them).
 has_torch_modes: Callable[[], int] = torch._C._len_torch_function_stack
+
+# Tried on torch 2.13: what torch.nn.utils.rnn calls, and what can be told by a torch function mode.
+pack_padded_sequence: Callable = torch._pack_padded_sequence
+pad_packed_sequence: Callable = torch._pad_packed_sequence
 
 # Tried on torch 2.13: whether autocast is on for any device. The public query takes 0.2 us per device type.
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled

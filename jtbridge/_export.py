@@ -12,6 +12,7 @@ import torch
 
 from ._config import config
 from ._convert import to_jax
+from ._wrap import wrap
 from .errors import ArgumentError
 
 
@@ -21,7 +22,7 @@ def export(fn: Any, *args: Any, platforms: Sequence[str] | None = None, **kwargs
     Closed-over weights become part of the program. It holds no derivative; export ``jax.grad(f)`` to have that.
 
     Args:
-        fn: a wrapped function, or a JAX function that uses some.
+        fn: a wrapped function, a torch module, or a JAX function that uses wrapped ones.
         args, kwargs: like those of a call; of arrays only the shapes and dtypes count, so ``jax.ShapeDtypeStruct``
             will do. Its sizes may be symbols (``jax.export.symbolic_shape("b, 16")``) for one wrapped function of
             arrays; what comes out then runs with any size. Static arguments must be keywords, and are fixed.
@@ -53,8 +54,10 @@ def export(fn: Any, *args: Any, platforms: Sequence[str] | None = None, **kwargs
                 "or fix it with `functools.partial`."
             )
 
+    function = wrap(fn) if isinstance(fn, torch.nn.Module) else fn
+
     def run(*args: Any, **arrays: Any) -> Any:
-        return fn(*args, **arrays, **statics)
+        return function(*args, **arrays, **statics)
 
     specs = jax.tree.map(_spec, (args, arrays))
     with config(backend="xla"):

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from ._packed import known_values, lengths_of, packed, padded
+
 Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -180,14 +182,32 @@ recurrent_backward.register_autograd(_twice, setup_context=_save_backward)
 
 
 def _layer(
-    x: torch.Tensor, h: torch.Tensor, c: torch.Tensor, params: Sequence[torch.Tensor], cell: str, reverse: bool
+    x: torch.Tensor,
+    h: torch.Tensor,
+    c: torch.Tensor,
+    params: Sequence[torch.Tensor],
+    cell: str,
+    reverse: bool,
+    lengths: Sequence[int] | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """One layer in one direction: hidden states, the last one, and the last cell state."""
     w_ih, w_hh, *biases = params
     b_ih, b_hh = biases or (None, w_hh.new_zeros(w_hh.shape[0]))
-    gates = torch.nn.functional.linear(x.flip(0) if reverse else x, w_ih, b_ih)
+    gates = torch.nn.functional.linear(_reversed(x, lengths) if reverse else x, w_ih, b_ih)
     hidden, cells = recurrent(gates, h, c, w_hh, b_hh, cell)
-    return hidden.flip(0) if reverse else hidden, hidden[-1], cells[-1]
+    return _reversed(hidden, lengths) if reverse else hidden, _last(hidden, lengths), _last(cells, lengths)
+
+
+def _reversed(x: torch.Tensor, lengths: Sequence[int] | None) -> torch.Tensor:
+    """Each sequence of ``x[step, row, ...]`` from its end; what follows a sequence stays behind it."""
+    if lengths is None:
+        return x.flip(0)
+    steps = [[n - 1 - t if t < n else t for n in lengths] for t in range(x.shape[0])]
+    return x[torch.tensor(steps), torch.arange(len(lengths))]
+
+
+def _last(x: torch.Tensor, lengths: Sequence[int] | None) -> torch.Tensor:
+    return x[-1] if lengths is None else x[torch.tensor(lengths) - 1, torch.arange(len(lengths))]
 
 
 def _network(
@@ -196,7 +216,9 @@ def _network(
     c: torch.Tensor,
     params: Sequence[torch.Tensor],
     how: tuple[str, bool, int, float, bool, bool, bool],
+    lengths: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """All layers; with `lengths` only so many steps of each row count."""
     cell, has_biases, num_layers, dropout, train, bidirectional, batch_first = how
     directions, each = 1 + bidirectional, 4 if has_biases else 2
     x = x.transpose(0, 1) if batch_first else x
@@ -205,7 +227,8 @@ def _network(
         outputs = []
         for direction in range(directions):
             i = layer * directions + direction
-            y, hn, cn = _layer(x, h[i], c[i], params[i * each : (i + 1) * each], cell, direction == 1)
+            own = params[i * each : (i + 1) * each]
+            y, hn, cn = _layer(x, h[i], c[i], own, cell, direction == 1, lengths)
             outputs.append(y)
             last_h.append(hn)
             last_c.append(cn)
@@ -216,7 +239,7 @@ def _network(
 
 
 def _is_covered(x: Any, h: Any, params: Any, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool):
-    """Not packed sequences, projections, nothing at all, autocast, nor what torch refuses."""
+    """Not projections, nothing at all, autocast, nor what torch refuses."""
     steps = x.shape[1 if batch_first else 0] if isinstance(x, torch.Tensor) and x.dim() == 3 else 0
     each = 4 if has_biases else 2
     return (
@@ -232,6 +255,8 @@ def _is_covered(x: Any, h: Any, params: Any, has_biases: bool, num_layers: int, 
 
 
 def _lstm(x: Any, states: Any, params: Any, *how: Any) -> Any:
+    if isinstance(states, torch.Tensor):  # the sizes of a packed sequence, then states and parameters
+        return _of_packed(x, states, params[0], params[1], how[0], "lstm", how[1:])
     if len(how) != 6 or not isinstance(states, list | tuple) or len(states) != 2:
         return NotImplemented
     has_biases, num_layers, _, _, bidirectional, batch_first = how
@@ -243,6 +268,9 @@ def _lstm(x: Any, states: Any, params: Any, *how: Any) -> Any:
 
 def _without_cell_state(cell: str) -> Callable[..., Any]:
     def run(x: Any, h: Any, params: Any, *how: Any) -> Any:
+        if isinstance(params, torch.Tensor):  # the states for a packed sequence, whose sizes are `h`
+            found = _of_packed(x, h, params, params[..., :0], how[0], cell, how[1:])
+            return found if found is NotImplemented else found[:2]
         if len(how) != 6:
             return NotImplemented
         has_biases, num_layers, _, _, bidirectional, batch_first = how
@@ -251,6 +279,20 @@ def _without_cell_state(cell: str) -> Callable[..., Any]:
         return _network(x, h, h[..., :0], params, (cell, *how))[:2]
 
     return run
+
+
+def _of_packed(data: Any, sizes: Any, h: Any, c: Any, params: Any, cell: str, how: Sequence[Any]) -> Any:
+    """On a packed sequence: on the padded one, of which the steps that count know nothing of the others."""
+    counts = known_values(sizes)
+    # Where nothing counts any more hidden states go on, and with relu they may overflow, which spoils gradients.
+    if counts is None or cell == "rnn_relu" or len(how) != 5 or data.dim() != 2:
+        return NotImplemented
+    has_biases, num_layers, _, _, bidirectional = how
+    x = padded(data, counts, 0)
+    if not _is_covered(x, h, params, has_biases, num_layers, bidirectional, False):
+        return NotImplemented
+    y, hn, cn = _network(x, h, c, params, (cell, *how, False), lengths_of(counts))
+    return packed(y, counts), hn, cn
 
 
 # By torch's functions: the same, or NotImplemented where it is left to torch.

@@ -132,3 +132,9 @@ def test_for_several_platforms_at_once(x64):
         x = np.float32([[1.0, -2.0, 0.5], [np.nan, 3.0, -1.0]])
         saved = jax.export.export(jax.jit(jtbridge.wrap(fn, backend="xla")), platforms=("cpu", "cuda"))(x)
         np.testing.assert_allclose(saved.call(x), fn(torch.from_numpy(x)), rtol=1e-5)
+
+
+def test_a_module_is_exported_as_it_is():
+    saved = jtbridge.export(MODEL, jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 300"), jnp.float32)).serialize()
+    got = jax.export.deserialize(saved).call(X[:3])
+    np.testing.assert_allclose(got, expected(X[:3]), rtol=1e-6, atol=1e-6)

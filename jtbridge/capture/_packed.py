@@ -1,0 +1,109 @@
+"""Packed sequences whose lengths are known while tracing, as numbers in the user's code are.
+
+Torch's own operators for them read the lengths, and are not differentiated or batched by its rules. Here they are
+selections of rows by indices that are constants. ``counts`` is torch's `batch_sizes`: how many sequences have a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from jtbridge._compat import FakeTensor, pack_padded_sequence, pad_packed_sequence
+
+
+def known_values(tensor: Any) -> list[int] | None:
+    """The numbers in a tensor that a list was made into, or that is no fake one; else None."""
+    if not isinstance(tensor, FakeTensor):
+        return [int(x) for x in tensor.tolist()] if tensor.dim() == 1 else None
+    return getattr(tensor, "known_values", None)
+
+
+def _known(values: Sequence[int]) -> torch.Tensor:
+    tensor = torch.tensor(values)
+    tensor.known_values = list(values)  # type: ignore[attr-defined]
+    return tensor
+
+
+def _of_list(make: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    def run(data: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(data, list | tuple) or not data or not all(type(x) is int for x in data):
+            return NotImplemented
+        tensor = make(data, *args, **kwargs)
+        tensor.known_values = list(data)  # type: ignore[attr-defined]
+        return tensor
+
+    return run
+
+
+def _sort(tensor: torch.Tensor, dim: int = -1, descending: bool = False) -> Any:
+    values = getattr(tensor, "known_values", None)
+    if values is None or dim not in (-1, 0):
+        return NotImplemented
+    order = sorted(range(len(values)), key=values.__getitem__, reverse=descending)
+    return torch.return_types.sort((_known([values[i] for i in order]), _known(order)))
+
+
+def _item(tensor: torch.Tensor, index: Any) -> Any:
+    values = getattr(tensor, "known_values", None)
+    return NotImplemented if values is None or type(index) is not int else torch.tensor(values[index])
+
+
+def lengths_of(counts: Sequence[int]) -> list[int]:
+    """How long each sequence is."""
+    return [sum(count > row for count in counts) for row in range(counts[0])]
+
+
+def padded(data: torch.Tensor, counts: Sequence[int], value: float, steps: int | None = None) -> torch.Tensor:
+    """``[step, sequence, ...]`` from ``data[position, ...]``, with a value where a sequence has ended."""
+    steps, rows = len(counts) if steps is None else steps, counts[0]
+    positions, start = [], 0
+    for count in [*counts, *[0] * (steps - len(counts))]:
+        positions += [*range(start, start + count), *[len(data)] * (rows - count)]
+        start += count
+    with_value = torch.cat([data, data.new_full((1, *data.shape[1:]), value)])
+    return with_value.index_select(0, torch.tensor(positions)).unflatten(0, (steps, rows))
+
+
+def packed(x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    """The inverse of :func:`padded`."""
+    rows = x.shape[1]
+    positions = [step * rows + row for step, count in enumerate(counts) for row in range(count)]
+    return x.flatten(0, 1).index_select(0, torch.tensor(positions))
+
+
+def _pack_padded_sequence(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+    ends = known_values(lengths)
+    x = x.transpose(0, 1) if batch_first else x
+    if (
+        not ends
+        or len(ends) != x.shape[1]
+        or ends != sorted(ends, reverse=True)
+        or not 0 < ends[-1] <= ends[0] <= len(x)
+    ):
+        return NotImplemented  # torch's operator says what is wrong
+    counts = [sum(end > step for end in ends) for step in range(ends[0])]
+    return packed(x, counts), _known(counts)
+
+
+def _pad_packed_sequence(
+    data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, value: float, total_length: int
+) -> Any:
+    counts = known_values(sizes)
+    if not counts or 0 < total_length < len(counts):
+        return NotImplemented
+    x = padded(data, counts, value, max(total_length, len(counts)))
+    return x.transpose(0, 1) if batch_first else x, _known(lengths_of(counts))
+
+
+# By torch's functions: the same, or NotImplemented where it is left to torch.
+REPLACEMENTS = {
+    torch.tensor: _of_list(torch.tensor),
+    torch.as_tensor: _of_list(torch.as_tensor),
+    torch.sort: _sort,
+    torch.Tensor.__getitem__: _item,
+    pack_padded_sequence: _pack_padded_sequence,
+    pad_packed_sequence: _pad_packed_sequence,
+}
