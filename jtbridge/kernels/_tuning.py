@@ -63,7 +63,7 @@ class Arrangement:
     grid: tuple[int, ...]
     constants: Mapping[str, Any]
     num_warps: int
-    num_stages: int
+    num_stages: int = 2
 
 
 def size(n: int) -> int:

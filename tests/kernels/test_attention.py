@@ -36,6 +36,7 @@ from .harness import (
 )
 
 TABLES = (configurations.FORWARD, configurations.BACKWARD_QUERY, configurations.BACKWARD_KEY_VALUE)
+CANDIDATES = [dict(table) for table in TABLES]
 KERNELS = ["attention_forward", "attention_backward_key_value", "attention_backward_query"]
 # The weights and their derivatives are rounded to the dtype between the products, and so is the result that the
 # backward starts from.
@@ -351,6 +352,25 @@ def test_what_it_refuses(keywords, message):
     x = jnp.zeros((1, 2, 3, 4))
     with pytest.raises(ValueError, match=message):
         attention(**({"query": x, "key": x, "value": x} | keywords))
+
+
+@needs_triton
+@needs_interpreter
+@pytest.mark.parametrize("entry", [(64, 2), (128, 2), (256, 2), (64, 4)])
+def test_every_configuration_computes_the_same(entry, monkeypatch):
+    d, itemsize = entry
+    query, key, value, ct = inputs(1, 2, 1, 150, 170, d, {2: "bfloat16", 4: "float32"}[itemsize])
+    given = reference.Settings(1 / math.sqrt(d), None, 0, "none", 0.0)
+    out, logsumexp = reference.forward(query, key, value, settings=given)
+    arrays = query, key, value, out, logsumexp, ct, jnp.zeros_like(logsumexp)
+    want = [out, logsumexp, *reference.backward(*arrays, settings=given)]
+    tables = [candidates[entry] for candidates in CANDIDATES]
+    for i in range(max(map(len, tables))):
+        for table, each in zip(TABLES, tables, strict=True):
+            monkeypatch.setitem(table, entry, (each[min(i, len(each) - 1)],))
+        got = operation._forward(query, key, value, settings=given)
+        got += operation._backward(*arrays, settings=given)
+        assert_close(got, want, BETWEEN)
 
 
 def of_size(d, dtype="bfloat16", length=1024):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import jtbridge
 from jtbridge.kernels import log_softmax, softmax
-from jtbridge.kernels.softmax import op, supports
+from jtbridge.kernels.softmax import configurations, op, supports
 
 from .harness import ARCHITECTURES, assert_close, compiled, kernels_in, launches, needs_compiler, needs_triton, normal
 
@@ -39,8 +39,8 @@ def test_is_torchs(name, rows, n, dtype):
 @both
 def test_long_rows_are_taken_by_blocks(name, monkeypatch):
     f, theirs, _ = BOTH[name]
-    monkeypatch.setattr(op, "_LONGEST", 64)
-    monkeypatch.setattr(op, "_PIECE", 32)
+    monkeypatch.setattr(configurations, "_LONGEST", 64)
+    monkeypatch.setattr(configurations, "_PIECE", 32)
     op.operation.cache_clear()
     x = normal(3, 100).at[1, :40].set(-jnp.inf)
     assert_close(f(x), theirs(x))
@@ -82,15 +82,26 @@ def test_what_the_kernel_does_not_take_goes_jnps_way():
 @both
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("n", [100, 4096, 50_000])
-def test_compiles_without_spilling(name, architecture, n, tmp_path):
+def test_every_configuration_compiles_without_spilling(name, architecture, n, monkeypatch, tmp_path):
     f = BOTH[name][0]
-    found = launches(lambda x, ct: jax.vjp(f, x)[1](ct), normal(2, n, dtype="bfloat16"), normal(2, n, dtype="bfloat16"))
-    assert [launch.kernel.__name__ for launch in found] == ["softmax_forward", "softmax_backward"]
-    for launch in found:
-        usage = compiled(launch, architecture, tmp_path)
-        assert usage.spilled == 0
-        assert usage.registers <= 128
-        assert usage.shared <= 1024
+    x = normal(2, n, dtype="bfloat16")
+    for configuration in configurations.candidates(n):
+        monkeypatch.setattr(op, "default", lambda n, configuration=configuration: configuration)
+        found = launches(lambda x, ct: jax.vjp(f, x)[1](ct), x, x)
+        assert [launch.kernel.__name__ for launch in found] == ["softmax_forward", "softmax_backward"]
+        for launch in found:
+            assert launch.num_warps == configuration.warps
+            usage = compiled(launch, architecture, tmp_path)
+            assert usage.spilled == 0
+            assert usage.registers <= 128
+            assert usage.shared <= 1024
+
+
+def test_configurations():
+    assert configurations.default(4096) == configurations.Configuration(4096, 16)
+    assert [c.warps for c in configurations.candidates(4096)] == [16, 8]
+    assert [c.warps for c in configurations.candidates(1024)] == [4, 2, 8]
+    assert [c.warps for c in configurations.candidates(16_384)] == [16]
 
 
 @needs_triton

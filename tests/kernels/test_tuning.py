@@ -14,7 +14,7 @@ import pytest
 
 import jtbridge
 from jtbridge.errors import TuningWarning
-from jtbridge.kernels import _chip, _timing, _tuning, attention, matmul
+from jtbridge.kernels import _chip, _timing, _tuning, attention, matmul, softmax
 from jtbridge.kernels._chip import Chip
 from jtbridge.kernels._launch import interpreting
 from jtbridge.kernels.attention import configurations
@@ -284,6 +284,14 @@ def test_attention_is_tuned_in_each_direction(clock, tmp_path, monkeypatch):
     for launch, table in zip(found, tables, strict=True):
         last = table[64, 2][-1]
         assert (launch.constants["block_q"], launch.constants["block_k"]) == (last.queries, last.keys)
+
+
+def test_softmax_is_tuned(clock, monkeypatch):
+    monkeypatch.setattr(_timing, "milliseconds", lambda *_, num_warps, **__: abs(num_warps - 8))
+    x = jnp.zeros((16, 1024))
+    with jtbridge.config(tune=True):
+        found = launches(lambda x: jax.grad(lambda x: softmax(x)[0, 0])(x), x)
+    assert [launch.num_warps for launch in found] == [8, 8]  # not 4
 
 
 def test_the_folder_is_the_users_cache_where_none_is_given(monkeypatch):

@@ -66,10 +66,10 @@ def operation_of_either(settings: Settings, implementation: Implementation | Non
 
     return Operation(
         forward=step(reference.forward, _forward, cudnn.forward),
-        backward=step(_reference_of_output, _backward_of_output, cudnn.backward),
+        backward=step(reference_backward, _backward_of_output, cudnn.backward),
         results=1,
         saved=lambda inputs, outputs: [*inputs, *outputs],
-        alone=step(_reference_output, lambda *xs, settings: _forward(*xs, settings=settings)[:1], cudnn.output),
+        alone=step(reference_output, lambda *xs, settings: _forward(*xs, settings=settings)[:1], cudnn.output),
     )
 
 
@@ -77,11 +77,11 @@ def _without_triton() -> bool:
     return not interpreting() and unavailable() is not None
 
 
-def _reference_output(*arrays: jax.Array, settings: Settings) -> Sequence[jax.Array]:
+def reference_output(*arrays: jax.Array, settings: Settings) -> Sequence[jax.Array]:
     return reference.forward(*arrays, settings=settings)[:1]
 
 
-def _reference_of_output(*arrays: jax.Array, settings: Settings) -> Sequence[jax.Array]:
+def reference_backward(*arrays: jax.Array, settings: Settings) -> Sequence[jax.Array]:
     return reference.backward(*arrays, jnp.zeros_like(arrays[-2]), settings=settings)
 
 

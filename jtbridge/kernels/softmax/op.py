@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._launch import launch
 from jtbridge.kernels._operation import Operation
-from jtbridge.kernels._shapes import FLOATS, row_block, rows_grid, unsupported_dtype, warps
+from jtbridge.kernels._shapes import FLOATS, rows_grid, unsupported_dtype
 from jtbridge.kernels._step import Step, leading
+from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
 
 from . import reference
-
-# The longest row that a program holds in registers, and the pieces of a longer one, in elements.
-_LONGEST, _PIECE = 16384, 4096
+from .configurations import Configuration, candidates, default
 
 
 def supports(x: jax.Array) -> str | None:
@@ -88,29 +87,28 @@ def operation(log: bool) -> Operation:
 def _forward(x: jax.Array, *, log: bool) -> list[jax.Array]:
     from .triton_kernel import softmax_forward
 
-    n = x.shape[-1]
-    block = row_block(n, _LONGEST, _PIECE)
-    return launch(
-        softmax_forward,
-        x,
-        out_types=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
-        grid=rows_grid(x),
-        constants={"n": n, "block": block, "log": log},
-        num_warps=warps(block),
-    )
+    return _launched(softmax_forward, x, log=log)
 
 
 def _backward(y: jax.Array, ct: jax.Array, *, log: bool) -> list[jax.Array]:
     from .triton_kernel import softmax_backward
 
-    n = y.shape[-1]
-    block = row_block(n, _LONGEST, _PIECE)
-    return launch(
-        softmax_backward,
-        y,
-        ct,
-        out_types=[jax.ShapeDtypeStruct(y.shape, y.dtype)],
-        grid=rows_grid(y),
-        constants={"n": n, "block": block, "log": log},
-        num_warps=warps(block),
+    return _launched(softmax_backward, y, ct, log=log)
+
+
+def _launched(kernel: Any, x: jax.Array, *more: jax.Array, log: bool) -> list[jax.Array]:
+    n, grid = x.shape[-1], rows_grid(x)
+
+    def arranged(c: Configuration) -> Arrangement:
+        return Arrangement(grid, {"n": n, "block": c.block, "log": log}, c.warps)
+
+    return launch_tuned(
+        kernel,
+        x,
+        *more,
+        out_types=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
+        candidates=candidates(n),
+        default=default(n),
+        problem={"dtype": str(x.dtype), "rows": size(grid[0]), "n": size(n), "log": log},
+        arranged=arranged,
     )
