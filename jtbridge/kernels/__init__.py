@@ -1,7 +1,8 @@
 """Functions with Triton kernels, as JAX functions: differentiable, batched, and in jnp where there is no GPU.
 
 Each has a folder: ``reference.py`` (jnp), ``triton_kernel.py`` (device code, the only file that imports Triton) and
-``op.py`` (the public function, when its kernel applies, its derivatives and its batching rule).
+``op.py`` (the public function, when its kernel applies, its derivatives and its batching rule); those that are tuned
+also have ``configurations.py`` (the ways to launch the kernel, and the default by shape and chip).
 """
 
 from .attention import attention as attention

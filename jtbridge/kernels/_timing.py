@@ -43,20 +43,27 @@ def milliseconds(
     """The median time of a launch on made-up arrays; or why it cannot run, as where it takes too much shared memory."""
     import torch
     from triton.errors import TritonError
-    from triton.testing import do_bench
 
+    options = {**constants, "num_warps": num_warps, "num_stages": num_stages}
     try:
-        given = [_made_up(x) if hasattr(x, "shape") else x for x in operands]
-        results = [_made_up(x) for x in out_types]
-
-        def run() -> None:
-            kernel[grid](*given, *results, **constants, num_warps=num_warps, num_stages=num_stages)
-
-        with torch.no_grad():
-            return float(do_bench(run, warmup=10, rep=50, return_mode="median"))
+        return _median(kernel[grid], operands, out_types, options)
     except (TritonError, RuntimeError) as error:  # of its compiler, of the driver, and torch's out of memory
         lines = str(error).strip().splitlines()
         return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    finally:
+        torch.cuda.empty_cache()  # back to JAX, which shares the GPU
+
+
+def _median(
+    launch: Any, operands: Sequence[Any], out_types: Sequence[jax.ShapeDtypeStruct], options: Mapping[str, Any]
+) -> float:
+    import torch
+    from triton.testing import do_bench
+
+    given = [_made_up(x) if hasattr(x, "shape") else x for x in operands]
+    results = [_made_up(x) for x in out_types]
+    with torch.no_grad():
+        return float(do_bench(lambda: launch(*given, *results, **options), warmup=10, rep=50, return_mode="median"))
 
 
 def _made_up(x: Any) -> Any:

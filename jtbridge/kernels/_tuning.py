@@ -47,7 +47,7 @@ def settings(tune: bool | None, folder: str | os.PathLike[str] | None) -> Iterat
     """Whether to tune inside the block, and where results are kept; None leaves it as it is."""
     tokens = [
         (_TUNE, _TUNE.set(_TUNE.get() if tune is None else bool(tune))),
-        (_FOLDER, _FOLDER.set(_FOLDER.get() if folder is None else Path(folder))),
+        (_FOLDER, _FOLDER.set(_FOLDER.get() if folder is None else Path(folder).expanduser().absolute())),
     ]
     try:
         yield
