@@ -18,6 +18,7 @@ from .harness import assert_close, kernels_in, needs_compiler, needs_triton, nor
 
 pytestmark = [needs_triton, needs_compiler]
 
+ROPE_ARGUMENTS = normal(2, 4, 5, 8), normal(2, 2, 5, 8, seed=1), normal(2, 5, 8, seed=2), normal(2, 5, 8, seed=3)
 X, LABELS = normal(4, 6), jnp.array([0, 3, 1, 2], jnp.int32)
 
 
@@ -94,6 +95,14 @@ def of_losses(logits, labels):
     return mean + total + functional.cross_entropy(logits, labels, ignore_index=3, reduction="none")
 
 
+def of_angles(q, k, cos, sin):
+    def rotated(x):
+        return x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin
+
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return rotated(q).sum(1) + rotated(k).sum(1)
+
+
 def of_attention(q, kv, mask):
     y = functional.scaled_dot_product_attention(q, kv, kv * 2, is_causal=True)
     y = y + functional.scaled_dot_product_attention(q, kv, kv, attn_mask=mask > 0)
@@ -110,6 +119,8 @@ ATTENTION_ARGUMENTS = normal(2, 3, 4, 32), normal(2, 3, 5, 32, seed=1), normal(4
     [
         (of_norms, NORM_ARGUMENTS, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),
         (of_rms_norms, NORM_ARGUMENTS, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),
+        (of_angles, ROPE_ARGUMENTS, (0, 1, 2, 3), {"rope_rotate": 4}),
+        (of_angles, tuple(x.astype("bfloat16") for x in ROPE_ARGUMENTS), (0, 1), {"rope_rotate": 4}),
         (of_losses, (X, LABELS), (0,), {"cross_entropy_forward": 3, "cross_entropy_backward": 3}),
         (of_losses, (X.astype("bfloat16"), LABELS), (0,), {"cross_entropy_forward": 3, "cross_entropy_backward": 3}),
         (of_gated, (X, X + 1), (0, 1), {"gated_forward": 3, "gated_backward": 3}),

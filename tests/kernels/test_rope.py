@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import jtbridge
 from jtbridge.kernels import rope, rope_qk
-from jtbridge.kernels.rope import op, supports
+from jtbridge.kernels._launch import interpreting
+from jtbridge.kernels.rope import op, reference, supports
 
 from .harness import ARCHITECTURES, assert_close, compiled, kernels_in, launches, needs_compiler, needs_triton, normal
 
@@ -176,3 +177,20 @@ def test_one_program_has_the_kernels_for_a_gpu(platforms):
     xs, angles = x[None], cos[None]
     assert kernels_in(many, xs, xs, angles, angles, platforms=platforms) == ["rope_rotate"] * 2
     assert kernels_in(rope, x, cos, cos, platforms=("cpu",)) == []
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_with_the_products_rounded(dtype):
+    """As a model's code has it: each product is an operator of half precision."""
+    x, ct = normal(1, 2, 3, 50, 64, dtype=dtype), normal(1, 2, 3, 50, 64, dtype=dtype, seed=1)
+    cos, sin = (normal(1, 2, 50, 64, dtype=dtype, seed=seed) for seed in (2, 3))
+    operation = op.operation(1, rounded=True)
+    got = jax.jit(operation.forward)(x, cos, sin)[0], jax.jit(operation.backward)(x, cos, sin, ct)[0]
+
+    rotate = reference.rotate_half
+    c, s = cos[:, :, None], sin[:, :, None]
+    want = x * c + rotate(x) * s, ct * c - rotate(ct * s)  # not compiled: each is rounded
+    assert_close(got, want)
+    # Float32 may be fused, products of float16 may be too small for it, and the interpreter does not round to bfloat16.
+    if dtype == "float16" or (dtype == "bfloat16" and not interpreting()):
+        assert all(jnp.mean(a != b) < 1e-3 for a, b in zip(got, want, strict=True))

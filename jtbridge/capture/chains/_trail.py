@@ -16,7 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from jtbridge._compat import any_autocast, has_saved_tensor_hooks, in_forward_mode, inside_functorch
 
-from . import _cross_entropy, _gated, _rms_norm
+from . import _cross_entropy, _gated, _rms_norm, _rope
 from ._steps import Look, Match, NoMatch, Step, parsed
 
 _T = TypeVar("_T")
@@ -26,6 +26,7 @@ _MOST = 4  # traces until no chain hides what is used elsewhere
 # How a step may end a chain: by (look, what it made, its arguments), which are tried in both orders if there are two.
 _ENDS: dict[str, tuple[Callable[..., Match], ...]] = {
     "mul": (_rms_norm.rounded_first, _rms_norm.in_float32, _gated.product),
+    "add": (_rope.embedded,),
     "cast": (_rms_norm.rounded_last,),
 }
 # Functions of torch that are a chain by themselves, by their arguments.

@@ -120,30 +120,34 @@ def _check(cos: jax.Array, sin: jax.Array, named: dict[str, jax.Array]) -> None:
 
 
 @functools.cache
-def operation(count: int) -> Operation:
+def operation(count: int, *, rounded: bool = False) -> Operation:
+    """Of so many arrays, with the products `rounded` to their dtype before they are added, or not."""
+    of = functools.partial(functools.partial, rounded=rounded)
     angles = (count, count + 1)
     return Operation(
-        forward=Step(reference.forward, _forward, grouped(shared=angles)),
-        backward=Step(reference.backward, _backward, grouped(shared=angles)),
+        forward=Step(of(reference.forward), of(_forward), grouped(shared=angles)),
+        backward=Step(of(reference.backward), of(_backward), grouped(shared=angles)),
         results=count,
         saved=lambda inputs, outputs: inputs,
     )
 
 
-def _forward(*arrays: jax.Array) -> list[jax.Array]:
+def _forward(*arrays: jax.Array, rounded: bool) -> list[jax.Array]:
     *xs, cos, sin = arrays
-    return _launched(xs, cos, sin, transposed=False)
+    return _launched(xs, cos, sin, transposed=False, rounded=rounded)
 
 
-def _backward(*arrays: jax.Array) -> list[jax.Array]:
+def _backward(*arrays: jax.Array, rounded: bool) -> list[jax.Array]:
     count = (len(arrays) - 2) // 2
     cos, sin = arrays[count : count + 2]
-    grads = _launched(arrays[count + 2 :], cos, sin, transposed=True)
+    grads = _launched(arrays[count + 2 :], cos, sin, transposed=True, rounded=rounded)
     # The angles' gradients are seldom wanted, and XLA leaves out what is not.
     return [*grads, *reference.angle_gradients(*arrays)]
 
 
-def _launched(xs: Sequence[jax.Array], cos: jax.Array, sin: jax.Array, *, transposed: bool) -> list[jax.Array]:
+def _launched(
+    xs: Sequence[jax.Array], cos: jax.Array, sin: jax.Array, *, transposed: bool, rounded: bool
+) -> list[jax.Array]:
     from .triton_kernel import rope_rotate
 
     groups, batches, _, tokens, d = xs[0].shape
@@ -169,6 +173,7 @@ def _launched(xs: Sequence[jax.Array], cos: jax.Array, sin: jax.Array, *, transp
             "group_stride": cos.size // cos.shape[0] if cos.shape[0] > 1 else 0,
             "batch_stride": tokens * d if cos.shape[1] > 1 else 0,
             "transposed": transposed,
+            "rounded": rounded,
             "head_block": head_block,
             "token_block": token_block,
             "half_block": half_block,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._shapes import accumulated
+from jtbridge.kernels._shapes import accumulated, to_precision
 
 
 def rotate_half(x: jax.Array) -> jax.Array:
@@ -18,23 +18,41 @@ def rotate_half(x: jax.Array) -> jax.Array:
     return jnp.concatenate([-second, first], -1)
 
 
-def forward(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """From some x, then cos and sin: ``x * cos + rotate_half(x) * sin`` for each x, rounded once."""
+def forward(*arrays: jax.Array, rounded: bool = False) -> tuple[jax.Array, ...]:
+    """From some x, then cos and sin: ``x * cos + rotate_half(x) * sin`` for each, rounded once, or the products too."""
     *xs, cos, sin = arrays
-    wide = accumulated(xs[0])
-    wide_cos, wide_sin = cos.astype(wide)[:, :, None], sin.astype(wide)[:, :, None]
-    return tuple((x.astype(wide) * wide_cos + rotate_half(x.astype(wide)) * wide_sin).astype(x.dtype) for x in xs)
+    wide_cos, wide_sin = _wide_angles(cos, sin, xs[0])
+
+    def turned(x: jax.Array) -> jax.Array:
+        wide = x.astype(wide_cos.dtype)
+        return _sum(wide * wide_cos, rotate_half(wide) * wide_sin, x.dtype, rounded=rounded)
+
+    return tuple(turned(x) for x in xs)
 
 
-def backward(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+def backward(*arrays: jax.Array, rounded: bool = False) -> tuple[jax.Array, ...]:
     """From what `forward` is given, then a cotangent for each x: gradients of it all."""
     count = (len(arrays) - 2) // 2
     xs, (cos, sin), cts = arrays[:count], arrays[count : count + 2], arrays[count + 2 :]
-    wide = accumulated(xs[0])
-    wide_cos, wide_sin = cos.astype(wide)[:, :, None], sin.astype(wide)[:, :, None]
-    # The transpose of rotate_half is its negative.
-    grads = ((ct.astype(wide) * wide_cos - rotate_half(ct.astype(wide) * wide_sin)).astype(ct.dtype) for ct in cts)
-    return (*grads, *angle_gradients(*arrays))
+    wide_cos, wide_sin = _wide_angles(cos, sin, xs[0])
+
+    def turned_back(ct: jax.Array) -> jax.Array:  # the transpose of rotate_half is its negative
+        wide = ct.astype(wide_cos.dtype)
+        return _sum(wide * wide_cos, -rotate_half(wide * wide_sin), ct.dtype, rounded=rounded)
+
+    return (*(turned_back(ct) for ct in cts), *angle_gradients(*arrays))
+
+
+def _wide_angles(cos: jax.Array, sin: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """As they meet x, in the dtype that is computed in."""
+    wide = accumulated(x)
+    return cos.astype(wide)[:, :, None], sin.astype(wide)[:, :, None]
+
+
+def _sum(a: jax.Array, b: jax.Array, dtype: jnp.dtype, *, rounded: bool) -> jax.Array:
+    if rounded:
+        a, b = to_precision(a, dtype), to_precision(b, dtype)
+    return (a + b).astype(dtype)
 
 
 def angle_gradients(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -25,6 +25,7 @@ def _rotate(
     sin_second,
     tokens: tl.constexpr,
     half: tl.constexpr,
+    rounded: tl.constexpr,
 ):
     start = batch * (heads * tokens * 2 * half)  # a scalar of 64 bits
     inside = (head < heads) & in_angles
@@ -32,8 +33,17 @@ def _rotate(
     first = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(x_ptr + start + at + half, mask=inside, other=0.0).to(tl.float32)
     dtype = out_ptr.dtype.element_ty
-    tl.store(out_ptr + start + at, (first * cos_first - second * sin_first).to(dtype), mask=inside)
-    tl.store(out_ptr + start + at + half, (second * cos_second + first * sin_second).to(dtype), mask=inside)
+    first_kept = first * cos_first
+    first_turned = second * sin_first
+    second_kept = second * cos_second
+    second_turned = first * sin_second
+    if rounded:
+        first_kept = first_kept.to(dtype).to(tl.float32)
+        first_turned = first_turned.to(dtype).to(tl.float32)
+        second_kept = second_kept.to(dtype).to(tl.float32)
+        second_turned = second_turned.to(dtype).to(tl.float32)
+    tl.store(out_ptr + start + at, (first_kept - first_turned).to(dtype), mask=inside)
+    tl.store(out_ptr + start + at + half, (second_kept + second_turned).to(dtype), mask=inside)
 
 
 @triton.jit
@@ -52,6 +62,7 @@ def rope_rotate(
     group_stride: tl.constexpr,  # of cos and sin, 0 where they are the same for all groups
     batch_stride: tl.constexpr,  # and for all of a batch
     transposed: tl.constexpr,
+    rounded: tl.constexpr,  # products, before they are added
     head_block: tl.constexpr,
     token_block: tl.constexpr,
     half_block: tl.constexpr,
@@ -80,10 +91,10 @@ def rope_rotate(
     if block_of_heads < q_blocks:
         _rotate(
             q_ptr, q_out_ptr, batch, block_of_heads * head_block + head, q_heads, token, column, inside,
-            cos_first, cos_second, sin_first, sin_second, tokens, half,
+            cos_first, cos_second, sin_first, sin_second, tokens, half, rounded,
         )  # fmt: skip
     else:
         _rotate(
             k_ptr, k_out_ptr, batch, (block_of_heads - q_blocks) * head_block + head, k_heads, token, column, inside,
-            cos_first, cos_second, sin_first, sin_second, tokens, half,
+            cos_first, cos_second, sin_first, sin_second, tokens, half, rounded,
         )  # fmt: skip

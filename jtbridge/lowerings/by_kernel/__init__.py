@@ -8,5 +8,6 @@ from . import attention as attention
 from . import cross_entropy as cross_entropy
 from . import gated as gated
 from . import norms as norms
+from . import rope as rope
 from . import softmax as softmax
 from ._table import find_by_kernel as find_by_kernel
