@@ -7,6 +7,7 @@ and custom operators have already had their say. Torch's own partitioner then de
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -236,6 +237,10 @@ def _tag_forward(joint: fx.GraphModule, results: int) -> None:
         if node not in forward:
             forward.add(node)
             pending += node.all_input_nodes
+    for node in list(forward):  # all results of an operator, which for the last of them would be run again
+        while node.next.target is operator.getitem and node.next.args[0] in forward:
+            node = node.next
+            forward.add(node)
     for node in joint.graph.nodes:
         node.meta["partitioner_tag"] = "is_forward" if node in forward else "is_backward"
 

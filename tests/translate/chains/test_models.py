@@ -1,0 +1,190 @@
+"""Models of `transformers`: norms, gates, rotary embeddings and losses are whole operators, and all is torch's."""
+
+from __future__ import annotations
+
+import collections
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+from tests.kernels.harness import kernels_in, needs_compiler, needs_triton
+
+from .harness import assert_near, operators
+
+transformers = pytest.importorskip("transformers")
+
+VOCABULARY, LAYERS = 50, 2
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+}
+GROUPED = {"num_key_value_heads": 1, "head_dim": 32}
+# The class's beginning, its settings, and per layer and beside the layers: norms, gates, rotations.
+MODELS: dict[str, tuple[dict[str, Any], int, int, int, int]] = {
+    "Llama": (GROUPED, 2, 1, 1, 2),
+    "Mistral": (GROUPED, 2, 1, 1, 2),
+    "Qwen2": ({"num_key_value_heads": 1}, 2, 1, 1, 2),
+    "Qwen3": (GROUPED, 4, 1, 1, 2),
+    "Gemma": (GROUPED, 2, 1, 1, 2),
+    "Gemma2": (GROUPED, 4, 1, 1, 2),
+    "GPTNeoX": ({}, 0, 0, 0, 2),
+}
+models = pytest.mark.parametrize("name", MODELS)
+some_models = pytest.mark.parametrize("name", ["Llama", "Gemma", "GPTNeoX"])
+dtypes = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+
+
+def model(name: str, dtype: str = "float32", **more: Any) -> torch.nn.Module:
+    settings = MODELS[name][0]
+    config = getattr(transformers, f"{name}Config")(**SIZES, **settings, **more)
+    torch.manual_seed(0)
+    made = getattr(transformers, f"{name}ForCausalLM")(config).eval().to(getattr(torch, dtype))
+    with torch.no_grad():
+        for key, parameter in made.named_parameters():
+            if "norm" in key:  # which are ones or zeros
+                parameter.add_(0.1 * torch.randn(parameter.shape))
+    return made
+
+
+def tokens(rows: int = 2) -> tuple[jax.Array, jax.Array]:
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, (rows, 7))
+    labels = np.where(np.arange(7) < 2, -100, ids)
+    return jnp.asarray(ids, jnp.int32), jnp.asarray(labels, jnp.int32)
+
+
+def losses(name: str, dtype: str = "float32", **more: Any) -> Any:
+    """The loss of a model by its parameters: as a function for JAX, for torch, and the parameters."""
+    made = model(name, dtype, **more)
+
+    def of_torch(parameters, ids, labels):
+        return torch.func.functional_call(made, parameters, (ids,), {"labels": labels}).loss
+
+    parameters = {key: p.detach().clone() for key, p in made.named_parameters()}
+    return jtbridge.wrap(of_torch, backend="xla"), of_torch, parameters
+
+
+def expected(name: str) -> dict[str, int]:
+    _, norms, more_norms, gates, rotations = MODELS[name]
+    counts = {
+        "jtbridge.rms_norm": norms * LAYERS + more_norms,
+        "jtbridge.gated": gates * LAYERS,
+        "jtbridge.rope": rotations * LAYERS,
+        "jtbridge.cross_entropy": 1,
+    }
+    return {key: count for key, count in counts.items() if count}
+
+
+@models
+@dtypes
+def test_operators(name, dtype):
+    made = model(name, dtype)
+    assert operators(lambda ids, labels: made(ids, labels=labels).loss, *tokens()) == expected(name)
+
+
+@needs_triton
+@needs_compiler
+@models
+@dtypes
+def test_kernels(name, dtype):
+    _, of_torch, parameters = losses(name, dtype)
+    f, arrays = jtbridge.wrap(of_torch), jtbridge.to_jax(parameters)
+    counts = expected(name)
+    names = {"rms_norm": "norm_forward", "gated": "gated_forward", "cross_entropy": "cross_entropy_forward"}
+    wanted = {kernel: counts.get(f"jtbridge.{key}", 0) for key, kernel in names.items()}
+    wanted["rope_rotate"] = counts["jtbridge.rope"]
+    if name == "GPTNeoX" and dtype == "float32":
+        wanted["norm_forward"] = 2 * LAYERS + 1  # layer_norm, whose statistics torch has in half precision too
+    forward = collections.Counter(kernels_in(f, arrays, *tokens()))
+    assert {key: forward[key] for key in wanted} == wanted
+    both = collections.Counter(kernels_in(jax.grad(f), arrays, *tokens()))
+    backward = {key.replace("forward", "backward"): count for key, count in wanted.items()}
+    backward["rope_rotate"] *= 2
+    assert {key: both[key] for key in wanted | backward} == wanted | backward
+
+
+@models
+@dtypes
+def test_values_and_gradients(name, dtype):
+    f, of_torch, parameters = losses(name, dtype)
+    ids, labels = tokens()
+    value, grads = jax.jit(jax.value_and_grad(f))(jtbridge.to_jax(parameters), ids, labels)
+    for p in parameters.values():
+        p.requires_grad_()
+    want = of_torch(parameters, jtbridge.to_torch(ids).long(), jtbridge.to_torch(labels).long())
+    assert_near([value], [want], 20)
+    of_parameters = torch.autograd.grad(want, list(parameters.values()))
+    for key, grad in zip(parameters, of_parameters, strict=True):
+        assert_near([grads[key]], [grad], 40 if dtype == "float32" else 20)
+
+
+@some_models
+def test_along_a_direction(name):
+    """First derivatives forward, second derivatives in reverse and in forward over reverse."""
+    f, of_torch, parameters = losses(name, attn_implementation="eager")  # torch has no second derivative of the others
+    ids, labels = tokens()
+    arrays = jtbridge.to_jax(parameters)
+    directions = {key: 0.1 * torch.randn(p.shape) for key, p in parameters.items()}
+    along = jtbridge.to_jax(directions)
+
+    def slope(p):
+        return jax.jvp(lambda p: f(p, ids, labels), (p,), (along,))[1]
+
+    def slope_of_reverse(p):
+        grads = jax.grad(f)(p, ids, labels)
+        return sum((jnp.vdot(grads[key], along[key]) for key in along), jnp.zeros(()))
+
+    for p in parameters.values():
+        p.requires_grad_()
+    loss = of_torch(parameters, jtbridge.to_torch(ids).long(), jtbridge.to_torch(labels).long())
+    firsts = torch.autograd.grad(loss, list(parameters.values()), create_graph=True)
+    want = sum((g * v).sum() for g, v in zip(firsts, directions.values(), strict=True))
+    seconds = torch.autograd.grad(want, list(parameters.values()), allow_unused=True, materialize_grads=True)
+    assert_near([jax.jit(slope)(arrays)], [want], 100)
+    for derivative in (slope, slope_of_reverse):
+        found = jax.jit(jax.grad(derivative))(arrays)
+        for key, second in zip(parameters, seconds, strict=True):
+            assert_near([found[key]], [second], 200)
+
+
+@some_models
+def test_a_batch_of_models(name):
+    f, of_torch, parameters = losses(name)
+    ids, labels = tokens()
+    rows = {key: torch.stack([p, 1.1 * p]) for key, p in parameters.items()}
+    got = jax.jit(jax.vmap(f, (0, None, None)))(jtbridge.to_jax(rows), ids, labels)
+    given = jtbridge.to_torch(ids).long(), jtbridge.to_torch(labels).long()
+    want = [of_torch({key: p[i] for key, p in rows.items()}, *given) for i in range(2)]
+    assert_near([got], [torch.stack(want)], 20)
+    grads = jax.jit(jax.vmap(jax.grad(f), (0, None, None)))(jtbridge.to_jax(rows), ids, labels)
+    one = jax.jit(jax.grad(f))(jtbridge.to_jax({key: p[1] for key, p in rows.items()}), ids, labels)
+    for key in one:
+        np.testing.assert_allclose(grads[key][1], one[key], rtol=0, atol=1e-5 * float(jnp.abs(one[key]).max()))
+
+
+def test_checkpointed_layers_are_torchs():
+    made = model("Llama").train()
+    with warnings.catch_warnings():  # its name changes with versions of transformers
+        warnings.simplefilter("ignore")
+        made.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def f(parameters, ids, labels):
+        return torch.func.functional_call(made, parameters, (ids,), {"labels": labels, "use_cache": False}).loss
+
+    parameters = {key: p.detach().clone() for key, p in made.named_parameters()}
+    ids, labels = tokens()
+    grads = jax.jit(jax.grad(jtbridge.wrap(f, backend="xla")))(jtbridge.to_jax(parameters), ids, labels)
+    for p in parameters.values():
+        p.requires_grad_()
+    loss = f(parameters, jtbridge.to_torch(ids).long(), jtbridge.to_torch(labels).long())
+    for key, grad in zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True):
+        assert_near([grads[key]], [grad], 40)
