@@ -94,9 +94,15 @@ class Behaviour:
     unbatchable: str | None = None  # an operator that torch.vmap gets wrong
     fused_norm: str | None = None  # an operator that torch differentiates wrongly beyond the first derivative
     opaque: str | None = None  # why it could not be traced on fake tensors
+    only_checks: bool = False  # opaque, but what it asks of data is only whether to raise: it can be translated
     launches: str | None = None  # a Triton kernel that it launches
     runs_without_grad: bool = False  # same result with gradient recording off, and cheaper
     guards: tuple[tuple[weakref.ref, bool], ...] = ()
+
+    @property
+    def untranslatable(self) -> str | None:
+        """Why it cannot be translated, as far as that is known without trying."""
+        return None if self.only_checks else self.opaque
 
     def holds(self) -> bool:
         """Whether every module the function called is still in the mode it was traced in."""
@@ -199,7 +205,7 @@ class FlatFunction(TorchFunction):
             if self.seeded:
                 stack.enter_context(_rng.seeded(tensors[-1]))
                 tensors = tensors[:-1]
-            elif self.behaviour.opaque:
+            elif self.behaviour.untranslatable:  # nobody has seen what else it does
                 stack.enter_context(_rng.refused(self.name))
             inputs = list(tensors)
             for i, dtype in self._cast:

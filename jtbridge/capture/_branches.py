@@ -3,19 +3,28 @@
 ``if torch.equal(a, b)`` has no answer on tensors without values. It is answered both ways, in a trace each, and the
 graph that results computes both and takes what the condition, which is part of the graph, says. That is right for a few
 conditions and ways of equal shapes; everything else is refused.
+
+A way that only raises, as checks of arguments do, is not in the graph: where torch would raise, the results are NaN
+(the least integer, False), for a JAX program cannot raise.
 """
 
 from __future__ import annotations
 
+import dis
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
-from jtbridge.errors import TranslationError
+from jtbridge._compat import TorchDispatchMode
+from jtbridge.errors import JtbridgeError, TranslationError
 
-_MOST = 3  # conditions on one way
+_MOST = 3  # conditions on one way that go on both ways
+_MET = 64  # conditions on one way
+
+Result = TypeVar("Result")
 
 
 class Decisions:
@@ -32,16 +41,46 @@ class Decisions:
             if a.shape != b.shape or a.dtype != b.dtype:
                 return False
             return self._decided((a == b).all())
+        if func is torch.ops.aten.allclose.default:
+            return self._decided(torch.isclose(*args).all())
         if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool:
             return self._decided(args[0].reshape(()))
         return None
 
     def _decided(self, condition: torch.Tensor) -> bool:
         number = len(self.conditions)
-        if number >= _MOST:
-            raise TranslationError(f"it branches on data more than {_MOST} times")
+        if number >= _MET:
+            raise TranslationError(f"it branches on data more than {_MET} times")
         self.conditions.append(condition.detach())
         return self.given[number] if number < len(self.given) else True
+
+
+class Answering(TorchDispatchMode):
+    """While it is active, operators that ask for the truth of data are answered."""
+
+    def __init__(self, decisions: Decisions):
+        super().__init__()
+        self._decisions = decisions
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        answer = self._decisions.answer(func, args)
+        return func(*args, **(kwargs or {})) if answer is None else answer
+
+
+def only_way(run: Callable[[Decisions], Result]) -> Result:
+    """The result of the one way through a function that does not raise.
+
+    Raises:
+        TranslationError: several do not.
+        Exception: what `run` raised, if all do.
+    """
+
+    def join(yes: Any, no: Any, _: int) -> Any:
+        if not isinstance(yes, Exception) and not isinstance(no, Exception):
+            raise TranslationError("it branches on data")
+        return no if isinstance(yes, Exception) else yes
+
+    return _explored(run, join, ())
 
 
 def traced_both_ways(trace: Callable[[Decisions], fx.GraphModule]) -> fx.GraphModule:
@@ -50,33 +89,101 @@ def traced_both_ways(trace: Callable[[Decisions], fx.GraphModule]) -> fx.GraphMo
     Args:
         trace: traces one way, its graph returning the results and then the conditions.
     """
-    return _from(trace, ())
+    splits: dict[int, int] = {}  # of a graph: how many conditions go on both ways
+
+    def join(yes: Any, no: Any, number: int) -> Any:
+        if isinstance(yes, Exception) or isinstance(no, Exception):
+            goes_on = not isinstance(yes, Exception)
+            return (
+                _checked(yes if goes_on else no, number, goes_on) if goes_on or not isinstance(no, Exception) else yes
+            )
+        joined = _selected(yes, no, number)
+        splits[id(joined)] = 1 + max(splits.pop(id(yes), 0), splits.pop(id(no), 0))
+        if splits[id(joined)] > _MOST:
+            raise TranslationError(f"it branches on data more than {_MOST} times")
+        return joined
+
+    return _explored(trace, join, ())
 
 
-def _from(trace: Callable[[Decisions], fx.GraphModule], given: tuple[bool, ...]) -> fx.GraphModule:
+def _explored(run: Callable[[Decisions], Any], join: Callable[[Any, Any, int], Any], given: tuple[bool, ...]) -> Any:
+    """What comes of all ways that begin with some answers: joined results, or the exception if all of them raise.
+
+    Args:
+        run: one way.
+        join: ``(where a condition holds, where it does not, its number)``.
+    """
     decisions = Decisions(given)
-    module = trace(decisions)
-    if len(decisions.conditions) == len(given):
-        _drop_outputs(module, len(given))
-        return module
-    position = len(given) - len(decisions.conditions)  # from the end
-    return _selected(module, position, _from(trace, (*given, True)), _from(trace, (*given, False)))
+    try:
+        found = run(decisions)
+    except Exception as error:
+        if not decisions.conditions or not _is_check(error):
+            raise
+        found = error
+    for number in reversed(range(len(given), len(decisions.conditions))):
+        answers = (*given, *[True] * (number - len(given)), False)
+        found = join(found, _explored(run, join, answers), number)
+    if isinstance(found, Exception) and not given:
+        raise found
+    return found
 
 
-def _drop_outputs(module: fx.GraphModule, count: int) -> None:
-    if count:
-        (output,) = module.graph.find_nodes(op="output")
-        output.args = (output.args[0][:-count],)
-        module.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
-        module.recompile()
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
-def _selected(module: fx.GraphModule, position: int, yes: fx.GraphModule, no: fx.GraphModule) -> fx.GraphModule:
-    """The results of `yes` or of `no`, as an output of `module` says."""
+def _is_check(error: Exception) -> bool:
+    """Whether an exception comes from a `raise` or `assert` in code for users, not from what traces it."""
+    trace = error.__traceback__
+    if trace is None or isinstance(error, JtbridgeError):
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    if dis.opname[code.co_code[trace.tb_lasti]] != "RAISE_VARARGS":
+        return False
+    part = code.co_filename.removeprefix(_TORCH)
+    return part == code.co_filename or part.split(os.sep)[0] in ("distributions", "nn", "functional.py")
+
+
+_NAN = float("nan")
+
+
+def _checked(module: Any, number: int, holds: bool) -> fx.GraphModule:
+    """The results where a condition holds, or does not; elsewhere what is no number."""
+    (output,) = module.graph.find_nodes(op="output")
+    outputs = list(output.args[0])
+    first = len(outputs) - number - 1
+    condition = outputs.pop()
+    with module.graph.inserting_before(output):
+        for i, node in enumerate(outputs[:first]):
+            value = node.meta["val"]
+            nothing = module.graph.call_function(torch.ops.aten.full_like.default, (node, _no_number(value.dtype)))
+            ways = (node, nothing) if holds else (nothing, node)
+            outputs[i] = module.graph.call_function(torch.ops.aten.where.self, (condition, *ways))
+            nothing.meta, outputs[i].meta = {"val": value}, {"val": value}
+    return _with_outputs(module, outputs)
+
+
+def _no_number(dtype: torch.dtype) -> Any:
+    if dtype is torch.bool:
+        return False
+    return _NAN if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).min
+
+
+def _with_outputs(module: fx.GraphModule, outputs: list[Any]) -> fx.GraphModule:
+    (output,) = module.graph.find_nodes(op="output")
+    output.args = (outputs,)
+    module.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    module.recompile()
+    return module
+
+
+def _selected(yes: fx.GraphModule, no: fx.GraphModule, number: int) -> fx.GraphModule:
+    """The results of `yes` or of `no`, as the condition of this number says, the last output of both."""
     root = torch.nn.Module()
     graph = fx.Graph()
     places = []
-    for node in module.graph.find_nodes(op="placeholder"):
+    for node in yes.graph.find_nodes(op="placeholder"):
         places.append(graph.placeholder(str(node.target)))
         places[-1].meta = dict(node.meta)
 
@@ -88,13 +195,14 @@ def _selected(module: fx.GraphModule, position: int, yes: fx.GraphModule, no: fx
         known = dict(zip(part.graph.find_nodes(op="placeholder"), places, strict=True))
         return list(graph.graph_copy(part.graph, known))  # type: ignore[arg-type]
 
-    condition = inlined(module)[position]
+    ours, theirs = inlined(yes), inlined(no)
+    condition, first = ours[-1], len(ours) - number - 1
     outputs = []
-    for a, b in zip(inlined(yes), inlined(no), strict=True):
+    for a, b in zip(ours[:first], theirs[:first], strict=True):
         if a.meta["val"].shape != b.meta["val"].shape or a.meta["val"].dtype != b.meta["val"].dtype:
             raise TranslationError("it branches on data, to results of different shapes or dtypes")
         outputs.append(graph.call_function(torch.ops.aten.where.self, (condition, a, b)))
         outputs[-1].meta = {"val": a.meta["val"]}
-    graph.output(outputs)
+    graph.output([*outputs, *ours[first:-1]])
     graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     return fx.GraphModule(root, graph)

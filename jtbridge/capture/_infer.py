@@ -6,6 +6,7 @@ cannot be traced so: it is opaque, and runs once on zeros instead, unless its ou
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -29,6 +30,7 @@ from jtbridge.errors import (
 )
 from jtbridge.launches import DeferredNumber, deferring_numbers, routed
 
+from ._branches import Answering, Decisions, only_way
 from ._observe import Observer, training_guards
 from ._replaced import Replaced
 from ._trace import line_of
@@ -73,7 +75,7 @@ def infer(request: Request) -> Inference:
     except (JtbridgeError, KeyboardInterrupt):
         raise
     except Exception as error:  # noqa: BLE001  (tracing fails in many ways, and running decides)
-        return _infer_opaque(request, error)
+        return _infer_checking(request, error) or _infer_opaque(request, error)
     leaves, tree = flatten_output(out)
     out_tree, out_types = _output_types(request, leaves, tree, opaque=False)
     if request.output_shapes is not None:
@@ -90,8 +92,8 @@ def _trace(request: Request) -> tuple[Any, Observer, bool]:
     """Run on fake tensors; once more without gradients if closed-over weights would record a graph."""
     try:
         out, observer = deferring_numbers(lambda: _trace_once(request, request.state))
-    except DynamicOutputShapeException:
-        with Replaced():  # ctc_loss, whose own fake form has no shape
+    except (DynamicOutputShapeException, DataDependentOutputException):
+        with Replaced():  # ctc_loss, whose own fake form has no shape, and x[i] where `i` is a tensor
             out, observer = _trace_once(request, request.state)
     if not (request.state.grad and _records_graph(out)):
         return out, observer, False
@@ -102,14 +104,15 @@ def _trace(request: Request) -> tuple[Any, Observer, bool]:
     return out, observer, _same_types(out, again)
 
 
-def _trace_once(request: Request, state: TorchState) -> tuple[Any, Observer]:
+def _trace_once(request: Request, state: TorchState, decisions: Decisions | None = None) -> tuple[Any, Observer]:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, tracing(), state.applied():
         inputs = [
             torch.empty(shape, dtype=dtype, device="cpu")
             for shape, dtype in zip(request.shapes, request.dtypes, strict=True)
         ]
         observer = Observer(inputs, mode, _write_refusal(request))
-        with observer.watching(), routed() as observer.launches:
+        answering = contextlib.nullcontext() if decisions is None else Answering(decisions)
+        with observer.watching(), routed() as observer.launches, answering:
             out = request.call(*inputs)
     for number, leaf in enumerate(flatten_output(out)[0]):
         if isinstance(leaf, DeferredNumber):
@@ -120,6 +123,23 @@ def _trace_once(request: Request, state: TorchState) -> tuple[Any, Observer]:
                 "`cpu`. Make tensors inside the function on the device of its arguments (`device=x.device`)."
             )
     return out, observer
+
+
+def _infer_checking(request: Request, cause: Exception) -> Inference | None:
+    """For a function that needs the values of tensors only to raise if they are wrong; None if that is not all."""
+    if not isinstance(cause, DataDependentOutputException):
+        return None
+    try:
+        with Replaced():
+            out, observer = only_way(lambda decisions: _trace_once(request, request.state, decisions))
+    except Exception:  # noqa: BLE001  (then it is opaque, and running decides)
+        return None
+    if observer.inner_autograd:  # whose graphs are looked at where there are some
+        return None
+    leaves, tree = flatten_output(out)
+    out_tree, out_types = _output_types(request, leaves, tree, opaque=True)
+    behaviour = _behaviour(request, observer, _reason(cause), False)
+    return Inference(out_types, out_tree, dataclasses.replace(behaviour, only_checks=True))
 
 
 def _infer_opaque(request: Request, cause: Exception) -> Inference:

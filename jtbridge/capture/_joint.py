@@ -119,8 +119,10 @@ def _split_by_row(fn: Vmap, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Spli
 def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], translated: bool) -> Split | str:
     if fn.flat.residuals == "recompute":
         return 'residuals="recompute" was asked for'
-    if fn.flat.behaviour.opaque:
-        return f"it cannot be traced: {fn.flat.behaviour.opaque}"
+    behaviour = fn.flat.behaviour
+    reason = behaviour.untranslatable if translated else behaviour.opaque
+    if reason:
+        return f"it cannot be traced: {reason}"
     if fn.flat.seeded and fn.in_types[-1].shape != _rng.SEED_SHAPE:
         return "every row of the batch draws with a key of its own"
     if fn.order > 0:

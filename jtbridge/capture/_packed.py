@@ -18,6 +18,11 @@ def known_values(tensor: Any) -> list[int] | None:
     """The numbers in a tensor that a list was made into, or that is no fake one; else None."""
     if not isinstance(tensor, FakeTensor):
         return [int(x) for x in tensor.tolist()] if tensor.dim() == 1 else None
+    return noted_values(tensor)
+
+
+def noted_values(tensor: Any) -> list[int] | None:
+    """The numbers in a tensor that a list was made into while tracing; else None."""
     return getattr(tensor, "known_values", None)
 
 
@@ -39,16 +44,11 @@ def _of_list(make: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 
 
 def _sort(tensor: torch.Tensor, dim: int = -1, descending: bool = False) -> Any:
-    values = getattr(tensor, "known_values", None)
+    values = noted_values(tensor)
     if values is None or dim not in (-1, 0):
         return NotImplemented
     order = sorted(range(len(values)), key=values.__getitem__, reverse=descending)
     return torch.return_types.sort((_known([values[i] for i in order]), _known(order)))
-
-
-def _item(tensor: torch.Tensor, index: Any) -> Any:
-    values = getattr(tensor, "known_values", None)
-    return NotImplemented if values is None or type(index) is not int else torch.tensor(values[index])
 
 
 def lengths_of(counts: Sequence[int]) -> list[int]:
@@ -103,7 +103,6 @@ REPLACEMENTS = {
     torch.tensor: _of_list(torch.tensor),
     torch.as_tensor: _of_list(torch.as_tensor),
     torch.sort: _sort,
-    torch.Tensor.__getitem__: _item,
     pack_padded_sequence: _pack_padded_sequence,
     pad_packed_sequence: _pad_packed_sequence,
 }

@@ -8,9 +8,14 @@ from torch.overrides import TorchFunctionMode
 
 from jtbridge._compat import in_forward_mode
 
-from . import _ctc, _packed, _recurrent
+from . import _ctc, _indexing, _packed, _recurrent
 
-_REPLACEMENTS = {**_recurrent.REPLACEMENTS, **_packed.REPLACEMENTS, **_ctc.REPLACEMENTS}
+_REPLACEMENTS = {
+    **_recurrent.REPLACEMENTS,
+    **_packed.REPLACEMENTS,
+    **_indexing.REPLACEMENTS,
+    **_ctc.REPLACEMENTS,
+}
 
 
 class Replaced(TorchFunctionMode):

@@ -65,12 +65,12 @@ def _prod(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: Any =
     return jnp.prod(x, axis=axes, keepdims=keepdim, dtype=opmath(result)).astype(result)
 
 
-@lowers("any", "any.dim", node=True)
+@lowers("any", "any.dim", "_is_any_true", node=True)
 def _any(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, node: fx.Node) -> jax.Array:
     return jnp.any(x != 0, axis=axes_of(dim, x.ndim), keepdims=keepdim).astype(out_dtype(node))
 
 
-@lowers("all", "all.dim", node=True)
+@lowers("all", "all.dim", "_is_all_true", node=True)
 def _all(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, node: fx.Node) -> jax.Array:
     return jnp.all(x != 0, axis=axes_of(dim, x.ndim), keepdims=keepdim).astype(out_dtype(node))
 

@@ -188,8 +188,8 @@ def captured(fn: TorchFunction) -> fx.GraphModule:
         return fn.module
     if isinstance(fn, FlatFunction) and fn.graph is not None:
         return fn.graph
-    if flat.behaviour.opaque:
-        raise TranslationError(f"`{flat.name}` cannot be traced: {flat.behaviour.opaque}")
+    if flat.behaviour.untranslatable:
+        raise TranslationError(f"`{flat.name}` cannot be traced: {flat.behaviour.untranslatable}")
     return _traced(fn)
 
 
