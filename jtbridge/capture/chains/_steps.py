@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -25,17 +25,27 @@ class Step:
     name: str
     args: tuple[Any, ...]
     grad: bool  # whether gradients were recorded
-    versions: list[tuple[torch.Tensor, int]]  # of what it took
-    version: int  # of what it made
+    taken: list[tuple[torch.Tensor, Any]]  # tensors, and what they were then
+    made: Any  # what the result was then
     uses: int = 0  # calls that took what it made
 
+    @classmethod
+    def now(cls, name: str, args: tuple[Any, ...], tensors: Iterable[torch.Tensor], made: torch.Tensor) -> Step:
+        """The step that has just been taken."""
+        return cls(name, args, torch.is_grad_enabled(), [(x, _condition(x)) for x in tensors], _condition(made))
+
     def holds(self, made: torch.Tensor) -> bool:
-        """Whether nothing was written to since, and gradients are recorded as they were."""
+        """Whether nothing was written to or cut off since, and gradients are recorded as they were."""
         return (
             self.grad == torch.is_grad_enabled()
-            and made._version == self.version
-            and all(tensor._version == version for tensor, version in self.versions)
+            and _condition(made) == self.made
+            and all(_condition(tensor) == then for tensor, then in self.taken)
         )
+
+
+def _condition(x: torch.Tensor) -> Any:
+    """What changes where a tensor is written to, or its past is: by ``detach_``, or by what an autograd.Function is."""
+    return x._version, x.grad_fn, x.requires_grad
 
 
 class Look:

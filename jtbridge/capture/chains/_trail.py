@@ -36,8 +36,8 @@ _WHOLE: dict[Any, Callable[..., Match]] = {
     torch.nn.functional.rms_norm: _rms_norm.of_torch,
 }
 
-# What shows how autograd got to a tensor, or its memory behind autograd's back.
-_DOUBTFUL = (torch.Tensor.grad_fn.__get__, torch.Tensor.data.__get__)  # type: ignore[attr-defined]
+# What shows how autograd got to a tensor, or gives or takes its memory behind autograd's back.
+_DOUBTFUL = (torch.Tensor.grad_fn.__get__, torch.Tensor.data.__get__, torch.Tensor.data.__set__)  # type: ignore[attr-defined]
 
 
 class _Trail(TorchFunctionMode):
@@ -59,7 +59,7 @@ class _Trail(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _DOUBTFUL:
             shown = func(*args, **kwargs)
-            self.doubtful |= shown is not None
+            self.doubtful |= shown is not None or func.__name__ == "__set__"
             return shown
         if self._is_blind():
             self._note_uses(args, kwargs)
@@ -79,8 +79,8 @@ class _Trail(TorchFunctionMode):
         step = None if out.is_inference() else parsed(func, args, kwargs, out)
         match = None if step is None else self._ended(step[0], out, step[1])
         self._note_uses(args, kwargs)
-        if match is not None:
-            return match()
+        if match is not None and _alike(made := match(), out):
+            return made
         if step is not None:
             self._note(step[0], out, step[1])
         return out
@@ -115,14 +115,18 @@ class _Trail(TorchFunctionMode):
         taken = list(_tensors(args))
         if any(x.is_inference() for x in taken):
             return
-        versions = [(x, x._version) for x in taken]
-        self._steps[out] = Step(name, args, torch.is_grad_enabled(), versions, out._version)
+        self._steps[out] = Step.now(name, args, taken, out)
 
     def _note_uses(self, args: Any, kwargs: Any) -> None:
         for tensor in _tensors((args, kwargs)):
             step = self._steps.get(tensor)
             if step is not None:
                 step.uses += 1
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether what follows cannot tell two tensors apart but by their values."""
+    return a.dtype is b.dtype and a.shape == b.shape and a.stride() == b.stride()
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

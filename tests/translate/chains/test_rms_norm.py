@@ -197,6 +197,31 @@ def detached(x, weight):
     return weight * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True).detach() + 1e-6)).to(x.dtype)
 
 
+def detached_in_place(x, weight):
+    h = x.float()
+    variance = h.pow(2).mean(-1, keepdim=True)
+    variance.detach_()
+    return weight * (h * torch.rsqrt(variance + 1e-6)).to(x.dtype)
+
+
+class WithTheGradientOfAnother(torch.autograd.Function):
+    """Its result has a past of its own, which is not its gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        with torch.enable_grad():
+            h = x.float()
+            return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 3 * grad
+
+
+def ends_outside_of_a_function(x, weight):
+    return weight * WithTheGradientOfAnother.apply(x.sin()).to(x.dtype)
+
+
 def partly_without_gradient(x, weight):
     h = x.float()
     with torch.no_grad():
@@ -283,7 +308,14 @@ NEAR_MISSES = [
     through_data,
 ]
 # In these the difference is one of gradients alone: without them the chain is a chain.
-OF_GRADIENTS = [detached, partly_without_gradient, inner_gradient, hooked]
+OF_GRADIENTS = [
+    detached,
+    detached_in_place,
+    ends_outside_of_a_function,
+    partly_without_gradient,
+    inner_gradient,
+    hooked,
+]
 
 
 @pytest.mark.parametrize("function", NEAR_MISSES)
@@ -314,6 +346,16 @@ def test_x_written_to_before_the_chain_ends():
     given = arguments("bfloat16")
     assert operators(f, *given) == gradient_operators(f, *given) == {}
     assert_is_torchs(f, *given)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_x_cut_off_in_place(dtype):
+    def f(x, weight):
+        h = (x * 1).float()
+        h.detach_()
+        return weight * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) + x.sin()
+
+    assert_is_torchs(f, *arguments(dtype))
 
 
 def test_chains_beside_one_that_hides_what_is_used():
@@ -357,3 +399,29 @@ def test_a_checkpointed_chain_is_torchs():
         return torch.utils.checkpoint.checkpoint(lambda x: llama(x.sin(), weight).sin(), x, use_reentrant=False)
 
     assert_is_torchs(f, *arguments())
+
+
+@pytest.mark.parametrize("name", ["dlpack", "callback"])
+def test_torch_runs_its_own_operators(name):
+    """The graphs of backends that call torch are torch's."""
+    from jtbridge.capture import forward_graph, split
+
+    plan, _ = jtbridge.wrap(llama, backend=name).prepared(arguments(), {})
+    parts = split(plan, (0, 1), (0,), translated=False)
+    assert not isinstance(parts, str)
+    whole = forward_graph(plan)
+    assert whole is not None
+    for part in (whole, parts.forward, parts.backward):
+        assert not any("jtbridge" in str(node.target) for node in part.module.graph.nodes)  # type: ignore[attr-defined]
+    with jtbridge.config(backend=name):
+        x, weight = arguments()
+        assert_near([jtbridge.wrap(llama)(x, weight)], [llama(*to_torch((x, weight)))])
+
+
+def test_a_chain_of_symbolic_sizes():
+    exported = jax.export.export(jax.jit(jtbridge.wrap(llama, backend="xla")))(
+        jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 3, 8"), jnp.float32),
+        jax.ShapeDtypeStruct((8,), jnp.float32),
+    )
+    x, weight = normal(5, 3, 8), normal(8, seed=1)
+    assert_near([exported.call(x, weight)], [llama(*to_torch((x, weight)))])
