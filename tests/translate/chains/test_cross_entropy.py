@@ -164,3 +164,18 @@ def test_log_softmax_without_gradient():
         return F.nll_loss(log_p, labels) * logits.float().sum()
 
     assert_left_alone(f, *arguments(), forward=True)
+
+
+def test_the_backward_keeps_two_numbers_of_each_row():
+    """And does not run the forward again, nor keep what the softmax is."""
+    from jtbridge.capture import split
+
+    plan, _ = jtbridge.wrap(mean, backend="xla").prepared(arguments(), {})
+    found = split(plan, (0,), (0,), translated=True)
+    assert not isinstance(found, str)
+    kept = [y.shape for y in found.forward.out_types[1:]]
+    assert (ROWS, 2) in kept
+    assert (ROWS, CLASSES) not in kept
+    targets = [str(node.target) for node in found.backward.module.graph.nodes]  # type: ignore[attr-defined]
+    assert "jtbridge.cross_entropy_backward.default" in targets
+    assert "jtbridge.cross_entropy.default" not in targets
