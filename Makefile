@@ -7,7 +7,7 @@
 #   make conformance             the operators of PyTorch's own test suite, called
 #   make conformance-translated  the same, translated
 #   make bench                   the table of timings; ARGS="--quick --only bert" narrows it
-#   make test-gpu                the tests of kernels, run by a GPU
+#   make test-gpu                the tests of kernels and of zero-copy calls, run by a GPU
 #   make bench-gpu               the kernels beside XLA, torch and Liger-Kernel on a GPU; ARGS="--only attention"
 #   make test PY=python3         with an interpreter that has everything already; installs nothing
 #   make setup TORCH=torch==2.11.0 JAX=jax==0.10.0
@@ -97,7 +97,7 @@ conformance-translated: $(test-deps)
 	$(threads) $(PY) -m tests.conformance --backend xla --samples 1 --jobs $(JOBS) $(ARGS)
 
 test-gpu: $(kernels-deps)
-	$(PY) -m pytest tests/kernels tests/launches $(ARGS)
+	$(PY) -m pytest tests/kernels tests/launches tests/test_gpu_calls.py $(ARGS)
 
 demo: $(examples-deps)
 	$(PY) examples/minilm.py $(ARGS)

@@ -50,6 +50,7 @@ __all__ = [
     "any_autocast",
     "autograd_place",
     "broken_assumption",
+    "buffer_call",
     "call_aval",
     "cudnn_attention",
     "cudnn_version",
@@ -59,7 +60,6 @@ __all__ = [
     "has_cpu_kernel",
     "has_saved_tensor_hooks",
     "has_torch_modes",
-    "host_buffer_call",
     "in_forward_mode",
     "inside_functorch",
     "is_lazy",
@@ -411,7 +411,9 @@ def forgetting_graph_sources() -> Iterator[None]:
             linecache.cache.pop(key, None)
 
 
-def host_buffer_call(ctx: mlir.LoweringRuleContext, callback: Callable, operands: Sequence[Any]) -> Sequence[Any]:
+def buffer_call(
+    ctx: mlir.LoweringRuleContext, callback: Callable, operands: Sequence[Any], *, gpu: bool
+) -> Sequence[Any]:
     """Emit the custom call behind `jax.experimental.buffer_callback`: ``callback(ctx, *operands, *results)``.
 
     Tried on jax 0.10.2. The public function refuses multi-platform lowering and rebuilds pytrees at every call,
@@ -422,7 +424,8 @@ def host_buffer_call(ctx: mlir.LoweringRuleContext, callback: Callable, operands
     module_context = ctx.module_context
     module_context.add_host_callback(callback)
     index = np.uint64(len(module_context.host_callbacks) - 1)
-    return ffi.ffi_lowering("xla_buffer_python_cpu_callback")(ctx, *operands, index=index)
+    target = f"xla_buffer_python_{'gpu' if gpu else 'cpu'}_callback"
+    return ffi.ffi_lowering(target)(ctx, *operands, index=index)
 
 
 def _ordered_effect() -> Any:

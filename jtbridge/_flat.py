@@ -24,6 +24,7 @@ from ._torch_state import TorchState
 from .errors import ArgumentError, DeviceError, OutputMismatchError
 
 Tensors = tuple[torch.Tensor, ...]
+_CPU = torch.device("cpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +207,7 @@ class FlatFunction(TorchFunction):
                 stack.enter_context(_rng.seeded(tensors[-1]))
                 tensors = tensors[:-1]
             elif self.behaviour.untranslatable:  # nobody has seen what else it does
-                stack.enter_context(_rng.refused(self.name))
+                stack.enter_context(_rng.refused(self.name, tensors[0].device if tensors else _CPU))
             inputs = list(tensors)
             for i, dtype in self._cast:
                 inputs[i] = inputs[i].to(dtype)
@@ -225,9 +226,10 @@ class FlatFunction(TorchFunction):
 
     def checked(self, out: Any, inputs: Sequence[torch.Tensor] = ()) -> Tensors:
         """Flatten a result, check it against the traced one, and cast it to JAX's dtypes."""
+        device = inputs[0].device if inputs else _CPU
         if self._single and isinstance(out, torch.Tensor):
-            return (self._checked(0, out),)
-        return tuple(self._checked(i, array) for i, array in enumerate(self._arrays(out, inputs)))
+            return (self._checked(0, out, device),)
+        return tuple(self._checked(i, array, device) for i, array in enumerate(self._arrays(out, inputs)))
 
     def _arrays(self, out: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         arrays = self._array_leaves(*flatten_output(out))
@@ -249,17 +251,17 @@ class FlatFunction(TorchFunction):
                 )
         return [as_tensor(leaves[i]) for i in expected.array_positions]
 
-    def _checked(self, i: int, tensor: torch.Tensor) -> torch.Tensor:
+    def _checked(self, i: int, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         expected = self.out_types[i]
         if tensor.shape != expected.shape:
             raise OutputMismatchError(
                 f"Result {i} of `{self.name}` has shape {tuple(tensor.shape)} but {expected.shape} was expected"
                 f" for these arguments. Check `output_shapes=`, or what the shape depends on besides shapes."
             )
-        if not tensor.is_cpu:
+        if tensor.device != device and self.in_torch_dtypes:
             raise DeviceError(
-                f"Result {i} of `{self.name}` lies on device `{tensor.device}`, but its arguments are on `cpu`. Make "
-                "tensors inside the function on the device of its arguments (`device=x.device`)."
+                f"Result {i} of `{self.name}` lies on device `{tensor.device}`, but its arguments are on `{device}`. "
+                "Make tensors inside the function on the device of its arguments (`device=x.device`)."
             )
         wanted = self._out_dtypes[i]
         if tensor.dtype is wanted:

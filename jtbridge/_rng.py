@@ -20,6 +20,7 @@ from .errors import ArgumentError, RandomnessError
 SEED_SHAPE = (2,)
 _LOCK = threading.RLock()
 _TRACING = threading.local()
+_CPU = torch.device("cpu")
 
 
 def seed_from_key(key: Any) -> jax.Array:
@@ -33,14 +34,23 @@ def seed_from_key(key: Any) -> jax.Array:
 
 @contextlib.contextmanager
 def seeded(seed: torch.Tensor) -> Iterator[None]:
-    """Run with torch's CPU generator seeded by `seed` (uint32[2]); the user's generator state is untouched."""
+    """Run with torch's generators seeded by `seed` (uint32[2]); the user's generator states are untouched.
+
+    Those are the CPU's, and that of the GPU that `seed` lies on, which is waited for.
+    """
     if getattr(_TRACING, "on", False):
         yield
         return
     low, high = seed.tolist()
-    with preserved_state():
-        torch.default_generator.manual_seed((high << 32) | low)
+    with preserved_state(seed.device):
+        for generator in _generators(seed.device):
+            generator.manual_seed((high << 32) | low)
         yield
+
+
+def _generators(device: torch.device) -> list[torch.Generator]:
+    on_gpu = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
+    return [torch.default_generator, *on_gpu]
 
 
 @contextlib.contextmanager
@@ -55,24 +65,27 @@ def tracing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def preserved_state() -> Iterator[None]:
-    """Put torch's CPU generator back as it was, whatever runs inside."""
+def preserved_state(device: torch.device = _CPU) -> Iterator[None]:
+    """Put torch's generators, those that a device uses, back as they were, whatever runs inside."""
     with _LOCK:
-        before = torch.default_generator.get_state()
+        before = [(generator, generator.get_state()) for generator in _generators(device)]
         try:
             yield
         finally:
-            torch.default_generator.set_state(before)
+            for generator, state in before:
+                generator.set_state(state)
 
 
 @contextlib.contextmanager
-def refused(name: str) -> Iterator[None]:
-    """Raise if the body draws from torch's generator: for functions that could not be traced beforehand."""
+def refused(name: str, device: torch.device) -> Iterator[None]:
+    """Raise if the body draws from torch's generators: for functions that could not be traced beforehand."""
     with _LOCK:
-        before = torch.default_generator.get_state()
+        before = [(generator, generator.get_state()) for generator in _generators(device)]
         yield
-        if not torch.equal(before, torch.default_generator.get_state()):
-            torch.default_generator.set_state(before)
+        drawn_from = [(g, state) for g, state in before if not torch.equal(state, g.get_state())]
+        for generator, state in drawn_from:
+            generator.set_state(state)
+        if drawn_from:
             raise RandomnessError(without_key(name, "a random operator"))
 
 

@@ -85,6 +85,12 @@ def closed_over_modules(fn: Callable) -> list[torch.nn.Module]:
     return [value for value in closed_over(fn) if isinstance(value, torch.nn.Module)]
 
 
+def device_closed_over(fn: Callable) -> str:
+    """The type of the devices that the tensors lie on which a function closes over; "cpu" if there are none."""
+    tensors = [t for x in closed_over(fn) for t in ([x] if isinstance(x, torch.Tensor) else x.parameters())]
+    return "cuda" if any(tensor.is_cuda for tensor in tensors) else "cpu"
+
+
 def closed_over(fn: Callable) -> list[torch.nn.Module | torch.Tensor]:
     """The modules and tensors that a function is, is a method of, or names in its closure or globals."""
     code = getattr(fn, "__code__", None)

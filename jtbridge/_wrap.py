@@ -21,7 +21,14 @@ from ._compat import TRACING, unwrap_compiled
 from ._config import backend_or
 from ._dtypes import canonical_dtype, torch_dtype
 from ._flat import ArrayType, FlatFunction, module_locks
-from ._signature import Signature, argument_names, closed_over_modules, flatten_arguments, rebuild_call
+from ._signature import (
+    Signature,
+    argument_names,
+    closed_over_modules,
+    device_closed_over,
+    flatten_arguments,
+    rebuild_call,
+)
 from ._torch_state import TorchState
 from .backends import check_name, translates
 from .capture import Request, infer
@@ -149,6 +156,7 @@ class Wrapped:
             seeded=seeded,
             ordered=self._options["effects"] == "ordered",
             output_shapes=self._options["output_shapes"],
+            device=device_closed_over(self._fn),
         )
         with TRACING, contextlib.ExitStack() as stack:
             for lock in module_locks(closed_over_modules(self._fn)):  # a call of it may be running on XLA's threads

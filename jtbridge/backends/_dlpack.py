@@ -11,32 +11,37 @@ import torch
 import torch.utils.dlpack
 from jax.interpreters import mlir
 
-from jtbridge._compat import host_buffer_call
+from jtbridge._compat import buffer_call
 from jtbridge._flat import FlatFunction, TorchFunction
 from jtbridge._host import placed, reader, writer
 from jtbridge._run import as_call_error, runner
 from jtbridge._transforms import Vmap
 from jtbridge.capture import GraphFunction, forward_graph
 
+from ._dlpack_gpu import gpu_callback, without_gpu
+
 _LARGE = 1 << 18  # bytes
 _SHORT = 32  # operators: tracing them takes milliseconds
 
 
 class DlpackBackend:
-    """Calls torch on XLA's buffers in the same process. CPU."""
+    """Calls torch on XLA's buffers in the same process, on a CPU or a GPU."""
 
     name = "dlpack"
     way = "call"
 
     def unavailable(self, platform: str) -> str | None:
-        return None if platform == "cpu" else f'zero-copy calls on platform "{platform}" are not built yet'
+        return None if platform == "cpu" else without_gpu(platform)
 
     def refuses(self, fn: TorchFunction) -> str | None:
         del fn
         return None
 
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
-        return host_buffer_call(ctx, buffer_callback(fn), operands)
+        platforms = ctx.module_context.platforms if ctx.platforms is None else ctx.platforms
+        if platforms[0] == "cpu":
+            return buffer_call(ctx, buffer_callback(fn), operands, gpu=False)
+        return buffer_call(ctx, gpu_callback(fn), operands, gpu=True)
 
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         # No copy: the capsule is a view of JAX's memory, and `fn` has copies made of what it writes to.

@@ -57,6 +57,7 @@ class Request:
     seeded: bool
     ordered: bool  # side effects are wanted: drawing and writing to closed-over state are allowed
     output_shapes: Any | None
+    device: str = "cpu"  # the type of the devices that what it closes over lies on
 
 
 def infer(request: Request) -> Inference:
@@ -107,7 +108,7 @@ def _trace(request: Request) -> tuple[Any, Observer, bool]:
 def _trace_once(request: Request, state: TorchState, decisions: Decisions | None = None) -> tuple[Any, Observer]:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, tracing(), state.applied():
         inputs = [
-            torch.empty(shape, dtype=dtype, device="cpu")
+            torch.empty(shape, dtype=dtype, device=request.device)
             for shape, dtype in zip(request.shapes, request.dtypes, strict=True)
         ]
         observer = Observer(inputs, mode, _write_refusal(request))
@@ -117,10 +118,11 @@ def _trace_once(request: Request, state: TorchState, decisions: Decisions | None
     for number, leaf in enumerate(flatten_output(out)[0]):
         if isinstance(leaf, DeferredNumber):
             raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
-        if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+        if isinstance(leaf, torch.Tensor) and leaf.device.type != request.device:
             raise DeviceError(
                 f"Result {number} of `{request.name}` lies on device `{leaf.device}`, but its arguments are on "
-                "`cpu`. Make tensors inside the function on the device of its arguments (`device=x.device`)."
+                f"`{request.device}`. Make tensors inside the function on the device of its arguments "
+                "(`device=x.device`)."
             )
     return out, observer
 
@@ -154,7 +156,8 @@ def _infer_opaque(request: Request, cause: Exception) -> Inference:
         ) from cause
     try:
         with _rng.preserved_state(), request.state.applied():
-            inputs = [torch.zeros(s, dtype=d) for s, d in zip(request.shapes, request.dtypes, strict=True)]
+            types = zip(request.shapes, request.dtypes, strict=True)
+            inputs = [torch.zeros(shape, dtype=dtype, device=request.device) for shape, dtype in types]
             observer = Observer(inputs, None, _refuse_write_of_zeros(request) or _write_refusal(request))
             with observer.watching(), routed() as observer.launches:
                 out = request.call(*inputs)

@@ -42,9 +42,12 @@ class GraphFunction(TorchFunction):
     seed: int | None = None  # position of the seed among the inputs, for graphs that draw
 
     def __post_init__(self) -> None:
-        self._run = self.module.forward  # past the hooks of nn.Module.__call__
-        if self.owner.behaviour.launches:
-            self._run = with_launches(self._run)
+        self._run = self._runner(self.module)
+        self._on_gpus: dict[torch.device, Callable[..., Tensors]] = {}
+
+    def _runner(self, module: fx.GraphModule) -> Callable[..., Tensors]:
+        run = module.forward  # past the hooks of nn.Module.__call__
+        return with_launches(run) if self.owner.behaviour.launches else run
 
     @property
     def flat(self) -> FlatFunction:
@@ -59,10 +62,17 @@ class GraphFunction(TorchFunction):
         return 1
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        run = self._run if not tensors or tensors[0].is_cpu else self._on_gpu(tensors[0].device)
         if self.seed is None:
-            return self._run(*tensors)
+            return run(*tensors)
         with _rng.seeded(tensors[self.seed]):
-            return self._run(*tensors)
+            return run(*tensors)
+
+    def _on_gpu(self, device: torch.device) -> Callable[..., Tensors]:
+        if device not in self._on_gpus:
+            with forgetting_graph_sources():
+                self._on_gpus[device] = self._runner(on_device(self.module, device))
+        return self._on_gpus[device]
 
     def writing(self) -> tuple[GraphFunction, tuple[int, ...]]:
         """The same graph taking destinations after its inputs, and which results it writes there."""
@@ -70,6 +80,20 @@ class GraphFunction(TorchFunction):
             module, positions = with_destinations(self.module)
         types = tuple(self.out_types[position] for position in positions)
         return dataclasses.replace(self, module=module, in_types=(*self.in_types, *types)), positions
+
+
+def on_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
+    """A graph whose constants lie on a device, and which makes its tensors there."""
+    attributes = {
+        str(node.target): getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")
+    }
+    moved = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in attributes.items()}
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    for node in graph.nodes:
+        if node.kwargs.get("device") is not None:
+            node.kwargs = {**node.kwargs, "device": device}
+    return fx.GraphModule(moved, graph)
 
 
 @dataclasses.dataclass(frozen=True)

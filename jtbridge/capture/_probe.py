@@ -14,7 +14,7 @@ from jtbridge._flat import FlatFunction, TorchFunction
 from jtbridge._transforms import Jvp, Vjp, Vmap, refuse_once_differentiable
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
 
-from ._trace import examples
+from ._trace import called_on, examples
 
 
 def probe_vmap(fn: Vmap) -> None:
@@ -52,7 +52,7 @@ def _vmap_fails(fn: Vmap) -> str | None:
             fn.state.applied(),
             _rng.tracing(),
         ):
-            fn.by_torch_vmap(tuple(examples(fn.in_types)))
+            fn.by_torch_vmap(tuple(examples(fn.in_types, called_on())))
     except Exception as error:  # noqa: BLE001  (any failure means: row by row)
         lines = str(error).strip().splitlines()
         return f"{type(error).__name__}: {lines[0] if lines else ''}"
@@ -93,7 +93,7 @@ def _look_at_graph(flat: FlatFunction, wrt: tuple[int, ...]) -> None:
     ):
         inputs = [
             x.requires_grad_().clone() if i in wrt else x  # a clone, for the function may write to it
-            for i, x in enumerate(examples(flat.in_types))
+            for i, x in enumerate(examples(flat.in_types, called_on()))
         ]
         results = flat(*inputs)
     if flat.behaviour.breaks_inner_graph:

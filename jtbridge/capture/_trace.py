@@ -43,7 +43,7 @@ def trace(fn: Callable[..., Sequence[Any]], types: Sequence[ArrayType], *, to_ru
     With `to_run`, torch itself will run it; else it is translated, and may hold operators that are there for that.
     """
     if to_run:
-        return trace_on(fn, examples(types), to_run=True)
+        return trace_on(fn, examples(types, called_on()), to_run=True)
     return Chains().settled(lambda chains: trace_on(fn, examples(types), to_run=False, chains=chains))
 
 
@@ -87,9 +87,14 @@ def _trace_one_way(
     return module
 
 
-def examples(types: Sequence[ArrayType]) -> list[torch.Tensor]:
+def examples(types: Sequence[ArrayType], device: str = "cpu") -> list[torch.Tensor]:
     """Tensors of some types to trace on; their values mean nothing."""
-    return [torch.empty(type_.shape, dtype=torch_dtype(type_.dtype, "an argument"), device="cpu") for type_ in types]
+    return [torch.empty(type_.shape, dtype=torch_dtype(type_.dtype, "an argument"), device=device) for type_ in types]
+
+
+def called_on() -> str:
+    """The type of the devices that called functions are taken to run on: graphs differ by that."""
+    return "cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu"
 
 
 def origin(node: fx.Node) -> dict[str, Any]:

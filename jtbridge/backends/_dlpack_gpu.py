@@ -1,0 +1,85 @@
+"""Zero-copy calls on a GPU: torch runs on XLA's stream, on XLA's buffers, and nothing waits for the GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+
+from jtbridge._flat import TorchFunction
+from jtbridge._run import as_call_error
+from jtbridge.errors import DeviceError
+
+
+def without_gpu(platform: str) -> str | None:
+    """Why torch cannot be called on a platform's buffers; None if it can."""
+    if platform not in ("cuda", "rocm"):
+        return f'torch has no tensors over the buffers of platform "{platform}"'
+    built_for = "rocm" if torch.version.hip else "cuda" if torch.version.cuda else "cpu"
+    if built_for != platform:
+        return f"this build of torch is for {built_for}"
+    return None if torch.cuda.is_available() else "torch finds no GPU"
+
+
+def gpu_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
+    """The function XLA calls with an execution context, its input buffers and its output buffers.
+
+    It only enqueues work. Torch's allocator keeps what the function frees for the same stream, so nothing of it is used
+    again too early; inputs and outputs are XLA's until its stream has passed the call.
+    """
+    count = len(fn.in_types)
+
+    def callback(context: Any, *buffers: Any) -> tuple[()]:
+        try:
+            device = _device_of(buffers)
+            with _on_stream(context.stream, device), fn.state.applied(), _by_default_on(device, fn):
+                results = fn(*map(_tensor, buffers[:count]))
+                with torch.no_grad():
+                    for buffer, result in zip(buffers[count:], results, strict=True):
+                        _tensor(buffer).copy_(result)
+        except torch.OutOfMemoryError as error:
+            raise as_call_error(fn, _explained(error)) from None
+        except Exception as error:  # noqa: BLE001  (whatever the user's function raises)
+            raise as_call_error(fn, error) from None
+        return ()
+
+    return callback
+
+
+def _tensor(buffer: Any) -> torch.Tensor:
+    # The capsule is a view of XLA's memory, and `fn` has copies made of what it writes to.
+    return torch.utils.dlpack.from_dlpack(buffer.__dlpack__())
+
+
+def _device_of(buffers: Sequence[Any]) -> torch.device:
+    """Where the buffers lie: calls of several devices come from several threads, none of which has a device set."""
+    index = buffers[0].__dlpack_device__()[1] if buffers else torch.cuda.current_device()
+    return torch.device("cuda", index)
+
+
+@contextlib.contextmanager
+def _on_stream(stream: int, device: torch.device) -> Iterator[None]:
+    """Torch on XLA's stream, which waits for what torch's own has under way, such as weights, and the reverse."""
+    own = torch.cuda.current_stream(device)
+    xlas = torch.cuda.ExternalStream(stream, device=device)
+    xlas.wait_stream(own)
+    try:
+        with torch.cuda.device(device), torch.cuda.stream(xlas):
+            yield
+    finally:
+        own.wait_stream(xlas)
+
+
+def _by_default_on(device: torch.device, fn: TorchFunction) -> contextlib.AbstractContextManager:
+    """New tensors go where the arguments are, unless the program was traced under another default."""
+    return torch.device(device) if fn.state.device is None else contextlib.nullcontext()
+
+
+def _explained(error: torch.OutOfMemoryError) -> DeviceError:
+    return DeviceError(
+        f"{error}\nJAX takes three quarters of a GPU's memory when it starts, and torch has what is left. Set "
+        "XLA_PYTHON_CLIENT_MEM_FRACTION=.5 (or XLA_PYTHON_CLIENT_PREALLOCATE=false) before JAX starts."
+    )

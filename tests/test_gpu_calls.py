@@ -1,0 +1,227 @@
+"""Zero-copy calls on a GPU: what can be seen without one, and on one what they compute and wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+from jtbridge.backends._dlpack_gpu import gpu_callback, without_gpu
+from jtbridge.capture._joint import on_device
+from jtbridge.errors import BackendError, TorchCallError
+
+WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="says what is so on a machine without a GPU")
+
+
+@WITHOUT_CUDA
+def test_the_reason_why_it_cannot_run():
+    reasons = {status.name: status.reason for status in jtbridge.backends("cuda")}
+    assert reasons["dlpack"] in ("this build of torch is for cpu", "torch finds no GPU")
+    assert without_gpu("rocm") in ("this build of torch is for cpu", "this build of torch is for cuda")
+    assert without_gpu("tpu") == 'torch has no tensors over the buffers of platform "tpu"'
+    f = jtbridge.wrap(torch.sin, backend="dlpack")
+    with pytest.raises(
+        BackendError, match=r'`dlpack` cannot run on platform "cuda": (this build of torch|torch finds)'
+    ):
+        jax.jit(f).trace(jnp.ones(3)).lower(lowering_platforms=("cuda",))
+
+
+def test_it_is_a_call_with_xlas_buffers_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys.modules["jtbridge.backends._dlpack"], "without_gpu", lambda platform: None)
+    f = jtbridge.wrap(lambda x: torch.sin(x) * 2, backend="dlpack")
+    traced = jax.jit(jax.value_and_grad(lambda x: f(x).sum())).trace(jnp.ones(3))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.custom_call @xla_buffer_python_gpu_callback") == 2  # forward, backward
+    assert "cpu_callback" not in text
+    assert "xla_buffer_python_cpu_callback" in traced.lower(lowering_platforms=("cpu",)).as_text()
+
+
+class Stream:
+    """A stand-in that writes down what waits for what."""
+
+    def __init__(self, name: str, events: list[str]):
+        self._name, self._events = name, events
+
+    def wait_stream(self, other: Stream) -> None:
+        self._events.append(f"{self._name} waits for {other._name}")
+
+
+class Buffer:
+    """A stand-in for one of XLA's, over memory of the host, on GPU 3."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self._tensor = tensor
+
+    def __dlpack__(self) -> Any:
+        return self._tensor.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 3)
+
+
+class Context:
+    stream = 77
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    events: list[str] = []
+
+    @contextlib.contextmanager
+    def entered(what: Any) -> Iterator[None]:
+        events.append(f"on {what._name if isinstance(what, Stream) else what}")
+        yield
+
+    own = Stream("torch's", events)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: own)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda number, device: Stream(f"{number} of {device}", events))
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    return events
+
+
+def planned(fn, *args) -> Any:
+    """What runs `fn` on tensors like some arrays."""
+    return jtbridge.wrap(fn, backend="dlpack").prepared(args, {})[0]
+
+
+def test_torch_runs_on_xlas_stream_which_is_ordered_with_its_own(events: list[str]):
+    def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        events.append(f"new tensors on {torch.get_default_device()}, grad {torch.is_grad_enabled()}")
+        return x + y, (x * y).to(torch.int32)
+
+    with torch.no_grad():
+        plan = planned(fn, jnp.ones(3), jnp.ones(3))
+    events.clear()
+    out, product = torch.zeros(3), torch.zeros(3, dtype=torch.int32)
+    x, y = torch.arange(3.0), torch.full((3,), 2.0)
+    gpu_callback(plan)(Context(), *map(Buffer, (x, y, out, product)))
+    assert out.tolist() == [2, 3, 4]
+    assert product.tolist() == [0, 2, 4]
+    assert events == [
+        "77 of cuda:3 waits for torch's",
+        "on cuda:3",
+        "on 77 of cuda:3",
+        "new tensors on cuda:3, grad False",
+        "torch's waits for 77 of cuda:3",
+    ]
+
+
+def test_an_exception_leaves_the_streams_in_order(events: list[str]):
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting():
+            raise LookupError("not there")
+        return x
+
+    plan = planned(fn, jnp.ones(3))
+    with pytest.raises(TorchCallError, match="raised LookupError: not there"):
+        gpu_callback(plan)(Context(), Buffer(torch.ones(3)), Buffer(torch.ones(3)))
+    assert events[-1] == "torch's waits for 77 of cuda:3"
+
+
+def test_no_memory_is_left(events: list[str]):
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting():
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return x
+
+    plan = planned(fn, jnp.ones(3))
+    with pytest.raises(jtbridge.errors.DeviceError, match="XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        gpu_callback(plan)(Context(), Buffer(torch.ones(3)), Buffer(torch.ones(3)))
+
+
+def test_what_is_written_to_is_copied_first(events: list[str]):
+    plan = planned(lambda x: x.add_(1), jnp.ones(3))
+    x, out = torch.ones(3), torch.zeros(3)
+    gpu_callback(plan)(Context(), Buffer(x), Buffer(out))
+    assert out.tolist() == [2, 2, 2]
+    assert x.tolist() == [1, 1, 1]
+
+
+def test_a_graph_on_another_device():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    weight = graph.get_attr("weight")
+    ones = graph.call_function(torch.ops.aten.ones.default, ([2],), {"device": torch.device("cpu")})
+    graph.output((graph.call_function(torch.ops.aten.add.Tensor, (x, weight)), ones))
+    module = torch.fx.GraphModule({"weight": torch.ones(2)}, graph)
+    total, made = on_device(module, torch.device("meta")).forward(torch.ones(2, device="meta"))
+    assert (total.device.type, made.device.type) == ("meta", "meta")
+    assert module.forward(torch.ones(2))[0].tolist() == [2, 2]
+
+
+def dropout_of_products(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.dropout(torch.tanh(x @ w), 0.5) + torch.arange(w.shape[1])
+
+
+@pytest.mark.gpu
+def test_values_and_gradients_on_a_gpu():
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(torch.tanh(x @ w), (5,)) + torch.arange(5)
+
+    f = jtbridge.wrap(fn, backend="dlpack")
+    x, w = jnp.linspace(-1, 1, 12).reshape(3, 4), jnp.linspace(-1, 2, 20).reshape(4, 5)
+    here = [torch.tensor(np.asarray(a)).requires_grad_() for a in (x, w)]
+    want = fn(*here)
+    np.testing.assert_allclose(jax.jit(f)(x, w), want.detach(), rtol=1e-4, atol=1e-5)
+    (want**2).sum().backward()
+    got = jax.jit(jax.grad(lambda x, w: (f(x, w) ** 2).sum(), argnums=(0, 1)))(x, w)
+    for g, t in zip(got, here, strict=True):
+        np.testing.assert_allclose(g, t.grad, rtol=1e-3, atol=1e-4)
+    rows = jax.vmap(f, in_axes=(0, None))(x, w)
+    np.testing.assert_allclose(rows, want.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_the_same_key_gives_the_same_mask_on_a_gpu():
+    f = jtbridge.wrap(dropout_of_products, backend="dlpack")
+    x, w, key = jnp.ones((3, 4)), jnp.ones((4, 500)), jax.random.key(0)
+    before = torch.cuda.get_rng_state()
+    first, second = jax.jit(f)(x, w, rng=key), f(x, w, rng=key)
+    np.testing.assert_array_equal(first, second)
+    assert torch.equal(before, torch.cuda.get_rng_state())
+    assert 0.3 < float((first - jnp.arange(500) == 0).mean()) < 0.7
+
+
+@pytest.mark.gpu
+def test_nothing_waits_and_nothing_is_copied_to_the_host():
+    f = jax.jit(jtbridge.wrap(lambda x: torch.sin(x) * 2, backend="dlpack"))
+    x = jnp.ones(1 << 24)
+    f(x).block_until_ready()
+    torch.cuda.set_sync_debug_mode("error")  # torch raises where it would wait
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            f(x).block_until_ready()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    copies = [event.key for event in profile.key_averages() if "DtoH" in event.key or "HtoD" in event.key]
+    assert not copies
+
+
+@pytest.mark.gpu
+def test_weights_that_torch_has_just_written_are_what_the_call_reads():
+    weight = torch.zeros(1 << 24, device="cuda")
+    f = jax.jit(jtbridge.wrap(lambda x: (x + weight).sum(), backend="dlpack"))
+    x = jnp.zeros(1 << 24)
+    f(x).block_until_ready()
+    for step in range(1, 6):
+        torch.cuda._sleep(10_000_000)  # torch's own stream is behind
+        weight.fill_(step)
+        assert float(f(x)) == step * (1 << 24)
+
+
+@pytest.mark.gpu
+def test_every_gpu_runs_its_own_calls():
+    f = jax.jit(jtbridge.wrap(lambda x: x * 2 + torch.ones(3), backend="dlpack"))
+    for device in jax.devices():
+        out = f(jax.device_put(jnp.arange(3.0), device))
+        assert out.devices() == {device}
+        np.testing.assert_array_equal(out, [1, 3, 5])
