@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
 import jtbridge
+from jtbridge.errors import CalledWarning, MutationError, TranslationError
 
 from .compare import assert_matches
 
@@ -194,3 +197,45 @@ def test_settings_are_put_back_after_an_exception(traced: Callable, backend: str
         compiled = f.lower(X).compile()
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="LookupError: positive"):
         jax.block_until_ready(compiled(X))
+
+
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+def test_memory_that_is_swapped_is_torchs(backend: str):
+    def swapping(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y.data = torch.full((3,), 7.0)
+        return y * x
+
+    f = jtbridge.wrap(swapping, backend=backend)
+    x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    want = swapping(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalledWarning)
+        np.testing.assert_array_equal(jax.jit(f)(jnp.arange(1.0, 4)), want.detach())
+        got = jax.jit(jax.grad(lambda x: f(x).sum()))(jnp.arange(1.0, 4))
+    np.testing.assert_array_equal(got, torch.autograd.grad(want.sum(), x)[0])
+    with pytest.raises(TranslationError, match=r"assigns to `.data`"):
+        jtbridge.wrap(swapping, backend="xla")(jnp.ones(3))
+
+
+def test_memory_of_what_is_closed_over_is_not_swapped():
+    layer = torch.nn.Linear(2, 2)
+    before = layer.weight.clone()
+
+    def decaying(x: torch.Tensor) -> torch.Tensor:
+        layer.weight.data = layer.weight.data * 0.5
+        return layer(x)
+
+    with pytest.raises(MutationError, match=r"closed-over tensor of shape|`Linear.weight`"):
+        jtbridge.wrap(decaying)(jnp.ones(2))
+    assert torch.equal(layer.weight, before)
+
+
+def test_a_tensor_made_in_inference_mode_is_read_again_when_it_changes():
+    with torch.inference_mode():
+        scale = torch.ones(3)
+    f = jtbridge.wrap(lambda x: x * scale, backend="xla")
+    assert f(jnp.ones(3)).tolist() == [1, 1, 1]
+    with torch.inference_mode():
+        scale.mul_(3)
+    assert f(jnp.ones(3)).tolist() == [3, 3, 3]

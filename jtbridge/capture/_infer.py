@@ -86,7 +86,8 @@ def infer(request: Request) -> Inference:
                 f"`output_shapes` of `{request.name}` declares {_show(declared_types)}, "
                 f"but for these arguments it returns {_show(out_types)}. Leave `output_shapes` out, or correct it."
             )
-    return Inference(out_types, out_tree, _behaviour(request, observer, None, without_grad))
+    opaque = "it assigns to `.data`, which a graph does not show" if observer.sets_data else None
+    return Inference(out_types, out_tree, _behaviour(request, observer, opaque, without_grad))
 
 
 def _trace(request: Request) -> tuple[Any, Observer, bool]:

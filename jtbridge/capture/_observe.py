@@ -21,6 +21,7 @@ from jtbridge._compat import (
     storage_id,
 )
 from jtbridge._composite import FUSED
+from jtbridge.errors import MutationError
 
 # Batch norm writes its running statistics without saying so in its schema.
 _UNDECLARED_WRITES: dict[str, tuple[int, tuple[int, ...]]] = {
@@ -34,6 +35,7 @@ _UNDECLARED_WRITES: dict[str, tuple[int, tuple[int, ...]]] = {
 _UNBATCHABLE = frozenset({torch.ops.aten.as_strided_scatter.default})
 
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 # These turn a literal into a tensor: what they read is new, not closed over.
 _LIFTS = frozenset(
@@ -64,6 +66,7 @@ class Observer:
         self.switches_grad_mode = False
         self.inner_autograd = False
         self.uses_data = False
+        self.sets_data = False
         self.keeps_inner_graph = False
         self.modules: list[torch.nn.Module] = []
         self._inputs = [_storages(tensor) for tensor in inputs]
@@ -101,6 +104,8 @@ class Observer:
             self.switches_grad_mode = True
         if fn == _DATA:
             self.uses_data = True
+        if fn == _SET_DATA:
+            self._note_new_memory(args[0])
         if fn is torch.autograd.grad or fn is torch.Tensor.backward:
             self.inner_autograd = True
             # grad(outputs, inputs, grad_outputs, retain_graph, create_graph); backward(self, g, retain, create)
@@ -131,6 +136,17 @@ class Observer:
             written_to = self._describe_if_closed_over(tensor) if self._refuse_write is not None else None
             if self._refuse_write is not None and written_to is not None:
                 self._refuse_write(written_to)
+
+    def _note_new_memory(self, tensor: torch.Tensor) -> None:
+        """``tensor.data = ...``: a write that no operator makes, and no graph shows."""
+        self.sets_data = True
+        written_to = self._describe_if_closed_over(tensor)
+        if written_to is None and self._fake_mode is not None and not isinstance(tensor, FakeTensor):
+            written_to = f"a closed-over tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype}"
+        if written_to is not None and self._refuse_write is not None:
+            self._refuse_write(written_to)
+        if written_to is not None and self._fake_mode is not None:
+            raise MutationError(f"`.data` of {written_to} is assigned to. Pass `output_shapes=`, or use `.copy_()`.")
 
     def kept_apart(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Arguments for an operator that writes: while tracing, a fake tensor for every closed-over one.

@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from jtbridge._convert import to_jax
 from jtbridge._dtypes import numpy_dtype
 from jtbridge._flat import ArrayType, FlatFunction
+from jtbridge._host import to_numpy
 from jtbridge._signature import closed_over
 from jtbridge.capture import all_constants, large_constants, lift_constants, with_places_for
 from jtbridge.errors import TranslationError
@@ -34,7 +35,7 @@ class Surroundings:
     def __init__(self, fn: Callable[..., Any], flat: FlatFunction, constants: Sequence[torch.Tensor]):
         self._fn = fn
         self._modules = [ref for ref, _ in flat.behaviour.guards]
-        self._versions = [(weakref.ref(tensor), tensor._version) for tensor in constants]
+        self._versions = [(weakref.ref(tensor), _state(tensor)) for tensor in constants]
         self._seen = [weakref.ref(value) for value in self._now()]
 
     def hold(self) -> bool:
@@ -43,7 +44,7 @@ class Surroundings:
         return (
             len(now) == len(self._seen)
             and all(ref() is value for ref, value in zip(self._seen, now, strict=True))
-            and all((tensor := ref()) is None or tensor._version == was for ref, was in self._versions)
+            and all((tensor := ref()) is None or _state(tensor) == was for ref, was in self._versions)
         )
 
     def _now(self) -> list[Any]:
@@ -76,11 +77,16 @@ def with_constants(flat: FlatFunction, fn: Callable[..., Any]) -> FlatFunction:
     return lifted
 
 
+def _state(tensor: torch.Tensor) -> int:
+    """What changes when a tensor is written to: of one made in inference mode, which counts no writes, its values."""
+    return hash(to_numpy(tensor).tobytes()) if tensor.is_inference() else tensor._version
+
+
 def constant_array(tensor: torch.Tensor) -> jax.Array:
     """A closed-over tensor as an array, copied once for as long as it is not written to."""
-    known = _ARRAYS.get(tensor)
-    if known is None or known[0] != tensor._version:
+    known, state = _ARRAYS.get(tensor), _state(tensor)
+    if known is None or known[0] != state:
         with jax.ensure_compile_time_eval():
-            known = (tensor._version, to_jax(tensor))
+            known = (state, to_jax(tensor))
         _ARRAYS[tensor] = known
     return known[1]
