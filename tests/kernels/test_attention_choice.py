@@ -8,7 +8,9 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+import torch
 
+import jtbridge
 from jtbridge import _compat
 from jtbridge.errors import BackendError
 from jtbridge.kernels import attention
@@ -268,3 +270,15 @@ def test_cudnn_gives_what_the_kernels_give(d, keywords):
         return out, *pull(ct)
 
     assert_close(jax.jit(both, static_argnums=0)("cudnn"), jax.jit(both, static_argnums=0)("triton"), factor=4)
+
+
+@needs_triton
+@needs_compiler
+@pytest.mark.parametrize(("chip", "calls"), [(H100, CUDNN), (A100, KERNELS)])
+def test_the_backend_chooses_too(on, chip, calls):
+    on(chip)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    f = jtbridge.wrap(lambda q, k, v: sdpa(q, k, v, is_causal=True), backend="triton")
+    args = [jnp.zeros(x.shape, x.dtype) for x in of()]
+    assert lowered(f, *args) == calls[:1]
+    assert lowered(lambda *args: jax.grad(lambda *x: f(*x).astype("float32").sum(), (0, 1, 2))(*args), *args) == calls

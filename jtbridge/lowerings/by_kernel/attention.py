@@ -12,6 +12,8 @@ from torch import fx
 
 from jtbridge.kernels._operation import Operation
 from jtbridge.kernels.attention import op as attention
+from jtbridge.kernels.attention.choice import refused_by_cudnn
+from jtbridge.kernels.attention.operation import operation_of_either
 from jtbridge.lowerings._common import out_dtype
 
 from ._table import Maybe, by_kernel
@@ -25,8 +27,8 @@ def _attended(
     is_causal: bool,
     mask: Maybe,
     scale: float | None,
-) -> tuple[Operation, list[jax.Array]] | None:
-    """The operation that attention is, and its arrays; None where its kernels do not apply."""
+) -> tuple[Operation, list[jax.Array], bool] | None:
+    """The operation that attention is, its arrays, and whether it may be cuDNN's; None where no kernel applies."""
     factor = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
     if dropout_p or factor <= 0 or attention.supports(query, key, value):
         return None
@@ -36,7 +38,10 @@ def _attended(
         kind = "boolean" if mask.dtype == bool else "additive"
         arrays.append(mask.reshape((1,) * (4 - mask.ndim) + mask.shape))
     settings = attention.Settings(factor, None, 0 if is_causal else None, kind, 0.0)
-    return attention.operation(settings), arrays
+    if refused_by_cudnn(query, key, settings, logsumexp=False) is None:
+        # The logarithm goes to the backward alone, where it has no cotangent.
+        return operation_of_either(settings, None), arrays, True
+    return attention.operation(settings), arrays, False
 
 
 @by_kernel("_scaled_dot_product_flash_attention_for_cpu")
@@ -54,7 +59,7 @@ def _attention(
     found = _attended(query, key, value, dropout_p, is_causal, attn_mask, scale)
     if found is None or out_dtype(node, 1) != np.float32:
         return NotImplemented
-    operation, arrays = found
+    operation, arrays, _ = found
     return tuple(operation.forward(*arrays))
 
 
@@ -77,5 +82,6 @@ def _attention_backward(
     found = _attended(query, key, value, dropout_p, is_causal, attn_mask, scale)
     if found is None or logsumexp.dtype != np.float32:
         return NotImplemented
-    operation, arrays = found
-    return tuple(operation.backward(*arrays, out, logsumexp, grad_out, jnp.zeros_like(logsumexp))[:3])
+    operation, arrays, either = found
+    cotangents = [grad_out] if either else [grad_out, jnp.zeros_like(logsumexp)]
+    return tuple(operation.backward(*arrays, out, logsumexp, *cotangents)[:3])
