@@ -11,6 +11,10 @@ from jtbridge._compat import FakeTensor
 from ._packed import noted_values
 
 
+# Of uint8 torch makes a mask.
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 def _get(x: torch.Tensor, index: Any) -> Any:
     values = noted_values(x)
     if values is not None and type(index) is int:  # the length of a packed sequence, which is needed as a number
@@ -66,8 +70,7 @@ def _dimensions(part: Any) -> int:
 
 
 def _is_number(part: Any) -> bool:
-    is_integer = isinstance(part, FakeTensor) and part.dim() == 0
-    return is_integer and not (part.dtype.is_floating_point or part.dtype.is_complex or part.dtype is torch.bool)
+    return isinstance(part, FakeTensor) and part.dim() == 0 and part.dtype in _INTEGERS
 
 
 def _with_zeros(index: Any) -> Any:
