@@ -10,7 +10,6 @@ from jtbridge._compat import FakeTensor
 
 from ._packed import noted_values
 
-
 # Of uint8 torch makes a mask.
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
