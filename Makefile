@@ -3,7 +3,8 @@
 #   make demo                    sentence embeddings by a torch model, in JAX
 #   make test                    style, types and tests
 #   make test-operators          every family of translated operators at its edge cases
-#   make test-kernels            Triton's kernels: interpreted, compiled for two GPUs, and lowered; no GPU needed
+#   make test-kernels            Triton's kernels: interpreted, compiled for two GPUs, and lowered; no GPU needed;
+#                                and the chains of operators that they are for
 #   make conformance             the operators of PyTorch's own test suite, called
 #   make conformance-translated  the same, translated
 #   make bench                   the table of timings; ARGS="--quick --only bert" narrows it
@@ -81,13 +82,15 @@ format: $(test-deps)
 	$(PY) -m ruff format .
 
 test: lint
-	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' --ignore tests/lowerings --ignore tests/kernels $(ARGS)
+	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' --ignore tests/lowerings \
+		--ignore tests/kernels --ignore tests/translate/chains --ignore tests/test_bench_gpu.py $(ARGS)
 
 test-operators: $(test-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/lowerings $(ARGS)
 
 test-kernels: $(kernels-deps)
-	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' tests/kernels tests/launches $(ARGS)
+	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' \
+		tests/kernels tests/launches tests/translate/chains tests/test_bench_gpu.py $(ARGS)
 	TRITON_INTERPRET=1 $(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' tests/kernels tests/launches $(ARGS)
 
 conformance: $(test-deps)

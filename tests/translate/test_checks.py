@@ -16,13 +16,24 @@ from jtbridge.errors import CalledWarning, TranslationError
 
 X = torch.linspace(0.1, 0.9, 6).reshape(2, 3)
 
+
+def _normal(mean: float | torch.Tensor, scale: float | torch.Tensor) -> td.Normal:
+    return td.Normal(mean, scale, validate_args=True)  # other code may have turned off checks, which are the default
+
+
+def _of_itself(x: torch.Tensor) -> torch.Tensor:
+    return _normal(x, x).log_prob(x)
+
+
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "normal": lambda x: td.Normal(x, x + 1).log_prob(x * 2),
-    "categorical": lambda x: td.Categorical(logits=x).log_prob(torch.tensor([0, 2])),
-    "entropy": lambda x: td.Categorical(probs=x).entropy(),
-    "beta": lambda x: td.Beta(x + 1, 2.0).log_prob(x),
-    "divergence": lambda x: td.kl_divergence(td.Normal(x, 1.0), td.Normal(0.0, x)),
-    "bernoulli": lambda x: td.Bernoulli(x).log_prob((x > 0.5).float()),
+    "normal": lambda x: _normal(x, x + 1).log_prob(x * 2),
+    "categorical": lambda x: td.Categorical(logits=x, validate_args=True).log_prob(torch.tensor([0, 2])),
+    "entropy": lambda x: td.Categorical(probs=x, validate_args=True).entropy(),
+    "beta": lambda x: td.Beta(x + 1, 2.0, validate_args=True).log_prob(x),
+    "divergence": lambda x: td.kl_divergence(
+        td.Normal(x, 1.0, validate_args=True), td.Normal(0.0, x, validate_args=True)
+    ),
+    "bernoulli": lambda x: td.Bernoulli(x, validate_args=True).log_prob((x > 0.5).float()),
     "gaussian loss": lambda x: torch.nn.functional.gaussian_nll_loss(x, x * 3, x),
     "assertion": lambda x: _asserting(x),
     "wrong if it holds": lambda x: _raising(x),
@@ -86,11 +97,11 @@ def test_of_integers_and_bools():
 
 @pytest.mark.parametrize("backend", ["dlpack", "callback"])
 def test_called_it_raises_and_needs_no_run_on_zeros(backend: str):
-    f = jtbridge.wrap(lambda x: td.Normal(x, x).log_prob(x), backend=backend)  # a scale of 0 is refused
+    f = jtbridge.wrap(_of_itself, backend=backend)  # a scale of 0 is refused
     x = jtbridge.to_jax(X)
-    np.testing.assert_allclose(jax.jit(f)(x), td.Normal(X, X).log_prob(X), rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(f)(x), _of_itself(X), rtol=1e-6)
     wanted = X.clone().requires_grad_()
-    td.Normal(wanted, wanted).log_prob(wanted).sum().backward()
+    _of_itself(wanted).sum().backward()
     np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(x), wanted.grad, rtol=1e-6)
     with pytest.raises(ValueError, match="constraint"):
         f(-x)
