@@ -63,7 +63,8 @@ def _median(
     given = [_made_up(x) if hasattr(x, "shape") else x for x in operands]
     results = [_made_up(x) for x in out_types]
     with torch.no_grad():
-        return float(do_bench(lambda: launch(*given, *results, **options), warmup=10, rep=50, return_mode="median"))
+        median: Any = do_bench(lambda: launch(*given, *results, **options), warmup=10, rep=50, return_mode="median")
+    return float(median)
 
 
 def _made_up(x: Any) -> Any:
