@@ -53,6 +53,10 @@ def _generators(device: torch.device) -> list[torch.Generator]:
     return [torch.default_generator, *on_gpu]
 
 
+def _states(device: torch.device) -> list[tuple[torch.Generator, torch.Tensor]]:
+    return [(generator, generator.get_state()) for generator in _generators(device)]
+
+
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
     """While a graph is traced seeds have no value yet, and nothing is drawn: :func:`seeded` does nothing."""
@@ -68,7 +72,7 @@ def tracing() -> Iterator[None]:
 def preserved_state(device: torch.device = _CPU) -> Iterator[None]:
     """Put torch's generators, those that a device uses, back as they were, whatever runs inside."""
     with _LOCK:
-        before = [(generator, generator.get_state()) for generator in _generators(device)]
+        before = _states(device)
         try:
             yield
         finally:
@@ -80,7 +84,7 @@ def preserved_state(device: torch.device = _CPU) -> Iterator[None]:
 def refused(name: str, device: torch.device) -> Iterator[None]:
     """Raise if the body draws from torch's generators: for functions that could not be traced beforehand."""
     with _LOCK:
-        before = [(generator, generator.get_state()) for generator in _generators(device)]
+        before = _states(device)
         yield
         drawn_from = [(g, state) for g, state in before if not torch.equal(state, g.get_state())]
         for generator, state in drawn_from:

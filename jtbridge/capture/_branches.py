@@ -89,7 +89,6 @@ def traced_both_ways(trace: Callable[[Decisions], fx.GraphModule]) -> fx.GraphMo
     Args:
         trace: traces one way, its graph returning the results and then the conditions.
     """
-    splits: dict[int, int] = {}  # of a graph: how many conditions go on both ways
 
     def join(yes: Any, no: Any, number: int) -> Any:
         if isinstance(yes, Exception) or isinstance(no, Exception):
@@ -98,8 +97,8 @@ def traced_both_ways(trace: Callable[[Decisions], fx.GraphModule]) -> fx.GraphMo
                 _checked(yes if goes_on else no, number, goes_on) if goes_on or not isinstance(no, Exception) else yes
             )
         joined = _selected(yes, no, number)
-        splits[id(joined)] = 1 + max(splits.pop(id(yes), 0), splits.pop(id(no), 0))
-        if splits[id(joined)] > _MOST:
+        joined.meta["splits"] = 1 + max(way.meta.get("splits", 0) for way in (yes, no))
+        if joined.meta["splits"] > _MOST:
             raise TranslationError(f"it branches on data more than {_MOST} times")
         return joined
 
