@@ -43,8 +43,8 @@ def _of_list(make: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     return run
 
 
-def _sort(tensor: torch.Tensor, dim: int = -1, descending: bool = False) -> Any:
-    values = noted_values(tensor)
+def _sort(input: torch.Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> Any:
+    values = noted_values(input)
     if values is None or dim not in (-1, 0):
         return NotImplemented
     order = sorted(range(len(values)), key=values.__getitem__, reverse=descending)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
@@ -16,6 +17,16 @@ _REPLACEMENTS = {
     **_indexing.REPLACEMENTS,
     **_ctc.REPLACEMENTS,
 }
+_SIGNATURES = {ours: inspect.signature(ours) for ours in _REPLACEMENTS.values()}
+
+
+def _takes(ours: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the arguments are among those that we have the function for; torch has overloads of most."""
+    try:
+        _SIGNATURES[ours].bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 class Replaced(TorchFunctionMode):
@@ -24,7 +35,8 @@ class Replaced(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         ours = _REPLACEMENTS.get(func)
-        if ours is not None and not in_forward_mode():  # it takes the tangents of our operators for 0
+        # Forward mode takes the tangents of our operators for 0.
+        if ours is not None and _takes(ours, args, kwargs) and not in_forward_mode():
             found = ours(*args, **kwargs)
             if found is not NotImplemented:
                 return found

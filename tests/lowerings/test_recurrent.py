@@ -99,6 +99,17 @@ def test_what_is_not_covered_is_left_to_torch():
     check(_replaced(lambda x: _leaves(network(x))), torch.randn(3, 2, 3), **TIGHT)
 
 
+def test_arguments_by_name():
+    torch.manual_seed(0)
+    x, h, weights = torch.randn(3, 2, 3), torch.zeros(1, 2, 4), [torch.randn(4, 3), torch.randn(4, 4)]
+
+    def named(x, h, *params):
+        how = {"has_biases": False, "num_layers": 1, "dropout": 0.0, "train": False, "bidirectional": False}
+        return torch.rnn_tanh(input=x, hx=h, params=list(params), batch_first=False, **how)
+
+    check(_replaced(named), x, h, *weights, **TIGHT)
+
+
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
 def test_operators_in_torch(kind):
     torch.manual_seed(0)
