@@ -20,8 +20,21 @@ from benchmarks._results import Calls, Cell, Failed
 # Torch's threads go on spinning for a while after a call of torch, on the cores that the next contestant needs.
 SETTLE_SECONDS = 0.3
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's numbers for them, in malloc.h
+
 # CPU time, of all threads together, is what to compare on a machine that is busy with other work.
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def keep_memory() -> None:
+    """Have this process keep what it frees.
+
+    Else glibc gives megabytes back to the system now and then, and who asks for them next pays for the page faults:
+    the same call of a contestant took 150 or 600 us.
+    """
+    if sys.platform == "linux":
+        for parameter in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
+            ctypes.CDLL(None).mallopt(parameter, 1 << 30)
 
 
 def interleaved(
@@ -33,6 +46,7 @@ def interleaved(
     the machine to itself and its own threads awake. Torch itself comes last in `calls`: a result
     that differs from its result by more than `rtol` of its largest number gets no time.
     """
+    keep_memory()
     cells: dict[str, Cell] = {name: call for name, call in calls.items() if isinstance(call, Failed)}
     results = {}
     for name, call in calls.items():

@@ -23,6 +23,7 @@ from jtbridge.errors import JtbridgeError, TranslationError
 
 _MOST = 3  # conditions on one way that go on both ways
 _MET = 64  # conditions on one way
+ASSERTING = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
 
 Result = TypeVar("Result")
 
@@ -34,8 +35,12 @@ class Decisions:
         self.given = given
         self.conditions: list[torch.Tensor] = []
 
-    def answer(self, func: Any, args: Sequence[Any]) -> bool | None:
-        """What an operator that asks for the truth of data is told; None if it does not ask."""
+    def answer(self, func: Any, args: Sequence[Any]) -> Any:
+        """What an operator that asks for the truth of data is told; NotImplemented if it does not ask."""
+        if func in ASSERTING:
+            if not self._decided(args[0].reshape(()).bool()):
+                raise AssertionError(*args[1:])
+            return None
         if func is torch.ops.aten.equal.default:
             a, b = args
             if a.shape != b.shape or a.dtype != b.dtype:
@@ -45,7 +50,7 @@ class Decisions:
             return self._decided(torch.isclose(*args).all())
         if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool:
             return self._decided(args[0].reshape(()))
-        return None
+        return NotImplemented
 
     def _decided(self, condition: torch.Tensor) -> bool:
         number = len(self.conditions)
@@ -64,7 +69,7 @@ class Answering(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         answer = self._decisions.answer(func, args)
-        return func(*args, **(kwargs or {})) if answer is None else answer
+        return func(*args, **(kwargs or {})) if answer is NotImplemented else answer
 
 
 def only_way(run: Callable[[Decisions], Result]) -> Result:

@@ -86,8 +86,15 @@ def infer(request: Request) -> Inference:
                 f"`output_shapes` of `{request.name}` declares {_show(declared_types)}, "
                 f"but for these arguments it returns {_show(out_types)}. Leave `output_shapes` out, or correct it."
             )
-    opaque = "it assigns to `.data`, which a graph does not show" if observer.sets_data else None
-    return Inference(out_types, out_tree, _behaviour(request, observer, opaque, without_grad))
+    behaviour = _behaviour(request, observer, _not_in_a_graph(observer), without_grad)
+    only_checks = observer.asserts and not observer.sets_data
+    return Inference(out_types, out_tree, dataclasses.replace(behaviour, only_checks=only_checks))
+
+
+def _not_in_a_graph(observer: Observer) -> str | None:
+    if observer.sets_data:
+        return "it assigns to `.data`, which a graph does not show"
+    return "it asserts something about values of tensors, which a graph may leave out" if observer.asserts else None
 
 
 def _trace(request: Request) -> tuple[Any, Observer, bool]:

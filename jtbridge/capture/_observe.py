@@ -23,6 +23,8 @@ from jtbridge._compat import (
 from jtbridge._composite import FUSED
 from jtbridge.errors import MutationError
 
+from ._branches import ASSERTING
+
 # Batch norm writes its running statistics without saying so in its schema.
 _UNDECLARED_WRITES: dict[str, tuple[int, tuple[int, ...]]] = {
     # name: (position of `training`, positions written)
@@ -67,6 +69,7 @@ class Observer:
         self.inner_autograd = False
         self.uses_data = False
         self.sets_data = False
+        self.asserts = False
         self.keeps_inner_graph = False
         self.modules: list[torch.nn.Module] = []
         self._inputs = [_storages(tensor) for tensor in inputs]
@@ -126,6 +129,8 @@ class Observer:
             self.custom_operator = str(fn)
             if function_of_triton_operator(fn) is not None:
                 self.operators_of_kernels.append(str(fn))
+        if fn in ASSERTING:
+            self.asserts = True
         if fn in _UNBATCHABLE:
             self.unbatchable = str(fn)
         if fn._schema.name.endswith(FUSED):

@@ -34,6 +34,7 @@ _LIBRARIES = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
     for path in (torch.__file__, os.path.dirname(__file__), jax.__file__)
 ) + (contextlib.__file__,)
+_DETACHING = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)  # torch 2.15 traces `detach` as the latter
 _LAUNCH = launch_operator._opoverload
 
 
@@ -81,9 +82,10 @@ def _trace_one_way(
     ):
         torch.default_generator.manual_seed(0)
         module = trace_joint(_noted(fn, decisions, chains), tensors)
-    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
-        node.replace_all_uses_with(node.args[0])
-        module.graph.erase_node(node)
+    for detaching in _DETACHING:
+        for node in module.graph.find_nodes(op="call_function", target=detaching):
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
     return module
 
 
@@ -172,7 +174,7 @@ class _Notes(TorchDispatchMode):
         notes = self._notes()
         if torch.Tag.nondeterministic_seeded in func.tags:
             notes["draw"] = (self._draw(),)
-        if self._decisions is not None and (answer := self._decisions.answer(func, args)) is not None:
+        if self._decisions is not None and (answer := self._decisions.answer(func, args)) is not NotImplemented:
             return answer
         if func is _LAUNCH:
             notes["launch"] = launch_of(args[1])

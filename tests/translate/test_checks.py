@@ -36,12 +36,19 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "bernoulli": lambda x: td.Bernoulli(x, validate_args=True).log_prob((x > 0.5).float()),
     "gaussian loss": lambda x: torch.nn.functional.gaussian_nll_loss(x, x * 3, x),
     "assertion": lambda x: _asserting(x),
+    "assertions by operators": lambda x: _asserting_async(x),
     "wrong if it holds": lambda x: _raising(x),
 }
 
 
 def _asserting(x: torch.Tensor) -> torch.Tensor:
     assert (x < 1).all(), "too large"
+    return x.sin()
+
+
+def _asserting_async(x: torch.Tensor) -> torch.Tensor:
+    torch._assert_async((x < 1).all(), "constraint: too large")
+    torch._assert_async((x > 0).all())
     return x.sin()
 
 
@@ -66,12 +73,21 @@ def test_values_and_gradients(name: str):
     np.testing.assert_allclose(jax.vmap(f)(rows), [fn(X), fn(X.flip(0))], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "wrong"), [("normal", -2.0), ("assertion", 2.0), ("wrong if it holds", -1.0)])
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("normal", -2.0),
+        ("assertion", 2.0),
+        ("assertions by operators", 2.0),
+        ("assertions by operators", -2.0),
+        ("wrong if it holds", -1.0),
+    ],
+)
 def test_where_torch_raises_there_is_no_number(name: str, wrong: float):
     fn = FUNCTIONS[name]
     bad = X.clone()
     bad[0, 1] = wrong
-    with pytest.raises((ValueError, AssertionError)):
+    with pytest.raises((ValueError, AssertionError, RuntimeError)):
         fn(bad)
     f = jtbridge.wrap(fn, backend="xla")
     assert np.isnan(jax.jit(f)(jtbridge.to_jax(bad))).all()
@@ -107,6 +123,18 @@ def test_called_it_raises_and_needs_no_run_on_zeros(backend: str):
         f(-x)
     with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="constraint"):
         jax.block_until_ready(jax.jit(f)(-x))
+
+
+@pytest.mark.parametrize("wrong", [2.0, -2.0])
+@pytest.mark.parametrize("backend", ["dlpack", "callback"])
+def test_called_assertions_by_operators_raise_in_gradients_too(backend: str, wrong: float):
+    f = jtbridge.wrap(_asserting_async, backend=backend)
+    gradient = jax.jit(jax.grad(lambda x: f(x).sum()))
+    x = jtbridge.to_jax(X)
+    np.testing.assert_allclose(gradient(x), X.cos(), rtol=1e-6)
+    for run in (f, jax.jit(f), gradient):
+        with pytest.raises((RuntimeError, ValueError), match=r"too large|single nonzero value"):
+            jax.block_until_ready(run(x.at[0, 1].set(wrong)))
 
 
 def test_a_branch_that_goes_on_both_ways_is_called():
