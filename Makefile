@@ -5,7 +5,7 @@
 #   make test-operators          every family of translated operators at its edge cases
 #   make test-kernels            Triton's kernels: interpreted, compiled for two GPUs, and lowered; no GPU needed;
 #                                and the chains of operators that they are for
-#   make conformance             the operators of PyTorch's own test suite, called
+#   make conformance             the operators of PyTorch's own test suite, called, and tests of what compares them
 #   make conformance-translated  the same, translated
 #   make bench                   the table of timings; ARGS="--quick --only bert" narrows it
 #   make test-gpu                the tests of kernels and of zero-copy calls, run by a GPU
@@ -82,7 +82,7 @@ format: $(test-deps)
 	$(PY) -m ruff format .
 
 test: lint
-	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' --ignore tests/lowerings \
+	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' --ignore tests/lowerings --ignore tests/conformance \
 		--ignore tests/kernels --ignore tests/translate/chains --ignore tests/test_bench_gpu.py $(ARGS)
 
 test-operators: $(test-deps)
@@ -94,6 +94,7 @@ test-kernels: $(kernels-deps)
 	TRITON_INTERPRET=1 $(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' tests/kernels tests/launches $(ARGS)
 
 conformance: $(test-deps)
+	$(threads) $(PY) -m pytest -n $(JOBS) tests/conformance
 	$(threads) $(PY) -m tests.conformance --jobs $(JOBS) $(ARGS)
 
 conformance-translated: $(test-deps)

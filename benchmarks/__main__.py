@@ -1,9 +1,12 @@
 """`python -m benchmarks [--quick] [--only NAME ...] [--clock cpu] [--list]`."""
 
 import argparse
+import compileall
+from pathlib import Path
 
 from tqdm import tqdm
 
+import jtbridge
 from benchmarks import _report, leaks, memory, models, small, startup, steady, vmap
 from benchmarks._results import Benchmark, Options
 
@@ -26,6 +29,8 @@ def main() -> None:
     if not chosen:
         parser.error(f"no row is called like that; there are {', '.join(ROWS)}")
 
+    # As pip does for the packages that it installs: else each process that is measured may compile ours again.
+    compileall.compile_dir(Path(jtbridge.__file__).parent, quiet=1)
     facts = _report.machine() | {"clock": arguments.clock}
     rows = []
     for key, benchmark in (bar := tqdm(chosen.items(), unit="row")):
