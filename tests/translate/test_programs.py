@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -165,6 +167,27 @@ def test_a_second_process_finds_the_compiled_program(tmp_path: pathlib.Path):
 
 
 WEIGHT = torch.ones(3)
+
+
+def _compiled(fn: Callable, *args: jax.Array) -> str:
+    """What XLA made of it, without names and where they come from."""
+    text = jax.jit(fn).lower(*args).compile().as_text()
+    assert text is not None
+    body = text[text.index("\n%") :]
+    return re.sub(r", metadata=\{[^}]*\}|[.][0-9]+", "", body)
+
+
+def test_the_compiled_program_is_that_of_the_function_written_in_jnp():
+    def in_torch(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(x @ w)
+        return torch.softmax(y, -1) * torch.exp(-y * y)
+
+    def in_jnp(x: jax.Array, w: jax.Array) -> jax.Array:
+        y = jnp.tanh(x @ w)
+        return jax.nn.softmax(y, -1) * jnp.exp(-y * y)
+
+    x = jnp.ones((8, 8))
+    assert _compiled(jtbridge.wrap(in_torch, backend="xla"), x, x) == _compiled(in_jnp, x, x)
 
 
 def test_a_rebound_global_is_read_again(monkeypatch: pytest.MonkeyPatch):
