@@ -11,12 +11,14 @@ from benchmarks._measure import interleaved
 from benchmarks._results import JNP, TORCH, XLA, Options, Row, Target
 
 
-def _torch(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def in_torch(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A product and what XLA fuses behind it."""
     y = torch.tanh(x @ w)
     return torch.softmax(y, -1) * torch.exp(-y * y)
 
 
-def _jnp(x: jax.Array, w: jax.Array) -> jax.Array:
+def in_jnp(x: jax.Array, w: jax.Array) -> jax.Array:
+    """The same."""
     y = jnp.tanh(x @ w)
     return jax.nn.softmax(y, -1) * jnp.exp(-y * y)
 
@@ -25,10 +27,10 @@ def steady(size: int, options: Options) -> Row:
     """A jitted call."""
     torch.manual_seed(0)
     x, w = torch.randn(size, size), torch.randn(size, size) / size**0.5
-    calls = wrap_all(_torch, x, w)
-    in_jnp, arrays = jax.jit(_jnp), (to_jax(x), to_jax(w))
-    calls[JNP] = lambda: jax.block_until_ready(in_jnp(*arrays))
-    calls[TORCH] = lambda: _torch(x, w)
+    calls = wrap_all(in_torch, x, w)
+    compiled, arrays = jax.jit(in_jnp), (to_jax(x), to_jax(w))
+    calls[JNP] = lambda: jax.block_until_ready(compiled(*arrays))
+    calls[TORCH] = lambda: in_torch(x, w)
     times = interleaved(calls, rounds=15 if options.quick else 75, batch_seconds=0.01, clock=options.clock)
     cells = {name: 1e6 * t if isinstance(t, float) else t for name, t in times.items()}
     title = f"jit(softmax and tanh of x @ w), {size} x {size}"

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import jtbridge
+from benchmarks.steady import in_jnp, in_torch
 
 X = jnp.linspace(-1.0, 1.0, 600).reshape(2, 300)
 KEY = jax.random.key(3)
@@ -178,14 +179,6 @@ def _compiled(fn: Callable, *args: jax.Array) -> str:
 
 
 def test_the_compiled_program_is_that_of_the_function_written_in_jnp():
-    def in_torch(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        y = torch.tanh(x @ w)
-        return torch.softmax(y, -1) * torch.exp(-y * y)
-
-    def in_jnp(x: jax.Array, w: jax.Array) -> jax.Array:
-        y = jnp.tanh(x @ w)
-        return jax.nn.softmax(y, -1) * jnp.exp(-y * y)
-
     x = jnp.ones((8, 8))
     assert _compiled(jtbridge.wrap(in_torch, backend="xla"), x, x) == _compiled(in_jnp, x, x)
 
