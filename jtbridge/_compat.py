@@ -463,12 +463,18 @@ ORDERED_EFFECT = _ordered_effect()
 def add_linearization(primitive: Any, rule: Callable) -> None:
     """Register ``rule(is_vjp, nonzeros, *primals, **params)``, used by grad, vjp and linearize but not by jvp.
 
-    Tried on jax 0.10.2. It is how JAX tells a reverse-mode user, who wants residuals, from a forward-mode one;
+    It returns results, which of their tangents are not zero, residuals, and ``linearized(residuals, *tangents)``.
+    Tried on jax 0.10.0 to 0.12.0; since 0.11.1 there is a place for residuals of another kind. It is how JAX tells a reverse-mode user, who wants residuals, from a forward-mode one;
     jax.interpreters.ad does not export the table. Without it the JVP rule is used, and the forward runs twice.
     """
     from jax._src.interpreters import ad
 
-    ad.primitive_linearizations[primitive] = rule
+    def with_structured_residuals(*args: Any, **params: Any) -> Any:
+        results, nonzeros, residuals, linearized = rule(*args, **params)
+        return results, nonzeros, residuals, None, lambda saved, _, *tangents: linearized(saved, *tangents)
+
+    since = (0, 11, 1)
+    ad.primitive_linearizations[primitive] = rule if jax.__version_info__ < since else with_structured_residuals
 
 
 def _helper_of_varying_axes() -> Callable[..., Sequence[Any]]:

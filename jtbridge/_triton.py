@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import inspect
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -41,19 +43,48 @@ def triton_call(
     aliases: Mapping[int, int] | None = None,
     **options: int,
 ) -> list[jax.Array]:
-    """What a Triton kernel writes, as ``jax_triton.triton_call`` has it, under a scope of the kernel's name."""
+    """What a Triton kernel writes, as ``jax_triton.triton_call`` has it, under a scope of the kernel's name.
+
+    Args:
+        kernel: what ``triton.jit`` made, or ``triton.autotune`` over it. Its parameters are the operands, then a
+            pointer for each result (see :func:`names_aliases_twice`), then the constants.
+        operands: arrays and Python numbers.
+        out_types: shape and dtype of each result.
+        grid: how many programs run, or a function of the constants that gives it.
+        constants: the kernel's ``tl.constexpr`` parameters by name.
+        aliases: positions of operands, and of the results that start as them.
+        options: warps, stages and blocks of a cluster.
+    """
     name = jit_function(kernel).__name__
-    with jax.named_scope(name):
+    with jax.named_scope(name), warnings.catch_warnings():
+        # For aliases 0.4 would have `jax.Ref`s, which what is traced while a program is lowered cannot make.
+        warnings.filterwarnings("ignore", "input_output_aliases is deprecated", DeprecationWarning)
         return _jax_triton().triton_call(
             *operands,
             kernel=kernel,
-            out_shape=list(out_types),
             grid=grid,
             name=name,
-            input_output_aliases=dict(aliases or {}),
+            **_results(operands, out_types, aliases or {}),
             **options,
             **constants,
         )
+
+
+def _results(
+    operands: Sequence[Any], out_types: Sequence[jax.ShapeDtypeStruct], aliases: Mapping[int, int]
+) -> dict[str, Any]:
+    """The arguments that tell of results: jax-triton 0.3 counts the operands that are arrays alone, 0.4 all of them."""
+    if not names_aliases_twice():
+        return {"out_type": list(out_types), "input_output_aliases": dict(aliases)}
+    numbers = [isinstance(x, bool | int | float) for x in operands]
+    of_arrays = {position - sum(numbers[:position]): result for position, result in aliases.items()}
+    return {"out_shape": list(out_types), "input_output_aliases": of_arrays}
+
+
+@functools.cache
+def names_aliases_twice() -> bool:
+    """Whether a kernel has two parameters for an operand that a result starts as: up to jax-triton 0.3 it has."""
+    return "out_type" not in inspect.signature(_jax_triton().triton_call).parameters
 
 
 _TRITON_TYPES = {

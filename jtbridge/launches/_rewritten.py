@@ -9,7 +9,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jtbridge._triton import jit_function
+from jtbridge._triton import jit_function, names_aliases_twice
 
 from ._launch import Configuration, Launch
 
@@ -23,7 +23,7 @@ class Parameters:
         outputs: names of the tensors it writes.
         constants: the values that are part of the code.
         tuned: names of the constants that a configuration gives.
-        aliases: an input's number among the arrays, and the result that starts as it.
+        aliases: positions of inputs, and of the results that start as them.
         tensors: the names of all tensors by position.
         loaded: those of them that the kernel takes as numbers.
         floats: the constants that the kernel takes as float32 numbers.
@@ -46,14 +46,12 @@ class Parameters:
         inputs: list[int | str] = []
         constants: dict[str, Any] = {}
         aliases: dict[int, int] = {}
-        arrays = 0
         for name in jit_function(launch.kernel).arg_names:
             if name in position:
                 if position[name] in fresh:
                     continue
                 if position[name] in launch.written:
-                    aliases[arrays] = launch.written.index(position[name])
-                arrays += 1
+                    aliases[len(inputs)] = launch.written.index(position[name])
                 inputs.append(position[name])
             elif name in configuration.constants:
                 continue
@@ -82,10 +80,12 @@ class Parameters:
     def source(self, name: str) -> str:
         """A kernel that takes these parameters and calls ``_kernel``."""
         inputs = [self.tensors[x] if isinstance(x, int) else x for x in self.inputs]
-        # An input that is a result too is the same memory: the result is what the kernel gets.
-        given = [f"{x}__before" if x in self.outputs else x for x in inputs]
+        # An input that is a result too is the same memory: the result is what the kernel gets, if it is there again.
+        given, outputs = inputs, [x for x in self.outputs if x not in inputs]
+        if names_aliases_twice():
+            given, outputs = [f"{x}__before" if x in self.outputs else x for x in inputs], list(self.outputs)
         constants = [*self.constants, *self.tuned]
-        parameters = [*given, *self.outputs, *(f"{x}: tl.constexpr" for x in constants)]
+        parameters = [*given, *outputs, *(f"{x}: tl.constexpr" for x in constants)]
         names = dict.fromkeys([*inputs, *self.outputs, *constants])
         call = ", ".join(f"{x}={self._passed(x)}" for x in names)
         return f"def {name}({', '.join(parameters)}):\n    _kernel({call})\n"

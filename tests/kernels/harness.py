@@ -116,9 +116,11 @@ def compiled(launch: Launch, architecture: int, folder: Path) -> Usage:
 
 
 def _triton_type(x: Any) -> str:
-    from jax_triton.triton_lib import get_triton_type  # the names that the lowering uses
+    from jax_triton import triton_lib
 
-    return get_triton_type(jax.core.ShapedArray(x.shape, x.dtype) if hasattr(x, "shape") else x)
+    # The names that the lowering uses, by what jax-triton 0.4 and 0.3 call the function.
+    name = getattr(triton_lib, "get_type_id", None) or triton_lib.get_triton_type
+    return name(jax.core.ShapedArray(x.shape, x.dtype) if hasattr(x, "shape") else x)
 
 
 @contextlib.contextmanager
