@@ -464,8 +464,9 @@ def add_linearization(primitive: Any, rule: Callable) -> None:
     """Register ``rule(is_vjp, nonzeros, *primals, **params)``, used by grad, vjp and linearize but not by jvp.
 
     It returns results, which of their tangents are not zero, residuals, and ``linearized(residuals, *tangents)``.
-    Tried on jax 0.10.0 to 0.12.0; since 0.11.1 there is a place for residuals of another kind. It is how JAX tells a reverse-mode user, who wants residuals, from a forward-mode one;
-    jax.interpreters.ad does not export the table. Without it the JVP rule is used, and the forward runs twice.
+    Tried on jax 0.10.0 to 0.12.0; since 0.11.1 there is a place for residuals of another kind. It is how JAX tells a
+    reverse-mode user, who wants residuals, from a forward-mode one; jax.interpreters.ad does not export the table.
+    Without it the JVP rule is used, and the forward runs twice.
     """
     from jax._src.interpreters import ad
 

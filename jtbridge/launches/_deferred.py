@@ -116,7 +116,8 @@ def _asserted(frame: FrameType | None) -> bool:
     if frame is None:
         return False
     code = [x for x in dis.get_instructions(frame.f_code) if x.offset >= frame.f_lasti]
-    code = [x for x in code[:8] if x.opname not in ("TO_BOOL", "CACHE", "NOT_TAKEN")]
+    # From Python 3.12 on what asks for the truth comes before the jump: a comparison, or a step of its own.
+    code = [x for x in code[:8] if x.opname not in ("COMPARE_OP", "TO_BOOL", "CACHE", "NOT_TAKEN")]
     if len(code) < 2 or not ("JUMP" in code[0].opname and "TRUE" in code[0].opname):
         return False
     return code[1].opname == "LOAD_ASSERTION_ERROR" or code[1].argval is AssertionError
