@@ -58,7 +58,7 @@ def with_places_for(module: fx.GraphModule, first: int, constants: tuple[torch.T
 
 def _crosses(tensor: torch.Tensor) -> bool:
     """Whether JAX has an array of the very same type: 64-bit constants would lose width while x64 is off."""
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+    if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
         return False
     dtype = numpy_dtype(tensor.dtype, "a constant")
     return canonical_dtype(dtype) == dtype

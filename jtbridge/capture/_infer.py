@@ -31,6 +31,7 @@ from jtbridge.errors import (
 from jtbridge.launches import DeferredNumber, deferring_numbers, routed
 
 from ._branches import Answering, Decisions, only_way
+from ._closed_over import may_be_on_gpu
 from ._observe import Observer, training_guards
 from ._replaced import Replaced
 from ._trace import line_of
@@ -71,8 +72,9 @@ def infer(request: Request) -> Inference:
     """
     if request.ordered and request.output_shapes is not None:  # every look at it has its effects
         return _as_declared(request.output_shapes, "its side effects are wanted, and its output shapes are given")
+    request = _at_home(request, request.device)
     try:
-        out, observer, without_grad = _trace(request)
+        request, (out, observer, without_grad) = _traced(request)
     except (JtbridgeError, KeyboardInterrupt):
         raise
     except Exception as error:  # noqa: BLE001  (tracing fails in many ways, and running decides)
@@ -95,6 +97,27 @@ def _not_in_a_graph(observer: Observer) -> str | None:
     if observer.sets_data:
         return "it assigns to `.data`, which a graph does not show"
     return "it asserts something about values of tensors, which a graph may leave out" if observer.asserts else None
+
+
+def _at_home(request: Request, device: str) -> Request:
+    """On a device, where new tensors go too unless the function was made under another default."""
+    if device == "cpu" or request.state.device is not None:
+        return dataclasses.replace(request, device=device)
+    state = dataclasses.replace(request.state, device=torch.device(device))
+    return dataclasses.replace(request, device=device, state=state)
+
+
+def _traced(request: Request) -> tuple[Request, tuple[Any, Observer, bool]]:
+    """On the CPU, or on a GPU where the function makes tensors of its own there."""
+    try:
+        return request, _trace(request)
+    except Exception:
+        if request.device != "cpu" or not may_be_on_gpu():
+            raise
+        elsewhere = _at_home(request, "cuda")
+        with contextlib.suppress(Exception):
+            return elsewhere, _trace(elsewhere)
+        raise
 
 
 def _trace(request: Request) -> tuple[Any, Observer, bool]:

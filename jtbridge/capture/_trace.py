@@ -27,6 +27,7 @@ from jtbridge._flat import ArrayType
 from jtbridge.launches import deferring_numbers, launch_of, launch_operator, routed
 
 from ._branches import Decisions, traced_both_ways
+from ._closed_over import OnCpu, may_be_on_gpu, with_closed_over
 from ._replaced import Replaced
 from .chains import Chains
 
@@ -71,6 +72,7 @@ def _trace_one_way(
     decisions: Decisions | None,
     chains: Chains | None,
 ) -> fx.GraphModule:
+    on_cpu = decisions is not None and may_be_on_gpu()
     with (
         tracing(),
         _rng.tracing(),
@@ -79,9 +81,12 @@ def _trace_one_way(
         _without_fast_paths(),
         routed(),
         contextlib.nullcontext() if decisions is None else Replaced(),
+        OnCpu() if on_cpu else contextlib.nullcontext(),
     ):
         torch.default_generator.manual_seed(0)
         module = trace_joint(_noted(fn, decisions, chains), tensors)
+    if on_cpu:
+        with_closed_over(module)
     for detaching in _DETACHING:
         for node in module.graph.find_nodes(op="call_function", target=detaching):
             node.replace_all_uses_with(node.args[0])

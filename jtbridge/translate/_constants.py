@@ -79,7 +79,7 @@ def with_constants(flat: FlatFunction, fn: Callable[..., Any]) -> FlatFunction:
 
 def _state(tensor: torch.Tensor) -> int:
     """What changes when a tensor is written to: of one made in inference mode, which counts no writes, its values."""
-    return hash(to_numpy(tensor).tobytes()) if tensor.is_inference() else tensor._version
+    return hash(to_numpy(tensor.cpu()).tobytes()) if tensor.is_inference() else tensor._version
 
 
 def constant_array(tensor: torch.Tensor) -> jax.Array:
@@ -87,6 +87,6 @@ def constant_array(tensor: torch.Tensor) -> jax.Array:
     known, state = _ARRAYS.get(tensor), _state(tensor)
     if known is None or known[0] != state:
         with jax.ensure_compile_time_eval():
-            known = (state, to_jax(tensor))
+            known = (state, to_jax(tensor if jax.default_backend() == "gpu" else tensor.cpu()))
         _ARRAYS[tensor] = known
     return known[1]

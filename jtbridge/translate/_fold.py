@@ -84,7 +84,7 @@ def _is_small(value: Any) -> bool:
 def _value(node: fx.Node, values: Mapping[fx.Node, torch.Tensor]) -> Any:
     """Torch's value of a node; None where torch has no kernel for it."""
     if node.op == "get_attr":
-        return getattr(node.graph.owning_module, str(node.target)).detach()
+        return getattr(node.graph.owning_module, str(node.target)).detach().cpu()
     if any(used not in values for used in node.all_input_nodes):
         return None
     args, kwargs = map_arg((node.args, dict(node.kwargs)), values.__getitem__)  # type: ignore[arg-type]

@@ -70,10 +70,10 @@ class Interpretation:
         self._seed = seed  # the input that random operators draw from
         known = folded(list(module.graph.nodes))
         self._nodes = needed(list(module.graph.nodes), known)
-        self._constants = {node: _constant(value.detach()) for node, value in known.items()}
+        self._constants = {node: _constant(value.detach().cpu()) for node, value in known.items()}
         for node in self._nodes:
             if node.op == "get_attr" and isinstance(value := getattr(module, str(node.target)), torch.Tensor):
-                self._constants[node] = _constant(value.detach())
+                self._constants[node] = _constant(value.detach().cpu())
         self._last_uses = _last_uses(self._nodes, self._constants)
 
     def __call__(self, *arrays: Any) -> list[Any]:
