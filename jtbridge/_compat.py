@@ -78,6 +78,7 @@ __all__ = [
     "tracing",
     "unify_varying_axes",
     "unwrap_compiled",
+    "without_function_of_scores",
 ]
 
 # Tried on torch 2.13: how deep torch function modes are stacked on this thread (default device among them).
@@ -152,23 +153,36 @@ def cudnn_attention() -> Any:
     """JAX's lowerings of attention to cuDNN: ``_dot_product_attention_fwd_impl``, ``..._bwd_impl`` and their enums.
 
     Public is ``jax.nn.dot_product_attention(implementation="cudnn")``, which checks for a GPU when it is traced, has no
-    forward mode and nothing for other platforms, and rounds the logarithm that the backward needs. Tried on jax 0.10.2.
+    forward mode and nothing for other platforms, and rounds the logarithm that the backward needs. Their arguments are
+    tried on jax 0.10.2, 0.11.2 and 0.12.0, where a function of scores has come to them.
 
     Raises:
         ImportError: this JAX has other ones.
     """
     from jax._src.cudnn import fused_attention_stablehlo as module
 
-    named = "query key value bias q_seqlen kv_seqlen q_offsets kv_offsets page_table_k page_table_v"
-    more = "scale seed dropout_rate variadic_args mask_type layout sliding_window_length"
-    known = {
-        "_dot_product_attention_fwd_impl": f"{named} {more} is_training",
-        "_dot_product_attention_bwd_impl": f"{named} activation fwd_output grad_output {more}",
-    }
-    for name, parameters in known.items():
-        if " ".join(inspect.signature(getattr(module, name)).parameters) != parameters:
+    for name, parameters in _OF_CUDNN.items():
+        found = set(inspect.signature(getattr(module, name)).parameters) - _OF_SCORES.keys()
+        if found != set(parameters.split()):
             raise ImportError(f"`{name}` of JAX {jax.__version__} takes other arguments than those that are known")
     return module
+
+
+_OF_BOTH = (
+    "query key value bias q_seqlen kv_seqlen q_offsets kv_offsets page_table_k page_table_v "
+    "scale seed dropout_rate variadic_args mask_type layout sliding_window_length"
+)
+_OF_CUDNN = {
+    "_dot_product_attention_fwd_impl": f"{_OF_BOTH} is_training",
+    "_dot_product_attention_bwd_impl": f"{_OF_BOTH} activation fwd_output grad_output",
+}
+_OF_SCORES = {"score_mod": None, "score_mod_args": ()}
+
+
+def without_function_of_scores() -> dict[str, Any]:
+    """What says so to :func:`cudnn_attention` where it has to be said: from jax 0.12 on."""
+    parameters = inspect.signature(cudnn_attention()._dot_product_attention_fwd_impl).parameters
+    return {name: value for name, value in _OF_SCORES.items() if name in parameters}
 
 
 def cudnn_version() -> int | None:

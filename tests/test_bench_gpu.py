@@ -51,7 +51,8 @@ def test_a_dry_run_measures_every_row(tmp_path):
         assert all(value > 0 for value in row["values"].values())
         for reason in row["failed"].values():
             assert "wrong" not in reason
-    assert "cuDNN" in rows["attention-2k-64-forward"]["failed"]["jax.nn (cuDNN)"]
+    reason = rows["attention-2k-64-forward"]["failed"]["jax.nn (cuDNN)"]
+    assert "cuDNN" in reason or "not found for platform cpu" in reason  # the latter from jax 0.12 on
     assert "needs a GPU" in rows["block"]["failed"]["jtbridge triton"]
 
 

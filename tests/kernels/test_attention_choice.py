@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -200,8 +201,9 @@ def test_cudnn_is_asked_for_what_jax_asks_it_for(monkeypatch):
 
     def requests(f):
         # JAX refuses to lower its own without devices: the rule for them alone needs none.
-        monkeypatch.setattr(module, "_dot_product_attention_fwd_p_wrapper", module._dot_product_attention_fwd_p)
-        monkeypatch.setattr(module, "_dot_product_attention_bwd_p_wrapper", module._dot_product_attention_bwd_p)
+        for name in ("_dot_product_attention_fwd", "_dot_product_attention_bwd"):
+            rule = getattr(module, f"{name}_impl_wrapper", None) or getattr(module, f"{name}_impl")  # from jax 0.12 on
+            monkeypatch.setattr(module, f"{name}_p_wrapper", types.SimpleNamespace(bind=rule))
         text = jax.jit(f).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
         calls = re.findall(r"@__cudnn\$(\w+)\(.*?backend_config = \"(.*?)\"[,}]", text)
         # The layout is told by the dimensions that the products go over.

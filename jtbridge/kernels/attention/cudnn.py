@@ -11,43 +11,43 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jtbridge._compat import cudnn_attention
+from jtbridge._compat import cudnn_attention, without_function_of_scores
 
 from .reference import Settings
 
 
 def forward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
     """As :func:`reference.forward`."""
-    return cudnn_attention()._dot_product_attention_fwd_impl(
-        *arrays, *_unused(arrays[0], 7), **_options(settings), is_training=True
-    )
+    return cudnn_attention()._dot_product_attention_fwd_impl(**_options(*arrays, settings=settings), is_training=True)
 
 
 def output(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
     """The result alone."""
-    return cudnn_attention()._dot_product_attention_fwd_impl(
-        *arrays, *_unused(arrays[0], 7), **_options(settings), is_training=False
-    )
+    return cudnn_attention()._dot_product_attention_fwd_impl(**_options(*arrays, settings=settings), is_training=False)
 
 
 def backward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
     """Gradients of query, key and value, from them, the results of :func:`forward` and the cotangent of the first."""
     query, key, value, out, logsumexp, ct = arrays
     gradients = cudnn_attention()._dot_product_attention_bwd_impl(
-        query, key, value, *_unused(query, 7), logsumexp, out, ct, **_options(settings)
+        **_options(query, key, value, settings=settings), activation=logsumexp, fwd_output=out, grad_output=ct
     )
     return list(gradients[:3])
 
 
-def _unused(query: jax.Array, count: int) -> list[jax.Array]:
-    """In the place of a bias, of lengths and offsets of packed texts, and of tables of pages."""
-    return [jnp.zeros(0, query.dtype)] * count
+# A bias, lengths and offsets of packed texts, and tables of pages.
+_UNUSED = ("bias", "q_seqlen", "kv_seqlen", "q_offsets", "kv_offsets", "page_table_k", "page_table_v")
 
 
-def _options(settings: Settings) -> dict[str, Any]:
+def _options(query: jax.Array, key: jax.Array, value: jax.Array, *, settings: Settings) -> dict[str, Any]:
     module = cudnn_attention()
     causal = settings.right == 0
     return {
+        "query": query,
+        "key": key,
+        "value": value,
+        **{name: jnp.zeros(0, query.dtype) for name in _UNUSED},
+        **without_function_of_scores(),
         "scale": settings.scale,
         "seed": 42,  # of its dropout, which there is none of
         "dropout_rate": 0.0,
