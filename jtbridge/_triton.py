@@ -1,16 +1,19 @@
 """Triton and jax-triton, where they are installed: neither is imported before it is used.
 
 Triton's own insides are used here and in `launches/_interpreter.py`. Tried on triton 3.6, 3.7 and 3.9 with jax-triton
-0.3.1; the interpreter of 3.6 fails on some kernels (reductions to one number) beside NumPy 2.4.
+0.3.1, and on 3.7 to 3.9 with 0.4.1; the interpreter of 3.6 fails on some kernels (reductions to one number) beside
+NumPy 2.4.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
 import importlib.util
 import inspect
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -30,7 +33,21 @@ def unavailable() -> str | None:
     except Exception as error:  # noqa: BLE001  (a broken installation costs nothing but the backend)
         lines = str(error).strip().splitlines()
         return f"jax-triton cannot be imported: {type(error).__name__}: {lines[0] if lines else ''}"
+    return _mismatch()
+
+
+def _mismatch() -> str | None:
+    """Why the two do not go together; None if they do. With an older Triton jax-triton 0.4 finds no NVIDIA in it."""
+    triton, jax_triton = (importlib.metadata.version(package) for package in ("triton", "jax-triton"))
+    if not names_aliases_twice() and _numbers(triton) < (3, 7):
+        return (
+            f"jax-triton {jax_triton} needs Triton 3.7 or newer, and {triton} is installed: jax-triton 0.3.1 takes it"
+        )
     return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def triton_call(

@@ -29,6 +29,7 @@ from jtbridge.launches import deferring_numbers, launch_of, launch_operator, rou
 from ._branches import Decisions, traced_both_ways
 from ._closed_over import OnCpu, may_be_on_gpu, with_closed_over
 from ._replaced import Replaced
+from ._statistics import keep_statistics_wide
 from .chains import Chains
 
 _LIBRARIES = tuple(
@@ -87,6 +88,8 @@ def _trace_one_way(
         module = trace_joint(_noted(fn, decisions, chains), tensors)
     if on_cpu:
         with_closed_over(module)
+    if decisions is not None:
+        keep_statistics_wide(module.graph)
     for detaching in _DETACHING:
         for node in module.graph.find_nodes(op="call_function", target=detaching):
             node.replace_all_uses_with(node.args[0])

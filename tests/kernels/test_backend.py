@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import importlib
+import importlib.metadata
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import torch
 from torch.nn import functional
 
 import jtbridge
+from jtbridge import _triton
 
 from .harness import assert_close, kernels_in, needs_compiler, needs_triton, normal, pretending
 
@@ -70,6 +72,20 @@ def test_it_says_why_it_is_not_there():
         jtbridge.wrap(torch.sin, backend="triton")(X)
 
 
+@pytest.mark.parametrize(
+    ("jax_triton", "triton", "fits"),
+    [("0.3.1", "3.6.0", True), ("0.4.1", "3.7.0", True), ("0.4.1", "3.10.0", True), ("0.4.1", "3.6.0", False)],
+)
+def test_versions_that_do_not_go_together(jax_triton, triton, fits, monkeypatch):
+    versions = {"jax-triton": jax_triton, "triton": triton}
+    monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
+    monkeypatch.setattr(_triton, "names_aliases_twice", lambda: jax_triton < "0.4")
+    _triton.unavailable.cache_clear()
+    reason = _triton.unavailable()
+    _triton.unavailable.cache_clear()
+    assert reason is None if fits else "jax-triton 0.4.1 needs Triton 3.7 or newer" in str(reason)
+
+
 def of_norms(x, weight, bias):
     y = functional.layer_norm(x, (6,), weight, bias) + functional.layer_norm(x, (6,), None, bias)
     return y + functional.layer_norm(x, (6,), weight) * functional.layer_norm(x, (4, 6))
@@ -118,6 +134,7 @@ ATTENTION_ARGUMENTS = normal(2, 3, 4, 32), normal(2, 3, 5, 32, seed=1), normal(4
     ("function", "arguments", "wrt", "kernels"),
     [
         (of_norms, NORM_ARGUMENTS, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),
+        (of_norms, NORMS_OF_HALF_PRECISION, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),
         (of_rms_norms, NORM_ARGUMENTS, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),
         (of_angles, ROPE_ARGUMENTS, (0, 1, 2, 3), {"rope_rotate": 4}),
         (of_angles, tuple(x.astype("bfloat16") for x in ROPE_ARGUMENTS), (0, 1), {"rope_rotate": 4}),

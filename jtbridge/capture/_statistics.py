@@ -1,0 +1,32 @@
+"""The statistics of layer normalization in half precision, which torch keeps in float32 on a GPU and rounds on a CPU."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+_aten = torch.ops.aten
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def keep_statistics_wide(graph: fx.Graph) -> None:
+    """Give mean and 1 / sigma their types on a GPU, where nothing but the backward sees them.
+
+    The normalization itself takes them in float32 anyway; so does then its gradient, and a kernel that keeps them so
+    can compute both.
+    """
+    for node in graph.find_nodes(op="call_function", target=_aten.native_layer_norm.default):
+        value = node.meta["val"]
+        results: list[fx.Node] = [user for user in node.users if user.target is operator.getitem and user.args[1] > 0]
+        seen = [user.target for result in results for user in result.users]
+        if value[1].dtype in _HALF and all(target is _aten.native_layer_norm_backward.default for target in seen):
+            node.meta["val"] = tuple(_wide(x) if i else x for i, x in enumerate(value))
+            for result in results:
+                result.meta["val"] = node.meta["val"][result.args[1]]  # type: ignore[index]
+
+
+def _wide(x: Any) -> Any:
+    return x.to(torch.float32)
