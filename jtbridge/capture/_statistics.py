@@ -1,4 +1,4 @@
-"""The statistics of layer normalization in half precision, which torch keeps in float32 on a GPU and rounds on a CPU."""
+"""Statistics of layer normalization in half precision, which torch keeps in float32 on a GPU and rounds on a CPU."""
 
 from __future__ import annotations
 
