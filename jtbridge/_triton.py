@@ -1,8 +1,7 @@
 """Triton and jax-triton, where they are installed: neither is imported before it is used.
 
 Triton's own insides are used here and in `launches/_interpreter.py`. Tried on triton 3.6, 3.7 and 3.9 with jax-triton
-0.3.1, and on 3.7 to 3.9 with 0.4.1; the interpreter of 3.6 fails on some kernels (reductions to one number) beside
-NumPy 2.4.
+0.3.1, and on 3.7 to 3.9 with 0.4.1.
 """
 
 from __future__ import annotations
@@ -177,25 +176,32 @@ def _cache_folder_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def right_products() -> Iterator[None]:
-    """Triton's interpreter multiplies bfloat16 rightly in ``tl.dot``.
+def right_interpreter() -> Iterator[None]:
+    """Triton's interpreter without two mistakes of its own.
 
-    It holds such numbers as the integers that their bits are, and multiplies those. Tried on triton 3.9.
+    It holds bfloat16 as the integers that the bits are, and multiplies those in ``tl.dot`` (tried on triton 3.6 to
+    3.9). That of 3.6 makes indices of arrays of one element, which NumPy 2.4 refuses.
     """
     import triton.language as tl
-    from triton.runtime.interpreter import InterpreterBuilder
+    from triton.runtime import interpreter
 
-    dot = InterpreterBuilder.create_dot
+    builder = interpreter.InterpreterBuilder
+    dot, patch = builder.create_dot, interpreter._patch_lang_tensor
 
     def wide(self: Any, a: Any, b: Any, *others: Any) -> Any:
         a, b = (self.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
         return dot(self, a, b, *others)
 
-    InterpreterBuilder.create_dot = wide  # type: ignore[assignment]
+    def with_index(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    builder.create_dot = wide  # type: ignore[assignment]
+    interpreter._patch_lang_tensor = with_index
     try:
         yield
     finally:
-        InterpreterBuilder.create_dot = dot
+        builder.create_dot, interpreter._patch_lang_tensor = dot, patch
 
 
 def jit_function(kernel: Any) -> Any:

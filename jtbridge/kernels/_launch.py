@@ -14,7 +14,7 @@ import numpy as np
 
 from jtbridge._flat import ArrayType
 from jtbridge._host import reader, to_numpy
-from jtbridge._triton import right_products, triton_call
+from jtbridge._triton import right_interpreter, triton_call
 
 Grid = tuple[int, ...]
 
@@ -74,7 +74,7 @@ def _interpreted(
         given = [next(tensors) if isinstance(x, jax.Array | np.ndarray) else x for x in operands]
         # Filled with NaN, or ones: what a kernel leaves out shows.
         results = [_tensor(_unset(type_)) for type_ in out_types]
-        with torch.no_grad(), right_products():
+        with torch.no_grad(), right_interpreter():
             kernel[grid](*given, *results, **constants)
         return [to_numpy(result) for result in results]
 

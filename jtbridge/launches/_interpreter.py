@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jtbridge._triton import jit_function, right_products
+from jtbridge._triton import jit_function, right_interpreter
 
 from ._launch import Launch
 from ._libdevice import interpreted_library
@@ -36,7 +36,7 @@ def interpret(launch: Launch, tensors: Sequence[torch.Tensor]) -> None:
     python_function = _python_function(function)
     named = {**launch.arguments(tensors), **configuration.constants}
     constants = {parameter.name for parameter in function.params if parameter.is_constexpr}
-    with LANGUAGE, _language(), right_products():
+    with LANGUAGE, _language(), right_interpreter():
         given = {name: x if name in constants else _float_as_tensor(x) for name, x in named.items()}
         GridExecutor(python_function, function.arg_names, grid)(**given)
 
