@@ -11,7 +11,8 @@
 #   make test-gpu                the tests of kernels and of zero-copy calls, run by a GPU
 #   make bench-gpu               the kernels beside XLA, torch and Liger-Kernel on a GPU; ARGS="--only attention"
 #   make test PY=python3         with an interpreter that has everything already; installs nothing
-#   make setup TORCH=torch==2.11.0 JAX=jax==0.10.0
+#   make test LINT= VENV=.venv-new PYTHON=python3.13 TORCH=torch==2.15.0 JAX=jax==0.12.0.1    (other versions)
+#   make test-kernels VENV=.venv-new PYTHON=python3.12 JAX=jax==0.11.2 TRITON=triton==3.7.1 JAX_TRITON=jax-triton==0.4.1
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -21,7 +22,10 @@ PYTHON ?= $(firstword $(shell command -v python3.11) $(shell command -v python3)
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 JAX ?= jax==0.10.2
+TRITON ?= triton==3.9.0
+JAX_TRITON ?= jax-triton==0.3.1
 JOBS ?= 2
+LINT ?= lint
 ARGS ?=
 
 ifndef PY
@@ -64,9 +68,9 @@ $(VENV)/.bench: $(VENV)/.base pyproject.toml
 	$(pip) --no-deps wrap-torch2jax==0.9.0 torchax==0.0.14.dev20261026
 	touch $@
 
-# jax-triton imports only beside jax's CUDA plugin, without CUDA too. The plugin is of jax's version.
+# jax-triton 0.3 imports, and 0.4 lowers, only beside jax's CUDA plugin, without CUDA too. It is of jax's version.
 $(VENV)/.kernels: $(VENV)/.test
-	$(pip) --no-deps triton==3.9.0 jax-triton==0.3.1 absl-py liger-kernel==0.8.5 \
+	$(pip) --no-deps '$(TRITON)' '$(JAX_TRITON)' absl-py liger-kernel==0.8.5 \
 		jax-cuda12-plugin==$(lastword $(subst ==, ,$(JAX)))
 	touch $@
 
@@ -81,7 +85,7 @@ format: $(test-deps)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-test: lint
+test: $(test-deps) $(LINT)
 	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' --ignore tests/lowerings --ignore tests/conformance \
 		--ignore tests/kernels --ignore tests/translate/chains --ignore tests/test_bench_gpu.py $(ARGS)
 
