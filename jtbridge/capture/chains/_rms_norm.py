@@ -1,10 +1,11 @@
-"""Root mean square normalization over the last dimension, scaled by a weight.
+"""Root mean square normalization over the last dimension, scaled by a weight or not.
 
 As models write it, ``h = x * rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)`` in float32, and then
 
 - ``weight * h.to(x.dtype)``: Llama's, which rounds before it scales;
 - ``(h * weight.float()).to(x.dtype)``: torch's own ``rms_norm``, which rounds once;
-- ``(h * (1 + weight.float())).to(x.dtype)``: Gemma's.
+- ``(h * (1 + weight.float())).to(x.dtype)``: Gemma's;
+- ``h.to(x.dtype)``: without a weight, as part of one of those or by itself.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ _aten = torch.ops.aten
 def _forward(
     x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, rounded: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    x32 = wide(x)
-    mean = _aten.mean.dim(_aten.pow.Tensor_Scalar(x32, 2), [-1], True)
-    rstd = _aten.rsqrt.default(_aten.add.Tensor(mean, eps))
-    h = _aten.mul.Tensor(x32, rstd)
+    h, rstd = _wide_normalized(x, eps)
     if rounded:
         return _aten.mul.Tensor(weight, cast(h, x.dtype)), rstd
     return cast(_aten.mul.Tensor(h, _scale(weight, offset)), x.dtype), rstd
+
+
+def _wide_normalized(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    x32 = wide(x)
+    mean = _aten.mean.dim(_aten.pow.Tensor_Scalar(x32, 2), [-1], True)
+    rstd = _aten.rsqrt.default(_aten.add.Tensor(mean, eps))
+    return _aten.mul.Tensor(x32, rstd), rstd
 
 
 def _scale(weight: torch.Tensor, offset: float) -> torch.Tensor:
@@ -56,15 +61,18 @@ def _backward(
     else:
         by_weight = cast(summed(_aten.mul.Tensor(wide(ct), h), rows), weight.dtype)
         by_h = _aten.mul.Tensor(wide(ct), _scale(weight, offset))
+    return cast(_by_x(by_h, x32, rstd), x.dtype), by_weight
+
+
+def _by_x(by_h: torch.Tensor, x32: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
     by_rstd = _aten.sum.dim_IntList(_aten.mul.Tensor(by_h, x32), [-1], True)
     cube = _aten.pow.Tensor_Scalar(rstd, 3)
     by_mean = _aten.mul.Tensor(_aten.mul.Tensor(by_rstd, -0.5), cube)
-    by_square = _aten.div.Tensor(by_mean, x.shape[-1])
-    by_x = _aten.add.Tensor(_aten.mul.Tensor(by_h, rstd), _aten.mul.Tensor(by_square, _aten.mul.Tensor(x32, 2.0)))
-    return cast(by_x, x.dtype), by_weight
+    by_square = _aten.div.Tensor(by_mean, x32.shape[-1])
+    return _aten.add.Tensor(_aten.mul.Tensor(by_h, rstd), _aten.mul.Tensor(by_square, _aten.mul.Tensor(x32, 2.0)))
 
 
-def _fake(x: torch.Tensor, weight: torch.Tensor, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
 
 
@@ -80,26 +88,56 @@ rms_norm = with_backward(
 )
 
 
+def _unscaled_forward(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    h, rstd = _wide_normalized(x, eps)
+    return cast(h, x.dtype), rstd
+
+
+def _unscaled_backward(ct: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor, eps: float) -> tuple[torch.Tensor]:
+    return (cast(_by_x(wide(ct), wide(x), rstd), x.dtype),)
+
+
+unscaled_rms_norm = with_backward(
+    "unscaled_rms_norm",
+    "Tensor x",
+    "float eps",
+    forward=_unscaled_forward,
+    backward=_unscaled_backward,
+    fake=_fake,
+    moving=1,
+    kept=1,
+)
+
+
 def _operator(look: Look, x: torch.Tensor, weight: Any, eps: float, offset: float, rounded: bool) -> Match:
     look.demand(isinstance(weight, torch.Tensor) and x.dtype in FLOATS and x.numel() > 0)
     look.demand(weight.dtype is x.dtype and weight.shape == x.shape[-1:])
     return lambda: rms_norm(x, weight, eps, offset, rounded)[0]
 
 
+def _unscaled(look: Look, x: torch.Tensor, eps: float) -> Match:
+    look.demand(x.dtype in FLOATS and x.numel() > 0)
+    return lambda: unscaled_rms_norm(x, eps)[0]
+
+
 def _normalized(look: Look, h: Any) -> tuple[torch.Tensor, float]:
     """Of ``x * rsqrt(mean(x**2) + eps)`` the x, in float32, and eps."""
     for x, rstd in look.both_ways(h, "mul"):
-        if not look.sees(rstd, "rsqrt"):
-            continue
-        (shifted,) = look(rstd, "rsqrt")
-        mean, eps = look(shifted, "add")
-        squares, dims, keepdim = look(mean, "mean")
-        (base,) = look(squares, "square")
-        look.demand(base is x and x.dtype is torch.float32 and x.dim() > 0)
-        look.demand(dims in (-1, x.dim() - 1, [-1], (-1,), [x.dim() - 1], (x.dim() - 1,)) and keepdim is True)
-        look.demand(isinstance(eps, float | int))
-        return x, float(eps)
+        if look.sees(rstd, "rsqrt"):
+            return _product(look, x, rstd)
     raise NoMatch
+
+
+def _product(look: Look, x: Any, rstd: Any) -> tuple[torch.Tensor, float]:
+    """The same of the two factors."""
+    (shifted,) = look(rstd, "rsqrt")
+    mean, eps = look(shifted, "add")
+    squares, dims, keepdim = look(mean, "mean")
+    (base,) = look(squares, "square")
+    look.demand(base is x and x.dtype is torch.float32 and x.dim() > 0)
+    look.demand(dims in (-1, x.dim() - 1, [-1], (-1,), [x.dim() - 1], (x.dim() - 1,)) and keepdim is True)
+    look.demand(isinstance(eps, float | int))
+    return x, float(eps)
 
 
 def _shifted(look: Look, scale: Any) -> tuple[Any, float]:
@@ -143,6 +181,21 @@ def rounded_last(look: Look, out: torch.Tensor, product: Any) -> Match:
     raise NoMatch
 
 
+def unscaled_in_float32(look: Look, out: torch.Tensor, a: Any, b: Any) -> Match:
+    """Without a weight. Of an x in half precision it would be but a part."""
+    x, eps = _product(look, a, b)
+    look.demand(look.unwidened(x) is x)
+    return _unscaled(look, x, eps)
+
+
+def unscaled_rounded(look: Look, out: torch.Tensor, product: Any) -> Match:
+    """Without a weight, in half precision."""
+    x32, eps = _normalized(look, product)
+    x = look.unwidened(x32)
+    look.demand(out.dtype is x.dtype)
+    return _unscaled(look, x, eps)
+
+
 def of_torch(look: Look, *args: Any, **kwargs: Any) -> Match:
     """``torch.nn.functional.rms_norm``."""
     try:
@@ -152,7 +205,8 @@ def of_torch(look: Look, *args: Any, **kwargs: Any) -> Match:
     x, weight, eps = given["input"], given.get("weight"), given.get("eps")
     look.demand(isinstance(x, torch.Tensor) and x.dtype in FLOATS and x.dim() > 0)
     look.demand(list(given["normalized_shape"]) == [x.shape[-1]])
-    return _operator(look, x, weight, torch.finfo(torch.float32).eps if eps is None else float(eps), 0.0, False)
+    eps = torch.finfo(torch.float32).eps if eps is None else float(eps)
+    return _unscaled(look, x, eps) if weight is None else _operator(look, x, weight, eps, 0.0, False)
 
 
 _SIGNATURE = inspect.signature(F.rms_norm)

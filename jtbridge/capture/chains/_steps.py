@@ -111,9 +111,9 @@ def _mean(x: Any, dim: Any = None, keepdim: bool = False) -> tuple[Any, ...]:
 
 
 def _pow(x: Any, exponent: Any) -> tuple[Any, ...]:
-    if isinstance(exponent, torch.Tensor) or exponent != 2:
-        raise TypeError("not a square")
-    return (x,)
+    if not isinstance(exponent, float | int) or exponent not in _POWERS:
+        raise TypeError("no step by itself")
+    return x, exponent
 
 
 def _cat(tensors: Any, dim: int = 0) -> tuple[Any, ...]:
@@ -144,7 +144,7 @@ _T = torch.Tensor
 _FUNCTIONS: Sequence[tuple[str, Callable[..., tuple[Any, ...]], Sequence[Callable[..., Any]]]] = (
     ("mul", _two, (_T.mul, torch.mul)),
     ("add", _two, (_T.add, torch.add)),
-    ("square", _pow, (_T.pow, torch.pow, _T.__pow__)),
+    ("pow", _pow, (_T.pow, torch.pow, _T.__pow__)),
     ("square", _one, (_T.square, torch.square)),
     ("mean", _mean, (_T.mean, torch.mean)),
     ("rsqrt", _one, (_T.rsqrt, torch.rsqrt)),
@@ -157,6 +157,7 @@ _FUNCTIONS: Sequence[tuple[str, Callable[..., tuple[Any, ...]], Sequence[Callabl
     ("view", _any, (_T.view, _T.reshape)),
     ("cast", _any, (_T.to, _T.float, _T.half, _T.bfloat16, _T.type_as)),
 )
+_POWERS = {2: "square", -0.5: "rsqrt"}
 _BY_FUNCTION = {function: (name, parse) for name, parse, functions in _FUNCTIONS for function in functions}
 
 
@@ -172,6 +173,8 @@ def parsed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.
         return None
     if name == "mul" and given[0] is given[1]:
         return "square", given[:1]
+    if name == "pow":
+        return _POWERS[given[1]], given[:1]
     if name == "cast":
         return (name, given[:1]) if _only_cast(given[0], out) else None
     return name, given

@@ -25,9 +25,9 @@ _MOST = 4  # traces until no chain hides what is used elsewhere
 
 # How a step may end a chain: by (look, what it made, its arguments), which are tried in both orders if there are two.
 _ENDS: dict[str, tuple[Callable[..., Match], ...]] = {
-    "mul": (_rms_norm.rounded_first, _rms_norm.in_float32, _gated.product),
+    "mul": (_rms_norm.rounded_first, _rms_norm.in_float32, _rms_norm.unscaled_in_float32, _gated.product),
     "add": (_rope.embedded,),
-    "cast": (_rms_norm.rounded_last,),
+    "cast": (_rms_norm.rounded_last, _rms_norm.unscaled_rounded),
 }
 # Functions of torch that are a chain by themselves, by their arguments.
 _WHOLE: dict[Any, Callable[..., Match]] = {
@@ -80,7 +80,7 @@ class _Trail(TorchFunctionMode):
         match = None if step is None else self._ended(step[0], out, step[1])
         self._note_uses(args, kwargs)
         if match is not None and _alike(made := match(), out):
-            return made
+            out = made  # which may be part of a longer chain itself, that is then made of the same arguments
         if step is not None:
             self._note(step[0], out, step[1])
         return out

@@ -142,3 +142,17 @@ def _scaled_rms_norm_backward(
     if not _weighed(x, weight) or grad.dtype != x.dtype:
         return NotImplemented
     return _norm_gradients(grad, x, rstd, weight, Norm(False, eps, offset, False, True, False), (True, True))[:2]
+
+
+@by_kernel("jtbridge::unscaled_rms_norm")
+def _unscaled_rms_norm(x: jax.Array, eps: float, *, node: fx.Node) -> Any:
+    del node
+    return NotImplemented if norms.supports(x) else _normalized(x, None, None, _norm(None, None, eps, centered=False))
+
+
+@by_kernel("jtbridge::unscaled_rms_norm_backward")
+def _unscaled_rms_norm_backward(grad: jax.Array, x: jax.Array, rstd: jax.Array, eps: float, *, node: fx.Node) -> Any:
+    del node
+    if norms.supports(x) or grad.dtype != x.dtype:
+        return NotImplemented
+    return _norm_gradients(grad, x, rstd, None, _norm(None, None, eps, centered=False), (True,))[0]

@@ -53,6 +53,11 @@ def squared_by_itself(x, weight):
     return ((h * h).mean(2, keepdim=True).add(1e-6).rsqrt() * h).to(x.dtype) * weight
 
 
+def gemma4(x, weight):
+    h = x.float()
+    return (h * torch.pow(h.pow(2).mean(-1, keepdim=True) + 1e-6, -0.5) * weight.float()).type_as(x)
+
+
 def of_torch(x, weight):
     return F.rms_norm(x, (x.shape[-1],), weight, 1e-6)
 
@@ -61,7 +66,7 @@ def of_torch_without_eps(x, weight):
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight=weight)
 
 
-CHAINS = [llama, gemma, olmo, squared_by_itself, of_torch, of_torch_without_eps]
+CHAINS = [llama, gemma, gemma4, olmo, squared_by_itself, of_torch, of_torch_without_eps]
 chains = pytest.mark.parametrize("chain", CHAINS)
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
@@ -297,25 +302,27 @@ NEAR_MISSES = [
     eps_is_a_tensor,
     square_root,
     weight_of_another_dtype,
-    weight_is_a_matrix,
-    two_and_weight,
-    inner_value_returned,
     inner_value_used,
-    two_weights,
     variance_written_to,
     saved_roughly,
     autocast,
     through_data,
 ]
+# What is not scaled as it must be, has a part that is normalized in some dtypes.
+NOT_SCALED = [
+    (weight_is_a_matrix, DTYPES),
+    (two_and_weight, ("float32",)),
+    (inner_value_returned, ("float32",)),
+    (two_weights, DTYPES),
+]
 # In these the difference is one of gradients alone: without them the chain is a chain.
 OF_GRADIENTS = [
     detached,
     detached_in_place,
-    ends_outside_of_a_function,
     partly_without_gradient,
-    inner_gradient,
-    hooked,
 ]
+# And in these, where the part without a weight has the gradient of one.
+OF_GRADIENTS_OF_THE_WEIGHTED = [ends_outside_of_a_function, inner_gradient, hooked]
 
 
 @pytest.mark.parametrize("function", NEAR_MISSES)
@@ -327,11 +334,31 @@ def test_a_near_miss_is_left_as_it_is(function, dtype):
     assert_is_torchs(function, *given)
 
 
+@pytest.mark.parametrize(("function", "parts"), NOT_SCALED)
+@dtypes
+def test_of_a_near_miss_the_part_without_a_weight(function, parts, dtype):
+    given = arguments(dtype)
+    assert operators(function, *given) == ({"jtbridge.unscaled_rms_norm": 1} if dtype in parts else {})
+    assert ("jtbridge.unscaled_rms_norm_backward" in gradient_operators(function, *given)) == (dtype in parts)
+    assert "jtbridge.rms_norm" not in gradient_operators(function, *given)
+    assert_is_torchs(function, *given, second=True)
+
+
 @pytest.mark.parametrize("function", OF_GRADIENTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gradients_that_the_code_bends_are_torchs(function, dtype):
     given = arguments(dtype)
     assert gradient_operators(function, *given) == {}
+    assert_is_torchs(function, *given)
+
+
+@pytest.mark.parametrize("function", OF_GRADIENTS_OF_THE_WEIGHTED)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_of_the_weighted_that_the_code_bends_are_torchs(function, dtype):
+    given = arguments(dtype)
+    found = gradient_operators(function, *given)
+    assert {name for name in found if "unscaled" not in name} == set()
+    assert bool(found) == (dtype == "float32")  # in half precision it is not rounded where it is taken
     assert_is_torchs(function, *given)
 
 
@@ -363,8 +390,11 @@ def test_chains_beside_one_that_hides_what_is_used():
         y, h = inner_value_returned(x, weight)
         return llama(x, weight) + y.sin(), h, gemma(x, weight)
 
-    assert operators(f, *arguments()) == {"jtbridge.rms_norm": 2}
+    assert operators(f, *arguments()) == {"jtbridge.rms_norm": 2, "jtbridge.unscaled_rms_norm": 1}
     assert_is_torchs(f, *arguments())
+    given = arguments("bfloat16")
+    assert operators(f, *given) == {"jtbridge.rms_norm": 2}
+    assert_is_torchs(f, *given)
 
 
 def test_a_function_with_its_own_backward_keeps_it():
