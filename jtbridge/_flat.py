@@ -134,7 +134,7 @@ class FlatFunction(TorchFunction):
 
     def __post_init__(self) -> None:
         self.symbolic: Any = None  # the program for symbolic sizes, where this was made for an example of them
-        self.translations: dict[tuple[TorchFunction, bool], Any] = {}  # as JAX programs, or why that cannot be
+        self.translations: dict[tuple[TorchFunction, bool, str], Any] = {}  # as JAX programs, or why that cannot be
         self.sequential: set[TorchFunction] = set()  # batched forms that torch.vmap could not do
         self.checked_graphs: set[tuple[int, ...]] = set()  # the inputs by which the next was looked for
         self.once_differentiable: str | None = None  # an autograd.Function that torch differentiates once

@@ -1,4 +1,4 @@
-"""Torch's thread-local settings, as they were when a call was traced.
+"""Torch's settings, most of them thread-local, as they were when a call was traced.
 
 XLA runs a callback on a thread of its own, or on whichever thread waits for the result, so grad mode, autocast,
 inference mode, default device and default dtype there need not be those of the traced program.
@@ -26,6 +26,7 @@ class TorchState:
     autocast: tuple[tuple[str, torch.dtype], ...]  # device types with autocast on, and their dtype
     dtype: torch.dtype
     device: torch.device | None  # None: torch's own default
+    products: str = "highest"  # how float32 is multiplied on a GPU: "highest", "high" or "medium"
 
     @classmethod
     def current(cls) -> TorchState:
@@ -38,6 +39,7 @@ class TorchState:
             ),
             dtype=torch.get_default_dtype(),
             device=torch.get_default_device() if has_torch_modes() else None,
+            products=torch.get_float32_matmul_precision(),
         )
 
     def activity_check(self) -> Callable[[], bool]:

@@ -83,7 +83,7 @@ def machine() -> dict[str, Any]:
     return {"device": jax.devices()[0].device_kind, **_report.machine(_report.PACKAGES + _PACKAGES)}
 
 
-_PACKAGES = ("triton", "jax-triton", "liger-kernel", "nvidia-cudnn-cu12")
+_PACKAGES = ("triton", "jax-triton", "liger-kernel", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 
 
 if __name__ == "__main__":

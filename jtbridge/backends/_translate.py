@@ -11,7 +11,7 @@ from jax.interpreters import mlir
 
 from jtbridge._flat import ArrayType, TorchFunction
 from jtbridge._triton import unavailable
-from jtbridge.translate import lower_program, refusal, translate
+from jtbridge.translate import lower_program, precision, refusal, translate
 
 
 class XlaBackend:
@@ -31,7 +31,7 @@ class XlaBackend:
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
         # Inside shard_map the types here say over which mesh axes values vary, and the program's constants do not.
         inside = ctx.replace(avals_in=_plain(fn.in_types), avals_out=_plain(fn.out_types))
-        return lower_program(inside, translate(fn, kernels=self.kernels), operands)
+        return lower_program(inside, translate(fn, kernels=self.kernels), operands, products=precision(fn.flat))
 
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         raise AssertionError("a translated function is compiled, not called")

@@ -3,7 +3,7 @@
 from ._constants import constant_array, with_constants
 from ._interpret import describe, has_lowering
 from ._lower import lower_program
-from ._program import captured, graph_of, jax_semantics, refusal, translate
+from ._program import captured, graph_of, jax_semantics, precision, refusal, translate
 from ._symbolic import hinted_shapes, is_symbolic, symbolic_program, torch_symbolic
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "is_symbolic",
     "jax_semantics",
     "lower_program",
+    "precision",
     "refusal",
     "symbolic_program",
     "torch_symbolic",

@@ -20,7 +20,7 @@ from jtbridge._signature import closed_over
 from jtbridge.capture import all_constants, large_constants, lift_constants, with_places_for
 from jtbridge.errors import TranslationError
 
-from ._program import graph_of
+from ._program import graph_of, precision
 
 _ARRAYS = WeakTensorKeyDictionary()  # tensor -> (its version, the array): shared by all plans that use it
 
@@ -64,7 +64,9 @@ def with_constants(flat: FlatFunction, fn: Callable[..., Any]) -> FlatFunction:
     try:
         module = graph_of(flat)
     except TranslationError as error:
-        flat.translations |= dict.fromkeys([(flat, False), (flat, True)], error.with_traceback(None))
+        flat.translations |= dict.fromkeys(
+            [(flat, kernels, precision(flat)) for kernels in (False, True)], error.with_traceback(None)
+        )
         return flat
     surroundings = Surroundings(fn, flat, all_constants(module))
     constants = large_constants(module)

@@ -51,7 +51,7 @@ def translate(fn: TorchFunction, *, kernels: bool = False) -> ClosedJaxpr:
         TranslationError: it cannot be translated; the message says why.
     """
     cache = fn.flat.translations
-    key = (fn, kernels)
+    key = (fn, kernels, precision(fn.flat))
     if key not in cache:
         try:
             cache[key] = _traced_in_jax(_run_of(_normalised(fn), kernels), fn)
@@ -79,7 +79,7 @@ def refusal(fn: TorchFunction) -> str | None:
 def _traced_in_jax(run: Run, fn: TorchFunction) -> ClosedJaxpr:
     """Before anything is lowered, so that what fails does so while another backend can still be chosen."""
     avals = [jax.ShapeDtypeStruct(type_.shape, type_.dtype) for type_ in fn.in_types]
-    with jax_semantics():
+    with jax_semantics(precision(fn.flat)):
         program = jax.make_jaxpr(run)(*avals)
     for i, (got, want) in enumerate(zip(program.out_avals, fn.out_types, strict=True)):
         if got.shape != want.shape or got.dtype != want.dtype:
@@ -88,10 +88,30 @@ def _traced_in_jax(run: Run, fn: TorchFunction) -> ClosedJaxpr:
 
 
 @contextlib.contextmanager
-def jax_semantics() -> Iterator[None]:
-    """JAX's settings while a graph is interpreted: torch's dtypes, whatever the program around it has chosen."""
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+def jax_semantics(products: str) -> Iterator[None]:
+    """JAX's settings while a graph is interpreted: torch's dtypes, whatever the program around it has chosen.
+
+    Args:
+        products: see :func:`precision`.
+    """
+    with (
+        jax.enable_x64(True),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        jax.default_matmul_precision(products),
+    ):
         yield
+
+
+def precision(flat: FlatFunction) -> str:
+    """How float32 is multiplied: as JAX was told to, or else as torch was, whose default is as float32.
+
+    JAX's own default takes ten bits on a GPU and seven on a TPU.
+    """
+    return jax.config.jax_default_matmul_precision or _PRECISIONS[flat.trace_state.products]
+
+
+_PRECISIONS = {"highest": "highest", "high": "high", "medium": "default"}
 
 
 def _normalised(fn: TorchFunction) -> Batched | TorchFunction:

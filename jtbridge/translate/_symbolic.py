@@ -22,7 +22,7 @@ from jtbridge.errors import TranslationError
 
 from ._interpret import Interpretation, obstacle
 from ._lower import lower_program
-from ._program import jax_semantics
+from ._program import jax_semantics, precision
 
 _HINTS = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
 
@@ -67,7 +67,7 @@ def symbolic_program(flat: FlatFunction, shapes: Sequence[Sequence[Any]]) -> Clo
         if isinstance(node.meta.get("val"), torch.Tensor | list | tuple):
             node.meta["jax_shapes"] = symbolic_shapes(node.meta["val"], symbols)
     run = Interpretation(module, flat.name, len(flat.in_types) - 1 if flat.seeded else None)
-    with jax_semantics():
+    with jax_semantics(precision(flat)):
         program = jax.make_jaxpr(run)(
             *(jax.ShapeDtypeStruct(tuple(s), t.dtype) for s, t in zip(shapes, flat.in_types, strict=True))
         )
@@ -116,7 +116,7 @@ torch_symbolic_p.multiple_results = True
 
 
 def _lower(ctx: mlir.LoweringRuleContext, *args: Any, program: ClosedJaxpr) -> Sequence[Any]:
-    return lower_program(ctx, program, args)
+    return lower_program(ctx, program, args, products="highest")  # of its products it is said already
 
 
 torch_symbolic_p.def_abstract_eval(lambda *_, program: program.out_avals)

@@ -180,7 +180,8 @@ def _compiled(fn: Callable, *args: jax.Array) -> str:
 
 def test_the_compiled_program_is_that_of_the_function_written_in_jnp():
     x = jnp.ones((8, 8))
-    assert _compiled(jtbridge.wrap(in_torch, backend="xla"), x, x) == _compiled(in_jnp, x, x)
+    with jax.default_matmul_precision("highest"):  # as torch's products are
+        assert _compiled(jtbridge.wrap(in_torch, backend="xla"), x, x) == _compiled(in_jnp, x, x)
 
 
 def test_a_rebound_global_is_read_again(monkeypatch: pytest.MonkeyPatch):
@@ -190,3 +191,30 @@ def test_a_rebound_global_is_read_again(monkeypatch: pytest.MonkeyPatch):
     assert f(jnp.ones(3)).tolist() == [5, 5, 5]
     WEIGHT.mul_(2)
     assert f(jnp.ones(3)).tolist() == [10, 10, 10]
+
+
+def precisions(f: Callable) -> set[str]:
+    """Those of the products in a program, and of its gradient."""
+    text = jax.jit(jax.value_and_grad(lambda x: f(x).sum())).lower(jnp.ones((3, 4, 8))).as_text()
+    assert "dot_general" in text
+    assert "convolution" in text
+    return set(re.findall(r"(?:precision = \[|precision )([A-Z]+)", text))
+
+
+def test_products_are_as_precise_as_torchs():
+    """On a CPU that is always so. On a GPU, JAX's default would have ten bits."""
+    weight, kernel = torch.randn(8, 8), torch.randn(4, 4, 3)
+    f = jtbridge.wrap(lambda x: torch.conv1d(x @ weight, kernel), backend="xla")
+    assert precisions(f) == {"HIGHEST"}
+    with jax.default_matmul_precision("tensorfloat32"):
+        assert precisions(f) == {"HIGH"}
+    before = torch.get_float32_matmul_precision()
+    try:
+        for name, want in (("high", "HIGH"), ("medium", "DEFAULT")):
+            torch.set_float32_matmul_precision(name)
+            assert precisions(f) == {want}
+            with jax.default_matmul_precision("float32"):
+                assert precisions(f) == {"HIGHEST"}
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert precisions(f) == {"HIGHEST"}
