@@ -108,7 +108,8 @@ def precision(flat: FlatFunction) -> str:
 
     JAX's own default takes ten bits on a GPU and seven on a TPU.
     """
-    return jax.config.jax_default_matmul_precision or _PRECISIONS[flat.trace_state.products]
+    asked_for = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    return asked_for or _PRECISIONS[flat.trace_state.products]
 
 
 _PRECISIONS = {"highest": "highest", "high": "high", "medium": "default"}
