@@ -1,0 +1,145 @@
+"""What JAX keeps to itself: calls on XLA's buffers, effects, linearization, mesh axes, and attention by cuDNN."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.core as jax_core
+import numpy as np
+from jax.interpreters import mlir
+
+
+def cudnn_attention() -> Any:
+    """JAX's lowerings of attention to cuDNN: ``_dot_product_attention_fwd_impl``, ``..._bwd_impl`` and their enums.
+
+    Public is ``jax.nn.dot_product_attention(implementation="cudnn")``, which checks for a GPU when it is traced, has no
+    forward mode and nothing for other platforms, and rounds the logarithm that the backward needs. Their arguments are
+    tried on jax 0.10.2, 0.11.2 and 0.12.0, where a function of scores has come to them.
+
+    Raises:
+        ImportError: this JAX has other ones.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as module
+
+    for name, parameters in _OF_CUDNN.items():
+        found = set(inspect.signature(getattr(module, name)).parameters) - _OF_SCORES.keys()
+        if found != set(parameters.split()):
+            raise ImportError(f"`{name}` of JAX {jax.__version__} takes other arguments than those that are known")
+    return module
+
+
+_OF_BOTH = (
+    "query key value bias q_seqlen kv_seqlen q_offsets kv_offsets page_table_k page_table_v "
+    "scale seed dropout_rate variadic_args mask_type layout sliding_window_length"
+)
+
+
+_OF_CUDNN = {
+    "_dot_product_attention_fwd_impl": f"{_OF_BOTH} is_training",
+    "_dot_product_attention_bwd_impl": f"{_OF_BOTH} activation fwd_output grad_output",
+}
+
+
+_OF_SCORES = {"score_mod": None, "score_mod_args": ()}
+
+
+def without_function_of_scores() -> dict[str, Any]:
+    """What says so to :func:`cudnn_attention` where it has to be said: from jax 0.12 on."""
+    parameters = inspect.signature(cudnn_attention()._dot_product_attention_fwd_impl).parameters
+    return {name: value for name, value in _OF_SCORES.items() if name in parameters}
+
+
+def cudnn_version() -> int | None:
+    """The version of cuDNN beside JAX, as 91002 for 9.10.2; None if there is none. Tried on jax 0.10.2."""
+    from jax._src.lib import cuda_versions
+
+    try:
+        return None if cuda_versions is None else cuda_versions.cudnn_get_version()
+    except RuntimeError:
+        return None
+
+
+def buffer_call(
+    ctx: mlir.LoweringRuleContext, callback: Callable, operands: Sequence[Any], *, gpu: bool
+) -> Sequence[Any]:
+    """Emit the custom call behind `jax.experimental.buffer_callback`: ``callback(ctx, *operands, *results)``.
+
+    Tried on jax 0.10.2. The public function refuses multi-platform lowering and rebuilds pytrees at every call,
+    which costs 2 us of 8. The executable keeps `callback` alive, and nothing else does.
+    """
+    from jax._src import ffi
+
+    module_context = ctx.module_context
+    module_context.add_host_callback(callback)
+    index = np.uint64(len(module_context.host_callbacks) - 1)
+    target = f"xla_buffer_python_{'gpu' if gpu else 'cpu'}_callback"
+    return ffi.ffi_lowering(target)(ctx, *operands, index=index)
+
+
+def _ordered_effect() -> Any:
+    """The effect of `io_callback(ordered=True)`. Tried on jax 0.10.2.
+
+    jax.experimental.io_callback exports the function only, and a primitive of our own that lowers to it has to
+    carry the same effect.
+    """
+    from jax._src import callback
+
+    return callback._OrderedIOEffect
+
+
+ORDERED_EFFECT = _ordered_effect()
+
+
+def add_linearization(primitive: Any, rule: Callable) -> None:
+    """Register ``rule(is_vjp, nonzeros, *primals, **params)``, used by grad, vjp and linearize but not by jvp.
+
+    It returns results, which of their tangents are not zero, residuals, and ``linearized(residuals, *tangents)``.
+    Tried on jax 0.10.0 to 0.12.0; since 0.11.1 there is a place for residuals of another kind. It is how JAX tells a
+    reverse-mode user, who wants residuals, from a forward-mode one; jax.interpreters.ad does not export the table.
+    Without it the JVP rule is used, and the forward runs twice.
+    """
+    from jax._src.interpreters import ad
+
+    def with_structured_residuals(*args: Any, **params: Any) -> Any:
+        results, nonzeros, residuals, linearized = rule(*args, **params)
+        return results, nonzeros, residuals, None, lambda saved, _, *tangents: linearized(saved, *tangents)
+
+    since = (0, 11, 1)
+    ad.primitive_linearizations[primitive] = rule if jax.__version_info__ < since else with_structured_residuals
+
+
+def _helper_of_varying_axes() -> Callable[..., Sequence[Any]]:
+    from jax._src import core
+
+    return getattr(core, "auto_insert_reshard", None) or core.standard_insert_pvary  # type: ignore[attr-defined]
+
+
+_unify = _helper_of_varying_axes()
+
+
+def unify_varying_axes(args: Sequence[Any]) -> Sequence[Any]:
+    """Give all arguments the same varying mesh axes inside shard_map, as JAX's own primitives do.
+
+    Tried on jax 0.10.0 and 0.10.2, which call it differently. Without it an argument that is the same on every shard
+    gets no sum over the shards in its gradient. The public `jax.lax.pcast` needs the mesh axes that only this helper
+    works out.
+    """
+    return _unify(*args)
+
+
+def call_aval(shape: tuple[int, ...], dtype: np.dtype, in_avals: Sequence[Any]) -> Any:
+    """The abstract value of a result: as varying over mesh axes as the (unified) arguments.
+
+    Tried on jax 0.10.2. ShapedArray is public, the field that holds the axes is not.
+    """
+    for operand in in_avals:
+        varying = getattr(operand, "manual_axis_type", None)
+        if varying is not None and not varying.empty:
+            sharding = jax.sharding.NamedSharding(
+                operand.sharding.mesh, jax.sharding.PartitionSpec(*[None] * len(shape))
+            )
+            return operand.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+    return jax_core.ShapedArray(shape, dtype)

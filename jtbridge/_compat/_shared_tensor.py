@@ -1,0 +1,63 @@
+"""A tensor over the memory of a JAX array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from jtbridge.errors import MutationError
+
+
+class SharedTensor(torch.Tensor):
+    """A tensor over memory that must not be written to: in-place operators on it, or on its views, raise.
+
+    Tried on torch 2.13. Torch has no read-only tensors, and its copy-on-write storages refuse foreign memory.
+    """
+
+    _inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, tensor: torch.Tensor) -> SharedTensor:
+        shared = torch.Tensor._make_subclass(cls, tensor, tensor.requires_grad)
+        shared._inner = tensor
+        return shared
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
+        kwargs = kwargs or {}
+        aliases = False
+        for position, argument in enumerate(func._schema.arguments):
+            value = kwargs.get(argument.name, args[position] if position < len(args) else None)
+            if argument.alias_info is None or not _holds_shared(value):
+                continue
+            aliases = True
+            if argument.alias_info.is_write:
+                raise MutationError(
+                    f"`{func}` writes to a tensor that shares the memory of a JAX array, which never changes. "
+                    "Write to a `.clone()` of it, or convert with `jtbridge.to_torch(x, copy=True)`."
+                )
+        out = func(*_unshare(args), **_unshare(kwargs))
+        return jax.tree.map(lambda x: cls(x) if isinstance(x, torch.Tensor) else x, out) if aliases else out
+
+    def tolist(self) -> Any:
+        """The values as nested lists (torch refuses this for subclasses)."""
+        return self._inner.tolist()
+
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        """A read-only NumPy view."""
+        array = self._inner.numpy(force=force)
+        array.flags.writeable = False
+        return array
+
+
+def _holds_shared(value: Any) -> bool:
+    return any(isinstance(leaf, SharedTensor) for leaf in jax.tree.leaves(value))
+
+
+def _unshare(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x._inner if isinstance(x, SharedTensor) else x, tree)
