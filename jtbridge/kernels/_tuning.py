@@ -79,6 +79,7 @@ def launch_tuned(
     default: C,
     problem: Problem,
     arranged: Callable[[C], Arrangement],
+    timed: Callable[[C], Arrangement] | None = None,
 ) -> list[jax.Array]:
     """As :func:`launch`, with the configuration that was found for a problem, or else the default.
 
@@ -90,10 +91,11 @@ def launch_tuned(
         default: what is taken where nothing was tuned.
         problem: what the choice depends on, beside kernel and chip: sizes (see :func:`size`), dtypes, options.
         arranged: how a configuration is launched.
+        timed: how it is launched where it is timed, if not so: on made-up numbers, of which integers are all 0.
     """
 
     def milliseconds(candidate: C) -> float | str:
-        how = dataclasses.asdict(arranged(candidate))
+        how = dataclasses.asdict((timed or arranged)(candidate))
         return _timing.milliseconds(kernel, operands, out_types=out_types, **how)
 
     how = arranged(chosen(kernel, candidates, default, problem, milliseconds))

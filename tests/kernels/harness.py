@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from jtbridge import _triton
+from jtbridge.kernels import _tuning
 from jtbridge.kernels._launch import interpreting
 
 ARCHITECTURES = (80, 90)
@@ -27,6 +28,10 @@ needs_triton = pytest.mark.skipif(
     _triton.unavailable() is not None, reason=f"Triton cannot be used: {_triton.unavailable()}"
 )
 needs_interpreter = pytest.mark.skipif(not interpreting(), reason="runs in a process with TRITON_INTERPRET=1")
+needs_kernels = pytest.mark.skipif(
+    not interpreting() and (_triton.unavailable() is not None or jax.default_backend() != "gpu"),
+    reason="kernels run on a GPU, or in a process with TRITON_INTERPRET=1",
+)
 needs_compiler = pytest.mark.skipif(interpreting(), reason="kernels are interpreted in this process, not compiled")
 
 
@@ -94,6 +99,26 @@ def launches(fn: Callable[..., Any], *args: Any) -> list[Launch]:
         jax.jit(fn).trace(*args).lower(lowering_platforms=("cuda",))
     assert found, "no kernel was launched"
     return found
+
+
+def in_turn(*tables: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """One of each table at a time, until every table has been gone through."""
+    return [tuple(table[i % len(table)] for table in tables) for i in range(max(map(len, tables)))]
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[tuple[str, dict[str, Any], int]]]:
+    """Of the launches inside the block: kernel, constants and warps."""
+    found: list[tuple[str, dict[str, Any], int]] = []
+    launch = _tuning.launch
+
+    def record(kernel: Any, *operands: Any, **how: Any) -> list[jax.Array]:
+        found.append((kernel.__name__, dict(how["constants"]), how["num_warps"]))
+        return launch(kernel, *operands, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_tuning, "launch", record)
+        yield found
 
 
 def compiled(launch: Launch, architecture: int, folder: Path) -> Usage:

@@ -14,9 +14,22 @@ from hypothesis import strategies as st
 
 import jtbridge
 from jtbridge.kernels import cross_entropy
-from jtbridge.kernels.cross_entropy import op, reference, supports
+from jtbridge.kernels.cross_entropy import configurations, op, reference, supports
+from jtbridge.kernels.cross_entropy.configurations import Backward, Forward
 
-from .harness import ARCHITECTURES, assert_close, compiled, kernels_in, launches, needs_compiler, needs_triton, normal
+from .harness import (
+    ARCHITECTURES,
+    assert_close,
+    compiled,
+    in_turn,
+    kernels_in,
+    launches,
+    needs_compiler,
+    needs_kernels,
+    needs_triton,
+    normal,
+    recorded,
+)
 
 REDUCTIONS = ["mean", "sum", "none"]
 
@@ -76,8 +89,8 @@ def test_no_such_class_is_nan():
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_long_rows_are_taken_by_pieces(monkeypatch, smoothing):
-    monkeypatch.setattr(op, "_LANES", 16)
-    monkeypatch.setattr(op, "_BLOCK", 32)
+    monkeypatch.setattr(configurations, "_LANES", 16)
+    monkeypatch.setattr(configurations, "_BLOCK", 32)
     x, labels = normal(3, 150), classes_of(3, n=150)
     if not smoothing:
         x = x.at[1, :40].set(-jnp.inf).at[1, labels[1]].set(0)
@@ -86,6 +99,33 @@ def test_long_rows_are_taken_by_pieces(monkeypatch, smoothing):
     assert_close(losses, want)
     ct = normal(3, seed=1)
     assert_close(pull(ct)[0], theirs(ct)[0], factor=2)
+
+
+def _turns(n, monkeypatch):
+    """Sets each candidate forward and backward at least once, and gives it."""
+    for forward, backward in in_turn(configurations.candidates_forward(n), configurations.candidates_backward(n)):
+        monkeypatch.setattr(op, "candidates_forward", lambda n, c=forward: [c])
+        monkeypatch.setattr(op, "candidates_backward", lambda n, c=backward: [c])
+        yield forward, backward
+
+
+@needs_kernels
+@pytest.mark.parametrize("n", [100, 20_000])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_every_configuration_computes_the_same(n, smoothing, monkeypatch):
+    x, labels, ct = 3 * normal(5, n), classes_of(5, n=n).at[0].set(-100).at[1].set(n), normal(5, seed=1)
+    if not smoothing:
+        x = x.at[2, : n // 2].set(-jnp.inf).at[2, labels[2]].set(0)
+    want, theirs = jax.vjp(lambda x: plain(x, labels, smoothing=smoothing), x)
+    for forward, backward in _turns(n, monkeypatch):
+        with recorded() as found:
+            f = functools.partial(cross_entropy, label_smoothing=smoothing, reduction="none")
+            losses, pull = jax.vjp(lambda x, f=f: f(x, labels), x)
+            assert_close(losses, want)
+            assert_close(pull(ct)[0], theirs(ct)[0], factor=2)
+        assert [warps for _, _, warps in found] == [forward.warps, backward.warps]
+        assert found[0][1].items() >= forward.blocks.items()
+        assert found[1][1].items() >= backward.blocks.items()
 
 
 def test_an_ignored_row_is_not_read():
@@ -146,15 +186,40 @@ def test_errors():
 @pytest.mark.parametrize(
     ("n", "dtype", "smoothing"), [(100, "bfloat16", 0.1), (50_257, "float32", 0.0), (131_072, "bfloat16", 0.1)]
 )
-def test_compiles_without_spilling(architecture, n, dtype, smoothing, tmp_path):
+def test_every_configuration_compiles_without_spilling(architecture, n, dtype, smoothing, monkeypatch, tmp_path):
     loss = functools.partial(cross_entropy, label_smoothing=smoothing)
-    found = launches(jax.grad(loss), normal(2, n, dtype=dtype), jnp.zeros(2, jnp.int32))
-    assert [launch.kernel.__name__ for launch in found] == ["cross_entropy_forward", "cross_entropy_backward"]
-    for launch in found:
-        usage = compiled(launch, architecture, tmp_path)
-        assert usage.spilled == 0
-        assert usage.registers <= 128
-        assert usage.shared <= 1024
+    for turn in _turns(n, monkeypatch):
+        found = launches(jax.grad(loss), normal(2, n, dtype=dtype), jnp.zeros(2, jnp.int32))
+        assert [launch.kernel.__name__ for launch in found] == ["cross_entropy_forward", "cross_entropy_backward"]
+        for launch, configuration in zip(found, turn, strict=True):
+            assert launch.constants.items() >= configuration.blocks.items()
+            assert launch.num_warps == configuration.warps
+            usage = compiled(launch, architecture, tmp_path)
+            assert usage.spilled == 0
+            # Eight pieces are twice as many numbers of a thread.
+            assert usage.registers <= (192 if configuration.blocks.get("pieces") == 8 else 128)
+            assert usage.shared <= 1024
+
+
+def test_configurations():
+    assert configurations.default_forward(100) == Forward(1, 128, 1)
+    assert configurations.default_forward(3000) == Forward(2, 2048, 8)
+    assert configurations.default_backward(100) == Backward(128, 1)
+    assert configurations.candidates_forward(100) == [Forward(1, 128, 1)]
+    assert configurations.candidates_forward(128_256) == [
+        Forward(4, 2048, 8),
+        Forward(2, 2048, 8),
+        Forward(8, 2048, 8),
+        Forward(4, 1024, 4),
+        Forward(4, 4096, 16),
+    ]
+    assert configurations.candidates_backward(128_256) == [
+        Backward(4096, 8),
+        Backward(4096, 4),
+        Backward(4096, 16),
+        Backward(2048, 4),
+        Backward(8192, 16),
+    ]
 
 
 @needs_triton

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -14,9 +15,20 @@ from hypothesis import strategies as st
 import jtbridge
 from jtbridge.kernels import geglu, swiglu
 from jtbridge.kernels._launch import interpreting
-from jtbridge.kernels.gated import op, reference, supports
+from jtbridge.kernels.gated import configurations, op, reference, supports
 
-from .harness import ARCHITECTURES, assert_close, compiled, kernels_in, launches, needs_compiler, needs_triton, normal
+from .harness import (
+    ARCHITECTURES,
+    assert_close,
+    compiled,
+    kernels_in,
+    launches,
+    needs_compiler,
+    needs_kernels,
+    needs_triton,
+    normal,
+    recorded,
+)
 
 gelu = torch.nn.functional.gelu
 ALL = {
@@ -48,6 +60,19 @@ def test_is_torchs(name, shape, dtype, seed):
     got, pull = jax.vjp(f, gate, up)
     assert_close(got, jtbridge.to_jax(want.detach()).astype(dtype))
     assert_close(pull(ct), tuple(jtbridge.to_jax(t.grad).astype(dtype) for t in tensors))
+
+
+@needs_kernels
+@each
+@pytest.mark.parametrize("configuration", configurations.candidates(), ids=str)
+def test_every_configuration_computes_the_same(name, configuration, monkeypatch):
+    f, theirs, _ = ALL[name]
+    monkeypatch.setattr(op, "default", lambda: configuration)
+    gate, up, ct = (normal(5000, seed=seed) for seed in range(3))  # full blocks, and one that is not
+    with recorded() as found:
+        assert_close(_forward_and_backward(f)(gate, up, ct), _forward_and_backward(theirs)(gate, up, ct))
+    held = [(kernel, constants["block"], warps) for kernel, constants, warps in found]
+    assert held == [(kernel, *dataclasses.astuple(configuration)) for kernel in ("gated_forward", "gated_backward")]
 
 
 @each
@@ -119,15 +144,24 @@ def _forward_and_backward(f):
 @each
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("size", "dtype"), [(12_345, "bfloat16"), (4096, "float32")])
-def test_compiles_without_spilling(name, architecture, size, dtype, tmp_path):
+def test_every_configuration_compiles_without_spilling(name, architecture, size, dtype, monkeypatch, tmp_path):
     x = normal(size, dtype=dtype)
-    found = launches(_forward_and_backward(ALL[name][0]), x, x, x)
-    assert [launch.kernel.__name__ for launch in found] == ["gated_forward", "gated_backward"]
-    for launch in found:
-        usage = compiled(launch, architecture, tmp_path)
-        assert usage.spilled == 0
-        assert usage.registers <= 64
-        assert usage.shared == 0
+    for configuration in configurations.candidates():
+        monkeypatch.setattr(op, "default", lambda configuration=configuration: configuration)
+        found = launches(_forward_and_backward(ALL[name][0]), x, x, x)
+        assert [launch.kernel.__name__ for launch in found] == ["gated_forward", "gated_backward"]
+        for launch in found:
+            assert (launch.constants["block"], launch.num_warps) == dataclasses.astuple(configuration)
+            usage = compiled(launch, architecture, tmp_path)
+            assert usage.spilled == 0
+            # Eight for each element of a thread, so that half of the threads an H100 has room for are there.
+            assert usage.registers <= 8 * configuration.block // (32 * configuration.warps)
+            assert usage.shared == 0
+
+
+def test_configurations():
+    assert configurations.candidates()[0] == configurations.default() == configurations.Configuration(1024, 4)
+    assert len(set(configurations.candidates())) == 5
 
 
 @needs_triton

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -15,9 +16,22 @@ from hypothesis import strategies as st
 import jtbridge
 from jtbridge.kernels import layer_norm, rms_norm
 from jtbridge.kernels._launch import interpreting
-from jtbridge.kernels.norms import op, supports
+from jtbridge.kernels.norms import configurations, op, supports
+from jtbridge.kernels.norms.configurations import Configuration
 
-from .harness import ARCHITECTURES, assert_close, compiled, kernels_in, launches, needs_compiler, needs_triton, normal
+from .harness import (
+    ARCHITECTURES,
+    assert_close,
+    compiled,
+    in_turn,
+    kernels_in,
+    launches,
+    needs_compiler,
+    needs_kernels,
+    needs_triton,
+    normal,
+    recorded,
+)
 
 DTYPES = st.sampled_from(["float32", "bfloat16", "float16"])
 # Sums over a few hundred products of rounded numbers, and the reference's own rounding of what it saves.
@@ -133,7 +147,7 @@ def test_the_residual_is_added_and_returned(name, dtype):
 def test_long_rows_are_taken_by_pieces(name, residual, monkeypatch):
     f, theirs, _ = BOTH[name]
     for limit, value in {"_LONGEST": 64, "_LONGEST_BACKWARD": 64, "_PIECE": 32, "_COLUMNS": 32, "_ROOM": 512}.items():
-        monkeypatch.setattr(op, limit, value)
+        monkeypatch.setattr(configurations, limit, value)
     op.operation.cache_clear()
     x, ct = 100 + normal(7, 100), normal(7, 100, seed=1)  # a mean that would cancel
     weights = _weights(name, 100)
@@ -152,13 +166,59 @@ def test_long_rows_are_taken_by_pieces(name, residual, monkeypatch):
 @both
 def test_programs_take_several_rows(name, monkeypatch):
     f, theirs, _ = BOTH[name]
-    monkeypatch.setattr(op, "_ROOM", 3 * 64)
-    monkeypatch.setattr(op, "_TILE_BACKWARD", 32)
+    monkeypatch.setattr(configurations, "_ROOM", 3 * 64)
+    monkeypatch.setattr(configurations, "_TILE_BACKWARD", 32)
     op.operation.cache_clear()
     x, ct = normal(23, 13), normal(23, 13, seed=1)
     weights = _weights(name, 13)
     assert_close(_pulled(f)(ct, x, *weights), _pulled(theirs)(ct, x, *weights), factor=SUMS)
     op.operation.cache_clear()
+
+
+def _turns(rows, n, loaded, monkeypatch):
+    """Sets each candidate of each kernel at least once, and gives those of the kernels by name."""
+    tables = (
+        configurations.candidates_forward(rows, n),
+        configurations.candidates_sums(),
+        configurations.candidates_backward(rows, n, loaded),
+    )
+    for forward, sums, backward in in_turn(*tables):
+        op.operation.cache_clear()
+        monkeypatch.setattr(op, "candidates_forward", lambda *_, c=forward: [c])
+        monkeypatch.setattr(op, "candidates_sums", lambda c=sums: [c])
+        monkeypatch.setattr(op, "candidates_backward", lambda *_, c=backward: [c])
+        held = {"norm_forward": forward, "norm_forward_pieces": forward}
+        yield held | {"norm_backward_sums": sums, "norm_backward": backward}
+    op.operation.cache_clear()
+
+
+def _as_configured(configuration, constants, warps):
+    given = dataclasses.asdict(configuration)
+    return all(constants.get(name, given[name]) == given[name] for name in given) and warps == given["warps"]
+
+
+@needs_kernels
+@both
+@pytest.mark.parametrize(("rows", "n"), [(23, 100), (70, 1000), (9, 20_000)])
+@pytest.mark.parametrize("batched", [False, True])
+def test_every_configuration_computes_the_same(name, rows, n, batched, monkeypatch):
+    f, theirs, _ = BOTH[name]
+    monkeypatch.setattr(configurations, "_ROOM", 2 * configurations._TILE_BACKWARD)  # programs of several tiles
+    cts, args = tuple(normal(2, rows, n, seed=i) for i in (0, 1)), [normal(2, rows, n, seed=i) for i in (2, 3)]
+    args += _weights(name, n, batch=(2,))
+    every = (cts, *args) if batched else jax.tree.map(lambda x: x[0], (cts, *args))
+
+    def of(h):
+        pulled = _pulled(lambda x, r, *w: h(x, *w, residual=r))
+        return (jax.vmap(pulled) if batched else pulled)(*every)
+
+    want = of(theirs)
+    for turn in _turns(2 * rows if batched else rows, n, 12, monkeypatch):
+        with recorded() as found:
+            assert_close(of(f), want, factor=SUMS)
+        assert len(found) == 2 + (n > configurations._LONGEST_BACKWARD)
+        for kernel, constants, warps in found:
+            assert _as_configured(turn[kernel], constants, warps)
 
 
 @both
@@ -254,24 +314,63 @@ def test_what_is_refused():
         (50_000, "bfloat16", False),
     ],
 )
-def test_compiles_without_spilling(name, architecture, n, dtype, residual, tmp_path):
+def test_every_configuration_compiles_without_spilling(name, architecture, n, dtype, residual, monkeypatch, tmp_path):
     f, _, _ = BOTH[name]
     x = jnp.zeros((300, n), dtype)
     args = (x, *([x] if residual else []), *_weights(name, n))
-    fn = _pulled((lambda x, r, *w: f(x, *w, residual=r)) if residual else f)
-    found = launches(fn, (x, x) if residual else x, *args)
     longer = ["norm_backward_sums"] if n > 8192 else []
-    assert [launch.kernel.__name__ for launch in found] == [
-        "norm_forward" if n <= 16384 else "norm_forward_pieces",
-        *longer,
-        "norm_backward",
+    for turn in _turns(300, n, (2 + residual) * x.dtype.itemsize, monkeypatch):
+        fn = _pulled((lambda x, r, *w: f(x, *w, residual=r)) if residual else f)  # another one is traced again
+        found = launches(fn, (x, x) if residual else x, *args)
+        assert [launch.kernel.__name__ for launch in found] == [
+            "norm_forward" if n <= 16384 else "norm_forward_pieces",
+            *longer,
+            "norm_backward",
+        ]
+        for launch in found:
+            assert _as_configured(turn[launch.kernel.__name__], launch.constants, launch.num_warps)
+            usage = compiled(launch, architecture, tmp_path)
+            assert usage.spilled == 0
+            assert usage.registers * 32 * launch.num_warps <= 65536
+            # Of an A100's 163 KiB and an H100's 227 for a program. Rows on their way are in the backward alone; weights
+            # that several rows have in common are handed from thread to thread, in float32.
+            tile, block = launch.constants.get("tile", 1), launch.constants["block"]
+            handed = 4 * block if tile > 1 else 0
+            assert usage.shared <= (97 * 1024 if usage.name == "norm_backward" else 4096) + handed
+
+
+def test_configurations():
+    assert configurations.candidates_forward(300, 4096) == [
+        Configuration(1, 4096, 8),
+        Configuration(1, 4096, 4),
+        Configuration(1, 4096, 16),
+        Configuration(2, 4096, 16),
     ]
-    for launch in found:
-        usage = compiled(launch, architecture, tmp_path)
-        assert usage.spilled == 0
-        assert usage.registers * 32 * launch.num_warps <= 65536
-        # Of an A100's 163 KiB and an H100's 227 for a program; rows on their way are in the backward alone.
-        assert usage.shared <= (97 * 1024 if usage.name == "norm_backward" else 4096)
+    assert configurations.candidates_forward(1, 5) == [Configuration(1, 8, 1)]
+    assert configurations.candidates_forward(3, 50_000) == configurations.candidates_sums()
+    assert configurations.candidates_sums() == [
+        Configuration(1, 4096, 8),
+        Configuration(1, 4096, 4),
+        Configuration(1, 4096, 16),
+        Configuration(1, 2048, 4),
+        Configuration(1, 8192, 16),
+    ]
+    assert configurations.candidates_backward(300, 4096, 4) == [
+        Configuration(1, 4096, 8, 3),
+        Configuration(1, 4096, 16, 3),
+        Configuration(1, 4096, 8, 2),
+        Configuration(2, 4096, 16, 3),
+    ]
+    # Rows on their way may take no more of the shared memory than the default's.
+    assert configurations.candidates_backward(300, 4096, 12)[-1] == Configuration(2, 4096, 16, 2)
+    assert configurations.candidates_backward(300, 8192, 4)[1] == Configuration(1, 8192, 32, 3)
+
+
+def test_partial_sums_are_as_many_whatever_is_tried():
+    assert configurations.programs(1, 300, 4096, summed=True) == 264
+    assert configurations.programs(1, 300, 4096, summed=False) == 300
+    assert configurations.programs(4, 300, 4096, summed=True) == 66
+    assert configurations.programs(1, 7, 100, summed=True) == 1
 
 
 @needs_triton

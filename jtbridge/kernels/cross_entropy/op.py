@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._launch import launch
 from jtbridge.kernels._operation import Operation
-from jtbridge.kernels._shapes import FLOATS, next_power_of_2, rows_grid, unsupported_dtype, warps
+from jtbridge.kernels._shapes import FLOATS, rows_grid, unsupported_dtype
 from jtbridge.kernels._step import Step, leading
+from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
 
 from . import reference
+from .configurations import Backward, Forward, candidates_backward, candidates_forward
 
 Reduction = Literal["mean", "sum", "none"]
 
 LABELS = (jnp.dtype("int32"), jnp.dtype("int64"))
-
-# Forward: the lanes of a program, eight elements of a thread each, and how many pieces of a row they take at a time.
-_LANES, _PIECES = 2048, 4
-# Backward: elements of a program.
-_BLOCK = 4096
 
 
 def supports(logits: jax.Array, labels: jax.Array) -> str | None:
@@ -140,39 +137,47 @@ def rows_backward(ignore_index: int, smoothing: float) -> Step:
     return Step(functools.partial(reference.backward, **options), functools.partial(_backward, **options), leading())
 
 
-def _forward(logits: jax.Array, labels: jax.Array, *, ignore_index: int, smoothing: float) -> list[jax.Array]:
+def _forward(logits: jax.Array, labels: jax.Array, **options: Any) -> list[jax.Array]:
     from .triton_kernel import cross_entropy_forward
 
-    n = logits.shape[-1]
-    lanes = min(next_power_of_2(n), _LANES)
-    pieces = min(next_power_of_2(-(-n // lanes)), _PIECES)
     of_row = jax.ShapeDtypeStruct(labels.shape, jnp.float32)
-    return launch(
-        cross_entropy_forward,
-        logits,
-        labels,
-        out_types=[of_row, of_row],
-        grid=rows_grid(logits),
-        constants={"n": n, "pieces": pieces, "lanes": lanes, "ignore_index": ignore_index, "smoothing": smoothing},
-        num_warps=warps(lanes),
-    )
+    tried = candidates_forward(logits.shape[-1])
+    return _launched(cross_entropy_forward, tried, [of_row, of_row], logits, labels, **options)
 
 
-def _backward(
-    logits: jax.Array, labels: jax.Array, lse: jax.Array, ct: jax.Array, *, ignore_index: int, smoothing: float
-) -> list[jax.Array]:
+def _backward(logits: jax.Array, *of_rows: jax.Array, **options: Any) -> list[jax.Array]:
     from .triton_kernel import cross_entropy_backward
 
-    n = logits.shape[-1]
-    block = min(next_power_of_2(n), _BLOCK)
-    return launch(
-        cross_entropy_backward,
+    out_type = jax.ShapeDtypeStruct(logits.shape, logits.dtype)
+    tried = candidates_backward(logits.shape[-1])
+    return _launched(cross_entropy_backward, tried, [out_type], logits, *of_rows, **options)
+
+
+def _launched(
+    kernel: Any,
+    tried: Sequence[Forward] | Sequence[Backward],
+    out_types: Sequence[jax.ShapeDtypeStruct],
+    logits: jax.Array,
+    *of_rows: jax.Array,
+    ignore_index: int,
+    smoothing: float,
+) -> list[jax.Array]:
+    n, rows = logits.shape[-1], rows_grid(logits)
+
+    def arranged(c: Forward | Backward, ignored: int = ignore_index) -> Arrangement:
+        grid = (*rows, -(-n // c.block)) if isinstance(c, Backward) else rows
+        return Arrangement(grid, {"n": n, **c.blocks, "ignore_index": ignored, "smoothing": smoothing}, c.warps)
+
+    dtypes = f"{logits.dtype} {of_rows[0].dtype}"
+    return launch_tuned(
+        kernel,
         logits,
-        labels,
-        lse,
-        ct,
-        out_types=[jax.ShapeDtypeStruct(logits.shape, logits.dtype)],
-        grid=(*rows_grid(logits), -(-n // block)),
-        constants={"n": n, "block": block, "ignore_index": ignore_index, "smoothing": smoothing},
-        num_warps=warps(block) // 2 or 1,
+        *of_rows,
+        out_types=out_types,
+        candidates=tried,
+        default=tried[0],
+        problem={"dtypes": dtypes, "rows": size(rows[0]), "n": size(n), "smoothed": smoothing > 0},
+        arranged=arranged,
+        # Labels are all 0 there, and of rows that are ignored nothing would be read.
+        timed=functools.partial(arranged, ignored=-1),
     )

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._launch import launch
 from jtbridge.kernels._operation import Operation
 from jtbridge.kernels._shapes import FLOATS, unsupported_dtype
 from jtbridge.kernels._step import Step, leading
+from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
 
 from . import reference
-
-# Elements of a program: 8 for each of its threads, 16 bytes of float16.
-_BLOCK, _WARPS = 1024, 4
+from .configurations import Configuration, candidates, default
 
 
 def supports(gate: jax.Array, up: jax.Array) -> str | None:
@@ -103,34 +102,31 @@ def operation(activation: str, *, rounded: bool = False) -> Operation:
     )
 
 
-def _forward(gate: jax.Array, up: jax.Array, *, activation: str, rounded: bool) -> list[jax.Array]:
+def _forward(gate: jax.Array, up: jax.Array, **options: Any) -> list[jax.Array]:
     from .triton_kernel import gated_forward
 
-    return launch(
-        gated_forward,
-        gate,
-        up,
-        out_types=[jax.ShapeDtypeStruct(gate.shape, gate.dtype)],
-        grid=_grid(gate),
-        constants={"size": gate.size, "block": _BLOCK, "activation": activation, "rounded": rounded},
-        num_warps=_WARPS,
-    )
+    return _launched(gated_forward, gate, up, results=1, **options)
 
 
-def _backward(gate: jax.Array, up: jax.Array, ct: jax.Array, *, activation: str, rounded: bool) -> list[jax.Array]:
+def _backward(gate: jax.Array, up: jax.Array, ct: jax.Array, **options: Any) -> list[jax.Array]:
     from .triton_kernel import gated_backward
 
-    return launch(
-        gated_backward,
-        gate,
-        up,
-        ct,
-        out_types=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (gate, up)],
-        grid=_grid(gate),
-        constants={"size": gate.size, "block": _BLOCK, "activation": activation, "rounded": rounded},
-        num_warps=_WARPS,
+    return _launched(gated_backward, gate, up, ct, results=2, **options)
+
+
+def _launched(kernel: Any, *arrays: jax.Array, results: int, activation: str, rounded: bool) -> list[jax.Array]:
+    x = arrays[0]
+    options = {"activation": activation, "rounded": rounded}
+
+    def arranged(c: Configuration) -> Arrangement:
+        return Arrangement((math.ceil(x.size / c.block),), {"size": x.size, "block": c.block, **options}, c.warps)
+
+    return launch_tuned(
+        kernel,
+        *arrays,
+        out_types=[jax.ShapeDtypeStruct(x.shape, x.dtype)] * results,
+        candidates=candidates(),
+        default=default(),
+        problem={"dtype": str(x.dtype), "size": size(x.size), **options},
+        arranged=arranged,
     )
-
-
-def _grid(x: jax.Array) -> tuple[int]:
-    return (math.ceil(x.size / _BLOCK),)

@@ -9,25 +9,14 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._launch import launch
 from jtbridge.kernels._operation import Operation
-from jtbridge.kernels._shapes import FLOATS, grouped, next_power_of_2, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, grouped, unsupported_dtype
 from jtbridge.kernels._step import Step
+from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
 
 from . import reference
+from .configurations import Configuration, candidates_backward, candidates_forward, candidates_sums, programs
 from .reference import Norm
-
-# The longest row that a program holds in registers: in the backward, the row's gradients and the sums over rows too.
-_LONGEST, _LONGEST_BACKWARD = 16384, 8192
-# Elements that a program takes at a time: of a longer row, and of rows together where they are shorter.
-_PIECE, _TILE, _TILE_BACKWARD = 4096, 1024, 2048
-# Columns of a longer row that a program adds up, and how many rows it takes at a time.
-_COLUMNS, _COLUMN_ROWS = 1024, 4
-# Elements that the programs adding up gradients of weights hold together: what an H100 has room for, 8192 on each of
-# its 132 multiprocessors. More programs would wait for their turn, and leave more sums behind.
-_ROOM = 132 * 8192
-# Bytes of shared memory for rows on their way to a program of 8192 elements, which has a multiprocessor for itself.
-_SHARED = 96 * 1024
 
 
 def supports(
@@ -180,14 +169,18 @@ def operation(norm: Norm, dtypes: tuple[str, ...]) -> Operation:
     )
 
 
-def _warps(elements: int) -> int:
-    """Warps for a program: 16 elements a thread."""
-    return min(16, max(1, elements // 512))
+def _flags(norm: Norm) -> dict[str, bool]:
+    """What a norm has, as the kernels are told."""
+    return {
+        "centered": norm.centered,
+        "has_residual": norm.residual,
+        "has_weight": norm.weight,
+        "has_bias": norm.bias,
+    }
 
 
-def _tile(rows: int, block: int, most: int) -> int:
-    """How many rows of a block a program takes together."""
-    return min(next_power_of_2(rows), max(1, most // block), 64)
+def _dtypes(arrays: Sequence[jax.Array]) -> str:
+    return " ".join(str(array.dtype) for array in arrays)
 
 
 def _forward(*arrays: jax.Array, norm: Norm) -> list[jax.Array]:
@@ -199,11 +192,18 @@ def _forward(*arrays: jax.Array, norm: Norm) -> list[jax.Array]:
     # In the place of what is not there stands x, which is not read.
     residual, weight, bias = (next(given) if there else x for there in (norm.residual, norm.weight, norm.bias))
     rows = groups * group
-    whole = n <= _LONGEST
-    block = next_power_of_2(n) if whole else _PIECE
-    tile = _tile(rows, block, _TILE)
+    tried = candidates_forward(rows, n)
+    whole = n <= tried[0].block
     shared = any(array.shape[0] == 1 for array in others[norm.residual :]) or not (norm.weight or norm.bias)
-    y, h, statistics = launch(
+    flags = {**_flags(norm), "rounded": norm.rounded}
+
+    def arranged(c: Configuration) -> Arrangement:
+        shape = {"rows": rows, "group": rows if shared else group, "n": n, "block": c.block}
+        tile = {"tile": c.tile} if whole else {}
+        constants = {**shape, **tile, **flags, "eps": norm.eps, "offset": norm.offset}
+        return Arrangement((math.ceil(rows / c.tile),), constants, c.warps)
+
+    y, h, statistics = launch_tuned(
         norm_forward if whole else norm_forward_pieces,
         *(x, residual, weight, bias),
         out_types=[
@@ -211,22 +211,10 @@ def _forward(*arrays: jax.Array, norm: Norm) -> list[jax.Array]:
             jax.ShapeDtypeStruct(x.shape if norm.residual else (1,), x.dtype),
             jax.ShapeDtypeStruct((groups, group, norm.statistics), jnp.float32),
         ],
-        grid=(math.ceil(rows / tile) if whole else rows,),
-        constants={
-            "rows": rows,
-            "group": rows if shared else group,
-            "n": n,
-            "eps": norm.eps,
-            "offset": norm.offset,
-            "centered": norm.centered,
-            "rounded": norm.rounded,
-            "has_residual": norm.residual,
-            "has_weight": norm.weight,
-            "has_bias": norm.bias,
-            **({"tile": tile} if whole else {}),
-            "block": block,
-        },
-        num_warps=_warps(tile * block),
+        candidates=tried,
+        default=tried[0],
+        problem={"dtypes": _dtypes(arrays), "rows": size(rows), "n": size(n), "shared": shared, **flags},
+        arranged=arranged,
     )
     return [y, *([h] if norm.residual else []), statistics]
 
@@ -240,39 +228,29 @@ def _backward(*arrays: jax.Array, norm: Norm, dtypes: Sequence[str]) -> list[jax
     statistics, ct = next(given), next(given)
     ct_h = next(given) if norm.residual else x
     groups, group, n = x.shape
-    whole = n <= _LONGEST_BACKWARD
-    block = next_power_of_2(n) if whole else _COLUMNS
-    tile = _tile(group, block, _TILE_BACKWARD) if whole else min(next_power_of_2(group), _COLUMN_ROWS)
-    sums = x if whole else _row_sums(x, weight, statistics, ct, norm=norm)
-    pieces = math.ceil(n / block)
+    loaded = (2 + norm.residual) * x.dtype.itemsize
+    tried = candidates_backward(group, n, loaded)
+    sums = x if n <= tried[0].block else _row_sums(x, weight, statistics, ct, norm=norm)
     count = norm.weight + norm.bias
-    programs = math.ceil(group / tile)
-    if count:
-        programs = min(programs, max(1, _ROOM // (groups * pieces * tile * block)))
-    in_flight = (2 + norm.residual) * tile * block * x.dtype.itemsize
-    grad, partial = launch(
+    parts = programs(groups, group, n, count > 0)
+    flags = {**_flags(norm), "per_group": norm.weight and weight.shape[0] > 1}
+
+    def arranged(c: Configuration) -> Arrangement:
+        shape = {"group": group, "n": n, "programs": parts, "tile": c.tile, "block": c.block, "stages": c.stages}
+        grid = groups * parts, math.ceil(n / c.block)
+        return Arrangement(grid, {**shape, **flags, "offset": norm.offset}, c.warps)
+
+    grad, partial = launch_tuned(
         norm_backward,
         *(x, weight, statistics, ct, ct_h, sums),
         out_types=[
             jax.ShapeDtypeStruct(x.shape, x.dtype),
-            jax.ShapeDtypeStruct((groups, programs, count, n) if count else (1,), jnp.float32),
+            jax.ShapeDtypeStruct((groups, parts, count, n) if count else (1,), jnp.float32),
         ],
-        grid=(groups * programs, pieces),
-        constants={
-            "group": group,
-            "per_group": norm.weight and weight.shape[0] > 1,
-            "n": n,
-            "offset": norm.offset,
-            "centered": norm.centered,
-            "has_residual": norm.residual,
-            "has_weight": norm.weight,
-            "has_bias": norm.bias,
-            "programs": programs,
-            "tile": tile,
-            "block": block,
-            "stages": min(3, 1 + _SHARED // in_flight),
-        },
-        num_warps=_warps(tile * block),
+        candidates=tried,
+        default=tried[0],
+        problem={"dtypes": _dtypes(arrays), "groups": size(groups), "rows": size(group), "n": size(n), **flags},
+        arranged=arranged,
     )
     of_weights = partial.sum(1) if count else partial
     return [
@@ -286,20 +264,22 @@ def _row_sums(x: jax.Array, weight: jax.Array, statistics: jax.Array, ct: jax.Ar
     from .triton_kernel import norm_backward_sums
 
     groups, group, n = x.shape
-    (sums,) = launch(
+    rows = groups * group
+    shared = not norm.weight or weight.shape[0] == 1
+    flags = {"centered": norm.centered, "has_weight": norm.weight}
+    tried = candidates_sums()
+
+    def arranged(c: Configuration) -> Arrangement:
+        shape = {"rows": rows, "group": rows if shared else group, "n": n, "block": c.block}
+        return Arrangement((rows,), {**shape, **flags, "offset": norm.offset}, c.warps)
+
+    (sums,) = launch_tuned(
         norm_backward_sums,
         *(x, weight, statistics, ct),
         out_types=[jax.ShapeDtypeStruct((groups, group, 2), jnp.float32)],
-        grid=(groups * group,),
-        constants={
-            "rows": groups * group,
-            "group": group if norm.weight and weight.shape[0] > 1 else groups * group,
-            "n": n,
-            "offset": norm.offset,
-            "centered": norm.centered,
-            "has_weight": norm.weight,
-            "block": _PIECE,
-        },
-        num_warps=_warps(_PIECE),
+        candidates=tried,
+        default=tried[0],
+        problem={"dtypes": _dtypes((x, weight)), "rows": size(rows), "n": size(n), "shared": shared, **flags},
+        arranged=arranged,
     )
     return sums
