@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.experimental.buffer_callback import buffer_callback
 
 import jtbridge
 from jtbridge.backends._dlpack_gpu import gpu_callback, without_gpu
@@ -113,6 +114,33 @@ def test_torch_runs_on_xlas_stream_which_is_ordered_with_its_own(events: list[st
         "new tensors on cuda:3, grad False",
         "torch's waits for 77 of cuda:3",
     ]
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (), (5,)])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", "bfloat16", "float16", "complex64", "bool", "int8", "uint8", "int32", "uint16", "float8_e4m3fn"],
+)
+def test_xlas_own_buffers(events: list[str], dtype: str, shape: tuple[int, ...]):
+    """Those that XLA hands out here lie on the CPU; what is read and written through them is the same."""
+    plan = planned(lambda x, y: (y.logical_not(), x.movedim(0, -1).clone() if x.ndim else x), *arrays(dtype, shape))
+    called = gpu_callback(plan)
+
+    def on_buffers(_: Any, outs: Any, *ins: Any) -> None:
+        called(Context(), *ins, *outs)
+
+    x, y = arrays(dtype, shape)
+    want = ~y, jnp.moveaxis(x, 0, -1) if x.ndim else x
+    got = jax.jit(buffer_callback(on_buffers, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in want]))(x, y)
+    for g, w in zip(got, want, strict=True):
+        assert (g.shape, g.dtype) == (w.shape, w.dtype)
+        assert np.asarray(g).tobytes() == np.asarray(w).tobytes()
+    assert "77 of cuda:0 waits for torch's" in events
+
+
+def arrays(dtype: str, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    x = np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 9, shape)
+    return jnp.asarray(x).astype(dtype), jnp.asarray(x % 2 == 0)
 
 
 def test_an_exception_leaves_the_streams_in_order(events: list[str]):
