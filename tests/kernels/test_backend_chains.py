@@ -26,7 +26,42 @@ def of_unscaled_norms(x):
     return h.sin() + functional.rms_norm(x, (6,), eps=1e-5)
 
 
-CASES = [(of_unscaled_norms, (X,), (0,), {"norm_forward": 2, "norm_backward": 2})]
+def rotate_half(x):
+    return torch.cat((-x[..., 4:], x[..., :4]), -1)
+
+
+def rotate_neighbours(x):
+    return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+
+
+def of_tokens_first(q, k, cos, sin):
+    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
+    q, k = ((x * cos) + (rotate_half(x) * sin) for x in (q.transpose(1, 2), k.transpose(1, 2)))
+    return q.sum(2) + k.sum(2)
+
+
+def of_neighbours(q, k, cos, sin):
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    q, k = ((x * cos) + (rotate_neighbours(x) * sin) for x in (q, k))
+    return q.sum(1) + k.sum(1)
+
+
+def of_neighbours_in_float32(q, k, cos, sin):
+    """As Cohere has it, and as ERNIE 4.5."""
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    wide = q.float()
+    q = ((wide * cos) + (rotate_neighbours(wide) * sin)).to(q.dtype)
+    k = ((k.float() * cos) + (rotate_neighbours(k).float() * sin)).to(k.dtype)
+    return q.sum(1) + k.sum(1)
+
+
+ROPE_ARGUMENTS = normal(2, 4, 5, 8), normal(2, 2, 5, 8, seed=1), normal(2, 5, 8, seed=2), normal(2, 5, 8, seed=3)
+CASES = [
+    (of_unscaled_norms, (X,), (0,), {"norm_forward": 2, "norm_backward": 2}),
+    (of_tokens_first, ROPE_ARGUMENTS, (0, 1, 2, 3), {"rope_rotate": 4}),
+    (of_neighbours, ROPE_ARGUMENTS, (0, 1, 2, 3), {"rope_rotate": 4}),
+    (of_neighbours_in_float32, ROPE_ARGUMENTS, (0, 1), {"rope_rotate": 4}),
+]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

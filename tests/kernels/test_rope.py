@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -13,6 +17,7 @@ import jtbridge
 from jtbridge.kernels import rope, rope_qk
 from jtbridge.kernels._launch import interpreting
 from jtbridge.kernels.rope import op, reference, supports
+from jtbridge.kernels.rope.reference import Rotation
 
 from .harness import ARCHITECTURES, assert_close, compiled, kernels_in, launches, needs_compiler, needs_triton, normal
 
@@ -20,11 +25,14 @@ from .harness import ARCHITECTURES, assert_close, compiled, kernels_in, launches
 SUMS = 4
 
 
-def formula(x, cos, sin):
-    """`apply_rotary_pos_emb` of transformers' Llama, for jnp and for torch, with angles of all the heads."""
-    concatenate = torch.cat if isinstance(x, torch.Tensor) else jnp.concatenate
+def formula(x, cos, sin, *, interleaved=False):
+    """`apply_rotary_pos_emb` of transformers' Llama or Cohere, for jnp and for torch, with angles of all the heads."""
+    namespace = torch if isinstance(x, torch.Tensor) else jnp
     half = x.shape[-1] // 2
-    rotated = concatenate((-x[..., half:], x[..., :half]), -1)
+    if interleaved:
+        rotated = namespace.stack((-x[..., 1::2], x[..., ::2]), -1).reshape(x.shape)
+    else:
+        rotated = namespace.concatenate((-x[..., half:], x[..., :half]), -1)
     return x * cos[..., None, :, :] + rotated * sin[..., None, :, :]
 
 
@@ -38,39 +46,49 @@ def _pulled(f):
     return run
 
 
-@settings(max_examples=15)
+# Of halves, as it is by default, and of neighbours: the function, and its formula.
+RULES = [(rope, formula), tuple(functools.partial(f, interleaved=True) for f in (rope, formula))]
+rules = pytest.mark.parametrize(("rotate", "formula"), RULES, ids=["halves", "interleaved"])
+
+
+@settings(max_examples=30)
 @given(
     heads=st.tuples(st.integers(1, 6), st.integers(1, 3)),
     tokens=st.integers(1, 7),
     half=st.integers(1, 20),
     dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
     of_batch=st.booleans(),
+    interleaved=st.booleans(),
 )
-def test_is_torchs(heads, tokens, half, dtype, of_batch):
+def test_is_torchs(heads, tokens, half, dtype, of_batch, interleaved):
     xs = [normal(2, h, tokens, 2 * half, dtype=dtype, seed=i) for i, h in enumerate(heads)]
     # The halves of angles differ, as they may, and are no cosines.
     angles = [normal(*[2] * of_batch, tokens, 2 * half, dtype=dtype, seed=2 + i) for i in range(2)]
     cts = [normal(*x.shape, dtype=dtype, seed=4 + i) for i, x in enumerate(xs)]
     tensors = [jtbridge.to_torch(x).float().requires_grad_() for x in (*xs, *angles)]
-    want = [formula(tensor, *tensors[2:]) for tensor in tensors[:2]]
+    rule = {"interleaved": interleaved}
+    want = [formula(tensor, *tensors[2:], **rule) for tensor in tensors[:2]]
     torch.autograd.backward(want, [jtbridge.to_torch(ct).float() for ct in cts])
-    got, grads = _pulled(rope_qk)(tuple(cts), *xs, *angles)
+    got, grads = _pulled(functools.partial(rope_qk, **rule))(tuple(cts), *xs, *angles)
     assert_close(got, tuple(jtbridge.to_jax(y.detach()).astype(dtype) for y in want))
     wanted = tuple(jtbridge.to_jax(t.grad).astype(dtype) for t in tensors)
     assert_close(grads[:2], wanted[:2])
     assert_close(grads[2:], wanted[2:], factor=SUMS)
-    assert_close(rope(xs[0], *angles), got[0])
-    assert_close(_pulled(rope)(cts[0], xs[0], *angles)[1][0], grads[0])
+    assert_close(rope(xs[0], *angles, **rule), got[0])
+    assert_close(_pulled(functools.partial(rope, **rule))(cts[0], xs[0], *angles)[1][0], grads[0])
 
 
-def test_many_tokens_take_many_programs(monkeypatch):
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_many_tokens_take_many_programs(interleaved, monkeypatch):
     monkeypatch.setattr(op, "_BLOCK", 16)
     monkeypatch.setattr(op, "_HEADS", 2)
     op.operation.cache_clear()
     q, k, cos, sin = normal(2, 5, 9, 6), normal(2, 3, 9, 6, seed=1), normal(9, 6, seed=2), normal(9, 6, seed=3)
     cts = (q[:, ::-1], k[:, ::-1])
-    want = _pulled(lambda q, k, *angles: (formula(q, *angles), formula(k, *angles)))(cts, q, k, cos, sin)
-    assert_close(_pulled(rope_qk)(cts, q, k, cos, sin), want, factor=SUMS)
+    rule = {"interleaved": interleaved}
+    both = _pulled(lambda q, k, *angles: (formula(q, *angles, **rule), formula(k, *angles, **rule)))
+    got = _pulled(functools.partial(rope_qk, **rule))(cts, q, k, cos, sin)
+    assert_close(got, both(cts, q, k, cos, sin), factor=SUMS)
     op.operation.cache_clear()
 
 
@@ -92,7 +110,8 @@ def test_angles_of_another_dtype():
 
 @pytest.mark.parametrize("axes", [(0, 0, 0), (1, None, None), (None, 0, 1), (0, None, 0)])
 @pytest.mark.parametrize("of_batch", [False, True])
-def test_vmap(axes, of_batch):
+@rules
+def test_vmap(axes, of_batch, rotate, formula):
     def array(axis, *shape, seed):
         return normal(*shape, seed=seed) if axis is None else normal(*shape[:axis], 3, *shape[axis:], seed=seed)
 
@@ -100,28 +119,29 @@ def test_vmap(axes, of_batch):
     x = array(axes[0], 2, 2, 3, 4, seed=1)
     angles = [array(axis, *shape, seed=2 + i) for i, axis in enumerate(axes[1:])]
     ct = normal(3, 2, 2, 3, 4)
-    got, want = (jax.vmap(_pulled(h), (0, *axes))(ct, x, *angles) for h in (rope, formula))
+    got, want = (jax.vmap(_pulled(h), (0, *axes))(ct, x, *angles) for h in (rotate, formula))
     assert_close(got, want, factor=SUMS)
     # A batch of batches.
     twice = [
         jax.vmap(jax.vmap(_pulled(h), (0, *axes)), (0, 0, None, None))(ct[None], x[None], *angles)
-        for h in (rope, formula)
+        for h in (rotate, formula)
     ]
     assert_close(*twice, factor=SUMS)
 
 
-def test_derivatives():
+@rules
+def test_derivatives(rotate, formula):
     args = (normal(2, 2, 4), normal(2, 4, seed=1), normal(2, 4, seed=2))
 
     def loss(h):
         return lambda *args: (h(*args) ** 3).sum()
 
     every = (0, 1, 2)
-    assert_close(jax.hessian(loss(rope), every)(*args), jax.hessian(loss(formula), every)(*args), factor=SUMS)
-    twice = [jax.jacrev(jax.jacrev(loss(h), every), every)(*args) for h in (rope, formula)]
+    assert_close(jax.hessian(loss(rotate), every)(*args), jax.hessian(loss(formula), every)(*args), factor=SUMS)
+    twice = [jax.jacrev(jax.jacrev(loss(h), every), every)(*args) for h in (rotate, formula)]
     assert_close(*twice, factor=SUMS)
-    assert_close(*(jax.jvp(loss(h), args, args)[1] for h in (rope, formula)), factor=SUMS)
-    batched = [jax.grad(lambda *a, h=h: jax.vmap(loss(h), (0, None, None))(*a).sum(), every) for h in (rope, formula)]
+    assert_close(*(jax.jvp(loss(h), args, args)[1] for h in (rotate, formula)), factor=SUMS)
+    batched = [jax.grad(lambda *a, h=h: jax.vmap(loss(h), (0, None, None))(*a).sum(), every) for h in (rotate, formula)]
     assert_close(*(g(args[0][None], *args[1:]) for g in batched), factor=SUMS)
 
 
@@ -137,7 +157,8 @@ def test_what_the_kernel_does_not_take_goes_jnps_way():
 
 def test_double_precision_stays_double(x64):
     x, cos = jnp.linspace(0, 1, 24).reshape(2, 3, 4), jnp.linspace(1, 2, 12).reshape(3, 4)
-    assert jnp.allclose(rope(x, cos, cos), formula(x, cos, cos), rtol=1e-15)
+    for rotate, wanted in RULES:
+        assert jnp.allclose(rotate(x, cos, cos), wanted(x, cos, cos), rtol=1e-15)
 
 
 def test_what_is_refused():
@@ -156,12 +177,29 @@ def test_what_is_refused():
 @needs_compiler
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("d", "dtype"), [(128, "bfloat16"), (64, "float32"), (80, "float16")])
-def test_compiles_without_spilling(architecture, d, dtype, tmp_path):
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_compiles_without_spilling(architecture, d, dtype, interleaved, tmp_path):
     q, k, angle = jnp.zeros((2, 8, 64, d), dtype), jnp.zeros((2, 2, 64, d), dtype), jnp.zeros((2, 64, d), dtype)
-    found = launches(_pulled(rope_qk), (q, k), q, k, angle, angle)
+    pulled = _pulled(functools.partial(rope_qk, interleaved=interleaved))
+    _assert_fit(launches(pulled, (q, k), q, k, angle, angle), architecture, tmp_path)
+
+
+@needs_triton
+@needs_compiler
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_compiles_with_tokens_before_heads(architecture, dtype, interleaved, tmp_path):
+    x, angle = jnp.zeros((1, 2, 64, 8, 128), dtype), jnp.zeros((1, 2, 64, 128), dtype)
+    operation = op.operation(1, Rotation(rounded=True, interleaved=interleaved, tokens_first=True))
+    found = launches(lambda *args: (operation.forward(*args), operation.backward(*args, args[0])), x, angle, angle)
+    _assert_fit(found, architecture, tmp_path)
+
+
+def _assert_fit(found, architecture, folder):
     assert [launch.kernel.__name__ for launch in found] == ["rope_rotate", "rope_rotate"]
     for launch in found:
-        usage = compiled(launch, architecture, tmp_path)
+        usage = compiled(launch, architecture, folder)
         assert usage.spilled == 0
         assert usage.registers <= 128
         assert usage.shared == 0
@@ -180,17 +218,36 @@ def test_one_program_has_the_kernels_for_a_gpu(platforms):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_with_the_products_rounded(dtype):
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("tokens_first", [False, True])
+def test_with_the_products_rounded(dtype, interleaved, tokens_first):
     """As a model's code has it: each product is an operator of half precision."""
-    x, ct = normal(1, 2, 3, 50, 64, dtype=dtype), normal(1, 2, 3, 50, 64, dtype=dtype, seed=1)
+    shape = (1, 2, 50, 3, 64) if tokens_first else (1, 2, 3, 50, 64)
+    x, ct = normal(*shape, dtype=dtype), normal(*shape, dtype=dtype, seed=1)
     cos, sin = (normal(1, 2, 50, 64, dtype=dtype, seed=seed) for seed in (2, 3))
-    operation = op.operation(1, rounded=True)
+    operation = op.operation(1, Rotation(rounded=True, interleaved=interleaved, tokens_first=tokens_first))
     got = jax.jit(operation.forward)(x, cos, sin)[0], jax.jit(operation.backward)(x, cos, sin, ct)[0]
 
-    rotate = reference.rotate_half
-    c, s = cos[:, :, None], sin[:, :, None]
-    want = x * c + rotate(x) * s, ct * c - rotate(ct * s)  # not compiled: each is rounded
+    turned = functools.partial(reference.turned, interleaved=interleaved)
+    c, s = (jnp.expand_dims(angle, 3 if tokens_first else 2) for angle in (cos, sin))
+    want = x * c + turned(x) * s, ct * c - turned(ct * s)  # not compiled: each is rounded
     assert_close(got, want)
     # Float32 may be fused, products of float16 may be too small for it, and the interpreter does not round to bfloat16.
     if dtype == "float16" or (dtype == "bfloat16" and not interpreting()):
         assert all(jnp.mean(a != b) < 1e-3 for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("rotation", [Rotation(*flags) for flags in itertools.product([False, True], repeat=3)])
+def test_tokens_before_heads(rotation):
+    """Every rotation of transposed arrays, over batches and groups, is that of the others."""
+    x, ct = normal(2, 3, 7, 5, 12), normal(2, 3, 7, 5, 12, seed=1)
+    cos, sin = normal(2, 1, 7, 12, seed=2), normal(2, 1, 7, 12, seed=3)
+    heads_first = dataclasses.replace(rotation, tokens_first=False)
+    swapped = [jnp.swapaxes(y, 2, 3) for y in (x, ct)] if rotation.tokens_first else [x, ct]
+    if not rotation.tokens_first:
+        cos, sin = normal(2, 1, 5, 12, seed=2), normal(2, 1, 5, 12, seed=3)
+    got = _pulled(op.operation(1, rotation))((ct,), x, cos, sin)
+    want = _pulled(lambda *args: reference.forward(*args, rotation=heads_first))((swapped[1],), swapped[0], cos, sin)
+    if rotation.tokens_first:
+        want = (jnp.swapaxes(want[0][0], 2, 3),), (jnp.swapaxes(want[1][0], 2, 3), *want[1][1:])
+    assert_close(got, want, factor=SUMS)

@@ -1,97 +1,189 @@
-"""Rotary position embedding: ``x * cos + rotate_half(x) * sin``, where ``rotate_half((a, b)) = (-b, a)``.
+"""Rotary position embedding: ``x * cos + turned(x) * sin``.
+
+Halves are turned, ``turned((a, b)) = (-b, a)``, or neighbours, each of an even and the next odd place. Models compute
+it in the precision of x, so that each product is rounded, or in float32, rounded once.
 
 Its derivative by x is the same with the other sign, so that one operator, which may be transposed, is its own gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ._operators import operator
+from ._operators import cast, operator, wide
 from ._steps import FLOATS, Look, Match, NoMatch
 
 _aten = torch.ops.aten
 
 
-def _turned(x: torch.Tensor, *, back: bool) -> torch.Tensor:
-    """``(-b, a)`` of the halves ``(a, b)`` of the last dimension, or ``(b, -a)``."""
-    half = x.shape[-1] // 2
-    a, b = _aten.slice.Tensor(x, -1, 0, half), _aten.slice.Tensor(x, -1, half, 2 * half)
-    return _aten.cat.default([b, _aten.neg.default(a)] if back else [_aten.neg.default(b), a], -1)
-
-
-def _forward(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, transposed: bool) -> tuple[torch.Tensor]:
-    if transposed:
-        turned = _turned(_aten.mul.Tensor(x, sin), back=True)
+def _turned(x: torch.Tensor, *, back: bool, interleaved: bool) -> torch.Tensor:
+    """``(-b, a)`` of the halves ``(a, b)`` of the last dimension, or of its neighbours; or back, ``(b, -a)``."""
+    d = x.shape[-1]
+    if interleaved:
+        a, b = (_aten.slice.Tensor(x, -1, start, d, 2) for start in range(2))
     else:
-        turned = _aten.mul.Tensor(_turned(x, back=False), sin)
-    return (_aten.add.Tensor(_aten.mul.Tensor(x, cos), turned),)
+        a, b = _aten.slice.Tensor(x, -1, 0, d // 2), _aten.slice.Tensor(x, -1, d // 2, d)
+    parts = [b, _aten.neg.default(a)] if back else [_aten.neg.default(b), a]
+    if interleaved:
+        return _aten.view.default(_aten.stack.default(parts, -1), list(x.shape))
+    return _aten.cat.default(parts, -1)
+
+
+def _product(x: torch.Tensor, angle: torch.Tensor, rounded: bool) -> torch.Tensor:
+    """In the precision of x, or in float32."""
+    return cast(_aten.mul.Tensor(x, angle), x.dtype) if rounded else _aten.mul.Tensor(wide(x), angle)
+
+
+def _forward(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    transposed: bool,
+    interleaved: bool,
+    rounded: bool,
+    rounded_back: bool,
+) -> tuple[torch.Tensor]:
+    if transposed:
+        turned = _turned(_product(x, sin, rounded), back=True, interleaved=interleaved)
+    else:
+        turned = _product(_turned(x, back=False, interleaved=interleaved), sin, rounded)
+    return (cast(_aten.add.Tensor(_product(x, cos, rounded), turned), x.dtype),)
 
 
 def _fake(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor]:
     return (torch.empty_like(x),)
 
 
-rope = operator("rope", "Tensor x, Tensor cos, Tensor sin, bool transposed", _forward, _fake, 1)
+rope = operator(
+    "rope",
+    # Whether products are rounded in this operator, and whether they are in its gradient.
+    "Tensor x, Tensor cos, Tensor sin, bool transposed, bool interleaved, bool rounded, bool rounded_back",
+    _forward,
+    _fake,
+    1,
+)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, cos, sin, ctx.transposed = inputs
+    x, cos, sin, *ctx.options = inputs
     ctx.save_for_backward(x if cos.requires_grad or sin.requires_grad else None, cos, sin)
 
 
 def _backward(ctx: Any, ct: torch.Tensor) -> tuple[Any, ...]:
     x, cos, sin = ctx.saved_tensors
-    by_x = rope(ct, cos, sin, not ctx.transposed) if ctx.needs_input_grad[0] else None
-    by_cos = by_sin = None
+    transposed, interleaved, rounded, rounded_back = ctx.options
+    by_x = by_cos = by_sin = None
+    if ctx.needs_input_grad[0]:
+        by_x = rope(ct, cos, sin, not transposed, interleaved, rounded_back, rounded)
     if ctx.needs_input_grad[1]:
-        by_cos = _summed_like(_aten.mul.Tensor(ct, x), cos)
+        by_cos = _summed_like(_product(ct, x if rounded else wide(x), rounded), cos)
     if ctx.needs_input_grad[2]:
-        turned, other = (ct, x) if ctx.transposed else (x, ct)
-        by_sin = _summed_like(_aten.mul.Tensor(other, _turned(turned, back=False)), sin)
-    return by_x, by_cos, by_sin, None
+        turned, other = (ct, x) if transposed else (x, ct)
+        turned = _turned(turned, back=False, interleaved=interleaved)
+        by_sin = _summed_like(_product(other, turned if rounded else wide(turned), rounded), sin)
+    return by_x, by_cos, by_sin, None, None, None, None
 
 
 def _summed_like(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     dims = [i for i, size in enumerate(like.shape) if size != x.shape[i]]
-    return _aten.sum.dim_IntList(x, dims, True) if dims else x
+    return cast(_aten.sum.dim_IntList(x, dims, True) if dims else x, like.dtype)
 
 
 rope.register_autograd(_backward, setup_context=_save)
 
 
 def embedded(look: Look, out: torch.Tensor, plain: Any, turned: Any) -> Match:
-    """As models write it, of queries or keys [batch, heads, tokens, d]."""
-    rotated, sin = _ordered(look, turned, lambda value: look.sees(value, "cat"))
-    parts, dim = look(rotated, "cat")
-    look.demand(len(parts) == 2)
-    (second,) = look(parts[0], "neg")
-    x, of_second = look(second, "getitem")
-    base, of_first = look(parts[1], "getitem")
-    look.demand(base is x and x.dim() == 4 and dim in (-1, 3))
-    batch, _, tokens, d = x.shape
-    look.demand(d % 2 == 0 and _is_slice(of_first, (0, None), (d // 2,)) and _is_slice(of_second, (d // 2,), (d, None)))
+    """As models write it, of queries or keys [batch, heads, tokens, d] or [batch, tokens, heads, d]."""
+    rotated, sin = _ordered(look, turned, lambda value: _is_turned(look, value))
+    x, interleaved = _unturned(look, rotated)
     _, cos = _ordered(look, plain, lambda value: value is x)
-    look.demand(x.dtype in FLOATS and x.numel() > 0)
-    for angle in (cos, sin):
-        look.demand(isinstance(angle, torch.Tensor) and angle.dtype is x.dtype)
-        look.demand(tuple(angle.shape) in ((batch, 1, tokens, d), (1, 1, tokens, d)) and angle.shape == cos.shape)
-    return lambda: rope(x, cos, sin, False)
+    look.demand(_are_angles(x, cos, sin) and cos.dtype is sin.dtype is x.dtype)
+    return lambda: rope(x, cos, sin, False, interleaved, True, True)
+
+
+def in_float32(look: Look, out: torch.Tensor, total: Any) -> Match:
+    """The same of half precision, converted for it: before it is turned, or after."""
+    plain, rotated, sin = _sum(look, total)
+    if after := look.sees(rotated, "cast"):
+        (rotated,) = look(rotated, "cast")
+    inner, interleaved = _unturned(look, rotated)
+    x = inner if after else look.unwidened(inner)
+    factor, cos = _ordered(look, plain, lambda value: look.unwidened(value) is x)
+    look.demand(factor is not x and (after or inner is not x))  # both products are in float32
+    look.demand(out.dtype is x.dtype and _are_angles(x, cos, sin))
+    # Of two conversions the gradients are rounded, each by itself.
+    return lambda: rope(x, cos, sin, False, interleaved, False, factor is not inner)
+
+
+def _sum(look: Look, total: Any) -> tuple[Any, torch.Tensor, Any]:
+    """The product with cos; what was turned, and may be converted; and sin."""
+    for plain, turned in look.both_ways(total, "add"):
+        if look.sees(turned, "mul"):
+            for rotated, sin in look.both_ways(turned, "mul"):
+                if isinstance(rotated, torch.Tensor) and _is_turned(look, look.unwidened(rotated)):
+                    return plain, rotated, sin
+    raise NoMatch
 
 
 def _ordered(look: Look, product: Any, is_first: Callable[[Any], bool]) -> tuple[Any, Any]:
     """The factors of a product, the one that is looked for first."""
     for a, b in look.both_ways(product, "mul"):
-        if is_first(a):
+        if isinstance(a, torch.Tensor) and is_first(a):
             return a, b
     raise NoMatch
 
 
-def _is_slice(index: Any, starts: tuple[Any, ...], stops: tuple[Any, ...]) -> bool:
-    """Whether an index is ``..., start:stop`` with one of some starts and stops."""
-    if not (isinstance(index, tuple) and len(index) == 2 and index[0] is Ellipsis and isinstance(index[1], slice)):
+def _is_turned(look: Look, value: Any) -> bool:
+    return look.sees(value, "cat") or look.sees(value, "flatten")
+
+
+def _unturned(look: Look, rotated: Any) -> tuple[torch.Tensor, bool]:
+    """What was turned, and whether it was neighbours."""
+    interleaved = look.sees(rotated, "flatten")
+    if interleaved:
+        stacked, first_dim, last_dim = look(rotated, "flatten")
+        look.demand(first_dim in (-2, 3) and last_dim in (-1, 4))
+        parts, dim = look(stacked, "stack")
+    else:
+        parts, dim = look(rotated, "cat")
+    look.demand(len(parts) == 2)
+    (second,) = look(parts[0], "neg")
+    x, of_second = look(second, "getitem")
+    base, of_first = look(parts[1], "getitem")
+    look.demand(base is x and x.dim() == 4 and x.shape[-1] % 2 == 0)
+    d = x.shape[-1]
+    if interleaved:
+        look.demand(dim in (-1, 4) and _is_slice(of_first, (0, None), (d, None), (2,)))
+        look.demand(_is_slice(of_second, (1,), (d, None), (2,)))
+    else:
+        look.demand(dim in (-1, 3) and _is_slice(of_first, (0, None), (d // 2,), (1, None)))
+        look.demand(_is_slice(of_second, (d // 2,), (d, None), (1, None)))
+    return x, interleaved
+
+
+def _are_angles(x: torch.Tensor, cos: Any, sin: Any) -> bool:
+    """Whether cos and sin are the same for all heads, which are one of the dimensions in the middle."""
+    if not (isinstance(cos, torch.Tensor) and isinstance(sin, torch.Tensor)):
         return False
-    return index[1].start in starts and index[1].stop in stops and index[1].step in (None, 1)
+    batch, one, other, d = x.shape
+    shapes = [(rows, *middle, d) for rows in (batch, 1) for middle in ((1, other), (one, 1))]
+    floats = x.dtype in FLOATS and cos.dtype in FLOATS and sin.dtype in FLOATS
+    return floats and x.numel() > 0 and cos.shape == sin.shape and tuple(cos.shape) in shapes
+
+
+def _is_slice(index: Any, starts: Sequence[Any], stops: Sequence[Any], steps: Sequence[Any]) -> bool:
+    """Whether an index is ``..., start:stop:step`` with one of some of each."""
+    if not (isinstance(index, tuple) and len(index) in (2, 4) and isinstance(index[-1], slice)):
+        return False
+    *leading, last = index
+    ellipsis = len(leading) == 1 and leading[0] is Ellipsis
+    if not ellipsis and not (len(leading) == 3 and all(_is_whole(i) for i in leading)):
+        return False
+    return last.start in starts and last.stop in stops and last.step in steps
+
+
+def _is_whole(index: Any) -> bool:
+    return isinstance(index, slice) and index.start is None and index.stop is None and index.step is None

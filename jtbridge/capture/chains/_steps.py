@@ -120,6 +120,10 @@ def _cat(tensors: Any, dim: int = 0) -> tuple[Any, ...]:
     return tuple(tensors), dim
 
 
+def _flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> tuple[Any, ...]:
+    return x, start_dim, end_dim
+
+
 def _silu(x: Any, inplace: bool = False) -> tuple[Any, ...]:
     if inplace:
         raise TypeError("it writes")
@@ -150,6 +154,8 @@ _FUNCTIONS: Sequence[tuple[str, Callable[..., tuple[Any, ...]], Sequence[Callabl
     ("rsqrt", _one, (_T.rsqrt, torch.rsqrt)),
     ("neg", _one, (_T.neg, torch.neg)),
     ("cat", _cat, (torch.cat,)),
+    ("stack", _cat, (torch.stack,)),
+    ("flatten", _flatten, (_T.flatten, torch.flatten)),
     ("getitem", _two, (_T.__getitem__,)),
     ("silu", _silu, (F.silu,)),
     ("gelu", _gelu, (F.gelu,)),

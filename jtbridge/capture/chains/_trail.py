@@ -27,7 +27,7 @@ _MOST = 4  # traces until no chain hides what is used elsewhere
 _ENDS: dict[str, tuple[Callable[..., Match], ...]] = {
     "mul": (_rms_norm.rounded_first, _rms_norm.in_float32, _rms_norm.unscaled_in_float32, _gated.product),
     "add": (_rope.embedded,),
-    "cast": (_rms_norm.rounded_last, _rms_norm.unscaled_rounded),
+    "cast": (_rms_norm.rounded_last, _rms_norm.unscaled_rounded, _rope.in_float32),
 }
 # Functions of torch that are a chain by themselves, by their arguments.
 _WHOLE: dict[Any, Callable[..., Match]] = {

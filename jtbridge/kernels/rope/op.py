@@ -15,6 +15,7 @@ from jtbridge.kernels._shapes import FLOATS, grouped, next_power_of_2, unsupport
 from jtbridge.kernels._step import Step
 
 from . import reference
+from .reference import Rotation
 
 # Elements of a half that a program takes for one head, 8 for each of its threads, and how many heads.
 _BLOCK, _WARPS, _HEADS = 1024, 4, 4
@@ -34,10 +35,11 @@ def supports(cos: jax.Array, sin: jax.Array, *xs: jax.Array) -> str | None:
     return None if math.prod(cos.shape[-2:]) < _LARGEST else "`cos` is larger than 2**31 elements"
 
 
-def rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+def rope(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = False) -> jax.Array:
     """``x * cos + rotate_half(x) * sin``, where ``rotate_half((a, b)) = (-b, a)`` of the halves of the last dimension.
 
-    As Hugging Face's models have it, computed in float32 and rounded once. By a Triton kernel, forward and backward,
+    Interleaved, a and b are neighbours in place of halves: the elements of even and those of odd places. As Hugging
+    Face's models have either, computed in float32 and rounded once. By a Triton kernel, forward and backward,
     where the program is lowered for a GPU; in jnp elsewhere. Differentiable to any order, in cos and sin too, which
     may be any numbers; batched by folding, over angles of their own too.
 
@@ -45,6 +47,7 @@ def rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         x: [..., heads, tokens, d], float32, bfloat16 or float16; other floating-point dtypes take jnp's way.
         cos: [tokens, d], or [..., tokens, d] with all that x has before the heads; of any of these dtypes.
         sin: like `cos`.
+        interleaved: whether neighbours are rotated; cos and sin have d columns all the same.
 
     Returns:
         An array like `x`.
@@ -59,12 +62,14 @@ def rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         >>> rope(jnp.array([[[1.0, 2.0]]]), *quarter_turn).tolist()
         [[[-2.0, 1.0]]]
 
-    Source: Su et al., arXiv:2104.09864; transformers, `apply_rotary_pos_emb` of Llama.
+    Source: Su et al., arXiv:2104.09864; transformers, `apply_rotary_pos_emb` of Llama, and of Cohere, interleaved.
     """
-    return _rotated(cos, sin, x=x)[0]
+    return _rotated(cos, sin, interleaved, x=x)[0]
 
 
-def rope_qk(q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
+def rope_qk(
+    q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = False
+) -> tuple[jax.Array, jax.Array]:
     """:func:`rope` of queries and keys, in one launch.
 
     Args:
@@ -72,6 +77,7 @@ def rope_qk(q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple
         k: [..., heads, tokens, d], like `q` but for the number of heads.
         cos: [tokens, d], or [..., tokens, d] with all that q has before the heads; of any of these dtypes.
         sin: like `cos`.
+        interleaved: whether neighbours are rotated, in place of halves.
 
     Returns:
         Arrays like `q` and `k`.
@@ -86,11 +92,11 @@ def rope_qk(q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple
         >>> q[0, 0].tolist(), k.shape
         ([-1.0, 1.0], (1, 3, 2))
     """
-    first, second = _rotated(cos, sin, q=q, k=k)
+    first, second = _rotated(cos, sin, interleaved, q=q, k=k)
     return first, second
 
 
-def _rotated(cos: jax.Array, sin: jax.Array, **named: jax.Array) -> list[jax.Array]:
+def _rotated(cos: jax.Array, sin: jax.Array, interleaved: bool, **named: jax.Array) -> list[jax.Array]:
     cos, sin = jnp.asarray(cos), jnp.asarray(sin)
     named = {name: jnp.asarray(x) for name, x in named.items()}
     _check(cos, sin, named)
@@ -100,7 +106,11 @@ def _rotated(cos: jax.Array, sin: jax.Array, **named: jax.Array) -> list[jax.Arr
         *(x.reshape(1, math.prod(leading), *x.shape[-3:]) for x in xs),
         *(angle.reshape(1, math.prod(angle.shape[:-2]), tokens, d) for angle in (cos, sin)),
     ]
-    results = reference.forward(*arrays) if supports(cos, sin, *xs) else operation(len(xs))(*arrays)
+    rotation = Rotation(interleaved=bool(interleaved))
+    if supports(cos, sin, *xs):
+        results = reference.forward(*arrays, rotation=rotation)
+    else:
+        results = operation(len(xs), rotation)(*arrays)
     return [y.reshape(x.shape) for x, y in zip(xs, results, strict=True)]
 
 
@@ -120,9 +130,9 @@ def _check(cos: jax.Array, sin: jax.Array, named: dict[str, jax.Array]) -> None:
 
 
 @functools.cache
-def operation(count: int, *, rounded: bool = False) -> Operation:
-    """Of so many arrays, with the products `rounded` to their dtype before they are added, or not."""
-    of = functools.partial(functools.partial, rounded=rounded)
+def operation(count: int, rotation: Rotation) -> Operation:
+    """Of so many arrays."""
+    of = functools.partial(functools.partial, rotation=rotation)
     angles = (count, count + 1)
     return Operation(
         forward=Step(of(reference.forward), of(_forward), grouped(shared=angles)),
@@ -132,29 +142,31 @@ def operation(count: int, *, rounded: bool = False) -> Operation:
     )
 
 
-def _forward(*arrays: jax.Array, rounded: bool) -> list[jax.Array]:
+def _forward(*arrays: jax.Array, rotation: Rotation) -> list[jax.Array]:
     *xs, cos, sin = arrays
-    return _launched(xs, cos, sin, transposed=False, rounded=rounded)
+    return _launched(xs, cos, sin, rotation, transposed=False)
 
 
-def _backward(*arrays: jax.Array, rounded: bool) -> list[jax.Array]:
+def _backward(*arrays: jax.Array, rotation: Rotation) -> list[jax.Array]:
     count = (len(arrays) - 2) // 2
     cos, sin = arrays[count : count + 2]
-    grads = _launched(arrays[count + 2 :], cos, sin, transposed=True, rounded=rounded)
+    grads = _launched(arrays[count + 2 :], cos, sin, rotation, transposed=True)
     # The angles' gradients are seldom wanted, and XLA leaves out what is not.
-    return [*grads, *reference.angle_gradients(*arrays)]
+    return [*grads, *reference.angle_gradients(*arrays, rotation=rotation)]
 
 
 def _launched(
-    xs: Sequence[jax.Array], cos: jax.Array, sin: jax.Array, *, transposed: bool, rounded: bool
+    xs: Sequence[jax.Array], cos: jax.Array, sin: jax.Array, rotation: Rotation, *, transposed: bool
 ) -> list[jax.Array]:
     from .triton_kernel import rope_rotate
 
-    groups, batches, _, tokens, d = xs[0].shape
-    heads = [x.shape[2] for x in xs] + [0] * (2 - len(xs))
+    groups, batches = xs[0].shape[:2]
+    tokens, d = cos.shape[2:]
+    heads = [x.shape[rotation.heads] for x in xs] + [0] * (2 - len(xs))
     half_block = next_power_of_2(d // 2)
     token_block = min(next_power_of_2(tokens), max(1, _BLOCK // half_block))
-    head_block = min(next_power_of_2(max(heads)), _HEADS)
+    # Neighbours are told apart in registers, which then hold fewer heads.
+    head_block = min(next_power_of_2(max(heads)), _HEADS // 2 if rotation.interleaved else _HEADS)
     blocks = sum(math.ceil(h / head_block) for h in heads)
     results = launch(
         rope_rotate,
@@ -173,7 +185,9 @@ def _launched(
             "group_stride": cos.size // cos.shape[0] if cos.shape[0] > 1 else 0,
             "batch_stride": tokens * d if cos.shape[1] > 1 else 0,
             "transposed": transposed,
-            "rounded": rounded,
+            "rounded": rotation.rounded,
+            "interleaved": rotation.interleaved,
+            "tokens_first": rotation.tokens_first,
             "head_block": head_block,
             "token_block": token_block,
             "half_block": half_block,

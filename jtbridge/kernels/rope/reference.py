@@ -1,10 +1,12 @@
-"""Rotary position embedding of halves, in jnp.
+"""Rotary position embedding of halves, or of neighbours, in jnp.
 
-Arrays begin with an axis of groups `g`: each x is [g, batch, heads, tokens, d]; cos and sin are [g, batch, tokens, d],
-where either leading axis may be 1 for all.
+Arrays begin with an axis of groups `g`: each x is [g, batch, heads, tokens, d], or has the tokens before the heads; cos
+and sin are [g, batch, tokens, d], where either leading axis may be 1 for all.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -12,61 +14,78 @@ import jax.numpy as jnp
 from jtbridge.kernels._shapes import accumulated, to_precision
 
 
-def rotate_half(x: jax.Array) -> jax.Array:
-    """``(x1, x2) -> (-x2, x1)`` in the last dimension."""
+@dataclasses.dataclass(frozen=True)
+class Rotation:
+    """Which rotation, of arrays that lie how."""
+
+    rounded: bool = False  # products, to the dtype of x before they are added
+    interleaved: bool = False  # of neighbours, not of halves
+    tokens_first: bool = False  # x is [g, batch, tokens, heads, d]
+
+    @property
+    def heads(self) -> int:
+        """The axis of the heads."""
+        return 3 if self.tokens_first else 2
+
+
+def turned(x: jax.Array, *, interleaved: bool) -> jax.Array:
+    """``(x1, x2) -> (-x2, x1)`` of the halves of the last dimension, or of each two neighbours."""
+    if interleaved:
+        return jnp.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
     first, second = jnp.split(x, 2, -1)
     return jnp.concatenate([-second, first], -1)
 
 
-def forward(*arrays: jax.Array, rounded: bool = False) -> tuple[jax.Array, ...]:
-    """From some x, then cos and sin: ``x * cos + rotate_half(x) * sin`` for each, rounded once, or the products too."""
+def forward(*arrays: jax.Array, rotation: Rotation) -> tuple[jax.Array, ...]:
+    """From some x, then cos and sin: ``x * cos + turned(x) * sin`` for each, rounded once, or the products too."""
     *xs, cos, sin = arrays
-    wide_cos, wide_sin = _wide_angles(cos, sin, xs[0])
+    wide_cos, wide_sin = _wide_angles(cos, sin, xs[0], rotation)
 
-    def turned(x: jax.Array) -> jax.Array:
+    def rotated(x: jax.Array) -> jax.Array:
         wide = x.astype(wide_cos.dtype)
-        return _sum(wide * wide_cos, rotate_half(wide) * wide_sin, x.dtype, rounded=rounded)
+        return _sum(wide * wide_cos, turned(wide, interleaved=rotation.interleaved) * wide_sin, x.dtype, rotation)
 
-    return tuple(turned(x) for x in xs)
+    return tuple(rotated(x) for x in xs)
 
 
-def backward(*arrays: jax.Array, rounded: bool = False) -> tuple[jax.Array, ...]:
+def backward(*arrays: jax.Array, rotation: Rotation) -> tuple[jax.Array, ...]:
     """From what `forward` is given, then a cotangent for each x: gradients of it all."""
     count = (len(arrays) - 2) // 2
     xs, (cos, sin), cts = arrays[:count], arrays[count : count + 2], arrays[count + 2 :]
-    wide_cos, wide_sin = _wide_angles(cos, sin, xs[0])
+    wide_cos, wide_sin = _wide_angles(cos, sin, xs[0], rotation)
 
-    def turned_back(ct: jax.Array) -> jax.Array:  # the transpose of rotate_half is its negative
+    def rotated_back(ct: jax.Array) -> jax.Array:  # the transpose of `turned` is its negative
         wide = ct.astype(wide_cos.dtype)
-        return _sum(wide * wide_cos, -rotate_half(wide * wide_sin), ct.dtype, rounded=rounded)
+        return _sum(wide * wide_cos, -turned(wide * wide_sin, interleaved=rotation.interleaved), ct.dtype, rotation)
 
-    return (*(turned_back(ct) for ct in cts), *angle_gradients(*arrays))
+    return (*(rotated_back(ct) for ct in cts), *angle_gradients(*arrays, rotation=rotation))
 
 
-def _wide_angles(cos: jax.Array, sin: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _wide_angles(cos: jax.Array, sin: jax.Array, x: jax.Array, rotation: Rotation) -> tuple[jax.Array, jax.Array]:
     """As they meet x, in the dtype that is computed in."""
     wide = accumulated(x)
-    return cos.astype(wide)[:, :, None], sin.astype(wide)[:, :, None]
+    return jnp.expand_dims(cos.astype(wide), rotation.heads), jnp.expand_dims(sin.astype(wide), rotation.heads)
 
 
-def _sum(a: jax.Array, b: jax.Array, dtype: jnp.dtype, *, rounded: bool) -> jax.Array:
-    if rounded:
+def _sum(a: jax.Array, b: jax.Array, dtype: jnp.dtype, rotation: Rotation) -> jax.Array:
+    if rotation.rounded:
         a, b = to_precision(a, dtype), to_precision(b, dtype)
     return (a + b).astype(dtype)
 
 
-def angle_gradients(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+def angle_gradients(*arrays: jax.Array, rotation: Rotation) -> tuple[jax.Array, jax.Array]:
     """From what `backward` is given: the gradients of cos and sin, one for each group."""
     count = (len(arrays) - 2) // 2
     xs, (cos, sin), cts = arrays[:count], arrays[count : count + 2], arrays[count + 2 :]
     wide = accumulated(xs[0])
 
     def summed(products: list[jax.Array], like: jax.Array) -> jax.Array:
-        total = sum((product.sum(2) for product in products[1:]), products[0].sum(2))
+        by_heads = [product.sum(rotation.heads) for product in products]
+        total = sum(by_heads[1:], by_heads[0])
         return (total if like.shape[1] > 1 else total.sum(1, keepdims=True)).astype(like.dtype)
 
     pairs = [(x.astype(wide), ct.astype(wide)) for x, ct in zip(xs, cts, strict=True)]
     return (
         summed([ct * x for x, ct in pairs], cos),
-        summed([ct * rotate_half(x) for x, ct in pairs], sin),
+        summed([ct * turned(x, interleaved=rotation.interleaved) for x, ct in pairs], sin),
     )

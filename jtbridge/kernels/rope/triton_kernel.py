@@ -10,6 +10,34 @@ import triton.language as tl
 
 
 @triton.jit
+def _load(ptr, row, inside, half: tl.constexpr, half_block: tl.constexpr, interleaved: tl.constexpr):
+    """Of some rows what is rotated, and what it is rotated with, in float32."""
+    if interleaved:
+        # Neighbours are read together, and then told apart.
+        column = tl.arange(0, 2 * half_block)[None, None, :]
+        both = tl.load(ptr + row + column, mask=inside & (column < 2 * half), other=0.0).to(tl.float32)
+        first, second = tl.split(tl.reshape(both, (both.shape[0], both.shape[1], half_block, 2)))
+    else:
+        column = tl.arange(0, half_block)[None, None, :]
+        inside = inside & (column < half)
+        first = tl.load(ptr + row + column, mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(ptr + row + column + half, mask=inside, other=0.0).to(tl.float32)
+    return first, second
+
+
+@triton.jit
+def _store(ptr, row, inside, first, second, half: tl.constexpr, half_block: tl.constexpr, interleaved: tl.constexpr):
+    if interleaved:
+        column = tl.arange(0, 2 * half_block)[None, None, :]
+        tl.store(ptr + row + column, tl.interleave(first, second), mask=inside & (column < 2 * half))
+    else:
+        column = tl.arange(0, half_block)[None, None, :]
+        inside = inside & (column < half)
+        tl.store(ptr + row + column, first, mask=inside)
+        tl.store(ptr + row + column + half, second, mask=inside)
+
+
+@triton.jit
 def _rotate(
     x_ptr,
     out_ptr,
@@ -17,8 +45,6 @@ def _rotate(
     head,
     heads: tl.constexpr,
     token,
-    column,
-    in_angles,
     cos_first,
     cos_second,
     sin_first,
@@ -26,12 +52,17 @@ def _rotate(
     tokens: tl.constexpr,
     half: tl.constexpr,
     rounded: tl.constexpr,
+    interleaved: tl.constexpr,
+    tokens_first: tl.constexpr,
+    half_block: tl.constexpr,
 ):
     start = batch * (heads * tokens * 2 * half)  # a scalar of 64 bits
-    inside = (head < heads) & in_angles
-    at = (head.to(tl.int64) * tokens + token) * (2 * half) + column
-    first = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(x_ptr + start + at + half, mask=inside, other=0.0).to(tl.float32)
+    inside = (head < heads) & (token < tokens)
+    if tokens_first:
+        row = (token.to(tl.int64) * heads + head) * (2 * half)
+    else:
+        row = (head.to(tl.int64) * tokens + token) * (2 * half)
+    first, second = _load(x_ptr + start, row, inside, half, half_block, interleaved)
     dtype = out_ptr.dtype.element_ty
     first_kept = first * cos_first
     first_turned = second * sin_first
@@ -42,8 +73,9 @@ def _rotate(
         first_turned = first_turned.to(dtype).to(tl.float32)
         second_kept = second_kept.to(dtype).to(tl.float32)
         second_turned = second_turned.to(dtype).to(tl.float32)
-    tl.store(out_ptr + start + at, (first_kept - first_turned).to(dtype), mask=inside)
-    tl.store(out_ptr + start + at + half, (second_kept + second_turned).to(dtype), mask=inside)
+    first = (first_kept - first_turned).to(dtype)
+    second = (second_kept + second_turned).to(dtype)
+    _store(out_ptr + start, row, inside, first, second, half, half_block, interleaved)
 
 
 @triton.jit
@@ -63,6 +95,8 @@ def rope_rotate(
     batch_stride: tl.constexpr,  # and for all of a batch
     transposed: tl.constexpr,
     rounded: tl.constexpr,  # products, before they are added
+    interleaved: tl.constexpr,  # neighbours are rotated, not halves
+    tokens_first: tl.constexpr,  # in q and k, before the heads
     head_block: tl.constexpr,
     token_block: tl.constexpr,
     half_block: tl.constexpr,
@@ -74,27 +108,24 @@ def rope_rotate(
     block_of_heads = program // token_blocks % (q_blocks + k_blocks)
     batch = (program // (token_blocks * (q_blocks + k_blocks))).to(tl.int64)
     token = program % token_blocks * token_block + tl.arange(0, token_block)[None, :, None]
-    column = tl.arange(0, half_block)[None, None, :]
     head = tl.arange(0, head_block)[:, None, None]
-    inside = (token < tokens) & (column < half)
     angles = batch // batches * group_stride + batch % batches * batch_stride
-    at = token * (2 * half) + column
-    cos_first = tl.load(cos_ptr + angles + at, mask=inside, other=0.0).to(tl.float32)
-    cos_second = tl.load(cos_ptr + angles + at + half, mask=inside, other=0.0).to(tl.float32)
-    sin_first = tl.load(sin_ptr + angles + at, mask=inside, other=0.0).to(tl.float32)
-    sin_second = tl.load(sin_ptr + angles + at + half, mask=inside, other=0.0).to(tl.float32)
+    row = token * (2 * half)
+    inside = token < tokens
+    cos_first, cos_second = _load(cos_ptr + angles, row, inside, half, half_block, interleaved)
+    sin_first, sin_second = _load(sin_ptr + angles, row, inside, half, half_block, interleaved)
     if transposed:
-        # The transpose takes the other half's sine, and turns the other way.
+        # The transpose takes the other one's sine, and turns the other way.
         kept = sin_first
         sin_first = -sin_second
         sin_second = -kept
     if block_of_heads < q_blocks:
         _rotate(
-            q_ptr, q_out_ptr, batch, block_of_heads * head_block + head, q_heads, token, column, inside,
-            cos_first, cos_second, sin_first, sin_second, tokens, half, rounded,
+            q_ptr, q_out_ptr, batch, block_of_heads * head_block + head, q_heads, token,
+            cos_first, cos_second, sin_first, sin_second, tokens, half, rounded, interleaved, tokens_first, half_block,
         )  # fmt: skip
     else:
         _rotate(
-            k_ptr, k_out_ptr, batch, (block_of_heads - q_blocks) * head_block + head, k_heads, token, column, inside,
-            cos_first, cos_second, sin_first, sin_second, tokens, half, rounded,
+            k_ptr, k_out_ptr, batch, (block_of_heads - q_blocks) * head_block + head, k_heads, token,
+            cos_first, cos_second, sin_first, sin_second, tokens, half, rounded, interleaved, tokens_first, half_block,
         )  # fmt: skip

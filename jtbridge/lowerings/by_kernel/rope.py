@@ -1,4 +1,4 @@
-"""Rotary position embedding of [batch, heads, tokens, d], whose products a model's code rounds before it adds them."""
+"""Rotary position embedding, whose products a model's code rounds before it adds them, or does not."""
 
 from __future__ import annotations
 
@@ -8,17 +8,30 @@ import jax
 from torch import fx
 
 from jtbridge.kernels.rope import op as rope
+from jtbridge.kernels.rope.reference import Rotation
 
 from ._table import by_kernel
 
 
 @by_kernel("jtbridge::rope")
-def _rope(x: jax.Array, cos: jax.Array, sin: jax.Array, transposed: bool, *, node: fx.Node) -> Any:
-    del node
-    if rope.supports(cos, sin, x) or cos.dtype != x.dtype or sin.dtype != x.dtype:
+def _rope(
+    x: jax.Array,
+    cos: jax.Array,
+    sin: jax.Array,
+    transposed: bool,
+    interleaved: bool,
+    rounded: bool,
+    rounded_back: bool,
+    *,
+    node: fx.Node,
+) -> Any:
+    del rounded_back, node
+    # One of the two dimensions in the middle is that of the tokens; the other, of the heads, is 1 in the angles.
+    tokens_first = cos.shape[1:3] != (1, x.shape[2])
+    angles = [angle[:, :, 0] if tokens_first else angle[:, 0] for angle in (cos, sin)]
+    if rope.supports(*angles, x):
         return NotImplemented
-    operation = rope.operation(1, rounded=True)
-    angles = [angle[:, 0][None] for angle in (cos, sin)]
+    operation = rope.operation(1, Rotation(rounded, interleaved, tokens_first))
+    given = x[None], *(angle[None] for angle in angles)
     # Of the backward only the gradient by x is wanted, which x itself has no part in.
-    step = operation.backward(x[None], *angles, x[None]) if transposed else operation.forward(x[None], *angles)
-    return step[0][0]
+    return (operation.backward(*given, x[None]) if transposed else operation.forward(*given))[0][0]

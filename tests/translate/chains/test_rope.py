@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import jtbridge
+from jtbridge.capture.chains import Chains
 
 from .harness import (
     DTYPES,
@@ -58,7 +59,63 @@ def of_angles(q, k, cos, sin):
     return llama(q, k, cos, sin)
 
 
-chains = pytest.mark.parametrize("chain", [llama, gpt_neox, other_order, of_angles])
+def tokens_first(q, k, cos, sin):
+    """As Gemma 3n has it, of [batch, tokens, heads, d]."""
+    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
+    return tuple((x * cos) + (rotate_half(x) * sin) for x in (q.transpose(1, 2), k.transpose(1, 2)))
+
+
+def rotate_neighbours(x):
+    x1 = x[..., ::2]
+    x2 = x[..., 1::2]
+    return torch.stack([-x2, x1], dim=-1).flatten(-2)
+
+
+def glm(q, k, cos, sin):
+    """Of neighbours, in a part of the dimensions."""
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    cos, sin = (angle[..., : angle.shape[-1] // 2].repeat_interleave(2, dim=-1) for angle in (cos, sin))
+    q, k = torch.cat((q, q + 1), -1), torch.cat((k, k + 1), -1)
+    d = cos.shape[-1]
+    rotated = [x[..., :d] for x in (q, k)]
+    embedded = [(x * cos) + (rotate_neighbours(x) * sin) for x in rotated]
+    return tuple(torch.cat((y, x[..., d:]), -1) for x, y in zip((q, k), embedded, strict=True))
+
+
+def gptj(q, k, cos, sin):
+    """Of neighbours, of [batch, tokens, heads, d]."""
+
+    def rotate_every_two(x):
+        x1 = x[:, :, :, ::2]
+        x2 = x[:, :, :, 1::2]
+        return torch.stack((-x2, x1), dim=-1).flatten(-2)
+
+    cos, sin = (torch.repeat_interleave(angle[:, :, None, ::2], 2, 3) for angle in (cos, sin))
+    return tuple((x * cos) + (rotate_every_two(x) * sin) for x in (q.transpose(1, 2), k.transpose(1, 2)))
+
+
+def cohere(q, k, cos, sin):
+    """In float32."""
+    dtype, q, k = q.dtype, q.float(), k.float()
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    q, k = ((x * cos) + (rotate_neighbours(x) * sin) for x in (q, k))
+    return q.to(dtype=dtype), k.to(dtype=dtype)
+
+
+def ernie(q, k, cos, sin):
+    """In float32, of what was turned before."""
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return tuple(((x.float() * cos) + (rotate_neighbours(x).float() * sin)).to(x.dtype) for x in (q, k))
+
+
+def in_float32(q, k, cos, sin):
+    """By angles in float32 too."""
+    cos, sin = cos.float().unsqueeze(1), sin.float().unsqueeze(1)
+    return tuple((x.float() * cos + rotate_half(x.float()) * sin).type_as(x) for x in (q, k))
+
+
+CHAINS = [llama, gpt_neox, other_order, of_angles, tokens_first, glm, gptj, cohere, ernie, in_float32]
+chains = pytest.mark.parametrize("chain", CHAINS)
 
 
 @chains
@@ -123,14 +180,46 @@ def of_two(q, k, cos, sin):
     return q * cos[:, None] + turned * sin[:, None] + k.sum()
 
 
-def along_heads(q, k, cos, sin):
-    turned = torch.cat((-q[..., 4:], q[..., :4]), -1)
-    return q * cos[:, :4, None] + turned * sin[:, :4, None] + k.sum()
-
-
-def interleaved(q, k, cos, sin):
-    turned = torch.stack((-q[..., 1::2], q[..., ::2]), -1).flatten(-2)
+def neighbours_the_other_way(q, k, cos, sin):
+    turned = torch.stack((q[..., 1::2], -q[..., ::2]), -1).flatten(-2)
     return q * cos[:, None] + turned * sin[:, None] + k.sum()
+
+
+def neighbours_swapped(q, k, cos, sin):
+    turned = torch.stack((-q[..., ::2], q[..., 1::2]), -1).flatten(-2)
+    return q * cos[:, None] + turned * sin[:, None] + k.sum()
+
+
+def neighbours_as_halves(q, k, cos, sin):
+    turned = torch.stack((-q[..., 1::2], q[..., ::2]), -2).flatten(-2)
+    return q * cos[:, None] + turned * sin[:, None] + k.sum()
+
+
+def halves_as_neighbours(q, k, cos, sin):
+    turned = torch.stack((-q[..., 4:], q[..., :4]), -1).flatten(-2)
+    return q * cos[:, None] + turned * sin[:, None] + k.sum()
+
+
+def every_second_neighbour(q, k, cos, sin):
+    turned = torch.stack((-q[..., 2::2], q[..., :6:2]), -1).flatten(-2)
+    return q[..., :6] * cos[:, None, :, :6] + turned * sin[:, None, :, :6] + k.sum()
+
+
+def neighbours_flattened_elsewhere(q, k, cos, sin):
+    x = q[:, :, :4, :4]
+    turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(2, 3).reshape(2, 4, 4, 4)
+    return x * cos[:, None, :4, :4] + turned * sin[:, None, :4, :4] + k.sum()
+
+
+def neighbours_are_used(q, k, cos, sin):
+    turned = rotate_neighbours(q)
+    return q * cos[:, None] + turned * sin[:, None] + turned.sin() + k.sum()
+
+
+def angles_of_both(q, k, cos, sin):
+    x = q[:, :, :4]
+    square = cos[:, :4, None] * cos[:, None, :4]
+    return x * square + rotate_half(x) * square.sin() + k.sum()
 
 
 def angles_of_heads(q, k, cos, sin):
@@ -158,8 +247,14 @@ def with_alpha(q, k, cos, sin):
         of_unequal_parts,
         of_another,
         of_two,
-        along_heads,
-        interleaved,
+        neighbours_the_other_way,
+        neighbours_swapped,
+        neighbours_as_halves,
+        halves_as_neighbours,
+        every_second_neighbour,
+        neighbours_flattened_elsewhere,
+        neighbours_are_used,
+        angles_of_both,
         angles_of_heads,
         detached,
         turned_is_used,
@@ -168,6 +263,64 @@ def with_alpha(q, k, cos, sin):
 )
 def test_a_near_miss_is_left_as_it_is(function, dtype):
     assert_left_alone(function, *arguments(dtype))
+
+
+def sum_is_used(q, k, cos, sin):
+    total = q.float() * cos[:, None] + rotate_half(q.float()) * sin[:, None]
+    return total.to(q.dtype), total.sin(), k
+
+
+def rounded_elsewhere(q, k, cos, sin):
+    return (q.float() * cos[:, None] + rotate_half(q.float()) * sin[:, None]).half(), k
+
+
+def half_of_it_in_float32(q, k, cos, sin):
+    return (q.float() * cos[:, None] + rotate_half(q) * sin[:, None]).to(q.dtype), k
+
+
+def of_two_conversions(q, k, cos, sin):
+    return (q.float() * cos[:, None] + rotate_half((q * 1).float()) * sin[:, None]).to(q.dtype), k
+
+
+def turned_is_used_in_float32(q, k, cos, sin):
+    turned = rotate_neighbours(q).float()
+    return (q.float() * cos[:, None] + turned * sin[:, None]).to(q.dtype), turned.sin(), k
+
+
+@pytest.mark.parametrize(
+    "function",
+    [sum_is_used, rounded_elsewhere, half_of_it_in_float32, of_two_conversions, turned_is_used_in_float32],
+)
+def test_a_near_miss_in_float32_is_left_as_it_is(function):
+    assert_left_alone(function, *arguments("bfloat16"))
+
+
+def test_in_float32_without_a_conversion_back():
+    """What is rotated is what was converted."""
+
+    def f(q, k, cos, sin):
+        return llama(*(x.float() for x in (q, k, cos, sin)))
+
+    given = arguments("bfloat16")
+    assert operators(f, *given) == {"jtbridge.rope": 2}
+    assert_is_torchs(f, *given)
+
+
+@pytest.mark.parametrize("chain", [llama, glm, gptj, tokens_first, cohere, ernie, in_float32])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_it_is_made_of_is_the_chain(chain, dtype):
+    """To the bit, in torch itself, and so are the gradients by queries and keys."""
+    tensors = to_torch(arguments(dtype))
+    q, k = (x.requires_grad_() for x in tensors[:2])
+    want, trail = chain(*tensors), Chains().trail()
+    with trail:
+        got = chain(*tensors)
+    assert got[0].grad_fn.name().startswith(("Generated", "Cat"))
+    cts = [torch.randn_like(y) for y in want]
+    grads, wanted = (torch.autograd.grad(ys, (q, k), cts) for ys in (got, want))
+    for a, b in zip((*got, *grads), (*want, *wanted), strict=True):
+        assert a.dtype is b.dtype
+        assert torch.equal(a, b)
 
 
 def test_angles_of_another_dtype():
