@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import importlib
+import math
 
 import jax
 import jax.numpy as jnp
@@ -64,8 +65,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize(("function", "arguments", "wrt", "kernels"), CASES)
+def of_gelu_written_out(gate, up):
+    x = math.sqrt(2.0 / math.pi) * (gate + 0.044715 * torch.pow(gate, 3.0))
+    return 0.5 * gate * (1.0 + torch.tanh(x)) * up
+
+
+OF_EVERY_DTYPE = [(*case, dtype) for case in CASES for dtype in ("float32", "bfloat16", "float16")]
+IN_FLOAT32 = (of_gelu_written_out, (X, X + 1), (0, 1), {"gated_forward": 1, "gated_backward": 1}, "float32")
+
+
+@pytest.mark.parametrize(("function", "arguments", "wrt", "kernels", "dtype"), [*OF_EVERY_DTYPE, IN_FLOAT32])
 def test_kernels_get_what_the_operators_get(function, arguments, wrt, kernels, dtype, monkeypatch):
     """The kernels' references run here in the place of the kernels, which have tests of their own."""
     arguments = [x.astype(dtype) for x in arguments]

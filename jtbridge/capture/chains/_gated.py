@@ -1,13 +1,18 @@
-"""``activation(gate) * up``, as models write SwiGLU and GeGLU. The activation is rounded before it is multiplied."""
+"""``activation(gate) * up``, as models write SwiGLU and GeGLU. The activation is rounded before it is multiplied.
+
+GELU by tanh that is written out, ``gelu_new``, is rounded at each of its steps, which the kernel does not do: it is
+this in float32 alone.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from ._operators import with_backward
-from ._steps import FLOATS, Look, Match
+from ._steps import FLOATS, Look, Match, NoMatch
 
 _aten = torch.ops.aten
 
@@ -15,7 +20,15 @@ _aten = torch.ops.aten
 def _activated(gate: torch.Tensor, activation: str) -> torch.Tensor:
     if activation == "silu":
         return _aten.silu.default(gate)
-    return _aten.gelu.default(gate, approximate="tanh" if activation == "gelu_tanh" else "none")
+    if activation == "gelu_new":
+        cubes = _aten.mul.Tensor(_aten.pow.Tensor_Scalar(gate, 3.0), _OF_CUBE)
+        shifted = _aten.add.Tensor(_aten.tanh.default(_aten.mul.Tensor(_aten.add.Tensor(gate, cubes), _INNER)), 1.0)
+        return _aten.mul.Tensor(_aten.mul.Tensor(gate, 0.5), shifted)
+    return _aten.gelu.default(gate, approximate=_approximation(activation))
+
+
+def _approximation(activation: str) -> str:
+    return "none" if activation == "gelu" else "tanh"
 
 
 def _forward(gate: torch.Tensor, up: torch.Tensor, activation: str) -> tuple[torch.Tensor]:
@@ -29,8 +42,7 @@ def _backward(
     if activation == "silu":
         by_gate = _aten.silu_backward.default(by_activated, gate)
     else:
-        approximate = "tanh" if activation == "gelu_tanh" else "none"
-        by_gate = _aten.gelu_backward.default(by_activated, gate, approximate=approximate)
+        by_gate = _aten.gelu_backward.default(by_activated, gate, approximate=_approximation(activation))
     return by_gate, _aten.mul.Tensor(ct, _activated(gate, activation))
 
 
@@ -54,6 +66,9 @@ def product(look: Look, out: torch.Tensor, activated: Any, up: Any) -> Match:
     if look.sees(activated, "silu"):
         (gate,) = look(activated, "silu")
         activation = "silu"
+    elif look.sees(activated, "mul"):
+        gate = _written_out(look, activated)
+        activation = "gelu_new"
     else:
         gate, approximate = look(activated, "gelu")
         look.demand(approximate in ("none", "tanh"))
@@ -61,3 +76,28 @@ def product(look: Look, out: torch.Tensor, activated: Any, up: Any) -> Match:
     look.demand(isinstance(up, torch.Tensor) and up.shape == gate.shape and up.dtype is gate.dtype)
     look.demand(gate.dtype in FLOATS and gate.numel() > 0)
     return lambda: gated(gate, up, activation)
+
+
+def _written_out(look: Look, activated: Any) -> torch.Tensor:
+    """Of ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))`` the x, in float32."""
+    for halved, shifted in look.both_ways(activated, "mul"):
+        if look.sees(halved, "mul") and look.sees(shifted, "add"):
+            x = _beside(look, halved, "mul", 0.5)
+            (scaled,) = look(_beside(look, shifted, "add", 1.0), "tanh")
+            for plain, cubes in look.both_ways(_beside(look, scaled, "mul", _INNER), "add"):
+                if plain is x:
+                    (base,) = look(_beside(look, cubes, "mul", _OF_CUBE), "cube")
+                    look.demand(base is x and x.dtype is torch.float32)
+                    return x
+    raise NoMatch
+
+
+def _beside(look: Look, value: Any, name: str, number: float) -> torch.Tensor:
+    """What a step takes beside a number."""
+    for x, other in look.both_ways(value, name):
+        if isinstance(x, torch.Tensor) and isinstance(other, float | int) and other == number:
+            return x
+    raise NoMatch
+
+
+_INNER, _OF_CUBE = math.sqrt(2.0 / math.pi), 0.044715

@@ -152,6 +152,7 @@ _FUNCTIONS: Sequence[tuple[str, Callable[..., tuple[Any, ...]], Sequence[Callabl
     ("square", _one, (_T.square, torch.square)),
     ("mean", _mean, (_T.mean, torch.mean)),
     ("rsqrt", _one, (_T.rsqrt, torch.rsqrt)),
+    ("tanh", _one, (_T.tanh, torch.tanh)),
     ("neg", _one, (_T.neg, torch.neg)),
     ("cat", _cat, (torch.cat,)),
     ("stack", _cat, (torch.stack,)),
@@ -163,7 +164,7 @@ _FUNCTIONS: Sequence[tuple[str, Callable[..., tuple[Any, ...]], Sequence[Callabl
     ("view", _any, (_T.view, _T.reshape)),
     ("cast", _any, (_T.to, _T.float, _T.half, _T.bfloat16, _T.type_as)),
 )
-_POWERS = {2: "square", -0.5: "rsqrt"}
+_POWERS = {2: "square", 3: "cube", -0.5: "rsqrt"}
 _BY_FUNCTION = {function: (name, parse) for name, parse, functions in _FUNCTIONS for function in functions}
 
 

@@ -7,9 +7,14 @@ from typing import Any
 import jax
 from torch import fx
 
+from jtbridge.kernels._operation import Operation
 from jtbridge.kernels.gated import op as gated
 
 from ._table import by_kernel
+
+
+def _operation(activation: str) -> Operation:
+    return gated.operation("gelu_tanh" if activation == "gelu_new" else activation, rounded=True)
 
 
 @by_kernel("jtbridge::gated")
@@ -17,7 +22,7 @@ def _gated(gate: jax.Array, up: jax.Array, activation: str, *, node: fx.Node) ->
     del node
     if gated.supports(gate, up):
         return NotImplemented
-    return gated.operation(activation, rounded=True).forward(gate, up)[0]
+    return _operation(activation).forward(gate, up)[0]
 
 
 @by_kernel("jtbridge::gated_backward")
@@ -25,4 +30,4 @@ def _gated_backward(grad: jax.Array, gate: jax.Array, up: jax.Array, activation:
     del node
     if gated.supports(gate, up) or grad.dtype != gate.dtype:
         return NotImplemented
-    return tuple(gated.operation(activation, rounded=True).backward(gate, up, grad))
+    return tuple(_operation(activation).backward(gate, up, grad))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import jtbridge
+from jtbridge.capture.chains import FUNCTIONS
 
 from .harness import (
     DTYPES,
@@ -57,7 +60,7 @@ def test_the_chain_is_one_operator_and_torchs(chain, dtype):
     assert_is_torchs(chain, *given, second=True, factor=4)
 
 
-@chains
+@pytest.mark.parametrize("chain", [swiglu, geglu, geglu_tanh, in_halves, lambda *given: geglu_new(*given)])
 def test_every_mode_of_differentiation(chain):
     f, given = loss(jtbridge.wrap(chain, backend="xla")), arguments()
     reverse = jax.jacrev(jax.jacrev(f, (0, 1)), (0, 1))(*given)
@@ -67,6 +70,99 @@ def test_every_mode_of_differentiation(chain):
     rows = jnp.stack(given), jnp.stack(given[::-1])
     y = jax.vmap(jtbridge.wrap(chain, backend="xla"))(*rows)
     assert_near([y], [torch.stack([chain(a, b) for a, b in zip(*to_torch(rows), strict=True)])])
+
+
+def gelu_new(x):
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def geglu_new(gate, up):
+    """As T5 has it."""
+    return gelu_new(gate) * up
+
+
+def geglu_new_otherwise(gate, up):
+    cubes = gate**3 * 0.044715
+    return up * (((cubes + gate) * math.sqrt(2 / math.pi)).tanh().add(1) * (gate * 0.5))
+
+
+written_out = pytest.mark.parametrize("chain", [geglu_new, geglu_new_otherwise])
+
+
+@written_out
+def test_gelu_written_out_is_one_operator_and_torchs(chain):
+    given = arguments()
+    assert operators(chain, *given, ours=False) == {"jtbridge.gated": 1}
+    assert gradient_operators(chain, *given)["jtbridge.gated_backward"] == 1
+    assert_is_torchs(chain, *given, second=True)
+
+
+@written_out
+def test_what_it_is_made_of_is_the_chain(chain):
+    """To the bit, in torch itself."""
+    gate, up = to_torch((2 * normal(64, 33), normal(64, 33, seed=1)))
+    assert torch.equal(FUNCTIONS["jtbridge::gated"](gate, up, "gelu_new"), chain(gate, up))
+
+
+@written_out
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gelu_written_out_in_half_precision_is_left_as_it_is(chain, dtype):
+    """It is rounded at each of its steps."""
+    given = arguments(dtype)
+    assert operators(chain, *given) == gradient_operators(chain, *given) == {}
+
+
+def other_factor(gate, up):
+    return 0.5 * gate * (1.0 + torch.tanh(0.8 * (gate + 0.044715 * torch.pow(gate, 3.0)))) * up
+
+
+def other_power(gate, up):
+    cubes = 0.044715 * torch.pow(gate, 2.0)
+    return 0.5 * gate * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (gate + cubes))) * up
+
+
+def other_half(gate, up):
+    return 0.25 * gate * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (gate + 0.044715 * torch.pow(gate, 3.0)))) * up
+
+
+def of_another(gate, up):
+    other = gate + 1
+    return 0.5 * gate * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (gate + 0.044715 * torch.pow(other, 3.0)))) * up
+
+
+def of_another_half(gate, up):
+    return 0.5 * up * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (gate + 0.044715 * torch.pow(gate, 3.0)))) * up
+
+
+def tanh_is_used(gate, up):
+    tanh = torch.tanh(math.sqrt(2.0 / math.pi) * (gate + 0.044715 * torch.pow(gate, 3.0)))
+    return 0.5 * gate * (1.0 + tanh) * up, tanh
+
+
+def tanh_is_detached(gate, up):
+    tanh = torch.tanh(math.sqrt(2.0 / math.pi) * (gate + 0.044715 * torch.pow(gate, 3.0))).detach()
+    return 0.5 * gate * (1.0 + tanh) * up
+
+
+def without_a_gate(gate, up):
+    return gelu_new(gate) + up
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        other_factor,
+        other_power,
+        other_half,
+        of_another,
+        of_another_half,
+        tanh_is_used,
+        tanh_is_detached,
+        without_a_gate,
+    ],
+)
+def test_what_looks_like_gelu_is_left_as_it_is(function):
+    assert_left_alone(function, *arguments())
 
 
 def activated_returned(gate, up):
