@@ -22,8 +22,8 @@ import torch
 
 
 @functools.cache
-def unavailable() -> str | None:
-    """Why no Triton kernel can be used here; None if it can."""
+def unavailable(platform: str = "cuda") -> str | None:
+    """Why no Triton kernel can be used for a platform, "cuda" or "rocm"; None if it can."""
     for module, package in (("triton", "triton"), ("jax_triton", "jax-triton")):
         if importlib.util.find_spec(module) is None:
             return f"`{package}` is not installed"
@@ -32,7 +32,7 @@ def unavailable() -> str | None:
     except Exception as error:  # noqa: BLE001  (a broken installation costs nothing but the backend)
         lines = str(error).strip().splitlines()
         return f"jax-triton cannot be imported: {type(error).__name__}: {lines[0] if lines else ''}"
-    return _mismatch()
+    return _mismatch() or (_mismatch_on_amd() if platform == "rocm" else None)
 
 
 def _mismatch() -> str | None:
@@ -43,6 +43,18 @@ def _mismatch() -> str | None:
             f"jax-triton {jax_triton} needs Triton 3.7 or newer, and {triton} is installed: jax-triton 0.3.1 takes it"
         )
     return None
+
+
+def _mismatch_on_amd() -> str | None:
+    """Why not for AMD: Triton 3.7 reads there how many blocks a cluster has, and jax-triton up to 0.4.1 does not say.
+
+    Tried by lowering for it with both, Triton 3.6 to 3.9, on a machine without a GPU.
+    """
+    triton, jax_triton = (importlib.metadata.version(package) for package in ("triton", "jax-triton"))
+    says = "num_ctas" in _jax_triton().triton_lib.compile_ttir_to_hsaco_inplace.__code__.co_consts
+    if says or _numbers(triton) < (3, 7):
+        return None
+    return f"jax-triton {jax_triton} cannot compile for AMD with Triton {triton}: Triton 3.6 with jax-triton 0.3.1 can"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

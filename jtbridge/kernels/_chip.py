@@ -28,6 +28,10 @@ class Chip:
         """Whether it is NVIDIA's, and of less compute capability."""
         return self.capability is not None and self.capability < capability
 
+    def precision(self, wanted: str) -> str:
+        """How ``tl.dot`` is to multiply float32: as wanted, or as float32 where no tensor cores take parts of it."""
+        return "ieee" if self.capability is None else wanted
+
     @property
     def shared(self) -> int:
         """Bytes of shared memory that a program may have."""

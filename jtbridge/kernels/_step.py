@@ -106,12 +106,14 @@ def _run_reference(*arrays: Any, step: Step) -> list[Any]:
     return list((step.kernel if interpreting() else step.reference)(*arrays))
 
 
-def _run_kernel(*arrays: Any, step: Step) -> list[Any]:
-    return list((step.reference if step.needs_triton and unavailable() else step.kernel)(*arrays))
+def _run_kernel(*arrays: Any, step: Step, platform: str) -> list[Any]:
+    needed = step.needs_triton or platform == "rocm"  # for what does without Triton is cuDNN
+    return list((step.reference if needed and unavailable(platform) else step.kernel)(*arrays))
 
 
 ad.primitive_jvps[step_p] = _jvp
 batching.primitive_batchers[step_p] = _batch
 mlir.register_lowering(step_p, mlir.lower_fun(_run_reference, multiple_results=True))
 for _platform in ("cuda", "rocm"):
-    mlir.register_lowering(step_p, mlir.lower_fun(_run_kernel, multiple_results=True), platform=_platform)
+    _lower = mlir.lower_fun(functools.partial(_run_kernel, platform=_platform), multiple_results=True)
+    mlir.register_lowering(step_p, _lower, platform=_platform)

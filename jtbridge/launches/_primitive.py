@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ from jax.interpreters import batching, mlir
 from jtbridge._dtypes import torch_dtype
 from jtbridge._flat import ArrayType
 from jtbridge._host import reader, to_numpy
-from jtbridge._triton import jit_function, triton_call
+from jtbridge._triton import jit_function, triton_call, unavailable
+from jtbridge.errors import LaunchError
 
 from ._interpreter import LANGUAGE, interpret
 from ._launch import Configuration, Launch
@@ -77,8 +79,17 @@ def _interpreted(*arrays: Any, launch: Launch, types: tuple[ArrayType, ...], fre
     return list(jax.pure_callback(run, outs, *arrays, vmap_method="sequential"))
 
 
-def _compiled(*arrays: Any, launch: Launch, types: tuple[ArrayType, ...], fresh: tuple[int, ...]) -> list[Any]:
-    """By jax-triton. It passes inputs, then results: the user's kernel is called from one that takes them so."""
+def _compiled(
+    *arrays: Any, launch: Launch, types: tuple[ArrayType, ...], fresh: tuple[int, ...], platform: str
+) -> list[Any]:
+    """By jax-triton. It passes inputs, then results: the user's kernel is called from one that takes them so.
+
+    Raises:
+        LaunchError: it cannot be compiled for the platform.
+    """
+    reason = unavailable(platform)
+    if reason is not None:
+        raise LaunchError(f"Kernel `{launch.name}` cannot be part of a program for {platform}: {reason}.")
     tensors = [torch.empty(t.shape, dtype=torch_dtype(t.dtype, "a tensor"), device="meta") for t in types]
     configurations = launch.configurations(tensors)
     parameters = Parameters.of(launch, fresh, configurations[0])
@@ -105,4 +116,5 @@ def _compiled(*arrays: Any, launch: Launch, types: tuple[ArrayType, ...], fresh:
 batching.primitive_batchers[launch_p] = _batch
 mlir.register_lowering(launch_p, mlir.lower_fun(_interpreted, multiple_results=True))
 for _platform in ("cuda", "rocm"):
-    mlir.register_lowering(launch_p, mlir.lower_fun(_compiled, multiple_results=True), platform=_platform)
+    _lower = mlir.lower_fun(functools.partial(_compiled, platform=_platform), multiple_results=True)
+    mlir.register_lowering(launch_p, _lower, platform=_platform)

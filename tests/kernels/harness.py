@@ -121,8 +121,8 @@ def recorded() -> Iterator[list[tuple[str, dict[str, Any], int]]]:
         yield found
 
 
-def compiled(launch: Launch, architecture: int, folder: Path) -> Usage:
-    """A launch compiled for a GPU that need not be there, and what it takes, as NVIDIA's own tool reads it."""
+def made_for(launch: Launch, *target: Any) -> Any:
+    """A launch compiled for a GPU that need not be there: "cuda", capability, lanes; or "hip", architecture, lanes."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -134,7 +134,14 @@ def compiled(launch: Launch, architecture: int, folder: Path) -> Usage:
     attributes = {(i,): [["tt.divisibility", 16]] for i, x in enumerate(given) if hasattr(x, "shape")}
     source = ASTSource(launch.kernel, signature, launch.constants, attributes)
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True}
-    made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    return triton.compile(source, target=GPUTarget(*target), options=options)
+
+
+def compiled(launch: Launch, architecture: int, folder: Path) -> Usage:
+    """A launch compiled for an NVIDIA GPU, and what it takes, as NVIDIA's own tool reads it."""
+    import triton
+
+    made = made_for(launch, "cuda", architecture, 32)
     cubin = folder / "kernel.cubin"
     cubin.write_bytes(made.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

@@ -196,7 +196,7 @@ def _launched(
         "threshold": settings.threshold,
         "boost": settings.boost,
         # The accuracy of float32 from tensor cores: three products of their 19 bits.
-        "precision": "tf32x3" if query.dtype == jnp.float32 else "tf32",
+        "precision": target().precision("tf32x3" if query.dtype == jnp.float32 else "tf32"),
         "block_d": block_d,
     }
 

@@ -130,7 +130,7 @@ def _forward(
         "biased": bias.size > 0,
         "transpose_b": transpose_b,
         "activation": activation,
-        "precision": precision,
+        "precision": target().precision(precision),
     }
 
     def arranged(c: Configuration) -> Arrangement:
