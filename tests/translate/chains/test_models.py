@@ -29,6 +29,12 @@ SIZES = {
     "max_position_embeddings": 32,
 }
 GROUPED = {"num_key_value_heads": 1, "head_dim": 32}
+OF_GEMMA4 = {
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 8,
+    "num_kv_shared_layers": 0,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 # The class's beginning, its settings, and per layer and beside the layers: norms, gates, rotations.
 MODELS: dict[str, tuple[dict[str, Any], int, int, int, int]] = {
     "Llama": (GROUPED, 2, 1, 1, 2),
@@ -37,8 +43,18 @@ MODELS: dict[str, tuple[dict[str, Any], int, int, int, int]] = {
     "Qwen3": (GROUPED, 4, 1, 1, 2),
     "Gemma": (GROUPED, 2, 1, 1, 2),
     "Gemma2": (GROUPED, 4, 1, 1, 2),
+    "Gemma3Text": (GROUPED, 6, 1, 1, 2),
+    "Gemma4Text": (GROUPED | OF_GEMMA4, 7, 2, 2, 2),
+    "Llama4Text": (GROUPED | {"intermediate_size_mlp": 48, "attention_chunk_size": 16, "moe_layers": []}, 2, 1, 1, 0),
     "GPTNeoX": ({}, 0, 0, 0, 2),
+    "Phi": ({}, 0, 0, 0, 2),
+    # Their rotations are of neighbours: in a part of the dimensions, and in float32.
+    "Glm": (GROUPED | {"pad_token_id": 0, "eos_token_id": 1}, 2, 1, 1, 2),
+    "Cohere": ({"num_key_value_heads": 1}, 0, 0, 1, 2),
+    "Ernie4_5": (GROUPED, 2, 1, 1, 2),
 }
+UNSCALED_NORMS = {"Gemma4Text": LAYERS, "Llama4Text": 2 * LAYERS}
+LAYER_NORMS = {"GPTNeoX": 2 * LAYERS + 1, "Phi": LAYERS + 1}
 models = pytest.mark.parametrize("name", MODELS)
 some_models = pytest.mark.parametrize("name", ["Llama", "Gemma", "GPTNeoX"])
 dtypes = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -48,7 +64,7 @@ def model(name: str, dtype: str = "float32", **more: Any) -> torch.nn.Module:
     settings = MODELS[name][0]
     config = getattr(transformers, f"{name}Config")(**SIZES, **settings, **more)
     torch.manual_seed(0)
-    made = getattr(transformers, f"{name}ForCausalLM")(config).eval().to(getattr(torch, dtype))
+    made = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).eval().to(getattr(torch, dtype))
     with torch.no_grad():
         for key, parameter in made.named_parameters():
             if "norm" in key:  # which are ones or zeros
@@ -77,6 +93,7 @@ def expected(name: str) -> dict[str, int]:
     _, norms, more_norms, gates, rotations = MODELS[name]
     counts = {
         "jtbridge.rms_norm": norms * LAYERS + more_norms,
+        "jtbridge.unscaled_rms_norm": UNSCALED_NORMS.get(name, 0),
         "jtbridge.gated": gates * LAYERS,
         "jtbridge.rope": rotations * LAYERS,
         "jtbridge.cross_entropy": 1,
@@ -99,11 +116,10 @@ def test_kernels(name, dtype):
     _, of_torch, parameters = losses(name, dtype)
     f, arrays = jtbridge.wrap(of_torch), jtbridge.to_jax(parameters)
     counts = expected(name)
-    names = {"rms_norm": "norm_forward", "gated": "gated_forward", "cross_entropy": "cross_entropy_forward"}
+    names = {"rope": "rope_rotate", "gated": "gated_forward", "cross_entropy": "cross_entropy_forward"}
     wanted = {kernel: counts.get(f"jtbridge.{key}", 0) for key, kernel in names.items()}
-    wanted["rope_rotate"] = counts["jtbridge.rope"]
-    if name == "GPTNeoX" and dtype == "float32":
-        wanted["norm_forward"] = 2 * LAYERS + 1  # layer_norm, whose statistics torch has in half precision too
+    norms = counts.get("jtbridge.rms_norm", 0) + UNSCALED_NORMS.get(name, 0) + LAYER_NORMS.get(name, 0)
+    wanted["norm_forward"] = norms
     forward = collections.Counter(kernels_in(f, arrays, *tokens()))
     assert {key: forward[key] for key in wanted} == wanted
     both = collections.Counter(kernels_in(jax.grad(f), arrays, *tokens()))
@@ -188,3 +204,37 @@ def test_checkpointed_layers_are_torchs():
     loss = f(parameters, jtbridge.to_torch(ids).long(), jtbridge.to_torch(labels).long())
     for key, grad in zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True):
         assert_near([grads[key]], [grad], 40)
+
+
+def test_t5_with_a_written_out_gelu():
+    """T5 v1.1."""
+    sizes = {"vocab_size": VOCABULARY, "d_model": 64, "d_kv": 32, "d_ff": 48, "num_layers": LAYERS, "num_heads": 2}
+    torch.manual_seed(0)
+    config = transformers.T5Config(**sizes, feed_forward_proj="gated-gelu", decoder_start_token_id=0)
+    made = transformers.T5ForConditionalGeneration(config).eval()
+
+    def f(ids, labels):
+        return made(ids, labels=labels).loss
+
+    norms = 2 * LAYERS + 1 + 3 * LAYERS + 1
+    wanted = {"jtbridge.rms_norm": norms, "jtbridge.gated": 2 * LAYERS, "jtbridge.cross_entropy": 1}
+    assert operators(f, *tokens()) == wanted
+    with torch.no_grad():
+        want = f(*(jtbridge.to_torch(x).long() for x in tokens()))
+    assert_near([jax.jit(jtbridge.wrap(f, backend="xla"))(*tokens())], [want], 20)
+
+
+@dtypes
+def test_gptj_with_tokens_before_heads(dtype):
+    sizes = {"n_embd": 64, "n_layer": LAYERS, "n_head": 2, "n_positions": 32, "rotary_dim": 16}
+    torch.manual_seed(0)
+    made = transformers.GPTJForCausalLM(transformers.GPTJConfig(vocab_size=VOCABULARY, **sizes)).eval()
+    made = made.to(getattr(torch, dtype))
+
+    def f(ids, labels):
+        return made(ids, labels=labels).loss
+
+    assert operators(f, *tokens()) == {"jtbridge.rope": 2 * LAYERS, "jtbridge.cross_entropy": 1}
+    with torch.no_grad():
+        want = f(*(jtbridge.to_torch(x).long() for x in tokens()))
+    assert_near([jax.jit(jtbridge.wrap(f, backend="xla"))(*tokens())], [want], 20)
