@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -37,6 +37,36 @@ def decomposition(node: fx.Node) -> fx.GraphModule:
             _of_chain(name, *map(_described, plain[0])) if name in FUNCTIONS_OF_CHAINS else _of(node, plain)
         )
     return node.meta[_KEY]
+
+
+def batched_decomposition(node: fx.Node, size: int, batched: Sequence[bool]) -> fx.GraphModule:
+    """The graph of a node's operator over a batch, by its own batching rule.
+
+    Args:
+        node: the node, of one row.
+        size: of the batch.
+        batched: which of its tensor arguments have the batch as their first axis; all results have.
+    """
+    plain = _plain((node.args, node.kwargs), lambda x: x.meta["val"])
+    leaves, tree = jax.tree.flatten(plain, is_leaf=lambda x: x is None)
+    positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    dims = [0 if b else None for b in batched]
+    for position, b in zip(positions, batched, strict=True):
+        if b:
+            leaves[position] = leaves[position].new_empty((size, *leaves[position].shape))
+
+    def over_batch(*args: Any, **kwargs: Any) -> Any:
+        given, _ = jax.tree.flatten((args, kwargs), is_leaf=lambda x: x is None)
+
+        def row(*tensors: torch.Tensor) -> Any:
+            for position, tensor in zip(positions, tensors, strict=True):
+                given[position] = tensor
+            args, kwargs = tree.unflatten(given)
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+
+        return torch.vmap(row, tuple(dims))(*(given[position] for position in positions))
+
+    return _traced(over_batch, tree.unflatten(leaves))
 
 
 def _of(node: fx.Node, plain: Any) -> fx.GraphModule:

@@ -10,17 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax.custom_batching import custom_vmap
 from torch import fx
 from torch.fx.node import map_arg
 
-from jtbridge._compat import OpOverload, is_zero
+from jtbridge._compat import OpOverload, has_batching_rule, is_zero
 from jtbridge._dtypes import numpy_dtype
 from jtbridge._host import to_numpy
 from jtbridge.capture import from_bytes, origin, to_bytes
 from jtbridge.errors import LoweringError, TranslationError
 from jtbridge.lowerings import find, find_by_kernel
 
-from ._decompose import decomposable, decomposition, tensor_inputs
+from ._decompose import batched_decomposition, decomposable, decomposition, tensor_inputs
 from ._fold import folded, needed
 
 Keys = Callable[[Sequence[int]], Callable[[], jax.Array]]
@@ -129,8 +130,30 @@ class Interpretation:
         if reason is not None:
             raise TranslationError(f"`{self._name}`: in the decomposition of {describe(node)}, {reason}")
         arrays = [values[x] for x in tensor_inputs(node)]
-        results = Interpretation(module, self._name, None, kernels=self._kernels).run(arrays, keys)
+        run = self._runner(module, keys)
+        if has_batching_rule(node.target):  # type: ignore[arg-type]
+            run = self._with_own_rule(node, run, keys)
+        results = run(*arrays)
         return results[0] if isinstance(node.meta["val"], torch.Tensor) else tuple(results)
+
+    def _runner(self, module: fx.GraphModule, keys: Keys) -> Callable[..., list[Any]]:
+        inner = Interpretation(module, self._name, None, kernels=self._kernels)
+        return lambda *arrays: inner.run(arrays, keys)
+
+    def _with_own_rule(self, node: fx.Node, run: Callable[..., list[Any]], keys: Keys) -> Callable[..., list[Any]]:
+        """What runs a node, batched by its operator's own rule."""
+        one = custom_vmap(run)
+
+        @one.def_vmap
+        def over_batch(size: int, batched: Sequence[bool], *arrays: Any) -> tuple[list[Any], list[bool]]:
+            module = batched_decomposition(node, size, batched)
+            reason = obstacle(module)
+            if reason is not None:
+                raise TranslationError(f"`{self._name}`: in the batching rule of {describe(node)}, {reason}")
+            results = self._runner(module, keys)(*arrays)
+            return results, [True] * len(results)
+
+        return one
 
     def _keys(self, arrays: Sequence[Any]) -> Keys:
         def of_draw(draw: Sequence[int]) -> Callable[[], jax.Array]:

@@ -140,6 +140,30 @@ def operator_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 operator_add.register_autograd(lambda ctx, grad: (grad, 2 * grad))  # 2: to be told from the true gradient
 
 
+@torch.library.triton_op("jtbridge_tests::triton_sum", mutates_args=())
+def operator_sum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return wrapped_add(x, y)
+
+
+def _backward_of_sum(ctx, grad):
+    return operator_sum(grad, torch.zeros_like(grad)), grad
+
+
+operator_sum.register_autograd(_backward_of_sum)
+batches_of_sum: list[torch.Size] = []
+
+
+@operator_sum.register_vmap
+def _(info, in_dims, x, y):
+    """A batch is more of the same."""
+    whole = [
+        z.expand(info.batch_size, *z.shape) if dim is None else z.movedim(dim, 0)
+        for z, dim in zip((x, y), in_dims, strict=True)
+    ]
+    batches_of_sum.append(whole[0].shape)
+    return operator_sum(*(z.contiguous() for z in whole)), 0
+
+
 def returns_a_number(x):
     count = (x >= 0).sum().item()
     out = torch.empty(1)

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import jtbridge
 from jtbridge import errors
-from tests.kernels.harness import kernels_in, needs_compiler, needs_triton
+from tests.kernels.harness import kernels_in, needs_compiler, needs_triton, pretending
 
 pytestmark = [needs_triton, needs_compiler]
 
@@ -31,6 +32,32 @@ def test_a_bare_launch(backend):
     np.testing.assert_allclose(jax.jit(f)(X, Y), X + Y, rtol=1e-6)
     np.testing.assert_allclose(jax.vmap(f)(X, Y), X + Y, rtol=1e-6)
     np.testing.assert_allclose(jax.vmap(f, (0, None))(X, Y[0]), X + Y[0], rtol=1e-6)
+
+
+def test_a_batch_by_the_operators_own_rule(backend):
+    from .kernels import batches_of_sum, operator_sum
+
+    f = jtbridge.wrap(operator_sum, backend=backend)
+    batches_of_sum.clear()
+    np.testing.assert_allclose(jax.jit(jax.vmap(f))(X, Y), X + Y, rtol=1e-6)
+    assert set(batches_of_sum) == {torch.Size([6, 5])}
+    np.testing.assert_allclose(jax.vmap(f, (1, None), 1)(X, Y[:, 0]), X + Y[:, :1], rtol=1e-6)
+    assert batches_of_sum[-1] == torch.Size([5, 6])
+    np.testing.assert_allclose(jax.vmap(jax.vmap(f), (0, None))(np.stack([X, Y]), Y), np.stack([X, Y]) + Y, rtol=1e-6)
+    assert batches_of_sum[-1] == torch.Size([2, 6, 5])
+    grads = jax.vmap(jax.grad(lambda x, y: (f(x, y) ** 2).sum(), (0, 1)))(X, Y)
+    np.testing.assert_allclose(grads, [2 * (X + Y)] * 2, rtol=1e-5)
+
+
+def test_own_rules_and_loops_on_a_gpu():
+    from .kernels import operator_add, operator_sum
+
+    for operator, loops in ((operator_sum, False), (operator_add, True)):
+        run = jax.vmap(jtbridge.wrap(operator))
+        assert kernels_in(run, X, Y) == ["add_kernel"]
+        with pretending(90):
+            text = jax.jit(run).trace(X, Y).lower(lowering_platforms=("cuda",)).as_text()
+        assert ("stablehlo.while" in text) == loops
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
