@@ -202,7 +202,7 @@ def _assert_fit(found, architecture, folder):
         usage = compiled(launch, architecture, folder)
         assert usage.spilled == 0
         assert usage.registers <= 128
-        assert usage.shared == 0
+        assert usage.shared <= 4096  # none with Triton 3.9
 
 
 @needs_triton
