@@ -39,7 +39,7 @@ class TorchState:
             ),
             dtype=torch.get_default_dtype(),
             device=torch.get_default_device() if has_torch_modes() else None,
-            products=torch.get_float32_matmul_precision(),
+            products=_products(),
         )
 
     def activity_check(self) -> Callable[[], bool]:
@@ -95,3 +95,11 @@ class TorchState:
     def without_casts(self) -> TorchState:
         """For graphs captured after autocast: nothing is recorded or cast again."""
         return dataclasses.replace(self, grad=False, inference=False, autocast=())
+
+
+def _products() -> str:
+    """How float32 is multiplied on a GPU. Torch has a setting for each of its backends too, and no name for a mix."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"

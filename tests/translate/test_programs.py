@@ -215,6 +215,15 @@ def test_products_are_as_precise_as_torchs():
             assert precisions(f) == {want}
             with jax.default_matmul_precision("float32"):
                 assert precisions(f) == {"HIGHEST"}
+        torch.set_float32_matmul_precision(before)
+        of_gpu, of_cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+        for setting, want in ((of_gpu, "HIGH"), (of_cpu, "HIGHEST")):
+            setting.fp32_precision = "tf32"  # of one backend: then torch has no answer for all
+            with pytest.raises(RuntimeError, match="mix of"):
+                torch.get_float32_matmul_precision()
+            assert precisions(f) == {want}
+            setting.fp32_precision = "none"
     finally:
+        torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "none"
         torch.set_float32_matmul_precision(before)
     assert precisions(f) == {"HIGHEST"}
