@@ -30,9 +30,9 @@ Keys = Callable[[Sequence[int]], Callable[[], jax.Array]]
 def _constant(tensor: torch.Tensor) -> np.ndarray:
     if is_zero(tensor):
         return np.zeros(tuple(tensor.shape), numpy_dtype(tensor.dtype, "a constant"))
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in ("cpu", "cuda"):
         raise TranslationError(f"it holds a constant on device `{tensor.device}`")
-    return to_numpy(tensor)
+    return to_numpy(tensor.cpu())
 
 
 def _as_array(value: np.ndarray) -> jax.Array:
@@ -71,10 +71,10 @@ class Interpretation:
         self._seed = seed  # the input that random operators draw from
         known = folded(list(module.graph.nodes))
         self._nodes = needed(list(module.graph.nodes), known)
-        self._constants = {node: _constant(value.detach().cpu()) for node, value in known.items()}
+        self._constants = {node: _constant(value.detach()) for node, value in known.items()}
         for node in self._nodes:
             if node.op == "get_attr" and isinstance(value := getattr(module, str(node.target)), torch.Tensor):
-                self._constants[node] = _constant(value.detach().cpu())
+                self._constants[node] = _constant(value.detach())
         self._last_uses = _last_uses(self._nodes, self._constants)
 
     def __call__(self, *arrays: Any) -> list[Any]:

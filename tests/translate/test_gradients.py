@@ -203,3 +203,10 @@ def test_once_differentiable_is_refused_twice(every_backend: str):
     np.testing.assert_allclose(jax.grad(f)(jnp.ones(2)), [2.0, 4.0])
     with pytest.raises(DifferentiationError):
         jax.hessian(f)(jnp.ones(2))
+
+
+def test_second_derivatives_that_torch_knows_to_be_zero():
+    """They are zeros of autograd's own, without memory."""
+    f = jtbridge.wrap(torch.abs, backend="xla")
+    x = jnp.array([-2.0, 0.0, 3.0])
+    np.testing.assert_array_equal(jax.jacrev(jax.jacrev(f))(x), np.zeros((3, 3, 3)))
