@@ -26,7 +26,7 @@ class TorchState:
     autocast: tuple[tuple[str, torch.dtype], ...]  # device types with autocast on, and their dtype
     dtype: torch.dtype
     device: torch.device | None  # None: torch's own default
-    products: str = "highest"  # how float32 is multiplied on a GPU: "highest", "high" or "medium"
+    products: str  # how float32 is multiplied on a GPU: "highest", "high" or "medium"
 
     @classmethod
     def current(cls) -> TorchState:

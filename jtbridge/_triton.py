@@ -23,7 +23,7 @@ import torch
 
 @functools.cache
 def unavailable(platform: str = "cuda") -> str | None:
-    """Why no Triton kernel can be used for a platform, "cuda" or "rocm"; None if it can."""
+    """Why no Triton kernel can be used for a platform, "rocm" or one of NVIDIA's; None if it can."""
     for module, package in (("triton", "triton"), ("jax_triton", "jax-triton")):
         if importlib.util.find_spec(module) is None:
             return f"`{package}` is not installed"
@@ -37,7 +37,7 @@ def unavailable(platform: str = "cuda") -> str | None:
 
 def _mismatch() -> str | None:
     """Why the two do not go together; None if they do. With an older Triton jax-triton 0.4 finds no NVIDIA in it."""
-    triton, jax_triton = (importlib.metadata.version(package) for package in ("triton", "jax-triton"))
+    triton, jax_triton = _versions()
     if not names_aliases_twice() and _numbers(triton) < (3, 7):
         return (
             f"jax-triton {jax_triton} needs Triton 3.7 or newer, and {triton} is installed: jax-triton 0.3.1 takes it"
@@ -50,11 +50,15 @@ def _mismatch_on_amd() -> str | None:
 
     Tried by lowering for it with both, Triton 3.6 to 3.9, on a machine without a GPU.
     """
-    triton, jax_triton = (importlib.metadata.version(package) for package in ("triton", "jax-triton"))
+    triton, jax_triton = _versions()
     says = "num_ctas" in _jax_triton().triton_lib.compile_ttir_to_hsaco_inplace.__code__.co_consts
     if says or _numbers(triton) < (3, 7):
         return None
     return f"jax-triton {jax_triton} cannot compile for AMD with Triton {triton}: Triton 3.6 with jax-triton 0.3.1 can"
+
+
+def _versions() -> tuple[str, str]:
+    return importlib.metadata.version("triton"), importlib.metadata.version("jax-triton")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

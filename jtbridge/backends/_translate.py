@@ -46,7 +46,7 @@ class TritonBackend(XlaBackend):
     def unavailable(self, platform: str) -> str | None:
         if platform not in _GPUS:
             return f'it needs a GPU, the platform is "{platform}"'
-        return unavailable(platform) if platform == "rocm" else unavailable()
+        return unavailable(platform)
 
 
 _GPUS = ("cuda", "rocm", "gpu")

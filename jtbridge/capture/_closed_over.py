@@ -18,8 +18,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from jtbridge._compat import FakeTensor, last_traced_node
 
 _NOTE = "closed_over"  # in a node's notes: the tensor that it stands for
-_DEVICE = torch.Tensor.device.__get__  # type: ignore[attr-defined]
-_IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _TO = (torch.Tensor.to, torch.Tensor.type)
 
 

@@ -47,26 +47,20 @@ def batched_decomposition(node: fx.Node, size: int, batched: Sequence[bool]) -> 
         size: of the batch.
         batched: which of its tensor arguments have the batch as their first axis; all results have.
     """
-    plain = _plain((node.args, node.kwargs), lambda x: x.meta["val"])
-    leaves, tree = jax.tree.flatten(plain, is_leaf=lambda x: x is None)
-    positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    dims = [0 if b else None for b in batched]
-    for position, b in zip(positions, batched, strict=True):
-        if b:
-            leaves[position] = leaves[position].new_empty((size, *leaves[position].shape))
+    has_batch = iter(batched)
+    leaves, tree = jax.tree.flatten(
+        _plain((node.args, node.kwargs), lambda x: x.meta["val"]), is_leaf=lambda x: x is None
+    )
+    dims = [0 if isinstance(leaf, torch.Tensor) and next(has_batch) else None for leaf in leaves]
+    whole = [x if dim is None else x.new_empty((size, *x.shape)) for x, dim in zip(leaves, dims, strict=True)]
+
+    def row(args: Any, kwargs: Any) -> Any:
+        return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def over_batch(*args: Any, **kwargs: Any) -> Any:
-        given, _ = jax.tree.flatten((args, kwargs), is_leaf=lambda x: x is None)
+        return torch.vmap(row, tree.unflatten(dims))(args, kwargs)
 
-        def row(*tensors: torch.Tensor) -> Any:
-            for position, tensor in zip(positions, tensors, strict=True):
-                given[position] = tensor
-            args, kwargs = tree.unflatten(given)
-            return node.target(*args, **kwargs)  # type: ignore[operator]
-
-        return torch.vmap(row, tuple(dims))(*(given[position] for position in positions))
-
-    return _traced(over_batch, tree.unflatten(leaves))
+    return _traced(over_batch, tree.unflatten(whole))
 
 
 def _of(node: fx.Node, plain: Any) -> fx.GraphModule:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import pytest
+
+import jtbridge
+from jtbridge.kernels import _chip, _timing, _tuning
+from jtbridge.kernels._chip import Chip
+from jtbridge.kernels._launch import interpreting
 
 
 @pytest.fixture(autouse=True)
@@ -13,6 +19,23 @@ def exact_products() -> Iterator[None]:
     """JAX's own default takes ten bits of float32 there."""
     with jax.default_matmul_precision("highest"):
         yield
+
+
+@pytest.fixture
+def untuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing tuned yet, a folder of its own, and a GPU that is not there."""
+    monkeypatch.setattr(_tuning, "_FOUND", {})
+    monkeypatch.setattr(_chip, "present", lambda: Chip("NVIDIA H100 80GB HBM3", 90))
+    with jtbridge.config(tuning_folder=tmp_path):
+        yield
+
+
+@pytest.fixture
+def timed(untuned: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that GPU would need is there: a test says itself what it takes, in place of `_timing.milliseconds`."""
+    if interpreting():
+        pytest.skip("kernels are interpreted in this process: nothing is tuned")
+    monkeypatch.setattr(_timing, "why_not", lambda: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import importlib
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jtbridge
 from jtbridge import _triton
 from jtbridge.kernels import _tuning
 from jtbridge.kernels._launch import interpreting
+
+_translate = importlib.import_module("jtbridge.backends._translate")
 
 ARCHITECTURES = (80, 90)
 # Relative to the largest number of a result: rounding once to the dtype, and sums of a few hundred numbers.
@@ -119,6 +124,40 @@ def recorded() -> Iterator[list[tuple[str, dict[str, Any], int]]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_tuning, "launch", record)
         yield found
+
+
+def another_process(patch: pytest.MonkeyPatch) -> None:
+    """What was tuned is on disk alone."""
+    patch.setattr(_tuning, "_FOUND", {})
+
+
+def assert_kernels_get_what_the_operators_get(
+    function: Callable[..., Any],
+    arguments: Sequence[jax.Array],
+    wrt: int | tuple[int, ...],
+    kernels: dict[str, int],
+) -> None:
+    """Which kernels a wrapped function's program has, and that they get its operators' results and gradients.
+
+    The kernels' references run here in the place of the kernels, which have tests of their own.
+    """
+    f, g = jtbridge.wrap(function), jtbridge.wrap(function, backend="xla")
+
+    def loss(f: Callable[..., Any]) -> Callable[..., jax.Array]:
+        return lambda *args: jnp.sin(f(*args).astype(jnp.float32)).sum()
+
+    assert collections.Counter(kernels_in(jax.grad(loss(f), wrt), *arguments)) == kernels
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_translate, "unavailable", lambda platform: None)
+        patch.setattr(_translate, "_GPUS", ("cpu",))
+        assert jtbridge.explain(f, *arguments).backend == "triton"
+        with jtbridge.config(backend="triton"):
+            assert_close(f(*arguments), g(*arguments))
+            assert_close(jax.grad(loss(f), wrt)(*arguments), jax.grad(loss(g), wrt)(*arguments), factor=4)
+            rows = [jnp.stack([x, x + 1]) for x in arguments]
+            assert_close(jax.vmap(f)(*rows), jax.vmap(g)(*rows))
+            got = jax.vmap(jax.grad(loss(f), wrt))(*rows)
+            assert_close(got, jax.vmap(jax.grad(loss(g), wrt))(*rows), factor=4)
 
 
 def made_for(launch: Launch, *target: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import importlib
 import importlib.metadata
 
@@ -16,7 +15,14 @@ from torch.nn import functional
 import jtbridge
 from jtbridge import _triton
 
-from .harness import assert_close, kernels_in, needs_compiler, needs_triton, normal, pretending
+from .harness import (
+    assert_kernels_get_what_the_operators_get,
+    kernels_in,
+    needs_compiler,
+    needs_triton,
+    normal,
+    pretending,
+)
 
 pytestmark = [needs_triton, needs_compiler]
 
@@ -151,27 +157,10 @@ ATTENTION_ARGUMENTS = normal(2, 3, 4, 32), normal(2, 3, 5, 32, seed=1), normal(4
         ),
     ],
 )
-def test_kernels_get_what_the_operators_get(function, arguments, wrt, kernels, monkeypatch):
-    """The kernels' references run here in the place of the kernels, which have tests of their own."""
-    f, g = jtbridge.wrap(function), jtbridge.wrap(function, backend="xla")
-
-    def loss(f):
-        return lambda *args: jnp.sin(f(*args)).sum()
-
-    assert collections.Counter(kernels_in(jax.grad(loss(f), wrt), *arguments)) == kernels
-    monkeypatch.setattr(_translate, "unavailable", lambda: None)
-    monkeypatch.setattr(_translate, "_GPUS", ("cpu",))
-    assert jtbridge.explain(f, *arguments).backend == "triton"
-    with jtbridge.config(backend="triton"):
-        assert_close(f(*arguments), g(*arguments))
-        assert_close(jax.grad(loss(f), wrt)(*arguments), jax.grad(loss(g), wrt)(*arguments), factor=4)
-        rows = [jnp.stack([x, x + 1]) for x in arguments]
-        assert_close(jax.vmap(f)(*rows), jax.vmap(g)(*rows))
-        got = jax.vmap(jax.grad(loss(f), wrt))(*rows)
-        assert_close(got, jax.vmap(jax.grad(loss(g), wrt))(*rows), factor=4)
+def test_kernels_get_what_the_operators_get(function, arguments, wrt, kernels):
+    assert_kernels_get_what_the_operators_get(function, arguments, wrt, kernels)
 
 
-_translate = importlib.import_module("jtbridge.backends._translate")
 _KERNELS = [
     jax.export.DisabledSafetyCheck.custom_call(name)
     for name in ("triton_kernel_call", "triton_kernel_call_ffi")  # by jax-triton 0.3, and by 0.4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -15,33 +14,13 @@ import pytest
 
 import jtbridge
 from jtbridge.errors import TuningWarning
-from jtbridge.kernels import (
-    _chip,
-    _timing,
-    _tuning,
-    attention,
-    cross_entropy,
-    layer_norm,
-    linear_cross_entropy,
-    matmul,
-    rms_norm,
-    softmax,
-    swiglu,
-)
+from jtbridge.kernels import _chip, _timing, _tuning, matmul
 from jtbridge.kernels._chip import Chip
-from jtbridge.kernels._launch import interpreting
-from jtbridge.kernels.attention import configurations
-from jtbridge.kernels.cross_entropy import configurations as losses
-from jtbridge.kernels.gated import configurations as gated
-from jtbridge.kernels.gated.op import operation as gated_operation
 from jtbridge.kernels.matmul.configurations import CONFIGURATIONS, choose
-from jtbridge.kernels.norms import configurations as norms
-from jtbridge.kernels.norms.op import operation as norm_operation
-from jtbridge.kernels.norms.reference import Norm
 
-from .harness import launches, needs_compiler, needs_interpreter, needs_triton, normal
+from .harness import another_process, launches, needs_compiler, needs_interpreter, needs_triton, normal
 
-pytestmark = needs_triton
+pytestmark = [needs_triton, pytest.mark.usefixtures("untuned")]
 
 HALF = CONFIGURATIONS["half"]
 A, B = normal(512, 256, dtype="bfloat16"), normal(256, 512, dtype="bfloat16")
@@ -54,7 +33,6 @@ class Clock:
         self.times: dict[tuple[int, int], float | str] = {}
         self.timed: list[tuple[int, int]] = []
         self.seen: list[dict] = []
-        patch.setattr(_timing, "why_not", lambda: None)
         patch.setattr(_timing, "milliseconds", self.milliseconds)
 
     def milliseconds(self, kernel, operands, *, out_types, grid, constants, num_warps, num_stages):
@@ -65,24 +43,9 @@ class Clock:
         return self.times.get(block, 1.0)
 
 
-@pytest.fixture(autouse=True)
-def alone(tmp_path, monkeypatch):
-    """Nothing found yet, a folder of its own, and a GPU that is not there."""
-    monkeypatch.setattr(_tuning, "_FOUND", {})
-    monkeypatch.setattr(_chip, "present", lambda: Chip("NVIDIA H100 80GB HBM3", 90))
-    with jtbridge.config(tuning_folder=tmp_path):
-        yield
-
-
 @pytest.fixture
-def clock(monkeypatch):
-    if interpreting():
-        pytest.skip("kernels are interpreted in this process: nothing is tuned")
+def clock(timed, monkeypatch):
     return Clock(monkeypatch)
-
-
-def another_process(monkeypatch):
-    monkeypatch.setattr(_tuning, "_FOUND", {})
 
 
 def blocks(m: int = 512) -> tuple[int, int]:
@@ -281,222 +244,6 @@ def test_processes_that_write_at_once_leave_a_whole_file(tmp_path):
         _, errors = writer.communicate()
         assert writer.returncode == 0, errors
     assert [file.name for file in tmp_path.iterdir()] == ["k.json"]
-
-
-def test_attention_is_tuned_in_each_direction(clock, tmp_path, monkeypatch):
-    def milliseconds(kernel, operands, *, out_types, grid, constants, num_warps, num_stages):
-        table = {
-            "attention_forward": configurations.FORWARD,
-            "attention_backward_query": configurations.BACKWARD_QUERY,
-            "attention_backward_key_value": configurations.BACKWARD_KEY_VALUE,
-        }[kernel.__name__]
-        last = table[64, 2][-1]
-        given = constants["block_q"], constants["block_k"], num_warps, num_stages
-        return 0.5 if given == (last.queries, last.keys, last.warps, last.stages) else 1.0
-
-    monkeypatch.setattr(_timing, "milliseconds", milliseconds)
-    x = jnp.zeros((1, 2, 128, 64), "bfloat16")
-    with jtbridge.config(tune=True):
-        found = launches(lambda x: jax.grad(lambda x: attention(x, x, x).astype("float32").sum())(x), x)
-    assert len(list(tmp_path.iterdir())) == 3
-    tables = (configurations.FORWARD, configurations.BACKWARD_KEY_VALUE, configurations.BACKWARD_QUERY)
-    for launch, table in zip(found, tables, strict=True):
-        last = table[64, 2][-1]
-        assert (launch.constants["block_q"], launch.constants["block_k"]) == (last.queries, last.keys)
-
-
-def test_softmax_is_tuned(clock, monkeypatch):
-    monkeypatch.setattr(_timing, "milliseconds", lambda *_, num_warps, **__: abs(num_warps - 8))
-    x = jnp.zeros((16, 1024))
-    with jtbridge.config(tune=True):
-        found = launches(lambda x: jax.grad(lambda x: softmax(x)[0, 0])(x), x)
-    assert [launch.num_warps for launch in found] == [8, 8]  # not 4
-
-
-def _gradients(f):
-    """The results, and the gradients of all arguments."""
-
-    def run(*args):
-        y, pull = jax.vjp(f, *args)
-        return y, pull(jax.tree.map(jnp.ones_like, y))
-
-    return run
-
-
-def _lowered(f, *shapes, dtype="bfloat16"):
-    return launches(_gradients(f), *(jnp.zeros(shape, dtype) for shape in shapes))
-
-
-ROWS, WIDTH = (64, 4096), (4096,)
-LABELS = jnp.zeros(64, "int32")
-EACH = {
-    "layer_norm": (
-        lambda: _lowered(lambda x, w, b: layer_norm(x, w, b), ROWS, WIDTH, WIDTH),
-        {
-            "norm_forward": norms.candidates_forward(64, 4096),
-            "norm_backward": norms.candidates_backward(64, 4096, loaded=4),
-        },
-    ),
-    "rms_norm of long rows": (
-        lambda: _lowered(lambda x, w: rms_norm(x, w), (64, 20_000), (20_000,)),
-        {
-            "norm_forward_pieces": norms.candidates_forward(64, 20_000),
-            "norm_backward_sums": norms.candidates_sums(),
-            "norm_backward": norms.candidates_backward(64, 20_000, loaded=4),
-        },
-    ),
-    "swiglu": (
-        lambda: _lowered(swiglu, ROWS, ROWS),
-        {"gated_forward": gated.candidates(), "gated_backward": gated.candidates()},
-    ),
-    "cross_entropy": (
-        lambda: _lowered(lambda x: cross_entropy(x, LABELS), (64, 30_000)),
-        {
-            "cross_entropy_forward": losses.candidates_forward(30_000),
-            "cross_entropy_backward": losses.candidates_backward(30_000),
-        },
-    ),
-    "linear_cross_entropy": (
-        lambda: _lowered(lambda x, w: linear_cross_entropy(x, w, LABELS), (64, 16), (30_000, 16)),
-        {
-            "cross_entropy_forward": losses.candidates_forward(30_000),
-            "cross_entropy_backward": losses.candidates_backward(30_000),
-        },
-    ),
-}
-
-
-@pytest.mark.parametrize("name", EACH)
-def test_each_operation_is_tuned_in_each_direction(name, clock, tmp_path, monkeypatch):
-    lowered, tables = EACH[name]
-    timed = {}
-
-    def milliseconds(kernel, operands, *, out_types, grid, constants, num_warps, num_stages):
-        del operands, num_stages
-        timed.setdefault(kernel.__name__, []).append((grid, constants, num_warps, [t.shape for t in out_types]))
-        return 1.0 / len(timed[kernel.__name__])  # the last is the fastest
-
-    monkeypatch.setattr(_timing, "milliseconds", milliseconds)
-    with jtbridge.config(tune=True):
-        found = lowered()
-    assert sorted(timed) == sorted(tables) == sorted(launch.kernel.__name__ for launch in found)
-    assert len(list(tmp_path.iterdir())) == len(tables)
-    for launch in found:
-        table, of_kernel = tables[launch.kernel.__name__], timed[launch.kernel.__name__]
-        assert len(of_kernel) == len(table) > 1
-        assert [warps for _, _, warps, _ in of_kernel] == [c.warps for c in table]
-        assert len({(grid, str(constants), warps) for grid, constants, warps, _ in of_kernel}) == len(table)
-        assert all(shapes == [t.shape for t in launch.out_types] for *_, shapes in of_kernel)
-        given = dataclasses.asdict(table[-1])
-        assert launch.num_warps == given.pop("warps")
-        held = launch.constants
-        assert all(held[name] == value for name, value in given.items() if name in held)
-        assert {name for name in ("tile", "block", "stages", "pieces", "lanes") if name in held} <= set(given)
-    another_process(monkeypatch)
-    assert [(launch.constants, launch.num_warps) for launch in lowered()] == [
-        (launch.constants, launch.num_warps) for launch in found
-    ]
-
-
-def test_rows_whose_label_is_ignored_are_read_where_they_are_timed(clock, monkeypatch):
-    ignored = []
-
-    def milliseconds(*_, constants, **__):
-        ignored.append(constants["ignore_index"])
-        return 1.0
-
-    monkeypatch.setattr(_timing, "milliseconds", milliseconds)
-    with jtbridge.config(tune=True):
-        found = _lowered(lambda x: cross_entropy(x, LABELS, ignore_index=0), (64, 30_000))
-    assert ignored
-    assert 0 not in ignored  # made-up labels are 0
-    assert [launch.constants["ignore_index"] for launch in found] == [0, 0]
-
-
-def _norm(**options):
-    return lambda x, w: rms_norm(x, w, **options)
-
-
-def _rounded(x, w):
-    norm = Norm(False, 1e-6, 0.0, False, True, False, rounded=True)
-    return norm_operation(norm, (str(w.dtype),))(x[None], w[None])[0]
-
-
-def _of(activation, rounded):
-    return lambda x, y: gated_operation(activation, rounded=rounded)(x, y)[0]
-
-
-def _loss(labels=LABELS, **options):
-    return lambda x: cross_entropy(x, labels, **options)
-
-
-# By kernel: functions, shapes and dtypes of which each is a problem of its own, and one that is the first's.
-PROBLEMS = {
-    "norm_forward": (
-        [
-            (_norm(), ROWS, WIDTH),
-            (_norm(), (256, 4096), WIDTH),
-            (_norm(), (64, 2048), (2048,)),
-            (lambda x, w: rms_norm(x, w.astype("float32")), ROWS, WIDTH),
-            (lambda x, w: layer_norm(x, w), ROWS, WIDTH),
-            (lambda x, w: layer_norm(x, None, w), ROWS, WIDTH),
-            (rms_norm, ROWS),
-            (_rounded, ROWS, WIDTH),
-            (lambda x, w: rms_norm(x, w, residual=x), ROWS, WIDTH),
-            (jax.vmap(_norm()), (4, 16, 4096), (4, 4096)),
-        ],
-        (_norm(eps=1e-3, offset=1.0), (50, 4000), (4000,)),
-    ),
-    "norm_backward": (
-        [
-            (_norm(), ROWS, WIDTH),
-            (_norm(), (256, 4096), WIDTH),
-            (lambda x, w: layer_norm(x, w), ROWS, WIDTH),
-            (lambda x, w: layer_norm(x, None, w), ROWS, WIDTH),
-            (lambda x, w: rms_norm(x, w, residual=x), ROWS, WIDTH),
-            (jax.vmap(_norm()), (4, 16, 4096), (4, 4096)),
-            (jax.vmap(_norm(), (0, None)), (4, 16, 4096), (4096,)),
-        ],
-        (_norm(eps=1e-3, offset=1.0), (50, 4000), (4000,)),
-    ),
-    "gated_forward": (
-        [
-            (_of("silu", False), ROWS, ROWS),
-            (_of("silu", True), ROWS, ROWS),
-            (_of("gelu", False), ROWS, ROWS),
-            (_of("silu", False), (128, 4096), (128, 4096)),
-        ],
-        (swiglu, (50, 4000), (50, 4000)),
-    ),
-    "cross_entropy_backward": (
-        [
-            (_loss(), (64, 30_000)),
-            (_loss(label_smoothing=0.1), (64, 30_000)),
-            (_loss(), (64, 60_000)),
-            (_loss(jnp.zeros(256, "int32")), (256, 30_000)),
-        ],
-        (_loss(jnp.zeros(50, "int32"), ignore_index=7), (50, 32_000)),
-    ),
-}
-
-
-@pytest.mark.parametrize("kernel", PROBLEMS)
-def test_a_problem_is_what_changes_the_code_and_the_sizes(kernel, clock, tmp_path, monkeypatch):
-    monkeypatch.setattr(_timing, "milliseconds", lambda *_, **__: 1.0)
-    problems, same = PROBLEMS[kernel]
-
-    def kept():
-        return len(list(tmp_path.glob(f"{kernel}-*")))
-
-    with jtbridge.config(tune=True):
-        for count, (f, *shapes) in enumerate(problems, 1):
-            _lowered(f, *shapes)
-            assert kept() == count
-        _lowered(same[0], *same[1:])
-        assert kept() == len(problems)
-        f, *shapes = problems[0]
-        _lowered(f, *shapes, dtype="float16")
-        assert kept() == len(problems) + 1
 
 
 def test_the_folder_is_the_users_cache_where_none_is_given(monkeypatch):
