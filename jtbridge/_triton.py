@@ -1,12 +1,11 @@
 """Triton and jax-triton, where they are installed: neither is imported before it is used.
 
-Triton's own insides are used here and in `launches/_interpreter.py`. Tried on triton 3.6, 3.7 and 3.9 with jax-triton
-0.3.1, and on 3.7 to 3.9 with 0.4.1.
+Triton's own insides are used here, in `_triton_interpreter.py` and in `launches/_interpreter.py`. Tried on triton 3.6,
+3.7 and 3.9 with jax-triton 0.3.1, and on 3.7 to 3.9 with 0.4.1.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -14,7 +13,7 @@ import inspect
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -147,9 +146,9 @@ _TRITON_TYPES = {
 
 def analysed_code(function: Any, named: Mapping[str, Any]) -> str:
     """Triton's intermediate code of a kernel for arguments (of a tensor its dtype), calls inlined. It needs no GPU."""
-    import triton
+    from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from triton.compiler import ASTSource, make_backend
 
     signature, constants = {}, {}
     for parameter in function.params:
@@ -164,60 +163,28 @@ def analysed_code(function: Any, named: Mapping[str, Any]) -> str:
         else:
             signature[parameter.name] = "fp32"
     source = ASTSource(function, signature, constants)
-    with _cache_folder_kept():
-        made = triton.compile(source, target=GPUTarget("cuda", 80, 32), options={"enable_fp_fusion": True})
-    return made.asm["ttir"]
+    target = GPUTarget("cuda", 90, 32)
+    backend = make_backend(target)
+    options = backend.parse_options({"enable_fp_fusion": True, **source.parse_options()})
+    # The first stage of `triton.compile`, which has no way to stop there. The others take ten times as long.
+    context, stages = ir.context(), {}
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    backend.add_stages(stages, options, source.language)
+    made = backend.get_codegen_implementation(options), backend.get_module_map()
+    return str(stages["ttir"](source.make_ir(target, options, *made, context), {}))
 
 
 def _jax_triton() -> Any:
     """The module, whose import sets ``TRITON_CACHE_DIR`` to nothing (0.3.1 does)."""
-    with _cache_folder_kept():
-        import jax_triton
-    return jax_triton
-
-
-@contextlib.contextmanager
-def _cache_folder_kept() -> Iterator[None]:
-    """``TRITON_CACHE_DIR`` is as before in the end, and inside not the nothing that Triton cannot write to."""
     before = os.environ.get("TRITON_CACHE_DIR")
-    if before == "":
-        del os.environ["TRITON_CACHE_DIR"]
     try:
-        yield
+        import jax_triton
     finally:
-        if before is None:
-            os.environ.pop("TRITON_CACHE_DIR", None)
-        else:
+        os.environ.pop("TRITON_CACHE_DIR", None)
+        if before is not None:
             os.environ["TRITON_CACHE_DIR"] = before
-
-
-@contextlib.contextmanager
-def right_interpreter() -> Iterator[None]:
-    """Triton's interpreter without two mistakes of its own.
-
-    It holds bfloat16 as the integers that the bits are, and multiplies those in ``tl.dot`` (tried on triton 3.6 to
-    3.9). That of 3.6 makes indices of arrays of one element, which NumPy 2.4 refuses.
-    """
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    builder = interpreter.InterpreterBuilder
-    dot, patch = builder.create_dot, interpreter._patch_lang_tensor
-
-    def wide(self: Any, a: Any, b: Any, *others: Any) -> Any:
-        a, b = (self.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
-        return dot(self, a, b, *others)
-
-    def with_index(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        tensor.__index__ = lambda self: int(self.handle.data.item())
-
-    builder.create_dot = wide  # type: ignore[assignment]
-    interpreter._patch_lang_tensor = with_index
-    try:
-        yield
-    finally:
-        builder.create_dot, interpreter._patch_lang_tensor = dot, patch
+    return jax_triton
 
 
 def jit_function(kernel: Any) -> Any:

@@ -14,7 +14,8 @@ import numpy as np
 
 from jtbridge._flat import ArrayType
 from jtbridge._host import reader, to_numpy
-from jtbridge._triton import right_interpreter, triton_call
+from jtbridge._triton import triton_call
+from jtbridge._triton_interpreter import right_interpreter
 
 Grid = tuple[int, ...]
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from jtbridge._triton import jit_function, right_interpreter
+from jtbridge._triton import jit_function
+from jtbridge._triton_interpreter import right_interpreter, scalar_range
 
 from ._launch import Launch
 from ._libdevice import interpreted_library
@@ -56,7 +57,7 @@ def _python_function(function: Any) -> Any:
     from triton.runtime.interpreter import FunctionRewriter
 
     fn = function.fn
-    namespace = {**fn.__globals__, **inspect.getclosurevars(fn).nonlocals}
+    namespace = {"range": scalar_range, **fn.__globals__, **inspect.getclosurevars(fn).nonlocals}
     namespace = {name: interpreted_library(value) for name, value in namespace.items()}
     own = types.FunctionType(fn.__code__, namespace, fn.__name__, fn.__defaults__, fn.__closure__)
     own.__dict__.update(fn.__dict__)

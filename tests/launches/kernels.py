@@ -174,3 +174,22 @@ def returns_a_number(x):
 def counts_without_a_kernel(x):
     assert (x >= 0).all(), "something is negative"
     return x * (x > 0).sum().item()
+
+
+@triton.jit
+def rows_scaled_kernel(x_ptr, out_ptr, rows, N: tl.constexpr, BLOCK: tl.constexpr, LOOP: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    for j in range(LOOP):
+        at = j.to(tl.int64) * N + i
+        inside = (i < N) & (j < rows)
+        tl.store(out_ptr + at, tl.load(x_ptr + at, mask=inside, other=0.0) * (j + 1), mask=inside)
+    for j in tl.range(LOOP, LOOP + 2, num_stages=1):
+        at = j.to(tl.int64) * N + i
+        inside = (j < rows) & (i < N)
+        tl.store(out_ptr + at, tl.load(x_ptr + at, mask=inside, other=0.0) * -j, mask=inside)
+
+
+def rows_scaled(x):
+    out = torch.zeros_like(x)
+    rows_scaled_kernel[(1,)](x, out, x.shape[0] - 1, N=x.shape[1], BLOCK=8, LOOP=4)
+    return out

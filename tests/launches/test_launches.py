@@ -60,6 +60,13 @@ def test_own_rules_and_loops_on_a_gpu():
         assert ("stablehlo.while" in text) == loops
 
 
+def test_loops_count_in_tensors(backend):
+    from .kernels import rows_scaled
+
+    want = X * np.float32([[1], [2], [3], [4], [-4], [0]])
+    np.testing.assert_array_equal(jtbridge.wrap(rows_scaled, backend=backend)(X), want)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_products_of_matrices(backend, dtype):
     from .kernels import product

@@ -1,0 +1,74 @@
+"""What Triton's interpreter gets wrong, put right while a kernel is interpreted.
+
+Triton's own insides are used. Tried on triton 3.6 to 3.9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+
+@contextlib.contextmanager
+def right_interpreter() -> Iterator[None]:
+    """Triton's interpreter without four mistakes of its own.
+
+    It holds bfloat16 as the integers that the bits are, and multiplies those in ``tl.dot``; it counts in Python
+    numbers where a compiled kernel counts in tensors; what a comparison gives is of the dtype of what is compared
+    as soon as it meets a block. That of 3.6 makes indices of arrays of one element, which NumPy 2.4 refuses.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder = interpreter.InterpreterBuilder
+    dot, patch, patch_core = builder.create_dot, interpreter._patch_lang_tensor, interpreter._patch_lang_core
+
+    def wide(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        a, b = (self.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
+        return dot(self, a, b, *others)
+
+    def truth(compare: Any) -> Any:
+        return lambda self, a, b: interpreter.TensorHandle(compare(self, a, b).data, tl.int1)
+
+    def with_index(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    def with_range(language: Any, scope: Any) -> None:
+        patch_core(language, scope)
+        scope.set_attr(language, "range", scalar_range)
+
+    changes = [(builder, "create_dot", wide)]
+    changes += [
+        (builder, name, truth(value))
+        for name, value in vars(builder).items()
+        if name.startswith(("create_icmp", "create_fcmp"))
+    ]
+    changes += [(interpreter, "_patch_lang_tensor", with_index), (interpreter, "_patch_lang_core", with_range)]
+    with contextlib.ExitStack() as stack:
+        for place, name, value in changes:
+            stack.callback(setattr, place, name, vars(place)[name])
+            setattr(place, name, value)
+        yield
+
+
+def scalar_range(arg1: Any, arg2: Any = None, step: Any = None, **options: Any) -> Iterator[Any]:
+    """What a loop of an interpreted kernel counts in, as of a compiled one: tensors of one integer.
+
+    The parameters are those of ``tl.range``; its others tell the compiler how.
+    """
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    del options
+    bounds = (0 if arg2 is None else arg1, arg1 if arg2 is None else arg2, 1 if step is None else step)
+    numbers = [operator.index(bound) for bound in bounds]
+    wide = any(getattr(bound, "dtype", None) == tl.int64 for bound in bounds)
+    wide |= any(not -(1 << 31) <= number < 1 << 31 for number in numbers)
+    dtype, of_numpy = (tl.int64, np.int64) if wide else (tl.int32, np.int32)
+    for i in range(*numbers):
+        yield tl.tensor(TensorHandle(np.array([i], of_numpy), dtype), dtype)
