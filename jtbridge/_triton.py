@@ -164,7 +164,7 @@ def analysed_code(function: Any, named: Mapping[str, Any]) -> str:
             signature[parameter.name] = "fp32"
     source = ASTSource(function, signature, constants)
     target = GPUTarget("cuda", 90, 32)
-    backend = make_backend(target)
+    backend: Any = make_backend(target)
     options = backend.parse_options({"enable_fp_fusion": True, **source.parse_options()})
     # The first stage of `triton.compile`, which has no way to stop there. The others take ten times as long.
     context, stages = ir.context(), {}
