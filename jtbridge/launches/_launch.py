@@ -15,7 +15,7 @@ from jtbridge.errors import LaunchError
 from ._deferred import DeferredNumber, SymbolicNumberError
 
 # Arguments of a launch that are not the kernel's own.
-_OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas"})
+OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas"})
 _IGNORED = frozenset({"warmup", "debug", "launch_cooperative_grid", "launch_pdl"})
 
 
@@ -89,8 +89,9 @@ def bound(kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     """
     function = jit_function(kernel)
     named = dict(zip(function.arg_names, args, strict=False))
-    options = {name: int(kwargs[name]) for name in _OPTIONS & kwargs.keys()}
-    named |= {name: value for name, value in kwargs.items() if name not in _OPTIONS | _IGNORED}
+    options = {name: int(kwargs[name]) for name in OPTIONS & kwargs.keys()}
+    own = set(function.arg_names)  # which may be called as an option is, and then are what it is
+    named |= {name: value for name, value in kwargs.items() if name in own or name not in OPTIONS | _IGNORED}
     unknown = [name for name in named if name not in function.arg_names]
     if unknown or len(args) > len(function.arg_names):
         raise LaunchError(
@@ -100,6 +101,9 @@ def bound(kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     for parameter in function.params:
         if parameter.name not in named and parameter.has_default:
             named[parameter.name] = parameter.default
+    missing = [name for name in function.arg_names if name not in named and name not in _given_by_tuners(kernel)]
+    if missing:
+        raise LaunchError(f"Kernel `{function.__name__}` was launched without {', '.join(missing)}, which it takes.")
     numbers = {}
     for name, value in named.items():
         if isinstance(value, DeferredNumber):
@@ -108,6 +112,15 @@ def bound(kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     tensors = {name: value for name, value in {**named, **numbers}.items() if isinstance(value, torch.Tensor)}
     values = {name: _plain(function, name, value) for name, value in named.items() if name not in tensors}
     return Launch(kernel, grid, tuple(tensors), values, options, frozenset(numbers)), list(tensors.values())
+
+
+def _given_by_tuners(kernel: Any) -> set[str]:
+    found: set[str] = set()
+    while kernel is not jit_function(kernel):
+        found |= {name for config in getattr(kernel, "configs", ()) for name in (*config.kwargs, *OPTIONS)}
+        found |= set(getattr(kernel, "values", ()))
+        kernel = kernel.fn
+    return found
 
 
 def _plain(function: Any, name: str, value: Any) -> Any:
@@ -132,10 +145,10 @@ def _configurations(kernel: Any, named: Mapping[str, Any], given: Configuration)
         tuner.nargs = dict(named)
         found = []
         for config in tuner.prune_configs(dict(named)):
-            chosen = Configuration(
-                {**given.constants, **config.kwargs}, config.num_warps, config.num_stages, config.num_ctas
-            )
-            found += _configurations(kernel.fn, {**named, **config.kwargs}, chosen)
+            options = {name: getattr(config, name) for name in OPTIONS}
+            own = {name: value for name, value in options.items() if name in jit_function(kernel).arg_names}
+            chosen = Configuration({**given.constants, **config.kwargs, **own}, **options)
+            found += _configurations(kernel.fn, {**named, **config.kwargs, **own}, chosen)
         return found
     if hasattr(kernel, "values"):  # triton.heuristics
         guessed = dict(given.constants)

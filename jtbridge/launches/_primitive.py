@@ -21,7 +21,7 @@ from jtbridge.errors import LaunchError
 
 from ._interpreter import LANGUAGE, interpret
 from ._launch import Configuration, Launch
-from ._rewritten import Parameters, rewritten, tuned
+from ._rewritten import Parameters, named, rewritten, spelled, tuned
 
 launch_p = Primitive("triton_launch")
 launch_p.multiple_results = True
@@ -106,8 +106,8 @@ def _compiled(
             kernel,
             [given[x] if isinstance(x, int) else launch.values[x] for x in parameters.inputs],
             out_types=[jax.ShapeDtypeStruct(types[i].shape, types[i].dtype) for i in launch.written],
-            grid=lambda meta: launch.grid_of(Configuration(meta), tensors),
-            constants=constants,
+            grid=lambda meta: launch.grid_of(Configuration(named(meta)), tensors),
+            constants=spelled(constants),
             aliases=parameters.aliases,
             **options,
         )

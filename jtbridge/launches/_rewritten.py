@@ -11,7 +11,7 @@ from typing import Any
 
 from jtbridge._triton import jit_function, names_aliases_twice
 
-from ._launch import Configuration, Launch
+from ._launch import OPTIONS, Configuration, Launch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Parameters:
         if names_aliases_twice():
             given, outputs = [f"{x}__before" if x in self.outputs else x for x in inputs], list(self.outputs)
         constants = [*self.constants, *self.tuned]
-        parameters = [*given, *outputs, *(f"{x}: tl.constexpr" for x in constants)]
+        parameters = [*given, *outputs, *(f"{x}: tl.constexpr" for x in spelled(dict.fromkeys(constants)))]
         names = dict.fromkeys([*inputs, *self.outputs, *constants])
         call = ", ".join(f"{x}={self._passed(x)}" for x in names)
         return f"def {name}({', '.join(parameters)}):\n    _kernel({call})\n"
@@ -93,8 +93,23 @@ class Parameters:
     def _passed(self, name: str) -> str:
         if name in self.loaded:
             return f"tl.load({name})"
+        (passed,) = spelled({name: None})
         # Triton passes a float as float32, and jax-triton as float64, or as an integer if it is 1.
-        return f"tl.cast({name}, tl.float32)" if name in self.floats else name
+        return f"tl.cast({passed}, tl.float32)" if name in self.floats else passed
+
+
+def spelled(constants: Mapping[str, Any]) -> dict[str, Any]:
+    """Constants by other names where jax-triton would take them for options of the launch."""
+    return {f"{name}{_OWN}" if name in OPTIONS else name: value for name, value in constants.items()}
+
+
+def named(constants: Mapping[str, Any]) -> dict[str, Any]:
+    """Constants by the names that the user's kernel has for them."""
+    own = {name.removesuffix(_OWN): value for name, value in constants.items() if name.endswith(_OWN)}
+    return {**constants, **own}
+
+
+_OWN = "__of_kernel"
 
 
 def rewritten(function: Any, parameters: Parameters) -> Any:
@@ -118,7 +133,7 @@ def tuned(kernel: Any, configurations: Sequence[Configuration], numbers: Sequenc
     import triton
 
     configs = [
-        triton.Config(dict(c.constants), num_warps=c.num_warps, num_stages=c.num_stages, num_ctas=c.num_ctas)
+        triton.Config(spelled(c.constants), num_warps=c.num_warps, num_stages=c.num_stages, num_ctas=c.num_ctas)
         for c in configurations
     ]
     return triton.autotune(configs=configs, key=list(numbers))(kernel)

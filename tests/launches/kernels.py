@@ -193,3 +193,28 @@ def rows_scaled(x):
     out = torch.zeros_like(x)
     rows_scaled_kernel[(1,)](x, out, x.shape[0] - 1, N=x.shape[1], BLOCK=8, LOOP=4)
     return out
+
+
+@triton.autotune(configs=[triton.Config({}, num_warps=2), triton.Config({}, num_warps=4)], key=[])
+@triton.jit
+def warps_kernel(x_ptr, out_ptr, num_stages: tl.constexpr, num_warps: tl.constexpr):
+    i = tl.program_id(0)
+    tl.store(out_ptr + i, tl.load(x_ptr + i) * num_stages)
+
+
+@triton.jit
+def stages_kernel(x_ptr, out_ptr, N: tl.constexpr, num_warps: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(out_ptr + i, tl.load(x_ptr + i) * num_warps)
+
+
+def options_are_parameters(x):
+    """What a launch names of its options is also what the kernel's own parameters are."""
+    by_warps, by_stages = torch.zeros_like(x), torch.zeros_like(x)
+    warps_kernel[lambda meta: (meta["num_warps"],)](x, by_warps, num_stages=3)
+    stages_kernel[(2,)](x, by_stages, 4, num_warps=8)
+    return by_warps, by_stages
+
+
+def launched_short(x):
+    stages_kernel[(2,)](x, torch.zeros_like(x), 4)

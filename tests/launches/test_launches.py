@@ -60,6 +60,25 @@ def test_own_rules_and_loops_on_a_gpu():
         assert ("stablehlo.while" in text) == loops
 
 
+def test_parameters_that_are_called_as_options_are(backend):
+    from .kernels import launched_short, options_are_parameters
+
+    f = jtbridge.wrap(options_are_parameters, backend=backend)
+    x = jnp.arange(1.0, 9.0)
+    by_warps, by_stages = f(x)
+    np.testing.assert_array_equal(by_warps, np.where(np.arange(8) < 2, 3 * x, 0))  # the first configuration's warps
+    np.testing.assert_array_equal(by_stages, 8 * x)
+    with pytest.raises(errors.LaunchError, match=r"`stages_kernel` was launched without num_warps"):
+        jtbridge.wrap(launched_short, backend=backend)(x)
+
+
+def test_parameters_that_are_called_as_options_are_lowered():
+    from .kernels import options_are_parameters
+
+    f = jtbridge.wrap(options_are_parameters)
+    assert sorted(kernels_in(f, jnp.ones(8))) == ["stages_kernel", "warps_kernel"]
+
+
 def test_loops_count_in_tensors(backend):
     from .kernels import rows_scaled
 
