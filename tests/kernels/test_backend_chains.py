@@ -26,6 +26,14 @@ def of_unscaled_norms(x):
     return h.sin() + functional.rms_norm(x, (6,), eps=1e-5)
 
 
+def of_centered_norms(x, weight):
+    """As Cohere has it."""
+    h = x.float()
+    mean = h.mean(-1, keepdim=True)
+    h = (h - mean) * torch.rsqrt((h - mean).pow(2).mean(-1, keepdim=True) + 1e-5)
+    return (weight.float() * h).to(x.dtype)
+
+
 def rotate_half(x):
     return torch.cat((-x[..., 4:], x[..., :4]), -1)
 
@@ -58,6 +66,7 @@ def of_neighbours_in_float32(q, k, cos, sin):
 ROPE_ARGUMENTS = normal(2, 4, 5, 8), normal(2, 2, 5, 8, seed=1), normal(2, 5, 8, seed=2), normal(2, 5, 8, seed=3)
 CASES = [
     (of_unscaled_norms, (X,), (0,), {"norm_forward": 2, "norm_backward": 2}),
+    (of_centered_norms, (X, normal(6, seed=1)), (0, 1), {"norm_forward": 1, "norm_backward": 1}),
     (of_tokens_first, ROPE_ARGUMENTS, (0, 1, 2, 3), {"rope_rotate": 4}),
     (of_neighbours, ROPE_ARGUMENTS, (0, 1, 2, 3), {"rope_rotate": 4}),
     (of_neighbours_in_float32, ROPE_ARGUMENTS, (0, 1), {"rope_rotate": 4}),

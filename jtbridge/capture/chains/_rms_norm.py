@@ -61,10 +61,11 @@ def _backward(
     else:
         by_weight = cast(summed(_aten.mul.Tensor(wide(ct), h), rows), weight.dtype)
         by_h = _aten.mul.Tensor(wide(ct), _scale(weight, offset))
-    return cast(_by_x(by_h, x32, rstd), x.dtype), by_weight
+    return cast(by_normalized(by_h, x32, rstd), x.dtype), by_weight
 
 
-def _by_x(by_h: torch.Tensor, x32: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
+def by_normalized(by_h: torch.Tensor, x32: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
+    """The gradient of ``x32 * rstd`` by x32, of the squares of which rstd is made."""
     by_rstd = _aten.sum.dim_IntList(_aten.mul.Tensor(by_h, x32), [-1], True)
     cube = _aten.pow.Tensor_Scalar(rstd, 3)
     by_mean = _aten.mul.Tensor(_aten.mul.Tensor(by_rstd, -0.5), cube)
@@ -94,7 +95,7 @@ def _unscaled_forward(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.
 
 
 def _unscaled_backward(ct: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor, eps: float) -> tuple[torch.Tensor]:
-    return (cast(_by_x(wide(ct), wide(x), rstd), x.dtype),)
+    return (cast(by_normalized(wide(ct), wide(x), rstd), x.dtype),)
 
 
 unscaled_rms_norm = with_backward(
@@ -130,14 +131,26 @@ def _normalized(look: Look, h: Any) -> tuple[torch.Tensor, float]:
 
 def _product(look: Look, x: Any, rstd: Any) -> tuple[torch.Tensor, float]:
     """The same of the two factors."""
+    base, eps = of_squares(look, rstd)
+    look.demand(base is x and x.dtype is torch.float32)
+    return x, eps
+
+
+def of_squares(look: Look, rstd: Any) -> tuple[torch.Tensor, float]:
+    """Of ``rsqrt(mean(x**2) + eps)`` the x and eps."""
     (shifted,) = look(rstd, "rsqrt")
     mean, eps = look(shifted, "add")
-    squares, dims, keepdim = look(mean, "mean")
-    (base,) = look(squares, "square")
-    look.demand(base is x and x.dtype is torch.float32 and x.dim() > 0)
-    look.demand(dims in (-1, x.dim() - 1, [-1], (-1,), [x.dim() - 1], (x.dim() - 1,)) and keepdim is True)
+    (x,) = look(averaged(look, mean), "square")
     look.demand(isinstance(eps, float | int))
     return x, float(eps)
+
+
+def averaged(look: Look, mean: Any, *, uses: int = 1) -> torch.Tensor:
+    """What a mean over the last dimension, which is kept, is of."""
+    x, dims, keepdim = look(mean, "mean", uses=uses)
+    last = x.dim() - 1
+    look.demand(last >= 0 and dims in (-1, last, [-1], (-1,), [last], (last,)) and keepdim is True)
+    return x
 
 
 def _shifted(look: Look, scale: Any) -> tuple[Any, float]:

@@ -53,19 +53,19 @@ class Look:
 
     def __init__(self, steps: MutableMapping[torch.Tensor, Step]):
         self._steps = steps
-        self.inner: list[Step] = []  # those whose results the chain hides
+        self.inner: dict[Step, int] = {}  # those whose results the chain hides, and how often it takes these itself
 
     def sees(self, value: Any, name: str) -> bool:
         """Whether a value was made by a step."""
         return self._step(value, name) is not None
 
-    def __call__(self, value: Any, name: str, *, hidden: bool = True) -> tuple[Any, ...]:
-        """The arguments of the step that made a value."""
+    def __call__(self, value: Any, name: str, *, hidden: bool = True, uses: int = 1) -> tuple[Any, ...]:
+        """The arguments of the step that made a value, which the chain takes so often itself if it hides it."""
         step = self._step(value, name)
         if step is None:
             raise NoMatch
         if hidden:
-            self.inner.append(step)
+            self.inner[step] = min(uses, self.inner.get(step, uses))
         return step.args
 
     def both_ways(self, value: Any, name: str) -> Iterator[tuple[Any, Any]]:
@@ -148,6 +148,7 @@ _T = torch.Tensor
 _FUNCTIONS: Sequence[tuple[str, Callable[..., tuple[Any, ...]], Sequence[Callable[..., Any]]]] = (
     ("mul", _two, (_T.mul, torch.mul)),
     ("add", _two, (_T.add, torch.add)),
+    ("sub", _two, (_T.sub, torch.sub)),
     ("pow", _pow, (_T.pow, torch.pow, _T.__pow__)),
     ("square", _one, (_T.square, torch.square)),
     ("mean", _mean, (_T.mean, torch.mean)),

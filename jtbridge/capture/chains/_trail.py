@@ -16,7 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from jtbridge._compat import any_autocast, has_saved_tensor_hooks, in_forward_mode, inside_functorch
 
-from . import _cross_entropy, _gated, _rms_norm, _rope
+from . import _centered_norm, _cross_entropy, _gated, _rms_norm, _rope
 from ._steps import Look, Match, NoMatch, Step, parsed
 
 _T = TypeVar("_T")
@@ -24,10 +24,17 @@ _T = TypeVar("_T")
 _MOST = 4  # traces until no chain hides what is used elsewhere
 
 # How a step may end a chain: by (look, what it made, its arguments), which are tried in both orders if there are two.
+# The longest first: a norm of what was centered may end as a part of one that centers it.
 _ENDS: dict[str, tuple[Callable[..., Match], ...]] = {
-    "mul": (_rms_norm.rounded_first, _rms_norm.in_float32, _rms_norm.unscaled_in_float32, _gated.product),
+    "mul": (
+        _centered_norm.in_float32,
+        _rms_norm.rounded_first,
+        _rms_norm.in_float32,
+        _rms_norm.unscaled_in_float32,
+        _gated.product,
+    ),
     "add": (_rope.embedded,),
-    "cast": (_rms_norm.rounded_last, _rms_norm.unscaled_rounded, _rope.in_float32),
+    "cast": (_centered_norm.rounded, _rms_norm.rounded_last, _rms_norm.unscaled_rounded, _rope.in_float32),
 }
 # Functions of torch that are a chain by themselves, by their arguments.
 _WHOLE: dict[Any, Callable[..., Match]] = {
@@ -48,12 +55,12 @@ class _Trail(TorchFunctionMode):
         self._refused = refused
         self._steps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._found = 0
-        self.replaced: list[tuple[int, list[Step]]] = []  # the number of each chain, and what it hides
+        self.replaced: list[tuple[int, dict[Step, int]]] = []  # the number of each chain, and what it hides
         self.doubtful = False
 
     def misused(self) -> set[int]:
         """The chains of which an inner value has other uses."""
-        return {number for number, inner in self.replaced if any(step.uses > 1 for step in inner)}
+        return {number for number, inner in self.replaced if any(step.uses > own for step, own in inner.items())}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -156,3 +156,23 @@ def _unscaled_rms_norm_backward(grad: jax.Array, x: jax.Array, rstd: jax.Array, 
     if norms.supports(x) or grad.dtype != x.dtype:
         return NotImplemented
     return _norm_gradients(grad, x, rstd, None, _norm(None, None, eps, centered=False), (True,))[0]
+
+
+@by_kernel("jtbridge::centered_norm")
+def _centered_norm(x: jax.Array, weight: jax.Array, eps: float, *, node: fx.Node) -> Any:
+    del node
+    if not _weighed(x, weight):
+        return NotImplemented
+    y, statistics = _normalized(x, weight, None, _norm(weight, None, eps, centered=True))
+    return y, statistics[..., :1], statistics[..., 1:]
+
+
+@by_kernel("jtbridge::centered_norm_backward")
+def _centered_norm_backward(
+    grad: jax.Array, x: jax.Array, weight: jax.Array, rstd: jax.Array, mean: jax.Array, eps: float, *, node: fx.Node
+) -> Any:
+    del node
+    if not _weighed(x, weight) or grad.dtype != x.dtype:
+        return NotImplemented
+    statistics = jnp.concatenate([rstd, mean], -1)
+    return _norm_gradients(grad, x, statistics, weight, _norm(weight, None, eps, centered=True), (True, True))[:2]

@@ -51,8 +51,10 @@ MODELS: dict[str, tuple[dict[str, Any], int, int, int, int]] = {
     # Their rotations are of neighbours: in a part of the dimensions, and in float32.
     "Glm": (GROUPED | {"pad_token_id": 0, "eos_token_id": 1}, 2, 1, 1, 2),
     "Cohere": ({"num_key_value_heads": 1}, 0, 0, 1, 2),
+    "Cohere2": ({"num_key_value_heads": 1}, 0, 0, 1, 2),
     "Ernie4_5": (GROUPED, 2, 1, 1, 2),
 }
+CENTERED_NORMS = {"Cohere": LAYERS + 1, "Cohere2": LAYERS + 1}
 UNSCALED_NORMS = {"Gemma4Text": LAYERS, "Llama4Text": 2 * LAYERS}
 LAYER_NORMS = {"GPTNeoX": 2 * LAYERS + 1, "Phi": LAYERS + 1}
 models = pytest.mark.parametrize("name", MODELS)
@@ -94,6 +96,7 @@ def expected(name: str) -> dict[str, int]:
     counts = {
         "jtbridge.rms_norm": norms * LAYERS + more_norms,
         "jtbridge.unscaled_rms_norm": UNSCALED_NORMS.get(name, 0),
+        "jtbridge.centered_norm": CENTERED_NORMS.get(name, 0),
         "jtbridge.gated": gates * LAYERS,
         "jtbridge.rope": rotations * LAYERS,
         "jtbridge.cross_entropy": 1,
@@ -118,8 +121,8 @@ def test_kernels(name, dtype):
     counts = expected(name)
     names = {"rope": "rope_rotate", "gated": "gated_forward", "cross_entropy": "cross_entropy_forward"}
     wanted = {kernel: counts.get(f"jtbridge.{key}", 0) for key, kernel in names.items()}
-    norms = counts.get("jtbridge.rms_norm", 0) + UNSCALED_NORMS.get(name, 0) + LAYER_NORMS.get(name, 0)
-    wanted["norm_forward"] = norms
+    written_out = (counts.get(f"jtbridge.{key}", 0) for key in ("rms_norm", "unscaled_rms_norm", "centered_norm"))
+    wanted["norm_forward"] = sum(written_out) + LAYER_NORMS.get(name, 0)
     forward = collections.Counter(kernels_in(f, arrays, *tokens()))
     assert {key: forward[key] for key in wanted} == wanted
     both = collections.Counter(kernels_in(jax.grad(f), arrays, *tokens()))

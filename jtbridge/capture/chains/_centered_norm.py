@@ -1,0 +1,102 @@
+"""Layer normalization over the last dimension written out, scaled by a weight, as Cohere's models have it.
+
+``h = (x - mean) * rsqrt((x - mean).pow(2).mean(-1, keepdim=True) + eps)`` in float32, then ``(weight.float() * h)``,
+rounded once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._operators import cast, summed, wide, with_backward
+from ._rms_norm import averaged, by_normalized, of_squares
+from ._steps import FLOATS, Look, Match, NoMatch
+
+_aten = torch.ops.aten
+
+
+def _forward(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x32 = wide(x)
+    mean = _mean(x32)
+    away = _aten.sub.Tensor(x32, mean)
+    rstd = _aten.rsqrt.default(_aten.add.Tensor(_mean(_aten.pow.Tensor_Scalar(away, 2)), eps))
+    y = cast(_aten.mul.Tensor(wide(weight), _aten.mul.Tensor(away, rstd)), x.dtype)
+    return y, rstd, mean
+
+
+def _mean(x: torch.Tensor) -> torch.Tensor:
+    return _aten.mean.dim(x, [-1], True)
+
+
+def _backward(
+    ct: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, mean: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    away = _aten.sub.Tensor(wide(x), mean)
+    by_weight = summed(_aten.mul.Tensor(wide(ct), _aten.mul.Tensor(away, rstd)), list(range(x.dim() - 1)))
+    by_away = by_normalized(_aten.mul.Tensor(wide(ct), wide(weight)), away, rstd)
+    by_x = _aten.sub.Tensor(by_away, _mean(by_away))
+    return cast(by_x, x.dtype), cast(by_weight, weight.dtype)
+
+
+def _fake(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rstd, mean = (x.new_empty((*x.shape[:-1], 1), dtype=torch.float32) for _ in range(2))
+    return torch.empty_like(x), rstd, mean
+
+
+centered_norm = with_backward(
+    "centered_norm",
+    "Tensor x, Tensor weight",
+    "float eps",
+    forward=_forward,
+    backward=_backward,
+    fake=_fake,
+    moving=2,
+    kept=2,
+)
+
+
+def in_float32(look: Look, out: torch.Tensor, weight: Any, h: Any) -> Match:
+    """Of an x in half precision it would be but a part."""
+    x, eps = _normalized(look, h)
+    look.demand(look.unwidened(x) is x)
+    return _operator(look, x, weight, eps)
+
+
+def rounded(look: Look, out: torch.Tensor, product: Any) -> Match:
+    """In half precision."""
+    for h, scale in look.both_ways(product, "mul"):
+        if look.sees(h, "mul"):
+            x32, eps = _normalized(look, h)
+            x = look.unwidened(x32)
+            look.demand(out.dtype is x.dtype and isinstance(scale, torch.Tensor))
+            return _operator(look, x, look.unwidened(scale), eps)
+    raise NoMatch
+
+
+def _operator(look: Look, x: torch.Tensor, weight: Any, eps: float) -> Match:
+    look.demand(isinstance(weight, torch.Tensor) and x.dtype in FLOATS and x.numel() > 0)
+    look.demand(weight.dtype is x.dtype and weight.shape == x.shape[-1:])
+    return lambda: centered_norm(x, weight, eps)[0]
+
+
+def _normalized(look: Look, h: Any) -> tuple[torch.Tensor, float]:
+    """Of ``(x - mean) * rsqrt(variance + eps)`` the x, in float32, and eps."""
+    for away, rstd in look.both_ways(h, "mul"):
+        if look.sees(rstd, "rsqrt"):
+            again, eps = of_squares(look, rstd)
+            return _centered(look, away, again), eps
+    raise NoMatch
+
+
+def _centered(look: Look, away: Any, again: Any) -> torch.Tensor:
+    """The x of ``x - mean``, which may have been computed once or twice."""
+    once = away is again
+    x, mean = look(away, "sub", uses=1 + once)
+    if not once:
+        base, same = look(again, "sub")
+        look.demand(base is x and same is mean)
+    look.demand(isinstance(x, torch.Tensor) and averaged(look, mean, uses=2 - once) is x)
+    look.demand(x.dtype is torch.float32)
+    return x
