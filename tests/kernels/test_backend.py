@@ -117,6 +117,13 @@ def of_losses(logits, labels):
     return mean + total + functional.cross_entropy(logits, labels, ignore_index=3, reduction="none")
 
 
+def of_weighted_losses(logits, labels):
+    logits, weight = logits.float(), torch.arange(6.0)
+    mean = functional.cross_entropy(logits, labels, weight, ignore_index=3)
+    total = functional.cross_entropy(logits, labels, weight, ignore_index=3, reduction="sum")
+    return mean + total + functional.cross_entropy(logits, labels, weight + 1, reduction="none")
+
+
 def of_angles(q, k, cos, sin):
     def rotated(x):
         return x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin
@@ -146,6 +153,13 @@ ATTENTION_ARGUMENTS = normal(2, 3, 4, 32), normal(2, 3, 5, 32, seed=1), normal(4
         (of_angles, tuple(x.astype("bfloat16") for x in ROPE_ARGUMENTS), (0, 1), {"rope_rotate": 4}),
         (of_losses, (X, LABELS), (0,), {"cross_entropy_forward": 3, "cross_entropy_backward": 3}),
         (of_losses, (X.astype("bfloat16"), LABELS), (0,), {"cross_entropy_forward": 3, "cross_entropy_backward": 3}),
+        (of_weighted_losses, (X, LABELS), (0,), {"cross_entropy_forward": 3, "cross_entropy_backward": 3}),
+        (
+            of_weighted_losses,
+            (X.astype("bfloat16"), LABELS),
+            (0,),
+            {"cross_entropy_forward": 3, "cross_entropy_backward": 3},
+        ),
         (of_gated, (X, X + 1), (0, 1), {"gated_forward": 3, "gated_backward": 3}),
         (of_gated, (normal(4, 6, dtype="bfloat16"),) * 2, (0, 1), {"gated_forward": 3, "gated_backward": 3}),
         (of_rms_norms, NORMS_OF_HALF_PRECISION, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),

@@ -1,5 +1,7 @@
 """Cross entropy of rows of logits with class numbers, in float32, of logits of any precision.
 
+Classes may have weights, which torch takes for constants, where no label is smoothed.
+
 What is kept for the backward are two numbers of each row, the largest logit and the logarithm of the sum of the
 exponentials less it, not the logarithm of the softmax of every class.
 """
@@ -19,16 +21,18 @@ _aten = torch.ops.aten
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
+Maybe = torch.Tensor | None
+
 
 def _forward(
-    logits: torch.Tensor, target: torch.Tensor, reduction: int, ignore_index: int, smoothing: float
+    logits: torch.Tensor, target: torch.Tensor, weight: Maybe, reduction: int, ignore_index: int, smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = wide(logits)
     top = _aten.amax.default(logits, [1], True)
     exponentials = _aten.exp.default(_aten.sub.Tensor(logits, top))
     log_sum = _aten.log.default(_aten.sum.dim_IntList(exponentials, [1], True))
     log_p = _log_softmax(logits, top, log_sum)
-    return _loss(log_p, target, reduction, ignore_index, smoothing), _aten.cat.default([top, log_sum], 1)
+    return _loss(log_p, target, weight, reduction, ignore_index, smoothing), _aten.cat.default([top, log_sum], 1)
 
 
 def _log_softmax(logits: torch.Tensor, top: torch.Tensor, log_sum: torch.Tensor) -> torch.Tensor:
@@ -36,10 +40,10 @@ def _log_softmax(logits: torch.Tensor, top: torch.Tensor, log_sum: torch.Tensor)
 
 
 def _loss(
-    log_p: torch.Tensor, target: torch.Tensor, reduction: int, ignore_index: int, smoothing: float
+    log_p: torch.Tensor, target: torch.Tensor, weight: Maybe, reduction: int, ignore_index: int, smoothing: float
 ) -> torch.Tensor:
     """As torch's composite ``cross_entropy_loss`` has it."""
-    loss = _aten.nll_loss_forward.default(log_p, target, None, reduction, ignore_index)[0]
+    loss = _aten.nll_loss_forward.default(log_p, target, weight, reduction, ignore_index)[0]
     if not smoothing:
         return loss
     ignored = _aten.eq.Scalar(target, ignore_index)
@@ -60,6 +64,7 @@ def _backward(
     ct: torch.Tensor,
     logits: torch.Tensor,
     target: torch.Tensor,
+    weight: Maybe,
     statistics: torch.Tensor,
     reduction: int,
     ignore_index: int,
@@ -67,9 +72,9 @@ def _backward(
 ) -> tuple[torch.Tensor]:
     top, log_sum = (_aten.slice.Tensor(statistics, 1, i, i + 1) for i in range(2))
     log_p = _log_softmax(wide(logits), top, log_sum)
-    total = _aten.nll_loss_forward.default(log_p, target, None, reduction, ignore_index)[1]
+    total = _aten.nll_loss_forward.default(log_p, target, weight, reduction, ignore_index)[1]
     by_loss = _aten.mul.Tensor(ct, 1 - smoothing) if smoothing else ct
-    by_p = _aten.nll_loss_backward.default(by_loss, log_p, target, None, reduction, ignore_index, total)
+    by_p = _aten.nll_loss_backward.default(by_loss, log_p, target, weight, reduction, ignore_index, total)
     if smoothing:
         ignored = _aten.eq.Scalar(target, ignore_index)
         by_smooth = _aten.mul.Tensor(ct, smoothing / log_p.shape[1])
@@ -82,7 +87,7 @@ def _backward(
 
 
 def _fake(
-    logits: torch.Tensor, target: torch.Tensor, reduction: int, ignore_index: int, smoothing: float
+    logits: torch.Tensor, target: torch.Tensor, weight: Maybe, reduction: int, ignore_index: int, smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows = () if reduction else tuple(target.shape)
     statistics = logits.new_empty((logits.shape[0], 2), dtype=torch.float32)
@@ -90,16 +95,16 @@ def _fake(
 
 
 def _written_out(
-    logits: torch.Tensor, target: torch.Tensor, reduction: int, ignore_index: int, smoothing: float
+    logits: torch.Tensor, target: torch.Tensor, weight: Maybe, reduction: int, ignore_index: int, smoothing: float
 ) -> tuple[torch.Tensor]:
     """Torch's own chain, whose derivatives torch has."""
     log_p = _aten._log_softmax.default(wide(logits), 1, False)
-    return (_loss(log_p, target, reduction, ignore_index, smoothing),)
+    return (_loss(log_p, target, weight, reduction, ignore_index, smoothing),)
 
 
 cross_entropy = with_backward(
     "cross_entropy",
-    "Tensor logits, Tensor target",
+    "Tensor logits, Tensor target, Tensor? weight",
     "int reduction, int ignore_index, float smoothing",
     forward=_forward,
     backward=_backward,
@@ -136,14 +141,22 @@ def _bound(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, An
 def _operator(look: Look, given: dict[str, Any], logits: Any, smoothing: Any) -> Match:
     """In float32, be it of half precision that was converted for it."""
     target, ignore_index, reduction = given["target"], given["ignore_index"], given["reduction"]
-    look.demand(given["weight"] is None and given["size_average"] is None and given["reduce"] is None)
+    weight = given["weight"]
+    look.demand(given["size_average"] is None and given["reduce"] is None)
     look.demand(isinstance(smoothing, float | int) and 0 <= smoothing <= 1 and reduction in _REDUCTIONS)
     look.demand(isinstance(ignore_index, int))
     look.demand(isinstance(logits, torch.Tensor) and isinstance(target, torch.Tensor))
     look.demand(logits.dim() == 2 and logits.dtype is torch.float32 and logits.numel() > 0)
     look.demand(target.shape == logits.shape[:1] and target.dtype is torch.int64)
+    look.demand(weight is None or (not smoothing and _are_weights(weight, logits)))
     options = _REDUCTIONS[reduction], ignore_index, float(smoothing)
-    return lambda: cross_entropy(_unwidened(look, logits), target, *options)[0]
+    return lambda: cross_entropy(_unwidened(look, logits), target, weight, *options)[0]
+
+
+def _are_weights(weight: Any, logits: torch.Tensor) -> bool:
+    """Whether they are one constant for each class."""
+    constant = isinstance(weight, torch.Tensor) and not weight.requires_grad
+    return constant and weight.dtype is logits.dtype and weight.shape == logits.shape[1:]
 
 
 def _unwidened(look: Look, logits: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""Cross entropy with class numbers."""
+"""Cross entropy with class numbers.
+
+Its kernels have no weights of classes: what a row counts for is multiplied with its loss, and with its cotangent.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,22 @@ import jax.numpy as jnp
 from torch import fx
 
 from jtbridge.kernels.cross_entropy import op as cross_entropy
+from jtbridge.lowerings.class_loss import class_weights
 from jtbridge.lowerings.loss import MEAN, NONE
 
-from ._table import by_kernel
+from ._table import Maybe, by_kernel
 
 
 @by_kernel("jtbridge::cross_entropy")
 def _cross_entropy(
-    logits: jax.Array, target: jax.Array, reduction: int, ignore_index: int, smoothing: float, *, node: fx.Node
+    logits: jax.Array,
+    target: jax.Array,
+    weight: Maybe,
+    reduction: int,
+    ignore_index: int,
+    smoothing: float,
+    *,
+    node: fx.Node,
 ) -> Any:
     """What is kept of each row is the logarithm of its sum of exponentials, in two terms, the second of which is 0."""
     del node
@@ -24,14 +35,13 @@ def _cross_entropy(
         return NotImplemented
     losses, lse = cross_entropy.rows_forward(ignore_index, smoothing)(logits, target)
     kept = jnp.stack([lse, jnp.zeros_like(lse)], 1)
+    each = class_weights(logits, target, weight, ignore_index)
+    if weight is not None:
+        losses = losses * each
     if reduction == NONE:
         return losses, kept
     loss = losses.sum()
-    return loss / _count(target, ignore_index) if reduction == MEAN else loss, kept
-
-
-def _count(target: jax.Array, ignore_index: int) -> jax.Array:
-    return (target != ignore_index).sum().astype(jnp.float32)
+    return loss / each.sum() if reduction == MEAN else loss, kept
 
 
 @by_kernel("jtbridge::cross_entropy_backward")
@@ -39,6 +49,7 @@ def _cross_entropy_backward(
     grad: jax.Array,
     logits: jax.Array,
     target: jax.Array,
+    weight: Maybe,
     kept: jax.Array,
     reduction: int,
     ignore_index: int,
@@ -49,7 +60,8 @@ def _cross_entropy_backward(
     del node
     if cross_entropy.supports(logits, target):
         return NotImplemented
+    each = class_weights(logits, target, weight, ignore_index)
     if reduction == MEAN:
-        grad = grad / _count(target, ignore_index)
-    rows = jnp.broadcast_to(grad, target.shape)
+        grad = grad / each.sum()
+    rows = jnp.broadcast_to(grad, target.shape) if weight is None else grad * each
     return cross_entropy.rows_backward(ignore_index, smoothing)(logits, target, kept.sum(1), rows)[0]

@@ -66,7 +66,26 @@ def in_two(logits, labels):
     return F.nll_loss(F.log_softmax(logits.float(), dim=-1), labels)
 
 
-CHAINS = [mean, total, of_rows, smoothed, smoothed_rows, smoothed_sum, reshaped, in_two]
+def weighted(logits, labels):
+    return F.cross_entropy(logits.float(), labels, weight=torch.arange(CLASSES) / 4)  # of which one is 0
+
+
+def weighted_sum(logits, labels):
+    return F.cross_entropy(logits.float(), labels, torch.arange(1.0, 1 + CLASSES), reduction="sum")
+
+
+def weighted_rows(logits, labels):
+    loss = torch.nn.CrossEntropyLoss(torch.arange(1.0, 1 + CLASSES), reduction="none", ignore_index=1)
+    return loss(logits.float(), labels.clamp_min(0))
+
+
+def weighted_in_two(logits, labels):
+    log_p = F.log_softmax(logits.float(), dim=-1)
+    return F.nll_loss(log_p, labels, torch.arange(CLASSES, 0, -1).float())
+
+
+WEIGHTED = [weighted, weighted_sum, weighted_rows, weighted_in_two]
+CHAINS = [mean, total, of_rows, smoothed, smoothed_rows, smoothed_sum, reshaped, in_two, *WEIGHTED]
 chains = pytest.mark.parametrize("chain", CHAINS)
 
 
@@ -94,7 +113,7 @@ def test_every_mode_of_differentiation(chain):
     assert_near([y], [torch.stack([chain(a, b) for a, b in zip(*to_torch(rows), strict=True)])])
 
 
-@pytest.mark.parametrize("chain", [mean, smoothed, total, in_two])
+@pytest.mark.parametrize("chain", [mean, smoothed, total, in_two, weighted, weighted_sum])
 def test_no_label_counts(chain):
     logits, _ = arguments()
     labels = jnp.full(ROWS, -100, jnp.int32)
@@ -116,8 +135,8 @@ def test_logits_that_are_masked():
 # What looks like it and is not.
 
 
-def weighted(logits, labels):
-    return F.cross_entropy(logits.float(), labels, weight=torch.arange(1.0, 1 + CLASSES))
+def weighted_and_smoothed(logits, labels):
+    return F.cross_entropy(logits.float(), labels, weight=torch.arange(1.0, 1 + CLASSES), label_smoothing=0.1)
 
 
 def of_pixels(logits, labels):
@@ -147,10 +166,36 @@ def detached(logits, labels):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "function", [weighted, of_pixels, of_one, of_probabilities, along_rows, probabilities_returned, detached]
+    "function",
+    [weighted_and_smoothed, of_pixels, of_one, of_probabilities, along_rows, probabilities_returned, detached],
 )
 def test_a_near_miss_is_left_as_it_is(function, dtype):
     assert_left_alone(function, *arguments(dtype))
+
+
+def test_weights_that_are_arguments():
+    def f(logits, labels, weight):
+        return F.cross_entropy(logits, labels, weight)
+
+    given = *arguments(), jnp.arange(1.0, 1 + CLASSES)
+    g = jtbridge.wrap(f, backend="xla")
+    assert "jtbridge.cross_entropy_backward/" in jax.jit(jax.grad(g)).lower(*given).as_text(debug_info=True)
+    logits, labels, weight = to_torch(given)
+    (want,) = torch.autograd.grad(f(logits.requires_grad_(), labels, weight), logits)
+    assert_near([jax.grad(g)(*given)], [want], 4)
+    rows = jax.vmap(jax.grad(g), (None, None, 0))(*given[:2], jnp.stack([given[2], given[2][::-1]]))
+    (other,) = torch.autograd.grad(f(logits, labels, weight.flip(0)), logits)
+    assert_near([rows], [torch.stack([want, other])], 4)
+
+
+def test_weights_have_no_gradient_as_in_torch():
+    """Of which torch says so itself, where it is asked for one."""
+
+    def f(logits, labels, weight):
+        return F.cross_entropy(logits, labels, weight)
+
+    with pytest.raises(Exception, match="not differentiable with respect to argument 'weight'"):
+        jax.grad(jtbridge.wrap(f, backend="xla"), 2)(*arguments(), jnp.arange(1.0, 1 + CLASSES))
 
 
 def test_half_precision_is_left_as_it_is():
