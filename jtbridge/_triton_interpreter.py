@@ -12,24 +12,23 @@ from typing import Any
 
 import numpy as np
 
+from jtbridge._triton_bfloat16 import bfloat16_of_numpy
+
 
 @contextlib.contextmanager
 def right_interpreter() -> Iterator[None]:
-    """Triton's interpreter without four mistakes of its own.
+    """Triton's interpreter without mistakes of its own.
 
-    It holds bfloat16 as the integers that the bits are, and multiplies those in ``tl.dot``; it counts in Python
+    It holds bfloat16 as the integers that the bits are, and adds, multiplies and compares those; it counts in Python
     numbers where a compiled kernel counts in tensors; what a comparison gives is of the dtype of what is compared
-    as soon as it meets a block. That of 3.6 makes indices of arrays of one element, which NumPy 2.4 refuses.
+    as soon as it meets a block. That of 3.6 makes indices of arrays of one element, which NumPy 2.4 refuses. And it
+    warns of what kernels compute and then mask.
     """
     import triton.language as tl
     from triton.runtime import interpreter
 
     builder = interpreter.InterpreterBuilder
-    dot, patch, patch_core = builder.create_dot, interpreter._patch_lang_tensor, interpreter._patch_lang_core
-
-    def wide(self: Any, a: Any, b: Any, *others: Any) -> Any:
-        a, b = (self.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
-        return dot(self, a, b, *others)
+    patch, patch_core = interpreter._patch_lang_tensor, interpreter._patch_lang_core
 
     def truth(compare: Any) -> Any:
         return lambda self, a, b: interpreter.TensorHandle(compare(self, a, b).data, tl.int1)
@@ -42,14 +41,14 @@ def right_interpreter() -> Iterator[None]:
         patch_core(language, scope)
         scope.set_attr(language, "range", scalar_range)
 
-    changes = [(builder, "create_dot", wide)]
+    changes = bfloat16_of_numpy()
     changes += [
         (builder, name, truth(value))
         for name, value in vars(builder).items()
         if name.startswith(("create_icmp", "create_fcmp"))
     ]
     changes += [(interpreter, "_patch_lang_tensor", with_index), (interpreter, "_patch_lang_core", with_range)]
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, np.errstate(all="ignore"):
         for place, name, value in changes:
             stack.callback(setattr, place, name, vars(place)[name])
             setattr(place, name, value)

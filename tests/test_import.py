@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From bottom to top. A file imports from rows below its own, and from its own folder.
 LAYERS: list[set[str]] = [
-    {"errors"},
+    {"errors", "_triton_bfloat16"},
     {"_compat", "_dtypes", "_triton", "_triton_interpreter"},
     {"_pytree", "_torch_state", "_rng", "_composite"},
     {"_flat"},

@@ -218,3 +218,22 @@ def options_are_parameters(x):
 
 def launched_short(x):
     stages_kernel[(2,)](x, torch.zeros_like(x), 4)
+
+
+@triton.jit
+def rounded_kernel(x_ptr, y_ptr, out_ptr, total_ptr, most_ptr, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < n, other=0.0)
+    y = tl.load(y_ptr + i, mask=i < n, other=0.0)
+    found = tl.where(x < y, x * y - x, -x / (y + i.to(y.dtype)))
+    tl.store(out_ptr + i, found, mask=i < n)
+    tl.atomic_add(total_ptr + i * 0, x, mask=i < n)
+    tl.atomic_add(total_ptr + 1, tl.sum(x, 0))
+    tl.store(most_ptr, tl.max(x, 0))
+
+
+def rounded(x, y):
+    """In the dtype of x throughout; the sum of x added up one by one, and at once; the largest of x."""
+    out, total, most = torch.empty_like(x), torch.zeros_like(x[:2]), torch.empty_like(x[:1])
+    rounded_kernel[(1,)](x, y, out, total, most, x.numel(), BLOCK=64)
+    return out, total, most
