@@ -70,7 +70,7 @@ $(VENV)/.bench: $(VENV)/.base pyproject.toml
 
 # jax-triton 0.3 imports, and 0.4 lowers, only beside jax's CUDA plugin, without CUDA too. It is of jax's version.
 $(VENV)/.kernels: $(VENV)/.test
-	$(pip) --no-deps '$(TRITON)' '$(JAX_TRITON)' absl-py liger-kernel==0.8.5 \
+	$(pip) --no-deps '$(TRITON)' '$(JAX_TRITON)' absl-py liger-kernel==0.8.5 fla-core==0.6.0 einops==0.8.2 \
 		jax-cuda12-plugin==$(lastword $(subst ==, ,$(JAX)))
 	touch $@
 
