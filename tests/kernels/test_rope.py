@@ -16,10 +16,22 @@ from hypothesis import strategies as st
 import jtbridge
 from jtbridge.kernels import rope, rope_qk
 from jtbridge.kernels._launch import interpreting
-from jtbridge.kernels.rope import op, reference, supports
+from jtbridge.kernels.rope import configurations, op, reference, supports
+from jtbridge.kernels.rope.configurations import Configuration
 from jtbridge.kernels.rope.reference import Rotation
 
-from .harness import ARCHITECTURES, assert_close, compiled, kernels_in, launches, needs_compiler, needs_triton, normal
+from .harness import (
+    ARCHITECTURES,
+    assert_close,
+    compiled,
+    kernels_in,
+    launches,
+    needs_compiler,
+    needs_kernels,
+    needs_triton,
+    normal,
+    recorded,
+)
 
 # Gradients of angles are sums over heads and batches.
 SUMS = 4
@@ -80,8 +92,8 @@ def test_is_torchs(heads, tokens, half, dtype, of_batch, interleaved):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_many_tokens_take_many_programs(interleaved, monkeypatch):
-    monkeypatch.setattr(op, "_BLOCK", 16)
-    monkeypatch.setattr(op, "_HEADS", 2)
+    monkeypatch.setattr(configurations, "_BLOCK", 16)
+    monkeypatch.setattr(configurations, "_HEADS", 2)
     op.operation.cache_clear()
     q, k, cos, sin = normal(2, 5, 9, 6), normal(2, 3, 9, 6, seed=1), normal(9, 6, seed=2), normal(9, 6, seed=3)
     cts = (q[:, ::-1], k[:, ::-1])
@@ -173,15 +185,64 @@ def test_what_is_refused():
         rope(x, cos, cos[:2])
 
 
+@needs_kernels
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("index", range(7))
+def test_every_configuration_computes_the_same(interleaved, index, monkeypatch):
+    table = configurations.candidates(5, 20, 64, interleaved)
+    assert len(table) == 7
+    monkeypatch.setattr(op, "default", lambda *_: table[index])
+    # Full blocks of heads and tokens, and some that are not.
+    q, k = normal(2, 5, 20, 128), normal(2, 3, 20, 128, seed=1)
+    cos, sin = normal(2, 20, 128, seed=2), normal(2, 20, 128, seed=3)
+    rule = {"interleaved": interleaved}
+    both = _pulled(lambda q, k, *angles: (formula(q, *angles, **rule), formula(k, *angles, **rule)))
+    with recorded() as found:
+        got = _pulled(functools.partial(rope_qk, **rule))((q + 1, k + 1), q, k, cos, sin)
+    assert_close(got, both((q + 1, k + 1), q, k, cos, sin), factor=SUMS)
+    held = [(constants["head_block"], constants["token_block"], warps) for _, constants, warps in found]
+    assert held == [dataclasses.astuple(table[index])] * 2
+
+
+def test_configurations():
+    of_halves = configurations.candidates(32, 4096, 64, False)
+    assert of_halves[0] == configurations.default(32, 4096, 64, False) == Configuration(4, 16, 4)
+    assert set(of_halves[1:]) == {
+        Configuration(2, 16, 4),
+        Configuration(4, 16, 8),
+        Configuration(4, 8, 2),
+        Configuration(4, 32, 8),
+        Configuration(8, 16, 8),
+        Configuration(8, 8, 4),
+    }
+    assert configurations.default(32, 4096, 64, True) == Configuration(2, 16, 4)
+    # Nothing is larger than what there is.
+    assert configurations.candidates(1, 1, 64, False) == [Configuration(1, 1, 1)]
+    assert configurations.candidates(3, 8, 40, False) == [
+        Configuration(4, 8, 2),
+        Configuration(2, 8, 2),
+        Configuration(4, 8, 4),
+        Configuration(4, 4, 1),
+    ]
+
+
 @needs_triton
 @needs_compiler
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("d", "dtype"), [(128, "bfloat16"), (64, "float32"), (80, "float16")])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_compiles_without_spilling(architecture, d, dtype, interleaved, tmp_path):
+def test_every_configuration_compiles_without_spilling(architecture, d, dtype, interleaved, tmp_path, monkeypatch):
     q, k, angle = jnp.zeros((2, 8, 64, d), dtype), jnp.zeros((2, 2, 64, d), dtype), jnp.zeros((2, 64, d), dtype)
-    pulled = _pulled(functools.partial(rope_qk, interleaved=interleaved))
-    _assert_fit(launches(pulled, (q, k), q, k, angle, angle), architecture, tmp_path)
+    table = configurations.candidates(8, 64, d // 2, interleaved)
+    assert len(table) >= 6
+    for configuration in table:
+        monkeypatch.setattr(op, "default", lambda *_, configuration=configuration: configuration)
+        pulled = _pulled(functools.partial(rope_qk, interleaved=interleaved))
+        found = launches(pulled, (q, k), q, k, angle, angle)
+        for launch in found:
+            given = launch.constants["head_block"], launch.constants["token_block"], launch.num_warps
+            assert given == dataclasses.astuple(configuration)
+        _assert_fit(found, architecture, tmp_path)
 
 
 @needs_triton

@@ -16,6 +16,8 @@ from jtbridge.kernels import (
     layer_norm,
     linear_cross_entropy,
     rms_norm,
+    rope,
+    rope_qk,
     softmax,
     swiglu,
 )
@@ -26,6 +28,9 @@ from jtbridge.kernels.gated.op import operation as gated_operation
 from jtbridge.kernels.norms import configurations as norms
 from jtbridge.kernels.norms.op import operation as norm_operation
 from jtbridge.kernels.norms.reference import Norm
+from jtbridge.kernels.rope import configurations as rotations
+from jtbridge.kernels.rope.op import operation as rope_operation
+from jtbridge.kernels.rope.reference import Rotation
 
 from .harness import another_process, launches, needs_triton
 
@@ -78,6 +83,7 @@ def _lowered(f, *shapes, dtype="bfloat16"):
 
 ROWS, WIDTH = (64, 4096), (4096,)
 LABELS = jnp.zeros(64, "int32")
+HEADS, ANGLES = (8, 64, 128), (64, 128)
 EACH = {
     "layer_norm": (
         lambda: _lowered(lambda x, w, b: layer_norm(x, w, b), ROWS, WIDTH, WIDTH),
@@ -97,6 +103,18 @@ EACH = {
     "swiglu": (
         lambda: _lowered(swiglu, ROWS, ROWS),
         {"gated_forward": gated.candidates(), "gated_backward": gated.candidates()},
+    ),
+    "rope_qk": (
+        lambda: launches(
+            lambda *args: rope_qk(*args), *(jnp.zeros(shape, "bfloat16") for shape in (HEADS, HEADS, ANGLES, ANGLES))
+        ),
+        {"rope_rotate": rotations.candidates(8, 64, 64, interleaved=False)},
+    ),
+    "rope of neighbours": (
+        lambda: launches(
+            lambda *args: rope(*args, interleaved=True), *(jnp.zeros(shape) for shape in (HEADS, ANGLES, ANGLES))
+        ),
+        {"rope_rotate": rotations.candidates(8, 64, 64, interleaved=True)},
     ),
     "cross_entropy": (
         lambda: _lowered(lambda x: cross_entropy(x, LABELS), (64, 30_000)),
@@ -175,6 +193,10 @@ def _of(activation, rounded):
     return lambda x, y: gated_operation(activation, rounded=rounded)(x, y)[0]
 
 
+def _rotated(*flags):
+    return lambda x, cos, sin: rope_operation(1, Rotation(*flags))(x[None, None], cos[None, None], sin[None, None])[0]
+
+
 def _loss(labels=LABELS, **options):
     return lambda x: cross_entropy(x, labels, **options)
 
@@ -216,6 +238,23 @@ PROBLEMS = {
             (_of("silu", False), (128, 4096), (128, 4096)),
         ],
         (swiglu, (50, 4000), (50, 4000)),
+    ),
+    "rope_rotate": (  # in both directions
+        [
+            (_rotated(), HEADS, ANGLES, ANGLES),
+            (_rotated(True), HEADS, ANGLES, ANGLES),
+            (_rotated(False, True), HEADS, ANGLES, ANGLES),
+            (_rotated(False, False, True), (64, 8, 128), ANGLES, ANGLES),
+            (_rotated(), (16, 64, 128), ANGLES, ANGLES),
+            (_rotated(), (8, 128, 128), (128, 128), (128, 128)),
+            (_rotated(), (8, 64, 64), (64, 64), (64, 64)),
+            (rope_qk, HEADS, HEADS, ANGLES, ANGLES),
+            (rope_qk, HEADS, (2, 64, 128), ANGLES, ANGLES),
+            (rope, (3, *HEADS), ANGLES, ANGLES),
+            (rope, (3, *HEADS), (3, *ANGLES), (3, *ANGLES)),
+            (lambda x, cos, sin: rope(x, cos.astype("float32"), sin), HEADS, ANGLES, ANGLES),
+        ],
+        (rope, (1, 6, 50, 120), (50, 120), (50, 120)),
     ),
     "cross_entropy_backward": (
         [

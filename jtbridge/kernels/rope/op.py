@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -9,16 +10,15 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._launch import launch
 from jtbridge.kernels._operation import Operation
 from jtbridge.kernels._shapes import FLOATS, grouped, next_power_of_2, unsupported_dtype
 from jtbridge.kernels._step import Step
+from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
 
 from . import reference
+from .configurations import Configuration, candidates, default
 from .reference import Rotation
 
-# Elements of a half that a program takes for one head, 8 for each of its threads, and how many heads.
-_BLOCK, _WARPS, _HEADS = 1024, 4, 4
 # Tokens times d stay below this, so that places in a table of angles fit into 32 bits.
 _LARGEST = 2**31
 
@@ -163,35 +163,45 @@ def _launched(
     groups, batches = xs[0].shape[:2]
     tokens, d = cos.shape[2:]
     heads = [x.shape[rotation.heads] for x in xs] + [0] * (2 - len(xs))
-    half_block = next_power_of_2(d // 2)
-    token_block = min(next_power_of_2(tokens), max(1, _BLOCK // half_block))
-    # Neighbours are told apart in registers, which then hold fewer heads.
-    head_block = min(next_power_of_2(max(heads)), _HEADS // 2 if rotation.interleaved else _HEADS)
-    blocks = sum(math.ceil(h / head_block) for h in heads)
-    results = launch(
+    shape = max(heads), tokens, d // 2, rotation.interleaved
+    constants = {
+        "batches": batches,
+        "tokens": tokens,
+        "half": d // 2,
+        "q_heads": heads[0],
+        "k_heads": heads[1],
+        "group_stride": cos.size // cos.shape[0] if cos.shape[0] > 1 else 0,
+        "batch_stride": tokens * d if cos.shape[1] > 1 else 0,
+        "transposed": transposed,
+        "half_block": next_power_of_2(d // 2),
+        **dataclasses.asdict(rotation),
+    }
+
+    def arranged(c: Configuration) -> Arrangement:
+        blocks = sum(math.ceil(h / c.head_block) for h in heads) * math.ceil(tokens / c.token_block)
+        of_program = {"head_block": c.head_block, "token_block": c.token_block}
+        return Arrangement((groups * batches * blocks,), {**constants, **of_program}, c.warps)
+
+    results = launch_tuned(
         rope_rotate,
         *(xs[0], xs[-1], cos, sin),
         # In the place of a second array that is not there, one that is not written.
         out_types=[
             jax.ShapeDtypeStruct(x.shape if h else (1,), x.dtype) for x, h in zip((xs[0], xs[-1]), heads, strict=True)
         ],
-        grid=(groups * batches * blocks * math.ceil(tokens / token_block),),
-        constants={
-            "batches": batches,
-            "tokens": tokens,
-            "half": d // 2,
-            "q_heads": heads[0],
-            "k_heads": heads[1],
-            "group_stride": cos.size // cos.shape[0] if cos.shape[0] > 1 else 0,
-            "batch_stride": tokens * d if cos.shape[1] > 1 else 0,
-            "transposed": transposed,
-            "rounded": rotation.rounded,
-            "interleaved": rotation.interleaved,
-            "tokens_first": rotation.tokens_first,
-            "head_block": head_block,
-            "token_block": token_block,
-            "half_block": half_block,
+        candidates=candidates(*shape),
+        default=default(*shape),
+        # The transpose moves what the rotation moves, and has its configuration.
+        problem={
+            "dtypes": f"{xs[0].dtype} {cos.dtype} {sin.dtype}",
+            "rows": size(groups * batches),
+            "tokens": size(tokens),
+            "half": size(d // 2),
+            "q_heads": size(heads[0]),
+            "k_heads": size(heads[1]) if heads[1] else 0,
+            "angles": size(math.prod(cos.shape[:2])),
+            **dataclasses.asdict(rotation),
         },
-        num_warps=min(_WARPS, max(1, token_block * half_block // 256)),
+        arranged=arranged,
     )
     return results[: len(xs)]
