@@ -97,6 +97,12 @@ def of_norms(x, weight, bias):
     return y + functional.layer_norm(x, (6,), weight) * functional.layer_norm(x, (4, 6))
 
 
+def of_one_bias(x, weight, bias):
+    """Where no weight is, and none is asked for."""
+    del weight
+    return functional.layer_norm(x, (6,), None, bias) + functional.layer_norm(x, (6,))
+
+
 def of_rms_norms(x, weight, bias):
     h = x.float()
     h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
@@ -140,6 +146,8 @@ def of_attention(q, kv, mask):
 
 NORM_ARGUMENTS = normal(2, 4, 6), normal(6, seed=1), normal(6, seed=2)
 NORMS_OF_HALF_PRECISION = tuple(x.astype(jnp.bfloat16) for x in NORM_ARGUMENTS)
+# As autocast and fine-tuning have them: torch takes these together.
+NORMS_WITH_WIDE_WEIGHTS = [(NORM_ARGUMENTS[0].astype(dtype), *NORM_ARGUMENTS[1:]) for dtype in ("bfloat16", "float16")]
 ATTENTION_ARGUMENTS = normal(2, 3, 4, 32), normal(2, 3, 5, 32, seed=1), normal(4, 5, seed=2).at[:, 0].set(1)
 
 
@@ -148,6 +156,11 @@ ATTENTION_ARGUMENTS = normal(2, 3, 4, 32), normal(2, 3, 5, 32, seed=1), normal(4
     [
         (of_norms, NORM_ARGUMENTS, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),
         (of_norms, NORMS_OF_HALF_PRECISION, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),
+        *((of_norms, given, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}) for given in NORMS_WITH_WIDE_WEIGHTS),
+        *(
+            (of_one_bias, given, (0, 2), {"norm_forward": 2, "norm_backward": 2})
+            for given in [NORM_ARGUMENTS, *NORMS_WITH_WIDE_WEIGHTS]
+        ),
         (of_rms_norms, NORM_ARGUMENTS, (0, 1, 2), {"norm_forward": 3, "norm_backward": 3}),
         (of_angles, ROPE_ARGUMENTS, (0, 1, 2, 3), {"rope_rotate": 4}),
         (of_angles, tuple(x.astype("bfloat16") for x in ROPE_ARGUMENTS), (0, 1), {"rope_rotate": 4}),

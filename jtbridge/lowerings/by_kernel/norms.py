@@ -23,10 +23,13 @@ def _norm(weight: Maybe, bias: Maybe, eps: float, *, centered: bool) -> Norm:
 
 
 def _refused(x: jax.Array, normalized_shape: Sequence[int], weight: Maybe, bias: Maybe) -> bool:
-    """Whether the kernels do not apply: they take the last dimension alone, here with weights of the dtype of x."""
-    if len(normalized_shape) != 1 or any(w is not None and w.dtype != x.dtype for w in (weight, bias)):
-        return True
-    return norms.supports(x, weight, bias, None) is not None
+    """Whether the kernels do not apply: they take the last dimension alone."""
+    return len(normalized_shape) != 1 or norms.supports(x, weight, bias, None) is not None
+
+
+def _refused_by_rms(x: jax.Array, normalized_shape: Sequence[int], weight: Maybe) -> bool:
+    """The same of a norm whose result, of a weight of another dtype, is not of that of x."""
+    return _refused(x, normalized_shape, weight, None) or (weight is not None and weight.dtype != x.dtype)
 
 
 def _rows(x: jax.Array) -> jax.Array:
@@ -41,10 +44,16 @@ def _normalized(x: jax.Array, weight: Maybe, bias: Maybe, norm: Norm) -> tuple[j
 
 
 def _norm_gradients(
-    grad: jax.Array, x: jax.Array, statistics: jax.Array, weight: Maybe, norm: Norm, output_mask: Sequence[bool]
+    grad: jax.Array,
+    x: jax.Array,
+    statistics: jax.Array,
+    weight: Maybe,
+    norm: Norm,
+    output_mask: Sequence[bool],
+    bias: Maybe = None,
 ) -> tuple[Maybe, ...]:
     """By x, by the weight and by the bias, those of them that are asked for."""
-    dtypes = tuple(str(x.dtype) for _ in range(norm.weight + norm.bias))
+    dtypes = tuple(str(w.dtype) for w in (weight, bias) if w is not None)
     given = [] if weight is None else [weight[None]]
     saved = [_rows(x), *given, statistics.reshape(1, -1, norm.statistics)]
     by_x, *sums = norms.operation(norm, dtypes).backward(*saved, _rows(grad))
@@ -82,12 +91,12 @@ def _layer_norm_backward(
     if absent or mean.dtype != np.float32 or grad.dtype != x.dtype or _refused(x, normalized_shape, weight, bias):
         return NotImplemented
     statistics = jnp.concatenate([rstd, mean], -1)
-    return _norm_gradients(grad, x, statistics, weight, _norm(weight, bias, 0.0, centered=True), output_mask)
+    return _norm_gradients(grad, x, statistics, weight, _norm(weight, bias, 0.0, centered=True), output_mask, bias)
 
 
 @by_kernel("_fused_rms_norm")
 def _rms_norm(x: jax.Array, normalized_shape: Sequence[int], weight: Maybe, eps: float | None, *, node: fx.Node) -> Any:
-    if eps is None or _refused(x, normalized_shape, weight, None) or out_dtype(node, 1) != np.float32:
+    if eps is None or _refused_by_rms(x, normalized_shape, weight) or out_dtype(node, 1) != np.float32:
         return NotImplemented
     return _normalized(x, weight, None, _norm(weight, None, eps, centered=False))
 
@@ -105,7 +114,7 @@ def _rms_norm_backward(
 ) -> Any:
     del node
     absent = output_mask[1] and weight is None
-    if absent or rstd.dtype != np.float32 or grad.dtype != x.dtype or _refused(x, normalized_shape, weight, None):
+    if absent or rstd.dtype != np.float32 or grad.dtype != x.dtype or _refused_by_rms(x, normalized_shape, weight):
         return NotImplemented
     norm = _norm(weight, None, 0.0, centered=False)
     return _norm_gradients(grad, x, rstd, weight, norm, output_mask)[:2]
