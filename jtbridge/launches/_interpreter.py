@@ -58,12 +58,24 @@ def _python_function(function: Any) -> Any:
 
     fn = function.fn
     namespace = {"range": scalar_range, **fn.__globals__, **inspect.getclosurevars(fn).nonlocals}
-    namespace = {name: interpreted_library(value) for name, value in namespace.items()}
+    namespace = {name: _interpreted_builtin(interpreted_library(value)) for name, value in namespace.items()}
     own = types.FunctionType(fn.__code__, namespace, fn.__name__, fn.__defaults__, fn.__closure__)
     own.__dict__.update(fn.__dict__)
     own.__annotations__ = fn.__annotations__
     own.__module__, own.__qualname__ = fn.__module__, fn.__qualname__
     return FunctionRewriter(own).rewrite_ast()
+
+
+def _interpreted_builtin(value: Any) -> Any:
+    """`value`; a builtin of Triton's that a module has under a name of its own, as the interpreter has it.
+
+    The interpreter puts its own into Triton's modules alone.
+    """
+    import triton.language as tl
+
+    if not (inspect.isfunction(value) and tl.core.is_builtin(value) and hasattr(tl, value.__name__)):
+        return value
+    return lambda *args, **kwargs: getattr(tl, value.__name__)(*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -86,6 +86,12 @@ def test_loops_count_in_tensors(backend):
     np.testing.assert_array_equal(jtbridge.wrap(rows_scaled, backend=backend)(X), want)
 
 
+def test_builtins_by_other_names(backend):
+    from .kernels import clipped
+
+    np.testing.assert_array_equal(jtbridge.wrap(clipped, backend=backend)(X), np.maximum(X, 0))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_products_of_matrices(backend, dtype):
     from .kernels import product
