@@ -20,7 +20,7 @@ import torch
 from . import _rng
 from ._dtypes import canonical_dtype, is_differentiable, numpy_dtype, torch_dtype
 from ._pytree import flatten_output
-from ._torch_state import TorchState
+from ._torch_state import TorchState, version_of
 from .errors import ArgumentError, DeviceError, OutputMismatchError
 
 Tensors = tuple[torch.Tensor, ...]
@@ -99,6 +99,7 @@ class Behaviour:
     launches: str | None = None  # a Triton kernel that it launches
     runs_without_grad: bool = False  # same result with gradient recording off, and cheaper
     guards: tuple[tuple[weakref.ref, bool], ...] = ()
+    read: tuple[tuple[weakref.ref, int], ...] = ()  # closed-over tensors whose values it was told, and their versions
 
     @property
     def untranslatable(self) -> str | None:
@@ -106,8 +107,10 @@ class Behaviour:
         return None if self.only_checks else self.opaque
 
     def holds(self) -> bool:
-        """Whether every module the function called is still in the mode it was traced in."""
-        return all((module := ref()) is None or module.training == was for ref, was in self.guards)
+        """Whether every module the function called is still in the mode it was traced in, and what it read the same."""
+        return all((module := ref()) is None or module.training == was for ref, was in self.guards) and all(
+            (tensor := ref()) is None or version_of(tensor) == was for ref, was in self.read
+        )
 
 
 @dataclasses.dataclass(eq=False, repr=False)

@@ -35,6 +35,13 @@ def test_the_reason_why_it_cannot_run():
         jax.jit(f).trace(jnp.ones(3)).lower(lowering_platforms=("cuda",))
 
 
+@WITHOUT_CUDA
+def test_a_callback_is_lowered_only_where_it_can_run():
+    f = jtbridge.wrap(torch.sin, backend="callback")
+    with pytest.raises(BackendError, match=r"`sin` is called by the program, not translated, and JAX lowers such"):
+        jax.jit(f).trace(jnp.ones(3)).lower(lowering_platforms=("cuda",))
+
+
 def test_it_is_a_call_with_xlas_buffers_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys.modules["jtbridge.backends._dlpack"], "without_gpu", lambda platform: None)
     f = jtbridge.wrap(lambda x: torch.sin(x) * 2, backend="dlpack")

@@ -32,6 +32,7 @@ from ._torch import inside_functorch as inside_functorch
 from ._torch import is_lazy as is_lazy
 from ._torch import is_zero as is_zero
 from ._torch import once_differentiable_in as once_differentiable_in
+from ._torch import outside_modes as outside_modes
 from ._torch import pack_padded_sequence as pack_padded_sequence
 from ._torch import pad_packed_sequence as pad_packed_sequence
 from ._torch import qualified_operator_name as qualified_operator_name

@@ -18,7 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 
 # Tried on torch 2.13. TorchDispatchMode is documented, but its module has an underscore.
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+# Tried on torch 2.11 to 2.15. Inside a mode this calls an operator past all the others, for real.
+outside_modes: Callable = _python_dispatch._disable_current_modes
 
 # Tried on torch 2.13: how deep torch function modes are stacked on this thread (default device among them).
 has_torch_modes: Callable[[], int] = torch._C._len_torch_function_stack

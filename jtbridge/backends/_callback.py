@@ -12,6 +12,7 @@ from jax.interpreters import mlir
 from jtbridge._flat import TorchFunction
 from jtbridge._host import placed, reader, writer
 from jtbridge._run import as_call_error, runner
+from jtbridge.errors import BackendError
 
 from ._words import carried, from_words, pack, to_words, unpack
 
@@ -34,7 +35,15 @@ class CallbackBackend:
         def call(*arrays: jax.Array) -> list[jax.Array]:
             return call_on_host(fn, jax.pure_callback, arrays)
 
-        return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+        try:
+            return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+        except ValueError as error:
+            if "lowering platform" not in str(error):
+                raise
+            raise BackendError(
+                f"`{fn.flat.name}` is called by the program, not translated, and JAX lowers such a call only for a "
+                "platform of this process. `jtbridge.explain` says why it is not translated."
+            ) from error
 
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         outs = numpy_callback(fn, as_is=True)(*arrays)

@@ -1,6 +1,6 @@
 """From a torch function to what is known of it: types, behaviour, and its forward and backward graphs."""
 
-from ._constants import all_constants, large_constants, lift_constants, with_places_for
+from ._constants import large_constants, lift_constants, read_constants, with_places_for
 from ._infer import Inference, Request, infer
 from ._joint import GraphFunction, Split, forward_graph, from_bytes, split, to_bytes
 from ._observe import draws
@@ -14,7 +14,6 @@ __all__ = [
     "Inference",
     "Request",
     "Split",
-    "all_constants",
     "check_differentiable",
     "draws",
     "examples",
@@ -25,6 +24,7 @@ __all__ = [
     "lift_constants",
     "origin",
     "probe_vmap",
+    "read_constants",
     "split",
     "to_bytes",
     "trace",

@@ -37,6 +37,11 @@ class OnCpu(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._stand_ins = WeakTensorKeyDictionary()
+        self._real = WeakTensorKeyDictionary()
+
+    def stands_for(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The tensor on a GPU in whose place one is; None if it is not."""
+        return self._real.get(tensor)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = jax.tree.map(self._moved, (tuple(args), dict(kwargs or {})))
@@ -58,6 +63,7 @@ class OnCpu(TorchFunctionMode):
         found = self._stand_ins.get(value)
         if found is None:
             found = self._stand_ins[value] = _stand_in(value)
+            self._real[found] = value
         return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from jtbridge._compat import DataDependentOutputException, DynamicOutputShapeExc
 from jtbridge._dtypes import canonical_dtype, numpy_dtype
 from jtbridge._flat import ArrayType, Behaviour, OutputTree, as_tensor, is_array_leaf
 from jtbridge._pytree import flatten_output
-from jtbridge._torch_state import TorchState
+from jtbridge._torch_state import TorchState, version_of
 from jtbridge.errors import (
     DataDependentShapeError,
     DeviceError,
@@ -32,6 +33,7 @@ from jtbridge.launches import DeferredNumber, deferring_numbers, routed
 
 from ._branches import Answering, Decisions, only_way
 from ._closed_over import may_be_on_gpu
+from ._known import Known
 from ._observe import Observer, training_guards
 from ._replaced import Replaced
 from ._trace import line_of
@@ -125,8 +127,7 @@ def _trace(request: Request) -> tuple[Any, Observer, bool]:
     try:
         out, observer = deferring_numbers(lambda: _trace_once(request, request.state))
     except (DynamicOutputShapeException, DataDependentOutputException):
-        with Replaced():  # ctc_loss, whose own fake form has no shape, and x[i] where `i` is a tensor
-            out, observer = _trace_once(request, request.state)
+        out, observer = _trace_knowing(request)
     if not (request.state.grad and _records_graph(out)):
         return out, observer, False
     try:
@@ -136,7 +137,18 @@ def _trace(request: Request) -> tuple[Any, Observer, bool]:
     return out, observer, _same_types(out, again)
 
 
-def _trace_once(request: Request, state: TorchState, decisions: Decisions | None = None) -> tuple[Any, Observer]:
+def _trace_knowing(request: Request, decisions: Decisions | None = None) -> tuple[Any, Observer]:
+    """Run on fake tensors, with what has no shape in torch's own way: ctc_loss, x[i], and x[mask] of a known mask.
+
+    Nothing is known of what a function with side effects keeps: it may be something else in the next call.
+    """
+    with Replaced():
+        return _trace_once(request, request.state, decisions, None if request.ordered else Known())
+
+
+def _trace_once(
+    request: Request, state: TorchState, decisions: Decisions | None = None, known: Known | None = None
+) -> tuple[Any, Observer]:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, tracing(), state.applied():
         inputs = [
             torch.empty(shape, dtype=dtype, device=request.device)
@@ -144,8 +156,9 @@ def _trace_once(request: Request, state: TorchState, decisions: Decisions | None
         ]
         observer = Observer(inputs, mode, _write_refusal(request))
         answering = contextlib.nullcontext() if decisions is None else Answering(decisions)
-        with observer.watching(), routed() as observer.launches, answering:
+        with observer.watching(), routed() as observer.launches, answering, known or contextlib.nullcontext():
             out = request.call(*inputs)
+    observer.read = [] if known is None else known.read
     for number, leaf in enumerate(flatten_output(out)[0]):
         if isinstance(leaf, DeferredNumber):
             raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
@@ -163,8 +176,7 @@ def _infer_checking(request: Request, cause: Exception) -> Inference | None:
     if not isinstance(cause, DataDependentOutputException):
         return None
     try:
-        with Replaced():
-            out, observer = only_way(lambda decisions: _trace_once(request, request.state, decisions))
+        out, observer = only_way(lambda decisions: _trace_knowing(request, decisions))
     except Exception:  # noqa: BLE001  (then it is opaque, and running decides)
         return None
     if observer.inner_autograd:  # whose graphs are looked at where there are some
@@ -268,6 +280,7 @@ def _behaviour(request: Request, observer: Observer, opaque: str | None, without
         launches=next(iter([*observer.launches, *observer.operators_of_kernels]), None),
         runs_without_grad=without_grad,
         guards=training_guards(observer.modules),
+        read=tuple((weakref.ref(tensor), version_of(tensor)) for tensor in observer.read),
     )
 
 

@@ -72,6 +72,7 @@ class Observer:
         self.asserts = False
         self.keeps_inner_graph = False
         self.modules: list[torch.nn.Module] = []
+        self.read: list[torch.Tensor] = []  # closed-over tensors whose values were looked at
         self._inputs = [_storages(tensor) for tensor in inputs]
         self._keep: list[Any] = list(inputs)  # a storage's address may be reused once it is freed
         self._written: set[int] = set()
@@ -135,7 +136,7 @@ class Observer:
             self.unbatchable = str(fn)
         if fn._schema.name.endswith(FUSED):
             self.fused_norm = str(fn)
-        for tensor in _written_tensors(fn, args, kwargs):
+        for tensor in written_tensors(fn, args, kwargs):
             self._keep.append(tensor)
             self._written |= _storages(tensor)
             written_to = self._describe_if_closed_over(tensor) if self._refuse_write is not None else None
@@ -159,7 +160,7 @@ class Observer:
         Fake mode would run it for real if it meets no fake tensor, and change a module's buffers.
         """
         mode = self._fake_mode
-        if mode is None or not any(not isinstance(t, FakeTensor) for t in _written_tensors(fn, args, kwargs)):
+        if mode is None or not any(not isinstance(t, FakeTensor) for t in written_tensors(fn, args, kwargs)):
             return args, kwargs
 
         def fake(leaf: Any) -> Any:
@@ -239,7 +240,8 @@ def draws(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
     return True
 
 
-def _written_tensors(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def written_tensors(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The arguments that an operator writes to."""
     written = []
     for position, argument in enumerate(fn._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

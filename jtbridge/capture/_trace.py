@@ -3,7 +3,8 @@
 What is known of a node besides its operator is in ``node.meta["custom"]``, which torch keeps when a graph is traced
 again: ``module`` (the path of the module it ran in), ``line`` (file and line of the user's code), ``backward`` (it
 computes the gradient of what ran there) and ``draw`` (which draw of the function a random operator is, as a tuple: the
-same in the forward and in its recomputation); ``launch`` is the launch of a Triton kernel.
+same in the forward and in its recomputation); ``launch`` is the launch of a Triton kernel. A graph's own
+``meta["read"]`` are the closed-over tensors whose values it depends on though it may not hold them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from jtbridge.launches import deferring_numbers, launch_of, launch_operator, rou
 
 from ._branches import Decisions, traced_both_ways
 from ._closed_over import OnCpu, may_be_on_gpu, with_closed_over
+from ._known import Known
 from ._replaced import Replaced
 from ._statistics import keep_statistics_wide
 from .chains import Chains
@@ -73,7 +75,8 @@ def _trace_one_way(
     decisions: Decisions | None,
     chains: Chains | None,
 ) -> fx.GraphModule:
-    on_cpu = decisions is not None and may_be_on_gpu()
+    on_cpu = OnCpu() if decisions is not None and may_be_on_gpu() else None
+    known = Known() if on_cpu is None else Known(on_cpu.stands_for)
     with (
         tracing(),
         _rng.tracing(),
@@ -82,13 +85,14 @@ def _trace_one_way(
         _without_fast_paths(),
         routed(),
         contextlib.nullcontext() if decisions is None else Replaced(),
-        OnCpu() if on_cpu else contextlib.nullcontext(),
+        on_cpu or contextlib.nullcontext(),
     ):
         torch.default_generator.manual_seed(0)
-        module = trace_joint(_noted(fn, decisions, chains), tensors)
-    if on_cpu:
+        module = trace_joint(_noted(fn, decisions, chains, known), tensors)
+    if on_cpu is not None:
         with_closed_over(module)
     if decisions is not None:
+        module.meta["read"] = known.read
         keep_statistics_wide(module.graph)
     for detaching in _DETACHING:
         for node in module.graph.find_nodes(op="call_function", target=detaching):
@@ -113,12 +117,14 @@ def origin(node: fx.Node) -> dict[str, Any]:
 
 
 def _noted(
-    fn: Callable[..., Sequence[Any]], decisions: Decisions | None, chains: Chains | None
+    fn: Callable[..., Sequence[Any]], decisions: Decisions | None, chains: Chains | None, known: Known
 ) -> Callable[..., Sequence[Any]]:
     def run(*tensors: torch.Tensor) -> Sequence[Any]:
         modules = _ModulePaths()
+        # A function that is called reads what it closes over every time: its graphs hold no values of that.
+        knowing = contextlib.nullcontext() if decisions is None else known
         trail = contextlib.nullcontext() if chains is None else chains.trail()
-        with modules.followed(), _Notes(modules, decisions), trail:
+        with modules.followed(), _Notes(modules, decisions), knowing, trail:
             results = fn(*tensors)
         return results if decisions is None else [*results, *decisions.conditions]
 

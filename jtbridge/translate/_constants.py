@@ -15,9 +15,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from jtbridge._convert import to_jax
 from jtbridge._dtypes import numpy_dtype
 from jtbridge._flat import ArrayType, FlatFunction
-from jtbridge._host import to_numpy
 from jtbridge._signature import closed_over
-from jtbridge.capture import all_constants, large_constants, lift_constants, with_places_for
+from jtbridge._torch_state import version_of
+from jtbridge.capture import large_constants, lift_constants, read_constants, with_places_for
 from jtbridge.errors import TranslationError
 
 from ._program import graph_of, precision
@@ -35,7 +35,7 @@ class Surroundings:
     def __init__(self, fn: Callable[..., Any], flat: FlatFunction, constants: Sequence[torch.Tensor]):
         self._fn = fn
         self._modules = [ref for ref, _ in flat.behaviour.guards]
-        self._versions = [(weakref.ref(tensor), _state(tensor)) for tensor in constants]
+        self._versions = [(weakref.ref(tensor), version_of(tensor)) for tensor in constants]
         self._seen = [weakref.ref(value) for value in self._now()]
 
     def hold(self) -> bool:
@@ -44,7 +44,7 @@ class Surroundings:
         return (
             len(now) == len(self._seen)
             and all(ref() is value for ref, value in zip(self._seen, now, strict=True))
-            and all((tensor := ref()) is None or _state(tensor) == was for ref, was in self._versions)
+            and all((tensor := ref()) is None or version_of(tensor) == was for ref, was in self._versions)
         )
 
     def _now(self) -> list[Any]:
@@ -68,7 +68,7 @@ def with_constants(flat: FlatFunction, fn: Callable[..., Any]) -> FlatFunction:
             [(flat, kernels, precision(flat)) for kernels in (False, True)], error.with_traceback(None)
         )
         return flat
-    surroundings = Surroundings(fn, flat, all_constants(module))
+    surroundings = Surroundings(fn, flat, read_constants(module))
     constants = large_constants(module)
     types = tuple(ArrayType(tuple(t.shape), np.dtype(numpy_dtype(t.dtype, "a constant"))) for t in constants)
     first = flat.first_constant
@@ -79,14 +79,9 @@ def with_constants(flat: FlatFunction, fn: Callable[..., Any]) -> FlatFunction:
     return lifted
 
 
-def _state(tensor: torch.Tensor) -> int:
-    """What changes when a tensor is written to: of one made in inference mode, which counts no writes, its values."""
-    return hash(to_numpy(tensor.cpu()).tobytes()) if tensor.is_inference() else tensor._version
-
-
 def constant_array(tensor: torch.Tensor) -> jax.Array:
     """A closed-over tensor as an array, copied once for as long as it is not written to."""
-    known, state = _ARRAYS.get(tensor), _state(tensor)
+    known, state = _ARRAYS.get(tensor), version_of(tensor)
     if known is None or known[0] != state:
         with jax.ensure_compile_time_eval():
             known = (state, to_jax(tensor if jax.default_backend() == "gpu" else tensor.cpu()))

@@ -126,3 +126,15 @@ def test_autocast_of_a_gpu_is_not_that_of_a_cpu(there: list[torch.Tensor]):
 
     with pytest.raises(TranslationError, match="autocast for CUDA"):
         jtbridge.wrap(half, backend="xla")(X)
+
+
+def test_a_mask_on_a_gpu_is_known(there: list[torch.Tensor]):
+    mask = torch.arange(40) % 3 == 0
+    there.append(mask)
+    f = jtbridge.wrap(lambda x: x[:, mask] * int(mask.sum()), backend="xla")
+    np.testing.assert_array_equal(f(X), X[:, ::3] * 14)
+    np.testing.assert_array_equal(
+        jax.grad(lambda x: f(x).sum())(X), np.where(np.arange(40) % 3, 0, 14 * np.ones((5, 1)))
+    )
+    mask[1] = True
+    assert f(X).shape == (5, 15)

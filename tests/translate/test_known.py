@@ -1,0 +1,256 @@
+"""What depends on values that come from constants alone is translated, and nothing else is taken for such."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+from jtbridge import errors
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
+MASK = torch.tensor([[True, False, True], [False, True, True]])
+SIZES = torch.tensor([2, 3])
+
+
+def number_of_closed_over(x):
+    return x.reshape(int(torch.prod(SIZES))) * SIZES.sum().item()
+
+
+def number_of_literal(x):
+    return torch.stack([part.sum() for part in x.flatten()[:5].split(torch.tensor([2, 3]).tolist())])
+
+
+def mask_closed_over(x):
+    return x[MASK]
+
+
+def mask_of_rows(x):
+    return x[MASK[:, 0]].sum(0)
+
+
+def mask_beside_index(x):
+    return x[MASK[:, 0], torch.tensor([2])]
+
+
+def mask_of_factory(x):
+    return x[torch.triu(torch.ones(2, 3)).bool()]
+
+
+def selected(x):
+    return x.masked_select(MASK[0]) + x.masked_select(MASK)[:4]
+
+
+def positions(x):
+    i, j = torch.where(MASK)
+    steps = torch.nonzero(MASK)
+    steps += 1
+    return x[i, j] * int(steps.sum())
+
+
+def distinct(x):
+    values, counts = torch.unique(SIZES.repeat(2), return_counts=True)
+    return values + counts * x.sum()
+
+
+def repeated(x):
+    return x.repeat_interleave(SIZES, 0)
+
+
+def put_back(x):
+    y = torch.zeros(2, 3)
+    y[MASK] = x[MASK] * 3
+    return y
+
+
+def put_beside_index(x):
+    y = x.clone()
+    y[MASK[:, 1], torch.tensor([2])] = 7.0
+    return y
+
+
+def in_batches(x):
+    return torch.func.vmap(lambda row: row[MASK[0]])(x)
+
+
+def branch(x):
+    return x.sin() if SIZES.sum() > 4 and torch.arange(3).sum() == 3 else x
+
+
+def written_by_elements(x):
+    n = torch.zeros(6, dtype=torch.bool)
+    n[[1, 4]] = True
+    return x.flatten()[n]
+
+
+def written_by_views(x):
+    n = torch.zeros(2, 3)
+    row = n[0]
+    before = row + 1
+    row.fill_(2)
+    n[1, 1] = 5
+    return x[n > 0] * before.sum().item() * int(row.sum())
+
+
+def written_in_turn(x):
+    n = torch.arange(6)
+    n.add_(1).mul_(2)
+    copied = n.clone()
+    n.sub_(n.sum())
+    return x.flatten()[copied > 4] * int(n.sum())
+
+
+def written_transposed(x):
+    n = torch.zeros(2, 3)
+    n.t()[2, 0] = 4.0
+    return x * int(n[0, 2])
+
+
+def written_after_it_was_read(x):
+    n = torch.zeros(3)
+    more = n + 1
+    n.copy_(x[0])
+    return x * int(more.sum()) + n
+
+
+TRANSLATED = [
+    number_of_closed_over,
+    number_of_literal,
+    mask_closed_over,
+    mask_of_rows,
+    mask_beside_index,
+    mask_of_factory,
+    selected,
+    positions,
+    distinct,
+    repeated,
+    put_back,
+    put_beside_index,
+    in_batches,
+    branch,
+    written_by_elements,
+    written_by_views,
+    written_in_turn,
+    written_transposed,
+    written_after_it_was_read,
+]
+
+
+def of_torch(f, x):
+    tensor = torch.tensor(x, requires_grad=True)
+    result = f(tensor)
+    (gradient,) = torch.autograd.grad(torch.sin(result).sum(), tensor)
+    return result.detach().numpy(), gradient.numpy()
+
+
+@pytest.mark.parametrize("f", TRANSLATED)
+def test_values_gradients_and_batches(f):
+    wrapped = jtbridge.wrap(f)
+    explained = jtbridge.explain(wrapped, X)
+    assert (explained.backend, explained.gradient) == ("xla", "xla")
+
+    def loss(x):
+        return jnp.sin(wrapped(x)).sum()
+
+    want, gradient = of_torch(f, X)
+    got = jax.jit(wrapped)(X)
+    assert got.shape == want.shape
+    assert got.dtype == want.dtype
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(loss)(X), gradient, rtol=1e-5)
+    rows = np.stack([X, 2 * X + 1])
+    np.testing.assert_allclose(jax.vmap(wrapped)(rows), [of_torch(f, row)[0] for row in rows], rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(jax.grad(loss))(rows), [of_torch(f, row)[1] for row in rows], rtol=1e-5)
+
+
+@pytest.mark.parametrize("f", TRANSLATED)
+def test_called_they_are_differentiated_too(f):
+    wrapped = jtbridge.wrap(f, backend="dlpack")
+    want, gradient = of_torch(f, X)
+    np.testing.assert_allclose(jax.jit(wrapped)(X), want, rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(lambda x: jnp.sin(wrapped(x)).sum())(X), gradient, rtol=1e-5)
+
+
+def of_its_argument(x):
+    return x[x > 0]
+
+
+def of_what_was_written(x):
+    n = torch.zeros(2, 3)
+    n[0] = x[0]
+    return x[n > 0]
+
+
+def of_a_view_of_what_was_written(x):
+    n = torch.zeros(2, 3)
+    row = n[0]
+    n.copy_(x)
+    return x[:, row > 0]
+
+
+@pytest.mark.parametrize("f", [of_its_argument, of_what_was_written, of_a_view_of_what_was_written])
+def test_a_shape_that_depends_on_arguments_is_refused(f):
+    with pytest.raises(errors.DataDependentShapeError, match=r"depends on the values of its arguments"):
+        jtbridge.wrap(f)(X)
+
+
+def of_memory_without_values(x):
+    return x * int((torch.empty(3) * 0).isnan().sum() >= 0)
+
+
+def of_memory_seen_as_another_dtype(x):
+    n = torch.zeros(4, dtype=torch.int32)
+    n.view(torch.float32)[0] = 1.0
+    return x * int(n.sum() > 0)
+
+
+def of_written_and_filled(x):
+    n = torch.zeros(3)
+    n.copy_(x[0])
+    n.fill_(2.0)
+    return x * int(n.sum())
+
+
+@pytest.mark.parametrize("f", [of_memory_without_values, of_memory_seen_as_another_dtype, of_written_and_filled])
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+def test_what_cannot_be_told_is_left_to_torch(f):
+    wrapped = jtbridge.wrap(f)
+    assert jtbridge.explain(wrapped, X).backend == "dlpack"
+    np.testing.assert_allclose(wrapped(X), f(torch.tensor(X)))
+
+
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+def test_a_constant_that_is_written_to_is_read_again(backend):
+    mask = torch.tensor([True, False, True])
+    f = jtbridge.wrap(lambda x: x[:, mask] * int(mask.sum()), backend=backend)
+    np.testing.assert_array_equal(f(X), X[:, [0, 2]] * 2)
+    mask[1] = True
+    np.testing.assert_array_equal(f(X), X * 3)
+    with torch.inference_mode():
+        other = torch.tensor([True, True, False])
+    g = jtbridge.wrap(lambda x: x[:, other], backend=backend)
+    np.testing.assert_array_equal(g(X), X[:, :2])
+    with torch.inference_mode():
+        other[:] = torch.tensor([False, False, True])
+    np.testing.assert_array_equal(g(X), X[:, 2:])
+
+
+def test_a_buffer_of_a_module():
+    class Chosen(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mask", torch.tensor([True, False, True]))
+            self.linear = torch.nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.linear(x[:, self.mask])
+
+    module = Chosen()
+    f = jtbridge.wrap(module)
+    assert jtbridge.explain(f, X).backend == "xla"
+    np.testing.assert_allclose(f(X), module(torch.tensor(X)).detach(), rtol=1e-5)
+    module.mask = torch.tensor([False, True, True])
+    np.testing.assert_allclose(f(X), module(torch.tensor(X)).detach(), rtol=1e-5)
