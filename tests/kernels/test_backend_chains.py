@@ -63,12 +63,22 @@ def of_neighbours_in_float32(q, k, cos, sin):
     return q.sum(1) + k.sum(1)
 
 
+def of_complex_numbers(q, k, cos, sin):
+    """As Llama 4 has it, of tokens before heads."""
+    angles = torch.complex(cos.float(), sin.float())[:, :, None, ::2]
+    q, k = (x.transpose(1, 2).contiguous() for x in (q, k))
+    pairs = (torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) for x in (q, k))
+    q, k = (torch.view_as_real(z * angles).flatten(3).type_as(q) for z in pairs)
+    return q.sum(2) + k.sum(2)
+
+
 ROPE_ARGUMENTS = normal(2, 4, 5, 8), normal(2, 2, 5, 8, seed=1), normal(2, 5, 8, seed=2), normal(2, 5, 8, seed=3)
 CASES = [
     (of_unscaled_norms, (X,), (0,), {"norm_forward": 2, "norm_backward": 2}),
     (of_centered_norms, (X, normal(6, seed=1)), (0, 1), {"norm_forward": 1, "norm_backward": 1}),
     (of_tokens_first, ROPE_ARGUMENTS, (0, 1, 2, 3), {"rope_rotate": 4}),
     (of_neighbours, ROPE_ARGUMENTS, (0, 1, 2, 3), {"rope_rotate": 4}),
+    (of_complex_numbers, ROPE_ARGUMENTS, (0, 1, 2, 3), {"rope_rotate": 4}),
     (of_neighbours_in_float32, ROPE_ARGUMENTS, (0, 1), {"rope_rotate": 4}),
 ]
 

@@ -1,7 +1,8 @@
 """Rotary position embedding: ``x * cos + turned(x) * sin``.
 
 Halves are turned, ``turned((a, b)) = (-b, a)``, or neighbours, each of an even and the next odd place. Models compute
-it in the precision of x, so that each product is rounded, or in float32, rounded once.
+it in the precision of x, so that each product is rounded, or in float32, rounded once. Llama 4 has neighbours as
+complex numbers, and their product with ``cos + i sin``.
 
 Its derivative by x is the same with the other sign, so that one operator, which may be transposed, is its own gradient.
 """
@@ -118,6 +119,44 @@ def in_float32(look: Look, out: torch.Tensor, total: Any) -> Match:
     return lambda: rope(x, cos, sin, False, interleaved, False, factor is not inner)
 
 
+def complex_in_float32(look: Look, out: torch.Tensor, *flattened: Any) -> Match:
+    """Neighbours as complex numbers. Of half precision it would be but a part."""
+    inner, angles = _of_complex(look, *flattened)
+    look.demand(look.unwidened(inner) is inner)
+    return _rotated(look, inner, angles)
+
+
+def complex_rounded(look: Look, out: torch.Tensor, flat: Any) -> Match:
+    """The same of half precision."""
+    inner, angles = _of_complex(look, *look(flat, "flatten"))
+    x = look.unwidened(inner)
+    look.demand(out.dtype is x.dtype)
+    return _rotated(look, x, angles)
+
+
+def _of_complex(look: Look, pairs: Any, first_dim: Any, last_dim: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of ``view_as_real(view_as_complex(x in pairs) * angles)`` the x, in float32, and the angles."""
+    look.demand(first_dim in (-2, 3) and last_dim in (-1, 4))
+    (product,) = look(pairs, "view_as_real")
+    rotated, angles = _ordered(look, product, lambda value: look.sees(value, "view_as_complex"))
+    (split,) = look(rotated, "view_as_complex")
+    x, *_ = look(split, "view")
+    look.demand(x.dim() == 4 and x.dtype is split.dtype is torch.float32)
+    look.demand(split.shape == (*x.shape[:-1], x.shape[-1] // 2, 2))
+    return x, angles
+
+
+def _rotated(look: Look, x: torch.Tensor, angles: Any) -> Match:
+    look.demand(isinstance(angles, torch.Tensor) and angles.dtype is torch.complex64)
+    look.demand(x.dtype in FLOATS and x.numel() > 0 and _is_of_tokens(x, angles.shape, x.shape[-1] // 2))
+
+    def operator() -> torch.Tensor:
+        cos, sin = (part.repeat_interleave(2, -1) for part in torch.view_as_real(angles).unbind(-1))
+        return rope(x, cos, sin, False, True, False, False)
+
+    return operator
+
+
 def _sum(look: Look, total: Any) -> tuple[Any, torch.Tensor, Any]:
     """The product with cos; what was turned, and may be converted; and sin."""
     for plain, turned in look.both_ways(total, "add"):
@@ -168,10 +207,14 @@ def _are_angles(x: torch.Tensor, cos: Any, sin: Any) -> bool:
     """Whether cos and sin are the same for all heads, which are one of the dimensions in the middle."""
     if not (isinstance(cos, torch.Tensor) and isinstance(sin, torch.Tensor)):
         return False
-    batch, one, other, d = x.shape
-    shapes = [(rows, *middle, d) for rows in (batch, 1) for middle in ((1, other), (one, 1))]
     floats = x.dtype in FLOATS and cos.dtype in FLOATS and sin.dtype in FLOATS
-    return floats and x.numel() > 0 and cos.shape == sin.shape and tuple(cos.shape) in shapes
+    return floats and x.numel() > 0 and cos.shape == sin.shape and _is_of_tokens(x, cos.shape, x.shape[-1])
+
+
+def _is_of_tokens(x: torch.Tensor, shape: Sequence[int], last: int) -> bool:
+    """Whether this is a shape of angles, so many for each token."""
+    batch, one, other, _ = x.shape
+    return tuple(shape) in [(rows, *middle, last) for rows in (batch, 1) for middle in ((1, other), (one, 1))]
 
 
 def _is_slice(index: Any, starts: Sequence[Any], stops: Sequence[Any], steps: Sequence[Any]) -> bool:

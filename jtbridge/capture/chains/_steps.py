@@ -158,6 +158,8 @@ _FUNCTIONS: Sequence[tuple[str, Callable[..., tuple[Any, ...]], Sequence[Callabl
     ("cat", _cat, (torch.cat,)),
     ("stack", _cat, (torch.stack,)),
     ("flatten", _flatten, (_T.flatten, torch.flatten)),
+    ("view_as_complex", _one, (torch.view_as_complex,)),
+    ("view_as_real", _one, (torch.view_as_real,)),
     ("getitem", _two, (_T.__getitem__,)),
     ("silu", _silu, (F.silu,)),
     ("gelu", _gelu, (F.gelu,)),

@@ -34,7 +34,14 @@ _ENDS: dict[str, tuple[Callable[..., Match], ...]] = {
         _gated.product,
     ),
     "add": (_rope.embedded,),
-    "cast": (_centered_norm.rounded, _rms_norm.rounded_last, _rms_norm.unscaled_rounded, _rope.in_float32),
+    "flatten": (_rope.complex_in_float32,),
+    "cast": (
+        _centered_norm.rounded,
+        _rms_norm.rounded_last,
+        _rms_norm.unscaled_rounded,
+        _rope.in_float32,
+        _rope.complex_rounded,
+    ),
 }
 # Functions of torch that are a chain by themselves, by their arguments.
 _WHOLE: dict[Any, Callable[..., Match]] = {

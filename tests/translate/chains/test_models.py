@@ -45,7 +45,7 @@ MODELS: dict[str, tuple[dict[str, Any], int, int, int, int]] = {
     "Gemma2": (GROUPED, 4, 1, 1, 2),
     "Gemma3Text": (GROUPED, 6, 1, 1, 2),
     "Gemma4Text": (GROUPED | OF_GEMMA4, 7, 2, 2, 2),
-    "Llama4Text": (GROUPED | {"intermediate_size_mlp": 48, "attention_chunk_size": 16, "moe_layers": []}, 2, 1, 1, 0),
+    "Llama4Text": (GROUPED | {"intermediate_size_mlp": 48, "attention_chunk_size": 16, "moe_layers": []}, 2, 1, 1, 2),
     "GPTNeoX": ({}, 0, 0, 0, 2),
     "Phi": ({}, 0, 0, 0, 2),
     # Their rotations are of neighbours: in a part of the dimensions, and in float32.

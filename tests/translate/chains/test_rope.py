@@ -114,7 +114,25 @@ def in_float32(q, k, cos, sin):
     return tuple((x.float() * cos + rotate_half(x.float()) * sin).type_as(x) for x in (q, k))
 
 
+def in_pairs(x):
+    return torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+
+
+def llama4(q, k, cos, sin):
+    """Of complex numbers, of [batch, tokens, heads, d]."""
+    angles = torch.complex(cos.float(), sin.float())[..., :4]
+    q, k = (x.transpose(1, 2).contiguous() for x in (q, k))
+    return tuple(torch.view_as_real(in_pairs(x) * angles[:, :, None, :]).flatten(3).type_as(x) for x in (q, k))
+
+
+def heads_of_complex(q, k, cos, sin):
+    """Of [batch, heads, tokens, d], as DeepSeek V2 has it."""
+    angles = torch.complex(cos.float(), sin.float())[:, None, :, ::2]
+    return tuple(torch.view_as_real(angles * in_pairs(x)).flatten(-2).to(x.dtype) for x in (q, k))
+
+
 CHAINS = [llama, gpt_neox, other_order, of_angles, tokens_first, glm, gptj, cohere, ernie, in_float32]
+CHAINS += [llama4, heads_of_complex]
 chains = pytest.mark.parametrize("chain", CHAINS)
 
 
@@ -239,10 +257,69 @@ def with_alpha(q, k, cos, sin):
     return torch.add(q * cos[:, None], rotate_half(q) * sin[:, None], alpha=2) + k.sum()
 
 
+def complex_sum(q, k, cos, sin):
+    angles = torch.complex(cos.float(), sin.float())[:, None, :, ::2]
+    return torch.view_as_real(in_pairs(q) + angles).flatten(3).type_as(q) + k.sum()
+
+
+def complex_conjugate(q, k, cos, sin):
+    angles = torch.complex(cos.float(), sin.float())[:, None, :, ::2]
+    return torch.view_as_real((in_pairs(q).conj() * angles).resolve_conj()).flatten(3).type_as(q) + k.sum()
+
+
+def complex_halves(q, k, cos, sin):
+    angles = torch.complex(cos.float(), sin.float())[:, None, :, ::2]
+    pairs = q.float().reshape(*q.shape[:-1], 2, -1).transpose(-1, -2).contiguous()
+    return torch.view_as_real(torch.view_as_complex(pairs) * angles).flatten(3).type_as(q) + k.sum()
+
+
+def complex_of_heads(q, k, cos, sin):
+    angles = torch.complex(cos.float(), sin.float())[:, None, :, ::2].expand(-1, 4, -1, -1)
+    return torch.view_as_real(in_pairs(q) * angles).flatten(3).type_as(q) + k.sum()
+
+
+def complex_by_real(q, k, cos, sin):
+    return torch.view_as_real(in_pairs(q) * cos.float()[:, None, :, ::2]).flatten(3).type_as(q) + k.sum()
+
+
+def complex_by_itself(q, k, cos, sin):
+    pairs = in_pairs(q)
+    return torch.view_as_real(pairs * pairs).flatten(3).type_as(q) + k.sum()
+
+
+def complex_flattened_elsewhere(q, k, cos, sin):
+    angles = torch.complex(cos.float(), sin.float())[:, None, :, ::2]
+    return torch.view_as_real(in_pairs(q) * angles).flatten(2, 3).type_as(q).sum(-2) + k.sum()
+
+
+def complex_product_used(q, k, cos, sin):
+    product = in_pairs(q) * torch.complex(cos.float(), sin.float())[:, None, :, ::2]
+    return torch.view_as_real(product).flatten(3).type_as(q), product.abs(), k
+
+
+def complex_of_other_rows(q, k, cos, sin):
+    """The pairs are of two rows each."""
+    x = q.transpose(2, 3).contiguous()
+    pairs = torch.view_as_complex(x.float().reshape(2, 4, 5, 4, 2))
+    return (
+        torch.view_as_real(pairs * torch.complex(cos.float(), sin.float())[:, None, :, ::2]).flatten(3).type_as(x)
+        + k.sum()
+    )
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "function",
     [
+        complex_sum,
+        complex_conjugate,
+        complex_halves,
+        complex_of_heads,
+        complex_by_real,
+        complex_by_itself,
+        complex_flattened_elsewhere,
+        complex_product_used,
+        complex_of_other_rows,
         turned_the_other_way,
         of_unequal_parts,
         of_another,
@@ -282,6 +359,11 @@ def of_two_conversions(q, k, cos, sin):
     return (q.float() * cos[:, None] + rotate_half((q * 1).float()) * sin[:, None]).to(q.dtype), k
 
 
+def complex_stays_in_float32(q, k, cos, sin):
+    angles = torch.complex(cos.float(), sin.float())[:, None, :, ::2]
+    return torch.view_as_real(in_pairs(q) * angles).flatten(3), k
+
+
 def turned_is_used_in_float32(q, k, cos, sin):
     turned = rotate_neighbours(q).float()
     return (q.float() * cos[:, None] + turned * sin[:, None]).to(q.dtype), turned.sin(), k
@@ -289,7 +371,14 @@ def turned_is_used_in_float32(q, k, cos, sin):
 
 @pytest.mark.parametrize(
     "function",
-    [sum_is_used, rounded_elsewhere, half_of_it_in_float32, of_two_conversions, turned_is_used_in_float32],
+    [
+        sum_is_used,
+        rounded_elsewhere,
+        half_of_it_in_float32,
+        of_two_conversions,
+        turned_is_used_in_float32,
+        complex_stays_in_float32,
+    ],
 )
 def test_a_near_miss_in_float32_is_left_as_it_is(function):
     assert_left_alone(function, *arguments("bfloat16"))
