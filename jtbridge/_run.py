@@ -7,9 +7,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ._compat import FakeTensor
 from ._flat import Tensors, TorchFunction
-from .errors import JtbridgeError, TorchCallError
+from .errors import JtbridgeError, MutationError, TorchCallError
 
+KEPT = (
+    "A tensor is used that was kept while the function was traced, and that depends on the arguments it had then: "
+    "state from one call to the next, which a JAX program does not have. Return it, and pass it to the next call."
+)
 _SHOWN = 6  # arguments at either end of a long list
 
 
@@ -18,21 +23,32 @@ def runner(fn: TorchFunction) -> Callable[[Callable[[], Sequence[torch.Tensor]]]
 
     The tensors are made there too: one made in inference mode cannot be differentiated outside it.
     """
+    call = _with_values(fn)
     state = fn.state
     is_active = state.activity_check()
     only_grad_is_off = not state.grad and not state.inference
 
     def run(inputs: Callable[[], Sequence[torch.Tensor]]) -> Tensors:
         if is_active():
-            return fn(*inputs())
+            return call(*inputs())
         if only_grad_is_off:
             with torch.no_grad():
                 if is_active():
-                    return fn(*inputs())
+                    return call(*inputs())
         with state.applied():
-            return fn(*inputs())
+            return call(*inputs())
 
     return run
+
+
+def _with_values(fn: TorchFunction) -> Callable[..., Tensors]:
+    def call(*tensors: torch.Tensor) -> Tensors:
+        results = fn(*tensors)
+        if any(isinstance(result, FakeTensor) for result in results):
+            raise MutationError(KEPT)
+        return results
+
+    return call
 
 
 def as_call_error(fn: TorchFunction, error: BaseException) -> JtbridgeError:

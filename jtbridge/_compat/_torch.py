@@ -105,6 +105,18 @@ def storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def replace_fake(fake: FakeTensor, tensor: torch.Tensor) -> None:
+    """Have everybody who holds a fake tensor hold another tensor. Tried on torch 2.11 to 2.15.
+
+    `swap_tensors` is public, but refuses what weak references are held of, as fake modes do for as long as they live.
+
+    Raises:
+        RuntimeError: torch itself refers to it, for a view of it or a graph.
+    """
+    fake.fake_mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
+    torch.utils.swap_tensors(fake, tensor)
+
+
 def torch_pytree_node(cls: type) -> tuple[Callable, Callable] | None:
     """(flatten, unflatten) of a class that is registered as a torch pytree node, else None.
 

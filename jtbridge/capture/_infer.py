@@ -76,12 +76,11 @@ def infer(request: Request) -> Inference:
         return _as_declared(request.output_shapes, "its side effects are wanted, and its output shapes are given")
     request = _at_home(request, request.device)
     try:
-        request, (out, observer, without_grad) = _traced(request)
+        request, ((leaves, tree), observer, without_grad) = _traced(request)
     except (JtbridgeError, KeyboardInterrupt):
         raise
     except Exception as error:  # noqa: BLE001  (tracing fails in many ways, and running decides)
         return _infer_checking(request, error) or _infer_opaque(request, error)
-    leaves, tree = flatten_output(out)
     out_tree, out_types = _output_types(request, leaves, tree, opaque=False)
     if request.output_shapes is not None:
         declared_types, _ = _declared(request.output_shapes)
@@ -127,7 +126,7 @@ def _trace(request: Request) -> tuple[Any, Observer, bool]:
     try:
         out, observer = deferring_numbers(lambda: _trace_once(request, request.state))
     except (DynamicOutputShapeException, DataDependentOutputException):
-        out, observer = _trace_knowing(request)
+        out, observer = _trace_with_replacements(request)
     if not (request.state.grad and _records_graph(out)):
         return out, observer, False
     try:
@@ -137,29 +136,31 @@ def _trace(request: Request) -> tuple[Any, Observer, bool]:
     return out, observer, _same_types(out, again)
 
 
-def _trace_knowing(request: Request, decisions: Decisions | None = None) -> tuple[Any, Observer]:
-    """Run on fake tensors, with what has no shape in torch's own way: ctc_loss, x[i], and x[mask] of a known mask.
-
-    Nothing is known of what a function with side effects keeps: it may be something else in the next call.
-    """
+def _trace_with_replacements(request: Request, decisions: Decisions | None = None) -> tuple[Any, Observer]:
+    """Run on fake tensors, with functions of ours for what has no shape in torch's own way: ctc_loss, x[i]."""
     with Replaced():
-        return _trace_once(request, request.state, decisions, None if request.ordered else Known())
+        return _trace_once(request, request.state, decisions)
 
 
-def _trace_once(
-    request: Request, state: TorchState, decisions: Decisions | None = None, known: Known | None = None
-) -> tuple[Any, Observer]:
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, tracing(), state.applied():
-        inputs = [
-            torch.empty(shape, dtype=dtype, device=request.device)
-            for shape, dtype in zip(request.shapes, request.dtypes, strict=True)
-        ]
-        observer = Observer(inputs, mode, _write_refusal(request))
-        answering = contextlib.nullcontext() if decisions is None else Answering(decisions)
-        with observer.watching(), routed() as observer.launches, answering, known or contextlib.nullcontext():
-            out = request.call(*inputs)
-    observer.read = [] if known is None else known.read
-    for number, leaf in enumerate(flatten_output(out)[0]):
+def _trace_once(request: Request, state: TorchState, decisions: Decisions | None = None) -> tuple[Any, Observer]:
+    """Run on fake tensors: the leaves and the tree of the result, of which only types count, and what was observed."""
+    # Nothing is known of what a function with side effects keeps: it may be something else in the next call.
+    known = Known(answers=not request.ordered)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as known.mode, tracing(), state.applied():
+            inputs = [
+                torch.empty(shape, dtype=dtype, device=request.device)
+                for shape, dtype in zip(request.shapes, request.dtypes, strict=True)
+            ]
+            observer = Observer(inputs, known.mode, _write_refusal(request))
+            answering = contextlib.nullcontext() if decisions is None else Answering(decisions)
+            with observer.watching(), routed() as observer.launches, answering, known:
+                leaves, tree = flatten_output(request.call(*inputs))
+        leaves = [_type_of(leaf) for leaf in leaves]
+    finally:
+        known.settle()
+    observer.read = known.read
+    for number, leaf in enumerate(leaves):
         if isinstance(leaf, DeferredNumber):
             raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
         if isinstance(leaf, torch.Tensor) and leaf.device.type != request.device:
@@ -168,7 +169,16 @@ def _trace_once(
                 f"`{request.device}`. Make tensors inside the function on the device of its arguments "
                 "(`device=x.device`)."
             )
-    return out, observer
+    return (leaves, tree), observer
+
+
+def _type_of(leaf: Any) -> Any:
+    """A tensor of the same type, which belongs to no graph; anything else as it is."""
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+        return leaf
+    with FakeTensorMode():
+        made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+    return made.requires_grad_(leaf.requires_grad)
 
 
 def _infer_checking(request: Request, cause: Exception) -> Inference | None:
@@ -176,12 +186,11 @@ def _infer_checking(request: Request, cause: Exception) -> Inference | None:
     if not isinstance(cause, DataDependentOutputException):
         return None
     try:
-        out, observer = only_way(lambda decisions: _trace_knowing(request, decisions))
+        (leaves, tree), observer = only_way(lambda decisions: _trace_with_replacements(request, decisions))
     except Exception:  # noqa: BLE001  (then it is opaque, and running decides)
         return None
     if observer.inner_autograd:  # whose graphs are looked at where there are some
         return None
-    leaves, tree = flatten_output(out)
     out_tree, out_types = _output_types(request, leaves, tree, opaque=True)
     behaviour = _behaviour(request, observer, _reason(cause), False)
     return Inference(out_types, out_tree, dataclasses.replace(behaviour, only_checks=True))
@@ -308,13 +317,13 @@ def _declared(output_shapes: Any) -> tuple[tuple[ArrayType, ...], Any]:
 
 
 def _records_graph(out: Any) -> bool:
-    leaves, _ = flatten_output(out)
+    leaves, _ = out
     return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 def _same_types(a: Any, b: Any) -> bool:
     def types(out: Any) -> Any:
-        leaves, tree = flatten_output(out)
+        leaves, tree = out
         return tree, [(x.shape, x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves]
 
     return types(a) == types(b)

@@ -1,8 +1,9 @@
-"""Values that a function needs to go on, and that come from constants alone.
+"""Values that a function needs while it is traced, and that come from constants alone.
 
 The shape of ``x[mask]`` depends on values, and ``n.item()`` is one. Where `mask` and `n` come from tensors that the
 function closes over, or from factories such as ``torch.arange``, they are the same in every call: they are computed
-while it is traced, and what needed them has a shape.
+while it is traced, and what needed them has a shape. So is what a function keeps for later calls, in an attribute of a
+module or by ``functools.cache``: what it made while it was traced has no values, and gets them when that is over.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ import jax
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from jtbridge._compat import FakeTensor, OpOverload, TorchDispatchMode, outside_modes, storage_id
+from jtbridge._compat import FakeTensor, OpOverload, TorchDispatchMode, outside_modes, replace_fake, storage_id
+from jtbridge._run import KEPT
+from jtbridge.errors import MutationError
 
 from ._observe import written_tensors
 
 _aten = torch.ops.aten
 _NEEDS_VALUES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _PUTS = frozenset({_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default})
+# What these give does not depend on the values of their first argument.
+_LIKES = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,31 +37,75 @@ class _Made:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: int | None  # which of several
+    storages: frozenset[int]  # of its arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class _Held:
+    """A tensor without the tensor: by the number of how it was made, or by where it lies in memory that is known."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    number: int | None = None
+    memory: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _ClosedOver:
+    tensor: torch.Tensor
+    device: torch.device
+
+
+@dataclasses.dataclass(frozen=True)
+class _Like:
+    """A tensor of which only the type counts."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
 
 
 class Known(TorchDispatchMode):
     """While it is active, what needs values that come from constants gets them.
 
     Args:
+        answers: whether it does; else values are only known for what is kept.
         stands_for: the closed-over tensor that a tensor stands for, if it does.
 
     Attributes:
         read: the closed-over tensors whose values were looked at.
+        mode: the fake mode of the tensors; those of another one were kept from another trace.
     """
 
-    def __init__(self, stands_for: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: None):
+    def __init__(
+        self,
+        *,
+        answers: bool = True,
+        stands_for: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: None,
+    ):
         super().__init__()
         self.read: list[torch.Tensor] = []
+        self.mode: Any = None
+        self._answers = answers
         self._stands_for = stands_for
-        self._made = WeakTensorKeyDictionary()  # tensor -> how it was made, or its value
+        self._numbers = WeakTensorKeyDictionary()  # tensor -> number of how it was made; None if it is not known
+        self._made: list[_Made | torch.Tensor] = []  # or its value
         # By storage, which lives as long as the tensor: what is in those that were written to, None if it is not known.
-        self._memory: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self._memory: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _PUTS and sum(i is not None for i in args[1]) > 1 and self._can_be_positions(args[1]):
+        tensors = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        for tensor in tensors:
+            if isinstance(tensor, FakeTensor):
+                self.mode = self.mode or tensor.fake_mode
+                if tensor.fake_mode is not self.mode:
+                    raise MutationError(KEPT)
+        if self._answers and func in _PUTS and sum(i is not None for i in args[1]) > 1 and self._are_masks(args[1]):
             args = (args[0], self._without_masks(args[1]), *args[2:])
-        if any(tag in func.tags for tag in _NEEDS_VALUES):
+        if self._answers and any(tag in func.tags for tag in _NEEDS_VALUES):
             found = self._by_values(func, args, kwargs)
             if found is not NotImplemented:
                 return found
@@ -64,30 +113,39 @@ class Known(TorchDispatchMode):
         if written:
             self._write(func, args, kwargs, written)
         out = func(*args, **kwargs)
-        if not written and _is_function(func) and self._knows_all((args, kwargs)):
-            self._note(func, args, kwargs, out)
+        self._note(func, args, kwargs, out, tensors, changes=bool(written))
         return out
+
+    def _note(
+        self, func: OpOverload, args: tuple, kwargs: dict[str, Any], out: Any, tensors: Sequence[Any], *, changes: bool
+    ) -> None:
+        known = not changes and _is_function(func)
+        if known and func._schema.name.removeprefix("aten::") in _LIKES and not _symbolic((args, kwargs)):
+            args, tensors = (_like(args[0]), *args[1:]), ()
+        elif known:
+            known = self._knows_all((args, kwargs))
+        storages = frozenset(storage_id(tensor) for tensor in tensors) if known else frozenset()
+        if known:
+            args, kwargs = jax.tree.map(self._held, (args, kwargs))
+        for i, result in enumerate(out) if isinstance(out, tuple | list) else [(None, out)]:
+            if isinstance(result, FakeTensor) and result not in self._numbers:
+                self._numbers[result] = len(self._made) if known else None
+                if known:
+                    self._made.append(_Made(func, args, kwargs, i, storages))
 
     def _write(self, func: OpOverload, args: tuple, kwargs: dict[str, Any], written: Sequence[torch.Tensor]) -> None:
         """An operator is about to write: what it writes is known if all that it takes is."""
         if not all(isinstance(tensor, FakeTensor) for tensor in written):
-            self._made.clear()  # views of a closed-over tensor are not told by its storage
+            self._numbers = WeakTensorKeyDictionary()  # views of a closed-over tensor are not told by its storage
         storages = {storage_id(tensor) for tensor in written}
         with outside_modes(), torch.no_grad():
-            self._settle(storages)
+            for number, made in enumerate(self._made):  # of memory that will be something else
+                if isinstance(made, _Made) and made.storages & storages:
+                    self._made[number] = self._value_of(number, {})
             if _is_function(func) and self._knows_all((args, kwargs)) and all(map(self._in_memory, written)):
-                self._applied(func, args, kwargs, {})
+                self._applied(func, *jax.tree.map(self._held, (args, kwargs)), values={})
                 return
         self._memory |= {storage_id(tensor): (tensor, None) for tensor in written}
-
-    def _settle(self, storages: set[int]) -> None:
-        """Compute now what is made of memory that will be something else."""
-        for tensor, made in list(self._made.items()):
-            if isinstance(made, _Made) and any(
-                isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and storage_id(leaf) in storages
-                for leaf in jax.tree.leaves((made.args, made.kwargs))
-            ):
-                self._made[tensor] = self._value(tensor, {})
 
     def _in_memory(self, tensor: torch.Tensor) -> bool:
         """Have all that lies behind a tensor in memory of its own, to be written to; False if that cannot be."""
@@ -97,28 +155,24 @@ class Known(TorchDispatchMode):
             fills = whole.is_contiguous() and whole.numel() * whole.itemsize == tensor.untyped_storage().nbytes()
             if not (fills and isinstance(whole, FakeTensor) and whole.dtype == tensor.dtype and self._knows(whole)):
                 return False
-            self._memory[storage] = (tensor, self._value(whole, {}).clone().reshape(-1))
+            self._memory[storage] = (tensor, self._value(self._held(whole), {}).clone().reshape(-1))
         return self._knows(tensor)
-
-    def _note(self, func: OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-        for i, result in enumerate(out) if isinstance(out, tuple | list) else [(None, out)]:
-            if isinstance(result, torch.Tensor):
-                self._made[result] = _Made(func, args, kwargs, i)
 
     def _by_values(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         if func is _aten.index.Tensor:
             x, indices = args
-            return func(x, self._without_masks(indices)) if self._can_be_positions(indices) else NotImplemented
+            return func(x, self._without_masks(indices)) if self._are_masks(indices) else NotImplemented
         if func is _aten.masked_select.default and self._knows(args[1]):
             shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
             return _aten.index.Tensor(args[0].expand(shape), self._positions(args[1], shape)) if shape else args[0]
         if not self._knows_all((args, kwargs)):
             return NotImplemented
         with outside_modes(), torch.no_grad():
-            results = self._applied(func, args, kwargs, {})
+            results = self._applied(func, *jax.tree.map(self._held, (args, kwargs)), values={})
         return jax.tree.map(self._new, results)
 
-    def _can_be_positions(self, indices: Sequence[torch.Tensor | None]) -> bool:
+    def _are_masks(self, indices: Sequence[torch.Tensor | None]) -> bool:
+        """Whether some of the indices are masks, all of which are known."""
         masks = [index for index in indices if _is_mask(index)]
         return bool(masks) and all(mask.dim() and self._knows(mask) for mask in masks)  # type: ignore[union-attr]
 
@@ -131,7 +185,7 @@ class Known(TorchDispatchMode):
 
     def _positions(self, mask: torch.Tensor, shape: Sequence[int]) -> list[torch.Tensor]:
         with outside_modes(), torch.no_grad():
-            positions = self._value(mask, {}).expand(shape).nonzero().unbind(1)
+            positions = self._value(self._held(mask), {}).expand(shape).nonzero().unbind(1)
         return [self._new(position) for position in positions]
 
     def _new(self, value: Any) -> Any:
@@ -139,14 +193,14 @@ class Known(TorchDispatchMode):
         if not isinstance(value, torch.Tensor):
             return value
         tensor = _aten.lift_fresh_copy.default(value.contiguous())
-        self._made[tensor] = value
+        self._numbers[tensor] = len(self._made)
+        self._made.append(value)
         return tensor
 
     def _knows_all(self, tree: Any) -> bool:
-        leaves = jax.tree.leaves(tree)
-        if any(isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool) for leaf in leaves):
-            return False
-        return all(self._knows(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+        return not _symbolic(tree) and all(
+            self._knows(leaf) for leaf in jax.tree.leaves(tree) if isinstance(leaf, torch.Tensor)
+        )
 
     def _knows(self, tensor: torch.Tensor) -> bool:
         if tensor.layout is not torch.strided:
@@ -154,31 +208,116 @@ class Known(TorchDispatchMode):
         if storage_id(tensor) in self._memory:
             _, memory = self._memory[storage_id(tensor)]
             return memory is not None and memory.dtype == tensor.dtype and not (tensor.is_conj() or tensor.is_neg())
-        return not isinstance(tensor, FakeTensor) or tensor in self._made or self._stands_for(tensor) is not None
+        if not isinstance(tensor, FakeTensor) or self._stands_for(tensor) is not None:
+            return True
+        return self._numbers.get(tensor) is not None
 
-    def _value(self, tensor: torch.Tensor, values: dict[int, torch.Tensor]) -> torch.Tensor:
-        """The value of a tensor that is known; those that it takes are kept in `values`, by identity."""
-        _, memory = self._memory.get(storage_id(tensor), (None, None))
-        if memory is not None:
-            return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-        closed_over = self._stands_for(tensor) if isinstance(tensor, FakeTensor) else tensor
+    def _held(self, leaf: Any) -> Any:
+        """A tensor that is known as something that does not keep it alive; anything else as it is."""
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        closed_over = self._stands_for(leaf) if isinstance(leaf, FakeTensor) else leaf
         if closed_over is not None:
-            self.read.append(closed_over)
-            return closed_over.detach().to(tensor.device)
-        if id(tensor) not in values:
-            made = self._made[tensor]
+            return _ClosedOver(closed_over, leaf.device)
+        storage = storage_id(leaf)
+        place = {"memory": storage} if storage in self._memory else {"number": self._numbers[leaf]}
+        return _Held(tuple(leaf.shape), leaf.stride(), int(leaf.storage_offset()), **place)
+
+    def _value(self, held: Any, values: dict[int, torch.Tensor], *, graph: bool = False) -> Any:
+        """The value of what :meth:`_held` gives. Those of others that it takes are kept in `values`, by number."""
+        match held:
+            case _ClosedOver():
+                self.read.append(held.tensor)
+                return (held.tensor if graph else held.tensor.detach()).to(held.device)
+            case _Like():
+                return torch.empty_strided(held.shape, held.stride, dtype=held.dtype, device=held.device)
+            case _Held(memory=int() as storage):
+                memory = self._memory[storage][1]
+                return memory.as_strided(held.shape, held.stride, held.offset)  # type: ignore[union-attr]
+            case _Held(number=int() as number):
+                return self._value_of(number, values, graph=graph)
+        return held
+
+    def _value_of(self, number: int, values: dict[int, torch.Tensor], *, graph: bool = False) -> torch.Tensor:
+        if number not in values:
+            made = self._made[number]
             if isinstance(made, _Made):
-                results = self._applied(made.operator, made.args, made.kwargs, values)
+                results = self._applied(made.operator, made.args, made.kwargs, values=values, graph=graph)
                 made = results if made.result is None else results[made.result]
-            values[id(tensor)] = made
-        return values[id(tensor)]
+            values[number] = made
+        return values[number]
 
-    def _applied(self, func: OpOverload, args: tuple, kwargs: dict[str, Any], values: dict[int, torch.Tensor]) -> Any:
-        def value(leaf: Any) -> Any:
-            return self._value(leaf, values) if isinstance(leaf, torch.Tensor) else leaf
-
-        args, kwargs = jax.tree.map(value, (args, kwargs))
+    def _applied(
+        self,
+        func: OpOverload,
+        args: tuple,
+        kwargs: dict[str, Any],
+        *,
+        values: dict[int, torch.Tensor],
+        graph: bool = False,
+    ) -> Any:
+        args, kwargs = jax.tree.map(lambda held: self._value(held, values, graph=graph), (args, kwargs))
         return func(*args, **kwargs)
+
+    def settle(self) -> None:
+        """The trace is over: what the function kept of it gets its value, or is made to raise where it has none."""
+        self._memory = {storage: (None, memory) for storage, (_, memory) in self._memory.items()}
+        _replace(self._kept())
+
+    def _kept(self) -> list[tuple[FakeTensor, torch.Tensor]]:
+        """The tensors that are still alive, each with what it should be. Nothing here refers to them afterwards."""
+        alive = [tensor for tensor in self._numbers if tensor.layout is torch.strided]
+        held = [self._held(tensor) if self._knows(tensor) else None for tensor in alive]
+        self._numbers = WeakTensorKeyDictionary()
+        values: dict[bool, dict[int, torch.Tensor]] = {True: {}, False: {}}
+        kept = []
+        for tensor, place in zip(alive, held, strict=True):
+            graph = tensor.requires_grad
+            with outside_modes(), torch.set_grad_enabled(graph):
+                value = _unusable() if place is None else self._value(place, values[graph], graph=graph)
+            kept.append((tensor, value if place is None or graph else value.clone()))
+        return kept
+
+
+def _replace(pairs: list[tuple[FakeTensor, torch.Tensor]]) -> None:
+    """Put tensors in the place of others, as far as torch itself does not refer to those.
+
+    What was made of a tensor refers to it until it is replaced itself, and gone: the list is emptied.
+    """
+    failed = 0
+    while failed < len(pairs):
+        fake, tensor = pairs.pop(0)
+        try:
+            replace_fake(fake, tensor)
+            failed = 0
+        except RuntimeError:
+            pairs.append((fake, tensor))
+            failed += 1
+        del fake, tensor
+
+
+class _Unusable(torch.Tensor):
+    """What stands where a tensor without a value was kept."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise MutationError(KEPT)
+
+    __torch_dispatch__ = __torch_function__  # type: ignore[assignment]
+
+
+def _unusable() -> torch.Tensor:
+    return torch.Tensor._make_wrapper_subclass(_Unusable, (0,))  # type: ignore[attr-defined]
+
+
+def _like(tensor: torch.Tensor) -> _Like:
+    return _Like(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+
+
+def _symbolic(tree: Any) -> bool:
+    leaves = jax.tree.leaves(tree)
+    sizes = [size for leaf in leaves if isinstance(leaf, torch.Tensor) for size in leaf.shape]
+    return any(isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool) for leaf in (*leaves, *sizes))
 
 
 def _is_mask(index: torch.Tensor | None) -> bool:

@@ -76,7 +76,8 @@ def _trace_one_way(
     chains: Chains | None,
 ) -> fx.GraphModule:
     on_cpu = OnCpu() if decisions is not None and may_be_on_gpu() else None
-    known = Known() if on_cpu is None else Known(on_cpu.stands_for)
+    # A function that is called reads what it closes over every time: its graphs hold no values of that.
+    known = Known(answers=decisions is not None) if on_cpu is None else Known(stands_for=on_cpu.stands_for)
     with (
         tracing(),
         _rng.tracing(),
@@ -121,10 +122,8 @@ def _noted(
 ) -> Callable[..., Sequence[Any]]:
     def run(*tensors: torch.Tensor) -> Sequence[Any]:
         modules = _ModulePaths()
-        # A function that is called reads what it closes over every time: its graphs hold no values of that.
-        knowing = contextlib.nullcontext() if decisions is None else known
         trail = contextlib.nullcontext() if chains is None else chains.trail()
-        with modules.followed(), _Notes(modules, decisions), knowing, trail:
+        with modules.followed(), _Notes(modules, decisions), known, trail:
             results = fn(*tensors)
         return results if decisions is None else [*results, *decisions.conditions]
 

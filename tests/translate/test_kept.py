@@ -1,0 +1,148 @@
+"""What a function keeps from one call to the next: constants are kept as they are, and state is refused."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+from jtbridge.errors import MutationError
+
+X = jnp.asarray([1.0, 2.0, 4.0])
+
+
+@pytest.fixture(params=["auto", "dlpack", "callback"])
+def backend(request):
+    return request.param
+
+
+class Lazy(torch.nn.Module):
+    """Makes what it needs when it is called first."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(3.0))
+        self.positions = self.ones = self.scaled = None
+        self.register_buffer("table", None)
+
+    def forward(self, x):
+        if self.positions is None:
+            self.positions = torch.arange(3.0) + 1
+            self.positions[0] = 5
+            self.table = torch.outer(self.positions, self.positions)
+            self.ones = [torch.ones_like(x) * 2]
+            self.scaled = self.weight * self.positions
+        return x * self.positions + self.table[1] * self.ones[0] + self.scaled
+
+
+def test_a_module_that_keeps_constants(backend):
+    module, other = Lazy(), Lazy()
+    f = jtbridge.wrap(module, backend=backend)
+    want = other(torch.tensor(np.asarray(X))).detach().numpy()
+    for _ in range(2):
+        np.testing.assert_allclose(f(X), want, rtol=1e-6)
+        np.testing.assert_allclose(jax.jit(f)(X), want, rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(X), other.positions.numpy())
+    np.testing.assert_allclose(jax.vmap(f)(jnp.stack([X, X])), [want, want], rtol=1e-6)
+    for name in ("positions", "table", "scaled"):
+        torch.testing.assert_close(getattr(module, name), getattr(other, name))
+        assert type(getattr(module, name)) is torch.Tensor
+    torch.testing.assert_close(module.ones, other.ones)
+    # What it keeps of a weight is still differentiated.
+    module(torch.ones(3)).sum().backward()
+    assert module.weight.grad == other.positions.sum()
+
+
+def test_a_function_with_a_cache(backend):
+    @functools.cache
+    def grid(n):
+        return torch.linspace(0, 1, n)
+
+    f = jtbridge.wrap(lambda x: x * grid(3), backend=backend)
+    want = np.asarray(X) * np.float32([0, 0.5, 1])
+    np.testing.assert_allclose(f(X), want)
+    np.testing.assert_allclose(jax.hessian(lambda x: (f(x) ** 2).sum())(X), np.diag([0, 0.5, 2]))
+    assert type(grid(3)) is torch.Tensor
+    np.testing.assert_allclose(f(X), want)
+
+
+def test_a_cache_that_a_backward_fills(backend):
+    @functools.cache
+    def factor():
+        return torch.full((3,), 7.0)
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 7 * x
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * factor()
+
+    f = jtbridge.wrap(Scaled.apply, backend=backend)
+    for _ in range(2):
+        np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(X), np.full(3, 7))
+        np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: f(x).sum() * 2))(X), np.full(3, 14))
+
+
+class Stateful(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = None
+
+    def forward(self, x):
+        before = torch.zeros(3) if self.last is None else self.last
+        self.last = x * 2
+        return x + before
+
+
+def test_state_is_refused(backend):
+    f = jtbridge.wrap(Stateful(), backend=backend)
+    with pytest.raises(MutationError, match=r"state from one call to the next, which a JAX program does not have"):
+        f(X)
+
+
+def test_what_is_kept_and_never_read_does_no_harm(backend):
+    class Noting(torch.nn.Module):
+        def forward(self, x):
+            self.noted = x * 2
+            return x + 1
+
+    module = Noting()
+    f = jtbridge.wrap(module, backend=backend)
+    for _ in range(2):
+        np.testing.assert_array_equal(f(X), X + 1)
+        np.testing.assert_array_equal(jax.jit(f)(X), X + 1)
+        np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(X), np.ones(3))
+    torch.testing.assert_close(module(torch.ones(3)), torch.full((3,), 2.0))
+    torch.testing.assert_close(module.noted, torch.full((3,), 2.0))
+
+
+def test_a_kept_tensor_that_has_no_values_says_so():
+    class Noting(torch.nn.Module):
+        def forward(self, x):
+            self.noted = x * 2
+            return x + 1
+
+    module = Noting()
+    assert jax.eval_shape(jtbridge.wrap(module, backend="dlpack"), X).shape == (3,)
+    with pytest.raises(MutationError, match=r"depends on the arguments it had then"):
+        module.noted + 1
+
+
+def test_a_result_that_is_kept_is_refused_when_it_is_read():
+    kept = []
+
+    def f(x):
+        kept.append(x * 2)
+        return kept[0]
+
+    wrapped = jtbridge.wrap(f)
+    with pytest.raises(MutationError, match=r"state from one call to the next"):
+        wrapped(X)
