@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -188,3 +189,18 @@ def test_torchscript_modules_are_translated():
     check(jtbridge.wrap(model, backend="xla"), model)
     check(jtbridge.wrap(torch.jit.script(inner), backend="xla"), inner)
     assert not torch.compiler.is_exporting()
+
+
+def test_what_is_compiled_inside_is_translated():
+    compiled = torch.compile(lambda x: x.sin() * 2)
+    linear = torch.nn.Linear(3, 3)
+    module = torch.compile(linear)
+    f = jtbridge.wrap(lambda x: module(compiled(x)))
+    x = jnp.asarray([1.0, 2.0, 3.0])
+    explained = jtbridge.explain(f, x)
+    assert (explained.backend, explained.gradient) == ("xla", "xla")
+    tensor = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    want = linear(tensor.sin() * 2)
+    np.testing.assert_allclose(f(x), want.detach(), rtol=1e-5)
+    (gradient,) = torch.autograd.grad(want.sum(), tensor)
+    np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(x), gradient, rtol=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -52,13 +53,20 @@ def tracing() -> Iterator[None]:
     """
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     disabled = logger.disabled
-    with TRACING, exporting(), warnings.catch_warnings():
+    with TRACING, exporting(), warnings.catch_warnings(), _without_compiling():
         warnings.simplefilter("ignore")
         logger.disabled = True  # it prints the traceback of every exception, which is raised as well
         try:
             yield
         finally:
             logger.disabled = disabled
+
+
+def _without_compiling() -> contextlib.AbstractContextManager[Any]:
+    """What torch.compile made runs as the function it was made of, which can be traced. Tried on torch 2.11 to 2.15."""
+    if "torch._dynamo" not in sys.modules:  # then nothing was compiled
+        return contextlib.nullcontext()
+    return torch._dynamo.config.patch(error_on_nested_fx_trace=False)
 
 
 _ATTENTION_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
