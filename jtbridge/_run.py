@@ -13,7 +13,8 @@ from .errors import JtbridgeError, MutationError, TorchCallError
 
 KEPT = (
     "A tensor is used that was kept while the function was traced, and that depends on the arguments it had then: "
-    "state from one call to the next, which a JAX program does not have. Return it, and pass it to the next call."
+    "state from one call to the next, which a JAX program does not have. Return it, and pass it to the next call; or "
+    'wrap with `effects="ordered"` and `output_shapes=`, with which nothing is traced.'
 )
 _SHOWN = 6  # arguments at either end of a long list
 

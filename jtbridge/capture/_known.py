@@ -25,6 +25,7 @@ from ._observe import written_tensors
 _aten = torch.ops.aten
 _NEEDS_VALUES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _PUTS = frozenset({_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default})
+_MOST = 1 << 26  # bytes of memory that is written to, of which a copy is held
 # What these give does not depend on the values of their first argument.
 _LIKES = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
 
@@ -91,7 +92,7 @@ class Known(TorchDispatchMode):
         self._answers = answers
         self._stands_for = stands_for
         self._numbers = WeakTensorKeyDictionary()  # tensor -> number of how it was made; None if it is not known
-        self._made: list[_Made | torch.Tensor] = []  # or its value
+        self._made: list[_Made | torch.Tensor | None] = []  # or its value; None if that cannot be had any more
         # By storage, which lives as long as the tensor: what is in those that were written to, None if it is not known.
         self._memory: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
 
@@ -138,24 +139,34 @@ class Known(TorchDispatchMode):
         if not all(isinstance(tensor, FakeTensor) for tensor in written):
             self._numbers = WeakTensorKeyDictionary()  # views of a closed-over tensor are not told by its storage
         storages = {storage_id(tensor) for tensor in written}
-        with outside_modes(), torch.no_grad():
-            for number, made in enumerate(self._made):  # of memory that will be something else
-                if isinstance(made, _Made) and made.storages & storages:
-                    self._made[number] = self._value_of(number, {})
-            if _is_function(func) and self._knows_all((args, kwargs)) and all(map(self._in_memory, written)):
-                self._applied(func, *jax.tree.map(self._held, (args, kwargs)), values={})
+        small = all(_bytes(tensor) <= _MOST for tensor in written)
+        for number, made in enumerate(self._made):  # of memory that will be something else
+            if isinstance(made, _Made) and made.storages & storages:
+                self._made[number] = self._tried(lambda number=number: self._value_of(number, {})) if small else None
+        if small and _is_function(func) and self._knows_all((args, kwargs)) and all(map(self._in_memory, written)):
+            held = jax.tree.map(self._held, (args, kwargs))
+            if self._tried(lambda: (self._applied(func, *held, values={}),)) is not None:
                 return
         self._memory |= {storage_id(tensor): (tensor, None) for tensor in written}
+
+    def _tried(self, compute: Callable[[], Any]) -> Any:
+        """What is computed for real; None if it cannot be."""
+        try:
+            with outside_modes(), torch.no_grad():
+                return compute()
+        except Exception:  # noqa: BLE001  (then it is not known, as it would be without a value)
+            return None
 
     def _in_memory(self, tensor: torch.Tensor) -> bool:
         """Have all that lies behind a tensor in memory of its own, to be written to; False if that cannot be."""
         storage = storage_id(tensor)
         if storage not in self._memory:
             whole = tensor if tensor._base is None else tensor._base
-            fills = whole.is_contiguous() and whole.numel() * whole.itemsize == tensor.untyped_storage().nbytes()
+            fills = whole.is_contiguous() and whole.numel() * whole.itemsize == _bytes(tensor)
             if not (fills and isinstance(whole, FakeTensor) and whole.dtype == tensor.dtype and self._knows(whole)):
                 return False
-            self._memory[storage] = (tensor, self._value(self._held(whole), {}).clone().reshape(-1))
+            held = self._held(whole)
+            self._memory[storage] = (tensor, self._tried(lambda: self._value(held, {}).clone().reshape(-1)))
         return self._knows(tensor)
 
     def _by_values(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -167,9 +178,9 @@ class Known(TorchDispatchMode):
             return _aten.index.Tensor(args[0].expand(shape), self._positions(args[1], shape)) if shape else args[0]
         if not self._knows_all((args, kwargs)):
             return NotImplemented
-        with outside_modes(), torch.no_grad():
-            results = self._applied(func, *jax.tree.map(self._held, (args, kwargs)), values={})
-        return jax.tree.map(self._new, results)
+        held = jax.tree.map(self._held, (args, kwargs))
+        results = self._tried(lambda: self._applied(func, *held, values={}))
+        return NotImplemented if results is None else jax.tree.map(self._new, results)
 
     def _are_masks(self, indices: Sequence[torch.Tensor | None]) -> bool:
         """Whether some of the indices are masks, all of which are known."""
@@ -210,7 +221,8 @@ class Known(TorchDispatchMode):
             return memory is not None and memory.dtype == tensor.dtype and not (tensor.is_conj() or tensor.is_neg())
         if not isinstance(tensor, FakeTensor) or self._stands_for(tensor) is not None:
             return True
-        return self._numbers.get(tensor) is not None
+        number = self._numbers.get(tensor)
+        return number is not None and self._made[number] is not None
 
     def _held(self, leaf: Any) -> Any:
         """A tensor that is known as something that does not keep it alive; anything else as it is."""
@@ -244,7 +256,7 @@ class Known(TorchDispatchMode):
             if isinstance(made, _Made):
                 results = self._applied(made.operator, made.args, made.kwargs, values=values, graph=graph)
                 made = results if made.result is None else results[made.result]
-            values[number] = made
+            values[number] = made  # type: ignore[assignment]
         return values[number]
 
     def _applied(
@@ -272,11 +284,18 @@ class Known(TorchDispatchMode):
         values: dict[bool, dict[int, torch.Tensor]] = {True: {}, False: {}}
         kept = []
         for tensor, place in zip(alive, held, strict=True):
-            graph = tensor.requires_grad
-            with outside_modes(), torch.set_grad_enabled(graph):
-                value = _unusable() if place is None else self._value(place, values[graph], graph=graph)
-            kept.append((tensor, value if place is None or graph else value.clone()))
+            kept.append((tensor, self._final(place, values[tensor.requires_grad], graph=tensor.requires_grad)))
         return kept
+
+    def _final(self, place: Any, values: dict[int, torch.Tensor], *, graph: bool) -> torch.Tensor:
+        if place is None:
+            return _unusable()
+        try:
+            with outside_modes(), torch.set_grad_enabled(graph):
+                value = self._value(place, values, graph=graph)
+                return value if graph else value.clone()
+        except Exception:  # noqa: BLE001  (whatever torch cannot compute)
+            return _unusable()
 
 
 def _replace(pairs: list[tuple[FakeTensor, torch.Tensor]]) -> None:
@@ -308,6 +327,10 @@ class _Unusable(torch.Tensor):
 
 def _unusable() -> torch.Tensor:
     return torch.Tensor._make_wrapper_subclass(_Unusable, (0,))  # type: ignore[attr-defined]
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
 
 
 def _like(tensor: torch.Tensor) -> _Like:

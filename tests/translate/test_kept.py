@@ -108,6 +108,12 @@ def test_state_is_refused(backend):
         f(X)
 
 
+def test_state_is_kept_where_effects_are_wanted_and_nothing_is_traced():
+    f = jtbridge.wrap(Stateful(), effects="ordered", output_shapes=jax.ShapeDtypeStruct((3,), jnp.float32))
+    np.testing.assert_array_equal(jax.jit(f)(X), X)
+    np.testing.assert_array_equal(jax.jit(f)(X), 3 * X)
+
+
 def test_what_is_kept_and_never_read_does_no_harm(backend):
     class Noting(torch.nn.Module):
         def forward(self, x):

@@ -10,6 +10,7 @@ import torch
 
 import jtbridge
 from jtbridge import errors
+from jtbridge.capture import _known
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
 MASK = torch.tensor([[True, False, True], [False, True, True]])
@@ -220,6 +221,26 @@ def test_what_cannot_be_told_is_left_to_torch(f):
     wrapped = jtbridge.wrap(f)
     assert jtbridge.explain(wrapped, X).backend == "dlpack"
     np.testing.assert_allclose(wrapped(X), f(torch.tensor(X)))
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+def test_memory_that_is_too_much_to_hold_is_not_known(monkeypatch):
+    monkeypatch.setattr(_known, "_MOST", 4)
+    with pytest.raises(errors.DataDependentShapeError):
+        jtbridge.wrap(written_by_elements)(X)
+    wrapped = jtbridge.wrap(written_after_it_was_read)
+    assert jtbridge.explain(wrapped, X).backend == "dlpack"
+    np.testing.assert_allclose(wrapped(X), written_after_it_was_read(torch.tensor(X)))
+
+
+def fails_when_it_is_computed(x):
+    return x * int(torch.arange(3).index_select(0, torch.tensor([7])).sum())
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+def test_what_fails_when_it_is_computed_is_left_to_torch():
+    with pytest.raises(errors.ShapeInferenceError, match=r"run on zeros it raised IndexError: index out of range"):
+        jtbridge.wrap(fails_when_it_is_computed)(X)
 
 
 @pytest.mark.parametrize("backend", ["auto", "dlpack"])
