@@ -32,7 +32,7 @@ class RandomnessError(JtbridgeError):
 
 
 class MutationError(JtbridgeError):
-    """The function wrote to something that jtbridge must not change, such as a closed-over module buffer."""
+    """The function keeps state: it wrote to a buffer of a module, or used what it kept of an earlier call."""
 
 
 class DifferentiationError(JtbridgeError, RuntimeError):

@@ -16,10 +16,11 @@ import jax
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from jtbridge._compat import FakeTensor, OpOverload, TorchDispatchMode, outside_modes, replace_fake, storage_id
+from jtbridge._compat import FakeTensor, OpOverload, TorchDispatchMode, outside_modes, storage_id
 from jtbridge._run import KEPT
 from jtbridge.errors import MutationError
 
+from ._kept import replace, unusable
 from ._observe import written_tensors
 
 _aten = torch.ops.aten
@@ -121,7 +122,8 @@ class Known(TorchDispatchMode):
         self, func: OpOverload, args: tuple, kwargs: dict[str, Any], out: Any, tensors: Sequence[Any], *, changes: bool
     ) -> None:
         known = not changes and _is_function(func)
-        if known and func._schema.name.removeprefix("aten::") in _LIKES and not _symbolic((args, kwargs)):
+        is_like = known and func._schema.name.removeprefix("aten::") in _LIKES
+        if is_like and args[0].layout is torch.strided and not _symbolic((args, kwargs)):
             args, tensors = (_like(args[0]), *args[1:]), ()
         elif known:
             known = self._knows_all((args, kwargs))
@@ -274,7 +276,7 @@ class Known(TorchDispatchMode):
     def settle(self) -> None:
         """The trace is over: what the function kept of it gets its value, or is made to raise where it has none."""
         self._memory = {storage: (None, memory) for storage, (_, memory) in self._memory.items()}
-        _replace(self._kept())
+        replace(self._kept())
 
     def _kept(self) -> list[tuple[FakeTensor, torch.Tensor]]:
         """The tensors that are still alive, each with what it should be. Nothing here refers to them afterwards."""
@@ -289,44 +291,13 @@ class Known(TorchDispatchMode):
 
     def _final(self, place: Any, values: dict[int, torch.Tensor], *, graph: bool) -> torch.Tensor:
         if place is None:
-            return _unusable()
+            return unusable()
         try:
             with outside_modes(), torch.set_grad_enabled(graph):
                 value = self._value(place, values, graph=graph)
                 return value if graph else value.clone()
         except Exception:  # noqa: BLE001  (whatever torch cannot compute)
-            return _unusable()
-
-
-def _replace(pairs: list[tuple[FakeTensor, torch.Tensor]]) -> None:
-    """Put tensors in the place of others, as far as torch itself does not refer to those.
-
-    What was made of a tensor refers to it until it is replaced itself, and gone: the list is emptied.
-    """
-    failed = 0
-    while failed < len(pairs):
-        fake, tensor = pairs.pop(0)
-        try:
-            replace_fake(fake, tensor)
-            failed = 0
-        except RuntimeError:
-            pairs.append((fake, tensor))
-            failed += 1
-        del fake, tensor
-
-
-class _Unusable(torch.Tensor):
-    """What stands where a tensor without a value was kept."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise MutationError(KEPT)
-
-    __torch_dispatch__ = __torch_function__  # type: ignore[assignment]
-
-
-def _unusable() -> torch.Tensor:
-    return torch.Tensor._make_wrapper_subclass(_Unusable, (0,))  # type: ignore[attr-defined]
+            return unusable()
 
 
 def _bytes(tensor: torch.Tensor) -> int:

@@ -58,6 +58,13 @@ def test_a_module_that_keeps_constants(backend):
     assert module.weight.grad == other.positions.sum()
 
 
+def test_what_is_made_like_a_sparse_tensor():
+    def f(x):
+        return torch.zeros_like(x.to_sparse()).to_dense() + x
+
+    np.testing.assert_array_equal(jtbridge.wrap(f, backend="dlpack")(X), X)
+
+
 def test_a_function_with_a_cache(backend):
     @functools.cache
     def grid(n):
