@@ -15,6 +15,7 @@ import torch
 
 from ._convert import to_jax
 from ._pytree import register_node
+from .capture import Unusable
 from .errors import ArgumentError, DTypeError
 
 ARRAY = object()  # stands where an array was among the leaves of a signature
@@ -88,7 +89,7 @@ def closed_over_modules(fn: Callable) -> list[torch.nn.Module]:
 def device_closed_over(fn: Callable) -> str:
     """The type of the devices that the tensors lie on which a function closes over; "cpu" if there are none."""
     tensors = [t for x in closed_over(fn) for t in ([x] if isinstance(x, torch.Tensor) else x.parameters())]
-    return "cuda" if any(tensor.is_cuda for tensor in tensors) else "cpu"
+    return "cuda" if any(tensor.is_cuda for tensor in tensors if not isinstance(tensor, Unusable)) else "cpu"
 
 
 def closed_over(fn: Callable) -> list[torch.nn.Module | torch.Tensor]:

@@ -3,6 +3,7 @@
 from ._constants import large_constants, lift_constants, read_constants, with_places_for
 from ._infer import Inference, Request, infer
 from ._joint import GraphFunction, Split, forward_graph, from_bytes, split, to_bytes
+from ._kept import Unusable
 from ._observe import draws
 from ._probe import check_differentiable, probe_vmap
 from ._trace import examples, origin, trace, trace_on
@@ -14,6 +15,7 @@ __all__ = [
     "Inference",
     "Request",
     "Split",
+    "Unusable",
     "check_differentiable",
     "draws",
     "examples",

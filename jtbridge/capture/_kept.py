@@ -28,7 +28,7 @@ def replace(pairs: list[tuple[FakeTensor, torch.Tensor]]) -> None:
         del fake, tensor
 
 
-class _Unusable(torch.Tensor):
+class Unusable(torch.Tensor):
     """What stands where a tensor without a value was kept."""
 
     @classmethod
@@ -40,4 +40,4 @@ class _Unusable(torch.Tensor):
 
 def unusable() -> torch.Tensor:
     """A tensor that says why it cannot be used."""
-    return torch.Tensor._make_wrapper_subclass(_Unusable, (0,))  # type: ignore[attr-defined]
+    return torch.Tensor._make_wrapper_subclass(Unusable, (0,))  # type: ignore[attr-defined]

@@ -137,6 +137,21 @@ def test_what_is_kept_and_never_read_does_no_harm(backend):
     torch.testing.assert_close(module.noted, torch.full((3,), 2.0))
 
 
+def test_what_is_kept_in_a_closure_and_never_read_does_no_harm(backend):
+    last = torch.zeros(1)
+
+    def f(x):
+        nonlocal last
+        last = x * 2
+        return x + 1
+
+    wrapped = jtbridge.wrap(f, backend=backend)
+    for n in (1, 2, 3):
+        assert jax.eval_shape(wrapped, jnp.ones(n)).shape == (n,)
+    for n in (2, 4):
+        np.testing.assert_array_equal(wrapped(jnp.ones(n)), np.full(n, 2))
+
+
 def test_a_kept_tensor_that_has_no_values_says_so():
     class Noting(torch.nn.Module):
         def forward(self, x):
