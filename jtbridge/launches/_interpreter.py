@@ -27,15 +27,16 @@ from ._libdevice import interpreted_library
 LANGUAGE = threading.RLock()
 
 
-def interpret(launch: Launch, tensors: Sequence[torch.Tensor]) -> None:
-    """Run a kernel on CPU tensors, which it writes to."""
+def interpret(launch: Launch, memories: Sequence[torch.Tensor]) -> None:
+    """Run a kernel in memories of a CPU, which it writes to."""
     from triton.runtime.interpreter import GridExecutor
 
-    (configuration, *_) = launch.configurations(tensors)
-    grid = launch.grid_of(configuration, tensors)
+    launched = launch.named(memories)
+    (configuration, *_) = launch.configurations(launched)
+    grid = launch.grid_of(configuration, launched)
     function = jit_function(launch.kernel)
     python_function = _python_function(function)
-    named = {**launch.arguments(tensors), **configuration.constants}
+    named = {**launch.arguments(memories), **configuration.constants}
     constants = {parameter.name for parameter in function.params if parameter.is_constexpr}
     with LANGUAGE, _language(), right_interpreter():
         given = {name: x if name in constants else _float_as_tensor(x) for name, x in named.items()}

@@ -13,6 +13,7 @@ from jtbridge._triton import jit_function
 from jtbridge.errors import LaunchError
 
 from ._deferred import DeferredNumber, SymbolicNumberError
+from ._memory import Place
 
 # Arguments of a launch that are not the kernel's own.
 OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas"})
@@ -36,11 +37,12 @@ class Launch:
     Attributes:
         kernel: as the user has it: ``triton.jit``, with ``triton.heuristics`` and ``triton.autotune`` over it.
         grid: one to three numbers, or a function of the kernel's arguments and constants that gives them.
-        tensors: the names of the parameters that are tensors, in the order in which those are passed on.
+        tensors: the names of the parameters that are tensors.
         numbers: those of them that the kernel takes as numbers, read from a tensor of one element.
         values: the other parameters by name: numbers, and constants.
         options: warps and stages that the launch itself asks for.
-        written: which of the tensors the kernel writes, by position.
+        places: where each of the tensors lies, in the memories that are passed on.
+        written: which of the memories the kernel writes, by position.
     """
 
     kernel: Any
@@ -49,6 +51,7 @@ class Launch:
     values: Mapping[str, Any]
     options: Mapping[str, int]
     numbers: frozenset[str] = frozenset()
+    places: tuple[Place, ...] = ()
     written: tuple[int, ...] = ()
 
     def __deepcopy__(self, memo: Any) -> Launch:
@@ -59,24 +62,24 @@ class Launch:
         """The name of the kernel's Python function."""
         return jit_function(self.kernel).__name__
 
-    def arguments(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
-        """What the kernel is called with, by name: real tensors, and the numbers read from theirs."""
-        given = {
-            name: tensor.item() if name in self.numbers else tensor
-            for name, tensor in zip(self.tensors, tensors, strict=True)
-        }
-        return {**given, **self.values}
+    def named(self, memories: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """What the kernel is launched with, by name."""
+        tensors = [place.tensor(memories) for place in self.places]
+        return {**dict(zip(self.tensors, tensors, strict=True)), **self.values}
 
-    def configurations(self, tensors: Sequence[torch.Tensor]) -> list[Configuration]:
-        """The ways to compile it that are left for these tensors, of which only shapes and dtypes count."""
-        named = {**dict(zip(self.tensors, tensors, strict=True)), **self.values}
+    def arguments(self, memories: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """What the kernel is called with, by name: real tensors, and the numbers read from theirs."""
+        return {name: x.item() if name in self.numbers else x for name, x in self.named(memories).items()}
+
+    def configurations(self, named: Mapping[str, Any]) -> list[Configuration]:
+        """The ways to compile it that are left for these arguments; of tensors only shapes and dtypes count."""
         return _configurations(self.kernel, named, Configuration({}, **self.options))
 
-    def grid_of(self, configuration: Configuration, tensors: Sequence[torch.Tensor]) -> tuple[int, int, int]:
+    def grid_of(self, configuration: Configuration, named: Mapping[str, Any]) -> tuple[int, int, int]:
         """How many programs run, in three dimensions."""
         grid: Any = self.grid
         if callable(grid):
-            grid = grid({**dict(zip(self.tensors, tensors, strict=True)), **self.values, **configuration.constants})
+            grid = grid({**named, **configuration.constants})
         sizes = (grid,) if isinstance(grid, int) else tuple(int(size) for size in grid)
         return (*sizes, 1, 1)[:3]  # type: ignore[return-value]
 

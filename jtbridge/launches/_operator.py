@@ -1,4 +1,4 @@
-"""A launch as an operator of torch: tensors in, what the kernel makes of those that it writes out."""
+"""A launch as an operator of torch: memories in, what the kernel makes of those that it writes out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jtbridge.errors import LaunchError
 
 from ._interpreter import interpret
 from ._launch import Launch
+from ._memory import refuse_parts
 
 # Graphs hold a launch by its number; what keeps it alive are the notes of their nodes.
 _LAUNCHES: weakref.WeakValueDictionary[int, Launch] = weakref.WeakValueDictionary()
@@ -31,15 +32,18 @@ def launch_of(number: int) -> Launch:
 
 
 @torch.library.custom_op("jtbridge::launch", mutates_args=())
-def launch_operator(tensors: list[torch.Tensor], number: int) -> list[torch.Tensor]:
-    """What a kernel makes of the tensors that it writes; the tensors themselves stay as they are.
+def launch_operator(memories: list[torch.Tensor], number: int) -> list[torch.Tensor]:
+    """What a kernel makes of the memories that it writes; those themselves stay as they are.
 
     Args:
-        tensors: what it is launched on, each contiguous.
+        memories: what it is launched on, see :func:`memories_of`.
         number: of the launch, see :func:`number_of`.
     """
     launch = launch_of(number)
-    given = [x.clone() if i in launch.written else x for i, x in enumerate(tensors)]
+    given = [
+        x.clone(memory_format=torch.contiguous_format) if i in launch.written else x.contiguous()
+        for i, x in enumerate(memories)
+    ]
     if given[0].is_cpu:
         interpret(launch, given)
     else:
@@ -48,16 +52,17 @@ def launch_operator(tensors: list[torch.Tensor], number: int) -> list[torch.Tens
 
 
 @launch_operator.register_fake
-def _(tensors: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
-    return [torch.empty_like(tensors[i]) for i in launch_of(number).written]
+def _(memories: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
+    return [torch.empty_like(memories[i], memory_format=torch.contiguous_format) for i in launch_of(number).written]
 
 
 @launch_operator.register_vmap
-def _(info, in_dims, tensors, number):
+def _(info, in_dims, memories, number):
     """One launch for each row: what a kernel does with its pointers is not known."""
-    dims = in_dims[0]
+    launch, dims = launch_of(number), in_dims[0]
+    refuse_parts(memories, launch.written, launch.name)
     rows = [
-        launch_operator([x if d is None else x.select(d, i) for x, d in zip(tensors, dims, strict=True)], number)
+        launch_operator([x if d is None else x.select(d, i) for x, d in zip(memories, dims, strict=True)], number)
         for i in range(info.batch_size)
     ]
     columns = [torch.stack(column) for column in zip(*rows, strict=True)]

@@ -28,11 +28,11 @@ launch_p.multiple_results = True
 
 
 def launch(spec: Launch, arrays: Sequence[Any], fresh: Sequence[int]) -> list[Any]:
-    """What a kernel makes of the arrays that it writes.
+    """What a kernel makes of the memories that it writes.
 
     Args:
         spec: the launch.
-        arrays: what it is launched on.
+        arrays: the memories that it is launched on.
         fresh: positions of arrays that it writes and whose values before that mean nothing.
     """
     types = tuple(ArrayType(x.shape, np.dtype(x.dtype)) for x in arrays)
@@ -90,8 +90,9 @@ def _compiled(
     reason = unavailable(platform)
     if reason is not None:
         raise LaunchError(f"Kernel `{launch.name}` cannot be part of a program for {platform}: {reason}.")
-    tensors = [torch.empty(t.shape, dtype=torch_dtype(t.dtype, "a tensor"), device="meta") for t in types]
-    configurations = launch.configurations(tensors)
+    memories = [torch.empty(t.shape, dtype=torch_dtype(t.dtype, "a tensor"), device="meta") for t in types]
+    launched = launch.named(memories)
+    configurations = launch.configurations(launched)
     parameters = Parameters.of(launch, fresh, configurations[0])
     kernel = rewritten(jit_function(launch.kernel), parameters)
     given = dict(zip((i for i in range(len(types)) if i not in fresh), arrays, strict=True))
@@ -106,7 +107,7 @@ def _compiled(
             kernel,
             [given[x] if isinstance(x, int) else launch.values[x] for x in parameters.inputs],
             out_types=[jax.ShapeDtypeStruct(types[i].shape, types[i].dtype) for i in launch.written],
-            grid=lambda meta: launch.grid_of(Configuration(named(meta)), tensors),
+            grid=lambda meta: launch.grid_of(Configuration(named(meta)), launched),
             constants=spelled(constants),
             aliases=parameters.aliases,
             **options,

@@ -12,6 +12,7 @@ from typing import Any
 from jtbridge._triton import jit_function, names_aliases_twice
 
 from ._launch import OPTIONS, Configuration, Launch
+from ._memory import Place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,12 +20,13 @@ class Parameters:
     """In what order a kernel is given what.
 
     Attributes:
-        inputs: positions of tensors and names of numbers.
-        outputs: names of the tensors it writes.
+        inputs: positions of memories and names of numbers.
+        outputs: names of the memories it writes.
         constants: the values that are part of the code.
         tuned: names of the constants that a configuration gives.
         aliases: positions of inputs, and of the results that start as them.
-        tensors: the names of all tensors by position.
+        memories: the names of all memories by position, each that of the first tensor in it.
+        tensors: for the name of each tensor that of its memory, and the element that it begins with.
         loaded: those of them that the kernel takes as numbers.
         floats: the constants that the kernel takes as float32 numbers.
     """
@@ -34,40 +36,43 @@ class Parameters:
     constants: Mapping[str, Any]
     tuned: tuple[str, ...]
     aliases: Mapping[int, int]
-    tensors: tuple[str, ...]
+    memories: Mapping[int, str]
+    tensors: Mapping[str, tuple[str, int]]
     loaded: frozenset[str]
     floats: frozenset[str]
 
     @classmethod
     def of(cls, launch: Launch, fresh: Sequence[int], configuration: Configuration) -> Parameters:
-        """Those of a launch, some of whose tensors need not be passed."""
-        position = {name: i for i, name in enumerate(launch.tensors)}
+        """Those of a launch, some of whose memories need not be passed."""
+        place = dict(zip(launch.tensors, launch.places, strict=True))
+        memories = {position: name for name, (position, _) in reversed(_starts(place).items())}
         constant = {p.name for p in jit_function(launch.kernel).params if p.is_constexpr}
         inputs: list[int | str] = []
         constants: dict[str, Any] = {}
         aliases: dict[int, int] = {}
         for name in jit_function(launch.kernel).arg_names:
-            if name in position:
-                if position[name] in fresh:
+            if name in place:
+                position = place[name].memory
+                if position in fresh or memories[position] != name:
                     continue
-                if position[name] in launch.written:
-                    aliases[len(inputs)] = launch.written.index(position[name])
-                inputs.append(position[name])
+                if position in launch.written:
+                    aliases[len(inputs)] = launch.written.index(position)
+                inputs.append(position)
             elif name in configuration.constants:
                 continue
             elif name in constant or launch.values[name] is None or isinstance(launch.values[name], bool | float):
                 constants[name] = launch.values[name]
             else:
                 inputs.append(name)
-        outputs = tuple(launch.tensors[i] for i in launch.written)
         floats = frozenset(n for n, v in constants.items() if isinstance(v, float) and n not in constant)
         return cls(
             tuple(inputs),
-            outputs,
+            tuple(memories[i] for i in launch.written),
             constants,
             tuple(configuration.constants),
             aliases,
-            launch.tensors,
+            memories,
+            {name: (memories[position], start) for name, (position, start) in _starts(place).items()},
             launch.numbers,
             floats,
         )
@@ -79,23 +84,29 @@ class Parameters:
 
     def source(self, name: str) -> str:
         """A kernel that takes these parameters and calls ``_kernel``."""
-        inputs = [self.tensors[x] if isinstance(x, int) else x for x in self.inputs]
+        inputs = [self.memories[x] if isinstance(x, int) else x for x in self.inputs]
         # An input that is a result too is the same memory: the result is what the kernel gets, if it is there again.
         given, outputs = inputs, [x for x in self.outputs if x not in inputs]
         if names_aliases_twice():
             given, outputs = [f"{x}__before" if x in self.outputs else x for x in inputs], list(self.outputs)
         constants = [*self.constants, *self.tuned]
         parameters = [*given, *outputs, *(f"{x}: tl.constexpr" for x in spelled(dict.fromkeys(constants)))]
-        names = dict.fromkeys([*inputs, *self.outputs, *constants])
+        names = dict.fromkeys([*self.tensors, *self.numbers, *constants])
         call = ", ".join(f"{x}={self._passed(x)}" for x in names)
         return f"def {name}({', '.join(parameters)}):\n    _kernel({call})\n"
 
     def _passed(self, name: str) -> str:
-        if name in self.loaded:
-            return f"tl.load({name})"
+        if name in self.tensors:
+            memory, start = self.tensors[name]
+            pointer = f"{memory} + {start}" if start else memory
+            return f"tl.load({pointer})" if name in self.loaded else pointer
         (passed,) = spelled({name: None})
         # Triton passes a float as float32, and jax-triton as float64, or as an integer if it is 1.
         return f"tl.cast({passed}, tl.float32)" if name in self.floats else passed
+
+
+def _starts(places: Mapping[str, Place]) -> dict[str, tuple[int, int]]:
+    return {name: (place.memory, place.offset) for name, place in places.items()}
 
 
 def spelled(constants: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,9 @@ from jtbridge._compat import triton_wrapper_class
 from jtbridge._triton import analysed_code, jit_function
 from jtbridge.errors import LaunchError
 
+from ._deferred import SymbolicNumberError
 from ._launch import Launch, bound
+from ._memory import memories_of, shared
 from ._operator import launch_operator, number_of
 from ._written import written_parameters
 
@@ -73,39 +75,35 @@ def _launched(kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, 
     launch, tensors = bound(kernel, grid, args, kwargs)
     if not tensors:
         raise LaunchError(f"Kernel `{launch.name}` is launched on no tensor.")
-    dense = [_dense(tensor) for tensor in tensors]
-    launch = dataclasses.replace(launch, written=_written(launch, dense))
-    results = launch_operator(dense, number_of(launch))
+    if any(isinstance(size, torch.SymInt) for tensor in tensors for size in (*tensor.shape, tensor.storage_offset())):
+        raise SymbolicNumberError(
+            f"Kernel `{launch.name}` was given a tensor of a symbolic size: give it one of a fixed size."
+        )
+    memories, places = memories_of(tensors)
+    names = _written(launch, tensors)
+    written = {place.memory for name, place in zip(launch.tensors, places, strict=True) if name in names}
+    launch = dataclasses.replace(launch, places=tuple(places), written=tuple(sorted(written)))
+    if shared(memories, launch.written):
+        raise LaunchError(
+            f"Kernel `{launch.name}` writes to memory that it is given as tensors of several dtypes, or as parts of a "
+            "tensor that are not known to belong together, as after `.detach()`. Give it one of the tensors a memory "
+            "of its own (`.clone()`)."
+        )
+    results = launch_operator(memories, number_of(launch))
     for position, result in zip(launch.written, results, strict=True):
-        dense[position].copy_(result)
+        memories[position].copy_(result)
     return launch.name
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory that a kernel sees behind a tensor, as a contiguous one: JAX knows no strides.
-
-    Of a tensor that is only permuted this is the permutation back; of one with gaps, all that lies between its first
-    and its last element.
-    """
-    if tensor.is_contiguous():
-        return tensor
-    order = sorted(range(tensor.ndim), key=lambda d: (-tensor.stride(d), -tensor.shape[d]))
-    permuted = tensor.permute(order)
-    if permuted.is_contiguous():
-        return permuted
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    whole = tensor if tensor._base is None else tensor._base
-    return whole.as_strided((span if tensor.numel() else 0,), (1,), tensor.storage_offset())
-
-
-def _written(launch: Launch, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """The positions of the tensors that a kernel writes; all of them where that cannot be told."""
-    values = {**launch.values, **launch.configurations(tensors)[0].constants}
+def _written(launch: Launch, tensors: Sequence[torch.Tensor]) -> Collection[str]:
+    """The names of the tensors that a kernel writes; of all of them where that cannot be told."""
+    launched = {**dict(zip(launch.tensors, tensors, strict=True)), **launch.values}
+    values = {**launch.values, **launch.configurations(launched)[0].constants}
     for name, tensor in zip(launch.tensors, tensors, strict=True):
         values[name] = _example(tensor, is_number=name in launch.numbers)
     # With their types, for 1, 1.0 and True are equal.
     names = _written_names(jit_function(launch.kernel), tuple((n, type(v), v) for n, v in sorted(values.items())))
-    return tuple(i for i, name in enumerate(launch.tensors) if names is None or name in names)
+    return launch.tensors if names is None else names
 
 
 @functools.lru_cache(maxsize=256)  # a function that is called launches the same again and again
