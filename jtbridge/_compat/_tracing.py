@@ -80,10 +80,22 @@ def trace_joint(fn: Callable, args: Sequence[torch.Tensor]) -> torch.fx.GraphMod
     autograd loses the gradient of sparse conversions, in silence.
     """
     from torch._subclasses.functional_tensor import dispatch_functionalize
-    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
     from torch.fx.traceback import preserve_node_meta
 
-    graph = make_fx(fn, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    def run(*tensors: torch.Tensor) -> Any:
+        tracer = get_proxy_mode().tracer  # type: ignore[union-attr]
+        try:
+            return fn(*tensors)
+        finally:
+            trackers.append(tracer.tensor_tracker)
+
+    trackers: list[Any] = []
+    try:
+        graph = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    finally:
+        for tracker in trackers:
+            tracker.clear()
     targets = [node.target for node in graph.graph.nodes]
     if any(isinstance(target, OpOverload) and target._schema.is_mutable for target in targets):
         # It counts as an effect, which is not made functional here. Where there is an error, the results tell too.

@@ -104,6 +104,7 @@ def traced_both_ways(trace: Callable[[Decisions], fx.GraphModule]) -> fx.GraphMo
         joined = _selected(yes, no, number)
         joined.meta["splits"] = 1 + max(way.meta.get("splits", 0) for way in (yes, no))
         joined.meta["read"] = [*yes.meta["read"], *no.meta["read"]]
+        joined.meta["keeps"] = yes.meta["keeps"] or no.meta["keeps"]
         if joined.meta["splits"] > _MOST:
             raise TranslationError(f"it branches on data more than {_MOST} times")
         return joined

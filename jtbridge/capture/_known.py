@@ -20,7 +20,7 @@ from jtbridge._compat import FakeTensor, OpOverload, TorchDispatchMode, outside_
 from jtbridge._run import KEPT
 from jtbridge.errors import MutationError
 
-from ._kept import replace, unusable
+from ._kept import Unusable, replace, unusable
 from ._observe import written_tensors
 
 _aten = torch.ops.aten
@@ -273,10 +273,16 @@ class Known(TorchDispatchMode):
         args, kwargs = jax.tree.map(lambda held: self._value(held, values, graph=graph), (args, kwargs))
         return func(*args, **kwargs)
 
-    def settle(self) -> None:
-        """The trace is over: what the function kept of it gets its value, or is made to raise where it has none."""
+    def settle(self) -> bool:
+        """The trace is over: what the function kept of it gets its value, or is made to raise where it has none.
+
+        Returns whether there is something of the latter kind.
+        """
         self._memory = {storage: (None, memory) for storage, (_, memory) in self._memory.items()}
-        replace(self._kept())
+        kept = self._kept()
+        has_state = any(isinstance(value, Unusable) for _, value in kept)
+        replace(kept)
+        return has_state
 
     def _kept(self) -> list[tuple[FakeTensor, torch.Tensor]]:
         """The tensors that are still alive, each with what it should be. Nothing here refers to them afterwards."""

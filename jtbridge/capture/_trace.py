@@ -4,7 +4,8 @@ What is known of a node besides its operator is in ``node.meta["custom"]``, whic
 again: ``module`` (the path of the module it ran in), ``line`` (file and line of the user's code), ``backward`` (it
 computes the gradient of what ran there) and ``draw`` (which draw of the function a random operator is, as a tuple: the
 same in the forward and in its recomputation); ``launch`` is the launch of a Triton kernel. A graph's own
-``meta["read"]`` are the closed-over tensors whose values it depends on though it may not hold them.
+``meta["read"]`` are the closed-over tensors whose values it depends on though it may not hold them, and
+``meta["keeps"]`` says whether the function kept something that depends on its arguments.
 """
 
 from __future__ import annotations
@@ -47,6 +48,12 @@ def trace(fn: Callable[..., Sequence[Any]], types: Sequence[ArrayType], *, to_ru
 
     With `to_run`, torch itself will run it; else it is translated, and may hold operators that are there for that.
     """
+    module = _traced(fn, types, to_run)
+    # What depends on arguments and is kept is state, if it is read: that shows when it is there from the beginning.
+    return _traced(fn, types, to_run) if module.meta["keeps"] else module
+
+
+def _traced(fn: Callable[..., Sequence[Any]], types: Sequence[ArrayType], to_run: bool) -> fx.GraphModule:
     if to_run:
         return trace_on(fn, examples(types, called_on()), to_run=True)
     return Chains().settled(lambda chains: trace_on(fn, examples(types), to_run=False, chains=chains))
@@ -76,7 +83,7 @@ def _trace_one_way(
     chains: Chains | None,
 ) -> fx.GraphModule:
     on_cpu = OnCpu() if decisions is not None and may_be_on_gpu() else None
-    # A function that is called reads what it closes over every time: its graphs hold no values of that.
+    # A function that is called reads what it closes over in each call: its graphs hold no values of that.
     known = Known(answers=decisions is not None) if on_cpu is None else Known(stands_for=on_cpu.stands_for)
     with (
         tracing(),
@@ -89,7 +96,11 @@ def _trace_one_way(
         on_cpu or contextlib.nullcontext(),
     ):
         torch.default_generator.manual_seed(0)
-        module = trace_joint(_noted(fn, decisions, chains, known), tensors)
+        try:
+            module = trace_joint(_noted(fn, decisions, chains, known), tensors)
+        finally:
+            keeps = known.settle()
+    module.meta["keeps"] = keeps
     if on_cpu is not None:
         with_closed_over(module)
     if decisions is not None:

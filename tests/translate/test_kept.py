@@ -81,7 +81,7 @@ def test_a_function_with_a_cache(backend):
 def test_a_cache_that_a_backward_fills(backend):
     @functools.cache
     def factor():
-        return torch.full((3,), 7.0)
+        return torch.full((), 7.0)
 
     class Scaled(torch.autograd.Function):
         @staticmethod
@@ -93,9 +93,10 @@ def test_a_cache_that_a_backward_fills(backend):
             return g * factor()
 
     f = jtbridge.wrap(Scaled.apply, backend=backend)
-    for _ in range(2):
-        np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(X), np.full(3, 7))
-        np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: f(x).sum() * 2))(X), np.full(3, 14))
+    for n in (3, 4):
+        np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(jnp.ones(n)), np.full(n, 7))
+        np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: f(x).sum() * 2))(jnp.ones(n)), np.full(n, 14))
+        assert type(factor()) is torch.Tensor
 
 
 class Stateful(torch.nn.Module):
@@ -113,6 +114,43 @@ def test_state_is_refused(backend):
     f = jtbridge.wrap(Stateful(), backend=backend)
     with pytest.raises(MutationError, match=r"state from one call to the next, which a JAX program does not have"):
         f(X)
+
+
+class Smoothed(torch.autograd.Function):
+    """The square, whose backward keeps the gradient."""
+
+    before: torch.Tensor | None = None
+    reads = False
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        before, Smoothed.before = Smoothed.before, 2 * x * g
+        if Smoothed.reads and before is not None:
+            return (Smoothed.before + before.sum()) / 2
+        return Smoothed.before
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_state_of_a_backward_is_refused_where_it_is_read(backend, reads, monkeypatch):
+    monkeypatch.setattr(Smoothed, "before", None)
+    monkeypatch.setattr(Smoothed, "reads", reads)
+    f = jtbridge.wrap(Smoothed.apply, backend=backend)
+    np.testing.assert_array_equal(f(X), X**2)
+    if reads:
+        with pytest.raises(MutationError, match=r"state from one call to the next"):
+            jax.grad(lambda x: f(x).sum())(X)
+        return
+    for n in (3, 4):
+        np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(jnp.ones(n)), np.full(n, 2))
+    x = torch.ones(3, requires_grad=True)
+    Smoothed.apply(x).sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((3,), 2.0))
 
 
 def test_state_is_kept_where_effects_are_wanted_and_nothing_is_traced():
