@@ -26,6 +26,11 @@ def of_unscaled_norms(x):
     return h.sin() + functional.rms_norm(x, (6,), eps=1e-5)
 
 
+def of_norms_of_t5(x, weight):
+    h = x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+    return weight * h.to(weight.dtype)
+
+
 def of_centered_norms(x, weight):
     """As Cohere has it."""
     h = x.float()
@@ -75,6 +80,7 @@ def of_complex_numbers(q, k, cos, sin):
 ROPE_ARGUMENTS = normal(2, 4, 5, 8), normal(2, 2, 5, 8, seed=1), normal(2, 5, 8, seed=2), normal(2, 5, 8, seed=3)
 CASES = [
     (of_unscaled_norms, (X,), (0,), {"norm_forward": 2, "norm_backward": 2}),
+    (of_norms_of_t5, (X, normal(6, seed=1)), (0, 1), {"norm_forward": 1, "norm_backward": 1}),
     (of_centered_norms, (X, normal(6, seed=1)), (0, 1), {"norm_forward": 1, "norm_backward": 1}),
     (of_tokens_first, ROPE_ARGUMENTS, (0, 1, 2, 3), {"rope_rotate": 4}),
     (of_neighbours, ROPE_ARGUMENTS, (0, 1, 2, 3), {"rope_rotate": 4}),

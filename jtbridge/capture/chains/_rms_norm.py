@@ -2,7 +2,8 @@
 
 As models write it, ``h = x * rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)`` in float32, and then
 
-- ``weight * h.to(x.dtype)``: Llama's, which rounds before it scales;
+- ``weight * h.to(x.dtype)``: Llama's, which rounds before it scales, and T5's, with ``h = x * rsqrt(...)`` of the x in
+  half precision: the same, but for its gradient, of which each part is rounded;
 - ``(h * weight.float()).to(x.dtype)``: torch's own ``rms_norm``, which rounds once;
 - ``(h * (1 + weight.float())).to(x.dtype)``: Gemma's;
 - ``h.to(x.dtype)``: without a weight, as part of one of those or by itself.
@@ -23,19 +24,19 @@ _aten = torch.ops.aten
 
 
 def _forward(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, rounded: bool
+    x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, rounded: bool, apart: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    h, rstd = _wide_normalized(x, eps)
+    h, rstd = _wide_normalized(x, eps, apart)
     if rounded:
         return _aten.mul.Tensor(weight, cast(h, x.dtype)), rstd
     return cast(_aten.mul.Tensor(h, _scale(weight, offset)), x.dtype), rstd
 
 
-def _wide_normalized(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _wide_normalized(x: torch.Tensor, eps: float, apart: bool) -> tuple[torch.Tensor, torch.Tensor]:
     x32 = wide(x)
     mean = _aten.mean.dim(_aten.pow.Tensor_Scalar(x32, 2), [-1], True)
     rstd = _aten.rsqrt.default(_aten.add.Tensor(mean, eps))
-    return _aten.mul.Tensor(x32, rstd), rstd
+    return _aten.mul.Tensor(x if apart else x32, rstd), rstd
 
 
 def _scale(weight: torch.Tensor, offset: float) -> torch.Tensor:
@@ -50,6 +51,7 @@ def _backward(
     eps: float,
     offset: float,
     rounded: bool,
+    apart: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What torch's autograd makes of the chain, step by step."""
     x32 = wide(x)
@@ -61,16 +63,24 @@ def _backward(
     else:
         by_weight = cast(summed(_aten.mul.Tensor(wide(ct), h), rows), weight.dtype)
         by_h = _aten.mul.Tensor(wide(ct), _scale(weight, offset))
-    return cast(by_normalized(by_h, x32, rstd), x.dtype), by_weight
+    if not apart:
+        return cast(by_normalized(by_h, x32, rstd), x.dtype), by_weight
+    by_factor, by_base = (cast(part, x.dtype) for part in _parts(by_h, x32, rstd))
+    return _aten.add.Tensor(by_factor, by_base), by_weight
 
 
 def by_normalized(by_h: torch.Tensor, x32: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
     """The gradient of ``x32 * rstd`` by x32, of the squares of which rstd is made."""
+    return _aten.add.Tensor(*_parts(by_h, x32, rstd))
+
+
+def _parts(by_h: torch.Tensor, x32: torch.Tensor, rstd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same by the factor, and by what is squared."""
     by_rstd = _aten.sum.dim_IntList(_aten.mul.Tensor(by_h, x32), [-1], True)
     cube = _aten.pow.Tensor_Scalar(rstd, 3)
     by_mean = _aten.mul.Tensor(_aten.mul.Tensor(by_rstd, -0.5), cube)
     by_square = _aten.div.Tensor(by_mean, x32.shape[-1])
-    return _aten.add.Tensor(_aten.mul.Tensor(by_h, rstd), _aten.mul.Tensor(by_square, _aten.mul.Tensor(x32, 2.0)))
+    return _aten.mul.Tensor(by_h, rstd), _aten.mul.Tensor(by_square, _aten.mul.Tensor(x32, 2.0))
 
 
 def _fake(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,7 +90,7 @@ def _fake(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
 rms_norm = with_backward(
     "rms_norm",
     "Tensor x, Tensor weight",
-    "float eps, float offset, bool rounded",
+    "float eps, float offset, bool rounded, bool apart",
     forward=_forward,
     backward=_backward,
     fake=_fake,
@@ -90,7 +100,7 @@ rms_norm = with_backward(
 
 
 def _unscaled_forward(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    h, rstd = _wide_normalized(x, eps)
+    h, rstd = _wide_normalized(x, eps, apart=False)
     return cast(h, x.dtype), rstd
 
 
@@ -110,10 +120,19 @@ unscaled_rms_norm = with_backward(
 )
 
 
-def _operator(look: Look, x: torch.Tensor, weight: Any, eps: float, offset: float, rounded: bool) -> Match:
+def _operator(
+    look: Look,
+    x: torch.Tensor,
+    weight: Any,
+    eps: float,
+    *,
+    offset: float = 0.0,
+    rounded: bool = False,
+    apart: bool = False,
+) -> Match:
     look.demand(isinstance(weight, torch.Tensor) and x.dtype in FLOATS and x.numel() > 0)
     look.demand(weight.dtype is x.dtype and weight.shape == x.shape[-1:])
-    return lambda: rms_norm(x, weight, eps, offset, rounded)[0]
+    return lambda: rms_norm(x, weight, eps, offset, rounded, apart)[0]
 
 
 def _unscaled(look: Look, x: torch.Tensor, eps: float) -> Match:
@@ -123,9 +142,13 @@ def _unscaled(look: Look, x: torch.Tensor, eps: float) -> Match:
 
 def _normalized(look: Look, h: Any) -> tuple[torch.Tensor, float]:
     """Of ``x * rsqrt(mean(x**2) + eps)`` the x, in float32, and eps."""
+    return _product(look, *_factors(look, h))
+
+
+def _factors(look: Look, h: Any) -> tuple[Any, Any]:
     for x, rstd in look.both_ways(h, "mul"):
         if look.sees(rstd, "rsqrt"):
-            return _product(look, x, rstd)
+            return x, rstd
     raise NoMatch
 
 
@@ -164,12 +187,13 @@ def _shifted(look: Look, scale: Any) -> tuple[Any, float]:
 
 
 def rounded_first(look: Look, out: torch.Tensor, weight: Any, h: Any) -> Match:
-    """Llama's in half precision."""
+    """Llama's and T5's in half precision."""
     (inner,) = look(h, "cast")
-    x32, eps = _normalized(look, inner)
+    factor, rstd = _factors(look, inner)
+    x32, eps = of_squares(look, rstd)
     x = look.unwidened(x32)
-    look.demand(h.dtype is x.dtype)
-    return _operator(look, x, weight, eps, 0.0, True)
+    look.demand((factor is x32 or factor is x) and x32.dtype is torch.float32 and h.dtype is x.dtype)
+    return _operator(look, x, weight, eps, rounded=True, apart=factor is not x32)
 
 
 def in_float32(look: Look, out: torch.Tensor, scale: Any, h: Any) -> Match:
@@ -177,7 +201,7 @@ def in_float32(look: Look, out: torch.Tensor, scale: Any, h: Any) -> Match:
     x, eps = _normalized(look, h)
     look.demand(look.unwidened(x) is x)
     weight, offset = _shifted(look, scale)
-    return _operator(look, x, weight, eps, offset, False)
+    return _operator(look, x, weight, eps, offset=offset)
 
 
 def rounded_last(look: Look, out: torch.Tensor, product: Any) -> Match:
@@ -190,7 +214,7 @@ def rounded_last(look: Look, out: torch.Tensor, product: Any) -> Match:
             look.demand(out.dtype is x.dtype and isinstance(weight, torch.Tensor))
             # A sum with 1 must have been taken in float32.
             look.demand(not offset or weight.dtype is torch.float32)
-            return _operator(look, x, look.unwidened(weight), eps, offset, False)
+            return _operator(look, x, look.unwidened(weight), eps, offset=offset)
     raise NoMatch
 
 
@@ -219,7 +243,7 @@ def of_torch(look: Look, *args: Any, **kwargs: Any) -> Match:
     look.demand(isinstance(x, torch.Tensor) and x.dtype in FLOATS and x.dim() > 0)
     look.demand(list(given["normalized_shape"]) == [x.shape[-1]])
     eps = torch.finfo(torch.float32).eps if eps is None else float(eps)
-    return _unscaled(look, x, eps) if weight is None else _operator(look, x, weight, eps, 0.0, False)
+    return _unscaled(look, x, eps) if weight is None else _operator(look, x, weight, eps)
 
 
 _SIGNATURE = inspect.signature(F.rms_norm)

@@ -126,9 +126,9 @@ def _weighed(x: jax.Array, weight: jax.Array) -> bool:
 
 @by_kernel("jtbridge::rms_norm")
 def _scaled_rms_norm(
-    x: jax.Array, weight: jax.Array, eps: float, offset: float, rounded: bool, *, node: fx.Node
+    x: jax.Array, weight: jax.Array, eps: float, offset: float, rounded: bool, apart: bool, *, node: fx.Node
 ) -> Any:
-    del node
+    del node, apart
     if not _weighed(x, weight):
         return NotImplemented
     return _normalized(x, weight, None, Norm(False, eps, offset, False, True, False, rounded))
@@ -143,11 +143,12 @@ def _scaled_rms_norm_backward(
     eps: float,
     offset: float,
     rounded: bool,
+    apart: bool,
     *,
     node: fx.Node,
 ) -> Any:
     """What the kernel adds up it does not round in between, as the chain does in half precision."""
-    del node, rounded
+    del node, rounded, apart
     if not _weighed(x, weight) or grad.dtype != x.dtype:
         return NotImplemented
     return _norm_gradients(grad, x, rstd, weight, Norm(False, eps, offset, False, True, False), (True, True))[:2]

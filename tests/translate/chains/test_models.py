@@ -209,19 +209,20 @@ def test_checkpointed_layers_are_torchs():
         assert_near([grads[key]], [grad], 40)
 
 
-def test_t5_with_a_written_out_gelu():
-    """T5 v1.1."""
+@dtypes
+def test_t5_with_a_written_out_gelu(dtype):
+    """T5 v1.1, whose GELU and loss are rounded after each step in half precision, as ours are not."""
     sizes = {"vocab_size": VOCABULARY, "d_model": 64, "d_kv": 32, "d_ff": 48, "num_layers": LAYERS, "num_heads": 2}
     torch.manual_seed(0)
     config = transformers.T5Config(**sizes, feed_forward_proj="gated-gelu", decoder_start_token_id=0)
-    made = transformers.T5ForConditionalGeneration(config).eval()
+    made = transformers.T5ForConditionalGeneration(config).eval().to(getattr(torch, dtype))
 
     def f(ids, labels):
         return made(ids, labels=labels).loss
 
     norms = 2 * LAYERS + 1 + 3 * LAYERS + 1
-    wanted = {"jtbridge.rms_norm": norms, "jtbridge.gated": 2 * LAYERS, "jtbridge.cross_entropy": 1}
-    assert operators(f, *tokens()) == wanted
+    others = {"jtbridge.gated": 2 * LAYERS, "jtbridge.cross_entropy": 1} if dtype == "float32" else {}
+    assert operators(f, *tokens()) == {"jtbridge.rms_norm": norms, **others}
     with torch.no_grad():
         want = f(*(jtbridge.to_torch(x).long() for x in tokens()))
     assert_near([jax.jit(jtbridge.wrap(f, backend="xla"))(*tokens())], [want], 20)

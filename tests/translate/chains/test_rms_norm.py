@@ -36,6 +36,14 @@ def llama(x, weight):
     return weight * h.to(x.dtype)
 
 
+def t5(x, weight):
+    variance = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
+    h = x * torch.rsqrt(variance + 1e-6)
+    if weight.dtype in (torch.float16, torch.bfloat16):
+        h = h.to(weight.dtype)
+    return weight * h
+
+
 def gemma(x, weight):
     h = x.float()
     h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
@@ -66,7 +74,7 @@ def of_torch_without_eps(x, weight):
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight=weight)
 
 
-CHAINS = [llama, gemma, gemma4, olmo, squared_by_itself, of_torch, of_torch_without_eps]
+CHAINS = [llama, t5, gemma, gemma4, olmo, squared_by_itself, of_torch, of_torch_without_eps]
 chains = pytest.mark.parametrize("chain", CHAINS)
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
 
