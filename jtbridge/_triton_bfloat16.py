@@ -1,4 +1,4 @@
-"""bfloat16 in Triton's interpreter as numbers that NumPy computes with, rounded as a GPU rounds them.
+"""bfloat16 in Triton's interpreter as numbers that NumPy computes with, rounded as a GPU rounds them; float8 too.
 
 The interpreter's own are integers of 16 bits. Triton's own insides are used; tried on triton 3.6 to 3.9.
 """
@@ -11,6 +11,14 @@ import ml_dtypes
 import numpy as np
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_FLOATS = {
+    "float8e5": ml_dtypes.float8_e5m2,
+    "float8e4nv": ml_dtypes.float8_e4m3fn,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+    "float32": np.float32,
+    "float64": np.float64,
+}
 
 
 def bfloat16_of_numpy() -> list[tuple[Any, str, Any]]:
@@ -30,19 +38,25 @@ def _dtype(interpreter: Any) -> Any:
 
 
 def _convert(interpreter: Any) -> Any:
-    """Between floats, one of them of 8 bits or bfloat16."""
+    """Between floats, one of them of 8 bits or bfloat16.
+
+    The interpreter's own makes 64 of 127: a mantissa that is rounded up to the next power leaves its exponent as it was.
+    """
     theirs, tl = interpreter._convert_float, interpreter.tl
+    types = {getattr(tl, name): np.dtype(dtype) for name, dtype in _FLOATS.items()}
 
     def convert(values: Any, source: Any, target: Any, rounding: Any) -> Any:
-        if source == tl.bfloat16:
-            values, source = values.astype(np.float32), tl.float32
-        if target != tl.bfloat16:
+        cut = rounding == interpreter._ir.ROUNDING_MODE.RTZ
+        if source not in types or target not in types or (cut and target != tl.bfloat16):
             return values if source == target else theirs(values, source, target, rounding)
-        if source != tl.float32:
-            values = theirs(values, source, tl.float32, rounding).view(np.float32)
-        if rounding == interpreter._ir.ROUNDING_MODE.RTZ:
-            return (values.view(np.uint32) >> 16).astype(np.uint16).view(_BFLOAT16)
-        return values.astype(_BFLOAT16)
+        numbers = values.view(types[source])
+        if cut:
+            return (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).view(_BFLOAT16)
+        if types[target].itemsize == 1:  # as NVIDIA's, which give the largest number instead of none or infinity
+            wide = numbers.astype(np.float32)
+            most = float(ml_dtypes.finfo(types[target]).max)
+            return wide.clip(-most, most).astype(types[target]).view(np.uint8)
+        return numbers.astype(types[target])
 
     return convert
 

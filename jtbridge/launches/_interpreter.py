@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
+import traceback
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 
 from jtbridge._triton import jit_function
 from jtbridge._triton_interpreter import right_interpreter, scalar_range
+from jtbridge.errors import LaunchError
 
 from ._launch import Launch
 from ._libdevice import interpreted_library
@@ -29,6 +31,7 @@ LANGUAGE = threading.RLock()
 
 def interpret(launch: Launch, memories: Sequence[torch.Tensor]) -> None:
     """Run a kernel in memories of a CPU, which it writes to."""
+    from triton.runtime.errors import InterpreterError
     from triton.runtime.interpreter import GridExecutor
 
     launched = launch.named(memories)
@@ -40,7 +43,21 @@ def interpret(launch: Launch, memories: Sequence[torch.Tensor]) -> None:
     constants = {parameter.name for parameter in function.params if parameter.is_constexpr}
     with LANGUAGE, _language(), right_interpreter():
         given = {name: x if name in constants else _float_as_tensor(x) for name, x in named.items()}
-        GridExecutor(python_function, function.arg_names, grid)(**given)
+        try:
+            GridExecutor(python_function, function.arg_names, grid)(**given)
+        except InterpreterError as error:
+            raise _failure(function, error.__cause__ or error) from error.__cause__
+
+
+def _failure(function: Any, cause: BaseException) -> LaunchError:
+    """What to say of an error in a kernel, with the line of its file where it was."""
+    file = function.fn.__code__.co_filename
+    lines = [line for frame, line in traceback.walk_tb(cause.__traceback__) if frame.f_code.co_filename == file]
+    place = f" at {file}:{lines[-1]}" if lines else ""
+    return LaunchError(
+        f"Kernel `{function.__name__}` fails in Triton's interpreter, which runs it on a CPU,{place}: "
+        f"{type(cause).__name__}: {cause}"
+    )
 
 
 def _float_as_tensor(value: Any) -> Any:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
-
-# Functions of libdevice that torch has under another name.
-_NAMES = {"fabs": "abs", "rint": "round", "fast_expf": "exp", "fast_logf": "log", "fast_tanhf": "tanh"}
 
 
 def interpreted_library(value: Any) -> Any:
@@ -28,8 +27,41 @@ class _Library:
         return interpreted_library(getattr(self._module, name))
 
 
+def _half_away_from_zero(x: torch.Tensor) -> torch.Tensor:
+    whole = x.trunc()
+    return torch.where((x - whole).abs() >= 0.5, whole + x.sign(), whole)
+
+
+# What torch has by the same name computes the same, but for `round`, and `remainder`, which is another one.
+_OTHERS: dict[str, Callable[..., torch.Tensor] | None] = {
+    "div_rn": torch.div,
+    "fabs": torch.abs,
+    "fast_cosf": torch.cos,
+    "fast_dividef": torch.div,
+    "fast_expf": torch.exp,
+    "fast_log10f": torch.log10,
+    "fast_log2f": torch.log2,
+    "fast_logf": torch.log,
+    "fast_powf": torch.pow,
+    "fast_sinf": torch.sin,
+    "fast_tanf": torch.tan,
+    "fast_tanhf": torch.tanh,
+    "j0": torch.special.bessel_j0,
+    "j1": torch.special.bessel_j1,
+    "nearbyint": torch.round,
+    "normcdf": torch.special.ndtr,
+    "normcdfinv": torch.special.ndtri,
+    "remainder": None,
+    "rint": torch.round,
+    "round": _half_away_from_zero,
+    "sqrt_rn": torch.sqrt,
+    "y0": torch.special.bessel_y0,
+    "y1": torch.special.bessel_y1,
+}
+
+
 def _function(name: str) -> Any:
-    theirs = getattr(torch, _NAMES.get(name, name), None)
+    theirs = _OTHERS[name] if name in _OTHERS else getattr(torch, name, None)
 
     def call(*args: Any) -> Any:
         import triton.language as tl
@@ -39,7 +71,11 @@ def _function(name: str) -> Any:
             raise NotImplementedError(f"libdevice.{name} cannot be interpreted on a CPU")
         values = [torch.from_numpy(x.handle.data) if isinstance(x, tl.tensor) else torch.tensor(x) for x in args]
         found = theirs(*values).numpy()
-        first: Any = next(x for x in args if isinstance(x, tl.tensor))
-        return tl.tensor(TensorHandle(found, first.dtype.scalar), first.type)
+        like: Any = max((x for x in args if isinstance(x, tl.tensor)), key=lambda x: x.handle.data.size)
+        dtype = like.dtype.scalar
+        if found.dtype == bool:  # in the library they are integers, of which Triton makes truth values of all but one
+            dtype, found = (tl.int32, found.astype(np.int32)) if name == "signbit" else (tl.int1, found)
+        type_ = tl.block_type(dtype, list(like.type.shape)) if like.type.is_block() else dtype
+        return tl.tensor(TensorHandle(found, dtype), type_)
 
     return call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -13,9 +13,10 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
+from jtbridge._compat import buffer_call
 from jtbridge._dtypes import torch_dtype
 from jtbridge._flat import ArrayType
-from jtbridge._host import reader, to_numpy
+from jtbridge._host import reader, writer
 from jtbridge._triton import jit_function, triton_call, unavailable
 from jtbridge.errors import LaunchError
 
@@ -63,20 +64,37 @@ def _batch(arrays: Sequence[Any], dims: Sequence[int | None], **params: Any) -> 
     return list(results), [0] * len(results)
 
 
-def _interpreted(*arrays: Any, launch: Launch, types: tuple[ArrayType, ...], fresh: tuple[int, ...]) -> list[Any]:
-    def run(*values: Any) -> list[np.ndarray]:
-        of_value = iter(values)
-        memory = [
-            np.zeros(type_.shape, type_.dtype) if i in fresh else np.array(next(of_value))
-            for i, type_ in enumerate(types)
-        ]
+def _interpreted(
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    launch: Launch,
+    types: tuple[ArrayType, ...],
+    fresh: tuple[int, ...],
+) -> Sequence[Any]:
+    """On XLA's own buffers: `jax.pure_callback` would make int32 of int64 while x64 is off, and float32 of float64."""
+    given = [i for i in range(len(types)) if i not in fresh]
+    writers = [writer(types[i]) for i in launch.written]
+
+    def run(_: Any, *buffers: Any) -> tuple[()]:
+        arrays = [buffer.__array__() for buffer in buffers]
+        memory = [np.zeros(type_.shape, type_.dtype) for type_ in types]
+        for i, array in zip(given, arrays, strict=False):
+            memory[i][...] = array
         tensors = [reader(type_)(x) for type_, x in zip(types, memory, strict=True)]
         with torch.no_grad():
             interpret(launch, tensors)
-        return [to_numpy(tensors[i]) for i in launch.written]
+        for i, write, array in zip(launch.written, writers, arrays[len(given) :], strict=True):
+            write(array, tensors[i])
+        return ()
 
-    outs = [jax.ShapeDtypeStruct(types[i].shape, types[i].dtype) for i in launch.written]
-    return list(jax.pure_callback(run, outs, *arrays, vmap_method="sequential"))
+    return buffer_call(ctx, run, operands, gpu=False)
+
+
+def _nowhere(*arrays: Any, launch: Launch, **_: Any) -> NoReturn:
+    raise LaunchError(
+        f"Kernel `{launch.name}` is lowered for a platform on which no Triton kernel runs: they are compiled for GPUs, "
+        'and interpreted on a CPU. With backend="callback" the function is called on the CPU beside it.'
+    )
 
 
 def _compiled(
@@ -93,9 +111,12 @@ def _compiled(
     memories = [torch.empty(t.shape, dtype=torch_dtype(t.dtype, "a tensor"), device="meta") for t in types]
     launched = launch.named(memories)
     configurations = launch.configurations(launched)
+    given = dict(zip((i for i in range(len(types)) if i not in fresh), arrays, strict=True))
+    if 0 in launch.grid_of(configurations[0], launched):  # Triton launches nothing then, and CUDA refuses to
+        zeros = {i: jax.numpy.zeros(types[i].shape, types[i].dtype) for i in fresh}
+        return [{**zeros, **given}[i] for i in launch.written]
     parameters = Parameters.of(launch, fresh, configurations[0])
     kernel = rewritten(jit_function(launch.kernel), parameters)
-    given = dict(zip((i for i in range(len(types)) if i not in fresh), arrays, strict=True))
     if len(configurations) > 1:
         kernel, options, constants = tuned(kernel, configurations, parameters.numbers), {}, parameters.constants
     else:
@@ -115,7 +136,8 @@ def _compiled(
 
 
 batching.primitive_batchers[launch_p] = _batch
-mlir.register_lowering(launch_p, mlir.lower_fun(_interpreted, multiple_results=True))
+mlir.register_lowering(launch_p, _interpreted, platform="cpu")
+mlir.register_lowering(launch_p, mlir.lower_fun(_nowhere, multiple_results=True))
 for _platform in ("cuda", "rocm"):
     _lower = mlir.lower_fun(functools.partial(_compiled, platform=_platform), multiple_results=True)
     mlir.register_lowering(launch_p, _lower, platform=_platform)
