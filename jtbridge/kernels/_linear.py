@@ -15,6 +15,8 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from ._manual import as_varying, bind, lower_plainly
+
 # Takes flat residuals and flat tangents (or cotangents), gives flat results.
 Function = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
@@ -31,15 +33,14 @@ def _impl(*operands: Any, fun: Function, transpose: Function, count: int) -> lis
 @linear_p.def_abstract_eval
 def _abstract(*operands: Any, fun: Function, transpose: Function, count: int) -> list[ShapedArray]:
     del transpose
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
-    return [ShapedArray(y.shape, y.dtype) for y in jax.eval_shape(fun, shapes[:count], shapes[count:])]
+    return as_varying(lambda *xs: fun(xs[:count], xs[count:]), operands)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fun: Function, transpose: Function, count: int) -> Any:
-    results = linear_p.bind(*primals, fun=fun, transpose=transpose, count=count)
+    results = bind(linear_p, *primals, fun=fun, transpose=transpose, count=count)
     moved = [ad.instantiate_zeros(t) for t in tangents]
     # Linear in the tangents, and in the residuals whatever the function is in them.
-    along = linear_p.bind(*primals[:count], *moved[count:], fun=fun, transpose=transpose, count=count)
+    along = bind(linear_p, *primals[:count], *moved[count:], fun=fun, transpose=transpose, count=count)
     if all(type(t) is ad.Zero for t in tangents[:count]):
         return results, along
     _, turned = jax.jvp(lambda *r: list(fun(r, primals[count:])), tuple(primals[:count]), tuple(moved[:count]))
@@ -52,7 +53,7 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, fun: Function, transpo
         raise NotImplementedError("a kernel's derivative is linear in the tangents alone")
     filled = [ad.instantiate_zeros(ct) for ct in cotangents]
     wanted = [ad.is_undefined_primal(t) for t in tangents]
-    grads = linear_p.bind(*residuals, *filled, fun=transpose, transpose=fun, count=count)
+    grads = bind(linear_p, *residuals, *filled, fun=transpose, transpose=fun, count=count)
     return [None] * count + [g if w else None for g, w in zip(grads, wanted, strict=True)]
 
 
@@ -73,16 +74,16 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, fun: Function, transpose
 
         return run
 
-    results = linear_p.bind(*args[:count], *tangents, fun=batched(fun), transpose=batched(transpose), count=count)
+    results = bind(linear_p, *args[:count], *tangents, fun=batched(fun), transpose=batched(transpose), count=count)
     return results, [0] * len(results)
 
 
 ad.primitive_jvps[linear_p] = _jvp
 ad.primitive_transposes[linear_p] = _transpose
 batching.primitive_batchers[linear_p] = _batch
-mlir.register_lowering(linear_p, mlir.lower_fun(_impl, multiple_results=True))
+mlir.register_lowering(linear_p, lower_plainly(_impl))
 
 
 def linear(fun: Function, transpose: Function, residuals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
     """``fun(residuals, tangents)``, linear in the tangents, with its ``transpose(residuals, cotangents)``."""
-    return linear_p.bind(*residuals, *tangents, fun=fun, transpose=transpose, count=len(residuals))
+    return bind(linear_p, *residuals, *tangents, fun=fun, transpose=transpose, count=len(residuals))

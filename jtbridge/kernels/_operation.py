@@ -12,6 +12,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from ._linear import linear
+from ._manual import as_varying, bind, lower_plainly
 from ._step import Fold, Step
 
 Saved = Callable[[Sequence[jax.Array], Sequence[jax.Array]], Sequence[jax.Array]]
@@ -55,7 +56,7 @@ class Operation:
     def __call__(self, *inputs: jax.Array) -> tuple[jax.Array, ...]:
         if self.fold is None:
             return self.function(*inputs)
-        return tuple(operation_p.bind(*(jnp.asarray(x) for x in inputs), operation=self))
+        return tuple(bind(operation_p, *(jnp.asarray(x) for x in inputs), operation=self))
 
     def _jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         count = len(primals)
@@ -90,8 +91,7 @@ def _impl(*inputs: Any, operation: Operation) -> list[jax.Array]:
 
 @operation_p.def_abstract_eval
 def _abstract(*inputs: Any, operation: Operation) -> list[ShapedArray]:
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs]
-    return [ShapedArray(y.shape, y.dtype) for y in jax.eval_shape(operation.function, *shapes)]
+    return as_varying(operation.function, inputs)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, operation: Operation) -> tuple[Any, Any]:
@@ -109,4 +109,4 @@ def _batch(inputs: Sequence[Any], dims: Sequence[int | None], *, operation: Oper
 
 ad.primitive_jvps[operation_p] = _jvp
 batching.primitive_batchers[operation_p] = _batch
-mlir.register_lowering(operation_p, mlir.lower_fun(_impl, multiple_results=True))
+mlir.register_lowering(operation_p, lower_plainly(_impl))

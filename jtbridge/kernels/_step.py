@@ -15,6 +15,7 @@ from jax.interpreters import ad, batching, mlir
 from jtbridge._triton import unavailable
 
 from ._launch import interpreting
+from ._manual import as_varying, bind, lower_plainly
 
 Arrays = Callable[..., Sequence[jax.Array]]
 # (step, which arguments have a leading batch axis, arguments) -> results with the batch leading; None: loop over it.
@@ -44,7 +45,7 @@ class Step:
         return f"{function.__module__.split('.')[-2]} {function.__name__}"
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
-        return step_p.bind(*(jnp.asarray(x) for x in arrays), step=self)
+        return bind(step_p, *(jnp.asarray(x) for x in arrays), step=self)
 
     def looped(self, batched: Sequence[bool], arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """The step on one element of a batch after the other."""
@@ -84,8 +85,7 @@ def _impl(*arrays: Any, step: Step) -> list[jax.Array]:
 
 @step_p.def_abstract_eval
 def _abstract(*arrays: Any, step: Step) -> list[ShapedArray]:
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
-    return [ShapedArray(y.shape, y.dtype) for y in jax.eval_shape(step.reference, *shapes)]
+    return as_varying(step.reference, arrays)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, step: Step) -> tuple[Any, Any]:
@@ -113,7 +113,8 @@ def _run_kernel(*arrays: Any, step: Step, platform: str) -> list[Any]:
 
 ad.primitive_jvps[step_p] = _jvp
 batching.primitive_batchers[step_p] = _batch
-mlir.register_lowering(step_p, mlir.lower_fun(_run_reference, multiple_results=True))
+mlir.register_lowering(step_p, lower_plainly(_run_reference))
 for _platform in ("cuda", "rocm"):
-    _lower = mlir.lower_fun(functools.partial(_run_kernel, platform=_platform), multiple_results=True)
-    mlir.register_lowering(step_p, _lower, platform=_platform)
+    mlir.register_lowering(
+        step_p, lower_plainly(functools.partial(_run_kernel, platform=_platform)), platform=_platform
+    )

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jtbridge._compat import unify_varying_axes
 from jtbridge.kernels.cross_entropy.op import rows_backward, rows_forward
 
 
@@ -31,11 +32,11 @@ def losses(
     """Loss and log-sum-exp of each token of ``hidden[tokens, width]``; the logits are dropped chunk by chunk."""
     step = rows_forward(options.ignore_index, options.smoothing)
 
-    def one(_: None, chunk: Sequence[jax.Array]) -> tuple[None, Sequence[jax.Array]]:
+    def one(_: Any, chunk: Sequence[jax.Array]) -> tuple[Any, Sequence[jax.Array]]:
         some_hidden, some_labels = chunk
-        return None, step(_logits(some_hidden, weight, bias), some_labels)
+        return [], step(_logits(some_hidden, weight, bias), some_labels)
 
-    loss, lse = _scan(one, None, [hidden, labels], [0, options.ignore_index], options.chunk)[1]
+    loss, lse = _scan(one, [], [hidden, labels], [0, options.ignore_index], options.chunk)[1]
     return loss, lse
 
 
@@ -119,7 +120,7 @@ def _gradients(
 
 def _scan(
     one: Callable[[Any, Sequence[jax.Array]], tuple[Any, Sequence[jax.Array]]],
-    start: Any,
+    start: Sequence[jax.Array],
     arrays: Sequence[jax.Array],
     fill: Sequence[int],
     chunk: int,
@@ -135,5 +136,7 @@ def _scan(
 
     # A derivative of this computes the logits again, too.
     one = jax.checkpoint(one, prevent_cse=False)  # type: ignore[assignment]
-    last, outputs = jax.lax.scan(one, start, [cut(x, value) for x, value in zip(arrays, fill, strict=True)])
+    # In a shard_map what is added up varies as the tokens do.
+    begin = [unify_varying_axes([x, arrays[0]])[0] for x in start]
+    last, outputs = jax.lax.scan(one, begin, [cut(x, value) for x, value in zip(arrays, fill, strict=True)])
     return last, [y.reshape(count * chunk, *y.shape[2:])[:tokens] for y in outputs]

@@ -19,6 +19,8 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jtbridge._compat import call_aval
+from jtbridge.kernels import _manual
 from jtbridge.kernels._linear import linear
 
 from . import chunks
@@ -40,13 +42,14 @@ def bind(
         summed: whether the result is the sum.
         options: see :class:`Options`.
     """
-    return linear_cross_entropy_p.bind(hidden, weight, bias, labels, summed=summed, options=options)
+    arrays = hidden, weight, bias, labels
+    return _manual.bind(linear_cross_entropy_p, *arrays, summed=summed, options=options)
 
 
-def _compute(*arrays: Any, summed: bool, options: Options) -> jax.Array:
+def _compute(*arrays: Any, summed: bool, options: Options) -> list[jax.Array]:
     hidden, weight, bias, labels = arrays
     loss = chunks.losses(hidden, weight, bias, labels, options)[0]
-    return loss.sum() if summed else loss
+    return [loss.sum() if summed else loss]
 
 
 @linear_cross_entropy_p.def_impl
@@ -57,7 +60,7 @@ def _impl(*arrays: Any, summed: bool, options: Options) -> jax.Array:
 @linear_cross_entropy_p.def_abstract_eval
 def _abstract(*arrays: Any, summed: bool, options: Options) -> ShapedArray:
     del options
-    return ShapedArray(() if summed else arrays[3].shape, jnp.dtype("float32"))
+    return call_aval(() if summed else arrays[3].shape, jnp.dtype("float32"), arrays)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, summed: bool, options: Options) -> tuple[Any, Any]:
@@ -129,4 +132,4 @@ def _batch(arrays: Sequence[Any], dims: Sequence[int | None], *, summed: bool, o
 
 ad.primitive_jvps[linear_cross_entropy_p] = _jvp
 batching.primitive_batchers[linear_cross_entropy_p] = _batch
-mlir.register_lowering(linear_cross_entropy_p, mlir.lower_fun(_compute, multiple_results=False))
+mlir.register_lowering(linear_cross_entropy_p, _manual.lower_plainly(_compute))
