@@ -144,6 +144,28 @@ _TRITON_TYPES = {
 }
 
 
+# What Triton's language calls the types of numbers.
+LANGUAGE_TYPES = {
+    "u1": "int1",
+    **{f"{kind}{bits}": f"{kind_}int{bits}" for kind, kind_ in (("i", ""), ("u", "u")) for bits in (8, 16, 32, 64)},
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "fp64": "float64",
+}
+
+
+def number_type(parameter: Any, value: Any) -> str:
+    """The type as which Triton passes a number to a kernel: what the parameter says, or by what is passed."""
+    if parameter.annotation_type:
+        return parameter.annotation_type
+    if isinstance(value, bool):
+        return "u1"
+    if isinstance(value, float):
+        return "fp32"
+    return "i32" if -(1 << 31) <= value < 1 << 31 else "i64" if value < 1 << 63 else "u64"
+
+
 def analysed_code(function: Any, named: Mapping[str, Any]) -> str:
     """Triton's intermediate code of a kernel for arguments (of a tensor its dtype), calls inlined. It needs no GPU."""
     from triton._C.libtriton import ir
@@ -155,13 +177,11 @@ def analysed_code(function: Any, named: Mapping[str, Any]) -> str:
         value = named[parameter.name]
         if isinstance(value, torch.dtype) and not parameter.is_constexpr:
             signature[parameter.name] = f"*{_TRITON_TYPES[value]}"
-        elif parameter.is_constexpr or value is None or isinstance(value, bool):
+        elif parameter.is_constexpr or value is None:
             signature[parameter.name] = "constexpr"
             constants[parameter.name] = value
-        elif isinstance(value, int):
-            signature[parameter.name] = "i32" if -(1 << 31) <= value < 1 << 31 else "i64"
         else:
-            signature[parameter.name] = "fp32"
+            signature[parameter.name] = number_type(parameter, value)
     source = ASTSource(function, signature, constants)
     target = GPUTarget("cuda", 90, 32)
     backend: Any = make_backend(target)

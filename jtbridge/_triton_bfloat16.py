@@ -40,7 +40,7 @@ def _dtype(interpreter: Any) -> Any:
 def _convert(interpreter: Any) -> Any:
     """Between floats, one of them of 8 bits or bfloat16.
 
-    The interpreter's own makes 64 of 127: a mantissa that is rounded up to the next power leaves its exponent as it was.
+    The interpreter's own makes 64 of 127: a mantissa that is rounded up to the next power leaves the exponent alone.
     """
     theirs, tl = interpreter._convert_float, interpreter.tl
     types = {getattr(tl, name): np.dtype(dtype) for name, dtype in _FLOATS.items()}
@@ -64,12 +64,12 @@ def _convert(interpreter: Any) -> Any:
 def _load(interpreter: Any) -> Any:
     theirs, tl, handle = interpreter.InterpreterBuilder.create_masked_load, interpreter.tl, interpreter.TensorHandle
 
-    def load(self: Any, pointers: Any, mask: Any, other: Any, *how: Any) -> Any:
+    def load(self: Any, pointers: Any, mask: Any, other: Any, *how: Any, **named: Any) -> Any:
         if pointers.get_element_ty() != tl.bfloat16:
-            return theirs(self, pointers, mask, other, *how)
+            return theirs(self, pointers, mask, other, *how, **named)
         if other is not None:
             other = handle(other.data.view(np.uint16), tl.uint16)
-        bits = theirs(self, handle(pointers.data, tl.pointer_type(tl.uint16)), mask, other, *how)
+        bits = theirs(self, handle(pointers.data, tl.pointer_type(tl.uint16)), mask, other, *how, **named)
         return handle(bits.data.view(_BFLOAT16), tl.bfloat16)
 
     return load
@@ -78,10 +78,10 @@ def _load(interpreter: Any) -> Any:
 def _store(interpreter: Any) -> Any:
     theirs, tl, handle = interpreter.InterpreterBuilder.create_masked_store, interpreter.tl, interpreter.TensorHandle
 
-    def store(self: Any, pointers: Any, value: Any, *how: Any) -> Any:
+    def store(self: Any, pointers: Any, value: Any, *how: Any, **named: Any) -> Any:
         if value.data.dtype == _BFLOAT16:
             value = handle(value.data.view(np.uint16), tl.uint16)
-        return theirs(self, pointers, value, *how)
+        return theirs(self, pointers, value, *how, **named)
 
     return store
 

@@ -15,10 +15,11 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 
-from jtbridge._triton import jit_function
+from jtbridge._triton import LANGUAGE_TYPES, jit_function, number_type
 from jtbridge._triton_interpreter import right_interpreter, scalar_range
 from jtbridge.errors import LaunchError
 
@@ -40,9 +41,9 @@ def interpret(launch: Launch, memories: Sequence[torch.Tensor]) -> None:
     function = jit_function(launch.kernel)
     python_function = _python_function(function)
     named = {**launch.arguments(memories), **configuration.constants}
-    constants = {parameter.name for parameter in function.params if parameter.is_constexpr}
+    numbers = {p.name: p for p in function.params if not p.is_constexpr}
     with LANGUAGE, _language(), right_interpreter():
-        given = {name: x if name in constants else _float_as_tensor(x) for name, x in named.items()}
+        given = {name: _number(numbers[name], x) if name in numbers else x for name, x in named.items()}
         try:
             GridExecutor(python_function, function.arg_names, grid)(**given)
         except InterpreterError as error:
@@ -60,14 +61,16 @@ def _failure(function: Any, cause: BaseException) -> LaunchError:
     )
 
 
-def _float_as_tensor(value: Any) -> Any:
-    """A float as kernels are passed it, float32. The interpreter leaves it a Python float, which has no ``.to``."""
+def _number(parameter: Any, value: Any) -> Any:
+    """A number of the type that a kernel is passed. The interpreter leaves a float as it is, which has no ``.to``."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
-    if not isinstance(value, float):
+    if not isinstance(value, bool | int | float):
         return value
-    return tl.tensor(TensorHandle(np.array([value], np.float32), tl.float32), tl.float32)
+    name = LANGUAGE_TYPES[number_type(parameter, value)]
+    dtype, held = getattr(tl, name), {"int1": bool, "bfloat16": ml_dtypes.bfloat16}.get(name, name)
+    return tl.tensor(TensorHandle(np.array([value], held), dtype), dtype)
 
 
 def _python_function(function: Any) -> Any:

@@ -17,7 +17,8 @@ from ._memory import Place
 
 # Arguments of a launch that are not the kernel's own.
 OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas"})
-_IGNORED = frozenset({"warmup", "debug", "launch_cooperative_grid", "launch_pdl"})
+_FOR_SPEED = frozenset({"maxnreg", "launch_pdl", "waves_per_eu", "matrix_instr_nonkdim", "kpack"})
+_IGNORED = frozenset({"warmup", "debug", "launch_cooperative_grid"}) | _FOR_SPEED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,11 +96,17 @@ def bound(kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     options = {name: int(kwargs[name]) for name in OPTIONS & kwargs.keys()}
     own = set(function.arg_names)  # which may be called as an option is, and then are what it is
     named |= {name: value for name, value in kwargs.items() if name in own or name not in OPTIONS | _IGNORED}
+    if kwargs.get("launch_cooperative_grid"):
+        raise LaunchError(
+            f"Kernel `{function.__name__}` is launched with `launch_cooperative_grid`: its programs wait for each "
+            "other. From a JAX program they may run one after another, and it would wait for ever."
+        )
     unknown = [name for name in named if name not in function.arg_names]
     if unknown or len(args) > len(function.arg_names):
         raise LaunchError(
             f"Kernel `{function.__name__}` was launched with {', '.join(unknown) or f'{len(args)} arguments'}, which "
-            f"it does not take. Its parameters: {', '.join(function.arg_names)}."
+            f"it does not take. Its parameters: {', '.join(function.arg_names)}; options of launches in a JAX program: "
+            f"{', '.join(sorted(OPTIONS))}."
         )
     for parameter in function.params:
         if parameter.name not in named and parameter.has_default:
@@ -144,14 +151,14 @@ def _plain(function: Any, name: str, value: Any) -> Any:
 def _configurations(kernel: Any, named: Mapping[str, Any], given: Configuration) -> list[Configuration]:
     if hasattr(kernel, "configs"):  # triton.autotune
         _refuse_hooks(kernel)
-        tuner = copy.copy(kernel)
-        tuner.nargs = dict(named)
         found = []
-        for config in tuner.prune_configs(dict(named)):
+        for config in _pruned(kernel, named):
             options = {name: getattr(config, name) for name in OPTIONS}
-            own = {name: value for name, value in options.items() if name in jit_function(kernel).arg_names}
-            chosen = Configuration({**given.constants, **config.kwargs, **own}, **options)
-            found += _configurations(kernel.fn, {**named, **config.kwargs, **own}, chosen)
+            parameters = jit_function(kernel).arg_names
+            own = {name: value for name, value in options.items() if name in parameters}
+            own |= {name: x for name, x in config.kwargs.items() if name in parameters or name not in _FOR_SPEED}
+            chosen = Configuration({**given.constants, **own}, **options)
+            found += _configurations(kernel.fn, {**named, **own}, chosen)
         return found
     if hasattr(kernel, "values"):  # triton.heuristics
         guessed = dict(given.constants)
@@ -159,6 +166,15 @@ def _configurations(kernel: Any, named: Mapping[str, Any], given: Configuration)
             guessed[name] = heuristic({**named, **guessed})
         return _configurations(kernel.fn, {**named, **guessed}, dataclasses.replace(given, constants=guessed))
     return [given]
+
+
+def _pruned(kernel: Any, named: Mapping[str, Any]) -> list[Any]:
+    """The configurations that an autotuned kernel's own functions leave."""
+    tuner = copy.copy(kernel)
+    tuner.nargs, tuner.perf_model = dict(named), None
+    tuner.configs = tuner.prune_configs(dict(named))
+    tuner.early_config_prune, tuner.perf_model = None, kernel.perf_model
+    return tuner.prune_configs({})  # a model of the time takes each argument once
 
 
 def _refuse_hooks(tuner: Any) -> None:

@@ -66,7 +66,7 @@ def refuse_parts(memories: Sequence[torch.Tensor], written: Sequence[int], kerne
     if parts or shared(memories, written):
         raise LaunchError(
             f"Kernel `{kernel}` is launched inside torch.vmap on views, whose memory is hidden there. Launch it on "
-            "tensors of their own (`.clone()`), or use jax.vmap."
+            "tensors of their own (`.clone(memory_format=torch.contiguous_format)`), or use jax.vmap."
         )
 
 

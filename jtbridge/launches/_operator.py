@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Sequence
 
@@ -31,6 +32,24 @@ def launch_of(number: int) -> Launch:
     return _LAUNCHES[number]
 
 
+class _Running(threading.local):
+    """Whether this thread has Triton itself run a kernel."""
+
+    kernel = False
+
+
+RUNNING = _Running()
+
+
+def run_on_gpu(launch: Launch, memories: Sequence[torch.Tensor]) -> None:
+    """Have Triton launch a kernel, which writes to memories of a GPU."""
+    RUNNING.kernel = True
+    try:
+        launch.kernel.run(grid=launch.grid, warmup=False, **launch.arguments(memories), **launch.options)
+    finally:
+        RUNNING.kernel = False
+
+
 @torch.library.custom_op("jtbridge::launch", mutates_args=())
 def launch_operator(memories: list[torch.Tensor], number: int) -> list[torch.Tensor]:
     """What a kernel makes of the memories that it writes; those themselves stay as they are.
@@ -47,7 +66,7 @@ def launch_operator(memories: list[torch.Tensor], number: int) -> list[torch.Ten
     if given[0].is_cpu:
         interpret(launch, given)
     else:
-        launch.kernel[launch.grid](**launch.arguments(given), **launch.options)
+        run_on_gpu(launch, given)
     return [given[i] for i in launch.written]
 
 

@@ -9,7 +9,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jtbridge._triton import jit_function, names_aliases_twice
+from jtbridge._triton import LANGUAGE_TYPES, jit_function, names_aliases_twice, number_type
 
 from ._launch import OPTIONS, Configuration, Launch
 from ._memory import Place
@@ -28,7 +28,7 @@ class Parameters:
         memories: the names of all memories by position, each that of the first tensor in it.
         tensors: for the name of each tensor that of its memory, and the element that it begins with.
         loaded: those of them that the kernel takes as numbers.
-        floats: the constants that the kernel takes as float32 numbers.
+        casts: the numbers that the kernel takes as of a type that jax-triton would not pass, and that type.
     """
 
     inputs: tuple[int | str, ...]
@@ -39,7 +39,7 @@ class Parameters:
     memories: Mapping[int, str]
     tensors: Mapping[str, tuple[str, int]]
     loaded: frozenset[str]
-    floats: frozenset[str]
+    casts: Mapping[str, str]
 
     @classmethod
     def of(cls, launch: Launch, fresh: Sequence[int], configuration: Configuration) -> Parameters:
@@ -64,7 +64,15 @@ class Parameters:
                 constants[name] = launch.values[name]
             else:
                 inputs.append(name)
-        floats = frozenset(n for n, v in constants.items() if isinstance(v, float) and n not in constant)
+        # A float Triton passes as float32, and jax-triton as float64, or as an integer if it is 1; an integer that is 1
+        # is part of the code, but where the kernel says that it is not.
+        casts = {
+            p.name: LANGUAGE_TYPES[number_type(p, launch.values[p.name])]
+            for p in jit_function(launch.kernel).params
+            if p.name in {*constants, *inputs} - constant - configuration.constants.keys()
+            and isinstance(value := launch.values[p.name], bool | int | float)
+            and (p.annotation_type or p.do_not_specialize or not isinstance(value, int) or isinstance(value, bool))
+        }
         return cls(
             tuple(inputs),
             tuple(memories[i] for i in launch.written),
@@ -74,7 +82,7 @@ class Parameters:
             memories,
             {name: (memories[position], start) for name, (position, start) in _starts(place).items()},
             launch.numbers,
-            floats,
+            casts,
         )
 
     @property
@@ -101,8 +109,7 @@ class Parameters:
             pointer = f"{memory} + {start}" if start else memory
             return f"tl.load({pointer})" if name in self.loaded else pointer
         (passed,) = spelled({name: None})
-        # Triton passes a float as float32, and jax-triton as float64, or as an integer if it is 1.
-        return f"tl.cast({passed}, tl.float32)" if name in self.floats else passed
+        return f"tl.cast({passed}, tl.{self.casts[name]})" if name in self.casts else passed
 
 
 def _starts(places: Mapping[str, Place]) -> dict[str, tuple[int, int]]:

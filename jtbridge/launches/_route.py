@@ -19,7 +19,7 @@ from jtbridge.errors import LaunchError
 from ._deferred import SymbolicNumberError
 from ._launch import Launch, bound
 from ._memory import memories_of, shared
-from ._operator import launch_operator, number_of
+from ._operator import RUNNING, launch_operator, number_of
 from ._written import written_parameters
 
 
@@ -46,27 +46,36 @@ def routed() -> Iterator[list[str]]:
         yield launched
         return
     thread = threading.get_ident()
-    before = jit.KernelInterface.__getitem__
 
-    def getitem(kernel: Any, grid: Any) -> Any:
-        if threading.get_ident() != thread:
-            return before(kernel, grid)
-        return lambda *args, **kwargs: launched.append(_launched(kernel, grid, args, kwargs))
+    def is_here() -> bool:
+        return threading.get_ident() == thread and not RUNNING.kernel
+
+    def routing(run: Callable[..., Any]) -> Callable[..., Any]:
+        def routed_run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            if warmup or not is_here():
+                return run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+            return launched.append(_launched(kernel, grid, args, kwargs))
+
+        return routed_run
 
     wrapper = triton_wrapper_class()
     run = wrapper.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
+        if not is_here():
             return run(self, *args, **kwargs)
         return launched.append(_launched(self.kernel, self.grid, args, kwargs))
 
-    jit.KernelInterface.__getitem__ = getitem
+    autotuner = sys.modules["triton.runtime.autotuner"]
+    before = [(kind, kind.run) for kind in (jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics)]
+    for kind, own in before:
+        kind.run = routing(own)
     wrapper.__call__ = call
     try:
         yield launched
     finally:
-        jit.KernelInterface.__getitem__ = before
+        for kind, own in before:
+            kind.run = own
         wrapper.__call__ = run
 
 

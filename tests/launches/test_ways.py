@@ -1,0 +1,90 @@
+"""All ways to launch a kernel are one, and it is given the numbers that Triton would give it."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+from jtbridge import errors
+from tests.kernels.harness import kernels_in, needs_compiler, needs_triton
+
+pytestmark = [needs_triton, needs_compiler]
+
+X = np.random.default_rng(0).standard_normal(64).astype(np.float32)
+
+
+@pytest.fixture(params=["xla", "dlpack", "callback"])
+def backend(request):
+    return request.param
+
+
+@pytest.mark.parametrize("way", ["by_a_model", "on_amd", "reset", "held", "run", "by_name", "with_registers"])
+def test_ways_to_launch(way, backend):
+    from .way_kernels import WAYS
+
+    np.testing.assert_array_equal(jtbridge.wrap(WAYS[way], backend=backend)(X), X)
+    assert kernels_in(jtbridge.wrap(WAYS[way]), X) == ["add_kernel"]
+
+
+def test_only_what_a_model_of_the_time_leaves():
+    from jtbridge.launches._launch import Launch
+
+    from .way_kernels import blocks, by_a_model
+
+    x = torch.empty(64)
+    launch = Launch(by_a_model, blocks, ("x_ptr", "out_ptr"), {"n": 64}, {})
+    (only,) = launch.configurations({"x_ptr": x, "out_ptr": x, "n": 64})
+    assert (only.constants, only.num_warps) == ({"BLOCK": 32}, 2)
+
+
+def test_programs_that_wait_for_each_other_are_refused(backend):
+    from .way_kernels import waits_for_all
+
+    with pytest.raises(errors.LaunchError, match=r"^Kernel `add_kernel` is launched with `launch_cooperative_grid`"):
+        jtbridge.wrap(waits_for_all, backend=backend)(X)
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_numbers_are_of_the_types_that_triton_gives_them(backend, flag):
+    from .way_kernels import numbers
+
+    want = X * flag + 1 + (4 if flag else 0) + 3
+    np.testing.assert_allclose(jtbridge.wrap(numbers, backend=backend)(X, flag), want, rtol=1e-3)
+    assert kernels_in(lambda x: jtbridge.wrap(numbers)(x, flag), X) == ["numbers_kernel"]
+
+
+def test_tensor_descriptors_of_the_device(backend):
+    from .way_kernels import described
+
+    x = jnp.asarray(X.reshape(4, 16))
+    for dtype in ("float32", "bfloat16"):
+        got = jtbridge.wrap(described, backend=backend)(x.astype(dtype))
+        np.testing.assert_array_equal(got, 2 * x.astype(dtype))
+        assert kernels_in(jtbridge.wrap(described), x.astype(dtype)) == ["described_kernel"]
+
+
+def test_on_a_gpu_triton_launches_what_is_called(monkeypatch):
+    from triton.runtime.jit import JITFunction
+
+    from jtbridge.launches import routed
+    from jtbridge.launches._launch import Launch
+    from jtbridge.launches._memory import memories_of
+    from jtbridge.launches._operator import run_on_gpu
+
+    from .way_kernels import add_kernel
+
+    calls = []
+    monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **kwargs: calls.append((kernel, args, kwargs)))
+    tensors = [torch.empty(64, device="meta"), torch.empty(64, device="meta")]
+    memories, places = memories_of(tensors)
+    names = ("x_ptr", "out_ptr")
+    launch = Launch(add_kernel, (4,), names, {"n": 64, "BLOCK": 16}, {"num_warps": 2}, places=tuple(places))
+    with routed() as launched:
+        run_on_gpu(launch, memories)
+    ((kernel, args, given),) = calls
+    assert (kernel, args, launched) == (add_kernel, (), [])
+    assert {name: given.pop(name).shape for name in names} == dict.fromkeys(names, (64,))
+    assert given == {"n": 64, "BLOCK": 16, "num_warps": 2, "grid": (4,), "warmup": False}
