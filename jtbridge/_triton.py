@@ -125,7 +125,8 @@ def names_aliases_twice() -> bool:
     return "out_type" not in inspect.signature(_jax_triton().triton_call).parameters
 
 
-_TRITON_TYPES = {
+# What Triton calls torch's types.
+TRITON_TYPES = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
@@ -176,7 +177,7 @@ def analysed_code(function: Any, named: Mapping[str, Any]) -> str:
     for parameter in function.params:
         value = named[parameter.name]
         if isinstance(value, torch.dtype) and not parameter.is_constexpr:
-            signature[parameter.name] = f"*{_TRITON_TYPES[value]}"
+            signature[parameter.name] = f"*{TRITON_TYPES[value]}"
         elif parameter.is_constexpr or value is None:
             signature[parameter.name] = "constexpr"
             constants[parameter.name] = value

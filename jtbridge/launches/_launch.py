@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from jtbridge._triton import jit_function
+from jtbridge._triton import TRITON_TYPES, jit_function
 from jtbridge.errors import LaunchError
 
 from ._deferred import DeferredNumber, SymbolicNumberError
@@ -120,6 +120,12 @@ def bound(kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
             value.taken = True
             numbers[name] = value.tensor
     tensors = {name: value for name, value in {**named, **numbers}.items() if isinstance(value, torch.Tensor)}
+    for name, tensor in tensors.items():
+        if tensor.dtype not in TRITON_TYPES:
+            raise LaunchError(
+                f"Kernel `{function.__name__}` was given a tensor of {tensor.dtype} for `{name}`, which Triton does "
+                "not have. Complex numbers are passed as `torch.view_as_real` has them."
+            )
     values = {name: _plain(function, name, value) for name, value in named.items() if name not in tensors}
     return Launch(kernel, grid, tuple(tensors), values, options, frozenset(numbers)), list(tensors.values())
 

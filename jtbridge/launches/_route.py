@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import operator
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import fx
 
-from jtbridge._compat import triton_wrapper_class
+from jtbridge._compat import last_traced_node, triton_wrapper_class
 from jtbridge._triton import analysed_code, jit_function
 from jtbridge.errors import LaunchError
 
@@ -99,9 +101,22 @@ def _launched(kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, 
             "of its own (`.clone()`)."
         )
     results = launch_operator(memories, number_of(launch))
+    _note(launch)
     for position, result in zip(launch.written, results, strict=True):
         memories[position].copy_(result)
     return launch.name
+
+
+def _note(launch: Launch) -> None:
+    """Have the node that a launch became, if it is traced, keep the launch alive.
+
+    Those of an operator that writes to its arguments are traced where nobody else looks at them.
+    """
+    node = last_traced_node()
+    while node is not None and node.target is operator.getitem:  # of several results
+        node = cast(fx.Node, node.args[0])
+    if node is not None and node.target is launch_operator._opoverload:
+        node.meta["custom"] = {**(node.meta.get("custom") or {}), "launch": launch}
 
 
 def _written(launch: Launch, tensors: Sequence[torch.Tensor]) -> Collection[str]:

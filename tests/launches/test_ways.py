@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -54,6 +55,25 @@ def test_numbers_are_of_the_types_that_triton_gives_them(backend, flag):
     want = X * flag + 1 + (4 if flag else 0) + 3
     np.testing.assert_allclose(jtbridge.wrap(numbers, backend=backend)(X, flag), want, rtol=1e-3)
     assert kernels_in(lambda x: jtbridge.wrap(numbers)(x, flag), X) == ["numbers_kernel"]
+
+
+def test_an_operator_that_writes_to_its_argument(backend):
+    from .way_kernels import end_squared, square_
+
+    want = np.where(np.arange(64) < 16, X, X * X)
+    f = jtbridge.wrap(end_squared, backend=backend)
+    np.testing.assert_array_equal(f(X), want)
+    np.testing.assert_array_equal(jax.lax.map(f, np.stack([X, X])), [want, want])
+    assert kernels_in(jtbridge.wrap(end_squared), X) == ["square_kernel"]
+    _, mutated = jtbridge.wrap(lambda x: square_(x), backend=backend, return_mutated=True)(X)
+    np.testing.assert_array_equal(jax.tree.leaves(mutated)[0], X * X)
+
+
+def test_complex_numbers_are_refused():
+    from .way_kernels import of_complex
+
+    with pytest.raises(errors.LaunchError, match=r"`square_kernel` was given a tensor of torch.complex64 for `x_ptr`"):
+        jtbridge.wrap(of_complex)(X)
 
 
 def test_tensor_descriptors_of_the_device(backend):

@@ -82,3 +82,27 @@ def described(x):
     out = torch.empty_like(x)
     described_kernel[(triton.cdiv(x.shape[0], 2),)](x, out, x.shape[0], x.shape[1], 2, 16)
     return out
+
+
+@triton.jit
+def square_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < n)
+    tl.store(out_ptr + i, x * x, mask=i < n)
+
+
+@torch.library.triton_op("jtbridge_tests::triton_square_", mutates_args={"x"})
+def square_(x: torch.Tensor) -> None:
+    torch.library.wrap_triton(square_kernel)[(triton.cdiv(x.numel(), 16),)](x, x, x.numel(), BLOCK=16)
+
+
+def end_squared(x):
+    x = x.clone()
+    square_(x[16:])
+    return x
+
+
+def of_complex(x):
+    z = torch.complex(x, x)
+    square_kernel[(4,)](z, z, z.numel(), BLOCK=16)
+    return z
