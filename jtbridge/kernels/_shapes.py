@@ -21,6 +21,13 @@ def unsupported_dtype(name: str, dtype: np.dtype, known: Sequence[np.dtype]) -> 
     return f"`{name}` is {dtype}, the kernel takes {', '.join(str(d) for d in known)}"
 
 
+def check_floating(**named: jax.Array | None) -> None:
+    """Raises a TypeError for arguments that are not real floating-point arrays: their results could not be held."""
+    for name, array in named.items():
+        if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
+            raise TypeError(f"`{name}` is {array.dtype}, not of a real floating-point dtype")
+
+
 def next_power_of_2(n: int) -> int:
     """The smallest power of two that is not below `n`."""
     return 1 << max(n - 1, 0).bit_length()

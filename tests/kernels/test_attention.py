@@ -344,6 +344,12 @@ def test_what_the_kernels_do_not_take_goes_jnps_way():
         ({"mask": jnp.zeros((2, 3))}, r"`mask` has shape \(2, 3\), expected one that broadcasts to \(1, 2, 3, 3\)"),
         ({"mask": jnp.zeros(3, int)}, "`mask` is int32, expected bool"),
         ({"window": (1, -1)}, r"`window` is \(1, -1\), expected two counts"),
+        ({"window": (1.5, 1)}, r"`window` is \(1.5, 1\), expected two counts"),
+        ({"window": 3}, "`window` is 3, expected two counts"),
+        (
+            {"key": jnp.zeros((1, 0, 3, 4)), "value": jnp.zeros((1, 0, 3, 4))},
+            "`query` has 2 heads, which is no multiple of the 0 of `key`",
+        ),
         ({"dropout_rate": 2.0}, "`dropout_rate` is 2.0, expected a probability"),
         ({"dropout_rate": 0.5}, "`dropout_key` must be given"),
     ],
@@ -352,6 +358,45 @@ def test_what_it_refuses(keywords, message):
     x = jnp.zeros((1, 2, 3, 4))
     with pytest.raises(ValueError, match=message):
         attention(**({"query": x, "key": x, "value": x} | keywords))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
+def test_results_that_no_dtype_could_hold_are_refused(dtype):
+    x = jnp.ones((1, 2, 3, 4))
+    with pytest.raises(TypeError, match=f"^`key` is {dtype}, not of a real floating-point dtype$"):
+        attention(x, x.astype(dtype), x)
+
+
+def test_nothing_of_nothing():
+    some = jnp.ones((1, 2, 3, 4))
+    out, logsumexp = attention(some[:, :, :0], some, some, return_logsumexp=True)
+    assert (out.shape, logsumexp.shape) == ((1, 2, 0, 4), (1, 2, 0))
+    assert attention(*[some[:0]] * 3).shape == (0, 2, 3, 4)
+    assert attention(*[some[:, :0]] * 3).shape == (1, 0, 3, 4)
+
+
+@pytest.mark.parametrize("masked", ["none", "boolean", "additive"])
+def test_what_is_not_a_number_shows(masked):
+    """In the logarithm, and in every gradient of what shares its row."""
+    query, key, value, ct = inputs(1, 2, 1, 5, 7, 8)
+    query = query.at[0, 1, 2, 3].set(jnp.nan)
+    mask = {"none": None, "boolean": jnp.ones((5, 7), bool), "additive": jnp.zeros((5, 7))}[masked]
+    (out, logsumexp), pull = jax.vjp(lambda *x: attention(*x, mask=mask, return_logsumexp=True), query, key, value)
+    for found in (out[..., 0], logsumexp):
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(query).any(-1))
+    by_query, by_key, by_value = pull((ct, 0 * logsumexp))
+    np.testing.assert_array_equal(np.isnan(by_query).any(-1), np.isnan(query).any(-1))
+    assert jnp.isnan(by_key).all()
+    assert jnp.isnan(by_value).all()
+
+
+def test_an_additive_mask_that_is_not_a_number_shows():
+    query, key, value, _ = inputs(1, 2, 1, 5, 7, 8)
+    mask = jnp.zeros((5, 7)).at[2, 3].set(jnp.nan)
+    out, logsumexp = attention(query, key, value, mask=mask, return_logsumexp=True)
+    assert jnp.isnan(out[:, :, 2]).all()
+    assert jnp.isnan(logsumexp[:, :, 2]).all()
+    assert jnp.isfinite(out[:, :, :2]).all()
 
 
 @needs_triton

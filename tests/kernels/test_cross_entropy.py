@@ -174,6 +174,10 @@ def test_errors():
         cross_entropy(x, jnp.zeros(3, jnp.int32))
     with pytest.raises(TypeError, match="`labels` is float32, expected integers: class indices, not probabilities"):
         cross_entropy(x, x)
+    with pytest.raises(TypeError, match=r"^`logits` is int32, not of a real floating-point dtype$"):
+        cross_entropy(x.astype("int32"), labels)
+    with pytest.raises(ValueError, match=r"^`logits` has shape \(2, 0\): there are no classes$"):
+        cross_entropy(x[:, :0], labels)
     with pytest.raises(ValueError, match="`label_smoothing` is 2, expected a number from 0 to 1"):
         cross_entropy(x, labels, label_smoothing=2)
     with pytest.raises(ValueError, match="`reduction` is 'max', expected 'mean', 'sum' or 'none'"):

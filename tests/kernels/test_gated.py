@@ -129,6 +129,8 @@ def test_what_is_refused():
         swiglu(jnp.zeros(2), jnp.zeros(3))
     with pytest.raises(ValueError, match=r"^`approximate` is 'erf', not 'tanh' or 'none'$"):
         geglu(jnp.zeros(2), jnp.zeros(2), approximate="erf")
+    with pytest.raises(TypeError, match=r"^`up` is int32, not of a real floating-point dtype$"):
+        swiglu(jnp.zeros(2), jnp.zeros(2, jnp.int32))
 
 
 def _forward_and_backward(f):

@@ -164,6 +164,10 @@ def test_errors():
         linear_cross_entropy(hidden, weight, labels, bias=bias[:4])
     with pytest.raises(ValueError, match="`chunk_size` is 0, expected a positive number of rows"):
         linear_cross_entropy(hidden, weight, labels, chunk_size=0)
+    with pytest.raises(ValueError, match="`accumulator_dtype` is int32, expected a floating-point dtype"):
+        linear_cross_entropy(hidden, weight, labels, accumulator_dtype="int32")
+    with pytest.raises(TypeError, match="`hidden` is int32, not of a real floating-point dtype"):
+        linear_cross_entropy(hidden.astype("int32"), weight, labels)
 
 
 @needs_triton

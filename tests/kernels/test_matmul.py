@@ -149,6 +149,12 @@ def test_what_the_kernel_does_not_take_goes_jnps_way(x64):
     assert matmul(a[:, :0], b[:0], bias).tolist() == [bias.tolist()] * 2
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_an_activation_far_below_zero_is_zero(activation):
+    a = jnp.full((1, 1), -1e30, jnp.float32)
+    assert matmul(a, jnp.ones((1, 1)), activation=activation).tolist() == [[0.0]]
+
+
 def test_errors():
     a, b, bias = normal(2, 3), normal(3, 4), normal(4)
     with pytest.raises(
@@ -163,6 +169,11 @@ def test_errors():
         ValueError, match=r"`bias` has shape \(3,\), but `b` \(3, 4\): expected \[n\], where `b` is \[k,"
     ):
         matmul(a, b, bias[:3])
+    whole = b.astype("int32")
+    with pytest.raises(TypeError, match=r"^`b` is int32, not of a real floating-point dtype$"):
+        matmul(a, whole)
+    with pytest.raises(TypeError, match=r"^`a` is int32, not of a real floating-point dtype$"):
+        matmul(whole.T, whole, activation="silu")
     with pytest.raises(ValueError, match="`activation` is 'tanh', expected None or one of relu, gelu, gelu_tanh, silu"):
         matmul(a, b, activation="tanh")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`precision` is 'high', expected one of ieee, tf32x3, tf32"):

@@ -183,6 +183,9 @@ def test_what_is_refused():
         rope_qk(x, x[:, :, :2], cos, cos)
     with pytest.raises(ValueError, match=r"^`sin` is \(2, 4\) where `x` is \(1, 2, 3, 4\): cos and sin must both be"):
         rope(x, cos, cos[:2])
+    for dtype in ("int32", "complex64"):
+        with pytest.raises(TypeError, match=f"^`x` is {dtype}, not of a real floating-point dtype$"):
+            rope(x.astype(dtype), cos, cos)
 
 
 @needs_kernels

@@ -8,8 +8,9 @@ from typing import Literal, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jtbridge.kernels._shapes import FLOATS, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
 
 from . import configurations, reference
 from .choice import IMPLEMENTATIONS, Choice, Implementation, decided, refused_by_cudnn
@@ -87,7 +88,8 @@ def attention(
     is computed in jnp, one batch after the other, if it is asked for. A batch of attentions is folded into `batch`.
 
     Args:
-        query: [batch, heads, q_len, d], float32, bfloat16 or float16. Other dtypes, and `d` over 256, take jnp's way.
+        query: [batch, heads, q_len, d], float32, bfloat16 or float16. Other floating-point dtypes,
+            and `d` over 256, take jnp's way.
         key: [batch, kv_heads, kv_len, d], like `query`. `heads` is a multiple of `kv_heads`: as many heads of the
             query in a row share one of the key.
         value: like `key`.
@@ -109,6 +111,7 @@ def attention(
         [batch, heads, q_len], before dropout, 0 for a query that sees no key.
 
     Raises:
+        TypeError: query, key or value is not of a real floating-point dtype.
         ValueError: shapes do not fit, `window` is negative, `dropout_rate` is not from 0 to 1 or lacks a key; or
             `implementation` cannot do what is asked for, with the reason.
         BackendError: where the program is lowered, "cudnn" is asked for and cuDNN or a GPU that it takes is not there.
@@ -218,12 +221,13 @@ def _check(
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.ndim != 4:
             raise ValueError(f"`{name}` has shape {x.shape}, expected [batch, heads, length, head size]")
+        check_floating(**{name: x})
     batch, heads, _, d = query.shape
     if key.shape[0] != batch or key.shape[3] != d:
         raise ValueError(f"`key` has shape {key.shape}, which does not fit `query` of shape {query.shape}")
     if value.shape[:3] != key.shape[:3]:
         raise ValueError(f"`value` has shape {value.shape}, which does not fit `key` of shape {key.shape}")
-    if heads % max(key.shape[1], 1):
+    if heads % key.shape[1] if key.shape[1] else heads:
         raise ValueError(f"`query` has {heads} heads, which is no multiple of the {key.shape[1]} of `key`")
     if not 0 <= dropout_rate <= 1:
         raise ValueError(f"`dropout_rate` is {dropout_rate}, expected a probability")
@@ -241,10 +245,15 @@ def _four_dimensional(mask: jax.Array, scores: tuple[int, ...]) -> jax.Array:
 
 
 def _window(window: Window | None, is_causal: bool) -> Window:
-    left, right = (None, None) if window is None else window
-    if any(side is not None and side < 0 for side in (left, right)):
+    sides = (None, None) if window is None else window
+    if not (isinstance(sides, tuple | list) and len(sides) == 2 and all(map(_is_limit, sides))):
         raise ValueError(f"`window` is {window}, expected two counts, or None where there is no limit")
+    left, right = (None if side is None else int(side) for side in sides)
     return left, 0 if is_causal else right
+
+
+def _is_limit(side: object) -> bool:
+    return side is None or (isinstance(side, int | np.integer) and int(side) >= 0)
 
 
 def _seeds(key: jax.Array | None, batch: int) -> jax.Array:

@@ -57,10 +57,11 @@ def forward(*arrays: jax.Array, settings: Settings) -> tuple[jax.Array, jax.Arra
         settings: the rest.
     """
     (query, key, value), mask, seeds = settings.split(arrays)
-    batch, heads, q_len, _ = query.shape
+    batch, heads, q_len, d = query.shape
     groups, kv_len = key.shape[1:3]
+    shared_by = heads // max(groups, 1)
     wide = query.dtype if query.dtype.itemsize > 4 else jnp.dtype(jnp.float32)
-    grouped = query.astype(wide).reshape(batch, groups, heads // groups, q_len, -1)
+    grouped = query.astype(wide).reshape(batch, groups, shared_by, q_len, d)
     scores = jnp.einsum("bgnqd,bgkd->bgnqk", grouped, key.astype(wide)).reshape(batch, heads, q_len, kv_len)
     scores = scores * jnp.asarray(settings.scale, wide)
     if mask is not None:
@@ -74,14 +75,14 @@ def forward(*arrays: jax.Array, settings: Settings) -> tuple[jax.Array, jax.Arra
     top = jnp.where(top == -jnp.inf, 0, top)
     e = jnp.exp(scores - top)
     total = e.sum(-1, keepdims=True)
-    some = total > 0
+    some = total != 0  # or NaN, which is to be seen
     total = jnp.where(some, total, 1)
     logsumexp = jnp.where(some, top + jnp.log(total), 0)[..., 0]
     weights = e / total
     if seeds is not None:
         kept = dropout(seeds, heads, q_len, kv_len, settings.threshold)
         weights = jnp.where(kept, weights * jnp.asarray(settings.boost, wide), 0)
-    grouped = weights.reshape(batch, groups, heads // groups, q_len, kv_len)
+    grouped = weights.reshape(batch, groups, shared_by, q_len, kv_len)
     out = jnp.einsum("bgnqk,bgkd->bgnqd", grouped, value.astype(wide))
     return out.reshape(batch, heads, q_len, value.shape[-1]).astype(query.dtype), logsumexp
 
@@ -134,7 +135,10 @@ def mask_gradient(
 
     def products(x: jax.Array, y: jax.Array) -> jax.Array:
         grouped = x.reshape(groups, heads // groups, q_len, -1)
-        found = jnp.einsum("gnqd,gkd->gnqk", grouped, y, preferred_element_type=jnp.float32)
+        # As exact as the kernels: weights are exponentials of these.
+        found = jnp.einsum(
+            "gnqd,gkd->gnqk", grouped, y, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+        )
         return found.reshape(heads, q_len, kv_len)
 
     def of_batch(i: jax.Array) -> jax.Array:

@@ -19,7 +19,8 @@ def _weights(scores, lse2, mask: tl.constexpr):
     """Softmax from the logarithm of its sum."""
     if mask == "additive":
         # Beside the largest negative numbers the logarithm of the sum is lost to rounding.
-        return tl.exp2(tl.minimum(scores - lse2, 0.0))
+        below = scores - lse2
+        return tl.exp2(tl.where(below > 0, 0.0, below))  # not tl.minimum, which need not keep a NaN
     else:
         return tl.exp2(scores - lse2)
 

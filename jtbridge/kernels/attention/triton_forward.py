@@ -103,7 +103,7 @@ def attention_forward(
                 v = load(v_ptr + kv_at, key, kv_len, block_k, d, block_d, part != 1)
                 acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=precision)
 
-    seen = total > 0
+    seen = total != 0  # or NaN, which is to be seen
     total = tl.where(seen, total, 1.0)
     lse = tl.where(seen, top * LN2 + tl.log(total), 0.0)
     store(out_ptr + q_at * d, first, q_len, acc * (boost / total)[:, None], block_q, d, block_d)

@@ -106,7 +106,9 @@ def scores(
         else:
             bias = tl.load(at, mask=inside, other=-float("inf")).to(tl.float32)
             # A mask of finite numbers stays finite: a row of the lowest of them is seen evenly, not unseen.
-            scores += tl.where(bias == -float("inf"), bias, tl.maximum(bias, LOWEST) * LOG2E)
+            # It is not tl.maximum that keeps it so, which need not keep a NaN.
+            finite = tl.where(bias < LOWEST, LOWEST, bias) * LOG2E
+            scores += tl.where(bias == -float("inf"), bias, finite)
     if edge:
         seen = columns < kv_len
         if right < kv_len - 1:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jtbridge.kernels._operation import Operation
-from jtbridge.kernels._shapes import FLOATS, rows_grid, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, rows_grid, unsupported_dtype
 from jtbridge.kernels._step import Step, leading
 from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
 
@@ -46,7 +46,8 @@ def cross_entropy(
     folding the batch into the rows. Unlike torch, the classes are the last dimension, not the second.
 
     Args:
-        logits: [..., classes], float32, bfloat16 or float16; other dtypes take jnp's way.
+        logits: [..., classes], float32, bfloat16 or float16; other floating-point dtypes take jnp's
+            way.
         labels: [...], integers: the class of each row. One that is neither a class nor `ignore_index` makes the loss
             of its row, and the gradient, NaN.
         label_smoothing: from 0 to 1, how much of the target is spread over all classes evenly.
@@ -57,7 +58,7 @@ def cross_entropy(
         The loss in the dtype of the logits: a scalar, or [...] for "none".
 
     Raises:
-        TypeError: `labels` are not integers.
+        TypeError: `labels` are not integers, or `logits` not of a real floating-point dtype.
         ValueError: the shapes do not fit, or `label_smoothing` or `reduction` is none of the above.
 
     Example:
@@ -69,13 +70,16 @@ def cross_entropy(
 
     Source: Milakov and Gimelshein, arXiv:1805.02867; label smoothing of Szegedy et al., arXiv:1512.00567.
     """
-    logits, labels = jnp.asarray(logits), as_labels(labels)
+    logits, labels, ignore_index = jnp.asarray(logits), as_labels(labels), int(ignore_index)
+    check_floating(logits=logits)
     check_options(label_smoothing, reduction)
     if labels.shape != logits.shape[:-1] or not logits.ndim:
         raise ValueError(
             f"`labels` has shape {labels.shape}, but `logits` {logits.shape}: expected one label for each row of"
             f" classes, the last dimension of `logits`"
         )
+    if not logits.shape[-1]:
+        raise ValueError(f"`logits` has shape {logits.shape}: there are no classes")
     if supports(logits, labels):
         losses = reference.forward(logits, labels, ignore_index=ignore_index, smoothing=float(label_smoothing))[0]
     else:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jtbridge.kernels._operation import Operation
-from jtbridge.kernels._shapes import FLOATS, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
 from jtbridge.kernels._step import Step, leading
 from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
 
@@ -34,13 +34,14 @@ def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
     to any order; the backward computes the activation again and saves nothing but the arguments.
 
     Args:
-        gate: [...], float32, bfloat16 or float16; other dtypes take jnp's way.
+        gate: [...], float32, bfloat16 or float16; other floating-point dtypes take jnp's way.
         up: like `gate`.
 
     Returns:
         An array like `gate`.
 
     Raises:
+        TypeError: an argument is not of a real floating-point dtype.
         ValueError: `gate` and `up` differ in shape.
 
     Example:
@@ -58,7 +59,7 @@ def geglu(gate: jax.Array, up: jax.Array, *, approximate: str = "tanh") -> jax.A
     """``gelu(gate) * up``, computed in float32 and rounded once; see :func:`swiglu`.
 
     Args:
-        gate: [...], float32, bfloat16 or float16; other dtypes take jnp's way.
+        gate: [...], float32, bfloat16 or float16; other floating-point dtypes take jnp's way.
         up: like `gate`.
         approximate: "tanh", or "none" for the error function.
 
@@ -66,6 +67,7 @@ def geglu(gate: jax.Array, up: jax.Array, *, approximate: str = "tanh") -> jax.A
         An array like `gate`.
 
     Raises:
+        TypeError: an argument is not of a real floating-point dtype.
         ValueError: `gate` and `up` differ in shape, or `approximate` is neither.
 
     Example:
@@ -83,6 +85,7 @@ def geglu(gate: jax.Array, up: jax.Array, *, approximate: str = "tanh") -> jax.A
 
 def _gated(gate: jax.Array, up: jax.Array, activation: str) -> jax.Array:
     gate, up = jnp.asarray(gate), jnp.asarray(up)
+    check_floating(gate=gate, up=up)
     if gate.shape != up.shape:
         raise ValueError(f"`gate` is {gate.shape} and `up` is {up.shape}: they must have one shape")
     if supports(gate, up):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._shapes import FLOATS, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
 from jtbridge.kernels.cross_entropy.op import LABELS, Reduction, as_labels, check_options, mean
 
 from . import reference
@@ -69,7 +69,7 @@ def linear_cross_entropy(
         The loss in the dtype of `hidden`: a scalar, or [...] for "none".
 
     Raises:
-        TypeError: `labels` are not integers.
+        TypeError: `labels` are not integers, or another argument is not of a real floating-point dtype.
         ValueError: the shapes do not fit, or an option is none of the above.
 
     Example:
@@ -82,11 +82,14 @@ def linear_cross_entropy(
     Source: gradients in the forward pass, by chunks, as in Hsu et al., Liger Kernel, arXiv:2410.10989.
     """
     hidden, weight, labels = jnp.asarray(hidden), jnp.asarray(weight), as_labels(labels)
-    bias = None if bias is None else jnp.asarray(bias)
+    bias, ignore_index = None if bias is None else jnp.asarray(bias), int(ignore_index)
+    check_floating(hidden=hidden, weight=weight, bias=bias)
     check_options(label_smoothing, reduction)
     _check_shapes(hidden, weight, labels, bias)
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"`chunk_size` is {chunk_size}, expected a positive number of rows")
+    if accumulator_dtype is not None and not jnp.issubdtype(accumulator_dtype, jnp.floating):
+        raise ValueError(f"`accumulator_dtype` is {jnp.dtype(accumulator_dtype)}, expected a floating-point dtype")
     if supports(hidden, weight, labels, bias):
         options = {"label_smoothing": label_smoothing, "ignore_index": ignore_index, "reduction": reduction}
         return reference.forward(hidden, weight, labels, bias, **options)

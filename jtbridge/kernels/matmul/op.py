@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jtbridge.kernels._chip import target
 from jtbridge.kernels._operation import Operation
-from jtbridge.kernels._shapes import FLOATS, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
 from jtbridge.kernels._step import Step, leading
 from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
 
@@ -60,6 +60,7 @@ def matmul(
         [..., m, n], of the dtype of `a`.
 
     Raises:
+        TypeError: an argument is not of a real floating-point dtype, and there is an activation or dtypes differ.
         ValueError: the shapes do not fit, or an option is none of the above.
 
     Example:
@@ -87,6 +88,8 @@ def _check(
         raise ValueError(f"`activation` is {activation!r}, expected None or one of {', '.join(ACTIVATIONS)}")
     if precision not in PRECISIONS:
         raise ValueError(f"`precision` is {precision!r}, expected one of {', '.join(PRECISIONS)}")
+    if activation or any(x is not None and x.dtype != a.dtype for x in (b, bias)):
+        check_floating(a=a, b=b, bias=bias)
     expected = "[n, k]" if transpose_b else "[k, n]"
     if a.ndim < 2 or b.ndim != 2 or b.shape[transpose_b] != a.shape[-1]:
         raise ValueError(f"`b` has shape {b.shape}, but `a` {a.shape}: expected {expected} and [..., m, k]")

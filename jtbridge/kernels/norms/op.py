@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jtbridge.kernels._operation import Operation
-from jtbridge.kernels._shapes import FLOATS, grouped, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, grouped, unsupported_dtype
 from jtbridge.kernels._step import Step
 from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
 
@@ -131,9 +131,7 @@ def _normalized(
 
 def _check(x: jax.Array, weight: jax.Array | None, bias: jax.Array | None, residual: jax.Array | None) -> None:
     given = {"x": x, "weight": weight, "bias": bias, "residual": residual}
-    for name, array in given.items():
-        if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
-            raise TypeError(f"`{name}` is {array.dtype}, not of a real floating-point dtype")
+    check_floating(**given)
     if x.ndim == 0:
         raise ValueError("`x` has no dimension to be normalized over")
     for name in ("weight", "bias"):

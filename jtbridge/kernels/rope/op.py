@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jtbridge.kernels._operation import Operation
-from jtbridge.kernels._shapes import FLOATS, grouped, next_power_of_2, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, grouped, next_power_of_2, unsupported_dtype
 from jtbridge.kernels._step import Step
 from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
 
@@ -53,6 +53,7 @@ def rope(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = Fa
         An array like `x`.
 
     Raises:
+        TypeError: an argument is not of a real floating-point dtype.
         ValueError: d is odd, or a shape is none of these.
 
     Example:
@@ -83,6 +84,7 @@ def rope_qk(
         Arrays like `q` and `k`.
 
     Raises:
+        TypeError: an argument is not of a real floating-point dtype.
         ValueError: d is odd, or a shape is none of these.
 
     Example:
@@ -115,6 +117,7 @@ def _rotated(cos: jax.Array, sin: jax.Array, interleaved: bool, **named: jax.Arr
 
 
 def _check(cos: jax.Array, sin: jax.Array, named: dict[str, jax.Array]) -> None:
+    check_floating(**named, cos=cos, sin=sin)
     (name, x), *others = named.items()
     if x.ndim < 3 or x.shape[-1] % 2:
         raise ValueError(f"`{name}` is {x.shape}: it must be [..., heads, tokens, d] with an even d")
