@@ -469,6 +469,23 @@ def test_the_default_of_a_chip_with_little_shared_memory_fits_it(entry, monkeypa
         assert compiled(launch, 89, tmp_path).shared <= small.shared == 99 * 1024
 
 
+@needs_triton
+@needs_compiler
+@pytest.mark.parametrize("chip", [Chip("NVIDIA L4", 89), Chip("NVIDIA A100", 80), Chip("NVIDIA H100", 90)], ids=str)
+@pytest.mark.parametrize("entry", configurations.FORWARD)
+def test_the_default_with_an_additive_mask_compiles_to_what_fits_its_chip(entry, chip, monkeypatch, tmp_path):
+    monkeypatch.setattr(operation, "target", lambda: chip)
+    d, itemsize = entry
+    query, key, value, ct = of_size(d, {2: "bfloat16", 4: "float32"}[itemsize])
+    mask = jax.ShapeDtypeStruct((query.shape[2], key.shape[2]), jnp.float32)
+
+    def with_mask(query, key, value, ct, mask):
+        return jax.vjp(lambda *x: attention(*x, mask=mask, implementation="triton"), query, key, value)[1](ct)
+
+    for launch in launches(with_mask, query, key, value, ct, mask):
+        assert compiled(launch, chip.capability, tmp_path).shared <= chip.shared
+
+
 @needs_compiler
 def test_the_default_is_of_the_chip():
     ampere, hopper = Chip("NVIDIA A100", 80), Chip("NVIDIA H100", 90)

@@ -1,8 +1,8 @@
 """How the kernels are launched: blocks, warps and pipeline stages, by direction, head size and size of an element.
 
-Every configuration fits the shared memory of compute capability 8.0 (163 KB) and 9.0 (227 KB). Of each entry the first
-is the default there; for 16-bit heads of 64 and 128 it is close to what PyTorch's FlexAttention takes on an H100. The
-others are what tuning tries, and the last is the default of chips with less memory.
+Without an additive mask every configuration fits the shared memory of compute capability 8.0 (163 KB) and 9.0 (227 KB).
+Of each entry the first is the default there; for 16-bit heads of 64 and 128 it is close to what PyTorch's FlexAttention
+takes on an H100. The others are what tuning tries, and the last is the default of chips with less memory.
 """
 
 from __future__ import annotations
@@ -77,8 +77,13 @@ def padded(head_size: int) -> int:
     return max(16, next_power_of_2(head_size))
 
 
-def default(table: Table, entry: tuple[int, int], chip: Chip) -> Configuration:
-    """What a chip takes where nothing was tuned."""
+def default(table: Table, entry: tuple[int, int], chip: Chip, masked: bool = False) -> Configuration:
+    """What a chip takes where nothing was tuned. Blocks of an additive mask are on their way too: a stage less."""
+    taken = _of_chip(table, entry, chip)
+    return dataclasses.replace(taken, stages=max(1, taken.stages - 1)) if masked else taken
+
+
+def _of_chip(table: Table, entry: tuple[int, int], chip: Chip) -> Configuration:
     if chip.shared < _ENOUGH:
         return table[entry][-1]
     if table is FORWARD and entry == (64, 2) and chip.before(90):

@@ -214,7 +214,7 @@ def _launched(
         *more,
         out_types=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like],
         candidates=table[entry],
-        default=configurations.default(table, entry, target()),
+        default=configurations.default(table, entry, target(), settings.mask == "additive"),
         problem={
             "dtype": str(query.dtype),
             "programs": size(batch * heads),
