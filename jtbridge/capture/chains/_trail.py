@@ -62,12 +62,17 @@ class _Trail(TorchFunctionMode):
         self._refused = refused
         self._steps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._found = 0
-        self.replaced: list[tuple[int, dict[Step, int]]] = []  # the number of each chain, and what it hides
+        self._hidden: dict[int, dict[Step, int]] = {}  # by the number of each chain that was replaced
+        self.replaced = False  # whether there are any
+        self.misused: set[int] = set()  # those of which an inner value has other uses
         self.doubtful = False
 
-    def misused(self) -> set[int]:
-        """The chains of which an inner value has other uses."""
-        return {number for number, inner in self.replaced if any(step.uses > own for step, own in inner.items())}
+    def __exit__(self, *error: Any) -> None:
+        """Only what the function keeps is to be alive after it, and what it hides is in steps, with its arguments."""
+        super().__exit__(*error)
+        self.misused = {i for i, inner in self._hidden.items() if any(step.uses > own for step, own in inner.items())}
+        self._hidden.clear()
+        self._steps = WeakTensorKeyDictionary()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -122,7 +127,8 @@ class _Trail(TorchFunctionMode):
         self._found += 1
         if number in self._refused:
             return None
-        self.replaced.append((number, look.inner))
+        self.replaced = True
+        self._hidden[number] = look.inner
         return match
 
     def _note(self, name: str, out: torch.Tensor, args: tuple[Any, ...]) -> None:
@@ -175,7 +181,7 @@ class Chains:
                 if not any(trail.replaced for trail in self._trails):
                     raise
                 break
-            misused = set().union(*(trail.misused() for trail in self._trails))
+            misused = set().union(*(trail.misused for trail in self._trails))
             doubtful = any(trail.doubtful and trail.replaced for trail in self._trails)
             if not misused and not doubtful:
                 return found
