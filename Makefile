@@ -95,7 +95,7 @@ test-operators: $(test-deps)
 test-kernels: $(kernels-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' \
 		tests/kernels tests/launches tests/translate/chains tests/test_bench_gpu.py $(ARGS)
-	TRITON_INTERPRET=1 $(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' tests/kernels tests/launches $(ARGS)
+	TRITON_INTERPRET=1 $(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' tests/kernels $(ARGS)
 
 conformance: $(test-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/conformance

@@ -20,6 +20,7 @@ from ._dtypes import torch_dtype
 from ._flat import ArrayType, FlatFunction, Tensors, TorchFunction
 from ._torch_state import TorchState
 from .errors import DifferentiationError
+from .launches import routed
 
 # Torch has one forward-mode level per process, so two threads cannot be inside it at once.
 _FORWARD_MODE = threading.RLock()
@@ -61,7 +62,7 @@ class Vjp(_Derived):
         refuse_once_differentiable(self.flat, self.order)
         count = len(self.fn.in_types)
         primals, cotangents = tensors[:count], [conjugate(ct) for ct in tensors[count:]]
-        with differentiable_norms(self):
+        with differentiable_norms(self), routed():  # a backward may launch kernels of its own
             if inside_functorch():
                 grads = self._by_functorch(primals, cotangents)
             else:

@@ -1,7 +1,7 @@
 """Triton and jax-triton, where they are installed: neither is imported before it is used.
 
-Triton's own insides are used here, in `_triton_interpreter.py` and in `launches/_interpreter.py`. Tried on triton 3.6,
-3.7 and 3.9 with jax-triton 0.3.1, and on 3.7 to 3.9 with 0.4.1.
+Triton's own insides are used here, in `_triton_interpreter.py`, `_triton_bfloat16.py` and `launches/_interpreter.py`.
+Tried on triton 3.6, 3.7 and 3.9 with jax-triton 0.3.1, and on 3.7 to 3.9 with 0.4.1.
 """
 
 from __future__ import annotations

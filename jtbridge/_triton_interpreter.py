@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from jtbridge._triton_bfloat16 import bfloat16_of_numpy
+
+# The language is changed for all threads while a kernel is interpreted: no other is interpreted or compiled then.
+LANGUAGE = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -48,7 +52,7 @@ def right_interpreter() -> Iterator[None]:
         if name.startswith(("create_icmp", "create_fcmp"))
     ]
     changes += [(interpreter, "_patch_lang_tensor", with_index), (interpreter, "_patch_lang_core", with_range)]
-    with contextlib.ExitStack() as stack, np.errstate(all="ignore"):
+    with LANGUAGE, contextlib.ExitStack() as stack, np.errstate(all="ignore"):
         for place, name, value in changes:
             stack.callback(setattr, place, name, vars(place)[name])
             setattr(place, name, value)

@@ -6,7 +6,6 @@ Neither Triton nor jax-triton is imported before a kernel is used.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,9 +18,6 @@ from jtbridge._triton import triton_call
 from jtbridge._triton_interpreter import right_interpreter
 
 Grid = tuple[int, ...]
-
-# Triton changes its language's functions while it interprets, for all threads, and those of several devices call here.
-_INTERPRETED = threading.RLock()
 
 
 def interpreting() -> bool:
@@ -79,7 +75,7 @@ def _interpreted(
         given = [next(tensors) if isinstance(x, jax.Array | np.ndarray) else x for x in operands]
         # Filled with NaN, or ones: what a kernel leaves out shows.
         results = [_tensor(_unset(type_)) for type_ in out_types]
-        with _INTERPRETED, torch.no_grad(), right_interpreter():
+        with torch.no_grad(), right_interpreter():
             kernel[grid](*given, *results, **constants)
         return [to_numpy(result) for result in results]
 

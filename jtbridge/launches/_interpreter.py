@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import threading
 import traceback
 import types
 from collections.abc import Iterator, Sequence
@@ -20,14 +19,11 @@ import numpy as np
 import torch
 
 from jtbridge._triton import LANGUAGE_TYPES, jit_function, number_type
-from jtbridge._triton_interpreter import right_interpreter, scalar_range
+from jtbridge._triton_interpreter import LANGUAGE, right_interpreter, scalar_range
 from jtbridge.errors import LaunchError
 
 from ._launch import Launch
 from ._libdevice import interpreted_library
-
-# While a kernel is interpreted no other can be compiled.
-LANGUAGE = threading.RLock()
 
 
 def interpret(launch: Launch, memories: Sequence[torch.Tensor]) -> None:

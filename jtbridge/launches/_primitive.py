@@ -18,9 +18,10 @@ from jtbridge._dtypes import torch_dtype
 from jtbridge._flat import ArrayType
 from jtbridge._host import reader, writer
 from jtbridge._triton import jit_function, triton_call, unavailable
+from jtbridge._triton_interpreter import LANGUAGE
 from jtbridge.errors import LaunchError
 
-from ._interpreter import LANGUAGE, interpret
+from ._interpreter import interpret
 from ._launch import Configuration, Launch
 from ._rewritten import Parameters, named, rewritten, spelled, tuned
 

@@ -36,6 +36,18 @@ def with_launches(call: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+class _Here(threading.local):
+    """The lists that a thread adds its launches to, the innermost last."""
+
+    def __init__(self) -> None:
+        self.lists: list[list[str]] = []
+
+
+_HERE = _Here()
+_SWITCHING = threading.Lock()
+_switched: list[contextlib.ExitStack] = []  # one for each block that any thread is in
+
+
 @contextlib.contextmanager
 def routed() -> Iterator[list[str]]:
     """What this thread launches inside the block are operators.
@@ -43,42 +55,53 @@ def routed() -> Iterator[list[str]]:
     Yields a list that the names of the kernels are added to.
     """
     launched: list[str] = []
-    jit = sys.modules.get("triton.runtime.jit")
-    if jit is None:  # no kernel can have been made; one that is made inside the block is not seen
+    if "triton.runtime.jit" not in sys.modules:  # no kernel can have been made; one made inside the block is not seen
         yield launched
         return
-    thread = threading.get_ident()
+    with _SWITCHING:
+        _switched.append(_switched[0] if _switched else _switch())
+    _HERE.lists.append(launched)
+    try:
+        yield launched
+    finally:
+        _HERE.lists.pop()
+        with _SWITCHING:
+            switch = _switched.pop()
+            if not _switched:
+                switch.close()
 
-    def is_here() -> bool:
-        return threading.get_ident() == thread and not RUNNING.kernel
+
+def _switch() -> contextlib.ExitStack:
+    """Have launches ask where they are; as it was before when what is returned is closed."""
 
     def routing(run: Callable[..., Any]) -> Callable[..., Any]:
         def routed_run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-            if warmup or not is_here():
+            if warmup or not _is_here():
                 return run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
-            return launched.append(_launched(kernel, grid, args, kwargs))
+            return _HERE.lists[-1].append(_launched(kernel, grid, args, kwargs))
 
         return routed_run
 
     wrapper = triton_wrapper_class()
-    run = wrapper.__call__
+    own_call = wrapper.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_here():
-            return run(self, *args, **kwargs)
-        return launched.append(_launched(self.kernel, self.grid, args, kwargs))
+        if not _is_here():
+            return own_call(self, *args, **kwargs)
+        return _HERE.lists[-1].append(_launched(self.kernel, self.grid, args, kwargs))
 
-    autotuner = sys.modules["triton.runtime.autotuner"]
-    before = [(kind, kind.run) for kind in (jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics)]
-    for kind, own in before:
-        kind.run = routing(own)
+    jit, autotuner = (sys.modules[f"triton.runtime.{name}"] for name in ("jit", "autotuner"))
+    switch = contextlib.ExitStack()
+    for kind in (jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics):
+        switch.callback(setattr, kind, "run", kind.run)
+        kind.run = routing(kind.run)
+    switch.callback(setattr, wrapper, "__call__", own_call)
     wrapper.__call__ = call
-    try:
-        yield launched
-    finally:
-        for kind, own in before:
-            kind.run = own
-        wrapper.__call__ = run
+    return switch
+
+
+def _is_here() -> bool:
+    return bool(_HERE.lists) and not RUNNING.kernel
 
 
 def _launched(kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

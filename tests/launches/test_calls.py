@@ -1,0 +1,53 @@
+"""Launches of functions that torch runs: from several threads, and in a backward that autograd runs."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jtbridge
+from tests.kernels.harness import needs_compiler, needs_triton
+
+pytestmark = [needs_triton, needs_compiler]
+
+X = jnp.arange(1.0, 6.0)
+
+
+@pytest.mark.parametrize("derivative", [jax.grad, lambda f: jax.jit(jax.grad(jax.checkpoint(f))), jax.jacrev])
+@pytest.mark.parametrize("backend", ["xla", "dlpack", "callback"])
+def test_a_backward_alone_launches(backend, derivative):
+    from .kernels import Halved
+
+    f = jtbridge.wrap(Halved.apply, backend=backend)
+    np.testing.assert_array_equal(derivative(lambda x: f(x).sum())(X), np.full(5, 0.5))
+
+
+def test_several_threads():
+    from triton.runtime.jit import JITFunction
+
+    from .kernels import add
+
+    own = JITFunction.run
+    f = jtbridge.wrap(lambda x: add(add(x, x), x), backend="callback")
+    f(X)
+    failed = []
+
+    def work(number):
+        try:
+            for size in (3, 4, 5, 6) * 4:
+                x = np.full(size, number, np.float32)
+                np.testing.assert_array_equal(f(x), 3 * x)
+        except Exception as error:  # noqa: BLE001  (of whatever type: another thread cannot raise it)
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert JITFunction.run is own
