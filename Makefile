@@ -2,7 +2,7 @@
 #
 #   make demo                    sentence embeddings by a torch model, in JAX
 #   make test                    style, types and tests
-#   make test-operators          every family of translated operators at its edge cases
+#   make test-operators          every family of translated operators at its edge cases, and third derivatives
 #   make test-kernels            Triton's kernels: interpreted, compiled for two GPUs, and lowered; no GPU needed;
 #                                and the chains of operators that they are for
 #   make conformance             the operators of PyTorch's own test suite, called, and tests of what compares them
@@ -87,10 +87,11 @@ format: $(test-deps)
 
 test: $(test-deps) $(LINT)
 	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' --ignore tests/lowerings --ignore tests/conformance \
-		--ignore tests/kernels --ignore tests/translate/chains --ignore tests/test_bench_gpu.py $(ARGS)
+		--ignore tests/kernels --ignore tests/translate/chains --ignore tests/test_bench_gpu.py \
+		--ignore tests/transforms/test_third_order.py $(ARGS)
 
 test-operators: $(test-deps)
-	$(threads) $(PY) -m pytest -n $(JOBS) tests/lowerings $(ARGS)
+	$(threads) $(PY) -m pytest -n $(JOBS) tests/lowerings tests/transforms/test_third_order.py $(ARGS)
 
 test-kernels: $(kernels-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' \
