@@ -27,6 +27,7 @@ def bfloat16_of_numpy() -> list[tuple[Any, str, Any]]:
 
     changes: list[tuple[Any, str, Any]] = [(interpreter, name, make(interpreter)) for name, make in _FUNCTIONS.items()]
     changes += [(interpreter.InterpreterBuilder, name, make(interpreter)) for name, make in _OPERATORS.items()]
+    changes.append((interpreter.InterpreterBuilder, "get_bf16", _constant(interpreter)))
     changes.append((interpreter.ReduceOps, "sum", _sum(interpreter)))
     changes.append((interpreter.ScanOps, "cumsum", _cumulative_sum(interpreter)))
     return changes
@@ -35,6 +36,11 @@ def bfloat16_of_numpy() -> list[tuple[Any, str, Any]]:
 def _dtype(interpreter: Any) -> Any:
     dtype_of, tl = interpreter._get_np_dtype, interpreter.tl
     return lambda type_: _BFLOAT16 if getattr(type_, "scalar", type_) == tl.bfloat16 else dtype_of(type_)
+
+
+def _constant(interpreter: Any) -> Any:
+    handle, bfloat16 = interpreter.TensorHandle, interpreter.tl.bfloat16
+    return lambda self, value: handle(np.array([value], _BFLOAT16), bfloat16)
 
 
 def _convert(interpreter: Any) -> Any:

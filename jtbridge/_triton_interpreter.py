@@ -25,9 +25,21 @@ def right_interpreter() -> Iterator[None]:
 
     It holds bfloat16 as the integers that the bits are, and adds, multiplies and compares those; it counts in Python
     numbers where a compiled kernel counts in tensors; what a comparison gives is of the dtype of what is compared
-    as soon as it meets a block. That of 3.6 makes indices of arrays of one element, which NumPy 2.4 refuses. And it
-    warns of what kernels compute and then mask.
+    as soon as it meets a block. That of 3.6 makes indices of arrays of one element, which NumPy 2.4 refuses, and no
+    constants of bfloat16. And it warns of what kernels compute and then mask.
     """
+    with LANGUAGE, contextlib.ExitStack() as stack, np.errstate(all="ignore"):
+        for place, name, value in _changes():
+            if name in vars(place):
+                stack.callback(setattr, place, name, vars(place)[name])
+            else:
+                stack.callback(delattr, place, name)
+            setattr(place, name, value)
+        yield
+
+
+def _changes() -> list[tuple[Any, str, Any]]:
+    """What to put into the interpreter: where, under which name, and what."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -51,12 +63,7 @@ def right_interpreter() -> Iterator[None]:
         for name, value in vars(builder).items()
         if name.startswith(("create_icmp", "create_fcmp"))
     ]
-    changes += [(interpreter, "_patch_lang_tensor", with_index), (interpreter, "_patch_lang_core", with_range)]
-    with LANGUAGE, contextlib.ExitStack() as stack, np.errstate(all="ignore"):
-        for place, name, value in changes:
-            stack.callback(setattr, place, name, vars(place)[name])
-            setattr(place, name, value)
-        yield
+    return [*changes, (interpreter, "_patch_lang_tensor", with_index), (interpreter, "_patch_lang_core", with_range)]
 
 
 def scalar_range(arg1: Any, arg2: Any = None, step: Any = None, **options: Any) -> Iterator[Any]:
