@@ -75,10 +75,10 @@ def matmul(
     bias = None if bias is None else jnp.asarray(bias)
     _check(a, b, bias, activation, transpose_b, precision)
     options = {"activation": activation, "transpose_b": transpose_b, "precision": precision}
-    given = a, b, jnp.zeros(0, a.dtype) if bias is None else bias
+    given = (a, b) if bias is None else (a, b, bias)
     if supports(a, b, bias):
         return reference.forward(*given, **options)[0]
-    return operation(**options)(*given)[0]
+    return operation(**options, biased=bias is not None)(*given)[0]
 
 
 def _check(
@@ -98,11 +98,11 @@ def _check(
 
 
 @functools.cache
-def operation(activation: Activation | None, transpose_b: bool, precision: Precision) -> Operation:
+def operation(activation: Activation | None, transpose_b: bool, precision: Precision, biased: bool) -> Operation:
     options: dict[str, Any] = {"activation": activation, "transpose_b": transpose_b, "precision": precision}
     forward = functools.partial(reference.forward, **options)
-    backward = functools.partial(reference.backward, **options)
-    shared = leading(shared=(1, 2))
+    backward = functools.partial(reference.backward, **options, biased=biased)
+    shared = leading(shared=(1, 2) if biased else (1,))
     return Operation(
         forward=Step(forward, functools.partial(_forward, **options, saving=activation is not None), shared),
         backward=Step(backward, backward),
@@ -116,7 +116,7 @@ def operation(activation: Activation | None, transpose_b: bool, precision: Preci
 def _forward(
     a: jax.Array,
     b: jax.Array,
-    bias: jax.Array,
+    bias: jax.Array | None = None,
     *,
     activation: Activation | None,
     transpose_b: bool,
@@ -130,7 +130,7 @@ def _forward(
     kind = "half" if a.dtype != jnp.float32 else "ieee" if precision == "ieee" else "tf32"
     out_type = jax.ShapeDtypeStruct((*a.shape[:-1], n), a.dtype)
     options = {
-        "biased": bias.size > 0,
+        "biased": bias is not None,
         "transpose_b": transpose_b,
         "activation": activation,
         "precision": target().precision(precision),
@@ -145,7 +145,7 @@ def _forward(
         matmul_forward_saving if saving else matmul_forward,
         a,
         b,
-        bias if bias.size else b,  # which is not read
+        b if bias is None else bias,  # which is not read if there is none
         out_types=[out_type] * (1 + saving),
         candidates=candidates(kind, m, n),
         default=choose(kind, m, n, target()),

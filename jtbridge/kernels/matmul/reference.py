@@ -23,18 +23,15 @@ PRECISIONS = {"ieee": jax.lax.Precision.HIGHEST, "tf32x3": jax.lax.Precision.HIG
 def forward(
     a: jax.Array,
     b: jax.Array,
-    bias: jax.Array,
+    bias: jax.Array | None = None,
     *,
     activation: Activation | None,
     transpose_b: bool,
     precision: Precision,
 ) -> tuple[jax.Array, ...]:
-    """``activation(a @ b + bias)``, in float32 and rounded once, and with an activation what it was applied to.
-
-    A bias of no elements is none.
-    """
+    """``activation(a @ b + bias)``, in float32 and rounded once, and with an activation what it was applied to."""
     product = _product(a, b, 1 if transpose_b else 0, precision)
-    before = product + bias.astype(product.dtype) if bias.size else product
+    before = product if bias is None else product + bias.astype(product.dtype)
     if activation is None:
         return (before.astype(a.dtype),)
     return ACTIVATIONS[activation](before).astype(a.dtype), before.astype(a.dtype)
@@ -43,19 +40,21 @@ def forward(
 def backward(
     a: jax.Array,
     b: jax.Array,
-    bias: jax.Array,
     *rest: jax.Array,
     activation: Activation | None,
     transpose_b: bool,
     precision: Precision,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Gradients of `a`, `b` and `bias`, from what the activation was applied to, if there is one, and the cotangent.
+    biased: bool,
+) -> tuple[jax.Array, ...]:
+    """Gradients of `a`, `b` and the bias.
+
+    `rest` is the bias, what the activation was applied to, each if there is one, and the cotangent.
 
     The activation's derivative is elementwise, which XLA fuses with the bias's sum; the products are XLA's (cuBLAS).
     """
-    *before, ct = rest
+    *others, ct = rest
     if activation is not None:
-        wide = before[0].astype(_accumulator(a))
+        wide = others[-1].astype(_accumulator(a))
         (ct,) = jax.vjp(ACTIVATIONS[activation], wide)[1](ct.astype(wide.dtype))
         of_bias = ct
         ct = ct.astype(a.dtype)
@@ -65,8 +64,9 @@ def backward(
     rows, cts = a.reshape(-1, a.shape[-1]), ct.reshape(-1, ct.shape[-1])
     left, right = (cts, rows) if transpose_b else (rows, cts)
     of_b = _product(left.T, right, 0, precision).astype(b.dtype)
-    every = tuple(range(ct.ndim - 1))
-    return of_a, of_b, (of_bias.sum(every) if bias.size else jnp.zeros(0)).astype(bias.dtype)
+    if not biased:
+        return of_a, of_b
+    return of_a, of_b, of_bias.sum(tuple(range(ct.ndim - 1))).astype(others[0].dtype)
 
 
 def _product(a: jax.Array, b: jax.Array, contracted: int, precision: Precision) -> jax.Array:
