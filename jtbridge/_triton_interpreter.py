@@ -15,7 +15,7 @@ import numpy as np
 
 from jtbridge._triton_bfloat16 import bfloat16_of_numpy
 
-# The language is changed for all threads while a kernel is interpreted: no other is interpreted or compiled then.
+# The language is changed for all threads while a kernel is interpreted: no other is interpreted, compiled or analysed.
 LANGUAGE = threading.RLock()
 
 

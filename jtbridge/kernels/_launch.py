@@ -15,7 +15,7 @@ import numpy as np
 from jtbridge._flat import ArrayType
 from jtbridge._host import reader, to_numpy
 from jtbridge._triton import triton_call
-from jtbridge._triton_interpreter import right_interpreter
+from jtbridge._triton_interpreter import LANGUAGE, right_interpreter
 
 Grid = tuple[int, ...]
 
@@ -48,15 +48,16 @@ def launch(
     """
     if interpreting():
         return _interpreted(kernel, operands, out_types, grid, constants)
-    return triton_call(
-        kernel,
-        operands,
-        out_types=out_types,
-        grid=grid,
-        constants=constants,
-        num_warps=num_warps,
-        num_stages=num_stages,
-    )
+    with LANGUAGE:
+        return triton_call(
+            kernel,
+            operands,
+            out_types=out_types,
+            grid=grid,
+            constants=constants,
+            num_warps=num_warps,
+            num_stages=num_stages,
+        )
 
 
 def _interpreted(

@@ -28,6 +28,11 @@ from ._libdevice import interpreted_library
 
 def interpret(launch: Launch, memories: Sequence[torch.Tensor]) -> None:
     """Run a kernel in memories of a CPU, which it writes to."""
+    with LANGUAGE:
+        _interpret(launch, memories)
+
+
+def _interpret(launch: Launch, memories: Sequence[torch.Tensor]) -> None:
     from triton.runtime.errors import InterpreterError
     from triton.runtime.interpreter import GridExecutor
 
@@ -38,7 +43,7 @@ def interpret(launch: Launch, memories: Sequence[torch.Tensor]) -> None:
     python_function = _python_function(function)
     named = {**launch.arguments(memories), **configuration.constants}
     numbers = {p.name: p for p in function.params if not p.is_constexpr}
-    with LANGUAGE, _language(), right_interpreter():
+    with _language(), right_interpreter():
         given = {name: _number(numbers[name], x) if name in numbers else x for name, x in named.items()}
         try:
             GridExecutor(python_function, function.arg_names, grid)(**given)

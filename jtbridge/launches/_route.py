@@ -16,6 +16,7 @@ from torch import fx
 
 from jtbridge._compat import last_traced_node, triton_wrapper_class
 from jtbridge._triton import analysed_code, jit_function
+from jtbridge._triton_interpreter import LANGUAGE
 from jtbridge.errors import LaunchError
 
 from ._deferred import SymbolicNumberError
@@ -155,7 +156,8 @@ def _written(launch: Launch, tensors: Sequence[torch.Tensor]) -> Collection[str]
 
 @functools.lru_cache(maxsize=256)  # a function that is called launches the same again and again
 def _written_names(function: Any, arguments: tuple[tuple[str, type, Any], ...]) -> frozenset[str] | None:
-    code = analysed_code(function, {name: value for name, _, value in arguments})
+    with LANGUAGE:
+        code = analysed_code(function, {name: value for name, _, value in arguments})
     names = written_parameters(code, function.arg_names)
     return None if names is None else frozenset(names)
 
