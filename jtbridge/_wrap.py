@@ -168,7 +168,8 @@ class Wrapped:
         mutated = tuple(in_types[i] for i in behaviour.mutated) if return_mutated else ()
         return FlatFunction(
             name=self._name,
-            call=with_launches(call) if behaviour.launches else call,
+            # Of what an opaque function launches in a call, looking at it may have shown nothing.
+            call=with_launches(call) if behaviour.launches or behaviour.opaque else call,
             argument_names=names,
             in_types=(*in_types, _SEED) if seeded else in_types,
             in_torch_dtypes=dtypes,

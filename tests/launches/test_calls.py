@@ -26,6 +26,17 @@ def test_a_backward_alone_launches(backend, derivative):
     np.testing.assert_array_equal(derivative(lambda x: f(x).sum())(X), np.full(5, 0.5))
 
 
+@pytest.mark.parametrize("backend", ["dlpack", "callback"])
+def test_where_nothing_is_looked_at(backend):
+    from .kernels import add
+
+    shape = jax.ShapeDtypeStruct((5,), jnp.float32)
+    f = jtbridge.wrap(lambda x: add(x, x), backend=backend, effects="ordered", output_shapes=shape)
+    np.testing.assert_array_equal(jax.jit(f)(X), 2 * X)
+    data = jtbridge.wrap(lambda x: add(x, x) if x.sum().item() > 1 else x, backend=backend)
+    np.testing.assert_array_equal(jax.jit(data)(X), 2 * X)
+
+
 def test_several_threads():
     from triton.runtime.jit import JITFunction
 
