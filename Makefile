@@ -87,8 +87,8 @@ format: $(test-deps)
 
 test: $(test-deps) $(LINT)
 	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' --ignore tests/lowerings --ignore tests/conformance \
-		--ignore tests/kernels --ignore tests/translate/chains --ignore tests/test_bench_gpu.py \
-		--ignore tests/transforms/test_third_order.py $(ARGS)
+		--ignore tests/kernels --ignore tests/launches --ignore tests/translate/chains \
+		--ignore tests/test_bench_gpu.py --ignore tests/transforms/test_third_order.py $(ARGS)
 
 test-operators: $(test-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/lowerings tests/transforms/test_third_order.py $(ARGS)
