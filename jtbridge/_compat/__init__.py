@@ -48,6 +48,7 @@ from ._tracing import decomposition_of as decomposition_of
 from ._tracing import exporting as exporting
 from ._tracing import forgetting_graph_sources as forgetting_graph_sources
 from ._tracing import last_traced_node as last_traced_node
+from ._tracing import last_traced_node_of as last_traced_node_of
 from ._tracing import symbolic_shapes as symbolic_shapes
 from ._tracing import symbolic_tensors as symbolic_tensors
 from ._tracing import trace_joint as trace_joint

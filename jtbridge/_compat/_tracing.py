@@ -8,7 +8,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from operator import getitem
+from typing import Any, cast
 
 import torch
 
@@ -197,6 +198,14 @@ def last_traced_node() -> torch.fx.Node | None:
 
     mode = get_proxy_mode()
     return None if mode is None else next(iter(reversed(mode.tracer.graph.nodes)), None)
+
+
+def last_traced_node_of(target: OpOverload) -> torch.fx.Node | None:
+    """The newest node there, or the one that it is a result of, if that is of an operator."""
+    node = last_traced_node()
+    while node is not None and node.target is getitem:  # of several results
+        node = cast(torch.fx.Node, node.args[0])
+    return node if node is not None and node.target is target else None
 
 
 def decomposition_of(operator: OpOverload) -> Callable | None:

@@ -11,19 +11,18 @@ same in the forward and in its recomputation); ``launch`` is the launch of a Tri
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import torch
 from torch import fx
 
 from jtbridge import _rng
-from jtbridge._compat import TorchDispatchMode, autograd_place, last_traced_node, trace_joint, tracing
+from jtbridge._compat import TorchDispatchMode, autograd_place, last_traced_node_of, trace_joint, tracing
 from jtbridge._dtypes import torch_dtype
 from jtbridge._flat import ArrayType
 from jtbridge.launches import deferring_numbers, launch_of, launch_operator, routed
@@ -203,10 +202,8 @@ class _Notes(TorchDispatchMode):
         if func is _LAUNCH:
             notes["launch"] = launch_of(args[1])
         out = func(*args, **(kwargs or {}))
-        node = last_traced_node()
-        while node is not None and node.target is operator.getitem:  # of several results
-            node = cast(fx.Node, node.args[0])
-        if node is not None and node.target is func:
+        node = last_traced_node_of(func)
+        if node is not None:
             node.meta["custom"] = notes
         return out
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import operator
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import fx
 
-from jtbridge._compat import last_traced_node, triton_wrapper_class
+from jtbridge._compat import last_traced_node_of, triton_wrapper_class
 from jtbridge._triton import analysed_code, jit_function
 from jtbridge._triton_interpreter import LANGUAGE
 from jtbridge.errors import LaunchError
@@ -136,10 +134,8 @@ def _note(launch: Launch) -> None:
 
     Those of an operator that writes to its arguments are traced where nobody else looks at them.
     """
-    node = last_traced_node()
-    while node is not None and node.target is operator.getitem:  # of several results
-        node = cast(fx.Node, node.args[0])
-    if node is not None and node.target is launch_operator._opoverload:
+    node = last_traced_node_of(launch_operator._opoverload)
+    if node is not None:
         node.meta["custom"] = {**(node.meta.get("custom") or {}), "launch": launch}
 
 
