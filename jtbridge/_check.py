@@ -17,15 +17,13 @@ from ._flat import ArrayType, FlatFunction, TorchFunction
 from ._host import to_numpy
 from ._run import describe_arguments
 from ._transforms import Jvp, Vjp, Vmap
+from ._verify import difference, tolerance
 from ._wrap import Wrapped, as_wrapped
 from .backends import backends
 from .errors import CalledWarning, SequentialVmapWarning, TranslationError
 from .primitives import torch_call
 
 _MODES = ("value", "vjp", "jvp", "vmap")
-# Relative to the largest magnitude of a result: a few hundred roundings.
-_TOLERANCES = {np.dtype(np.float64): 1e-10, np.dtype(np.complex128): 1e-10, np.dtype(np.float16): 2e-2}
-_SINGLE, _BFLOAT16 = 2e-4, 1e-1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,31 +195,9 @@ def _comparison(backend: str, mode: str, plan: FlatFunction, case: _Case) -> Com
     with case.reference.state.applied():
         tensors = tuple(to_torch(x, copy=True) for x in case.inputs)
         expected = case.reference.by_loop(tensors) if isinstance(case.reference, Vmap) else case.reference(*tensors)
-    differences = [_difference(np.asarray(a), to_numpy(b.detach())) for a, b in zip(got, expected, strict=True)]
+    differences = [difference(np.asarray(a), to_numpy(b.detach())) for a, b in zip(got, expected, strict=True)]
     worst = max(differences, default=0.0)
-    return Comparison(backend, mode, worst, all(d <= _tolerance(a) for d, a in zip(differences, got, strict=True)))
-
-
-def _difference(got: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference as a share of the largest finite magnitude; infinite where NaN or infinity differ."""
-    if got.shape != expected.shape or got.dtype != expected.dtype:
-        return float("inf")
-    if got.dtype.kind in "biu":
-        return 0.0 if np.array_equal(got, expected) else float("inf")
-    wide = np.complex128 if got.dtype.kind == "c" else np.float64
-    a, b = got.astype(wide), expected.astype(wide)
-    finite = np.isfinite(b)
-    if not np.array_equal(np.where(finite, 0, a), np.where(finite, 0, b), equal_nan=True):
-        return float("inf")
-    scale = np.abs(b[finite]).max(initial=0.0)
-    largest = np.abs(a[finite] - b[finite]).max(initial=0.0)
-    return float(largest / scale) if scale else float(largest)
-
-
-def _tolerance(array: jax.Array) -> float:
-    if array.dtype == jnp.bfloat16:
-        return _BFLOAT16
-    return _TOLERANCES.get(np.dtype(array.dtype), _SINGLE)
+    return Comparison(backend, mode, worst, all(d <= tolerance(a.dtype) for d, a in zip(differences, got, strict=True)))
 
 
 def _moving(plan: FlatFunction) -> tuple[tuple[int, ...], tuple[int, ...]]:

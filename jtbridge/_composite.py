@@ -1,8 +1,9 @@
-"""Normalisations written out in elementary operators, for derivatives beyond the first.
+"""Normalisations and distances written out in elementary operators, for derivatives beyond the first.
 
-Torch's fused ones keep the mean and the deviation of the forward and take them for constants when their backward is
-differentiated more than once more, or under torch.vmap: the result is wrong, in silence (torch 2.13: layer_norm and
-batch_norm in training, and by way of it instance_norm; group_norm keeps the same).
+Torch's fused normalisations keep the mean and the deviation of the forward and take them for constants when their
+backward is differentiated more than once more, or under torch.vmap: the result is wrong, in silence (torch 2.13:
+layer_norm and batch_norm in training, and by way of it instance_norm; group_norm keeps the same). Of `cdist` torch has
+the gradient alone: no second derivative, and no forward mode.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 # The operators that these replace, by the end of their name in a graph.
-FUSED = ("layer_norm", "batch_norm", "group_norm", "_batch_norm_legit", "_batch_norm_with_update")
+FUSED = (
+    *("layer_norm", "batch_norm", "group_norm", "_batch_norm_legit", "_batch_norm_with_update"),
+    "_cdist_forward",
+)
 
 
 class CompositeNorms(TorchFunctionMode):
-    """While active, layer_norm, batch_norm, instance_norm and group_norm are written out."""
+    """While active, layer_norm, batch_norm, instance_norm, group_norm and cdist are written out."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return _REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
@@ -113,6 +117,14 @@ def _functional_instance_norm(
     return _scaled(_normalised(_wide(input), dims, eps), weight, bias, _per_channel(input)).to(input.dtype)
 
 
+def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: Any = None) -> torch.Tensor:
+    del compute_mode
+    differences = x1.unsqueeze(-2) - x2.unsqueeze(-3)
+    if not differences.shape[-1]:
+        return differences.sum(-1)
+    return torch.linalg.vector_norm(differences, p, -1)
+
+
 def _per_channel(input: torch.Tensor) -> tuple[int, ...]:
     return (1, -1, *(1,) * (input.dim() - 2))
 
@@ -125,4 +137,5 @@ _REPLACEMENTS = {
     F.batch_norm: _functional_batch_norm,
     torch.batch_norm: _batch_norm,
     F.instance_norm: _functional_instance_norm,
+    torch.cdist: _cdist,
 }

@@ -7,21 +7,25 @@ import contextvars
 import os
 from collections.abc import Iterator
 
-from .backends import check_name
-from .kernels import _tuning
-
+_VERIFY: contextvars.ContextVar[bool | None] = contextvars.ContextVar("jtbridge_verify", default=None)
 _BACKEND: contextvars.ContextVar[str | None] = contextvars.ContextVar("jtbridge_backend", default=None)
 
 
 @contextlib.contextmanager
 def config(
-    *, backend: str | None = None, tune: bool | None = None, tuning_folder: str | os.PathLike[str] | None = None
+    *,
+    backend: str | None = None,
+    verify: bool | None = None,
+    tune: bool | None = None,
+    tuning_folder: str | os.PathLike[str] | None = None,
 ) -> Iterator[None]:
     """Settings for what is called or traced inside the block. A program that was compiled before keeps its own.
 
     Args:
         backend: "auto" or a name of :func:`jtbridge.backends`, for every wrapped function. It comes before the
             ``backend=`` of :func:`jtbridge.wrap`.
+        verify: whether the first result of every program that is traced is compared with torch's. It comes before the
+            ``verify=`` of :func:`jtbridge.wrap`, which says how.
         tune: whether the Triton kernels of :mod:`jtbridge.kernels` are tuned: where a program is lowered for a GPU,
             each kernel is timed in a few configurations, on torch's stream and in torch's memory, and the fastest is
             used from then on, in later processes too. It takes seconds for each kernel and size. A program of several
@@ -37,14 +41,49 @@ def config(
         >>> with jtbridge.config(backend="callback"):
         ...     y = f(jnp.zeros(3))
     """
-    token = _BACKEND.set(_BACKEND.get() if backend is None else check_name(backend))
+    token = _BACKEND.set(_BACKEND.get() if backend is None else checked_backend(backend))
+    verifying = _VERIFY.set(_VERIFY.get() if verify is None else verify)
     try:
-        with _tuning.settings(tune, tuning_folder):
+        if tune is None and tuning_folder is None:
             yield
+        else:
+            from .kernels import _tuning  # not where nothing is tuned, for it takes time to import
+
+            with _tuning.settings(tune, tuning_folder):
+                yield
     finally:
+        _VERIFY.reset(verifying)
         _BACKEND.reset(token)
+
+
+def checked_backend(name: str) -> str:
+    """The name of a backend, or "auto".
+
+    Raises:
+        BackendError: there is no such backend.
+    """
+    if name == "auto":  # without the import of all backends
+        return name
+    from .backends import check_name
+
+    return check_name(name)
+
+
+def may_translate(name: str) -> bool:
+    """Whether a backend, or "auto", may translate."""
+    if name == "auto":
+        return True
+    from .backends import translates
+
+    return translates(name)
 
 
 def backend_or(default: str) -> str:
     """The backend of the enclosing :func:`config` block, else `default`."""
     return _BACKEND.get() or default
+
+
+def verify_or(default: bool) -> bool:
+    """Whether the enclosing :func:`config` block verifies, else `default`."""
+    found = _VERIFY.get()
+    return default if found is None else found

@@ -7,12 +7,17 @@ So a JAX int32 array reaches torch as int64 (labels, token ids and indices must 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import ml_dtypes
 import numpy as np
 import torch
 
 from .errors import DTypeError
+
+# Stands for an int64 that torch would not compute: also as int32, which keeps its lower half, it is the least integer.
+NO_INT64 = -(2**63) + 2**31
 
 # Sources: https://docs.pytorch.org/docs/stable/tensor_attributes.html and jax.numpy's dtype list.
 _PAIRS: tuple[tuple[torch.dtype, np.dtype], ...] = tuple(
@@ -62,6 +67,38 @@ def torch_dtype(dtype: np.dtype, what: str) -> torch.dtype:
             f"{', '.join(str(d) for d in _TO_TORCH)}. Convert it with `.astype(...)` before the call"
             + (" (a PRNG key is passed as `rng=`)." if "key" in str(dtype) else ".")
         ) from None
+
+
+def widens_int32() -> bool:
+    """Whether int32 arrays stand for torch's int64: while x64 is off, JAX's integers are int32."""
+    return not jax.config.jax_enable_x64  # type: ignore[attr-defined]
+
+
+def argument_dtypes(
+    dtypes: Sequence[np.dtype], names: Sequence[str], function: str, *, keep_int32: bool
+) -> tuple[torch.dtype, ...]:
+    """The torch dtypes in which the array arguments of a function reach it.
+
+    Args:
+        dtypes: of the arrays.
+        names: of the arguments.
+        function: its name.
+        keep_int32: whether int32 stays int32 where JAX has no int64.
+
+    Raises:
+        DTypeError: torch does not have one of them.
+    """
+    widen = not keep_int32 and widens_int32()
+    found = []
+    for dtype, name in zip(dtypes, names, strict=True):
+        wanted = torch_dtype(dtype, f"argument `{name}` of `{function}`")
+        found.append(torch.int64 if widen and wanted is torch.int32 else wanted)
+    return tuple(found)
+
+
+def has_torch_dtype(dtype: np.dtype) -> bool:
+    """Whether torch has the NumPy/JAX dtype."""
+    return dtype in _TO_TORCH
 
 
 def numpy_dtype(dtype: torch.dtype, what: str) -> np.dtype:

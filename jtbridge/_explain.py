@@ -19,14 +19,15 @@ from ._dtypes import torch_dtype
 from ._flat import FlatFunction
 from ._run import describe_arguments
 from ._transforms import Vjp
-from ._triton import unavailable
 from ._wrap import Wrapped, as_wrapped
-from .backends import choose, refusals
+from .backends import choose, refusals, translates
 from .capture import draws, origin
+from .eager import unsupported_reason
 from .errors import TranslationError
 from .kernels._step import Step
-from .launches import Launch
 from .translate import captured, has_lowering, refusal, translate
+from .triton import unsupported_reason as triton_unsupported_reason
+from .triton.launches import Launch
 
 _DTYPE_CHANGES = frozenset({torch.ops.aten._to_copy.default})
 
@@ -37,7 +38,8 @@ class Explanation:
 
     Attributes:
         function: the name of the function, with its arguments' dtypes and shapes.
-        backend: the one that is used.
+        eager: what an eager call runs: torch itself, or the program of a backend.
+        backend: the one that is used inside ``jit`` and the like.
         gradient: the backend of its gradient; None if it has nothing to differentiate.
         reasons: for every other backend that comes before it, why it is not used.
         operators: how often each operator is in the forward graph; empty if it cannot be traced.
@@ -52,6 +54,7 @@ class Explanation:
     """
 
     function: str
+    eager: str
     backend: str
     gradient: str | None
     reasons: dict[str, str]
@@ -69,7 +72,8 @@ class Explanation:
         count, size = self.constants
         return [
             ("function", self.function),
-            ("backend", self.backend),
+            ("eager call", self.eager),
+            ("inside jit", self.backend),
             *((f"not {name}", reason) for name, reason in self.reasons.items()),
             ("gradient", self.gradient or "nothing to differentiate"),
             ("operators", _counts(self.operators)),
@@ -136,6 +140,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     name = "io_callback, in order" if wrapped.ordered else choose(wrapped.backend, platform, plan, quiet=True).name
     return Explanation(
         function=f"{plan.name}({describe_arguments(plan)})",
+        eager=_eager(wrapped, args, kwargs, name),
         backend=name,
         gradient=None if wrapped.ordered else _gradient_backend(wrapped, platform, plan),
         reasons=reasons,
@@ -148,6 +153,15 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         constants=(len(plan.constants), sum(t.numel() * t.element_size() for t in plan.constants)),
         seconds=seconds,
     )
+
+
+def _eager(wrapped: Wrapped, args: tuple, kwargs: dict[str, Any], traced: str) -> str:
+    """What an eager call runs, and why that is not torch itself."""
+    if translates(wrapped.backend) and wrapped.backend != "auto" and not wrapped.ordered:
+        return f"{traced}, as under jax.jit: backend={wrapped.backend!r} was asked for"
+    arrays, _, _ = wrapped.flattened(args, dict(kwargs))
+    reasons = [reason for reason in map(unsupported_reason, arrays) if reason is not None]
+    return f"{traced}, for {reasons[0]}" if reasons else "torch itself"
 
 
 def _nodes(plan: FlatFunction) -> list[fx.Node]:
@@ -180,7 +194,7 @@ def _random(plan: FlatFunction, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
 
 def _kernels(plan: FlatFunction) -> dict[str, int]:
     """The kernels in the translated function."""
-    if unavailable() is not None or refusal(plan) is not None:
+    if triton_unsupported_reason() is not None or refusal(plan) is not None:
         return {}
     found: collections.Counter[str] = collections.Counter()
     pending = [translate(plan, kernels=True).jaxpr]

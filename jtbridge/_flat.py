@@ -11,19 +11,22 @@ import contextlib
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from . import _rng
+from ._compat import TRACING
 from ._dtypes import canonical_dtype, is_differentiable, numpy_dtype, torch_dtype
 from ._pytree import flatten_output
-from ._torch_state import TorchState, version_of
+from ._static import same_static
+from ._torch_state import TorchState
 from .errors import ArgumentError, DeviceError, OutputMismatchError
 
 Tensors = tuple[torch.Tensor, ...]
+SEQUENTIAL = "sequential vmap"  # the notice that the rows of a batch run one after another
 _CPU = torch.device("cpu")
 
 
@@ -71,13 +74,17 @@ class OutputTree:
     tree: Any
     array_positions: tuple[int, ...]
     statics: tuple[Any, ...]  # the other leaves: Python values that depend on shapes alone
+    order: Any = None  # see `key_order`: how the dicts of the result were filled, where JAX's order is another
 
     def unflatten(self, arrays: Sequence[Any]) -> Any:
         """Put a result together from its array leaves."""
         leaves = list(self.statics)
         for position, array in zip(self.array_positions, arrays, strict=True):
             leaves[position] = array
-        return self.tree.unflatten(leaves)
+        if self.order is None:
+            return self.tree.unflatten(leaves)
+        structure, numbers = self.order
+        return structure.unflatten([leaves[number] for number in numbers])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,21 +103,15 @@ class Behaviour:
     fused_norm: str | None = None  # an operator that torch differentiates wrongly beyond the first derivative
     opaque: str | None = None  # why it could not be traced on fake tensors
     only_checks: bool = False  # opaque, but what it asks of data is only whether to raise: it can be translated
+    uses_default_dtype: bool = True  # it may depend on torch's default dtype
     launches: str | None = None  # a Triton kernel that it launches
     runs_without_grad: bool = False  # same result with gradient recording off, and cheaper
-    guards: tuple[tuple[weakref.ref, bool], ...] = ()
-    read: tuple[tuple[weakref.ref, int], ...] = ()  # closed-over tensors whose values it was told, and their versions
+    modules: tuple[weakref.ref, ...] = ()  # that it calls
 
     @property
     def untranslatable(self) -> str | None:
         """Why it cannot be translated, as far as that is known without trying."""
         return None if self.only_checks else self.opaque
-
-    def holds(self) -> bool:
-        """Whether every module the function called is still in the mode it was traced in, and what it read the same."""
-        return all((module := ref()) is None or module.training == was for ref, was in self.guards) and all(
-            (tensor := ref()) is None or version_of(tensor) == was for ref, was in self.read
-        )
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -132,17 +133,24 @@ class FlatFunction(TorchFunction):
     # Closed-over tensors that are inputs too, for backends that translate; those that call have them already.
     constants: tuple[torch.Tensor, ...] = ()
     graph: Any = None  # the captured graph, where there is one already
-    surroundings: Any = None  # what else the graph depends on
     notices: set[str] = dataclasses.field(default_factory=set)  # what the user was told of this function
+    guard: Any = None  # a `StateGuard`: puts back what the function changes where it is traced
 
     def __post_init__(self) -> None:
+        self.constant_arrays: tuple[Any, ...] = ()  # of `constants`, as they were when it was captured
+        if not self.behaviour.uses_default_dtype:
+            self.trace_state = self.trace_state.for_any_default_dtype()
         self.symbolic: Any = None  # the program for symbolic sizes, where this was made for an example of them
         self.translations: dict[tuple[TorchFunction, bool, str], Any] = {}  # as JAX programs, or why that cannot be
         self.sequential: set[TorchFunction] = set()  # batched forms that torch.vmap could not do
         self.checked_graphs: set[tuple[int, ...]] = set()  # the inputs by which the next was looked for
+        self.verified = False  # its first result was compared with torch's
+        self.reads_graph = False  # it looks at the graph that autograd records, or hooks into it
         self.once_differentiable: str | None = None  # an autograd.Function that torch differentiates once
+        self.nonlinearities: dict[tuple[TorchFunction, tuple[int, ...]], str | None] = {}  # by the inputs looked at
         self.probed: set[TorchFunction] = set()  # batched forms that were tried already
         self.double_reverse: set[TorchFunction] = set()  # forward modes that torch lacks a rule for
+        self.differentiable_statistics = False  # running statistics are among what it is differentiated by
         self.splits: dict[Any, Any] = {}
         self.compiled: dict[Any, Any] = {}  # eager calls on several devices, or on another than a CPU
         self._copied = tuple(range(len(self.in_torch_dtypes))) if self.behaviour.opaque else self.behaviour.mutated
@@ -176,9 +184,21 @@ class FlatFunction(TorchFunction):
     def order(self) -> int:
         return 0
 
-    def holds(self) -> bool:
-        """Whether the function is still what it was when it was traced."""
-        return self.behaviour.holds() and (self.surroundings is None or self.surroundings.hold())
+    def guarded(self, look: Callable[[], Any]) -> Any:
+        """The result of `look`, which traces this function or a derivative of it, without leaving anything behind."""
+        with TRACING, self.locked():
+            return look() if self.guard is None else self.guard.run(look)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the locks of the modules that this function calls: another thread may have their parameters exchanged.
+
+        They are taken after `TRACING` and before the lock of forward mode.
+        """
+        with contextlib.ExitStack() as stack:
+            for lock in self._locks:
+                stack.enter_context(lock)
+            yield
 
     @property
     def first_constant(self) -> int:
@@ -210,7 +230,7 @@ class FlatFunction(TorchFunction):
                 stack.enter_context(_rng.seeded(tensors[-1]))
                 tensors = tensors[:-1]
             elif self.behaviour.untranslatable:  # nobody has seen what else it does
-                stack.enter_context(_rng.refused(self.name, tensors[0].device if tensors else _CPU))
+                stack.enter_context(_rng.refused(self.name))
             inputs = list(tensors)
             for i, dtype in self._cast:
                 inputs[i] = inputs[i].to(dtype)
@@ -286,7 +306,7 @@ def _locks_for(behaviour: Behaviour) -> tuple[Any, ...]:
     XLA runs calls of several devices at once, and torch.func.functional_call swaps a module's parameters in
     place while it runs. A function that calls no module takes no lock.
     """
-    return module_locks([module for ref, _ in behaviour.guards if (module := ref()) is not None])
+    return module_locks([module for ref in behaviour.modules if (module := ref()) is not None])
 
 
 def module_locks(modules: Sequence[torch.nn.Module]) -> tuple[Any, ...]:
@@ -320,8 +340,3 @@ def as_tensor(leaf: Any) -> torch.Tensor:
     if isinstance(leaf, float | complex):
         return torch.tensor(leaf, dtype=torch.complex128 if isinstance(leaf, complex) else torch.float64)
     return torch.as_tensor(leaf)
-
-
-def same_static(a: Any, b: Any) -> bool:
-    """Whether two static values are interchangeable: 1, 1.0 and True are not; nan is itself."""
-    return type(a) is type(b) and (a == b or (a != a and b != b))

@@ -1,12 +1,14 @@
 """Output trees: torch's own containers become JAX pytree nodes of the same class.
 
-JAX knows tuples, lists, dicts, None and named tuples. Hugging Face's ModelOutput and other torch pytree nodes,
-and plain dataclasses, are registered with JAX the first time a wrapped function returns one, so that
-``jax.jit(f)(x).last_hidden_state`` reads as it does in torch. A class that is registered already is left alone.
+JAX knows tuples, lists, dicts, None and named tuples. Hugging Face's ModelOutput and other torch pytree nodes, its
+caches of keys and values, and plain dataclasses, are registered with JAX the first time a wrapped function returns or
+takes one, so that ``jax.jit(f)(x).last_hidden_state`` reads as it does in torch. A class that is registered already is
+left alone.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from typing import Any
 
@@ -14,6 +16,7 @@ import jax
 import torch
 
 from ._compat import torch_pytree_node
+from ._static import static_key
 
 
 class _Context:
@@ -58,6 +61,81 @@ def _register_dataclass(cls: type) -> None:
     jax.tree_util.register_pytree_node(cls, flatten_for_jax, unflatten_for_jax)
 
 
+@jax.tree_util.register_pytree_with_keys_class
+class InOrder:
+    """A dict whose children are in the order of its keys: JAX itself sorts a dict, and torch code may read its order.
+
+    Put together again it is a dict of the same type.
+    """
+
+    def __init__(self, mapping: dict[Any, Any]):
+        self._mapping = mapping
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        children = [(jax.tree_util.DictKey(key), in_order(value)) for key, value in self._mapping.items()]
+        keys = tuple(self._mapping)
+        factory = self._mapping.default_factory if isinstance(self._mapping, collections.defaultdict) else None
+        return children, (type(self._mapping), keys, tuple(map(static_key, keys)), factory)
+
+    @classmethod
+    def tree_unflatten(cls, auxiliary: Any, children: Any) -> Any:
+        kind, keys, _, factory = auxiliary
+        items = zip(keys, children, strict=True)
+        return dict(items) if kind is dict else collections.defaultdict(factory, items)
+
+
+def in_order(tree: Any) -> Any:
+    """`tree` with :class:`InOrder` in the place of every dict that JAX would sort."""
+    return jax.tree_util.tree_map(lambda leaf: InOrder(leaf) if _is_sorted(leaf) else leaf, tree, is_leaf=_is_sorted)
+
+
+def _is_sorted(node: Any) -> bool:
+    return type(node) in (dict, collections.defaultdict) and len(node) > 0
+
+
+def key_order(tree: Any) -> tuple[Any, tuple[int, ...]] | None:
+    """The structure of a tree with its dicts in the order in which they were filled; None if JAX keeps that order.
+
+    Returns:
+        That structure, and for each of its leaves the number that the leaf has in JAX's own order.
+    """
+    ordered = in_order(tree)
+    paths, structure = jax.tree_util.tree_flatten_with_path(ordered)
+    numbers = {path: number for number, (path, _) in enumerate(jax.tree_util.tree_flatten_with_path(tree)[0])}
+    found = tuple(numbers[path] for path, _ in paths)
+    return None if found == tuple(range(len(found))) else (structure, found)
+
+
+# The attributes that are children of a node which JAX made, where they may be anything.
+_CHILDREN = "_jtbridge_children"
+_STATIC = (bool, int, float, complex, str, type, type(None), torch.dtype, torch.device)
+
+
+def _register_cache(cls: type) -> None:
+    """A Hugging Face cache, or a layer of one: numbers, flags and dtypes are static, all other attributes are not."""
+
+    def flatten_for_jax(node: Any) -> tuple[tuple[Any, ...], _Context]:
+        attributes = {name: value for name, value in vars(node).items() if name != _CHILDREN}
+        known = getattr(node, _CHILDREN, ())
+        names = tuple(name for name in sorted(attributes) if name in known or not _is_static(attributes[name]))
+        statics = {name: value for name, value in attributes.items() if name not in names}
+        return tuple(attributes[name] for name in names), _Context((names, statics))
+
+    def unflatten_for_jax(context: _Context, children: Any) -> Any:
+        names, statics = context.value
+        node = object.__new__(cls)
+        vars(node).update({**statics, **dict(zip(names, children, strict=True)), _CHILDREN: names})
+        return node
+
+    jax.tree_util.register_pytree_node(cls, flatten_for_jax, unflatten_for_jax)
+
+
+def _is_static(value: Any) -> bool:
+    if isinstance(value, dict | list | tuple):
+        return all(map(_is_static, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, _STATIC)
+
+
 def register_node(leaf: Any) -> bool:
     """Teach JAX the class of `leaf` if it is a container that torch or dataclasses can take apart."""
     cls = type(leaf)
@@ -69,6 +147,9 @@ def register_node(leaf: Any) -> bool:
         return True
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
         _register_dataclass(cls)
+        return True
+    if any(base.__module__ == "transformers.cache_utils" for base in cls.__mro__):
+        _register_cache(cls)
         return True
     return False
 

@@ -1,7 +1,8 @@
 """Random operators as a pure function of a JAX key.
 
-Torch draws from one generator per process. A call with a key seeds it, runs and puts the user's state back, under
-a lock, so the same key gives the same draws, in the forward and in the backward alike.
+A call with a key draws from a generator of its own, which the key seeds: the same key gives the same draws, in the
+forward and in the backward alike. Torch's default generators, one per device and process, are neither read nor written,
+so other threads that draw from them see nothing of it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from ._compat import draw_source, drawing_from, random_state_of, same_generator
 from .errors import ArgumentError, RandomnessError
 
 SEED_SHAPE = (2,)
-_LOCK = threading.RLock()
 _TRACING = threading.local()
 _CPU = torch.device("cpu")
 
@@ -32,65 +33,120 @@ def seed_from_key(key: Any) -> jax.Array:
     return jax.random.bits(key, SEED_SHAPE, jnp.uint32)
 
 
-@contextlib.contextmanager
-def seeded(seed: torch.Tensor) -> Iterator[None]:
-    """Run with torch's generators seeded by `seed` (uint32[2]); the user's generator states are untouched.
+def seeded(seed: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """Run with the draws of this thread seeded by `seed` (uint32[2]); torch's own generators are not touched.
 
-    Those are the CPU's, and that of the GPU that `seed` lies on, which is waited for.
+    A seed on a GPU is waited for.
     """
-    if getattr(_TRACING, "on", False):
-        yield
-        return
+    if is_tracing():
+        return contextlib.nullcontext()
     low, high = seed.tolist()
-    with preserved_state(seed.device):
-        for generator in _generators(seed.device):
-            generator.manual_seed((high << 32) | low)
-        yield
+    return seeded_by(low, high)
 
 
-def _generators(device: torch.device) -> list[torch.Generator]:
-    on_gpu = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
-    return [torch.default_generator, *on_gpu]
+def seeded_by(low: int, high: int) -> contextlib.AbstractContextManager[None]:
+    """The same for the two words of a seed as Python ints."""
+    return contextlib.nullcontext() if is_tracing() else drawing_from(_Seeded((high << 32) | low))
 
 
-def _states(device: torch.device) -> list[tuple[torch.Generator, torch.Tensor]]:
-    return [(generator, generator.get_state()) for generator in _generators(device)]
+def first_operator_seeded() -> str | None:
+    """The first random operator of torch that ran inside :func:`seeded`; None if none did."""
+    source = draw_source()
+    return source.operator if isinstance(source, _Seeded) else None
+
+
+def is_seeded_generator(generator: torch.Generator) -> bool:
+    """Whether a generator is the one that this thread's draws were given by :func:`seeded`."""
+    source = draw_source()
+    return isinstance(source, _Seeded) and any(same_generator(generator, own) for own in source.generators.values())
+
+
+class _Seeded:
+    """Generators with one seed, one on each device that is drawn on."""
+
+    def __init__(self, seed: int):
+        self._seed = seed
+        self.generators: dict[torch.device, torch.Generator] = {}
+        self.operator: str | None = None  # the first that drew
+
+    def generator(self, device: torch.device, operator: str) -> torch.Generator:
+        self.operator = self.operator or operator
+        return self.state_generator(device)
+
+    def state_generator(self, device: torch.device) -> torch.Generator:
+        found = self.generators.get(device)
+        if found is None:
+            found = self.generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return found
+
+
+class _Numbered:
+    """Draws that are counted while a function is traced: the seed of the generator is the number of the next one.
+
+    Its state is saved and put back by ``torch.utils.checkpoint`` as that of the default generator would be, so a
+    recomputation has the numbers of the forward again.
+    """
+
+    def __init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(0)
+
+    def next(self) -> int:
+        number = self._generator.initial_seed()
+        self._generator.manual_seed(number + 1)
+        return number
+
+    def generator(self, device: torch.device, operator: str) -> torch.Generator:
+        del device, operator
+        return self._generator
+
+    def state_generator(self, device: torch.device) -> torch.Generator:
+        del device
+        return self._generator
+
+
+class _Refusing:
+    """No draws: a random operator raises before it has drawn."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def generator(self, device: torch.device, operator: str) -> torch.Generator:
+        del device
+        raise RandomnessError(without_key(self._name, operator))
+
+    def state_generator(self, device: torch.device) -> torch.Generator:
+        del device
+        return torch.default_generator
 
 
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
-    """While a graph is traced seeds have no value yet, and nothing is drawn: :func:`seeded` does nothing."""
-    before = getattr(_TRACING, "on", False)
-    _TRACING.on = True
+    """While a graph is traced seeds have no value yet, and nothing is drawn: :func:`seeded` does nothing.
+
+    Draws are counted from 0 by :func:`next_draw`.
+    """
+    before = getattr(_TRACING, "draws", None)
+    _TRACING.draws = _Numbered()
     try:
-        yield
-    finally:
-        _TRACING.on = before
-
-
-@contextlib.contextmanager
-def preserved_state(device: torch.device = _CPU) -> Iterator[None]:
-    """Put torch's generators, those that a device uses, back as they were, whatever runs inside."""
-    with _LOCK:
-        before = _states(device)
-        try:
+        with random_state_of(_TRACING.draws):
             yield
-        finally:
-            for generator, state in before:
-                generator.set_state(state)
+    finally:
+        _TRACING.draws = before
 
 
-@contextlib.contextmanager
-def refused(name: str, device: torch.device) -> Iterator[None]:
+def is_tracing() -> bool:
+    """Whether this thread is inside :func:`tracing`."""
+    return getattr(_TRACING, "draws", None) is not None
+
+
+def next_draw() -> int:
+    """The number of the next draw inside :func:`tracing`; a recomputation gets those that the forward got."""
+    return _TRACING.draws.next()
+
+
+def refused(name: str) -> contextlib.AbstractContextManager[None]:
     """Raise if the body draws from torch's generators: for functions that could not be traced beforehand."""
-    with _LOCK:
-        before = _states(device)
-        yield
-        drawn_from = [(g, state) for g, state in before if not torch.equal(state, g.get_state())]
-        for generator, state in drawn_from:
-            generator.set_state(state)
-        if drawn_from:
-            raise RandomnessError(without_key(name, "a random operator"))
+    return contextlib.nullcontext() if is_tracing() else drawing_from(_Refusing(name))
 
 
 def without_key(name: str, operator: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
@@ -14,8 +13,8 @@ import numpy as np
 import torch
 
 from ._convert import to_jax
-from ._pytree import register_node
-from .capture import Unusable
+from ._pytree import in_order, register_node
+from ._static import static_key
 from .errors import ArgumentError, DTypeError
 
 ARRAY = object()  # stands where an array was among the leaves of a signature
@@ -37,9 +36,9 @@ def flatten_arguments(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[l
     Raises:
         ArgumentError: a leaf is neither an array nor hashable.
     """
-    leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+    args, kwargs, leaves, tree = _flattened(args, kwargs)
     while any(_is_container(leaf) and register_node(leaf) for leaf in leaves):
-        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        args, kwargs, leaves, tree = _flattened(args, kwargs)
     arrays: list[jax.Array] = []
     keys: list[Any] = []
     statics: list[Any] = []
@@ -53,6 +52,13 @@ def flatten_arguments(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[l
             statics.append(leaf)
     types = tuple((tuple(x.shape), x.dtype) for x in arrays)
     return arrays, Signature(tree, tuple(keys), types, tuple(statics))
+
+
+def _flattened(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Any, list[Any], Any]:
+    """The arguments with their dicts in the order in which they were filled, their leaves and their tree."""
+    args, kwargs = in_order((args, kwargs))
+    leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+    return args, kwargs, leaves, tree
 
 
 def rebuild_call(fn: Callable, signature: Signature) -> Callable[..., Any]:
@@ -76,32 +82,25 @@ def argument_names(fn: Callable, signature: Signature) -> tuple[str, ...]:
     """A name for each array argument, such as ``x`` or ``params['w']``."""
     leaves = [i if key is ARRAY else None for i, key in enumerate(signature.keys)]
     args, kwargs = signature.tree.unflatten([_Place(i) for i in range(len(leaves))])
-    parameters = _parameter_names(fn)
-    paths = jax.tree_util.tree_flatten_with_path((args, kwargs))[0]
+    parameters = parameter_names(fn)
+    paths = jax.tree_util.tree_flatten_with_path(in_order((args, kwargs)))[0]
     return tuple(_path_name(path, parameters) for path, place in paths if leaves[place.position] is not None)
 
 
-def closed_over_modules(fn: Callable) -> list[torch.nn.Module]:
-    """The modules that a function is, is a method of, or names in its closure or globals."""
-    return [value for value in closed_over(fn) if isinstance(value, torch.nn.Module)]
+def static_arguments(fn: Callable, signature: Signature) -> list[tuple[str, Any]]:
+    """The arguments that are no arrays, each with its name."""
+    args, kwargs = signature.tree.unflatten(list(range(len(signature.statics))))
+    parameters = parameter_names(fn)
+    paths = jax.tree_util.tree_flatten_with_path((args, kwargs))[0]
+    statics = ((path, signature.statics[position]) for path, position in paths)
+    return [(_path_name(path, parameters), value) for path, value in statics if value is not ARRAY]
 
 
-def device_closed_over(fn: Callable) -> str:
-    """The type of the devices that the tensors lie on which a function closes over; "cpu" if there are none."""
-    tensors = [t for x in closed_over(fn) for t in ([x] if isinstance(x, torch.Tensor) else x.parameters())]
-    return "cuda" if any(tensor.is_cuda for tensor in tensors if not isinstance(tensor, Unusable)) else "cpu"
-
-
-def closed_over(fn: Callable) -> list[torch.nn.Module | torch.Tensor]:
-    """The modules and tensors that a function is, is a method of, or names in its closure or globals."""
-    code = getattr(fn, "__code__", None)
-    scope = getattr(fn, "__globals__", {})
-    found = [fn, getattr(fn, "__self__", None)]
-    found += [scope.get(name) for name in (code.co_names if code is not None else ())]
-    for cell in getattr(fn, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # a cell that is not filled yet
-            found.append(cell.cell_contents)
-    return [value for value in found if isinstance(value, torch.nn.Module | torch.Tensor)]
+def static_name(fn: Callable, signature: Signature, position: int) -> str:
+    """A name for the leaf of the arguments at a position."""
+    args, kwargs = signature.tree.unflatten(range(len(signature.keys)))
+    path = jax.tree_util.tree_flatten_with_path((args, kwargs))[0][position][0]
+    return _path_name(path, parameter_names(fn))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +117,8 @@ def _path_name(path: Sequence[Any], parameters: Sequence[str]) -> str:
     return f"{root}{jax.tree_util.keystr(tuple(rest))}"
 
 
-def _parameter_names(fn: Callable) -> list[str]:
+def parameter_names(fn: Callable) -> list[str]:
+    """The names of its positional parameters."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):  # built-in torch functions have no signature
@@ -162,15 +162,10 @@ def _is_container(leaf: Any) -> bool:
 
 def _static_key(leaf: Any, describe: Callable[[], str]) -> Any:
     """A hashable key that tells 1, 1.0 and True, and 0.0 and -0.0, apart."""
-    if isinstance(leaf, float | complex):
-        return type(leaf), repr(leaf)
-    if isinstance(leaf, slice):
-        return slice, tuple(_static_key(part, describe) for part in (leaf.start, leaf.stop, leaf.step))
     try:
-        hash(leaf)
+        return static_key(leaf)
     except TypeError:
         raise ArgumentError(
             f"{describe()} is a {type(leaf).__name__}, which is neither an array nor hashable. Pass arrays in tuples, "
             "lists, dicts or other pytrees, and static values as hashable ones; or close over it."
         ) from None
-    return type(leaf), leaf

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ._compat import any_autocast, has_torch_modes
+from .errors import DTypeError
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -24,7 +25,7 @@ class TorchState:
     grad: bool
     inference: bool
     autocast: tuple[tuple[str, torch.dtype], ...]  # device types with autocast on, and their dtype
-    dtype: torch.dtype
+    dtype: torch.dtype | None  # the default; None for a function that does not depend on it
     device: torch.device | None  # None: torch's own default
     products: str  # how float32 is multiplied on a GPU: "highest", "high" or "medium"
 
@@ -59,7 +60,7 @@ class TorchState:
             return (
                 grad_now() is grad
                 and inference_now() is inference
-                and dtype_now() is dtype
+                and (dtype is None or dtype_now() is dtype)
                 and not modes_now()
                 and not autocast_now()
             )
@@ -68,8 +69,18 @@ class TorchState:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Give this thread these settings, and its own back afterwards, also after an exception."""
-        dtype_before = torch.get_default_dtype()
+        """Give this thread these settings, and its own back afterwards, also after an exception.
+
+        Raises:
+            DTypeError: the default dtype is another one, which torch has once for all threads.
+        """
+        if self.dtype not in (None, torch.get_default_dtype()):
+            raise DTypeError(
+                f"A torch function that makes tensors of torch's default dtype was traced while that was {self.dtype}, "
+                f"and now it is {torch.get_default_dtype()}. Torch has one default dtype for all threads, so it is not "
+                f"changed for this call. Pass `dtype=` where the function makes tensors, call "
+                f"`torch.set_default_dtype({self.dtype})` before the program runs, or trace the program again."
+            )
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad))
@@ -79,10 +90,11 @@ class TorchState:
                     stack.enter_context(torch.autocast(name, dtype=wanted.get(name), enabled=name in wanted))
             if self.device is not None or has_torch_modes():
                 stack.enter_context(torch.device(self.device or "cpu"))
-            if dtype_before != self.dtype:
-                stack.callback(torch.set_default_dtype, dtype_before)
-                torch.set_default_dtype(self.dtype)
             yield
+
+    def for_any_default_dtype(self) -> TorchState:
+        """The same, for a function that does not depend on the default dtype."""
+        return dataclasses.replace(self, dtype=None)
 
     def without_grad(self) -> TorchState:
         """The same, with gradient recording off."""
@@ -103,10 +115,3 @@ def _products() -> str:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
         return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
-
-
-def version_of(tensor: torch.Tensor) -> int:
-    """What changes when a tensor is written to: of one made in inference mode, which counts no writes, its values."""
-    if not tensor.is_inference():
-        return tensor._version
-    return hash(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

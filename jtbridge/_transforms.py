@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from ._compat import differentiating, inside_functorch, once_differentiable_in
+from ._batch_statistics import DifferentiableStatistics, is_refusal
+from ._compat import differentiating, inside_functorch, once_differentiable_in, reentrant_checkpoints
 from ._composite import CompositeNorms
 from ._dtypes import torch_dtype
 from ._flat import ArrayType, FlatFunction, Tensors, TorchFunction
+from ._nesting import marked
 from ._torch_state import TorchState
 from .errors import DifferentiationError
-from .launches import routed
+from .triton import intercepted_launches
 
 # Torch has one forward-mode level per process, so two threads cannot be inside it at once.
 _FORWARD_MODE = threading.RLock()
@@ -58,21 +62,29 @@ class Vjp(_Derived):
     def out_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
         return tuple(self.fn.in_types[i] for i in self.wrt)
 
+    @marked
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         refuse_once_differentiable(self.flat, self.order)
         count = len(self.fn.in_types)
         primals, cotangents = tensors[:count], [conjugate(ct) for ct in tensors[count:]]
-        with differentiable_norms(self), routed():  # a backward may launch kernels of its own
+        with differentiable_norms(self), intercepted_launches():  # a backward may launch kernels of its own
             if inside_functorch():
                 grads = self._by_functorch(primals, cotangents)
             else:
                 grads = self.by_autograd(primals, cotangents)[1]
         return tuple(conjugate(grad) for grad in grads)
 
-    def by_autograd(self, primals: Tensors, cotangents: Sequence[torch.Tensor]) -> tuple[Tensors, Tensors]:
+    @marked
+    def by_autograd(
+        self,
+        primals: Tensors,
+        cotangents: Sequence[torch.Tensor],
+        around: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> tuple[Tensors, Tensors]:
         """Results and gradients (torch's convention) by plain autograd, which every torch function supports.
 
-        The gradients can be differentiated again if a primal or a cotangent requires grad.
+        The gradients can be differentiated again if a primal or a cotangent requires grad. `around` is active while the
+        function runs, and not while it is differentiated.
         """
         again = torch.is_grad_enabled() and any(t.requires_grad for t in (*primals, *cotangents))
         with torch.enable_grad():
@@ -81,25 +93,37 @@ class Vjp(_Derived):
                 x = primals[i]
                 # A tensor of its own even if the same array was passed twice; part of the outer graph if any.
                 inputs[i] = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
-            results = self.fn(*inputs)
+            with around or contextlib.nullcontext():
+                results = self._results(inputs)
             pairs = [(results[o], ct) for o, ct in zip(self.outs, cotangents, strict=True) if results[o].requires_grad]
             if again and self.flat.behaviour.opaque:  # the others were looked at while they were traced
                 self.flat.once_differentiable = once_differentiable_in([y for y, _ in pairs])
                 refuse_once_differentiable(self.flat, 2)
             if not pairs:
                 return results, tuple(torch.zeros_like(primals[i]) for i in self.wrt)
+            moving = [inputs[i] for i in self.wrt]
+            extra = reentrant_checkpoints([y for y, _ in pairs], moving)
             grads = torch.autograd.grad(
-                [y for y, _ in pairs],
-                [inputs[i] for i in self.wrt],
-                [ct for _, ct in pairs],
-                create_graph=again,
-                allow_unused=True,
+                [y for y, _ in pairs], moving, [ct for _, ct in pairs], create_graph=again, allow_unused=True
             )
-        grads = tuple(
-            torch.zeros_like(primals[i]) if grad is None else _dense(grad)
-            for i, grad in zip(self.wrt, grads, strict=True)
-        )
+            found = [[_dense(part) for part in parts if part is not None] for parts in zip(grads, extra, strict=True)]
+            grads = tuple(
+                sum(parts[1:], parts[0]) if parts else torch.zeros_like(primals[i])
+                for i, parts in zip(self.wrt, found, strict=True)
+            )
         return results, grads
+
+    def _results(self, inputs: Sequence[torch.Tensor]) -> Tensors:
+        flat = self.flat
+        if not flat.differentiable_statistics:
+            try:
+                return self.fn(*inputs)
+            except RuntimeError as error:
+                if not is_refusal(error):
+                    raise
+                flat.differentiable_statistics = True
+        with DifferentiableStatistics():
+            return self.fn(*inputs)
 
     def _by_functorch(self, primals: Tensors, cotangents: Sequence[torch.Tensor]) -> Tensors:
         """Under torch.vmap or torch.func.jvp, where plain autograd does not reach."""
@@ -107,6 +131,10 @@ class Vjp(_Derived):
         of_wrt = _of_moving(self, primals)
         pullback = torch.func.vjp(of_wrt, *(primals[i] for i in self.wrt))[1]
         return pullback(tuple(cotangents))
+
+
+_MOST_OF_JACOBIAN = 1 << 24  # elements
+_UNITS = (1, 1j)  # the real part of (1j * dy) is minus the imaginary part of dy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,15 +158,16 @@ class Jvp(_Derived):
     def out_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
         return tuple(self.fn.out_types[o] for o in self.outs)
 
+    @marked
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         if not self._may_use_forward_mode(tensors):
             with differentiable_norms(self):
-                return self._by_two_vjps(tensors)
+                return self.by_reverse_mode(tensors)
         try:
             return self._by_forward_mode(tensors)
         except Exception as error:  # noqa: BLE001  (if the function is at fault the other way raises it too)
             try:
-                result = self._by_two_vjps(tensors)
+                result = self.by_reverse_mode(tensors)
             except Exception as other:
                 raise other from error
             self.flat.double_reverse.add(self)
@@ -153,6 +182,8 @@ class Jvp(_Derived):
             or behaviour.uses_data
             or behaviour.inner_autograd
             or behaviour.custom_operator
+            or behaviour.opaque  # nobody has seen whether its gradient is what forward mode computes
+            or self.flat.reads_graph
             or differentiating()
             or any(tensor.requires_grad for tensor in tensors)
         )
@@ -162,8 +193,64 @@ class Jvp(_Derived):
         primals, tangents = tensors[:count], tensors[count:]
 
         of_wrt = _of_moving(self, primals)
-        with _FORWARD_MODE:
+        # The locks of modules first: a thread that traces holds them when it comes here.
+        with self.flat.locked(), _FORWARD_MODE:
             return torch.func.jvp(of_wrt, tuple(primals[i] for i in self.wrt), tuple(tangents))[1]
+
+    def by_reverse_mode(self, tensors: Tensors) -> Tensors:
+        """By two reverse modes; by the rows of the Jacobian where torch cannot differentiate a gradient."""
+        try:
+            return self._by_two_vjps(tensors)
+        except RuntimeError as error:
+            if isinstance(error, DifferentiationError) or "is not implemented" not in str(error):
+                raise
+            return self._by_rows(tensors, error)
+
+    def _by_rows(self, tensors: Tensors, cause: RuntimeError) -> Tensors:
+        """Every element of ``Df(x) @ dx`` as the product of a gradient and dx. No derivative of a gradient is needed.
+
+        Torch's forward mode would need none either, but see above what it ignores.
+        """
+        count = len(self.fn.in_types)
+        primals, tangents = tensors[:count], tensors[count:]
+        pullback = Vjp(self.fn, self.wrt, self.outs)
+        rows = sum(math.prod(type_.shape) for type_ in self.out_types)
+        if rows * sum(t.numel() for t in tangents) > _MOST_OF_JACOBIAN:
+            lines = str(cause).strip().splitlines()
+            raise DifferentiationError(
+                f"`{self.flat.name}` has no forward mode: torch cannot differentiate a gradient in it ({lines[0]}), "
+                "and its Jacobian is too large to compute. Use reverse mode, or other operators."
+            ) from cause
+
+        def product(*cotangents: torch.Tensor) -> torch.Tensor:
+            gradients = pullback(*primals, *cotangents)
+            products = [torch.real(g * dx).sum() for g, dx in zip(gradients, tangents, strict=True)]
+            return sum(products[1:], products[0])
+
+        def products(units: Sequence[torch.Tensor]) -> torch.Tensor:
+            try:
+                return torch.func.vmap(product)(*units)
+            except RuntimeError:  # torch has no batching rule
+                return torch.stack([product(*(unit[i] for unit in units)) for i in range(len(units[0]))])
+
+        zeros = [
+            torch.zeros(type_.shape, dtype=torch_dtype(type_.dtype, "a cotangent"), device=tensors[0].device)
+            for type_ in self.out_types
+        ]
+        results = []
+        for number, zero in enumerate(zeros):
+            if not zero.numel():
+                results.append(zero)
+                continue
+            unit = torch.eye(zero.numel(), dtype=zero.dtype, device=zero.device).reshape(-1, *zero.shape)
+            batch = [other.expand(len(unit), *other.shape) for other in zeros]
+            parts = [
+                products([*batch[:number], factor * unit, *batch[number + 1 :]])
+                for factor in _UNITS[: 1 + zero.is_complex()]
+            ]
+            result = torch.complex(parts[0], -parts[1]) if zero.is_complex() else parts[0]
+            results.append(result.reshape(zero.shape).to(zero.dtype))
+        return tuple(results)
 
     def _by_two_vjps(self, tensors: Tensors) -> Tensors:
         refuse_once_differentiable(self.flat, 2)
@@ -171,9 +258,10 @@ class Jvp(_Derived):
         primals, tangents = tensors[:count], tensors[count:]
         pullback = Vjp(self.fn, self.wrt, self.outs)
         transpose = Vjp(pullback, tuple(range(count, count + len(self.outs))), tuple(range(len(self.wrt))))
-        # The pullback is linear in the cotangent, so where it is differentiated does not matter.
+        # The pullback is linear in the cotangent, so where it is differentiated does not matter. Not at zero, though:
+        # the backward of logcumsumexp takes the logarithm of the cotangent, whose derivative is NaN there.
         anywhere = [
-            torch.zeros(type_.shape, dtype=torch_dtype(type_.dtype, "a cotangent"), device=tensors[0].device)
+            torch.ones(type_.shape, dtype=torch_dtype(type_.dtype, "a cotangent"), device=tensors[0].device)
             for type_ in self.out_types
         ]
         return transpose(*primals, *anywhere, *tangents)
@@ -222,6 +310,7 @@ class Vmap(_Derived):
         if (
             self in self.flat.sequential
             or behaviour.unbatchable
+            or (self.flat.reads_graph and self.order > 0)  # inside torch.func a weight requires no gradient
             or (behaviour.uses_data and self.order > 0)  # `.data` of a tensor inside torch.func is no detach
         ):
             return self.by_loop(tensors)
@@ -253,6 +342,25 @@ class Vmap(_Derived):
             torch.empty((0, *type_.shape), dtype=torch_dtype(type_.dtype, "a result"), device=device)
             for type_ in self.fn.out_types
         )
+
+
+def of_results(transpose: TorchFunction, used: Sequence[int]) -> TorchFunction:
+    """A vector-Jacobian product, batched or not, of some of the results that it is of, by their numbers among these."""
+    if isinstance(transpose, Vmap):
+        inner = of_results(transpose.fn, used)
+        count = len(transpose.dims) - _cotangents(transpose)
+        dims = (*transpose.dims[:count], *(transpose.dims[count + i] for i in used))
+        return dataclasses.replace(transpose, fn=inner, dims=dims)
+    assert isinstance(transpose, Vjp)
+    return dataclasses.replace(transpose, outs=tuple(transpose.outs[i] for i in used))
+
+
+def _cotangents(transpose: TorchFunction) -> int:
+    """How many cotangents a vector-Jacobian product takes, batched or not."""
+    while isinstance(transpose, Vmap):
+        transpose = transpose.fn
+    assert isinstance(transpose, Vjp)
+    return len(transpose.outs)
 
 
 def differentiable_norms(fn: TorchFunction) -> contextlib.AbstractContextManager:

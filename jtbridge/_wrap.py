@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import dataclasses
+import copy
 import functools
 import inspect
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 import torch
 
-from . import _rng
-from ._compat import TRACING, unwrap_compiled
-from ._config import backend_or
-from ._dtypes import canonical_dtype, torch_dtype
-from ._flat import ArrayType, FlatFunction, module_locks
-from ._signature import (
-    Signature,
-    argument_names,
-    closed_over_modules,
-    device_closed_over,
-    flatten_arguments,
-    rebuild_call,
-)
-from ._torch_state import TorchState
-from .backends import check_name, translates
-from .capture import Request, infer
-from .errors import ArgumentError, BackendError
-from .launches import with_launches
-from .primitives import torch_call, torch_ordered
-from .translate import constant_array, hinted_shapes, is_symbolic, symbolic_program, torch_symbolic, with_constants
+from ._compat import Context, current_context, unwrap_compiled
+from ._config import backend_or, checked_backend, may_translate, verify_or
+from ._dtypes import argument_dtypes
+from ._nesting import is_inside, marked
+from ._pickling import reduced
+from ._signature import Signature, flatten_arguments
+from .eager import call_directly, call_now
+from .errors import ArgumentError
 
-_MAX_PLANS = 512  # signatures kept per wrapped function; compiled programs hold on to their own
-_SEED = ArrayType(_rng.SEED_SHAPE, np.dtype(np.uint32))
+if TYPE_CHECKING:
+    from ._flat import FlatFunction
+    from ._traced import TracedCalls
 
 
 class Wrapped:
@@ -55,31 +42,51 @@ class Wrapped:
             )
         self._prefix: tuple[Any, ...] = ()
         self._keywords: dict[str, Any] = {}
-        while isinstance(fn, functools.partial):  # its arrays are arguments, not constants
+        while isinstance(fn := _unwrapped(fn), functools.partial):  # its arrays are arguments, not constants
             self._prefix = fn.args + self._prefix
             self._keywords = {**fn.keywords, **self._keywords}
             fn = fn.func
         self._fn = unwrap_compiled(fn)
         self._name = _name_of(self._fn)
+        self._marked = marked(self._fn)
         self._takes_rng = _has_parameter(self._fn, "rng")
         self._options = options
+        # Whether a call needs nothing done around it: see `call_directly`.
+        self._is_simple = not (
+            self._prefix
+            or self._keywords
+            or options["return_mutated"]
+            or options["effects"]
+            or options["output_shapes"]
+        )
         self._notices: set[str] = set()  # what was said of this function already
-        self._plans: collections.OrderedDict[Any, FlatFunction] = collections.OrderedDict()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        plan, operands = self.prepared(args, kwargs)
-        if plan.symbolic is not None:
-            results = torch_symbolic(*operands, program=plan.symbolic)
-        elif self.ordered:
-            results = torch_ordered(*operands, fn=plan)
-        else:
-            results = torch_call(*operands, fn=plan, backend=self.backend)
-        count = len(plan.out_tree.array_positions)
-        out = plan.out_tree.unflatten(results[:count])
-        if not plan.return_mutated:
-            return out
-        names = [plan.argument_names[i] for i in plan.behaviour.mutated]
-        return out, dict(zip(names, results[count:], strict=True))
+        if is_inside():
+            return self._inside_torch(args, kwargs)
+        context = current_context()
+        if context is Context.EAGER and self._is_simple and not kwargs and self.backend == "auto":
+            result = call_directly(self._marked, self._name, args)
+            if result is not NotImplemented:
+                return result
+        if context is Context.EAGER or (context is Context.TRANSFORMED and not self.ordered):
+            result = self._call_eagerly(args, kwargs)
+            if result is not NotImplemented:
+                return result
+        arrays, signature, rng = self.flattened(args, kwargs)
+        verify = verify_or(self._options["verify"])
+        return self._traced.call(arrays, signature, rng, backend=self.backend, verify=verify)
+
+    def _inside_torch(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A call by torch code inside a wrapped function: that of the plain torch function."""
+        if self._options["return_mutated"] or (not self._takes_rng and "rng" in kwargs):
+            option = "return_mutated=True" if self._options["return_mutated"] else "rng="
+            raise ArgumentError(
+                f"`{self._name}` was called with `{option}` inside another wrapped function, where it is a plain torch "
+                "function: arguments are written to in place, and draws are those of the outer call. Call "
+                f"`{self._name}.function` there."
+            )
+        return self._fn(*self._prefix, *args, **{**self._keywords, **kwargs})
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -96,98 +103,67 @@ class Wrapped:
         """Whether its side effects are kept in order."""
         return self._options["effects"] == "ordered"
 
+    @functools.cached_property
+    def _traced(self) -> TracedCalls:
+        from ._traced import TracedCalls  # imports all that captures and translates, which takes a while
+
+        return TracedCalls(self._fn, self._name, self._options, self._notices)
+
     def prepared(self, args: tuple, kwargs: dict[str, Any]) -> tuple[FlatFunction, list[jax.Array]]:
         """The plan for a call, and the flat arrays it is to be called with."""
+        arrays, signature, rng = self.flattened(args, kwargs)
+        return self._traced.prepared(arrays, signature, rng, self.backend)
+
+    def flattened(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[jax.Array], Signature, Any]:
+        """The flat arrays of a call, its signature, and the JAX key that it was given."""
         rng = None if self._takes_rng else kwargs.pop("rng", None)
         args, kwargs = (*self._prefix, *args), {**self._keywords, **kwargs}
-        arrays, signature = flatten_arguments(self._name, args, kwargs)
-        if any(is_symbolic(shape) for shape, _ in signature.types):
-            plan = self._symbolic_plan(signature, rng is not None)
-            return plan, [*arrays, _rng.seed_from_key(rng)] if plan.seeded else arrays
-        plan = self._plan(signature, rng is not None, translates(self.backend) and not self.ordered)
-        operands = [*arrays, *map(constant_array, plan.constants)]
-        if plan.seeded:
-            operands.append(_rng.seed_from_key(rng))
-        return plan, operands
+        return *flatten_arguments(self._name, args, kwargs), rng
+
+    def torch_dtypes(self, signature: Signature, names: tuple[str, ...]) -> tuple[torch.dtype, ...]:
+        """The dtypes that the arrays of a call have as tensors."""
+        found = [np.dtype(dtype) for _, dtype in signature.types]
+        return argument_dtypes(found, names, self._name, keep_int32=self._options["int32"] == "keep")
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
+    def __copy__(self) -> Wrapped:
+        return Wrapped(self.__wrapped__, self._options)  # type: ignore[attr-defined]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Wrapped:
+        return Wrapped(copy.deepcopy(self.__wrapped__, memo), self._options)  # type: ignore[attr-defined]
+
+    def __reduce__(self) -> Any:
+        return reduced(self, Wrapped, self.__wrapped__, self._options)  # type: ignore[attr-defined]
+
     def __repr__(self) -> str:
         return f"<jtbridge.wrap of {self._name}>"
 
-    def _plan(self, signature: Signature, seeded: bool, translating: bool) -> FlatFunction:
-        state = TorchState.current()
-        key = (signature, state, seeded, translating, canonical_dtype(np.dtype(np.int64)))
-        plan = self._plans.get(key)
-        if plan is None or not plan.holds():
-            plan = self._make_plan(signature, state, seeded)
-            self._plans[key] = plan = with_constants(plan, self._fn) if translating else plan
-            while len(self._plans) > _MAX_PLANS:
-                self._plans.popitem(last=False)
-        else:
-            self._plans.move_to_end(key)
-        return plan
+    def clear_cache(self) -> None:
+        """Forget what was traced in eager calls of a backend that translates: the next one reads all state anew."""
+        if "_traced" in self.__dict__:
+            self._traced.clear()
 
-    def _symbolic_plan(self, signature: Signature, seeded: bool) -> FlatFunction:
-        """For sizes that are symbols: made for an example of each, with a program for all of them."""
-        if not translates(self.backend) or self.ordered:
-            raise BackendError(
-                f"`{self._name}` was given symbolic sizes, which only a translated function can have: "
-                f'backend="{self.backend}" calls torch.'
-            )
-        shapes = [shape for shape, _ in signature.types]
-        types_ = tuple(zip(hinted_shapes(shapes), (dtype for _, dtype in signature.types), strict=True))
-        plan = self._make_plan(dataclasses.replace(signature, types=types_), TorchState.current(), seeded)
-        plan.symbolic = symbolic_program(plan, [*shapes, _rng.SEED_SHAPE] if plan.seeded else shapes)
-        return plan
-
-    def _make_plan(self, signature: Signature, state: TorchState, seeded: bool) -> FlatFunction:
-        names = argument_names(self._fn, signature)
-        call = rebuild_call(self._fn, signature)
-        in_types = tuple(ArrayType(shape, np.dtype(dtype)) for shape, dtype in _known_types(signature, names))
-        dtypes = tuple(self._torch_dtype(t, name) for t, name in zip(in_types, names, strict=True))
-        request = Request(
-            name=self._name,
-            call=call,
-            shapes=tuple(t.shape for t in in_types),
-            dtypes=dtypes,
-            state=state,
-            seeded=seeded,
-            ordered=self._options["effects"] == "ordered",
+    def _call_eagerly(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run torch itself; NotImplemented where a program is to be translated, or torch lacks the device."""
+        if self.backend != "auto" and may_translate(self.backend) and not self.ordered:
+            return NotImplemented
+        if self.ordered:
+            jax.effects_barrier()  # ordered calls of compiled programs that are still under way come first
+        arrays, signature, rng = self.flattened(args, dict(kwargs))
+        return call_now(
+            self._fn,
+            self._name,
+            arrays,
+            signature,
+            rng=rng,
+            keep_int32=self._options["int32"] == "keep",
+            return_mutated=self._options["return_mutated"],
             output_shapes=self._options["output_shapes"],
-            device=device_closed_over(self._fn),
-        )
-        with TRACING, contextlib.ExitStack() as stack:
-            for lock in module_locks(closed_over_modules(self._fn)):  # a call of it may be running on XLA's threads
-                stack.enter_context(lock)
-            found = infer(request)
-        behaviour = found.behaviour
-        seeded = seeded and (behaviour.random_operator is not None or behaviour.opaque is not None)
-        return_mutated = self._options["return_mutated"]
-        mutated = tuple(in_types[i] for i in behaviour.mutated) if return_mutated else ()
-        return FlatFunction(
-            name=self._name,
-            # Of what an opaque function launches in a call, looking at it may have shown nothing.
-            call=with_launches(call) if behaviour.launches or behaviour.opaque else call,
-            argument_names=names,
-            in_types=(*in_types, _SEED) if seeded else in_types,
-            in_torch_dtypes=dtypes,
-            out_types=(*found.out_types, *mutated),
-            out_tree=found.out_tree,
-            trace_state=state,
-            behaviour=behaviour,
-            seeded=seeded,
-            return_mutated=return_mutated,
-            residuals=self._options["residuals"],
             notices=self._notices,
+            capture=lambda signature, seeded: self._traced.capture(signature, seeded),
         )
-
-    def _torch_dtype(self, type_: ArrayType, name: str) -> torch.dtype:
-        narrow = canonical_dtype(np.dtype(np.int64)) == np.dtype(np.int32)
-        if narrow and self._options["int32"] == "int64" and type_.dtype == np.dtype(np.int32):
-            return torch.int64
-        return torch_dtype(type_.dtype, f"argument `{name}` of `{self._name}`")
 
 
 def wrap(
@@ -199,6 +175,8 @@ def wrap(
     return_mutated: bool = False,
     effects: str | None = None,
     int32: str = "int64",
+    verify: bool = False,
+    purity: str = "error",
 ) -> Any:
     """Make a PyTorch function a JAX function.
 
@@ -226,10 +204,21 @@ def wrap(
             stay inside.
         effects: "ordered" for functions that print, log, draw from torch's own generator or keep state: every
             call happens, in program order. Such a function cannot be differentiated or vmapped. To find the shapes of
-            its results it also runs when it is traced, on tensors without values, or on zeros if it reads values; with
-            `output_shapes` it does not.
+            its results it also runs when it is traced, on tensors without values, or on zeros if it reads values, and
+            the state that it reaches is put back; with `output_shapes` it does not.
         int32: while x64 is off JAX's integers are int32 where torch's are int64, so int32 arrays reach `fn` as
             int64. "keep" leaves them int32.
+        verify: with True the first result of every program that is traced is compared with torch's own for the same
+            values, to within rounding, which finds a function that does something else while it is traced. It is done
+            when the program runs, once: under ``jit`` by a callback to the host, under ``vmap`` for the first row, in
+            a loop for the first step, under ``grad`` for the value alone. A difference is a `VerificationError`, of
+            which a compiled program raises the text as JAX's error. Functions that draw are not compared.
+        purity: what happens where a function that writes to state which it reaches (a closure, a global, an attribute,
+            a list, an iterator), or draws from Python's or NumPy's global generator, is traced for ``jit``, ``scan``
+            and the like: "error" raises :class:`~jtbridge.errors.MutationError` or
+            :class:`~jtbridge.errors.RandomnessError`, "warn" warns (:class:`~jtbridge.errors.PurityWarning`) and
+            "allow" says nothing. In each case tracing leaves the state as it was. :func:`jtbridge.purity` tells all
+            that is impure in a function.
 
     Returns:
         A function of the same arguments that returns `fn`'s result with JAX arrays for tensors. Python numbers and
@@ -248,29 +237,41 @@ def wrap(
         Array([0., 1., 2.], dtype=float32)
     """
     options = {
-        "backend": check_name(backend),
+        "backend": checked_backend(backend),
         "output_shapes": output_shapes,
         "residuals": _one_of("residuals", residuals, ("save", "recompute")),
         "return_mutated": return_mutated,
         "effects": _one_of("effects", effects, (None, "ordered")),
         "int32": _one_of("int32", int32, ("int64", "keep")),
+        "verify": verify,
+        "purity": _one_of("purity", purity, ("error", "warn", "allow")),
     }
     if fn is None:
-        return lambda function: Wrapped(_callable(function), options)
-    return Wrapped(_callable(fn), options)
+        return lambda function: _wrapped(function, options)
+    return _wrapped(fn, options)
 
 
 def as_wrapped(fn: Any) -> Wrapped:
     """A wrapped function as it is, any other callable wrapped."""
-    if isinstance(fn, types.MethodType) and isinstance(fn.__func__, Wrapped):
-        return wrap(functools.partial(fn.__func__, fn.__self__))
     return fn if isinstance(fn, Wrapped) else wrap(fn)
 
 
-def _known_types(signature: Signature, names: tuple[str, ...]) -> Any:
-    for (shape, dtype), name in zip(signature.types, names, strict=True):
-        torch_dtype(dtype, f"argument `{name}`")
-        yield shape, dtype
+def _wrapped(fn: Any, options: dict[str, Any]) -> Any:
+    """What `wrap` makes of a function, or of a descriptor over one in a class."""
+    if isinstance(fn, staticmethod | classmethod):
+        return type(fn)(Wrapped(_callable(fn.__func__), options))
+    if isinstance(fn, property):
+        raise ArgumentError("`wrap` takes a function, but got a property. Put `@property` above `@wrap`.")
+    return Wrapped(_callable(fn), options)
+
+
+def _unwrapped(fn: Any) -> Any:
+    """The torch function of one that is wrapped already, whose options no longer count; any other as it is."""
+    if isinstance(fn, types.MethodType) and isinstance(fn.__func__, Wrapped):
+        fn = functools.partial(fn.__func__, fn.__self__)
+    while isinstance(fn, Wrapped):
+        fn = fn.__wrapped__  # type: ignore[attr-defined]
+    return fn
 
 
 def _callable(fn: Any) -> Callable[..., Any]:
@@ -278,7 +279,32 @@ def _callable(fn: Any) -> Callable[..., Any]:
         return fn.module()
     if not callable(fn):
         raise ArgumentError(f"`wrap` takes a callable, but got a {type(fn).__name__}.")
+    kind = next((kind for is_kind, kind in _SUSPENDED if any(map(is_kind, _bodies(fn)))), None)
+    if kind is not None:
+        raise ArgumentError(
+            f"`wrap` takes a function that returns its result, but `{_name_of(_unwrapped(fn))}` is {kind}, which a "
+            "JAX program cannot suspend and resume. Wrap a plain function, and await or iterate outside of it."
+        )
     return fn
+
+
+_SUSPENDED = (
+    (inspect.iscoroutinefunction, "a coroutine function (`async def`)"),
+    (inspect.isasyncgenfunction, "an asynchronous generator function"),
+    (inspect.isgeneratorfunction, "a generator function (it has a `yield`)"),
+)
+
+
+def _bodies(fn: Any) -> list[Any]:
+    """The functions that run when a callable is called."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    fn = _unwrapped(fn)
+    if isinstance(fn, torch.jit.ScriptModule):  # TorchScript has no coroutines and no generators
+        return []
+    if isinstance(fn, torch.nn.Module):
+        return [type(fn).forward]
+    return [fn] if isinstance(fn, types.FunctionType | types.MethodType) else [type(fn).__call__]
 
 
 def _one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:

@@ -47,6 +47,13 @@ class OutputMismatchError(JtbridgeError):
     """At run time the function returned another shape, dtype or tree than when it was traced."""
 
 
+class VerificationError(JtbridgeError):
+    """With ``verify=True``, a translated function gave another result than torch does for the same values.
+
+    A compiled program passes on text alone: what reaches its caller is JAX's own error around this text.
+    """
+
+
 class TorchCallError(JtbridgeError, RuntimeError):
     """The torch function raised inside a compiled JAX program.
 
@@ -86,6 +93,14 @@ class CalledWarning(UserWarning):
 
 class OpaqueFunctionWarning(UserWarning):
     """Torch cannot trace a function without running it; its output shapes come from one run on zeros."""
+
+
+class PurityWarning(UserWarning):
+    """A function that is traced writes to state, or draws without a key, and is wrapped with ``purity="warn"``."""
+
+
+class RetracingWarning(UserWarning):
+    """A function is traced again for every new value of a Python number. The text names the argument."""
 
 
 class TuningWarning(UserWarning):

@@ -51,7 +51,7 @@ def test_arrays_of_any_origin(make: Any, backend: str):
 
 def test_numpy_scalars_are_arrays(backend: str):
     seen = []
-    f = jtbridge.wrap(lambda x: (seen.append(x), x * 2)[1])
+    f = jtbridge.wrap(lambda x: (seen.append(x), x * 2)[1], purity="allow")
     assert_matches(f(np.float32(1.5)), torch.tensor(3.0))
     assert all(isinstance(x, torch.Tensor) for x in seen)
 
@@ -76,7 +76,7 @@ def test_non_contiguous_numpy_and_torch_arguments(backend: str):
 )
 def test_static_values_arrive_as_they_are(value: Any, backend: str):
     seen = []
-    f = jtbridge.wrap(lambda x, v: (seen.append(v), x)[1])
+    f = jtbridge.wrap(lambda x, v: (seen.append(v), x)[1], purity="allow")
     jax.jit(lambda x: f(x, value))(jnp.ones(2)).block_until_ready()
     assert seen
     for got in seen:
@@ -95,11 +95,11 @@ def test_equal_static_values_of_different_types_are_told_apart(first: Any, secon
         assert np.signbit(np.asarray(got, float)).tolist() == np.signbit(expected.numpy().astype(float)).tolist()
 
 
-def test_nan_as_a_static_value_does_not_make_a_plan_per_call(backend: str):
-    f = jtbridge.wrap(lambda x, v: x * v)
+def test_nan_as_a_static_value_does_not_make_a_plan_per_call():
+    f = jtbridge.wrap(lambda x, v: x * v, backend="xla")
     for _ in range(3):
         assert np.isnan(f(jnp.ones(2), float("nan"))).all()
-    assert len(f._plans) == 1
+    assert len(f._traced.eager_plans) == 1
 
 
 def test_keyword_arguments_and_defaults(backend: str):

@@ -191,6 +191,8 @@ def test_torchscript_modules_are_translated():
     assert not torch.compiler.is_exporting()
 
 
+# Under grad the argument is no leaf, for torch code may write to it, and dynamo asks every tensor for its `.grad`.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_what_is_compiled_inside_is_translated():
     compiled = torch.compile(lambda x: x.sin() * 2, backend="eager")
     linear = torch.nn.Linear(3, 3)

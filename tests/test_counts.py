@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import queue
 from collections.abc import Callable
 
 import jax
@@ -74,7 +75,7 @@ def test_grad_runs_the_forward_at_most_once(jit: bool, backend: str):
 def test_recomputing_runs_the_forward_twice(jit: bool, backend: str):
     f = jax.value_and_grad(jtbridge.wrap(square_sum, residuals="recompute"))
     counts = count(jax.jit(f) if jit else f, X)
-    assert counts["forward"] == 2
+    assert counts["forward"] == (2 if jit else 1)  # an eager call keeps the graph that autograd has recorded of it
     assert counts["backward"] == 1
 
 
@@ -165,3 +166,53 @@ def test_what_auto_cannot_translate_is_called_without_a_copy():
     with pytest.warns(jtbridge.errors.CalledWarning, match="has no lowering"):
         text = jax.jit(jtbridge.wrap(square_sum)).lower(X).as_text()
     assert "xla_buffer_python_cpu_callback" in text
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    return (x.sin() * x).sum()
+
+
+def _writing(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[0] = 1.0
+    y.mul_(2.0)
+    return y.sum()
+
+
+def _differentiating(x: torch.Tensor) -> torch.Tensor:
+    x = x.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(x.sin().sum(), x, create_graph=True)
+    return gradient.sum()
+
+
+_LINEAR = torch.nn.Linear(3, 1)
+
+
+def _module(x: torch.Tensor) -> torch.Tensor:
+    return _LINEAR(x).sum()
+
+
+@pytest.mark.parametrize(
+    ("fn", "jit", "grad"),
+    [
+        # To find the types of its results, and to capture it; its gradient is captured once more.
+        (_plain, 2, 3),
+        (_writing, 2, 3),
+        # Its result would belong to a graph: whether it does the same without recording one is found by another run.
+        (_differentiating, 3, 4),
+        (_module, 3, 4),
+    ],
+)
+def test_tracing_runs_the_function_no_more_than_needed(fn: Callable, jit: int, grad: int):
+    runs: queue.SimpleQueue[None] = (
+        queue.SimpleQueue()
+    )  # the state of an object of the standard library is not compared
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        runs.put(None)
+        return fn(x)
+
+    jax.jit(jtbridge.wrap(f)).lower(X).compile()
+    assert runs.qsize() == jit
+    jax.jit(jax.grad(jtbridge.wrap(f))).lower(X).compile()
+    assert runs.qsize() == jit + grad

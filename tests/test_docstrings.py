@@ -18,6 +18,7 @@ PUBLIC = [
     jtbridge.check,
     jtbridge.explain,
     jtbridge.export,
+    jtbridge.purity,
     jtbridge.register_lowering,
     jtbridge.to_jax,
     jtbridge.to_torch,

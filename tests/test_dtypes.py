@@ -36,7 +36,7 @@ def test_every_torch_dtype_is_known_or_has_no_counterpart():
 @pytest.mark.parametrize("jit", [False, True])
 def test_forward(pair: tuple[torch.dtype, np.dtype], jit: bool, wide: bool, backend: str):
     seen = []
-    f = jtbridge.wrap(lambda x: (seen.append(x.dtype), x.clone().t())[1])
+    f = jtbridge.wrap(lambda x: (seen.append(x.dtype), x.clone().t())[1], purity="allow")
     with jax.enable_x64(wide):
         x = jnp.asarray(np.array([[1, 2, 4], [1, 0.5, 8]]).astype(pair[1]))
         found = (jax.jit(f) if jit else f)(x)
@@ -97,7 +97,7 @@ def test_labels_and_indices_are_int64_for_torch(jit: bool, backend: str, rng: np
 @pytest.mark.parametrize("jit", [False, True])
 def test_int32_option(option: str, inside: torch.dtype, jit: bool, backend: str):
     seen = []
-    f = jtbridge.wrap(lambda x: (seen.append(x.dtype), x * 2)[1], int32=option)
+    f = jtbridge.wrap(lambda x: (seen.append(x.dtype), x * 2)[1], int32=option, purity="allow")
     found = (jax.jit(f) if jit else f)(jnp.array([1, -2], jnp.int32))
     assert found.dtype == jnp.int32
     assert found.tolist() == [2, -4]

@@ -13,6 +13,8 @@ import torch
 import jtbridge
 from jtbridge import errors
 
+from .compare import assert_matches
+
 X = jnp.array([1.0, 2.0])
 COMPILED = (jax.errors.JaxRuntimeError, ValueError)  # XLA chooses: the latter from the second call of a program on
 
@@ -25,21 +27,55 @@ def positive(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
+def by_numpy(x: torch.Tensor) -> torch.Tensor:
+    """Leaves torch, so that its result is known only when it runs."""
+    return torch.from_numpy(x.numpy() * 2)
+
+
+def chosen(x: torch.Tensor) -> torch.Tensor:
+    """Has a result whose size depends on the values."""
+    return x[x > 1.5]
+
+
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("fn", "wrong", "message"),
     [
-        (jax.ShapeDtypeStruct((3,), jnp.float32), "Result 0 of `positive` has shape (2,) but (3,) was expected"),
-        (jax.ShapeDtypeStruct((2,), jnp.int32), "Result 0 of `positive` has dtype torch.float32 but torch.int"),
-        ((jax.ShapeDtypeStruct((2,), jnp.float32),), "`positive` returned the tree PyTreeDef(*) but was traced with"),
+        (by_numpy, jax.ShapeDtypeStruct((3,), jnp.float32), "Result 0 of `by_numpy` has shape (2,) but (3,) was exp"),
+        (by_numpy, jax.ShapeDtypeStruct((2,), jnp.int32), "Result 0 of `by_numpy` has dtype torch.float32 but torch"),
+        (by_numpy, (jax.ShapeDtypeStruct((2,), jnp.float32),), "`by_numpy` returned the tree PyTreeDef(*) but was tra"),
+        (chosen, jax.ShapeDtypeStruct((2,), jnp.float32), "Result 0 of `chosen` has shape (1,) but (2,) was expected"),
     ],
 )
-@pytest.mark.parametrize("jit", [False, True])
-def test_output_mismatch_at_run_time(wrong: Any, message: str, jit: bool, backend: str):
-    f = jtbridge.wrap(positive, output_shapes=wrong)
-    with pytest.raises(COMPILED if jit else errors.OutputMismatchError) as caught:
-        jax.block_until_ready((jax.jit(f) if jit else f)(X))
+def test_output_mismatch_at_run_time(fn: Callable, wrong: Any, message: str, backend: str):
+    f = jtbridge.wrap(fn, output_shapes=wrong)
+    with pytest.raises(COMPILED) as caught:
+        jax.block_until_ready(jax.jit(f)(X))
     assert message in str(caught.value)
-    assert "OutputMismatchError" in str(caught.value) or not jit
+    assert "OutputMismatchError" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fn", "right"),
+    [(by_numpy, jax.ShapeDtypeStruct((2,), jnp.float32)), (chosen, jax.ShapeDtypeStruct((1,), jnp.float32))],
+)
+def test_a_right_declaration_at_run_time(fn: Callable, right: Any, backend: str):
+    assert_matches(jax.jit(jtbridge.wrap(fn, output_shapes=right))(X), fn(torch.tensor([1.0, 2.0])))
+
+
+@pytest.mark.parametrize("wrong", [jax.ShapeDtypeStruct((3,), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)])
+@pytest.mark.parametrize("transform", [lambda f: f, lambda f: jax.grad(lambda x: f(x).sum()), jax.vmap])
+def test_output_mismatch_when_traced(wrong: Any, transform: Callable, backend: str):
+    """A function that reads values, but whose result is known without them, is refused before it runs."""
+    f = jax.jit(transform(jtbridge.wrap(positive, output_shapes=wrong)))
+    x = X if transform is not jax.vmap else jnp.stack([X, X])
+    with pytest.raises(errors.OutputMismatchError, match=r"`output_shapes` of `positive` declares .* it returns"):
+        f.trace(x)
+
+
+@pytest.mark.parametrize("wrong", [jax.ShapeDtypeStruct((3,), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)])
+def test_output_mismatch_in_an_eager_call(wrong: Any, backend: str):
+    with pytest.raises(errors.OutputMismatchError, match=r"`output_shapes` of `positive` declares .* it returns"):
+        jtbridge.wrap(positive, output_shapes=wrong)(X)
 
 
 def test_exception_in_an_eager_call_is_raised_as_it_is(backend: str):

@@ -17,22 +17,27 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From bottom to top. A file imports from rows below its own, and from its own folder.
 LAYERS: list[set[str]] = [
-    {"errors", "_triton_bfloat16"},
-    {"_compat", "_dtypes", "_triton", "_triton_interpreter"},
-    {"_pytree", "_torch_state", "_rng", "_composite"},
+    {"errors", "_nesting", "_pickling"},
+    {"_compat", "_dtypes", "_retracing"},
+    {"_static"},
+    {"_pytree", "_torch_state", "_rng", "_composite", "_batch_statistics", "_debug", "_writes"},
     {"_flat"},
-    {"_host", "_run"},
-    {"launches"},
-    {"_transforms"},
+    {"_host", "_run", "_declared", "_rules"},
+    {"state", "triton"},
+    {"_transforms", "lowerings"},
     {"_convert", "capture", "kernels"},
-    {"_signature", "lowerings"},
+    {"_signature"},
     {"translate"},
     {"backends"},
     {"primitives"},
+    {"eager"},
     {"_config"},
+    {"_verify"},
+    {"_traced"},
     {"_wrap"},
-    {"_check", "_explain", "_export"},
+    {"_check", "_explain", "_export", "_purity"},
     {"__init__"},
+    {"__main__"},
 ]
 ROW = {name: row for row, names in enumerate(LAYERS) for name in names}
 
@@ -84,7 +89,7 @@ def test_private_modules_of_torch_and_jax_are_imported_in_one_folder(path: pathl
             private.append(f"{node.value.id}.{node.attr}")
     private = [name for name in private if re.match(r"(torch|jax)\..*\b_(?!_)|(torch|jax)\._(?!_)", name)]
     at_home = path.parent.name == "_compat" and path.name != "__init__.py"
-    assert bool(private) == at_home, private
+    assert at_home or not private, private
 
 
 IMPORT = """
@@ -99,12 +104,20 @@ import jtbridge
 assert state() == before, "importing changed a setting"
 jax.config.update("jax_num_cpu_devices", 3)
 assert len(jax.devices("cpu")) == 3, "importing started JAX's backends"
+import jax.numpy as jnp
+f, x = jtbridge.wrap(lambda a, b: torch.sin(a) * b), jnp.arange(3.0)
+f(x, x)
+jax.grad(lambda a: f(a, x).sum())(x)
+jax.vmap(f)(x, x)
 print(*[name for name in HEAVY if name in set(sys.modules) - loaded])
 """
-HEAVY = ("triton", "jax_triton", "transformers", "torch._dynamo", "torch._inductor", "torch.export")
+HEAVY = (
+    *("triton", "jax_triton", "transformers", "torch._dynamo", "torch._inductor", "torch.export", "sympy"),
+    *("jtbridge.capture", "jtbridge.translate", "jtbridge.lowerings", "jtbridge.kernels", "jax.extend"),
+)
 
 
-def test_import_changes_nothing_and_loads_nothing_heavy():
+def test_import_and_eager_calls_load_nothing_heavy_and_import_changes_nothing():
     done = subprocess.run(
         [sys.executable, "-c", f"HEAVY = {HEAVY!r}\n{IMPORT}"],
         capture_output=True,

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge import _wrap
+from jtbridge import _traced
 
 X = jnp.arange(3.0)
 
@@ -70,7 +70,7 @@ def test_arguments_and_tensors_are_let_go_at_once(transform: Callable, backend: 
         tensors.append(weakref.ref(x))
         return torch.sin(x).sum()
 
-    run = transform(jtbridge.wrap(fn))
+    run = transform(jtbridge.wrap(fn, purity="allow"))  # it writes to `tensors`
     run(X).block_until_ready()
     tensors.clear()
     x = X + 1
@@ -92,30 +92,43 @@ def test_a_result_does_not_keep_its_function(backend: str):
     assert y.tolist() == [0, 2, 4]
 
 
-def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch, backend: str):
-    monkeypatch.setattr(_wrap, "_MAX_PLANS", 4)
-    f = jtbridge.wrap(lambda x, n: x * n)
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.RetracingWarning")
+def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_traced, "_MAX_PLANS", 4)
+    f = jtbridge.wrap(lambda x, n: x * n, backend="xla")
     compiled = jax.jit(lambda x: f(x, 0))
     compiled(X)
     for n in range(10):
         assert f(X, n).tolist() == (X * n).tolist()
-        assert len(f._plans) <= 4
-    kept = [signature.statics[1] for signature, *_ in f._plans]
+        assert len(f._traced.eager_plans) <= 4
+    kept = [signature.statics[1] for signature, *_ in f._traced.eager_plans]
     assert kept == [6, 7, 8, 9]
     f(X, 6)
     f(X, 10)
-    assert [signature.statics[1] for signature, *_ in f._plans] == [8, 9, 6, 10]
+    assert [signature.statics[1] for signature, *_ in f._traced.eager_plans] == [8, 9, 6, 10]
     assert compiled(X).tolist() == [0, 0, 0]  # a program outlives its plan
 
 
-def test_plans_do_not_grow_with_equal_calls(backend: str):
-    f = jtbridge.wrap(lambda x, n: (x**n).sum())
+def test_plans_do_not_grow_with_equal_calls():
+    f = jtbridge.wrap(lambda x, n: (x**n).sum(), backend="xla")
     sizes = []
     for _ in range(3):
         for n in (2, 3):
             jax.grad(f)(jnp.ones(3), n)
             jax.jit(jax.vmap(jax.grad(f), in_axes=(0, None)), static_argnums=1)(jnp.ones((2, 3)), n)
-        plans = f._plans.values()
+        plans = f._traced.eager_plans.values()
         sizes.append([(len(p.splits), len(p.sequential), len(p.double_reverse), len(p.compiled)) for p in plans])
-    assert len(f._plans) == 2
+    assert len(f._traced.eager_plans) == 2
     assert sizes[0] == sizes[1] == sizes[2]
+
+
+@pytest.mark.parametrize("use", ["eager", "grad", "vmap", "jvp"])
+def test_translated_functions_called_eagerly_are_freed(use: str):
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x).sum()
+
+    wrapped = jtbridge.wrap(fn, backend="xla")
+    jax.block_until_ready(jax.tree.leaves(USES[use](wrapped)))
+    ref = weakref.ref(fn)
+    del fn, wrapped
+    assert is_freed(ref)

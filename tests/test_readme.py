@@ -9,6 +9,7 @@ import jax
 import pytest
 
 README = pathlib.Path(__file__).parent.parent / "README.md"
+PROSE = re.sub(r"^```.*?^```$", "", README.read_text(), flags=re.DOTALL | re.MULTILINE)
 BLOCKS = {
     f"line_{README.read_text()[: match.start()].count(chr(10)) + 1}": match.group(1)
     for match in re.finditer(r"^```python\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
@@ -25,3 +26,32 @@ def test_block_runs(name: str):
     with jax.numpy_dtype_promotion("standard"):  # what a reader has
         exec(compile(BLOCKS[name], f"README.md:{name}", "exec"), {"__name__": "__main__"})
         jax.effects_barrier()
+
+
+def test_no_cell_of_a_table_is_long():
+    for line in PROSE.splitlines():
+        if line.startswith("|"):
+            for cell in line.strip("|").split("|"):
+                assert len(cell.split()) <= 25, cell
+
+
+def test_no_paragraph_is_long():
+    for paragraph in re.split(r"\n\s*\n", PROSE):
+        if not paragraph.lstrip().startswith("|"):
+            assert len(paragraph.strip().splitlines()) <= 5, paragraph
+
+
+def test_lines_fit():
+    assert all(len(line) <= 120 for line in PROSE.splitlines() if not line.startswith("|"))
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", PROSE):
+        assert target.startswith("https://") or (README.parent / target).exists(), target
+
+
+def test_limits_come_before_the_features():
+    """A reader meets what does not work, and that no GPU has run the kernels, first."""
+    assert PROSE.index("## Status and limits") < PROSE.index("## A model")
+    sentence = "The Triton kernels have not run on a GPU yet"
+    assert PROSE.index("GPU") == PROSE.index(sentence) + sentence.index("GPU")

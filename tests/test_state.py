@@ -78,7 +78,7 @@ def traced(request: pytest.FixtureRequest) -> Callable[[], Any]:
 def test_settings_at_run_time_are_those_of_the_trace(change: tuple[Callable, Callable], backend: str):
     traced, called = change
     seen = []
-    f = jax.jit(jtbridge.wrap(lambda x: (seen.append(settings()), x * 2)[1]))
+    f = jax.jit(jtbridge.wrap(lambda x: (seen.append(settings()), x * 2)[1], purity="allow"))
     with traced():
         expected = settings()
         compiled = f.lower(X).compile()
@@ -87,7 +87,8 @@ def test_settings_at_run_time_are_those_of_the_trace(change: tuple[Callable, Cal
         before = settings()
         assert compiled(X).tolist() == (2 * T).tolist()
         assert settings() == before
-    assert seen == [expected]
+    # Torch has one default dtype for all threads: that one is not put back for a call.
+    assert [found[:-1] for found in seen] == [expected[:-1]]
 
 
 def test_results_are_those_of_the_trace(change: tuple[Callable, Callable], backend: str):
@@ -104,7 +105,15 @@ def test_results_are_those_of_the_trace(change: tuple[Callable, Callable], backe
     with traced():
         expected = {name: y.clone() for name, y in fn(T).items()}
         compiled = f.lower(X).compile()
+    dtype = torch.get_default_dtype()
+    with traced():
+        same_dtype = torch.get_default_dtype() is dtype
     with called():
+        same_dtype = same_dtype and torch.get_default_dtype() is dtype
+        if backend in ("dlpack", "callback") and not same_dtype:
+            with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="Pass `dtype=` where the function"):
+                jax.block_until_ready(compiled(X))
+            return
         found = compiled(X)
     assert_matches(found, expected)
 
@@ -195,7 +204,8 @@ def test_settings_are_put_back_after_an_exception(traced: Callable, backend: str
     f = jax.jit(jtbridge.wrap(fail))
     with traced():
         compiled = f.lower(X).compile()
-    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="LookupError: positive"):
+    message = "default dtype" if traced is SETTINGS["float64"] else "LookupError: positive"
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=message):
         jax.block_until_ready(compiled(X))
 
 
@@ -227,15 +237,17 @@ def test_memory_of_what_is_closed_over_is_not_swapped():
         return layer(x)
 
     with pytest.raises(MutationError, match=r"closed-over tensor of shape|`Linear.weight`"):
-        jtbridge.wrap(decaying)(jnp.ones(2))
+        jax.jit(jtbridge.wrap(decaying))(jnp.ones(2))
     assert torch.equal(layer.weight, before)
 
 
-def test_a_tensor_made_in_inference_mode_is_read_again_when_it_changes():
+def test_a_tensor_made_in_inference_mode_is_read_anew_when_the_cache_is_cleared():
     with torch.inference_mode():
         scale = torch.ones(3)
     f = jtbridge.wrap(lambda x: x * scale, backend="xla")
     assert f(jnp.ones(3)).tolist() == [1, 1, 1]
     with torch.inference_mode():
         scale.mul_(3)
+    assert f(jnp.ones(3)).tolist() == [1, 1, 1]  # as under `jax.jit`
+    f.clear_cache()
     assert f(jnp.ones(3)).tolist() == [3, 3, 3]

@@ -14,6 +14,8 @@ import torch
 from jax.sharding import PartitionSpec as P
 
 import jtbridge
+from jtbridge import _transforms
+from jtbridge._flat import module_locks
 
 from .compare import assert_matches
 
@@ -72,6 +74,27 @@ def test_modes_of_one_thread_are_not_seen_by_another(backend: str):
                 assert torch.is_grad_enabled() == (i % 2 == 0)
 
     from_threads(work)
+
+
+@pytest.mark.parametrize("own", ["dlpack", "callback", "xla"])
+def test_locks_of_modules_are_taken_before_the_lock_of_forward_mode(own: str, monkeypatch: pytest.MonkeyPatch):
+    """In either order two threads, of which one traces, would wait for each other for ever."""
+    module = torch.nn.Linear(2, 2)
+    (lock,) = module_locks([module])
+    held = []
+
+    class Recording:
+        def __enter__(self) -> None:
+            held.append(lock._is_owned())
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+    monkeypatch.setattr(_transforms, "_FORWARD_MODE", Recording())
+    f = jtbridge.wrap(module, backend=own)
+    jax.block_until_ready(jax.jit(lambda x: jax.jvp(f, (x,), (x,)))(jnp.ones(2)))
+    assert held
+    assert all(held)
 
 
 def test_keys_from_many_threads(backend: str):

@@ -1,11 +1,18 @@
-"""The only home of private APIs and version differences of JAX and torch; Triton's are in `jtbridge/_triton.py`.
+"""The only home of private APIs and version differences of JAX and torch; Triton's are in `jtbridge/triton`.
 
 Each entry says why the public API does not do, and on which version it was written. `make test`, which needs neither
 Triton nor a GPU, was also run on torch 2.11.0 with jax 0.10.0 and with jax 0.11.2, on torch 2.15.0 with jax 0.10.2, and
 with jax 0.12.0.
 """
 
+from ._checkpoint import reentrant_checkpoints as reentrant_checkpoints
+from ._draws import draw_source as draw_source
+from ._draws import drawing_from as drawing_from
+from ._draws import inside_mode as inside_mode
+from ._draws import random_state_of as random_state_of
+from ._draws import same_generator as same_generator
 from ._jax import ORDERED_EFFECT as ORDERED_EFFECT
+from ._jax import Primitive as Primitive
 from ._jax import add_linearization as add_linearization
 from ._jax import buffer_call as buffer_call
 from ._jax import call_aval as call_aval
@@ -13,6 +20,21 @@ from ._jax import cudnn_attention as cudnn_attention
 from ._jax import cudnn_version as cudnn_version
 from ._jax import unify_varying_axes as unify_varying_axes
 from ._jax import without_function_of_scores as without_function_of_scores
+from ._jax_arrays import ArrayImpl as ArrayImpl
+from ._jax_arrays import array_on_device as array_on_device
+from ._jax_checkpoint import add_policy_rule as add_policy_rule
+from ._jax_checkpoint import add_pruning as add_pruning
+from ._jax_checkpoint import cut_by_policy as cut_by_policy
+from ._jax_checkpoint import is_dropped as is_dropped
+from ._jax_checkpoint import is_staging as is_staging
+from ._jax_checkpoint import new_variable as new_variable
+from ._jax_checkpoint import without_unused as without_unused
+from ._jax_tools import add_nan_check as add_nan_check
+from ._jax_tools import refuse_in_jet as refuse_in_jet
+from ._jax_tools import register_with_jet as register_with_jet
+from ._jax_traces import Context as Context
+from ._jax_traces import current_context as current_context
+from ._jax_traces import outermost_trace as outermost_trace
 from ._shared_tensor import SharedTensor as SharedTensor
 from ._torch import DataDependentOutputException as DataDependentOutputException
 from ._torch import DynamicOutputShapeException as DynamicOutputShapeException
@@ -30,7 +52,9 @@ from ._torch import has_torch_modes as has_torch_modes
 from ._torch import in_forward_mode as in_forward_mode
 from ._torch import inside_functorch as inside_functorch
 from ._torch import is_lazy as is_lazy
+from ._torch import is_tracing_exception as is_tracing_exception
 from ._torch import is_zero as is_zero
+from ._torch import materializes_gradients as materializes_gradients
 from ._torch import once_differentiable_in as once_differentiable_in
 from ._torch import outside_modes as outside_modes
 from ._torch import pack_padded_sequence as pack_padded_sequence
@@ -41,15 +65,29 @@ from ._torch import storage_id as storage_id
 from ._torch import torch_pytree_node as torch_pytree_node
 from ._torch import triton_wrapper_class as triton_wrapper_class
 from ._torch import unwrap_compiled as unwrap_compiled
+from ._torch_eager import has_error_node as has_error_node
+from ._torch_eager import innermost as innermost
+from ._torch_eager import is_shared as is_shared
+from ._torch_eager import node_names as node_names
+from ._torch_eager import replace_memory as replace_memory
+from ._torch_eager import run_backward as run_backward
 from ._tracing import TRACING as TRACING
 from ._tracing import autograd_place as autograd_place
 from ._tracing import broken_assumption as broken_assumption
 from ._tracing import decomposition_of as decomposition_of
-from ._tracing import exporting as exporting
+from ._tracing import fake_tensors as fake_tensors
+from ._tracing import forget_tensors as forget_tensors
 from ._tracing import forgetting_graph_sources as forgetting_graph_sources
 from ._tracing import last_traced_node as last_traced_node
 from ._tracing import last_traced_node_of as last_traced_node_of
+from ._tracing import lstm_in_operators as lstm_in_operators
+from ._tracing import running_modules as running_modules
 from ._tracing import symbolic_shapes as symbolic_shapes
 from ._tracing import symbolic_tensors as symbolic_tensors
 from ._tracing import trace_joint as trace_joint
 from ._tracing import tracing as tracing
+from ._transformers import asked_whether_fake as asked_whether_fake
+from ._transformers import show_as_real as show_as_real
+from ._transformers import taken_for_fake as taken_for_fake
+from ._unbacked import known_size as known_size
+from ._unbacked import unbacked_fake_mode as unbacked_fake_mode

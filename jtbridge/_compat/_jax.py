@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.core as jax_core
 import numpy as np
+from jax._src.core import Primitive as Primitive  # `jax.extend.core`, its public home, imports Pallas
 from jax.interpreters import mlir
 
 

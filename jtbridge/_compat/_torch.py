@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException as DataDe
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch._subclasses.fake_tensor import UnsupportedFakeTensorException, UnsupportedOperatorException
 
 # Tried on torch 2.13. TorchDispatchMode is documented, but its module has an underscore.
 from torch.utils import _python_dispatch
@@ -39,6 +40,17 @@ pad_packed_sequence: Callable = torch._pad_packed_sequence
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
+def is_tracing_exception(error: BaseException) -> bool:
+    """Whether an exception is one that torch raises for tensors without values alone. Tried on torch 2.13."""
+    of_fake_tensors = (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedFakeTensorException,
+        UnsupportedOperatorException,
+    )
+    return isinstance(error, of_fake_tensors) or type(error).__module__ == "torch.fx.experimental.symbolic_shapes"
+
+
 def once_differentiable_in(tensors: Sequence[torch.Tensor]) -> str | None:
     """The name of an `autograd.Function` marked `once_differentiable` in the graph behind some tensors, if any.
 
@@ -46,18 +58,34 @@ def once_differentiable_in(tensors: Sequence[torch.Tensor]) -> str | None:
     `_forward_cls` is the one way from a graph node to its Function.
     """
     wrapper = torch.autograd.function.once_differentiable(lambda ctx: None)
-    pending = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    seen = set(pending)
-    while pending:
-        node = pending.pop()
+    for node in _graph_nodes(tensors):
         function = getattr(type(node), "_forward_cls", None)
         if function is not None and getattr(function.backward, "__code__", None) is wrapper.__code__:
             return function.__name__
+    return None
+
+
+def materializes_gradients(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether zeros for the gradient of a result that nobody uses are as good as none, which is what torch passes on.
+
+    An `autograd.Function` with several results may tell them apart, after ``ctx.set_materialize_grads(False)``. Tried
+    on torch 2.13. `_forward_cls` tells that a node is of a Function, `_input_metadata` how many results it has.
+    """
+    return not any(
+        hasattr(type(node), "_forward_cls") and len(node._input_metadata) > 1 for node in _graph_nodes(tensors)
+    )
+
+
+def _graph_nodes(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """The nodes of the autograd graph behind some tensors."""
+    found = list(dict.fromkeys(tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None))
+    seen = set(found)
+    for node in found:  # which grows
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
-                pending.append(following)
-    return None
+                found.append(following)
+    return found
 
 
 def differentiating() -> bool:

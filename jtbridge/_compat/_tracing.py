@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 import threading
-import warnings
+import types
 from collections.abc import Callable, Iterator, Sequence
 from operator import getitem
 from typing import Any, cast
@@ -15,59 +16,51 @@ import torch
 
 from ._torch import FakeTensorMode, OpOverload
 
-
-@contextlib.contextmanager
-def exporting() -> Iterator[None]:
-    """Make ``torch.compiler.is_exporting()`` true: model code then avoids branching on data.
-
-    Tried on torch 2.13. The flag has no public setter; without it Hugging Face's mask code reads tensor values. While
-    it is set, a TorchScript module gets its arguments wrong (it is called with itself twice): there it is off.
-    """
-    before = torch.compiler._is_exporting_flag
-    thread = threading.get_ident()
-
-    def set_flag(module: torch.nn.Module, value: bool) -> None:
-        if isinstance(module, torch.jit.ScriptModule) and threading.get_ident() == thread:
-            torch.compiler._is_exporting_flag = value
-
-    hooks = torch.nn.modules.module
-    with contextlib.ExitStack() as stack:
-        stack.callback(setattr, torch.compiler, "_is_exporting_flag", before)
-        entering = hooks.register_module_forward_pre_hook(lambda module, _: set_flag(module, before))
-        leaving = hooks.register_module_forward_hook(lambda module, *_: set_flag(module, True), always_call=True)
-        stack.callback(entering.remove)
-        stack.callback(leaving.remove)
-        torch.compiler._is_exporting_flag = True
-        yield
-
-
 TRACING = threading.RLock()
+
+
+class _Here(threading.local):
+    """Whether this thread is inside :func:`tracing`."""
+
+    depth = 0
+
+
+_HERE = _Here()
 
 
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
-    """For running a function to learn about it: exporting, and with warnings off.
+    """For running a function on fake tensors, one thread at a time. This lock is taken before those of modules.
 
-    Torch warns of its own internals here, which would turn into wrong conclusions where warnings are errors; what
-    concerns the user is said again when the function runs. One thread at a time: `make_fx` puts a wrapper in the place
-    of ``nn.Module.__call__``, and two threads would leave it there. This lock is taken before those of modules.
+    Nothing that another thread could see is changed: the setting of torch.compile belongs to this thread, and so does
+    what the filter of the logger looks at.
     """
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    disabled = logger.disabled
-    with TRACING, exporting(), warnings.catch_warnings(), _without_compiling():
-        warnings.simplefilter("ignore")
-        logger.disabled = True  # it prints the traceback of every exception, which is raised as well
+    _filter_log()
+    with TRACING, _without_compiling():
+        _HERE.depth += 1
         try:
             yield
         finally:
-            logger.disabled = disabled
+            _HERE.depth -= 1
+
+
+@functools.cache
+def _filter_log() -> None:
+    """Have torch not log the traceback of an exception on fake tensors, which is raised as well, while we trace.
+
+    The filter is added once and stays; it lets everything pass that another thread logs. Tried on torch 2.13.
+    """
+    logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: not _HERE.depth)
 
 
 def _without_compiling() -> contextlib.AbstractContextManager[Any]:
-    """What torch.compile made runs as the function it was made of, which can be traced. Tried on torch 2.11 to 2.15."""
+    """What torch.compile made runs as the function it was made of, which can be traced. Tried on torch 2.13.
+
+    A setting of torch.compile belongs to a thread.
+    """
     if "torch._dynamo" not in sys.modules:  # then nothing was compiled
         return contextlib.nullcontext()
-    return torch._dynamo.config.patch(error_on_nested_fx_trace=False)
+    return torch._dynamo.config.patch(disable=True)
 
 
 _ATTENTION_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -76,13 +69,11 @@ _ATTENTION_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.d
 def trace_joint(fn: Callable, args: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
     """The functional ATen graph, after autograd, of ``fn(*args)`` on fake tensors.
 
-    Tried on torch 2.13. `make_fx` lives in an experimental module; torch.export functionalises with
-    `dispatch_functionalize`. Writes are made functional only once autograd is out of the graph: on functional tensors
-    autograd loses the gradient of sparse conversions, in silence.
+    Tried on torch 2.13. torch.export functionalises with `dispatch_functionalize`. Writes are made functional only once
+    autograd is out of the graph: on functional tensors autograd loses the gradient of sparse conversions, in silence.
     """
     from torch._subclasses.functional_tensor import dispatch_functionalize
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
-    from torch.fx.traceback import preserve_node_meta
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     def run(*tensors: torch.Tensor) -> Any:
         tracer = get_proxy_mode().tracer  # type: ignore[union-attr]
@@ -93,7 +84,7 @@ def trace_joint(fn: Callable, args: Sequence[torch.Tensor]) -> torch.fx.GraphMod
 
     trackers: list[Any] = []
     try:
-        graph = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+        graph = _make_graph(run, args)
     finally:
         for tracker in trackers:
             tracker.clear()
@@ -102,11 +93,99 @@ def trace_joint(fn: Callable, args: Sequence[torch.Tensor]) -> torch.fx.GraphMod
         # It counts as an effect, which is not made functional here. Where there is an error, the results tell too.
         for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten._linalg_check_errors.default):
             graph.graph.erase_node(node)
-        again = torch.fx.Interpreter(graph).run  # unlike the graph itself it keeps what is noted of each node
-        with preserve_node_meta():
-            graph = make_fx(dispatch_functionalize(again), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+        graph = _make_graph(dispatch_functionalize(_Again(graph).run), args)
     _correct_types(graph)
     return graph
+
+
+def _make_graph(fn: Callable[..., Any], args: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    """``make_fx(fn, tracing_mode="fake")(*args)``, which changes nothing that another thread could see.
+
+    Torch's own puts wrappers in the place of ``nn.Module.__call__`` and ``__getattr__`` and sets a flag that makes what
+    torch.compile made raise, on every thread. Tried on torch 2.13: this tracer's wrappers do nothing.
+    """
+    from torch.fx.experimental import proxy_tensor
+
+    class Tracer(proxy_tensor._MakefxTracer):
+        @contextlib.contextmanager
+        def _init_modes_from_inputs(self, f: Any, args: Any) -> Iterator[None]:
+            with super()._init_modes_from_inputs(f, args):
+                self.fx_tracer.trace = functools.partial(_trace_by, self.fx_tracer)  # type: ignore[attr-defined]
+                try:
+                    yield
+                finally:
+                    forget_tensors(self.fake_tensor_mode)
+
+        @contextlib.contextmanager
+        def _init_modes_from_parent(self, parent_tracer: Any) -> Iterator[None]:
+            with super()._init_modes_from_parent(parent_tracer):
+                self.fx_tracer.trace = functools.partial(_trace_by, self.fx_tracer)  # type: ignore[attr-defined]
+                yield
+
+        def _make_sub_tracer(self, *args: Any, **kwargs: Any) -> Any:
+            made = super()._make_sub_tracer(*args, **kwargs)
+            made.__class__ = Tracer
+            return made
+
+    tracer = Tracer(
+        decomposition_table=None,
+        tracing_mode="fake",
+        _allow_non_fake_inputs=True,
+        pre_dispatch=False,
+        record_module_stack=False,
+        _allow_fake_constant=False,
+        _error_on_data_dependent_ops=True,
+    )
+    return tracer.trace(fn, *args)
+
+
+@contextlib.contextmanager
+def fake_tensors() -> Iterator[FakeTensorMode]:
+    """A fake mode that refers to no tensor afterwards."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        try:
+            yield mode
+        finally:
+            forget_tensors(mode)
+
+
+def forget_tensors(mode: FakeTensorMode | None) -> None:
+    """Drop the weak references of a fake mode, which traces nothing any more, to the tensors that it met.
+
+    Tried on torch 2.13. The mode stays alive in reference cycles of fake tensors and graphs until Python's collector
+    runs, and `torch.utils.swap_tensors`, and so `nn.Module.to` under some settings, refuses tensors that have weak
+    references.
+    """
+    if mode is not None:
+        mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
+
+
+def _trace_by(tracer: Any, root: Any, concrete_args: Any) -> torch.fx.Graph:
+    """What ``Tracer.trace`` does for a function, without its patches."""
+    tracer.root = torch.nn.Module()
+    tracer.graph = torch.fx.Graph(tracer_cls=type(tracer))
+    tracer.tensor_attrs = {}
+    tracer.submodule_paths = None
+    fn, args = tracer.create_args_for_root(root, False, concrete_args)
+    tracer.create_node("output", "output", (tracer.create_arg(fn(*args)),), {}, type_expr=None)
+    return tracer.graph
+
+
+class _Again(torch.fx.Interpreter):
+    """Runs a graph to trace it again; the new nodes keep what is noted of the old ones."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+        graph = get_proxy_mode().tracer.graph  # type: ignore[union-attr]
+        last = next(iter(reversed(graph.nodes)))
+        result = super().run_node(n)
+        if "custom" in n.meta:
+            for node in reversed(graph.nodes):
+                if node is last:
+                    break
+                node.meta["custom"] = {**n.meta["custom"], **node.meta.get("custom", {})}
+        return result
 
 
 def _correct_types(graph: torch.fx.GraphModule) -> None:
@@ -181,6 +260,48 @@ def broken_assumption(environment: Any, sizes: Sequence[Any]) -> str | None:
             if guard.expr.subs(values) == False:  # noqa: E712  (a sympy relation)
                 return str(guard.expr)
     return None
+
+
+def lstm_in_operators(
+    input: torch.Tensor,
+    hx: Sequence[torch.Tensor],
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``torch.lstm``, by torch's decomposition into steps. Tried on torch 2.13, where nothing public leads to it."""
+    from torch._decomp import decompositions
+
+    layers = decompositions.gather_params(params, has_biases, hx[0].size(2) != hx[1].size(2))
+    states = list(zip(hx[0], hx[1], strict=True))
+    step = decompositions.one_layer_lstm
+    out, last = decompositions._rnn_helper(
+        input, states, layers, has_biases, num_layers, dropout, train, bidirectional, batch_first, step
+    )
+    hidden, cell = zip(*last, strict=True)
+    return out, torch.stack(hidden, 0), torch.stack(cell, 0)
+
+
+_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
+
+
+def running_modules(base: types.FrameType | None) -> list[torch.nn.Module]:
+    """The modules that are being called on this thread, the outermost first, down to a frame of the stack.
+
+    Tried on torch 2.13. Torch's hooks for all modules are called for those of other threads as well, and while there
+    are any torch.compile warns and compiles anew.
+    """
+    found: list[torch.nn.Module] = []
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not base:
+        if frame.f_code is _MODULE_CALL:
+            found.append(frame.f_locals["self"])
+        frame = frame.f_back
+    return found[::-1]
 
 
 def autograd_place() -> tuple[int, bool]:

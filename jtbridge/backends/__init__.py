@@ -1,8 +1,17 @@
-"""The ways to run a torch function inside a JAX program, one file each."""
+"""The ways to run a torch function inside a JAX program, one file each.
 
-from ._base import Backend, BackendStatus
-from ._callback import call_on_host, numpy_callback
-from ._registry import backends, check_name, choose, refusals, translates
+All but :func:`jtbridge.backends` is imported when it is first used: ``import jtbridge`` is to be quick.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._status import BackendStatus, backends
+
+if TYPE_CHECKING:
+    from ._base import Backend
+    from ._callback import call_on_host, numpy_callback
+    from ._registry import check_name, choose, refusals, translates
 
 __all__ = [
     "Backend",
@@ -15,3 +24,11 @@ __all__ = [
     "refusals",
     "translates",
 ]
+
+_MODULES = {"Backend": "_base", "call_on_host": "_callback", "numpy_callback": "_callback"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
+    return getattr(importlib.import_module(f".{_MODULES.get(name, '_registry')}", __name__), name)

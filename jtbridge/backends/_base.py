@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -10,23 +9,6 @@ import jax
 from jax.interpreters import mlir
 
 from jtbridge._flat import TorchFunction
-
-
-@dataclasses.dataclass(frozen=True)
-class BackendStatus:
-    """One line of :func:`jtbridge.backends`.
-
-    Attributes:
-        name: what to pass as ``backend=``.
-        way: "translate" (the ATen graph becomes JAX operations) or "call" (torch runs inside the program).
-        available: whether it can run here.
-        reason: why not; empty if it is available.
-    """
-
-    name: str
-    way: str
-    available: bool
-    reason: str
 
 
 class Backend(Protocol):

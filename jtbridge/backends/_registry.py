@@ -9,9 +9,10 @@ import jax
 from jtbridge._flat import TorchFunction
 from jtbridge.errors import BackendError, CalledWarning, TranslationError
 
-from ._base import Backend, BackendStatus
+from ._base import Backend
 from ._callback import CallbackBackend
 from ._dlpack import DlpackBackend
+from ._status import BackendStatus
 from ._translate import TritonBackend, XlaBackend
 
 _BACKENDS: dict[str, Backend] = {
@@ -19,17 +20,8 @@ _BACKENDS: dict[str, Backend] = {
 }
 
 
-def backends(platform: str | None = None) -> tuple[BackendStatus, ...]:
-    """All backends, in the order ``backend="auto"`` prefers them, each with whether it can run and why not.
-
-    Args:
-        platform: the XLA platform to ask about ("cpu", "cuda", "rocm", "tpu"); JAX's default one if left out.
-
-    Example:
-        >>> import jtbridge
-        >>> [status.name for status in jtbridge.backends("cpu") if status.available]
-        ['xla', 'dlpack', 'callback']
-    """
+def statuses(platform: str | None) -> tuple[BackendStatus, ...]:
+    """What :func:`jtbridge.backends` returns."""
     platform = jax.default_backend() if platform is None else platform
     platform = "cuda" if platform == "gpu" else platform
     statuses = []
@@ -106,5 +98,5 @@ def _tell(fn: TorchFunction, backend: Backend, refused: str) -> None:
 
 def _listing(platform: str | None = None) -> str:
     return "; ".join(
-        f"{status.name} ({'available' if status.available else status.reason})" for status in backends(platform)
+        f"{status.name} ({'available' if status.available else status.reason})" for status in statuses(platform)
     )

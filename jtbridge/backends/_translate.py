@@ -10,8 +10,8 @@ from jax.core import ShapedArray
 from jax.interpreters import mlir
 
 from jtbridge._flat import ArrayType, TorchFunction
-from jtbridge._triton import unavailable
 from jtbridge.translate import lower_program, precision, refusal, translate
+from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 
 
 class XlaBackend:
@@ -46,7 +46,7 @@ class TritonBackend(XlaBackend):
     def unavailable(self, platform: str) -> str | None:
         if platform not in _GPUS:
             return f'it needs a GPU, the platform is "{platform}"'
-        return unavailable(platform)
+        return triton_unsupported_reason(platform)
 
 
 _GPUS = ("cuda", "rocm", "gpu")

@@ -1,9 +1,9 @@
 """From a torch function to what is known of it: types, behaviour, and its forward and backward graphs."""
 
-from ._constants import large_constants, lift_constants, read_constants, with_places_for
+from ._closures import closed_over_modules, device_closed_over
+from ._constants import large_constants, lift_constants, with_places_for
 from ._infer import Inference, Request, infer
 from ._joint import GraphFunction, Split, forward_graph, from_bytes, split, to_bytes
-from ._kept import Unusable
 from ._observe import draws
 from ._probe import check_differentiable, probe_vmap
 from ._trace import examples, origin, trace, trace_on
@@ -15,8 +15,9 @@ __all__ = [
     "Inference",
     "Request",
     "Split",
-    "Unusable",
     "check_differentiable",
+    "closed_over_modules",
+    "device_closed_over",
     "draws",
     "examples",
     "forward_graph",
@@ -26,7 +27,6 @@ __all__ = [
     "lift_constants",
     "origin",
     "probe_vmap",
-    "read_constants",
     "split",
     "to_bytes",
     "trace",

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from jtbridge._compat import TorchDispatchMode
+from jtbridge._dtypes import NO_INT64
 from jtbridge.errors import JtbridgeError, TranslationError
 
 _MOST = 3  # conditions on one way that go on both ways
@@ -43,7 +44,7 @@ class Decisions:
             return None
         if func is torch.ops.aten.equal.default:
             a, b = args
-            if a.shape != b.shape or a.dtype != b.dtype:
+            if a.shape != b.shape:  # dtypes may differ: torch compares values after promotion
                 return False
             return self._decided((a == b).all())
         if func is torch.ops.aten.allclose.default:
@@ -103,7 +104,6 @@ def traced_both_ways(trace: Callable[[Decisions], fx.GraphModule]) -> fx.GraphMo
             )
         joined = _selected(yes, no, number)
         joined.meta["splits"] = 1 + max(way.meta.get("splits", 0) for way in (yes, no))
-        joined.meta["read"] = [*yes.meta["read"], *no.meta["read"]]
         joined.meta["keeps"] = yes.meta["keeps"] or no.meta["keeps"]
         if joined.meta["splits"] > _MOST:
             raise TranslationError(f"it branches on data more than {_MOST} times")
@@ -135,6 +135,7 @@ def _explored(run: Callable[[Decisions], Any], join: Callable[[Any, Any, int], A
 
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_CHECKING = ("distributions", "nn", "functional.py", "__init__.py")  # the last one has `torch._check`
 
 
 def _is_check(error: Exception) -> bool:
@@ -148,7 +149,7 @@ def _is_check(error: Exception) -> bool:
     if dis.opname[code.co_code[trace.tb_lasti]] != "RAISE_VARARGS":
         return False
     part = code.co_filename.removeprefix(_TORCH)
-    return part == code.co_filename or part.split(os.sep)[0] in ("distributions", "nn", "functional.py")
+    return part == code.co_filename or part.split(os.sep)[0] in _CHECKING
 
 
 _NAN = float("nan")
@@ -173,6 +174,8 @@ def _checked(module: Any, number: int, holds: bool) -> fx.GraphModule:
 def _no_number(dtype: torch.dtype) -> Any:
     if dtype is torch.bool:
         return False
+    if dtype is torch.int64:
+        return NO_INT64
     return _NAN if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).min
 
 

@@ -20,11 +20,6 @@ def all_constants(module: fx.GraphModule) -> list[torch.Tensor]:
     return [value for value in values if isinstance(value, torch.Tensor) and not is_zero(value)]
 
 
-def read_constants(module: fx.GraphModule) -> list[torch.Tensor]:
-    """The closed-over tensors that a graph depends on: its own, and those whose values were looked at."""
-    return [*all_constants(module), *module.meta.get("read", ())]
-
-
 def large_constants(module: fx.GraphModule) -> tuple[torch.Tensor, ...]:
     """The closed-over tensors of a graph that should become inputs, each once."""
     found: dict[Any, torch.Tensor] = {}

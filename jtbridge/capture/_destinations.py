@@ -118,7 +118,8 @@ def _writer(target: OpOverload) -> Callable[..., torch.Tensor] | None:
     if target in _WRITERS:
         return _WRITERS[target]
     arguments = [(argument.name, str(argument.type)) for argument in target._schema.arguments]
-    if len(target._schema.returns) != 1:
+    # Losses compute the terms in `out`, which they make larger for that, and then their sum or mean.
+    if len(target._schema.returns) != 1 or any(name == "reduction" for name, _ in arguments):
         return None
     packet = target.overloadpacket
     for name in packet.overloads():

@@ -16,16 +16,17 @@ import torch
 from torch import fx
 
 from jtbridge import _rng
-from jtbridge._compat import OpOverload, TorchDispatchMode, forgetting_graph_sources
+from jtbridge._compat import OpOverload, TorchDispatchMode, forgetting_graph_sources, materializes_gradients
 from jtbridge._dtypes import canonical_dtype, numpy_dtype
 from jtbridge._flat import ArrayType, FlatFunction, Tensors, TorchFunction
 from jtbridge._torch_state import TorchState
 from jtbridge._transforms import Vjp, Vmap, conjugate
-from jtbridge.errors import DTypeError
-from jtbridge.launches import with_launches
+from jtbridge.errors import DTypeError, MutationError, RandomnessError
+from jtbridge.triton.launches import with_intercepted_launches
 
 from ._constants import lift_constants
 from ._destinations import with_destinations
+from ._graph_reads import GraphReads
 from ._trace import trace
 
 _RULE = 8  # operators that a batching rule makes of one, at most
@@ -47,7 +48,7 @@ class GraphFunction(TorchFunction):
 
     def _runner(self, module: fx.GraphModule) -> Callable[..., Tensors]:
         run = module.forward  # past the hooks of nn.Module.__call__
-        return with_launches(run) if self.owner.behaviour.launches else run
+        return with_intercepted_launches(run) if self.owner.behaviour.launches else run
 
     @property
     def flat(self) -> FlatFunction:
@@ -153,10 +154,12 @@ def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], t
         return "only first derivatives keep residuals"
     try:
         with forgetting_graph_sources():
-            joint = _trace(fn, wrt, outs, translated)
+            joint = fn.flat.guarded(lambda: _trace(fn, wrt, outs, translated))
             return _partition(fn, joint, wrt, outs)
     except _CannotSplit as reason:
         return str(reason)
+    except (MutationError, RandomnessError):
+        raise
     except Exception as error:  # noqa: BLE001  (what torch cannot trace, it can still run)
         return f"{type(error).__name__} while tracing its gradient: {error}"
 
@@ -179,7 +182,7 @@ def forward_graph(fn: TorchFunction) -> GraphFunction | None:
 
     try:
         with forgetting_graph_sources(), fn.state.applied():
-            module = trace(run, fn.in_types, to_run=True)
+            module = fn.flat.guarded(lambda: trace(run, fn.in_types, to_run=True))
             _clean(module)
             (output,) = module.graph.find_nodes(op="output")
             output.args = (tuple(_outputs(module)),)
@@ -212,7 +215,11 @@ def _trace(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], trans
 
     def joint(*tensors: torch.Tensor) -> list[torch.Tensor]:
         cotangents = [conjugate(ct) for ct in tensors[count:]]
-        results, grads = pullback.by_autograd(tensors[:count], cotangents)
+        reads = GraphReads()
+        results, grads = pullback.by_autograd(tensors[:count], cotangents, around=reads)
+        fn.flat.reads_graph = fn.flat.reads_graph or reads.found
+        if len(outs) > 1 and (reads.hooks or not materializes_gradients([results[o] for o in outs])):
+            raise _CannotSplit("its backward may tell a gradient of zeros from none")
         return [*(y.detach() for y in results), *(conjugate(g) for g in grads)]
 
     with fn.flat.trace_state.differentiable().applied():

@@ -16,12 +16,18 @@ import jax
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from jtbridge._compat import FakeTensor, OpOverload, TorchDispatchMode, outside_modes, storage_id
+from jtbridge._compat import (
+    FakeTensor,
+    OpOverload,
+    TorchDispatchMode,
+    outside_modes,
+    show_as_real,
+    storage_id,
+)
 from jtbridge._run import KEPT
+from jtbridge._writes import written_tensors
 from jtbridge.errors import MutationError
-
-from ._kept import Unusable, replace, unusable
-from ._observe import written_tensors
+from jtbridge.state import PoisonTensor, poison_tensor, replace
 
 _aten = torch.ops.aten
 _NEEDS_VALUES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
@@ -77,7 +83,6 @@ class Known(TorchDispatchMode):
         stands_for: the closed-over tensor that a tensor stands for, if it does.
 
     Attributes:
-        read: the closed-over tensors whose values were looked at.
         mode: the fake mode of the tensors; those of another one were kept from another trace.
     """
 
@@ -88,7 +93,6 @@ class Known(TorchDispatchMode):
         stands_for: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: None,
     ):
         super().__init__()
-        self.read: list[torch.Tensor] = []
         self.mode: Any = None
         self._answers = answers
         self._stands_for = stands_for
@@ -96,6 +100,14 @@ class Known(TorchDispatchMode):
         self._made: list[_Made | torch.Tensor | None] = []  # or its value; None if that cannot be had any more
         # By storage, which lives as long as the tensor: what is in those that were written to, None if it is not known.
         self._memory: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
+
+    def __enter__(self) -> Any:
+        show_as_real(self._knows)
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        show_as_real(None)
+        super().__exit__(*exception)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -241,7 +253,6 @@ class Known(TorchDispatchMode):
         """The value of what :meth:`_held` gives. Those of others that it takes are kept in `values`, by number."""
         match held:
             case _ClosedOver():
-                self.read.append(held.tensor)
                 return (held.tensor if graph else held.tensor.detach()).to(held.device)
             case _Like():
                 return torch.empty_strided(held.shape, held.stride, dtype=held.dtype, device=held.device)
@@ -280,7 +291,7 @@ class Known(TorchDispatchMode):
         """
         self._memory = {storage: (None, memory) for storage, (_, memory) in self._memory.items()}
         kept = self._kept()
-        has_state = any(isinstance(value, Unusable) for _, value in kept)
+        has_state = any(isinstance(value, PoisonTensor) for _, value in kept)
         replace(kept)
         return has_state
 
@@ -297,13 +308,13 @@ class Known(TorchDispatchMode):
 
     def _final(self, place: Any, values: dict[int, torch.Tensor], *, graph: bool) -> torch.Tensor:
         if place is None:
-            return unusable()
+            return poison_tensor()
         try:
             with outside_modes(), torch.set_grad_enabled(graph):
                 value = self._value(place, values, graph=graph)
                 return value if graph else value.clone()
         except Exception:  # noqa: BLE001  (whatever torch cannot compute)
-            return unusable()
+            return poison_tensor()
 
 
 def _bytes(tensor: torch.Tensor) -> int:

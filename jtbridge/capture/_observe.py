@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import weakref
+import sys
+import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -12,26 +13,24 @@ import jax
 import torch
 from torch.overrides import TorchFunctionMode
 
+from jtbridge import _rng
 from jtbridge._compat import (
     FakeTensor,
     FakeTensorMode,
     OpOverload,
     TorchDispatchMode,
     function_of_triton_operator,
+    inside_mode,
+    running_modules,
     storage_id,
 )
 from jtbridge._composite import FUSED
-from jtbridge.errors import MutationError
+from jtbridge._writes import written_tensors
+from jtbridge.state import WrittenValues
 
 from ._branches import ASSERTING
-
-# Batch norm writes its running statistics without saying so in its schema.
-_UNDECLARED_WRITES: dict[str, tuple[int, tuple[int, ...]]] = {
-    # name: (position of `training`, positions written)
-    "aten::native_batch_norm": (5, (3, 4)),
-    "aten::cudnn_batch_norm": (5, (3, 4)),
-    "aten::miopen_batch_norm": (5, (3, 4)),
-}
+from ._call_log import CallLog
+from ._caught import place_that_may_raise
 
 # Torch's batching rule for these is wrong: it applies the strides of one row to the batch (torch 2.13).
 _UNBATCHABLE = frozenset({torch.ops.aten.as_strided_scatter.default})
@@ -45,6 +44,13 @@ _LIFTS = frozenset(
 )
 
 
+_MOST_READS, _MOST_SECONDS = 5_000, 20.0
+
+
+class EndlessLoopError(RuntimeError):
+    """A function reads values of example arguments so often that it may never end."""
+
+
 class Observer:
     """Records what a function does while it runs inside :meth:`watching`.
 
@@ -56,10 +62,14 @@ class Observer:
         inputs: Sequence[torch.Tensor],
         fake_mode: FakeTensorMode | None,
         refuse_write: Callable[[str], NoReturn] | None,
+        saved: WrittenValues | None = None,
     ):
         self.operators = 0
+        self._reads = 0
+        self._started = time.monotonic()
         self.random_operator: str | None = None
-        self.own_generator = False
+        self.own_generator: str | None = None  # an operator that draws from another generator than torch's default one
+        self._generators: list[torch.Generator] = []
         self.unbatchable: str | None = None
         self.fused_norm: str | None = None
         self.custom_operator: str | None = None
@@ -68,41 +78,64 @@ class Observer:
         self.switches_grad_mode = False
         self.inner_autograd = False
         self.uses_data = False
+        self.uses_default_dtype = False
+        self._default_dtypes = (torch.get_default_dtype(), torch.get_default_dtype().to_complex())
         self.sets_data = False
         self.asserts = False
+        self.may_raise: dict[str, None] = {}  # places inside exception handlers
         self.keeps_inner_graph = False
-        self.modules: list[torch.nn.Module] = []
-        self.read: list[torch.Tensor] = []  # closed-over tensors whose values were looked at
+        self.calls = CallLog(inputs)
+        self.result_order: Any = None  # see `key_order`
+        self._modules: dict[int, torch.nn.Module] = {}  # by id: those that are running when torch is called
+        self._base: types.FrameType | None = None
         self._inputs = [_storages(tensor) for tensor in inputs]
         self._keep: list[Any] = list(inputs)  # a storage's address may be reused once it is freed
         self._written: set[int] = set()
         self._closed_over: dict[int, torch.Tensor] = {}  # only while tracing on fake tensors
         self._fake_mode = fake_mode
         self._refuse_write = refuse_write
+        self._saved = saved  # keeps the values of what is written to
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Observe everything torch does on this thread until the block ends."""
-        thread = threading.get_ident()
-
-        def note_module(module: torch.nn.Module, _: Any) -> None:
-            if threading.get_ident() == thread:
-                self.modules.append(module)
-
-        hook = torch.nn.modules.module.register_module_forward_pre_hook(note_module)
+        self._base = sys._getframe(2)  # that of the `with` statement
         try:
             with _Calls(self), _Operators(self):
                 yield
         finally:
-            hook.remove()
+            self._base = None
             self._keep.clear()
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """The modules that were called, with their parts."""
+        return list({id(part): part for module in self._modules.values() for part in module.modules()}.values())
 
     def mutated_inputs(self) -> tuple[int, ...]:
         """Positions of the inputs that were written to."""
         return tuple(i for i, storages in enumerate(self._inputs) if storages & self._written)
 
+    @property
+    def is_tracing(self) -> bool:
+        """Whether the function runs on tensors without values."""
+        return self._fake_mode is not None
+
+    def keeps_generator(self) -> bool:
+        """Whether a generator that was drawn from is still there after the call: it was not made inside."""
+        found = not self._generators  # then nobody has seen which one it was
+        while self._generators and not found:
+            generator = self._generators.pop()
+            others = sum(each is generator for each in self._generators)
+            found = sys.getrefcount(generator) > others + 2  # `generator`, and the argument of getrefcount
+        return found
+
     def note_call(self, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
         """A torch function was called (before dispatch)."""
+        self._note_modules()
+        generator = kwargs.get("generator")  # operators are given another Python object for the same generator
+        if generator is not None and generator is not torch.default_generator:
+            self._generators.append(generator)
         name = getattr(fn, "__name__", "")
         if name == "_set_grad_enabled" and torch.is_grad_enabled() != args[0]:
             self.switches_grad_mode = True
@@ -120,39 +153,80 @@ class Observer:
     def note_operator(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
         """An ATen or custom operator is about to run."""
         self.operators += 1
+        if fn is torch.ops.aten._local_scalar_dense.default and not self.is_tracing:
+            self._note_read()
+        self._note_modules()
         if self._fake_mode is not None and fn not in _LIFTS:
             self._note_closed_over(self._fake_mode, args, kwargs)
         if torch.Tag.nondeterministic_seeded in fn.tags and draws(fn, args, kwargs):
-            self.random_operator = self.random_operator or str(fn)
-            if kwargs.get("generator") is not None:
-                self.own_generator = True
+            generator = kwargs.get("generator")
+            if generator is not None and _rng.is_seeded_generator(generator):
+                self.random_operator = self.random_operator or _rng.first_operator_seeded()
+            elif generator is None or generator is torch.default_generator:
+                self.random_operator = self.random_operator or str(fn)
+            else:
+                self.own_generator = self.own_generator or str(fn)
         if fn.namespace not in ("aten", "prims", "prim"):
             self.custom_operator = str(fn)
             if function_of_triton_operator(fn) is not None:
                 self.operators_of_kernels.append(str(fn))
         if fn in ASSERTING:
             self.asserts = True
-        if fn in _UNBATCHABLE:
+        if (place := place_that_may_raise(fn)) is not None:
+            self.may_raise[place] = None
+        if fn in _UNBATCHABLE or (fn is torch.ops.aten.roll.default and args[0].dim() == 0):  # it rolls over the rows
             self.unbatchable = str(fn)
         if fn._schema.name.endswith(FUSED):
             self.fused_norm = str(fn)
         for tensor in written_tensors(fn, args, kwargs):
             self._keep.append(tensor)
             self._written |= _storages(tensor)
+            if self._saved is not None:
+                self._saved.save(tensor)
             written_to = self._describe_if_closed_over(tensor) if self._refuse_write is not None else None
             if self._refuse_write is not None and written_to is not None:
                 self._refuse_write(written_to)
 
+    def _note_read(self) -> None:
+        """A value is read of an example argument, or of what is made of it. A loop on data may not end for these."""
+        self._reads += 1
+        seconds = time.monotonic() - self._started
+        if self._reads > _MOST_READS or (self._reads > _MOST_READS // 100 and seconds > _MOST_SECONDS):
+            raise EndlessLoopError(
+                f"on example arguments it reads the values of tensors {self._reads} times in {seconds:.0f} s, and may "
+                "not end for these"
+            )
+
+    def note_result(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        """An operator has run. What may have its dtype from torch's default does: rather too much than too little."""
+        if self.uses_default_dtype:
+            return
+        if kwargs.get("dtype") in self._default_dtypes:  # which may come from `torch.get_default_dtype()`
+            self.uses_default_dtype = True
+        elif any(
+            isinstance(leaf, torch.Tensor) and leaf.dtype in self._default_dtypes for leaf in jax.tree.leaves(out)
+        ):
+            taken = [leaf.dtype for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            has_float = any(dtype.is_floating_point or dtype.is_complex for dtype in taken)
+            self.uses_default_dtype = fn in _LIFTS or not has_float
+
+    def _note_modules(self) -> None:
+        assert self._base is not None
+        for module in running_modules(self._base):
+            self._modules[id(module)] = module
+
     def _note_new_memory(self, tensor: torch.Tensor) -> None:
         """``tensor.data = ...``: a write that no operator makes, and no graph shows."""
         self.sets_data = True
+        if self._saved is not None:
+            self._saved.save_memory(tensor)
         written_to = self._describe_if_closed_over(tensor)
         if written_to is None and self._fake_mode is not None and not isinstance(tensor, FakeTensor):
             written_to = f"a closed-over tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype}"
         if written_to is not None and self._refuse_write is not None:
             self._refuse_write(written_to)
         if written_to is not None and self._fake_mode is not None:
-            raise MutationError(f"`.data` of {written_to} is assigned to. Pass `output_shapes=`, or use `.copy_()`.")
+            raise RuntimeError(f"`.data` of {written_to} is assigned to")  # then it runs on zeros
 
     def kept_apart(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Arguments for an operator that writes: while tracing, a fake tensor for every closed-over one.
@@ -218,7 +292,13 @@ class _Operators(TorchDispatchMode):
         kwargs = kwargs or {}
         self._observer.note_operator(func, args, kwargs)
         args, kwargs = self._observer.kept_apart(func, args, kwargs)
-        return func(*args, **kwargs)
+        if self._observer.is_tracing and kwargs.get("generator") is not None:
+            kwargs = {**kwargs, "generator": None}  # nothing is drawn, and fake tensors' cache would keep it alive
+        with inside_mode():
+            out = func(*args, **kwargs)
+        self._observer.calls.add(func, args, kwargs, out, lifts=func in _LIFTS)
+        self._observer.note_result(func, args, kwargs, out)
+        return out
 
 
 def _storages(tensor: torch.Tensor) -> set[int]:
@@ -238,22 +318,3 @@ def draws(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
         if argument.name in ("train", "training") and value is False:
             return False
     return True
-
-
-def written_tensors(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The arguments that an operator writes to."""
-    written = []
-    for position, argument in enumerate(fn._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = kwargs.get(argument.name, args[position] if position < len(args) else None)
-            written += [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, torch.Tensor)]
-    training, positions = _UNDECLARED_WRITES.get(fn._schema.name, (0, ()))
-    if positions and args[training]:
-        written += [args[position] for position in positions if isinstance(args[position], torch.Tensor)]
-    return written
-
-
-def training_guards(modules: Sequence[torch.nn.Module]) -> tuple[tuple[weakref.ref, bool], ...]:
-    """The modules a function called, each with its `training` flag: a plan holds while these are unchanged."""
-    unique = {id(module): module for module in modules}
-    return tuple((weakref.ref(module), module.training) for module in unique.values())

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import torch
 
 from jtbridge import _rng
-from jtbridge._compat import FakeTensorMode, once_differentiable_in, tracing
-from jtbridge._flat import FlatFunction, TorchFunction
+from jtbridge._compat import fake_tensors, once_differentiable_in, tracing
+from jtbridge._flat import SEQUENTIAL, FlatFunction, TorchFunction
 from jtbridge._transforms import Jvp, Vjp, Vmap, refuse_once_differentiable
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
 
+from ._graph_reads import GraphReads
 from ._trace import called_on, examples
 
 
@@ -26,10 +27,11 @@ def probe_vmap(fn: Vmap) -> None:
     if flat.seeded and fn.dims[len(flat.in_types) - 1] is not None:
         flat.sequential.add(fn)  # every row draws with a key of its own: no batched form could
         return
-    reason = flat.behaviour.opaque or _known_wrong(flat) or _vmap_fails(fn)
+    reason = flat.behaviour.opaque or _known_wrong(flat) or flat.guarded(lambda: _vmap_fails(fn))
     if reason is None:
         return
-    if not flat.sequential:
+    if SEQUENTIAL not in flat.notices:
+        flat.notices.add(SEQUENTIAL)
         warnings.warn(
             f"torch.vmap cannot batch `{flat.name}` ({reason}), so its rows run one after another inside one call. "
             "The results are the same; it is slower.",
@@ -47,7 +49,7 @@ def _known_wrong(flat: FlatFunction) -> str | None:
 def _vmap_fails(fn: Vmap) -> str | None:
     try:
         with (
-            FakeTensorMode(allow_non_fake_inputs=True),
+            fake_tensors(),
             tracing(),
             fn.state.applied(),
             _rng.tracing(),
@@ -73,20 +75,20 @@ def check_differentiable(fn: TorchFunction, wrt: tuple[int, ...], *, again: bool
         refuse_once_differentiable(flat, fn.order + 1)
         return
     try:
-        _look_at_graph(flat, wrt)
+        flat.guarded(lambda: _look_at_graph(flat, wrt))
     except DifferentiationError:
         raise
     except RuntimeError:  # torch has no derivative by one of them, and forward mode may still have
         for i in wrt:
             with contextlib.suppress(RuntimeError):
-                _look_at_graph(flat, (i,))
+                flat.guarded(lambda i=i: _look_at_graph(flat, (i,)))
     flat.checked_graphs.add(wrt)
     refuse_once_differentiable(flat, fn.order + 1)
 
 
 def _look_at_graph(flat: FlatFunction, wrt: tuple[int, ...]) -> None:
     with (
-        FakeTensorMode(allow_non_fake_inputs=True),
+        fake_tensors(),
         tracing(),
         flat.trace_state.differentiable().applied(),
         _rng.tracing(),
@@ -95,7 +97,9 @@ def _look_at_graph(flat: FlatFunction, wrt: tuple[int, ...]) -> None:
             x.requires_grad_().clone() if i in wrt else x  # a clone, for the function may write to it
             for i, x in enumerate(examples(flat.in_types, called_on()))
         ]
-        results = flat(*inputs)
+        with GraphReads() as reads:
+            results = flat(*inputs)
+    flat.reads_graph = flat.reads_graph or reads.found
     if flat.behaviour.breaks_inner_graph:
         _refuse_broken_graph(flat, results)
     flat.once_differentiable = flat.once_differentiable or once_differentiable_in(results)

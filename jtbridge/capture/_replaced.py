@@ -5,16 +5,18 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import in_forward_mode
+from jtbridge._compat import FakeTensor, in_forward_mode
 
-from . import _ctc, _indexing, _packed, _recurrent
+from . import _ctc, _indexing, _one_hot, _packed, _recurrent
 
 _REPLACEMENTS = {
     **_recurrent.REPLACEMENTS,
     **_packed.REPLACEMENTS,
     **_indexing.REPLACEMENTS,
+    **_one_hot.REPLACEMENTS,
     **_ctc.REPLACEMENTS,
 }
 _SIGNATURES = {ours: inspect.signature(ours) for ours in _REPLACEMENTS.values()}
@@ -32,6 +34,18 @@ def _takes(ours: Any, args: Any, kwargs: Any) -> bool:
 class Replaced(TorchFunctionMode):
     """While it is active, those functions are ours where we have them."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._views = _indexing.CopiedViews()
+
+    def __enter__(self) -> Any:
+        self._views.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        self._views.__exit__(*exception)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         ours = _REPLACEMENTS.get(func)
@@ -41,3 +55,15 @@ class Replaced(TorchFunctionMode):
             if found is not NotImplemented:
                 return found
         return func(*args, **kwargs)
+
+
+class CopiedTensors(TorchFunctionMode):
+    """While it is active, ``copy.deepcopy`` copies a tensor without values, instead of all that torch keeps of it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor) and args[0].is_leaf:
+            tensor, memo = args
+            if id(tensor) not in memo:
+                memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            return memo[id(tensor)]
+        return func(*args, **(kwargs or {}))

@@ -3,17 +3,19 @@
 What is known of a node besides its operator is in ``node.meta["custom"]``, which torch keeps when a graph is traced
 again: ``module`` (the path of the module it ran in), ``line`` (file and line of the user's code), ``backward`` (it
 computes the gradient of what ran there) and ``draw`` (which draw of the function a random operator is, as a tuple: the
-same in the forward and in its recomputation); ``launch`` is the launch of a Triton kernel. A graph's own
-``meta["read"]`` are the closed-over tensors whose values it depends on though it may not hold them, and
+same in the forward and in its recomputation); ``launch`` is the launch of a Triton kernel. ``node.meta["detached"]``
+says that something is computed of the node after a detach, which is left out of the graph. A graph's own
 ``meta["keeps"]`` says whether the function kept something that depends on its arguments.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import traceback
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,15 +24,26 @@ import torch
 from torch import fx
 
 from jtbridge import _rng
-from jtbridge._compat import TorchDispatchMode, autograd_place, last_traced_node_of, trace_joint, tracing
+from jtbridge._compat import (
+    TorchDispatchMode,
+    autograd_place,
+    last_traced_node_of,
+    running_modules,
+    trace_joint,
+    tracing,
+)
 from jtbridge._dtypes import torch_dtype
 from jtbridge._flat import ArrayType
-from jtbridge.launches import deferring_numbers, launch_of, launch_operator, routed
+from jtbridge.state import start_over
+from jtbridge.triton import intercepted_launches
+from jtbridge.triton.launches import find_launch, launch_operator, with_late_scalars
 
 from ._branches import Decisions, traced_both_ways
 from ._closed_over import OnCpu, may_be_on_gpu, with_closed_over
+from ._exceptions import none_caught
+from ._fused_lstm import WithoutFusedLstm
 from ._known import Known
-from ._replaced import Replaced
+from ._replaced import CopiedTensors, Replaced
 from ._statistics import keep_statistics_wide
 from .chains import Chains
 
@@ -72,7 +85,7 @@ def trace_on(
     def trace_one(decisions: Decisions) -> fx.GraphModule:
         return _trace_one_way(fn, tensors, decisions, chains)
 
-    return deferring_numbers(lambda: traced_both_ways(trace_one))
+    return with_late_scalars(lambda: traced_both_ways(trace_one))
 
 
 def _trace_one_way(
@@ -81,20 +94,19 @@ def _trace_one_way(
     decisions: Decisions | None,
     chains: Chains | None,
 ) -> fx.GraphModule:
+    start_over()
     on_cpu = OnCpu() if decisions is not None and may_be_on_gpu() else None
     # A function that is called reads what it closes over in each call: its graphs hold no values of that.
     known = Known(answers=decisions is not None) if on_cpu is None else Known(stands_for=on_cpu.stands_for)
     with (
         tracing(),
         _rng.tracing(),
-        _rng.preserved_state(),
-        torch.backends.mkldnn.flags(enabled=False),
-        _without_fast_paths(),
-        routed(),
+        intercepted_launches(),
+        WithoutFusedLstm(),
         contextlib.nullcontext() if decisions is None else Replaced(),
         on_cpu or contextlib.nullcontext(),
+        CopiedTensors(),
     ):
-        torch.default_generator.manual_seed(0)
         try:
             module = trace_joint(_noted(fn, decisions, chains, known), tensors)
         finally:
@@ -103,10 +115,10 @@ def _trace_one_way(
     if on_cpu is not None:
         with_closed_over(module)
     if decisions is not None:
-        module.meta["read"] = known.read
         keep_statistics_wide(module.graph)
     for detaching in _DETACHING:
         for node in module.graph.find_nodes(op="call_function", target=detaching):
+            node.args[0].meta["detached"] = any(user.op != "output" for user in node.users)
             node.replace_all_uses_with(node.args[0])
             module.graph.erase_node(node)
     return module
@@ -133,54 +145,40 @@ def _noted(
     def run(*tensors: torch.Tensor) -> Sequence[Any]:
         modules = _ModulePaths()
         trail = contextlib.nullcontext() if chains is None else chains.trail()
-        with modules.followed(), _Notes(modules, decisions), known, trail:
+        with modules.followed(), _Notes(modules, decisions), known, trail, none_caught():
             results = fn(*tensors)
         return results if decisions is None else [*results, *decisions.conditions]
 
     return run
 
 
-@contextlib.contextmanager
-def _without_fast_paths() -> Iterator[None]:
-    """Without the fused transformer kernels of torch's own modules, which one graph would have and another not."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
 class _ModulePaths:
     """Which module is running, by its path from the outermost one."""
 
     def __init__(self) -> None:
-        self._stack: list[str] = []
+        self._base: types.FrameType | None = None  # the frame that runs the function
+        self._root: torch.nn.Module | None = None
         self._names: dict[torch.nn.Module, str] = {}
-
-    @property
-    def current(self) -> str:
-        return self._stack[-1] if self._stack else ""
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
-        enter = torch.nn.modules.module.register_module_forward_pre_hook(self._enter)
-        leave = torch.nn.modules.module.register_module_forward_hook(self._leave, always_call=True)
+        """Follow the modules that are called until the block ends."""
+        self._base = sys._getframe(2)  # that of the `with` statement
         try:
             yield
         finally:
-            enter.remove()
-            leave.remove()
+            self._base = None  # the frame holds the results, which would seem to be kept by the function
 
-    def _enter(self, module: torch.nn.Module, _: Any) -> None:
-        if not self._stack:
-            root = type(module).__name__
-            self._names = {child: f"{root}.{name}" if name else root for name, child in module.named_modules()}
-        self._stack.append(self._names.get(module, type(module).__name__))
-
-    def _leave(self, *_: Any) -> None:
-        if self._stack:
-            self._stack.pop()
+    @property
+    def current(self) -> str:
+        modules = running_modules(self._base)
+        if not modules:
+            return ""
+        if modules[0] is not self._root:
+            self._root = modules[0]
+            root = type(self._root).__name__
+            self._names = {child: f"{root}.{name}" if name else root for name, child in self._root.named_modules()}
+        return self._names.get(modules[-1], type(modules[-1]).__name__)
 
 
 class _Notes(TorchDispatchMode):
@@ -200,7 +198,7 @@ class _Notes(TorchDispatchMode):
         if self._decisions is not None and (answer := self._decisions.answer(func, args)) is not NotImplemented:
             return answer
         if func is _LAUNCH:
-            notes["launch"] = launch_of(args[1])
+            notes["launch"] = find_launch(args[1])
         out = func(*args, **(kwargs or {}))
         node = last_traced_node_of(func)
         if node is not None:
@@ -212,15 +210,13 @@ class _Notes(TorchDispatchMode):
         step, backward = autograd_place()
         if backward:
             return {**self._steps.get(step, {"module": "", "line": ""}), "backward": True}
-        notes = {"module": self._modules.current, "line": _user_line()}
+        notes = {"module": self._modules.current, "line": user_line()}
         self._steps.setdefault(step, notes)  # what comes later in a step records none of its own
         return dict(notes)
 
     def _draw(self) -> int:
-        """The number of this draw. The state of the generator tells a recomputation that started from the same one."""
-        state = torch.default_generator.initial_seed()
-        torch.default_generator.manual_seed(state + 1)
-        return self._draws.setdefault(state, len(self._draws))
+        """The number of this draw: in a recomputation that of the forward."""
+        return self._draws.setdefault(_rng.next_draw(), len(self._draws))
 
 
 def line_of(error: BaseException) -> str:
@@ -229,7 +225,7 @@ def line_of(error: BaseException) -> str:
     return next((line for line in reversed(lines) if _is_users(line)), "")
 
 
-def _user_line() -> str:
+def user_line() -> str:
     """File and line of the innermost frame that is neither torch's nor ours."""
     frame = sys._getframe(2)
     while frame is not None:
@@ -239,5 +235,6 @@ def _user_line() -> str:
     return ""
 
 
+@functools.lru_cache(maxsize=4096)  # each operator asks it of a whole stack
 def _is_users(file: str) -> bool:
     return not file.startswith((*_LIBRARIES, "<"))

@@ -14,8 +14,7 @@ import numpy as np
 
 from jtbridge._flat import ArrayType
 from jtbridge._host import reader, to_numpy
-from jtbridge._triton import triton_call
-from jtbridge._triton_interpreter import LANGUAGE, right_interpreter
+from jtbridge.triton import LANGUAGE_LOCK, fixed_interpreter, triton_call
 
 Grid = tuple[int, ...]
 
@@ -48,7 +47,7 @@ def launch(
     """
     if interpreting():
         return _interpreted(kernel, operands, out_types, grid, constants)
-    with LANGUAGE:
+    with LANGUAGE_LOCK:
         return triton_call(
             kernel,
             operands,
@@ -76,7 +75,7 @@ def _interpreted(
         given = [next(tensors) if isinstance(x, jax.Array | np.ndarray) else x for x in operands]
         # Filled with NaN, or ones: what a kernel leaves out shows.
         results = [_tensor(_unset(type_)) for type_ in out_types]
-        with torch.no_grad(), right_interpreter():
+        with torch.no_grad(), fixed_interpreter():
             kernel[grid](*given, *results, **constants)
         return [to_numpy(result) for result in results]
 

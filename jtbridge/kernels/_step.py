@@ -12,7 +12,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jtbridge._triton import unavailable
+from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 
 from ._launch import interpreting
 from ._manual import as_varying, bind, lower_plainly
@@ -108,7 +108,7 @@ def _run_reference(*arrays: Any, step: Step) -> list[Any]:
 
 def _run_kernel(*arrays: Any, step: Step, platform: str) -> list[Any]:
     needed = step.needs_triton or platform == "rocm"  # for what does without Triton is cuDNN
-    return list((step.reference if needed and unavailable(platform) else step.kernel)(*arrays))
+    return list((step.reference if needed and triton_unsupported_reason(platform) else step.kernel)(*arrays))
 
 
 ad.primitive_jvps[step_p] = _jvp

@@ -155,7 +155,7 @@ def _key(kernel: Any, chip: _chip.Chip, problem: Problem) -> dict[str, Any]:
     return {
         "kernel": kernel.__name__,
         "source": kernel.cache_key,  # of the functions it calls too
-        "triton": triton.__version__,
+        "triton": triton.__version__,  # pyright: ignore[reportAttributeAccessIssue]
         "chip": chip.name,
         **problem,
     }

@@ -1,6 +1,9 @@
-"""ATen operators in JAX: a registry, and one file per family of operators."""
+"""Lowerings: ATen operators in JAX.
 
-from ._registry import Lowering, find, lowers, register_lowering
-from .by_kernel import find_by_kernel
+Each folder is an area. A module of an area registers the lowerings of a family of operators with `register_lowering`,
+and is found when the first graph is translated. Modules whose name begins with an underscore hold what lowerings share.
+"""
 
-__all__ = ["Lowering", "find", "find_by_kernel", "lowers", "register_lowering"]
+from ._registry import find as find
+from ._registry import find_kernel as find_kernel
+from ._registry import register_lowering as register_lowering

@@ -1,10 +1,11 @@
-"""The table of lowerings: for each ATen or custom operator, a function that computes it in JAX."""
+"""The registry of lowerings: for each ATen or custom operator, a function that computes it in JAX."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import importlib
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +21,11 @@ Function = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True)
 class Lowering:
-    """How an operator is computed in JAX, and what its function takes besides the operator's arguments."""
+    """The function that computes an operator in JAX, and the extra arguments that it takes."""
 
     function: Function
-    node: bool = False
-    key: bool = False
-    own: bool = True  # jtbridge's, not a user's
+    node: bool
+    key: bool
 
     def __call__(self, *args: Any, node: fx.Node, key: Callable[[], jax.Array], **kwargs: Any) -> Any:
         if self.node:
@@ -34,123 +34,43 @@ class Lowering:
             kwargs["key"] = key
         return self.function(*args, **kwargs)
 
-
-_TABLE: dict[str, Lowering] = {}
-
-# One file per family. They are imported when the first graph is translated.
-_FAMILIES = (
-    "activation",
-    "adaptive_pooling",
-    "arithmetic",
-    "attention",
-    "batch_norm",
-    "bitcast",
-    "class_loss",
-    "comparison",
-    "complex",
-    "conversion",
-    "convolution",
-    "ctc",
-    "cumulative",
-    "diagonal",
-    "distance",
-    "embedding",
-    "embedding_bag",
-    "exponential",
-    "extrema",
-    "factorization",
-    "factory",
-    "fft",
-    "grid_sampler",
-    "histogram",
-    "indexing",
-    "launch",
-    "ldl",
-    "linear_cross_entropy",
-    "loss",
-    "matmul",
-    "normalization",
-    "order_statistics",
-    "padding",
-    "polynomials",
-    "pooling",
-    "random",
-    "recurrent",
-    "reduction",
-    "resize",
-    "rounding",
-    "scatter",
-    "segment",
-    "selection",
-    "shape",
-    "slicing",
-    "softmax",
-    "solve",
-    "sorting",
-    "special",
-    "special_bessel",
-    "spectral",
-    "strided",
-    "trigonometric",
-    "windows",
-)
+    @property
+    def is_own(self) -> bool:
+        """Return whether the lowering is part of jtbridge."""
+        return _is_own(self.function)
 
 
-def lowers(*names: str, node: bool = False, key: bool = False) -> Callable[[Function], Function]:
-    """Register the lowering of some ATen overloads, such as ``"sin"`` (its default overload) or ``"add.Tensor"``.
+_LOWERINGS: dict[str, Lowering] = {}
+_KERNELS: dict[str, Lowering] = {}
 
-    A lowering takes the operator's arguments by its ATen schema, with JAX arrays for tensors, and returns an array,
-    or a tuple of them for several results. It is only ever evaluated, or batched by `jax.vmap`, and never
-    differentiated: gradients are graphs of their own, written by torch's autograd. 64-bit types are enabled, and the
-    result must have the shape and dtype that torch's has, which is checked.
+
+def register_lowering(
+    *operators: Any, node: bool = False, key: bool = False, kernel: bool = False
+) -> Callable[[Function], Function]:
+    """Register a JAX function that computes some operators, so that functions that use them can be translated.
+
+    The lowering takes the operator's arguments by its schema, with JAX arrays for tensors, and returns an array (or a
+    tuple of arrays, for several results) of the shape and dtype that the operator's fake implementation
+    (``register_fake``) gives, with 64-bit types enabled. It is evaluated and batched by ``jax.vmap``, but never
+    differentiated: gradients are torch's, so give the operator ``register_autograd``, and register lowerings for the
+    operators that its backward calls.
 
     Args:
-        names: overloads; without a namespace they are ATen's.
-        node: pass the graph node as ``node=``, for what depends on more than the values of arrays.
-        key: pass ``key=``, a function without arguments that gives the JAX key of this draw.
-    """
-
-    def register(function: Function) -> Function:
-        for name in names:
-            qualified = name if "::" in name else f"aten::{name}"
-            if qualified in _TABLE:
-                raise LoweringError(f"`{qualified}` has a lowering already: {_TABLE[qualified].function.__qualname__}.")
-            _TABLE[qualified] = Lowering(function, node, key)
-        return function
-
-    return register
-
-
-def find(operator: OpOverload) -> Lowering | None:
-    """The lowering of an operator, if it has one."""
-    load()
-    return _TABLE.get(operator.name())
-
-
-@functools.cache
-def load() -> None:
-    """Import every family."""
-    for family in _FAMILIES:
-        importlib.import_module(f"jtbridge.lowerings.{family}")
-
-
-def register_lowering(operator: Any) -> Callable[[Function], Function]:
-    """Say how an operator of yours is computed in JAX, so that functions that use it can be translated.
-
-    The lowering takes the operator's arguments by its schema, with JAX arrays for tensors, and returns an array (or
-    a tuple of them, for several results) of the shape and dtype that the operator's fake implementation
-    (``register_fake``) gives, with 64-bit types enabled. It need not be differentiable: gradients are torch's, so give
-    the operator ``register_autograd``, and register lowerings for the operators its backward calls.
-
-    Args:
-        operator: an overload such as ``torch.ops.mylib.scale.default``, a ``torch.ops.mylib.scale`` with just one,
-            what ``torch.library.custom_op`` returns, or a name such as ``"mylib::scale"``.
+        operators: overloads such as ``torch.ops.mylib.scale.default``, an operator such as ``torch.ops.mylib.scale``
+            with just one overload, the result of ``torch.library.custom_op``, or names such as ``"mylib::scale"`` or
+            ``"add.Tensor"``. Names without a namespace are ATen's.
+        node: pass the graph node as the keyword argument ``node``. ``node.meta["val"]`` holds the results' shapes and
+            dtypes, ``node.args`` the nodes of the arguments.
+        key: pass a function as the keyword argument ``key``. It takes no arguments and returns the JAX random key of
+            this call. The operator must have the tag ``torch.Tag.nondeterministic_seeded``.
+        kernel: register a function that the backend "triton" prefers to the lowering. It returns ``NotImplemented``
+            for arguments that its kernel does not support.
 
     Returns:
         A decorator that registers a function and returns it.
 
     Raises:
-        LoweringError: there is no such operator, or it has a lowering already.
+        LoweringError: there is no such operator, it has a lowering already, or it takes a key without the tag.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge, torch
@@ -166,20 +86,84 @@ def register_lowering(operator: Any) -> Callable[[Function], Function]:
         >>> jtbridge.wrap(scale, backend="xla")(jnp.arange(3.0), 2.0)
         Array([0., 2., 4.], dtype=float32)
     """
-    key = _overload(operator).name()
+    names = [_name(operator) for operator in operators]
+    table = _KERNELS if kernel else _LOWERINGS
 
     def register(function: Function) -> Function:
-        load()
-        if key in _TABLE:
-            known = _TABLE[key]
-            whose = "jtbridge's own" if known.own else f"`{known.function.__qualname__}`"
-            raise LoweringError(f"`{key}` has a lowering already, {whose}. An operator has one lowering.")
         if not callable(function):
-            raise LoweringError(f"The lowering of `{key}` must be a function, but it is a {type(function).__name__}.")
-        _TABLE[key] = Lowering(function, own=False)
+            raise LoweringError(
+                f"The lowering of `{names[0]}` must be a function, but it is a {type(function).__name__}."
+            )
+        if not _is_own(function):
+            load()
+            for name, operator in zip(names, operators, strict=True):
+                overload = _overload(name if _is_unchecked(operator) else operator)
+                if key and torch.Tag.nondeterministic_seeded not in overload.tags:
+                    raise LoweringError(
+                        f"The lowering of `{name}` takes a random key, but the operator is not tagged as random. "
+                        "Define it with `tags=[torch.Tag.nondeterministic_seeded]`."
+                    )
+        for name in names:
+            if name in table:
+                owner = "jtbridge's own" if table[name].is_own else f"`{table[name].function.__qualname__}`"
+                raise LoweringError(f"`{name}` has a lowering already, {owner}. An operator has one lowering.")
+            table[name] = Lowering(function, node, key)
         return function
 
     return register
+
+
+def find(operator: OpOverload) -> Lowering | None:
+    """Return the lowering of an operator, or None if it has none."""
+    load()
+    return _LOWERINGS.get(operator.name())
+
+
+def find_kernel(operator: OpOverload) -> Lowering | None:
+    """Return the function that computes an operator with a kernel, or None if there is none."""
+    load_kernels()
+    return _KERNELS.get(operator.name())
+
+
+@functools.cache
+def load() -> None:
+    """Import the modules of all areas, which register their lowerings."""
+    _import_all("jtbridge.lowerings", lambda name: True)
+
+
+@functools.cache
+def load_kernels() -> None:
+    """Import the module `lowering` of each kernel's folder."""
+    _import_all("jtbridge.kernels", lambda name: name == "lowering")
+
+
+def _import_all(package: str, chosen: Callable[[str], bool]) -> None:
+    for area in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        if area.ispkg:
+            folder = importlib.import_module(f"{package}.{area.name}")
+            for module in pkgutil.iter_modules(folder.__path__):
+                if not module.name.startswith("_") and chosen(module.name):
+                    importlib.import_module(f"{package}.{area.name}.{module.name}")
+
+
+def _is_own(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).partition(".")[0] == "jtbridge"
+
+
+# Namespaces whose operators need not exist in every version of torch, or whose modules are slow to import.
+_UNCHECKED = ("prims", "torch_nn", "jtbridge")
+
+
+def _is_unchecked(operator: Any) -> bool:
+    """Return whether an operator is named in the short form of jtbridge's own lowerings, which is not looked up."""
+    return isinstance(operator, str) and ("::" not in operator or operator.partition("::")[0] in _UNCHECKED)
+
+
+def _name(operator: Any) -> str:
+    """Return the qualified name of an operator's overload; without the overload's name, it is the default overload."""
+    if _is_unchecked(operator):
+        return operator if "::" in operator else f"aten::{operator}"
+    return _overload(operator).name()
 
 
 def _overload(operator: Any) -> OpOverload:

@@ -1,5 +1,6 @@
 """The JAX primitives, one file each, closed under jvp, linearize, transpose and vmap."""
 
+from . import _part as _part  # registers its rules
 from ._call import torch_call
 from ._ordered import torch_ordered
 

@@ -12,9 +12,11 @@ from typing import Any
 from jax.interpreters import ad, batching
 
 from jtbridge._flat import TorchFunction
+from jtbridge._rules import batch_first, batch_size, to_front
 from jtbridge._transforms import Vmap
 
-from ._common import batch_first, batch_size, bind, new_primitive, probe, to_front
+from ._common import bind, new_primitive, probe
+from ._transpose import transpose_linear
 
 
 def _select(*args: Any, fn: TorchFunction, backward: TorchFunction, counts: tuple[int, int]) -> Any:
@@ -42,6 +44,21 @@ def _jvp(
     args = [*primals[:inputs], *primals[inputs + saved :]]
     moving = [*tangents[:inputs], *tangents[inputs + saved :]]
     return results, tangents_out(fn, results, args, moving, backend)
+
+
+# transpose in ct:  dx -> Df(x) dx, as the transpose of the function it stands for.
+def _transpose(
+    cotangents: Sequence[Any],
+    *operands: Any,
+    fn: TorchFunction,
+    backward: TorchFunction,
+    counts: tuple[int, int],
+    backend: str,
+) -> list[Any]:
+    del backward
+    inputs, saved = counts
+    found = transpose_linear(fn, cotangents, [*operands[:inputs], *operands[inputs + saved :]], backend)
+    return [*found[:inputs], *[None] * saved, *found[inputs:]]
 
 
 # batching:  the graph and the function it stands for, over the whole batch.
@@ -74,4 +91,5 @@ def _batch(
 
 
 ad.primitive_jvps[torch_backward_p] = _jvp
+ad.primitive_transposes[torch_backward_p] = _transpose
 batching.primitive_batchers[torch_backward_p] = _batch

@@ -7,24 +7,16 @@ from typing import Any
 
 from jax.interpreters import ad, batching
 
-from jtbridge._compat import add_linearization
+from jtbridge._compat import add_linearization, is_staging
 from jtbridge._flat import TorchFunction
+from jtbridge._rules import batch_first, batch_size, differentiable, nonzero_inputs, zero_tangents
 from jtbridge._transforms import Vmap
 from jtbridge.capture import Split, check_differentiable, split
 
-from ._common import (
-    batch_first,
-    batch_size,
-    bind,
-    differentiable,
-    new_primitive,
-    nonzero_inputs,
-    probe,
-    will_translate,
-    zero_tangents,
-)
+from ._common import bind, new_primitive, probe, will_translate
 from ._forward import torch_forward_p
 from ._linear import differential, tangents_out
+from ._transpose import transpose_linear
 
 torch_call_p = new_primitive("torch_call", lambda *args, fn: (fn, args))
 
@@ -34,10 +26,31 @@ def torch_call(*args: Any, fn: TorchFunction, backend: str) -> list[Any]:
     return bind(torch_call_p, *args, fn=fn, backend=backend)
 
 
-# jvp:  y = f(x),  dy = Df(x) dx.  In forward mode nothing is kept for a backward pass.
+# jvp:  y = f(x),  dy = Df(x) dx.  In a program that is being staged the tangents may be transposed later, as those of
+# jax.checkpoint and scan are: there the forward keeps what the backward needs, and what is not used is removed by XLA.
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction, backend: str) -> Any:
+    wrt = nonzero_inputs(fn.in_types, [type(t) is not ad.Zero for t in tangents])
+    outs = differentiable(fn.out_types)
+    if wrt and outs and is_staging() and will_translate(fn, backend):
+        check_differentiable(fn, wrt, again=True)
+        results, saved, backward = _forward(primals, fn, wrt, outs, backend)
+        moving = [tangents[i] for i in wrt]
+        moved = differential(fn, wrt, primals, moving, backend=backend, saved=saved, backward=backward)
+        return results, [moved[outs.index(o)] if o in outs else zero for o, zero in enumerate(zero_tangents(results))]
     results = torch_call(*primals, fn=fn, backend=backend)
     return results, tangents_out(fn, results, primals, tangents, backend)
+
+
+def _forward(
+    primals: Sequence[Any], fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], backend: str
+) -> tuple[list[Any], list[Any], TorchFunction | None]:
+    """The results, with what the backward needs and the backward itself, if it can be split off."""
+    kept = split(fn, wrt, outs, translated=will_translate(fn, backend))
+    if not isinstance(kept, Split):
+        return torch_call(*primals, fn=fn, backend=backend), [], None
+    everything = bind(torch_forward_p, *primals, fn=fn, forward=kept.forward, backend=backend)
+    available = [*primals, *everything]
+    return everything[: len(fn.out_types)], [available[source] for source in kept.sources], kept.backward
 
 
 # linearize, vjp, grad:  (y, r) = f_forward(x)  and the linear map dx -> Df(x) dx, whose transpose uses x and r.
@@ -49,17 +62,10 @@ def _linearize(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: TorchF
         zeros = zero_tangents(results)
         return results, [False] * len(results), (), lambda _, *tangents: zeros
     check_differentiable(fn, wrt, again=fn.order > 0 or not is_vjp)
-    kept = split(fn, wrt, outs, translated=will_translate(fn, backend)) if is_vjp else "forward mode keeps nothing"
-    backward = None
-    saved: list[Any] = []
-    if isinstance(kept, Split):
-        everything = bind(torch_forward_p, *primals, fn=fn, forward=kept.forward, backend=backend)
-        results = everything[: len(fn.out_types)]
-        available = [*primals, *everything]
-        saved = [available[source] for source in kept.sources]
-        backward = kept.backward
-    else:
-        results = torch_call(*primals, fn=fn, backend=backend)
+    if is_vjp:
+        results, saved, backward = _forward(primals, fn, wrt, outs, backend)
+    else:  # forward mode keeps nothing
+        results, saved, backward = torch_call(*primals, fn=fn, backend=backend), [], None
     zeros = zero_tangents(results)
 
     def linearized(residuals: Sequence[Any], *tangents: Any) -> list[Any]:
@@ -81,6 +87,11 @@ def _linearize(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: TorchF
     return results, [o in outs for o in range(len(results))], [*primals, *saved], linearized
 
 
+# transpose, of a linear f:  ct -> ct @ Df(0).
+def _transpose(cotangents: Sequence[Any], *operands: Any, fn: TorchFunction, backend: str) -> list[Any]:
+    return transpose_linear(fn, cotangents, operands, backend)
+
+
 # batching:  one call of vmap(f) for the whole batch.
 def _batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction, backend: str) -> Any:
     size = batch_size(args, dims)
@@ -92,5 +103,6 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction, backe
 
 
 ad.primitive_jvps[torch_call_p] = _jvp
+ad.primitive_transposes[torch_call_p] = _transpose
 add_linearization(torch_call_p, _linearize)
 batching.primitive_batchers[torch_call_p] = _batch

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
-from jax.interpreters import ad, mlir
+from jax.interpreters import mlir
 
-from jtbridge._compat import call_aval, unify_varying_axes
-from jtbridge._flat import ArrayType, TorchFunction
+from jtbridge._compat import add_nan_check, call_aval, refuse_in_jet, register_with_jet, unify_varying_axes
+from jtbridge._debug import check_results, without_debug_switches
+from jtbridge._flat import TorchFunction
+from jtbridge._rules import describe
 from jtbridge._transforms import Vmap
 from jtbridge.backends import choose, translates
 from jtbridge.capture import probe_vmap
-from jtbridge.errors import BackendError
-from jtbridge.translate import refusal
+from jtbridge.errors import BackendError, DifferentiationError
+from jtbridge.translate import precision, refusal
 
 
 def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence[Any]]]) -> Primitive:
@@ -30,7 +32,12 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
 
     def impl(*args: Any, backend: str, **params: Any) -> list[jax.Array]:
         fn, operands = select(*args, **params)
-        return run_now(primitive, fn, operands, args, dict(params, backend=backend))
+        with without_debug_switches():
+            results = run_now(primitive, fn, operands, args, dict(params, backend=backend))
+        # What a forward pass keeps beside its results is not the user's: a mask may well be infinite.
+        function = _function_of(params)
+        check_results(describe(function), results[: len(function.out_types)])
+        return results
 
     def abstract_eval(*avals: Any, backend: str, **params: Any) -> list[Any]:
         del backend
@@ -51,14 +58,33 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
         widest = next((each for each in chosen if each.name == "triton"), chosen[0])
         return widest.lower(ctx.replace(avals_in=list(avals)), fn, operands)
 
+    def refuse_jet(**params: Any) -> NoReturn:
+        fn = _function_of(params)
+        raise DifferentiationError(
+            f"{describe(fn)} was put under `jax.experimental.jet`, which has no rule for torch functions: torch has no "
+            "Taylor mode. Nest `jax.jvp` for higher derivatives."
+        )
+
+    def describe_results(**params: Any) -> tuple[str, int]:
+        fn = _function_of(params)
+        return f"{name} of {describe(fn)}", len(fn.out_types)
+
     primitive.def_impl(impl)
     primitive.def_abstract_eval(abstract_eval)
     mlir.register_lowering(primitive, lowering)
+    add_nan_check(primitive, describe_results)
+    refuse_in_jet(primitive, refuse_jet)
     return primitive
+
+
+def _function_of(params: dict[str, Any]) -> TorchFunction:
+    """The function whose value a primitive has, and perhaps residuals beside it."""
+    return params["fn"] if "fn" in params else params["forward"]
 
 
 def bind(primitive: Primitive, *args: Any, **params: Any) -> list[Any]:
     """Bind with all operands as varying over the mesh axes of a shard_map as the others."""
+    register_with_jet()
     return primitive.bind(*unify_varying_axes(args), **params)
 
 
@@ -77,10 +103,15 @@ def run_now(
         backend = choose(params["backend"], platform, fn)
         if backend.way == "call":
             return backend.call(fn, arrays)
+    args = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in args]
+    places = tuple((x.sharding, x.committed, x.weak_type) for x in args)
+    settings = (precision(fn.flat), jax.config.jax_default_device)  # type: ignore[attr-defined]
+    key = (primitive, *sorted(params.items(), key=lambda item: item[0]), places, settings)
     compiled = fn.flat.compiled
-    key = (primitive, *sorted(params.items(), key=lambda item: item[0]))
     if key not in compiled:
-        compiled[key] = jax.jit(functools.partial(primitive.bind, **params))
+        # Not the function that `jax.jit` returns: JAX's cache would hold its program, which holds `fn`, which would
+        # hold that function, without an end.
+        compiled[key] = jax.jit(functools.partial(primitive.bind, **params)).lower(*args).compile()
     return compiled[key](*args)
 
 
@@ -93,36 +124,3 @@ def probe(fn: Vmap, backend: str) -> None:
     """Find out how a batched function will run, if torch is to run it."""
     if not will_translate(fn, backend):
         probe_vmap(fn)
-
-
-def zero_tangents(results: Sequence[Any]) -> list[Any]:
-    """Symbolic zeros for results (float0 for integers and bools)."""
-    return [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
-
-
-def nonzero_inputs(types: Sequence[ArrayType], nonzeros: Sequence[bool]) -> tuple[int, ...]:
-    """Positions of the inputs that move: float or complex, with a tangent that is not symbolically zero."""
-    return tuple(i for i, (type_, nz) in enumerate(zip(types, nonzeros, strict=True)) if nz and type_.differentiable)
-
-
-def differentiable(types: Sequence[ArrayType]) -> tuple[int, ...]:
-    """Positions of the float and complex types."""
-    return tuple(i for i, type_ in enumerate(types) if type_.differentiable)
-
-
-def batch_size(args: Sequence[Any], dims: Sequence[int | None]) -> int:
-    """The length of the batch axis."""
-    return next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-
-
-def batch_first(args: Sequence[Any], dims: Sequence[int | None]) -> tuple[list[Any], tuple[int | None, ...]]:
-    """Arrays with their batch axes first, so that in torch every row is as contiguous as a whole argument."""
-    moved = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
-    return moved, tuple(None if d is None else 0 for d in dims)
-
-
-def to_front(x: Any, dim: int | None, size: int) -> Any:
-    """The array with its batch axis first; repeated along a new one if it has none."""
-    if dim is None:
-        return jnp.broadcast_to(x, (size, *jnp.shape(x)))
-    return jnp.moveaxis(x, dim, 0)

@@ -12,10 +12,12 @@ from typing import Any
 from jax.interpreters import ad, batching
 
 from jtbridge._flat import TorchFunction
+from jtbridge._rules import batch_first, batch_size, zero_tangents
 from jtbridge._transforms import Vmap
 
-from ._common import batch_first, batch_size, bind, new_primitive, probe, zero_tangents
+from ._common import bind, new_primitive, probe
 from ._linear import tangents_out
+from ._transpose import transpose_linear
 
 torch_forward_p = new_primitive("torch_forward", lambda *args, fn, forward: (forward, args))
 
@@ -25,6 +27,12 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction, 
     results = bind(torch_forward_p, *primals, fn=fn, forward=forward, backend=backend)
     y_tangents = tangents_out(fn, results[: len(fn.out_types)], primals, tangents, backend)
     return results, y_tangents + zero_tangents(results[len(fn.out_types) :])
+
+
+# transpose, of a linear f:  ct -> ct @ Df(0). What it keeps is constant.
+def _transpose(cotangents: Sequence[Any], *operands: Any, fn: TorchFunction, forward: Any, backend: str) -> list[Any]:
+    del forward
+    return transpose_linear(fn, cotangents[: len(fn.out_types)], operands, backend)
 
 
 # batching:  both the function and its graph over the whole batch; every residual is batched.
@@ -38,4 +46,5 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction, forwa
 
 
 ad.primitive_jvps[torch_forward_p] = _jvp
+ad.primitive_transposes[torch_forward_p] = _transpose
 batching.primitive_batchers[torch_forward_p] = _batch

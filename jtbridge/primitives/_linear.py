@@ -12,21 +12,12 @@ from typing import Any
 from jax.interpreters import ad, batching
 
 from jtbridge._flat import TorchFunction
-from jtbridge._transforms import Jvp, Vjp, Vmap
+from jtbridge._rules import batch_first, batch_size, differentiable, nonzero_inputs, to_front, zero_tangents
+from jtbridge._transforms import Jvp, Vjp, Vmap, of_results
 from jtbridge.capture import check_differentiable
 
 from ._backward import torch_backward_p
-from ._common import (
-    batch_first,
-    batch_size,
-    bind,
-    differentiable,
-    new_primitive,
-    nonzero_inputs,
-    probe,
-    to_front,
-    zero_tangents,
-)
+from ._common import bind, new_primitive, probe
 
 
 def _select(*args: Any, forward: TorchFunction, counts: tuple[int, int], **_: Any) -> Any:
@@ -107,8 +98,9 @@ def _transpose(
     if all(type(ct) is ad.Zero for ct in cotangents):
         return [None] * (inputs + saved) + [ad.Zero(t.aval) if ad.is_undefined_primal(t) else None for t in linear]
     ct = [ad.instantiate_zeros(c) for c in cotangents]
-    if backward is None:
-        grads = torch_call(*x, *ct, fn=transpose, backend=backend)
+    if backward is None:  # without the results that nobody uses, whose gradient torch takes for none, not for zeros
+        used = [i for i, c in enumerate(cotangents) if type(c) is not ad.Zero]
+        grads = torch_call(*x, *(ct[i] for i in used), fn=of_results(transpose, used), backend=backend)
     else:
         grads = bind(
             torch_backward_p,

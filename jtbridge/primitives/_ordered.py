@@ -15,6 +15,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jtbridge._compat import ORDERED_EFFECT, call_aval
+from jtbridge._debug import check_results
 from jtbridge._flat import FlatFunction
 from jtbridge.backends import call_on_host, numpy_callback
 from jtbridge.errors import EffectsError
@@ -32,7 +33,9 @@ def torch_ordered(*args: Any, fn: FlatFunction) -> list[Any]:
 
 def _impl(*args: Any, fn: FlatFunction) -> list[jax.Array]:
     jax.effects_barrier()  # ordered calls of compiled programs that are still under way come first
-    return jax.device_put(list(numpy_callback(fn, as_is=True)(*args)))
+    results = jax.device_put(list(numpy_callback(fn, as_is=True)(*args)))
+    check_results(f"`{fn.name}`", results)
+    return results
 
 
 def _abstract_eval(*avals: Any, fn: FlatFunction) -> tuple[list[Any], set[Any]]:

@@ -1,14 +1,15 @@
 """From a torch function to a JAX program that computes the same."""
 
-from ._constants import constant_array, with_constants
+from ._constants import with_constants
 from ._interpret import describe, has_lowering
+from ._linear import nonlinearity
 from ._lower import lower_program
-from ._program import captured, graph_of, jax_semantics, precision, refusal, translate
+from ._program import ProgramPart, captured, graph_of, jax_semantics, precision, refusal, translate
 from ._symbolic import hinted_shapes, is_symbolic, symbolic_program, torch_symbolic
 
 __all__ = [
+    "ProgramPart",
     "captured",
-    "constant_array",
     "describe",
     "graph_of",
     "has_lowering",
@@ -16,6 +17,7 @@ __all__ = [
     "is_symbolic",
     "jax_semantics",
     "lower_program",
+    "nonlinearity",
     "precision",
     "refusal",
     "symbolic_program",

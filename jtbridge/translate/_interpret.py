@@ -20,7 +20,7 @@ from jtbridge._host import to_numpy
 from jtbridge._run import KEPT
 from jtbridge.capture import from_bytes, origin, to_bytes
 from jtbridge.errors import LoweringError, MutationError, TranslationError
-from jtbridge.lowerings import find, find_by_kernel
+from jtbridge.lowerings import find, find_kernel
 
 from ._decompose import batched_decomposition, decomposable, decomposition, tensor_inputs
 from ._fold import folded, needed
@@ -38,11 +38,25 @@ def _constant(tensor: torch.Tensor) -> np.ndarray:
     return to_numpy(tensor.cpu())
 
 
-def _as_array(value: np.ndarray) -> jax.Array:
-    """A constant; one of equal numbers as a broadcast number."""
-    if value.size > 1 and (value == value.flat[0]).all():
-        return jnp.full(value.shape, value.flat[0])
+def _as_array(value: Any) -> jax.Array:
+    """A constant; one of equal numbers as a broadcast number. 0.0 and -0.0 differ, which ``==`` does not say."""
+    if value.size > 1:
+        elements = np.ascontiguousarray(value).reshape(-1).view(np.uint8).reshape(value.size, -1)
+        if (elements == elements[0]).all():
+            return jnp.full(value.shape, value.flat[0])
+        if value.dtype.kind == "c" and _has_negative_zero(value):
+            return jax.lax.complex(_as_array(np.real(value)), _as_array(np.imag(value)))
+        if _has_negative_zero(value):
+            # XLA merges constants that compare equal, so [0.0, 1.0] would be read for [-0.0, 1.0]: their bits differ.
+            bits = jax.lax.optimization_barrier(jnp.asarray(value.view(f"u{value.itemsize}")))
+            return jax.lax.bitcast_convert_type(bits, value.dtype)
     return jnp.asarray(value)
+
+
+def _has_negative_zero(value: Any) -> bool:
+    if value.dtype.kind == "c":
+        return _has_negative_zero(np.real(value)) or _has_negative_zero(np.imag(value))
+    return jnp.issubdtype(value.dtype, jnp.floating) and bool(np.any((value == 0) & np.signbit(value)))
 
 
 def _to_bytes(x: jax.Array) -> jax.Array:
@@ -109,8 +123,8 @@ class Interpretation:
         lowering = find(node.target)
         with jax.named_scope(_scope(node)):
             try:
-                by_kernel = find_by_kernel(node.target) if self._kernels else None
-                value = NotImplemented if by_kernel is None else by_kernel(*args, node=node, key=key, **kwargs)
+                kernel = find_kernel(node.target) if self._kernels else None
+                value = NotImplemented if kernel is None else kernel(*args, node=node, key=key, **kwargs)
                 if value is not NotImplemented:
                     pass
                 elif lowering is None:

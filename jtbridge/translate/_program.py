@@ -15,15 +15,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from torch import fx
 
 from jtbridge._compat import forgetting_graph_sources
-from jtbridge._flat import FlatFunction, TorchFunction
+from jtbridge._flat import ArrayType, FlatFunction, TorchFunction
+from jtbridge._torch_state import TorchState
 from jtbridge._transforms import Jvp, Vjp, Vmap
 from jtbridge.capture import GraphFunction, lift_constants, trace
 from jtbridge.errors import JtbridgeError, TranslationError
 
+from ._high_rank import with_guarded_sums
 from ._interpret import Interpretation, obstacle
 
 Run = Callable[..., list[Any]]
@@ -40,6 +42,28 @@ class Batched:
     size: int
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProgramPart(TorchFunction):
+    """A part of a program that was translated already. There is no torch function of it."""
+
+    owner: FlatFunction
+    program: ClosedJaxpr
+    in_types: tuple[ArrayType, ...]
+    out_types: tuple[ArrayType, ...]
+
+    @property
+    def flat(self) -> FlatFunction:
+        return self.owner
+
+    @property
+    def state(self) -> TorchState:
+        return self.owner.state
+
+    @property
+    def order(self) -> int:
+        return 1
+
+
 def translate(fn: TorchFunction, *, kernels: bool = False) -> ClosedJaxpr:
     """`fn` as a JAX program with 64-bit types inside.
 
@@ -50,6 +74,8 @@ def translate(fn: TorchFunction, *, kernels: bool = False) -> ClosedJaxpr:
     Raises:
         TranslationError: it cannot be translated; the message says why.
     """
+    if isinstance(fn, ProgramPart):
+        return fn.program
     cache = fn.flat.translations
     key = (fn, kernels, precision(fn.flat))
     if key not in cache:
@@ -84,17 +110,22 @@ def _traced_in_jax(run: Run, fn: TorchFunction) -> ClosedJaxpr:
     for i, (got, want) in enumerate(zip(program.out_avals, fn.out_types, strict=True)):
         if got.shape != want.shape or got.dtype != want.dtype:
             raise TranslationError(f"result {i} of `{fn.flat.name}` became {got.str_short()}, torch's is {want}")
-    return program
+    return with_guarded_sums(program)
 
 
 @contextlib.contextmanager
 def jax_semantics(products: str) -> Iterator[None]:
     """JAX's settings while a graph is interpreted: torch's dtypes, whatever the program around it has chosen.
 
+    Debugging switches are off: what is computed here is a constant, or a part of the program that JAX will check.
+
     Args:
         products: see :func:`precision`.
     """
     with (
+        jax.disable_jit(False),  # a loop of a lowering would run in Python
+        jax.debug_nans(False),
+        jax.debug_infs(False),
         jax.enable_x64(True),
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
@@ -159,6 +190,8 @@ def _vjp(fn: Batched | TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...
 def _run_of(fn: Batched | TorchFunction, kernels: bool) -> Run:
     if isinstance(fn, Batched):
         return _batched_run(fn, kernels)
+    if isinstance(fn, ProgramPart):
+        return jaxpr_as_fun(fn.program)
     return Interpretation(graph_of(fn), fn.flat.name, _seed_position(fn), kernels=kernels)
 
 
@@ -243,7 +276,7 @@ def _traced(fn: TorchFunction) -> fx.GraphModule:
     by_reverse_mode = len(flat.double_reverse)
     try:
         with forgetting_graph_sources(), fn.state.applied():
-            module = trace(run, fn.in_types, to_run=False)
+            module = flat.guarded(lambda: trace(run, fn.in_types, to_run=False))
     except JtbridgeError:
         raise
     except Exception as error:

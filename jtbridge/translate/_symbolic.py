@@ -101,7 +101,7 @@ def _traced(flat: FlatFunction, shapes: Sequence[Sequence[Any]]) -> tuple[fx.Gra
 
     try:
         with flat.state.applied():
-            return trace_on(run, tensors, to_run=False), environment, symbols
+            return flat.guarded(lambda: trace_on(run, tensors, to_run=False)), environment, symbols
     except Exception as error:
         raise TranslationError(f"`{flat.name}` cannot be traced with symbolic sizes: {error}") from error
 

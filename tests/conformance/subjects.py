@@ -38,7 +38,7 @@ class Subject(Protocol):
 
 
 class Jtbridge:
-    """jtbridge with one of its backends."""
+    """jtbridge with one of its backends, as a user calls it: without `output_shapes`."""
 
     def __init__(self, backend: str):
         import jtbridge
@@ -50,8 +50,7 @@ class Jtbridge:
     def wrap(
         self, function: Callable[..., Any], tensors: tuple[torch.Tensor, ...], output: Any | None
     ) -> Callable[..., Any]:
-        shapes = None if output is None else rebuilt(output, shape_of)
-        return self._wrap(function, backend=self.name, output_shapes=shapes)
+        return self._wrap(function, backend=self.name)
 
 
 class WrapTorch2Jax:

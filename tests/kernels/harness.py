@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 import jtbridge
-from jtbridge import _triton
 from jtbridge.kernels import _tuning
 from jtbridge.kernels._launch import interpreting
+from jtbridge.triton import unsupported_reason
 
 _translate = importlib.import_module("jtbridge.backends._translate")
 
@@ -30,14 +30,19 @@ ARCHITECTURES = (80, 90)
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2.4e-2 if interpreting() else 8e-3, "float16": 1e-3}
 
 needs_triton = pytest.mark.skipif(
-    _triton.unavailable() is not None, reason=f"Triton cannot be used: {_triton.unavailable()}"
+    unsupported_reason() is not None, reason=f"Triton cannot be used: {unsupported_reason()}"
 )
 needs_interpreter = pytest.mark.skipif(not interpreting(), reason="runs in a process with TRITON_INTERPRET=1")
 needs_kernels = pytest.mark.skipif(
-    not interpreting() and (_triton.unavailable() is not None or jax.default_backend() != "gpu"),
+    not interpreting() and (unsupported_reason() is not None or jax.default_backend() != "gpu"),
     reason="kernels run on a GPU, or in a process with TRITON_INTERPRET=1",
 )
 needs_compiler = pytest.mark.skipif(interpreting(), reason="kernels are interpreted in this process, not compiled")
+# A test with the argument `count` takes the first `count` entries of each table of tuning candidates: the default, or,
+# under `make test-kernels-all`, every candidate.
+candidate_counts = pytest.mark.parametrize(
+    "count", [pytest.param(1, id="default"), pytest.param(None, id="all", marks=pytest.mark.exhaustive)]
+)
 
 
 def normal(*shape: int, dtype: Any = "float32", seed: int = 0) -> jax.Array:
@@ -148,7 +153,7 @@ def assert_kernels_get_what_the_operators_get(
 
     assert collections.Counter(kernels_in(jax.grad(loss(f), wrt), *arguments)) == kernels
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_translate, "unavailable", lambda platform: None)
+        patch.setattr(_translate, "triton_unsupported_reason", lambda platform: None)
         patch.setattr(_translate, "_GPUS", ("cpu",))
         assert jtbridge.explain(f, *arguments).backend == "triton"
         with jtbridge.config(backend="triton"):

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge import _triton, kernels
+from jtbridge import kernels
 from jtbridge.errors import LaunchError
 from jtbridge.kernels import _chip
+from jtbridge.triton import _versions
 
 from .harness import launches, made_for, needs_compiler, needs_triton, normal
 
@@ -49,7 +50,7 @@ def on_amd(monkeypatch):
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("architecture", ["gfx90a", "gfx942"])
+@pytest.mark.parametrize("architecture", [pytest.param("gfx90a", marks=pytest.mark.exhaustive), "gfx942"])
 def test_every_kernel_compiles(name, architecture, on_amd):
     function, arguments = KERNELS[name]
 
@@ -67,7 +68,7 @@ def test_kernels_are_in_a_program_for_amd_where_jax_triton_can(on_amd):
     f = jtbridge.wrap(lambda x: torch.softmax(x, -1))
     lowered = jax.jit(jax.grad(lambda x: f(x)[0, 0])).trace(normal(8, 128)).lower(lowering_platforms=("rocm",))
     found = re.findall(r"custom_call @(triton_kernel_call\w*)", lowered.as_text())
-    reason = _triton.unavailable("rocm")
+    reason = _versions.unsupported_reason("rocm")
     assert len(found) == (2 if reason is None else 0)
     (status,) = [s for s in jtbridge.backends("rocm") if s.name == "triton"]
     assert status.reason == (reason or "")
@@ -76,11 +77,11 @@ def test_kernels_are_in_a_program_for_amd_where_jax_triton_can(on_amd):
 def test_a_launch_says_where_jax_triton_cannot(on_amd, monkeypatch):
     from tests.launches.kernels import product
 
-    monkeypatch.setattr(_triton, "_mismatch_on_amd", lambda: "it cannot")
-    _triton.unavailable.cache_clear()
+    monkeypatch.setattr(_versions, "_mismatch_on_amd", lambda: "it cannot")
+    _versions.unsupported_reason.cache_clear()
     try:
         traced = jax.jit(jtbridge.wrap(product)).trace(jnp.ones((16, 16)), jnp.ones((16, 16)))
         with pytest.raises(LaunchError, match="cannot be part of a program for rocm: it cannot"):
             traced.lower(lowering_platforms=("rocm",))
     finally:
-        _triton.unavailable.cache_clear()
+        _versions.unsupported_reason.cache_clear()

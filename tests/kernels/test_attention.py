@@ -26,6 +26,7 @@ from jtbridge.kernels.attention.philox import philox
 from .harness import (
     ARCHITECTURES,
     assert_close,
+    candidate_counts,
     compiled,
     kernels_in,
     launches,
@@ -442,10 +443,11 @@ SPILLED = {
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("d", sorted({d for d, _ in configurations.FORWARD}))
-def test_every_configuration_compiles(d, dtype, architecture, monkeypatch, tmp_path):
+@candidate_counts
+def test_configurations_compile(d, dtype, architecture, count, monkeypatch, tmp_path):
     entry = d, jnp.dtype(dtype).itemsize
     tables = [configurations.FORWARD, configurations.BACKWARD_KEY_VALUE, configurations.BACKWARD_QUERY]
-    for i in range(max(len(table[entry]) for table in tables)):
+    for i in range(count or max(len(table[entry]) for table in tables)):
         of_turn = {id(table): table[entry][min(i, len(table[entry]) - 1)] for table in tables}
         monkeypatch.setattr(configurations, "default", lambda table, *_, turn=of_turn: turn[id(table)])
         found = launches(gradients(is_causal=True), *of_size(d, dtype))
@@ -460,8 +462,9 @@ def test_every_configuration_compiles(d, dtype, architecture, monkeypatch, tmp_p
 
 @needs_triton
 @needs_compiler
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("entry", configurations.FORWARD)
-def test_the_default_of_a_chip_with_little_shared_memory_fits_it(entry, monkeypatch, tmp_path):
+def test_the_default_compiles_to_what_fits_a_chip_with_little_shared_memory(entry, monkeypatch, tmp_path):
     small = Chip("NVIDIA L4", 89)
     monkeypatch.setattr(operation, "target", lambda: small)
     d, itemsize = entry
@@ -471,7 +474,15 @@ def test_the_default_of_a_chip_with_little_shared_memory_fits_it(entry, monkeypa
 
 @needs_triton
 @needs_compiler
-@pytest.mark.parametrize("chip", [Chip("NVIDIA L4", 89), Chip("NVIDIA A100", 80), Chip("NVIDIA H100", 90)], ids=str)
+@pytest.mark.parametrize(
+    "chip",
+    [
+        Chip("NVIDIA L4", 89),
+        pytest.param(Chip("NVIDIA A100", 80), marks=pytest.mark.exhaustive),
+        pytest.param(Chip("NVIDIA H100", 90), marks=pytest.mark.exhaustive),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("entry", configurations.FORWARD)
 def test_the_default_with_an_additive_mask_compiles_to_what_fits_its_chip(entry, chip, monkeypatch, tmp_path):
     monkeypatch.setattr(operation, "target", lambda: chip)

@@ -175,7 +175,7 @@ def test_the_program_has_what_was_chosen(on, is_causal):
 @needs_compiler
 def test_cudnn_does_without_triton(on, monkeypatch):
     on(H100)
-    monkeypatch.setattr(operation, "unavailable", lambda: "`triton` is not installed")
+    monkeypatch.setattr(operation, "triton_unsupported_reason", lambda: "`triton` is not installed")
     args = [jnp.zeros(x.shape, x.dtype) for x in of()]
     text = jax.jit(gradients()).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
     assert re.findall(r"@(__cudnn\$\w+)", text) == CUDNN

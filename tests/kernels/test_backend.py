@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 import jtbridge
-from jtbridge import _triton
+from jtbridge.triton import _versions
 
 from .harness import (
     assert_kernels_get_what_the_operators_get,
@@ -85,10 +85,10 @@ def test_it_says_why_it_is_not_there():
 def test_versions_that_do_not_go_together(jax_triton, triton, fits, monkeypatch):
     versions = {"jax-triton": jax_triton, "triton": triton}
     monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
-    monkeypatch.setattr(_triton, "names_aliases_twice", lambda: jax_triton < "0.4")
-    _triton.unavailable.cache_clear()
-    reason = _triton.unavailable()
-    _triton.unavailable.cache_clear()
+    monkeypatch.setattr(_versions, "passes_aliases_twice", lambda: jax_triton < "0.4")
+    _versions.unsupported_reason.cache_clear()
+    reason = _versions.unsupported_reason()
+    _versions.unsupported_reason.cache_clear()
     assert reason is None if fits else "jax-triton 0.4.1 needs Triton 3.7 or newer" in str(reason)
 
 

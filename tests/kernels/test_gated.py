@@ -20,6 +20,7 @@ from jtbridge.kernels.gated import configurations, op, reference, supports
 from .harness import (
     ARCHITECTURES,
     assert_close,
+    candidate_counts,
     compiled,
     kernels_in,
     launches,
@@ -146,9 +147,10 @@ def _forward_and_backward(f):
 @each
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("size", "dtype"), [(12_345, "bfloat16"), (4096, "float32")])
-def test_every_configuration_compiles_without_spilling(name, architecture, size, dtype, monkeypatch, tmp_path):
+@candidate_counts
+def test_configurations_compile_without_spilling(name, architecture, size, dtype, count, monkeypatch, tmp_path):
     x = normal(size, dtype=dtype)
-    for configuration in configurations.candidates():
+    for configuration in configurations.candidates()[:count]:
         monkeypatch.setattr(op, "default", lambda configuration=configuration: configuration)
         found = launches(_forward_and_backward(ALL[name][0]), x, x, x)
         assert [launch.kernel.__name__ for launch in found] == ["gated_forward", "gated_backward"]

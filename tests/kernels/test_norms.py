@@ -22,6 +22,7 @@ from jtbridge.kernels.norms.configurations import Configuration
 from .harness import (
     ARCHITECTURES,
     assert_close,
+    candidate_counts,
     compiled,
     in_turn,
     kernels_in,
@@ -175,14 +176,14 @@ def test_programs_take_several_rows(name, monkeypatch):
     op.operation.cache_clear()
 
 
-def _turns(rows, n, loaded, monkeypatch):
-    """Sets each candidate of each kernel at least once, and gives those of the kernels by name."""
+def _turns(rows, n, loaded, monkeypatch, count=None):
+    """Set each of the first `count` candidates of each kernel at least once, and yield them by the kernel's name."""
     tables = (
         configurations.candidates_forward(rows, n),
         configurations.candidates_sums(),
         configurations.candidates_backward(rows, n, loaded),
     )
-    for forward, sums, backward in in_turn(*tables):
+    for forward, sums, backward in in_turn(*(table[:count] for table in tables)):
         op.operation.cache_clear()
         monkeypatch.setattr(op, "candidates_forward", lambda *_, c=forward: [c])
         monkeypatch.setattr(op, "candidates_sums", lambda c=sums: [c])
@@ -314,12 +315,13 @@ def test_what_is_refused():
         (50_000, "bfloat16", False),
     ],
 )
-def test_every_configuration_compiles_without_spilling(name, architecture, n, dtype, residual, monkeypatch, tmp_path):
+@candidate_counts
+def test_configurations_compile_without_spilling(name, architecture, n, dtype, residual, count, monkeypatch, tmp_path):
     f, _, _ = BOTH[name]
     x = jnp.zeros((300, n), dtype)
     args = (x, *([x] if residual else []), *_weights(name, n))
     longer = ["norm_backward_sums"] if n > 8192 else []
-    for turn in _turns(300, n, (2 + residual) * x.dtype.itemsize, monkeypatch):
+    for turn in _turns(300, n, (2 + residual) * x.dtype.itemsize, monkeypatch, count):
         fn = _pulled((lambda x, r, *w: f(x, *w, residual=r)) if residual else f)  # another one is traced again
         found = launches(fn, (x, x) if residual else x, *args)
         assert [launch.kernel.__name__ for launch in found] == [

@@ -40,11 +40,11 @@ def test_where_nothing_is_looked_at(backend):
 def test_several_threads():
     from triton.runtime.jit import JITFunction
 
-    from jtbridge.launches._route import _written_names
+    from jtbridge.triton.launches._interception import _mutated_names
 
     from .kernels import add
 
-    _written_names.cache_clear()  # each kernel is analysed while others run
+    _mutated_names.cache_clear()  # each kernel is analysed while others run
     own = JITFunction.run
     f = jtbridge.wrap(lambda x: add(add(x, x), x), backend="callback")
     f(X)

@@ -68,7 +68,7 @@ def test_parameters_that_are_called_as_options_are(backend):
     by_warps, by_stages = f(x)
     np.testing.assert_array_equal(by_warps, np.where(np.arange(8) < 2, 3 * x, 0))  # the first configuration's warps
     np.testing.assert_array_equal(by_stages, 8 * x)
-    with pytest.raises(errors.LaunchError, match=r"`stages_kernel` was launched without num_warps"):
+    with pytest.raises(errors.LaunchError, match=r"`stages_kernel` was launched without its parameters num_warps"):
         jtbridge.wrap(launched_short, backend=backend)(x)
 
 
@@ -173,7 +173,7 @@ def test_without_a_backward_a_gradient_is_refused(backend):
     from .kernels import add
 
     f = jtbridge.wrap(add, backend=backend)
-    with pytest.raises(Exception, match=r"Kernel `add_kernel` is launched where gradients are recorded"):
+    with pytest.raises(Exception, match=r"Kernel `add_kernel` is launched where autograd records"):
         jax.grad(lambda x: f(x, Y).sum())(X)
 
 
@@ -227,7 +227,7 @@ def test_what_cannot_be_part_of_a_program_is_named():
         jtbridge.wrap(hooked)(X)
     with pytest.raises(errors.LaunchError, match=r"launched with BLOCKS, which it does not take"):
         jtbridge.wrap(unknown)(X)
-    with pytest.raises(errors.LaunchError, match=r"^Kernel `add_kernel` was given str for `n`"):
+    with pytest.raises(errors.LaunchError, match=r"^Kernel `add_kernel` was given a str for `n`"):
         jtbridge.wrap(text)(X)
 
 
@@ -250,12 +250,11 @@ def test_numbers_that_are_not_for_a_kernel_alone_are_read_by_torch():
     from .kernels import counts_without_a_kernel, returns_a_number
 
     x = np.abs(X[0])
-    with pytest.warns(errors.CalledWarning, match="it needs the values of tensors"):
-        mean, count = jtbridge.wrap(returns_a_number)(x)
+    mean, count = jtbridge.wrap(returns_a_number)(x)
     np.testing.assert_allclose(mean, [x.mean()], rtol=1e-5)
     assert count == 5
     with pytest.warns(errors.CalledWarning, match="it needs the values of tensors"):
-        np.testing.assert_allclose(jtbridge.wrap(counts_without_a_kernel)(x), 5 * x, rtol=1e-6)
+        np.testing.assert_allclose(jax.jit(jtbridge.wrap(counts_without_a_kernel))(x), 5 * x, rtol=1e-6)
     # What is asserted without a kernel is still looked at.
     with pytest.raises(AssertionError, match="something is negative"):
         jtbridge.wrap(counts_without_a_kernel, backend="dlpack")(-x)

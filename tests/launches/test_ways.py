@@ -31,7 +31,7 @@ def test_ways_to_launch(way, backend):
 
 
 def test_only_what_a_model_of_the_time_leaves():
-    from jtbridge.launches._launch import Launch
+    from jtbridge.triton.launches._launch import Launch
 
     from .way_kernels import blocks, by_a_model
 
@@ -89,20 +89,20 @@ def test_tensor_descriptors_of_the_device(backend):
 def test_on_a_gpu_triton_launches_what_is_called(monkeypatch):
     from triton.runtime.jit import JITFunction
 
-    from jtbridge.launches import routed
-    from jtbridge.launches._launch import Launch
-    from jtbridge.launches._memory import memories_of
-    from jtbridge.launches._operator import run_on_gpu
+    from jtbridge.triton import intercepted_launches
+    from jtbridge.triton.launches._launch import Launch
+    from jtbridge.triton.launches._memory import memories_of
+    from jtbridge.triton.launches._operator import run_on_gpu
 
     from .way_kernels import add_kernel
 
     calls = []
     monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **kwargs: calls.append((kernel, args, kwargs)))
     tensors = [torch.empty(64, device="meta"), torch.empty(64, device="meta")]
-    memories, places = memories_of(tensors)
+    memories, views = memories_of(tensors)
     names = ("x_ptr", "out_ptr")
-    launch = Launch(add_kernel, (4,), names, {"n": 64, "BLOCK": 16}, {"num_warps": 2}, places=tuple(places))
-    with routed() as launched:
+    launch = Launch(add_kernel, (4,), names, {"n": 64, "BLOCK": 16}, {"num_warps": 2}, views=tuple(views))
+    with intercepted_launches() as launched:
         run_on_gpu(launch, memories)
     ((kernel, args, given),) = calls
     assert (kernel, args, launched) == (add_kernel, (), [])

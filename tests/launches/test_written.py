@@ -10,12 +10,12 @@ pytestmark = [needs_triton, needs_compiler]
 def written(kernel, **values):
     import torch
 
-    from jtbridge._triton import analysed_code
-    from jtbridge.launches._written import written_parameters
+    from jtbridge.triton._ir import kernel_ir
+    from jtbridge.triton.launches._mutation_analysis import mutated_parameters
 
     tensors = {name: torch.float32 for name in kernel.arg_names if name.endswith("_ptr")}
-    code = analysed_code(kernel, {**tensors, **values})
-    return written_parameters(code, kernel.arg_names)
+    code = kernel_ir(kernel, {**tensors, **values})
+    return mutated_parameters(code, kernel.arg_names)
 
 
 def test_pointers_through_loops_branches_and_calls():

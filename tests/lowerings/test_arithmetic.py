@@ -76,6 +76,22 @@ def test_the_sign_of_nan_is_zero():
     check(lambda x: (torch.sign(x), torch.sgn(x)), FLOATS)
 
 
+def test_the_sign_of_a_negative_zero_is_zero():
+    check(
+        lambda x: (1 / torch.sign(x), 1 / torch.sgn(x), 1 / torch.sign(x.bfloat16())), torch.tensor([-0.0, 0.0, -2.0])
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64], ids=str)
+def test_nan_and_infinity_times_false_are_nan(dtype):
+    """XLA makes 0 of them."""
+    x = torch.tensor([float("nan"), float("inf"), -1.0, 5.0]).to(dtype)
+    mask = torch.tensor([False, False, False, True])
+    check(lambda x, m: (x * m, x * m.to(x.dtype), (x * m.to(x.dtype)).sum(), x * m.to(x.dtype).unsqueeze(0)), x, mask)
+    if not dtype.is_complex:
+        check(lambda x, m: (m.to(x.dtype) @ x, x * (x > 2), 1 / (x * m)), x, mask)
+
+
 def test_signs_of_integers_and_bools():
     check(lambda x, y, z: (torch.sign(x), torch.sign(y), torch.sign(z)), INTEGERS, BYTES, TRUTHS)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from jtbridge._compat import decomposition_of
-from jtbridge.lowerings._registry import find
+from jtbridge.lowerings import find
 
 WITHOUT = {
     "aten::nonzero": "the shape of its result depends on data",

@@ -38,6 +38,7 @@ def test_half_precision_is_accumulated_in_float32(dtype):
     check(torch.addbmm, ones[:, :1], ones[None], ones.mT[None])
 
 
+@pytest.mark.filterwarnings("ignore:torch.chain_matmul is deprecated")
 @pytest.mark.parametrize(
     ("function", "args"),
     [

@@ -93,6 +93,7 @@ def test_unbatched_and_batched_by_jax():
     torch.testing.assert_close(jtbridge.to_torch(jax.vmap(translated)(jtbridge.to_jax(x))), expected, **TIGHT)
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
 def test_what_is_not_covered_is_left_to_torch():
     torch.manual_seed(0)
     network = torch.nn.LSTM(3, 4, proj_size=2)

@@ -1,4 +1,4 @@
-"""`auto` translates what can be translated, calls the rest, and says so once."""
+"""Under a trace `auto` translates what can be translated, calls the rest, and says so once."""
 
 from __future__ import annotations
 
@@ -42,21 +42,30 @@ def test_translated_code_holds_no_call():
 @pytest.mark.parametrize("fn", [reads_a_value, through_numpy])
 def test_what_cannot_be_traced_is_called_and_right(fn):
     f = jtbridge.wrap(fn)
+    want = fn(torch.tensor(np.asarray(X)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_matches(f(X), want)  # eagerly there is nothing to say: it is torch
     with pytest.warns(CalledWarning, match=f'`{fn.__name__}` is called through backend "dlpack"') as seen:
-        got = f(X)
-    assert_matches(got, fn(torch.tensor(np.asarray(X))))
+        got = jax.jit(lambda x: f(x))(X)
+    assert_matches(got, want)
     assert __file__ in str(seen[0].message)  # the line that stood in the way
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         f(X)
-        jax.jit(f)(X)
-        f(X[0])  # another signature of the same function
+        assert_matches(jax.jit(lambda x: f(x))(X), want)  # another trace
+        jax.jit(lambda x: f(x))(X[0])  # another signature of the same function
 
 
 def test_an_operator_without_lowering_is_called_and_named():
     f = jtbridge.wrap(counted_square)
+    want = torch.tensor(np.asarray(X)) ** 2
     with counted() as counts, pytest.warns(CalledWarning, match="jtbridge_tests.counted_square.default"):
-        assert_matches(f(X), torch.tensor(np.asarray(X)) ** 2)
+        assert_matches(jax.jit(f)(X), want)
+    assert counts == {"forward": 1}
+    with counted() as counts, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_matches(jtbridge.wrap(counted_square)(X), want)
     assert counts == {"forward": 1}
 
 

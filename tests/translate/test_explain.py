@@ -72,7 +72,9 @@ def test_it_prints(capsys):
     report = jtbridge.explain(torch.sin, X)
     report.show()
     assert capsys.readouterr().out == f"{report}\n"  # plain, for this is no terminal
-    assert str(report).splitlines()[1] == "backend        xla"
+    assert str(report).splitlines()[1:3] == ["eager call     torch itself", "inside jit     xla"]
+    named = jtbridge.explain(jtbridge.wrap(torch.sin, backend="xla"), X)
+    assert named.eager == "xla, as under jax.jit: backend='xla' was asked for"
     assert repr(report) == str(report)
 
 

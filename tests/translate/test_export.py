@@ -107,8 +107,11 @@ def test_statics_are_keywords():
 def test_random_numbers_of_an_exported_program_follow_its_key():
     f = jtbridge.wrap(lambda x: torch.nn.functional.dropout(x, 0.5))
     exported = jtbridge.export(lambda x, key: f(x, rng=key), X, jax.random.PRNGKey(0))
-    key = jax.random.PRNGKey(3)
-    np.testing.assert_array_equal(exported.call(X, key), f(X, rng=key))
+    key, other = jax.random.PRNGKey(3), jax.random.PRNGKey(4)
+    got = exported.call(X, key)
+    np.testing.assert_array_equal(got, jax.jit(lambda x, key: f(x, rng=key))(X, key))
+    np.testing.assert_array_equal(got, jtbridge.wrap(f.function, backend="xla")(X, rng=key))
+    assert (exported.call(X, other) != got).mean() > 0.4  # a half of the elements, each kept with another draw
 
 
 @pytest.mark.parametrize("saved", [False, True])

@@ -75,6 +75,8 @@ def test_a_closed_over_tensor_that_changes_is_read_again():
     f = jtbridge.wrap(lambda x: x + offset.cos(), backend="xla")
     np.testing.assert_array_equal(f(np.zeros(3, np.float32)), np.ones(3))
     offset.fill_(torch.pi)
+    np.testing.assert_allclose(jax.jit(lambda x: f(x))(np.zeros(3, np.float32)), -np.ones(3), rtol=1e-6)
+    f.clear_cache()
     np.testing.assert_allclose(f(np.zeros(3, np.float32)), -np.ones(3), rtol=1e-6)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import re
 import subprocess
@@ -31,20 +32,23 @@ def test_one_array_for_a_weight_of_several_functions_and_signatures():
     big = torch.ones(300, 4)
     f = jtbridge.wrap(lambda x: x @ big, backend="xla")
     g = jtbridge.wrap(lambda x: (x @ big).sin(), backend="xla")
-    (first,), (second,), (third,) = (
-        jax.make_jaxpr(f)(X).consts,
-        jax.make_jaxpr(f)(X[:1]).consts,
-        jax.make_jaxpr(g)(X).consts,
-    )
-    assert first is second is third
+    jaxpr = jax.make_jaxpr(lambda x: (f(x), f(x[:1]), g(x), jax.grad(lambda x: g(x).sum())(x)))(X)
+    assert [c.shape for c in jaxpr.consts] == [(300, 4)]
+    for got, want in zip(jax.jit(lambda x: (f(x), f(x[:1]), g(x)))(X), (f(X), f(X[:1]), g(X)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_weights_that_were_written_to_are_read_again():
     layer = torch.nn.Linear(300, 2)
-    f = jtbridge.wrap(layer, backend="xla")
+    f, eager = jtbridge.wrap(layer, backend="xla"), jtbridge.wrap(layer)
 
     def assert_as_torch():
-        np.testing.assert_allclose(f(X), layer(torch.tensor(np.asarray(X))).detach(), rtol=1e-4, atol=1e-5)
+        want = layer(torch.tensor(np.asarray(X))).detach()
+        np.testing.assert_allclose(eager(X), want, rtol=1e-4, atol=1e-5)
+        for wrapped in (f, eager):
+            np.testing.assert_allclose(jax.jit(lambda x, g=wrapped: g(x))(X), want, rtol=1e-4, atol=1e-5)
+        f.clear_cache()
+        np.testing.assert_allclose(f(X), want, rtol=1e-4, atol=1e-5)
 
     assert_as_torch()
     with torch.no_grad():
@@ -111,22 +115,37 @@ def test_vmap_draws_the_same_for_one_key_and_differently_for_many():
     assert (other[0] != other[1]).all()
 
 
-def test_a_signature_is_captured_once():
-    calls = []
+def test_a_signature_is_captured_once_in_a_trace_and_once_for_eager_calls():
+    calls = functools.cache(list)  # out of sight: what tracing changes is put back
 
     def fn(x):
-        calls.append(tuple(x.shape))
+        calls().append(tuple(x.shape))
         return x * 2
 
     f = jtbridge.wrap(fn, backend="xla")
     f(X)
-    traced = len(calls)
+    once = len(calls())
+    assert once > 0
     f(X)
-    jax.jit(f)(X)
+    assert len(calls()) == once
+
+    @jax.jit
+    def several(x):
+        y, _ = jax.lax.scan(lambda y, _: (f(y), None), f(x), length=3)
+        return f(y + 1)
+
+    for _ in range(2):
+        np.testing.assert_allclose(several(X), 2 * (16 * X + 1), rtol=1e-6)
+        assert len(calls()) == 2 * once
     jax.jit(lambda x: f(x) + 1)(X)
-    assert len(calls) == traced
+    assert len(calls()) == 3 * once
+    f(X)
+    assert len(calls()) == 3 * once
     f(X[:1])
-    assert len(calls) > traced
+    assert len(calls()) == 4 * once
+    f.clear_cache()
+    f(X)
+    assert len(calls()) == 5 * once
 
 
 CACHED = """
@@ -185,12 +204,26 @@ def test_the_compiled_program_is_that_of_the_function_written_in_jnp():
 
 
 def test_a_rebound_global_is_read_again(monkeypatch: pytest.MonkeyPatch):
-    f = jtbridge.wrap(lambda x: x * WEIGHT, backend="xla")
-    assert f(jnp.ones(3)).tolist() == [1, 1, 1]
+    def fn(x):
+        return x * WEIGHT
+
+    f, eager = jtbridge.wrap(fn, backend="xla"), jtbridge.wrap(fn)
+
+    def assert_is(value: float, before: float):
+        """The cached program of `f` alone has the value that it was traced with."""
+        want, x = [value] * 3, jnp.ones(3)
+        assert eager(x).tolist() == want
+        assert jax.jit(lambda x: f(x))(x).tolist() == jax.jit(lambda x: eager(x))(x).tolist() == want
+        assert f(x).tolist() == [before] * 3
+        f.clear_cache()
+        assert f(x).tolist() == want
+
+    monkeypatch.setitem(globals(), "WEIGHT", torch.ones(3))  # the one that is multiplied below is no other test's
+    assert_is(1, before=1)
     monkeypatch.setitem(globals(), "WEIGHT", torch.full((3,), 5.0))
-    assert f(jnp.ones(3)).tolist() == [5, 5, 5]
+    assert_is(5, before=1)
     WEIGHT.mul_(2)
-    assert f(jnp.ones(3)).tolist() == [10, 10, 10]
+    assert_is(10, before=5)
 
 
 def precisions(f: Callable) -> set[str]:

@@ -112,3 +112,33 @@ def test_a_lowering_of_another_shape_or_dtype_is_refused():
     jtbridge.register_lowering(wrong)(lambda x: x.sum())
     with pytest.raises(TranslationError, match=r"gave float32\[\] where torch has float32\[2, 3\]"):
         jtbridge.wrap(wrong, backend="xla")(X)
+
+
+@torch.library.custom_op("jtbridge_lowering_tests::noise", mutates_args=(), tags=[torch.Tag.nondeterministic_seeded])
+def noise(x: torch.Tensor) -> torch.Tensor:
+    return torch.randn(x.shape, dtype=x.dtype)
+
+
+@noise.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+@jtbridge.register_lowering(noise, node=True, key=True)
+def noise_in_jax(x, *, node, key):
+    shape = node.meta["val"].shape
+    return jax.random.normal(key(), tuple(shape), x.dtype)
+
+
+def test_a_lowering_gets_the_node_and_a_random_key():
+    f = jtbridge.wrap(lambda x: (noise(x), noise(x)), backend="xla")
+    first, second = f(X, rng=jax.random.key(1))
+    assert first.shape == X.shape
+    assert not np.array_equal(first, second)
+    np.testing.assert_array_equal(first, f(X, rng=jax.random.key(1))[0])
+    assert not np.array_equal(first, f(X, rng=jax.random.key(2))[0])
+
+
+def test_a_key_for_an_operator_that_is_not_random_is_refused():
+    with pytest.raises(LoweringError, match=r"is not tagged as random. Define it with `tags="):
+        jtbridge.register_lowering(torch.ops.aten.tan.default, key=True)(lambda x, *, key: x)

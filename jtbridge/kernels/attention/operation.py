@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jtbridge._triton import unavailable
 from jtbridge.kernels._chip import target
 from jtbridge.kernels._launch import interpreting
 from jtbridge.kernels._operation import Operation
 from jtbridge.kernels._step import Fold, Step
 from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
+from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 
 from . import configurations, cudnn, reference
 from .choice import Implementation, decided
@@ -74,7 +74,7 @@ def operation_of_either(settings: Settings, implementation: Implementation | Non
 
 
 def _without_triton() -> bool:
-    return not interpreting() and unavailable() is not None
+    return not interpreting() and triton_unsupported_reason() is not None
 
 
 def reference_output(*arrays: jax.Array, settings: Settings) -> Sequence[jax.Array]:

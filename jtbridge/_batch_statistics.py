@@ -1,0 +1,97 @@
+"""Batch normalisation whose running statistics are among the tensors that are differentiated by.
+
+Torch refuses to run ``batch_norm`` on running statistics that require a gradient. A JAX program often differentiates
+by a whole dictionary of parameters and buffers. In training the result does not depend on the statistics, which get no
+gradient from it; in evaluation it is a formula of theirs, which is written out here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether torch raised an error because running statistics require a gradient."""
+    return "is not differentiable with respect to argument 'running_" in str(error)
+
+
+class DifferentiableStatistics(TorchFunctionMode):
+    """While active, batch_norm takes running statistics that require a gradient."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return _REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
+
+
+def _functional_batch_norm(
+    input: torch.Tensor,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    return _native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
+
+
+def _batch_norm(
+    input: torch.Tensor,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = True,
+) -> torch.Tensor:
+    del cudnn_enabled
+    return _native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
+
+
+def _native_batch_norm(
+    input: torch.Tensor,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    if training:
+        if running_mean is not None:
+            statistics = input.detach()
+            variance, mean = torch.var_mean(statistics, (0, *range(2, input.dim())))
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_(variance.to(running_var.dtype), momentum)
+        return torch.native_batch_norm(input, weight, bias, None, None, True, momentum, eps)
+    shape = (1, -1, *(1,) * (input.dim() - 2))
+    out = (input - running_mean.reshape(shape)) * torch.rsqrt(running_var.reshape(shape) + eps)
+    if weight is not None:
+        out = out * weight.reshape(shape)
+    if bias is not None:
+        out = out + bias.reshape(shape)
+    return out.to(input.dtype), input.new_empty(0), input.new_empty(0)
+
+
+_REPLACEMENTS = {
+    F.batch_norm: _functional_batch_norm,
+    torch.batch_norm: _batch_norm,
+    torch.native_batch_norm: _native_batch_norm,
+}
+
+
+def call(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The result of a function of torch; where it refuses running statistics that require a gradient, with ours."""
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError as error:
+        if func not in _REPLACEMENTS or not is_refusal(error):
+            raise
+        return _REPLACEMENTS[func](*args, **kwargs)

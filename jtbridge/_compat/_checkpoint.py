@@ -1,0 +1,132 @@
+"""Gradients through ``torch.utils.checkpoint(..., use_reentrant=True)`` by ``torch.autograd.grad``.
+
+Tried on torch 2.13. Its backward runs ``torch.autograd.backward``, refuses ``torch.autograd.grad`` with inputs, and has
+no second derivative. There is no public way to give the backward of a node that exists: the class that it asks
+for its backward is an attribute of the node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+Gradients = list[torch.Tensor | None]
+
+
+def reentrant_checkpoints(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Gradients:
+    """Let the reentrant checkpoints in the graph of some results be differentiated by ``torch.autograd.grad``.
+
+    Args:
+        results: their graph is changed, nothing else.
+        inputs: tensors that will be differentiated by.
+
+    Returns:
+        A list that is filled while the graph is differentiated: what reaches each input from inside a checkpointed
+        function that closes over the input instead of taking it as an argument. It is to be added to the gradients.
+    """
+    extra: Gradients = [None] * len(inputs)
+    for node in _checkpoints(results):
+        node._forward_cls = _ByGrad
+        node.closed_over, node.extra = tuple(inputs), extra
+    return extra
+
+
+def _checkpoints(results: Sequence[torch.Tensor]) -> list[Any]:
+    with torch._C.DisableTorchFunction():  # a mode that watches the user's function must not take this for its doing
+        pending = [tensor.grad_fn for tensor in results if tensor.grad_fn is not None]
+    seen = set(pending)
+    found = []
+    while pending:
+        node = pending.pop()
+        if getattr(getattr(type(node), "_forward_cls", None), "__name__", "") == "CheckpointFunction":
+            found.append(node)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                pending.append(following)
+    return found
+
+
+class _ByGrad(torch.autograd.Function):
+    """The backward of `torch.utils.checkpoint.CheckpointFunction`, which may be differentiated again."""
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        again = torch.is_grad_enabled()
+        arguments = list(ctx.inputs)
+        gate = _Gate()
+        for position, tensor in zip(ctx.tensor_indices, ctx.saved_tensors, strict=True):
+            if again and tensor.requires_grad:
+                arguments[position] = _Gated.apply(tensor, gate)
+            else:
+                arguments[position] = tensor.detach().requires_grad_(tensor.requires_grad)
+        results = _run_again(ctx, arguments)
+        pairs = [
+            (result, ct)
+            for result, ct in zip(results, cotangents, strict=True)
+            if isinstance(result, torch.Tensor) and result.requires_grad and ct is not None
+        ]
+        moving = [x for x in arguments if isinstance(x, torch.Tensor) and x.requires_grad]
+        grads: list[Any] = [None] * (len(moving) + len(ctx.closed_over))
+        if pairs:
+            nested = reentrant_checkpoints([result for result, _ in pairs], ctx.closed_over)
+            found = torch.autograd.grad(
+                [result for result, _ in pairs],
+                [*moving, *ctx.closed_over],
+                [ct for _, ct in pairs],
+                create_graph=again,
+                allow_unused=True,
+            )
+            gate.is_open = True
+            grads = [*found[: len(moving)], *map(_added, found[len(moving) :], nested)]
+        ctx.extra[:] = map(_added, ctx.extra, grads[len(moving) :])
+        of_moving = iter(grads)
+        found_by_argument = (
+            next(of_moving) if isinstance(x, torch.Tensor) and x.requires_grad else None for x in arguments
+        )
+        return None, None, *found_by_argument
+
+
+class _Gate:
+    """Whether gradients pass from the arguments of a function that is run again to where they came from."""
+
+    is_open = False
+
+
+class _Gated(torch.autograd.Function):
+    """An argument. Its gradient goes on only once the gradient of the function has been computed.
+
+    Else a tensor that is an argument and is closed over as well would get the gradient of the argument twice.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, gate: _Gate) -> torch.Tensor:
+        ctx.gate = gate
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[torch.Tensor | None, None]:  # type: ignore[override]
+        return (cotangent if ctx.gate.is_open else None), None
+
+
+def _run_again(ctx: Any, arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """Run the checkpointed function under the random state and the autocast settings of its forward."""
+    with contextlib.ExitStack() as stack:
+        if ctx.preserve_rng_state:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            torch.set_rng_state(ctx.fwd_cpu_state)
+        if ctx.device_autocast_kwargs is not None:
+            stack.enter_context(torch.amp.autocast(ctx.device_type, **ctx.device_autocast_kwargs))
+        stack.enter_context(torch.amp.autocast("cpu", **ctx.cpu_autocast_kwargs))
+        stack.enter_context(torch.enable_grad())
+        results = ctx.run_function(*arguments)
+    return (results,) if isinstance(results, torch.Tensor) else tuple(results)
+
+
+def _added(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b

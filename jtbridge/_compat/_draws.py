@@ -1,0 +1,253 @@
+"""Have the random operators of one thread draw from a generator of ours, while torch's own is not touched.
+
+Torch has one default generator per device and process, and no public way to give one thread another. Its dispatcher
+has: an operator goes to the kernel of a dispatch key that a thread switched on for itself. Kernels for the key
+``TESTING_ONLY_GenericMode``, which torch has for its own C++ tests, are registered for the operators that take a
+`generator`; they pass one where none was given. On a thread that has not switched the key on, the dispatcher never
+looks at them, and operators without such a kernel fall through to the one that they had, at no cost.
+
+Tried on torch 2.13. A TorchDispatchMode would do the same for public names, but costs microseconds on each operator,
+random or not, and is not active inside the Python implementation of a custom operator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from ._torch import OpOverload
+
+_SLOT = "jtbridge.draws"  # of the Python objects that torch keeps for each thread, and hands to autograd's own threads
+_KEY = torch._C._parse_dispatch_key("TESTING_ONLY_GenericMode")
+_KEYS = torch._C.DispatchKeySet(_KEY)  # type: ignore[arg-type]
+_CPU = torch.device("cpu")
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_INSTALLING = threading.Lock()
+_libraries: list[torch.library.Library] = []  # what is registered lives as long as these
+_seen_higher_order = 0  # how many higher-order operators there were when the key was last declared to them
+# Operators of CUDA that draw from the default generator and take no other.
+_FUSED_ATTENTION = (
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_flash_attention_forward",
+    "_efficient_attention_forward",
+    "_cudnn_attention_forward",
+)
+
+
+class DrawSource(Protocol):
+    """Where the draws of a thread come from."""
+
+    def generator(self, device: torch.device, operator: str) -> torch.Generator:
+        """The generator that a random operator on a device is to use. It may raise instead."""
+        ...
+
+    def state_generator(self, device: torch.device) -> torch.Generator:
+        """The generator whose state ``torch.get_rng_state``, ``torch.manual_seed`` and the like read and write."""
+        ...
+
+
+def draw_source() -> DrawSource | None:
+    """Where the draws of this thread come from; None for torch's default generators."""
+    return torch._C._get_obj_in_tls(_SLOT) if torch._C._is_key_in_tls(_SLOT) else None
+
+
+class drawing_from:
+    """Have the random operators of this thread draw from `source`, and ``torch.get_rng_state`` etc. act on it."""
+
+    def __init__(self, source: DrawSource):
+        self._source = source
+
+    def __enter__(self) -> None:
+        _install()
+        self._before = draw_source()
+        torch._C._stash_obj_in_tls(_SLOT, self._source)
+        self._guard = torch._C._IncludeDispatchKeyGuard(_KEY)  # type: ignore[arg-type]
+        self._guard.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._guard.__exit__(*error)
+        torch._C._stash_obj_in_tls(_SLOT, self._before)
+
+
+def same_generator(a: torch.Generator, b: torch.Generator) -> bool:
+    """Whether two Python objects are one generator: a dispatch mode is given a new object. Tried on torch 2.13."""
+    return a._cdata == b._cdata  # type: ignore[attr-defined]
+
+
+def inside_mode() -> contextlib.AbstractContextManager[None]:
+    """Have it so inside a TorchDispatchMode too, where torch excludes all keys but those of devices."""
+    if draw_source() is None:
+        return contextlib.nullcontext()
+    return torch._C._SetExcludeDispatchKeyGuard(_KEY, False)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def random_state_of(source: DrawSource) -> Iterator[None]:
+    """Have ``torch.get_rng_state`` etc. of this thread act on `source`; for fake tensors, which draw nothing."""
+    _install()
+    before = draw_source()
+    torch._C._stash_obj_in_tls(_SLOT, source)
+    try:
+        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+            yield
+    finally:
+        torch._C._stash_obj_in_tls(_SLOT, before)
+
+
+def _install() -> None:
+    """Register the kernels, once per process; tell new higher-order operators to pass the key by."""
+    global _seen_higher_order
+    higher_order = torch._ops._higher_order_ops
+    if _libraries and len(higher_order) == _seen_higher_order:
+        return
+    with _INSTALLING:
+        for operator in list(higher_order.values()):
+            operator.fallthrough(_KEY)
+        _seen_higher_order = len(higher_order)
+        if not _libraries:
+            torch.random.default_generator = _GeneratorOfThread()  # type: ignore[assignment]
+            _libraries.extend(_registered())
+
+
+def _registered() -> list[torch.library.Library]:
+    others = torch.library.Library("_", "IMPL")
+    others.fallback(torch.library.fallthrough_kernel, "TESTING_ONLY_GenericMode")
+    library = torch.library.Library("aten", "IMPL")
+    for operator, kernel in _kernels():
+        library.impl(operator, kernel, "TESTING_ONLY_GenericMode")
+    return [others, library]
+
+
+def _kernels() -> Iterator[tuple[OpOverload, Callable[..., Any]]]:
+    """All operators of torch that draw by themselves, each with its kernel."""
+    schemas = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")]
+    names = [tuple(argument.name for argument in schema.arguments) for schema in schemas]
+    taking = {  # the operators that take a generator, by their name and their other arguments
+        (schema.name, tuple(name for name in arguments if name != "generator")): _operator(schema)
+        for schema, arguments in zip(schemas, names, strict=True)
+        if "generator" in arguments and not schema.name.startswith("aten::_no_grad_")
+    }
+    for operator in taking.values():
+        yield operator, _with_generator(operator)
+    for schema, arguments in zip(schemas, names, strict=True):
+        if "generator" not in arguments and (schema.name, arguments) in taking:
+            yield (
+                (operator := _operator(schema)),
+                _as_one_that_takes_a_generator(operator, taking[schema.name, arguments]),
+            )
+        elif schema.name.removeprefix("aten::") in _FUSED_ATTENTION:
+            yield (operator := _operator(schema)), _with_default_generator_replaced(operator)
+    yield torch.ops.aten.native_dropout.default, _native_dropout
+
+
+def _operator(schema: Any) -> OpOverload:
+    packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"))
+    return getattr(packet, schema.overload_name or "default")
+
+
+def _source_for_drawing() -> DrawSource | None:
+    """Where this thread draws from; None if its draws are torch's, or not real."""
+    return None if torch._C._get_dispatch_mode(_FAKE) is not None else draw_source()
+
+
+def _with_generator(operator: OpOverload) -> Callable[..., Any]:
+    """A kernel that calls an operator with the generator of this thread's source, unless it was given another one."""
+    names = [argument.name for argument in operator._schema.arguments]
+    position = names.index("generator")
+    training = names.index("training") if "training" in names else None
+    shown = str(operator)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+            given = args[position] if len(args) > position else kwargs.get("generator")
+            does_draw = training is None or (len(args) > training and args[training]) or kwargs.get("training")
+            source = _source_for_drawing()
+            if given is not None or not does_draw or source is None:
+                return operator(*args, **kwargs)
+            generator = source.generator(_device_of(args, kwargs), shown)
+            return operator(*args[:position], **{**kwargs, "generator": generator})
+
+    return kernel
+
+
+def _as_one_that_takes_a_generator(operator: OpOverload, other: OpOverload) -> Callable[..., Any]:
+    """A kernel for an operator without `generator` that calls its overload with one."""
+    shown = str(operator)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+            source = _source_for_drawing()
+            if source is None:
+                return operator(*args, **kwargs)
+            generator = source.generator(_device_of(args, kwargs), shown)
+            return other(*args, **kwargs, generator=generator)
+
+    return kernel
+
+
+def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+    """A kernel that computes what torch's kernel does, which has no overload that takes a generator."""
+    operator = torch.ops.aten.native_dropout.default
+    with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+        source = _source_for_drawing()
+        if source is None or train is False or p == 0:
+            return operator(x, p, train)
+        generator = source.generator(x.device, str(operator))
+        mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=generator)
+        return (x * mask).mul(0.0 if p == 1 else 1 / (1 - p)), mask
+
+
+def _with_default_generator_replaced(operator: OpOverload) -> Callable[..., Any]:
+    """A kernel that puts the state of this thread's generator into the default one around an operator of CUDA.
+
+    This is the one place where a default generator is written to: fused attention with dropout takes no other.
+    """
+    names = [argument.name for argument in operator._schema.arguments]
+    position = names.index("dropout_p")
+    default = operator._schema.arguments[position].default_value
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+            probability = args[position] if len(args) > position else kwargs.get("dropout_p", default)
+            source = _source_for_drawing()
+            if not probability or source is None:
+                return operator(*args, **kwargs)
+            device = _device_of(args, kwargs)
+            ours = source.generator(device, str(operator))
+            theirs = torch.cuda.default_generators[device.index or 0]
+            with _INSTALLING:
+                state = theirs.get_state()
+                theirs.set_state(ours.get_state())
+                try:
+                    return operator(*args, **kwargs)
+                finally:
+                    ours.set_state(theirs.get_state())
+                    theirs.set_state(state)
+
+    return kernel
+
+
+def _device_of(args: Any, kwargs: dict[str, Any]) -> torch.device:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            return value.device
+    return torch.device(kwargs.get("device") or _CPU)
+
+
+class _GeneratorOfThread:
+    """Stands where ``torch.get_rng_state``, ``torch.manual_seed`` and their like look for the CPU's default generator.
+
+    They find the one of the source of this thread's draws, if it has one: ``torch.utils.checkpoint`` then rewinds the
+    draws of this thread and no other. On any other thread it is the default generator.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        source = draw_source()
+        generator = torch.default_generator if source is None else source.state_generator(_CPU)
+        return getattr(generator, name)

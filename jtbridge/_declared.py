@@ -1,0 +1,48 @@
+"""The types of results that a user declares with ``output_shapes=``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ._dtypes import canonical_dtype
+from ._flat import ArrayType
+from ._pytree import flatten_output
+from .errors import OutputMismatchError, ShapeInferenceError
+
+
+def check_declared(declared: Sequence[ArrayType], found: Sequence[ArrayType], name: str) -> None:
+    """Refuse the results of a function if `output_shapes` declares other types.
+
+    Raises:
+        OutputMismatchError: they differ.
+    """
+    if tuple(declared) != tuple(found):
+        raise wrong_declaration(name, declared, found)
+
+
+def wrong_declaration(name: str, declared: Sequence[ArrayType], found: Sequence[ArrayType]) -> OutputMismatchError:
+    """The error for a declaration that is not what the function returns."""
+    return OutputMismatchError(
+        f"`output_shapes` of `{name}` declares {_show(declared)}, but for these arguments it returns {_show(found)}. "
+        "Leave `output_shapes` out, or correct it."
+    )
+
+
+def declared_types(output_shapes: Any) -> tuple[tuple[ArrayType, ...], Any]:
+    """The types that are declared, and their tree.
+
+    Raises:
+        ShapeInferenceError: a leaf has no shape and dtype.
+    """
+    leaves, tree = flatten_output(output_shapes)
+    for leaf in leaves:
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            raise ShapeInferenceError(
+                f"`output_shapes` must be a tree of `jax.ShapeDtypeStruct` (or arrays), but holds {leaf!r}."
+            )
+    return tuple(ArrayType(tuple(x.shape), canonical_dtype(x.dtype)) for x in leaves), tree
+
+
+def _show(types: Sequence[ArrayType]) -> str:
+    return "(" + ", ".join(f"{t.dtype}{list(t.shape)}" for t in types) + ")"

@@ -1,0 +1,112 @@
+"""Keys that tell static values apart by type and value: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+
+from __future__ import annotations
+
+import enum
+import struct
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+
+def static_key(value: Any) -> Any:
+    """Return a hashable key; two values that may behave differently have different keys.
+
+    Containers, dataclasses and other objects with an ``__eq__`` of their own are looked into: Python's ``==`` says
+    that ``Config(1)`` and ``Config(True)`` are equal. An object without ``__eq__`` is equal to itself alone.
+
+    Raises:
+        TypeError: `value` is not hashable.
+    """
+    if not isinstance(value, slice):  # which Python 3.11 cannot hash
+        hash(value)
+    return _key(value, ())
+
+
+def value_key(value: Any) -> Any:
+    """The key of a value that need not be hashable; the key may be neither."""
+    return _key(value, ())
+
+
+def same_static(a: Any, b: Any) -> bool:
+    """Whether two static values are interchangeable. A nan is the same as a nan of the same bits."""
+    if a is b:
+        return True
+    return type(a) is type(b) and value_key(a) == value_key(b)
+
+
+def _key(value: Any, inside: tuple[int, ...]) -> Any:
+    kind = type(value)
+    if kind in _PLAIN or isinstance(value, _BY_EQUALITY):
+        return kind, value
+    if isinstance(value, float):
+        return kind, struct.pack("d", value)
+    if isinstance(value, complex):
+        return kind, struct.pack("dd", value.real, value.imag)
+    if isinstance(value, np.ndarray | np.generic):
+        return kind, value.shape, value.dtype.str, value.tobytes() if value.dtype != object else id(value)
+    if id(value) in inside:
+        return kind, "the same object again"
+    inside = (*inside, id(value))
+    if isinstance(value, Mapping):
+        return kind, tuple((_key(k, inside), _key(v, inside)) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return kind, tuple(_key(item, inside) for item in value), _attributes(value, inside)
+    if isinstance(value, set | frozenset):
+        return kind, frozenset(_key(item, inside) for item in value)
+    if isinstance(value, slice):
+        return kind, tuple(_key(part, inside) for part in (value.start, value.stop, value.step))
+    if isinstance(value, torch.Tensor | jax.Array) or kind.__eq__ is object.__eq__:
+        return kind, _Identity(value)
+    if kind.__module__ == "decimal":  # 1.0 and 1 are equal there, and print differently
+        return kind, str(value)
+    return kind, _Equality(value), _attributes(value, inside)
+
+
+_PLAIN = (int, bool, str, bytes, type(None), type(...), range)
+_BY_EQUALITY = (type, enum.Enum, types.FunctionType, types.MethodType, types.BuiltinFunctionType, torch.dtype)
+
+
+class _Identity:
+    """Equal for one and the same object, which it keeps alive."""
+
+    def __init__(self, value: Any):
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self._value is other._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
+class _Equality:
+    """Equal where two objects are by their own ``==``. Objects that cannot be hashed have their class's hash."""
+
+    def __init__(self, value: Any):
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Equality) and bool(self._value == other._value)
+
+    def __hash__(self) -> int:
+        kind = type(self._value)
+        return hash(kind) if kind.__hash__ is None else hash(self._value)
+
+
+def _attributes(value: Any, inside: tuple[int, ...]) -> Any:
+    names = [*getattr(value, "__dict__", {}), *_slots(type(value))]
+    return tuple((name, _key(getattr(value, name), inside)) for name in names if hasattr(value, name))
+
+
+def _slots(kind: type) -> list[str]:
+    """The names of the attributes that the classes of an object hold in slots."""
+    found: list[str] = []
+    for base in kind.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        found += [slots] if isinstance(slots, str) else slots
+    return [name for name in found if name not in ("__dict__", "__weakref__") and not name.startswith("__")]

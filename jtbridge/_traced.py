@@ -1,0 +1,220 @@
+"""Calls of a wrapped function inside a traced program: the records of what was traced, and where they are kept."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import numpy as np
+import torch
+
+from . import _rng
+from ._compat import TRACING, outermost_trace
+from ._config import may_translate
+from ._dtypes import argument_dtypes, canonical_dtype
+from ._flat import ArrayType, FlatFunction, module_locks
+from ._nesting import marked
+from ._retracing import NumberWatch
+from ._signature import Signature, argument_names, rebuild_call, static_arguments, static_name
+from ._torch_state import TorchState
+from ._verify import verify as verify_result
+from .capture import Request, closed_over_modules, device_closed_over, infer
+from .errors import BackendError
+from .primitives import torch_call, torch_ordered
+from .state import StateGuard, saving_state_once
+from .translate import hinted_shapes, is_symbolic, symbolic_program, torch_symbolic, with_constants
+from .triton.launches import with_intercepted_launches
+
+_MAX_PLANS = 512  # signatures kept per wrapped function; compiled programs hold on to their own
+_SEED = ArrayType(_rng.SEED_SHAPE, np.dtype(np.uint32))
+
+_Plans = collections.OrderedDict[Any, FlatFunction]
+
+
+class TracedCalls:
+    """The traced forms of one wrapped function.
+
+    Args:
+        fn: the torch function.
+        name: for messages.
+        options: of :func:`jtbridge.wrap`.
+        notices: what the user was told of the function already.
+    """
+
+    def __init__(self, fn: Callable[..., Any], name: str, options: dict[str, Any], notices: set[str]):
+        self._fn = fn
+        self._name = name
+        self._options = options
+        self._ordered = options["effects"] == "ordered"
+        self._notices = notices
+        self._numbers = NumberWatch()
+        # What was traced: by the outermost JAX trace that it is part of, for as long as that lasts, and for eager calls
+        # of a backend that translates until `clear`.
+        self._by_trace: weakref.WeakKeyDictionary[Any, _Plans] = weakref.WeakKeyDictionary()
+        self.eager_plans: _Plans = collections.OrderedDict()
+
+    def call(self, arrays: list[Any], signature: Signature, rng: Any, *, backend: str, verify: bool) -> Any:
+        """Call the function as part of a traced program.
+
+        Args:
+            arrays, signature: of the call.
+            rng: a JAX key, or None.
+            backend: what runs the function.
+            verify: whether the first result of each program is compared with torch's.
+        """
+        plan, operands = self.prepared(arrays, signature, rng, backend)
+        if plan.symbolic is not None:
+            results = torch_symbolic(*operands, program=plan.symbolic)
+        elif self._ordered:
+            results = torch_ordered(*operands, fn=plan)
+        else:
+            results = torch_call(*operands, fn=plan, backend=backend)
+            if verify:
+                verify_result(plan, operands, results)
+        count = len(plan.out_tree.array_positions)
+        out = plan.out_tree.unflatten(results[:count])
+        if not plan.return_mutated:
+            return out
+        names = [plan.argument_names[i] for i in plan.behaviour.mutated]
+        return out, dict(zip(names, results[count:], strict=True))
+
+    def prepared(
+        self, arrays: list[Any], signature: Signature, rng: Any, backend: str
+    ) -> tuple[FlatFunction, list[jax.Array]]:
+        """The plan for a call, and the flat arrays it is to be called with."""
+        translating = may_translate(backend) and not self._ordered
+        if any(is_symbolic(shape) for shape, _ in signature.types):
+            plan = self._symbolic_plan(signature, rng is not None, backend)
+            return plan, [*arrays, _rng.seed_from_key(rng)] if plan.seeded else arrays
+        plan = self._plan(self._plans(arrays, backend), signature, rng is not None, translating)
+        operands = [*arrays, *plan.constant_arrays]
+        if plan.seeded:
+            operands.append(_rng.seed_from_key(rng))
+        return plan, operands
+
+    def clear(self) -> None:
+        """Forget what was traced in eager calls."""
+        self.eager_plans.clear()
+
+    def _plans(self, arrays: Sequence[Any], backend: str) -> _Plans:
+        """Where a plan that is needed now is kept."""
+        trace = outermost_trace()
+        if trace is not None:
+            return self._by_trace.setdefault(trace, collections.OrderedDict())
+        if backend == "auto" and (len(arrays) == 0 or _on_torch_platform(arrays)):
+            return collections.OrderedDict()  # state may have changed by the next eager call
+        return self.eager_plans
+
+    def _plan(self, plans: _Plans, signature: Signature, seeded: bool, translating: bool) -> FlatFunction:
+        state = TorchState.current()
+        key = (signature, state, seeded, translating, canonical_dtype(np.dtype(np.int64)))
+        plan = plans.get(key)
+        if plan is None:
+            with saving_state_once():
+                plan = self._make_plan(signature, state, seeded)
+                plans[key] = plan = with_constants(plan) if translating else plan
+            while len(plans) > _MAX_PLANS:
+                plans.popitem(last=False)
+        elif plans is self.eager_plans:
+            plans.move_to_end(key)
+        return plan
+
+    def _symbolic_plan(self, signature: Signature, seeded: bool, backend: str) -> FlatFunction:
+        """For sizes that are symbols: made for an example of each, with a program for all of them."""
+        if not may_translate(backend) or self._ordered:
+            raise BackendError(
+                f"`{self._name}` was given symbolic sizes, which only a translated function can have: "
+                f'backend="{backend}" calls torch.'
+            )
+        shapes = [shape for shape, _ in signature.types]
+        types_ = tuple(zip(hinted_shapes(shapes), (dtype for _, dtype in signature.types), strict=True))
+        plan = self._make_plan(dataclasses.replace(signature, types=types_), TorchState.current(), seeded)
+        plan.symbolic = symbolic_program(plan, [*shapes, _rng.SEED_SHAPE] if plan.seeded else shapes)
+        return plan
+
+    def capture(self, signature: Signature, seeded: bool) -> FlatFunction:
+        """Trace the function for a call that keeps its seed as an input, whether or not the function draws."""
+        return self._make_plan(signature, TorchState.current(), seeded, keep_seed=True)
+
+    def _make_plan(
+        self, signature: Signature, state: TorchState, seeded: bool, *, keep_seed: bool = False
+    ) -> FlatFunction:
+        """Trace the function.
+
+        Args:
+            signature: of the call.
+            state: torch's settings to trace under.
+            seeded: whether the call has a key.
+            keep_seed: whether the seed stays an input if the function draws nothing.
+        """
+        names = argument_names(self._fn, signature)
+        self._numbers.see(
+            self._name,
+            lambda position: static_name(self._fn, signature, position),
+            signature.tree,
+            signature.keys,
+            signature.types,
+            signature.statics,
+        )
+        call = marked(rebuild_call(self._fn, signature))
+        in_types = tuple(ArrayType(shape, np.dtype(dtype)) for shape, dtype in signature.types)
+        dtypes = argument_dtypes(
+            [t.dtype for t in in_types], names, self._name, keep_int32=self._options["int32"] == "keep"
+        )
+        guard = StateGuard(
+            self._name,
+            (("", self._fn), *static_arguments(self._fn, signature)),
+            self._options["purity"],
+            ordered=self._ordered,
+            said=self._notices,
+        )
+        request = Request(
+            name=self._name,
+            call=call,
+            shapes=tuple(t.shape for t in in_types),
+            dtypes=dtypes,
+            state=state,
+            seeded=seeded,
+            ordered=self._ordered,
+            output_shapes=self._options["output_shapes"],
+            device=device_closed_over(self._fn),
+            guard=guard,
+        )
+        with TRACING, contextlib.ExitStack() as stack:
+            for lock in module_locks(closed_over_modules(self._fn)):  # a call of it may be running on XLA's threads
+                stack.enter_context(lock)
+            found = infer(request)
+        behaviour = found.behaviour
+        draws = behaviour.random_operator is not None or behaviour.opaque is not None
+        seeded = seeded and (draws or keep_seed)
+        return_mutated = self._options["return_mutated"]
+        mutated = tuple(in_types[i] for i in behaviour.mutated) if return_mutated else ()
+        return FlatFunction(
+            name=self._name,
+            # Of what an opaque function launches in a call, looking at it may have shown nothing.
+            call=with_intercepted_launches(call) if behaviour.launches or behaviour.opaque else call,
+            argument_names=names,
+            in_types=(*in_types, _SEED) if seeded else in_types,
+            in_torch_dtypes=dtypes,
+            out_types=(*found.out_types, *mutated),
+            out_tree=found.out_tree,
+            trace_state=state,
+            behaviour=behaviour,
+            seeded=seeded,
+            return_mutated=return_mutated,
+            residuals=self._options["residuals"],
+            notices=self._notices,
+            guard=guard,
+        )
+
+
+def _on_torch_platform(arrays: Sequence[Any]) -> bool:
+    """Whether all arrays lie on devices of which torch has some."""
+    found = {device.platform for x in arrays if not isinstance(x, jax.core.Tracer) for device in x.devices()}
+    return found <= ({"cpu", "gpu", "cuda", "rocm"} if torch.cuda.is_available() else {"cpu"})

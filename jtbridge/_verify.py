@@ -1,0 +1,79 @@
+"""Comparing a traced program with torch: what ``verify=True`` does, and the tolerances of :func:`jtbridge.check`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from ._flat import FlatFunction
+from ._host import to_numpy
+from .errors import VerificationError
+
+# Relative to the largest magnitude of a result: a few hundred roundings.
+_TOLERANCES = {np.dtype(np.float64): 1e-10, np.dtype(np.complex128): 1e-10, np.dtype(np.float16): 2e-2}
+_SINGLE, _BFLOAT16 = 2e-4, 1e-1
+
+
+def verify(traced: FlatFunction, operands: Sequence[Any], results: Sequence[Any]) -> None:
+    """Compare the results of a traced program with torch's own, once, when the values are there.
+
+    It is a callback of the program that JAX runs: under ``jit`` it is called when the program runs, under ``vmap`` for
+    each row and in a loop for each step, and only the first call compares. Under ``grad`` the values are compared, the
+    gradient is not. A function that draws random numbers has others in torch and is not compared.
+    """
+    if traced.verified or traced.behaviour.random_operator is not None:
+        return
+
+    def compare(operands: Sequence[Any], results: Sequence[Any]) -> None:
+        if not traced.verified:
+            _compare(traced, [np.asarray(x) for x in operands], [np.asarray(x) for x in results])
+            traced.verified = True
+
+    jax.debug.callback(compare, list(operands), list(results))
+
+
+def _compare(traced: FlatFunction, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+    with traced.state.applied():
+        expected = traced(*(_as_tensor(x) for x in operands))
+    for number, (got, tensor) in enumerate(zip(results, expected, strict=True)):
+        found = difference(got, to_numpy(tensor.detach()))
+        if not found <= tolerance(got.dtype):
+            raise VerificationError(
+                f"Result {number} of `{traced.name}` differs from torch's by {found:.1e} of its largest "
+                f"magnitude; {tolerance(got.dtype):.0e} is allowed for {got.dtype}. The function may do something else "
+                "while it is traced, for example ask `torch.compiler.is_exporting()` or look for fake tensors. Wrap it "
+                'with `backend="dlpack"`, or make it do the same in both cases.'
+            )
+
+
+def _as_tensor(array: np.ndarray) -> torch.Tensor:
+    if array.dtype.name in np.sctypeDict:
+        return torch.from_numpy(array.copy())
+    dtype = getattr(torch, array.dtype.name)  # bfloat16 and the like, which torch does not take from NumPy
+    return torch.from_numpy(np.ascontiguousarray(array).view(f"u{array.itemsize}").copy()).view(dtype)
+
+
+def difference(got: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference as a share of the largest finite magnitude; infinite where NaN or infinity differ."""
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return float("inf")
+    if got.dtype.kind in "biu":
+        return 0.0 if np.array_equal(got, expected) else float("inf")
+    wide = np.complex128 if got.dtype.kind == "c" else np.float64
+    a, b = got.astype(wide), expected.astype(wide)
+    finite = np.isfinite(b)
+    if not np.array_equal(np.where(finite, 0, a), np.where(finite, 0, b), equal_nan=True):
+        return float("inf")
+    scale = np.abs(b[finite]).max(initial=0.0)
+    largest = np.abs(a[finite] - b[finite]).max(initial=0.0)
+    return float(largest / scale) if scale else float(largest)
+
+
+def tolerance(dtype: Any) -> float:
+    """The difference that rounding may make in results of a dtype."""
+    return _BFLOAT16 if dtype == jnp.bfloat16 else _TOLERANCES.get(np.dtype(dtype), _SINGLE)

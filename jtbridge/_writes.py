@@ -1,0 +1,41 @@
+"""Which arguments an operator of torch writes to."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import torch
+
+from ._compat import OpOverload
+
+# Batch norm writes its running statistics without saying so in its schema.
+_UNDECLARED_WRITES: dict[str, tuple[int, tuple[int, ...]]] = {
+    # name: (position of `training`, positions written)
+    "aten::native_batch_norm": (5, (3, 4)),
+    "aten::cudnn_batch_norm": (5, (3, 4)),
+    "aten::miopen_batch_norm": (5, (3, 4)),
+}
+
+
+def written_tensors(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The arguments that an operator writes to."""
+    written = []
+    for position, name in _written_arguments(fn):
+        value = kwargs.get(name, args[position] if position < len(args) else None)
+        written += [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, torch.Tensor)]
+    training, positions = _UNDECLARED_WRITES.get(fn._schema.name, (0, ()))
+    if positions and args[training]:
+        written += [args[position] for position in positions if isinstance(args[position], torch.Tensor)]
+    return written
+
+
+@functools.lru_cache(maxsize=4096)
+def _written_arguments(fn: OpOverload) -> tuple[tuple[int, str], ...]:
+    """Position and name of the arguments that the schema of an operator says it writes to."""
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(fn._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )

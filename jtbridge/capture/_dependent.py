@@ -1,0 +1,128 @@
+"""What several traces or runs of one function found of its results: the same types, or types that depend on data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import jax
+import torch
+
+from jtbridge._flat import ArrayType, Behaviour
+from jtbridge.errors import DataDependentShapeError
+
+
+@dataclasses.dataclass(frozen=True)
+class DependentTensor:
+    """A tensor with sizes that depend on data: of each size the number, or what is known of it, as a predicate."""
+
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The result of one trace or run of a function, of which only types count, and what else the function did."""
+
+    leaves: Sequence[Any]
+    tree: Any
+    behaviour: Behaviour
+    order: Any = None  # of the dicts in the result, see `key_order`
+
+
+def agreed(name: str, outcomes: Sequence[Outcome], *, declared: bool) -> Outcome:
+    """Return the one outcome that all have in common.
+
+    Args:
+        name: of the function.
+        outcomes: of several ways through it.
+        declared: whether sizes that depend on data are declared by the user; they are marked then.
+
+    Raises:
+        DataDependentShapeError: the type of a result depends on data.
+    """
+    first = outcomes[0]
+    if any(outcome.tree != first.tree for outcome in outcomes):
+        raise DataDependentShapeError(
+            f"`{name}` returns {first.tree} or "
+            f"{next(outcome.tree for outcome in outcomes if outcome.tree != first.tree)}, as the values of its "
+            "arguments decide, and a JAX program needs one tree of results. Return the same containers for all values."
+        )
+    leaves = [_common(column) for column in zip(*(outcome.leaves for outcome in outcomes), strict=True)]
+    if not declared:
+        for position, leaf in enumerate(leaves):
+            if isinstance(leaf, DependentTensor):
+                _refuse(name, _path(first.tree, position), leaf)
+    return Outcome(leaves, first.tree, _merged([outcome.behaviour for outcome in outcomes]), first.order)
+
+
+def are_possible(declared: Sequence[ArrayType], found: Sequence[ArrayType]) -> bool:
+    """Whether declared types agree with what was found, where that does not depend on data."""
+    return len(declared) == len(found) and all(
+        ours.dtype == theirs.dtype
+        and len(ours.shape) == len(theirs.shape)
+        and all(isinstance(b, str) or a == b for a, b in zip(ours.shape, theirs.shape, strict=True))
+        for ours, theirs in zip(declared, found, strict=True)
+    )
+
+
+def without_empty_sizes(leaf: Any) -> Any:
+    """Return a result of one run on example arguments, with sizes of 0 marked: of other arguments they tell nothing."""
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.numel():
+        return leaf
+    return DependentTensor(tuple(size or "is 0 for example arguments" for size in leaf.shape), leaf.dtype)
+
+
+def _common(column: Sequence[Any]) -> Any:
+    """What the leaves at one place of several results have in common."""
+    first = column[0]
+    if not all(isinstance(leaf, torch.Tensor | DependentTensor) for leaf in column):
+        return first
+    shapes = [tuple(leaf.shape) for leaf in column]
+    if any(leaf.dtype != first.dtype for leaf in column) or any(len(shape) != len(shapes[0]) for shape in shapes):
+        return first  # a call that returns another dtype or rank raises
+    shape = tuple(map(_common_size, zip(*shapes, strict=True)))
+    return DependentTensor(shape, first.dtype) if any(isinstance(size, str) for size in shape) else first
+
+
+def _common_size(sizes: Sequence[int | str]) -> int | str:
+    unknown = next((size for size in sizes if isinstance(size, str)), None)
+    if unknown is not None:
+        return unknown
+    found = sorted(set(sizes))  # type: ignore[type-var]
+    return found[0] if len(found) == 1 else f"is {' or '.join(map(str, found))} for different values"
+
+
+def _refuse(name: str, path: str, leaf: DependentTensor) -> NoReturn:
+    axis, size = next((axis, size) for axis, size in enumerate(leaf.shape) if isinstance(size, str))
+    raise DataDependentShapeError(
+        f"The shape of {path} of `{name}` depends on the values of its arguments: the size of axis {axis} {size}. "
+        "A JAX program needs it before it runs. Return an array of a fixed size, such as "
+        "`torch.where(mask, x, 0)` instead of `x[mask]`; or call it outside of `jax.jit`; or pass `output_shapes=` if "
+        "you know the shape."
+    )
+
+
+def _path(tree: Any, position: int) -> str:
+    """A result in the words of who calls the function: the result, or ``result['a'][1]``."""
+    paths = jax.tree_util.tree_flatten_with_path(tree.unflatten([object()] * tree.num_leaves))[0]
+    keys = jax.tree_util.keystr(paths[position][0])
+    return f"`result{keys}`" if keys else "the result"
+
+
+def _merged(behaviours: Sequence[Behaviour]) -> Behaviour:
+    """What a function does on some of several ways through it."""
+    merged = behaviours[0]
+    for other in behaviours[1:]:
+        changes = {}
+        for field in dataclasses.fields(Behaviour):
+            ours, theirs = getattr(merged, field.name), getattr(other, field.name)
+            if isinstance(ours, tuple):
+                changes[field.name] = (*ours, *(each for each in theirs if each not in ours))
+            elif field.name == "operators":
+                changes[field.name] = max(ours, theirs)
+            else:
+                changes[field.name] = ours or theirs
+        merged = dataclasses.replace(merged, **changes)
+    return merged

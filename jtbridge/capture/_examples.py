@@ -1,0 +1,28 @@
+"""Example arguments for functions that cannot be traced: what such a function returns for them tells its types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+
+def example_arguments(
+    shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype], device: str
+) -> Iterator[list[torch.Tensor]]:
+    """Yield several sets of arguments: zeros, ones, and numbers that differ from one another.
+
+    A result whose shape depends on data rarely has the same shape for all of them. The last integers are 2 and 1 in
+    descending order, which lengths of sequences, indices and tokens may be.
+    """
+    for make in (torch.zeros, torch.ones, _mixed):
+        yield [make(shape, dtype=dtype, device=device) for shape, dtype in zip(shapes, dtypes, strict=True)]
+
+
+def _mixed(shape: Sequence[int], *, dtype: torch.dtype, device: str) -> torch.Tensor:
+    count = torch.Size(shape).numel()
+    if dtype is torch.bool or not (dtype.is_floating_point or dtype.is_complex):
+        values = torch.arange(count) * 2 < count
+        return (values if dtype is torch.bool else values + 1).reshape(shape).to(device, dtype)
+    # Quadratic residues: numbers of both signs in no order, the same in every process, without a generator.
+    return (((torch.arange(count) * 37 + 11) ** 2 % 101 - 50) / 25).reshape(shape).to(device, dtype)

@@ -1,0 +1,82 @@
+"""Exceptions that a function catches while it is traced.
+
+``try: s = float(x.sum())`` with ``except Exception: s = 0.`` takes the `except` branch while it is traced, for a tensor
+has no value there, and the other one in torch. A function that went on after such an exception was not seen to do what
+it does in torch, so its trace counts for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+
+from jtbridge._compat import TorchDispatchMode, is_tracing_exception
+from jtbridge.errors import JtbridgeError
+
+
+@contextlib.contextmanager
+def none_caught() -> Iterator[None]:
+    """Raise at the end of the block the first exception that torch or jtbridge raised in it and that was caught there.
+
+    If the block raises, that exception goes on, unless it stands in the place of one that only tracing raises.
+    """
+    raised = _Raised()
+    try:
+        with _Operators(raised), _Calls(raised):
+            yield
+    except Exception as error:
+        if raised.by_tracing is not None and raised.by_tracing is not error and not isinstance(error, JtbridgeError):
+            raise raised.by_tracing from error
+        raise
+    if raised.by_tracing is not None:
+        raise raised.by_tracing
+    if raised.by_torch is not None:
+        raise raised.by_torch
+
+
+class _Raised:
+    """The first exception of each kind that left a call of torch."""
+
+    def __init__(self) -> None:
+        self.by_tracing: Exception | None = None  # never raised when torch runs: needs values, writes that are refused
+        self.by_torch: Exception | None = None  # may be raised when torch runs, too
+
+    def note(self, error: Exception) -> None:
+        if is_tracing_exception(error) or isinstance(error, JtbridgeError):
+            self.by_tracing = self.by_tracing or error
+        else:
+            self.by_torch = self.by_torch or error
+
+
+class _Operators(TorchDispatchMode):
+    """Sees operators. Torch's own Python code may catch an exception of one that is not of tracing."""
+
+    def __init__(self, raised: _Raised):
+        super().__init__()
+        self._raised = raised
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception as error:
+            if is_tracing_exception(error) or isinstance(error, JtbridgeError):
+                self._raised.note(error)
+            raise
+
+
+class _Calls(TorchFunctionMode):
+    """Sees what the function itself calls, such as ``Tensor.numpy``, which is no operator."""
+
+    def __init__(self, raised: _Raised):
+        super().__init__()
+        self._raised = raised
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception as error:
+            self._raised.note(error)
+            raise

@@ -1,0 +1,49 @@
+"""Whether a function looks at the graph that autograd records for reverse mode, or hooks into it.
+
+In forward mode there is no such graph: a hook is never called, and ``x.requires_grad`` is false. The derivative of such
+a function is taken by reverse mode alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_HOOKS = frozenset(
+    {
+        torch.Tensor.register_hook,
+        torch.Tensor.register_post_accumulate_grad_hook,
+        torch.Tensor.grad_fn.__get__,  # type: ignore[attr-defined]  (a node of the graph has hooks too)
+    }
+)
+_READS = _HOOKS | frozenset(
+    {
+        torch.Tensor.retain_grad,
+        torch.Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
+        torch.Tensor.is_leaf.__get__,  # type: ignore[attr-defined]
+        torch.Tensor.output_nr.__get__,  # type: ignore[attr-defined]
+        torch.Tensor._backward_hooks.__get__,  # type: ignore[attr-defined]
+        torch.Tensor._backward_hooks.__set__,  # type: ignore[attr-defined]
+    }
+)
+
+
+class GraphReads(TorchFunctionMode):
+    """Notes what is done while it is active.
+
+    Attributes:
+        found: the graph was looked at, or hooked into.
+        hooks: it was hooked into, or may have been.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+        self.hooks = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found = self.found or func in _READS
+        self.hooks = self.hooks or func in _HOOKS
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,161 @@
+"""Result types of a function inside which sizes or Python values depend on data.
+
+``x[mask].sum()`` has a static shape though ``x[mask]`` has none. The function is traced on fake tensors with symbols
+for such sizes. Where Python needs the value of a symbol (``if n > 2``, ``range(n)``, a branch on a tensor) the trace is
+told one of two values, and other traces are told the other one. If all of them that do not raise give results of the
+same static types, these are the types of the results, whatever the data are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from jtbridge._compat import (
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+    known_size,
+    unbacked_fake_mode,
+)
+from jtbridge._run import KEPT
+from jtbridge.errors import JtbridgeError, MutationError
+
+from ._dependent import DependentTensor
+from ._least_squares import LEAST_SQUARES, least_squares_results
+from ._trace import user_line
+
+_PATHS = 6  # traces of one function
+_QUESTIONS = 32  # in one trace: a loop that ends by a condition on data may go on for ever
+_INTEGERS = (2, 3, 1, 0)
+_FLOATS = (1.5, 0.5)
+
+# Torch's symbolic shapes and dtypes of these are wrong (2.13).
+_WRONG = frozenset({torch.ops.aten._pack_padded_sequence.default})
+
+Result = TypeVar("Result")
+
+
+class PathTrace:
+    """The fake mode of one trace, and what the trace is told of values that depend on data.
+
+    Args:
+        choices: for each question of the trace, in order, which of its possible answers is given.
+        rest: the same for the questions after these.
+    """
+
+    def __init__(self, choices: Sequence[int], rest: int):
+        self.choices: list[int] = []  # that were made
+        self.mode: FakeTensorMode = unbacked_fake_mode(self._answer, lambda: self._operators.place())
+        self._given = choices
+        self._rest = rest
+        self._over = False
+        self._operators = _CurrentOperator()
+
+    def watching(self) -> TorchDispatchMode:
+        """Return the mode that follows which operator makes a size."""
+        return self._operators
+
+    def over(self) -> None:
+        """From now on a symbol that the function kept has no value."""
+        self._over = True
+
+    def type_of(self, leaf: Any) -> Any:
+        """Return a result as a tensor of the same type without symbols; where it has some, a DependentTensor."""
+        for number, dtype in _NUMBERS.items():
+            if isinstance(leaf, number):
+                return torch.empty((), dtype=dtype)
+        if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+            return leaf
+        sizes = [known_size(self.mode, size) for size in leaf.shape]
+        shape = tuple(f"comes from {size}" if isinstance(size, str) else size for size in sizes)
+        if any(isinstance(size, str) for size in shape):
+            return DependentTensor(shape, leaf.dtype)
+        with FakeTensorMode():
+            return torch.empty(shape, dtype=leaf.dtype, device=leaf.device)  # type: ignore[arg-type]
+
+    def _answer(self, kind: type, low: int | None, high: int | None) -> Any:
+        if self._over:
+            raise MutationError(KEPT)
+        number = len(self.choices)
+        if number >= _QUESTIONS:
+            raise RuntimeError(f"it asks for more than {_QUESTIONS} values that depend on data")
+        answers = _answers(kind, low, high)
+        choice = self._given[number] if number < len(self._given) else self._rest
+        self.choices.append(min(choice, len(answers) - 1))
+        return answers[self.choices[-1]]
+
+
+_NUMBERS = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64, torch.SymBool: torch.bool}
+
+
+def _answers(kind: type, low: int | None, high: int | None) -> tuple[Any, ...]:
+    if kind is bool:
+        return True, False
+    if kind is float:
+        return _FLOATS
+    bounds = [bound for bound in (low, high) if bound is not None]
+    possible = [n for n in (*_INTEGERS, *bounds) if (low is None or n >= low) and (high is None or n <= high)]
+    return tuple(dict.fromkeys(possible))[:2]
+
+
+def explored(run: Callable[[PathTrace], Result], most: int = _PATHS) -> list[Result]:
+    """Return what `run` gives for several ways through a function, less those that raise.
+
+    Args:
+        run: traces the function once.
+        most: the greatest number of traces. The first two give the first and the second answer to all questions; each
+            of the others departs from the first trace in one question.
+
+    Raises:
+        Exception: what the first trace raised, if all of them raise.
+    """
+    results: list[Result] = []
+    errors: list[Exception] = []
+
+    def attempt(choices: Sequence[int], rest: int) -> list[int]:
+        trace = PathTrace(choices, rest)
+        try:
+            results.append(run(trace))
+        except JtbridgeError:
+            raise
+        except Exception as error:  # noqa: BLE001  (torch raises on such data too, or tracing fails)
+            errors.append(error)
+        finally:
+            trace.over()
+        return trace.choices
+
+    first = attempt((), 0)
+    if first and most > 1:
+        attempt((), 1)
+        for number in range(min(len(first), most - 2)):
+            attempt((*first[:number], 1), 0)
+    if not results:
+        raise errors[0]
+    return results
+
+
+class _CurrentOperator(TorchDispatchMode):
+    """Knows which operator is running."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._running: OpOverload | None = None
+
+    def place(self) -> str:
+        """Return the operator and the line of the user's code that is running."""
+        line = user_line()
+        return f"`{self._running}`" + (f" at {line}" if line else "")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in _WRONG:
+            raise DynamicOutputShapeException(func)
+        self._running = func
+        if func is LEAST_SQUARES:
+            results = least_squares_results(*args, **(kwargs or {}))
+            if results is not None:
+                return results
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,95 @@
+"""From a call of a wrapped function to a run of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.core
+import numpy as np
+import torch
+
+from jtbridge import _rng
+from jtbridge._compat import Context, current_context
+from jtbridge._declared import check_declared, declared_types
+from jtbridge._dtypes import has_torch_dtype, torch_dtype, widens_int32
+from jtbridge._flat import ArrayType, FlatFunction
+from jtbridge._nesting import marked
+from jtbridge._signature import Signature, argument_names, rebuild_call, static_arguments
+
+from ._arrays import unsupported_reason
+from ._common import run
+from ._function import EagerFunction
+from ._primitives import eager_call_p
+
+_SEED = ArrayType(_rng.SEED_SHAPE, np.dtype(np.uint32))
+_INT32 = np.dtype(np.int32)
+
+
+def runs_now(arrays: list[Any]) -> bool:
+    """Whether torch has the devices that the arrays of an eager call lie on."""
+    return all(isinstance(x, jax.core.Tracer) or unsupported_reason(x) is None for x in arrays)
+
+
+def call_now(
+    fn: Callable[..., Any],
+    name: str,
+    arrays: list[Any],
+    signature: Signature,
+    *,
+    rng: Any,
+    keep_int32: bool,
+    return_mutated: bool,
+    output_shapes: Any,
+    notices: set[str],
+    capture: Callable[[Signature, bool], FlatFunction],
+) -> Any:
+    """Run a torch function on the arguments of an eager call, which may be the tracers of grad, jvp and vmap.
+
+    Args:
+        fn: the torch function.
+        name: for messages.
+        arrays, signature: of the call.
+        rng: a JAX key, or None: then torch's own generators are drawn from.
+        keep_int32: whether int32 arrays reach `fn` as they are.
+        return_mutated: whether the new values of arguments that are written to are returned too.
+        output_shapes: a tree of the shapes and dtypes that the result must have, or None.
+        notices: what the user was told of the function already.
+        capture: makes the record for traced programs of a signature, and with whether there is a key.
+
+    Returns:
+        The result; NotImplemented if an array lies on a device that torch does not have.
+    """
+    declared = None if output_shapes is None else declared_types(output_shapes)[0]
+    if not runs_now(arrays):
+        return NotImplemented
+    types = tuple(ArrayType(shape, dtype) for shape, dtype in signature.types)
+    names = argument_names(fn, signature) if return_mutated else None
+    widen = not keep_int32 and widens_int32()
+    casts = []
+    for i, type_ in enumerate(types):
+        if widen and type_.dtype == _INT32:
+            casts.append((i, torch.int64))
+        elif not has_torch_dtype(type_.dtype):
+            torch_dtype(type_.dtype, f"argument `{argument_names(fn, signature)[i]}`")  # raises
+    seeded = rng is not None
+    operands = [*arrays, _rng.seed_from_key(rng)] if seeded else arrays
+    function = EagerFunction(
+        name,
+        marked(rebuild_call(fn, signature)),
+        (*types, _SEED) if seeded else types,
+        tuple(casts),
+        seeded=seeded,
+        argument_names=names,
+        capture=lambda: capture(signature, seeded),
+        notices=notices,
+        roots=lambda: (("", fn), *static_arguments(fn, signature)),
+    )
+    if current_context() is Context.EAGER and not any(isinstance(x, jax.core.Tracer) for x in operands):
+        results = run(function, operands)
+    else:
+        results = eager_call_p.bind(*operands, fn=function)
+    if declared is not None:
+        check_declared(declared, function.out_types[: len(function.out_types) - len(function.mutated)], name)
+    return function.unflatten(results)

@@ -1,0 +1,206 @@
+"""What the primitives of eager calls share: running torch on arrays, with or without a graph, and batch axes."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.interpreters import ad, mlir
+
+from jtbridge._compat import Context, Primitive, call_aval, current_context
+from jtbridge._debug import check_results
+from jtbridge._flat import SEQUENTIAL, TorchFunction
+from jtbridge._rules import describe
+from jtbridge.errors import DifferentiationError, SequentialVmapWarning
+from jtbridge.state import Attempt
+
+from ._arrays import COPIED, Placement, copied_tensor, shared_tensor
+from ._function import EagerFunction, InnerAutograd
+from ._graph import AutogradGraph, eager_function, recording
+from ._protection import CopyOnWrite
+
+Result = TypeVar("Result")
+
+
+def is_staged() -> bool:
+    """Whether what is bound now becomes part of a traced program."""
+    return current_context() is Context.STAGED
+
+
+def as_arrays(values: Sequence[Any]) -> list[jax.Array]:
+    """Concrete operands as JAX arrays."""
+    return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in values]
+
+
+def run(fn: TorchFunction, operands: Sequence[Any]) -> list[jax.Array]:
+    """The results of a function on concrete arrays, under torch's settings of this thread."""
+    arrays = as_arrays(operands)
+
+    def once() -> list[torch.Tensor]:
+        # A derivative is taken whatever the caller has set for torch; the function itself runs under those settings.
+        with recording() if fn.order else contextlib.nullcontext():
+            tensors = [_imported(array) for array in arrays]
+            with protected(tensors, arrays):
+                return list(fn(*tensors))
+
+    return exported(row_by_row_if_needed(fn, once), arrays, fn)
+
+
+def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int]) -> tuple[list[jax.Array], Any]:
+    """The results of a function on concrete arrays, and the graph that autograd has recorded of the run."""
+    arrays = as_arrays(operands)
+    flat = eager_function(fn)
+
+    def once() -> AutogradGraph:
+        with recording():
+            inputs = [_imported(array) for array in arrays]
+        with recording(), protected(inputs, arrays), InnerAutograd() as inner:
+            given = list(inputs)
+            for i in wrt:
+                inputs[i] = inputs[i].detach().requires_grad_()
+                given[i] = _not_a_leaf(inputs[i])
+            outputs = fn(*given)
+        if inner.breaks_graph:
+            _refuse_broken_graph(flat, outputs)
+        return AutogradGraph(inputs, outputs, fn.order)
+
+    graph = row_by_row_if_needed(fn, once)
+    # Autograd may have kept a result for the backward, or the graph will give it to a later one: all are copied.
+    place = Placement(arrays)
+    results = [place.copied(y, flat.name) for y in graph.outputs]
+    check_results(describe(fn), results)
+    return results, graph
+
+
+def exported(results: list[torch.Tensor], arrays: list[jax.Array], fn: TorchFunction) -> list[jax.Array]:
+    """Results of `fn` as arrays on the device of the arguments.
+
+    The list is emptied, so that its tensors have one owner.
+    """
+    place, name = Placement(arrays), eager_function(fn).name
+    found = [place.array(results, name) for _ in range(len(results))]
+    found.reverse()
+    check_results(describe(fn), found)
+    return found
+
+
+def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Result:
+    """What a run gives; of a batch that torch.vmap cannot do, what a run gives row by row."""
+    flat = eager_function(fn)
+    if flat.row_by_row or fn is flat or not _is_batched(fn):
+        return once()
+    notice = f"batched: {_transformations(fn)}"
+    # The first attempt is undone if it fails: its side effects are no row's.
+    attempt = None if notice in flat.notices else Attempt(flat.name, flat.roots())
+    try:
+        result = once()
+    except Exception as error:  # noqa: BLE001  (whatever torch.vmap raises; a fault of the rows is raised again)
+        if attempt is not None:
+            attempt.undo()
+        flat.row_by_row = True
+        result = once()
+        if SEQUENTIAL not in flat.notices:
+            flat.notices.add(SEQUENTIAL)
+            lines = str(error).strip().splitlines()
+            warnings.warn(
+                f"torch.vmap cannot batch `{flat.name}` ({type(error).__name__}: {lines[0] if lines else ''}), so its "
+                "rows run one after another. The results are the same; it is slower.",
+                SequentialVmapWarning,
+                stacklevel=2,
+            )
+        return result
+    flat.notices.add(notice)
+    return result
+
+
+def _transformations(fn: TorchFunction) -> str:
+    names = []
+    while fn is not fn.flat:
+        names.append(type(fn).__name__)
+        fn = fn.fn  # type: ignore[attr-defined]
+    return " ".join(names)
+
+
+def escapes_vmap(error: Exception) -> bool:
+    """Whether a backward runs code of the function again, as torch.utils.checkpoint does, that was under torch.vmap."""
+    return isinstance(error, RuntimeError) and "escaped from inside a function being vmapped" in str(error)
+
+
+def _is_batched(fn: TorchFunction) -> bool:
+    while fn is not fn.flat:
+        if hasattr(fn, "dims"):
+            return True
+        fn = fn.fn  # type: ignore[attr-defined]
+    return False
+
+
+def _imported(array: jax.Array) -> torch.Tensor:
+    return copied_tensor(array) if array.nbytes <= COPIED else shared_tensor(array)
+
+
+def protected(tensors: Sequence[torch.Tensor], arrays: Sequence[jax.Array]) -> contextlib.AbstractContextManager[Any]:
+    """Copies of the large arguments at the first write to them; the others have been copied already."""
+    large = [tensor for tensor, array in zip(tensors, arrays, strict=True) if array.nbytes > COPIED]
+    return CopyOnWrite(large) if large else contextlib.nullcontext()
+
+
+class _Alias(torch.autograd.Function):
+    """The same memory, as a tensor that is neither a leaf nor a view: torch code may write to it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return grad
+
+
+def _not_a_leaf(leaf: torch.Tensor) -> torch.Tensor:
+    return leaf.clone() if leaf.numel() * leaf.itemsize <= COPIED else _Alias.apply(leaf)  # type: ignore[return-value]
+
+
+def _refuse_broken_graph(flat: EagerFunction, outputs: Sequence[torch.Tensor]) -> None:
+    for number, output in enumerate(outputs):
+        if (output.is_floating_point() or output.is_complex()) and not output.requires_grad:
+            raise DifferentiationError(
+                f"Result {number} of `{flat.name}` comes from torch.autograd.grad without `create_graph=True`, so "
+                "torch has no derivative of it. Pass `create_graph=True` there, or `jax.lax.stop_gradient` the result."
+            )
+
+
+def primitive_of_several_results(name: str) -> Primitive:
+    """A primitive with several results."""
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    return primitive
+
+
+def result_avals(fn: TorchFunction, in_avals: Sequence[Any]) -> list[Any]:
+    """The abstract values of the results of a function."""
+    return [call_aval(type_.shape, type_.dtype, in_avals) for type_ in fn.out_types]
+
+
+def token_aval(batch: tuple[int, ...], in_avals: Sequence[Any]) -> Any:
+    """The abstract value of a token."""
+    return call_aval((*batch, 0), np.dtype(np.uint8), in_avals)
+
+
+def lower_as(program: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
+    """A lowering rule that emits ``program(*operands, **params)``, a JAX function."""
+
+    def rule(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
+        return mlir.lower_fun(lambda *xs: program(*xs, **params), multiple_results=True)(ctx, *operands)
+
+    return rule
+
+
+def is_zero(tangent: Any) -> bool:
+    """Whether a tangent or cotangent is symbolically zero."""
+    return type(tangent) is ad.Zero

@@ -1,0 +1,366 @@
+"""The user's function for one eager call, as a function of flat tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from jtbridge import _batch_statistics, _rng
+from jtbridge._compat import FakeTensor, TorchDispatchMode, innermost, inside_functorch, outside_modes, storage_id
+from jtbridge._dtypes import canonical_dtype, numpy_dtype, torch_dtype
+from jtbridge._flat import (
+    ArrayType,
+    Behaviour,
+    FlatFunction,
+    OutputTree,
+    Tensors,
+    TorchFunction,
+    as_tensor,
+    is_array_leaf,
+)
+from jtbridge._pytree import flatten_output, key_order
+from jtbridge._run import KEPT
+from jtbridge._torch_state import TorchState
+from jtbridge._transforms import Jvp, Vjp, Vmap
+from jtbridge._writes import written_tensors
+from jtbridge.errors import DeviceError, MutationError, OutputMismatchError
+from jtbridge.triton import intercepted_launches
+
+# What is assumed of a function that was not traced: its derivatives go by reverse mode alone, and those beyond the
+# first have its normalisations written out.
+_UNKNOWN = Behaviour(inner_autograd=True, fused_norm="any")
+
+
+# Dtypes that JAX has whether or not x64 is on.
+_SAME_IN_JAX = frozenset(
+    {torch.bool, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int32, torch.int16, torch.int8}
+    | {torch.uint8}
+)
+
+
+class EagerFunction(TorchFunction):
+    """The user's function for the arguments of one call.
+
+    Args:
+        name: for messages.
+        call: takes the array arguments alone, as tensors.
+        in_types: of the array arguments, then of the seed if there is one.
+        casts: for array arguments that torch takes in another dtype, their position and that dtype.
+        seeded: whether the last input is a seed.
+        argument_names: of the array arguments; given if the new values of those that are written to are results too.
+        capture: makes the record of the function for traced programs.
+        notices: what the user was told of the function already.
+        roots: gives the objects that state of the function is reached from, with their names.
+
+    Attributes:
+        out_types: the types of its results, once it has run.
+        mutated: which arguments it wrote to, if `argument_names` are given.
+        row_by_row: whether a batch runs one row after another, for torch.vmap cannot batch it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        call: Callable[..., Any],
+        in_types: tuple[ArrayType, ...] = (),
+        casts: tuple[tuple[int, torch.dtype], ...] = (),
+        *,
+        seeded: bool = False,
+        argument_names: tuple[str, ...] | None = None,
+        capture: Callable[[], FlatFunction] | None = None,
+        notices: set[str] | None = None,
+        roots: Callable[[], tuple[tuple[str, Any], ...]] = tuple,
+    ):
+        self.notices = set() if notices is None else notices
+        self.roots = roots
+        self.name = name
+        self.in_types = in_types
+        self.argument_names = argument_names
+        self.mutated: tuple[int, ...] = ()
+        self.row_by_row = False
+        self.seeded = seeded
+        self._call = call
+        self._casts = casts
+        self._capture = capture
+        self._captured: FlatFunction | None = None
+        self._out_types: tuple[ArrayType, ...] | None = None
+        self._tree: Any = None
+        self._order: Any = None  # see `key_order`
+        self._statics: list[Any] = []
+        self._positions: list[int] = []
+        # What the transformations of `jtbridge._transforms` ask of the function they are made from.
+        self.behaviour = _UNKNOWN
+        self.once_differentiable: str | None = None
+        self.double_reverse: set[TorchFunction] = set()
+        self.reads_graph = True
+        self.differentiable_statistics = False
+        self.sequential: set[TorchFunction] = set()
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def flat(self) -> EagerFunction:  # type: ignore[override]
+        return self
+
+    @property
+    def order(self) -> int:
+        return 0
+
+    @property
+    def state(self) -> TorchState:
+        return TorchState.current()
+
+    trace_state = state
+
+    @property
+    def out_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
+        assert self._out_types is not None, "the types of the results are known once the function has run"
+        return self._out_types
+
+    def captured(self) -> FlatFunction:
+        """The record of the same function for a traced program. It is made once, from the state that is found then."""
+        if self._captured is None:
+            assert self._capture is not None
+            self._captured = self._capture()
+            if self._out_types is not None and self._captured.out_types != self._out_types:
+                raise OutputMismatchError(
+                    f"`{self.name}` has other results under a trace than in the eager call whose derivative is taken: "
+                    f"{self._captured.out_types} instead of {self._out_types}."
+                )
+        return self._captured
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(intercepted_launches())  # Triton kernels that it launches run without a GPU too
+            if self.seeded:
+                stack.enter_context(_rng.seeded(tensors[-1]))
+                tensors = tensors[:-1]
+            # A leaf of a graph may not be written to, and an argument may.
+            inputs = [t.clone() if t.requires_grad and t.is_leaf else t for t in tensors]
+            for i, dtype in self._casts:
+                inputs[i] = inputs[i].to(dtype)
+            if self.argument_names is None:
+                return self.flatten(self._call(*inputs))
+            record = stack.enter_context(_WriteRecorder(inputs))
+            out = self._call(*inputs)
+            self.mutated = record.written()
+            return self.flatten(out, [inputs[i] for i in self.mutated])
+
+    def flatten(self, out: Any, mutated: Sequence[torch.Tensor] = ()) -> Tensors:
+        """The tensors in a result of the function, and then those of arguments that it wrote to."""
+        leaves, self._tree = flatten_output(out)
+        self._order = None if isinstance(out, torch.Tensor) else key_order(out)
+        self._positions = [i for i, leaf in enumerate(leaves) if is_array_leaf(leaf, self.row_by_row)]
+        arrays = [self._result(number, leaves[i]) for number, i in enumerate(self._positions)]
+        arrays += [self._result(len(arrays) + number, tensor) for number, tensor in enumerate(mutated)]
+        self._statics = leaves
+        for i in self._positions:
+            self._statics[i] = None
+        self._out_types = tuple(array_type(array) for array in arrays)  # of one row, where torch.vmap has many
+        return tuple(arrays)
+
+    def _result(self, number: int, leaf: Any) -> torch.Tensor:
+        """A leaf of the result as a tensor of a dtype that JAX has now."""
+        tensor = leaf if type(leaf) is torch.Tensor and leaf.layout is torch.strided else as_tensor(leaf)
+        if isinstance(tensor, FakeTensor):
+            raise MutationError(KEPT)
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise DeviceError(
+                f"Result {number} of `{self.name}` lies on device `{tensor.device}`, which JAX does not have. Make "
+                "tensors inside the function on the device of its arguments (`device=x.device`)."
+            )
+        dtype = tensor.dtype
+        if dtype in _SAME_IN_JAX:
+            return tensor
+        wanted = canonical_dtype(numpy_dtype(dtype, f"Result {number} of `{self.name}`"))
+        return tensor.to(torch_dtype(wanted, "a result"))
+
+    def unflatten(self, arrays: Sequence[Any]) -> Any:
+        """The result as the caller gets it, with arrays in the place of tensors."""
+        count = len(self._positions)
+        tree = OutputTree(self._tree, tuple(self._positions), tuple(self._statics), self._order)
+        out = tree.unflatten(arrays[:count])
+        if self.argument_names is None:
+            return out
+        names = [self.argument_names[i] for i in self.mutated]
+        return out, dict(zip(names, arrays[count:], strict=True))
+
+
+def array_type(tensor: torch.Tensor) -> ArrayType:
+    """The type of the array that a result becomes."""
+    return ArrayType(tuple(tensor.shape), numpy_dtype(tensor.dtype, "a result"))
+
+
+@dataclasses.dataclass(frozen=True)
+class EagerVmap(Vmap):
+    """A batch in one call by torch.vmap, or row by row if the function says so."""
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        flat: Any = self.flat
+        if self.size == 0:
+            return self._of_no_rows(tensors)
+        own_seeds = flat.seeded and self.dims[len(flat.in_types) - 1] is not None
+        if flat.row_by_row or own_seeds:
+            return self.by_loop(tensors)
+        if all(dim is None for dim in self.dims):
+            return tuple(y.expand(self.size, *y.shape) for y in self.fn(*tensors))
+        # As in torch, rows of a function without a key draw different numbers; with one key for all, the same ones.
+        randomness = "same" if flat.seeded else "different"
+        with _KnownWrong():
+            return torch.func.vmap(self.fn.__call__, in_dims=self.dims, randomness=randomness)(*tensors)
+
+    def by_loop(self, tensors: Tensors) -> Tensors:
+        """Row by row, each on copies of its own: a row may write to its arguments."""
+        rows = [
+            self.fn(*((t if d is None else t.select(d, i)).clone() for t, d in zip(tensors, self.dims, strict=True)))
+            for i in range(self.size)
+        ]
+        return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+
+    def _of_no_rows(self, tensors: Tensors) -> Tensors:
+        """Results without rows, whose types one row of zeros tells."""
+        row = [
+            t if d is None else t.new_zeros((*t.shape[:d], *t.shape[d + 1 :]))
+            for t, d in zip(tensors, self.dims, strict=True)
+        ]
+        return tuple(y.new_empty((0, *y.shape)) for y in self.fn(*row))
+
+
+@dataclasses.dataclass(frozen=True)
+class EagerJvp(Jvp):
+    """By reverse mode alone: nobody has seen whether torch's forward mode computes the same."""
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        return self.by_reverse_mode(tensors)
+
+
+def as_captured(fn: TorchFunction) -> TorchFunction:
+    """The same transformations of the captured function, for a traced program."""
+    match fn:
+        case EagerFunction():
+            return fn.captured()
+        case Vmap():
+            return Vmap(as_captured(fn.fn), fn.dims, fn.size, fn.summed)
+        case Jvp():
+            return Jvp(as_captured(fn.fn), fn.wrt, fn.outs)
+        case Vjp():
+            return Vjp(as_captured(fn.fn), fn.wrt, fn.outs)
+    raise TypeError(f"{fn!r} is not made from an eager function")
+
+
+class _WriteRecorder(TorchDispatchMode):
+    """Records which of some tensors are written to while it is active: by operators, or behind torch's back."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._tensors = [innermost(tensor) for tensor in tensors]
+        self._before = [_bytes_of(tensor).clone() for tensor in self._tensors]
+        self._written: set[int] = set()
+        self._alive: list[torch.Tensor] = []  # the address of a storage may be used again once that is freed
+
+    def written(self) -> tuple[int, ...]:
+        """The positions of the tensors that were written to."""
+        return tuple(
+            i
+            for i, (tensor, before) in enumerate(zip(self._tensors, self._before, strict=True))
+            if storage_id(tensor) in self._written or not torch.equal(_bytes_of(tensor), before)
+        )
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        for tensor in written_tensors(func, args, kwargs):
+            if tensor.layout is torch.strided:
+                self._alive.append(tensor)
+                self._written.add(storage_id(tensor))
+        return func(*args, **kwargs)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    with outside_modes(), torch.no_grad():
+        return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _median(x: torch.Tensor, median: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """The median of all elements, with a gradient that elements equal to it share."""
+    found = median(x.detach().reshape(-1), 0)[0]
+    chosen = torch.where(x == found, x, 0)
+    return found + ((chosen - chosen.detach()) / (x == found).sum()).sum()
+
+
+# Under torch.vmap these become reductions over one axis, whose gradient is that of one element where several are equal.
+_OF_ALL: dict[Callable[..., Any], Callable[[torch.Tensor], torch.Tensor]] = {
+    **dict.fromkeys((torch.max, torch.Tensor.max), lambda x: x.amax()),
+    **dict.fromkeys((torch.min, torch.Tensor.min), lambda x: x.amin()),
+    **dict.fromkeys((torch.median, torch.Tensor.median), lambda x: _median(x, torch.median)),
+    **dict.fromkeys((torch.nanmedian, torch.Tensor.nanmedian), lambda x: _median(x, torch.nanmedian)),
+}
+
+
+_WRONG_IN_VMAP = (torch.as_strided_scatter, torch.Tensor.as_strided_scatter)
+_ROLLS = (torch.roll, torch.Tensor.roll)
+
+
+def _writes(name: str) -> bool:
+    """Whether a method of that name writes to its tensor."""
+    return (
+        name in ("__setitem__", "__set__")
+        or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__"))
+        or (name.endswith("_") and not name.endswith("__"))
+    )
+
+
+class _KnownWrong(TorchFunctionMode):
+    """Keeps torch.vmap from operators whose batching rule is wrong in silence (torch 2.13): the rows run one by one.
+
+    ``x[i]`` is a view of `x` for a tensor of one integer, and a copy where that is another integer in each row.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._copies = False  # where torch has views
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if self._copies and (_writes(name) or "out" in (kwargs or {})):
+            raise NotImplementedError("torch.vmap takes a copy for `x[i]`, and there is a write")
+        if func is torch.Tensor.__getitem__:
+            parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+            self._copies = self._copies or any(isinstance(part, torch.Tensor) and part.dim() == 0 for part in parts)
+        if func in _WRONG_IN_VMAP:
+            raise NotImplementedError(f"the batching rule of {func.__name__} is wrong")
+        if func in _ROLLS and isinstance(args[0], torch.Tensor) and args[0].dim() == 0:
+            raise NotImplementedError("torch.vmap rolls numbers from row to row")
+        return func(*args, **(kwargs or {}))
+
+
+class InnerAutograd(TorchFunctionMode):
+    """Watches a function whose graph is recorded: it finds calls of torch.autograd.grad and backward inside.
+
+    Reductions of all elements whose gradient is another under torch.vmap are replaced there, and batch_norm where torch
+    refuses running statistics that require a gradient.
+
+    Attributes:
+        breaks_graph: whether one of them was made without ``create_graph=True``, so that torch has no derivative of
+            its result.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.breaks_graph = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in _OF_ALL and len(args) == 1 and not kwargs and inside_functorch() and args[0].dim():
+            return _OF_ALL[func](args[0])
+        if func is torch.autograd.grad or func is torch.Tensor.backward:
+            # grad(outputs, inputs, grad_outputs, retain_graph, create_graph); backward(self, g, retain, create)
+            position = 4 if func is torch.autograd.grad else 3
+            if not kwargs.get("create_graph", args[position] if len(args) > position else False):
+                self.breaks_graph = True
+        return _batch_statistics.call(func, args, kwargs)

@@ -1,0 +1,88 @@
+"""Scaled dot product attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from torch import fx
+
+from jtbridge.kernels._operation import Operation
+from jtbridge.kernels.attention import op as attention
+from jtbridge.kernels.attention.choice import refused_by_cudnn
+from jtbridge.kernels.attention.operation import operation_of_either
+from jtbridge.lowerings._common import out_dtype
+from jtbridge.lowerings._registry import register_lowering
+
+Maybe = jax.Array | None
+
+
+def _attended(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    dropout_p: float,
+    is_causal: bool,
+    mask: Maybe,
+    scale: float | None,
+) -> tuple[Operation, list[jax.Array], bool] | None:
+    """The operation that attention is, its arrays, and whether it may be cuDNN's; None where no kernel applies."""
+    factor = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
+    if dropout_p or factor <= 0 or attention.supports(query, key, value):
+        return None
+    arrays = [query, key, value]
+    kind = "none"
+    if mask is not None:
+        kind = "boolean" if mask.dtype == bool else "additive"
+        arrays.append(mask.reshape((1,) * (4 - mask.ndim) + mask.shape))
+    settings = attention.Settings(factor, None, 0 if is_causal else None, kind, 0.0)
+    if refused_by_cudnn(query, key, settings, logsumexp=False) is None:
+        # The logarithm goes to the backward alone, where it has no cotangent.
+        return operation_of_either(settings, None), arrays, True
+    return attention.operation(settings), arrays, False
+
+
+@register_lowering("_scaled_dot_product_flash_attention_for_cpu", node=True, kernel=True)
+def _attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Maybe = None,
+    scale: float | None = None,
+    node: fx.Node,
+) -> Any:
+    found = _attended(query, key, value, dropout_p, is_causal, attn_mask, scale)
+    if found is None or out_dtype(node, 1) != np.float32:
+        return NotImplemented
+    operation, arrays, _ = found
+    return tuple(operation.forward(*arrays))
+
+
+@register_lowering("_scaled_dot_product_flash_attention_for_cpu_backward", node=True, kernel=True)
+def _attention_backward(
+    grad_out: jax.Array,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    out: jax.Array,
+    logsumexp: jax.Array,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Maybe = None,
+    scale: float | None = None,
+    node: fx.Node,
+) -> Any:
+    del node
+    found = _attended(query, key, value, dropout_p, is_causal, attn_mask, scale)
+    if found is None or logsumexp.dtype != np.float32:
+        return NotImplemented
+    operation, arrays, either = found
+    cotangents = [grad_out] if either else [grad_out, jnp.zeros_like(logsumexp)]
+    return tuple(operation.backward(*arrays, out, logsumexp, *cotangents)[:3])

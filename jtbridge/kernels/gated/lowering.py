@@ -1,0 +1,32 @@
+"""Gated activations, which a model's code rounds before it multiplies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from torch import fx
+
+from jtbridge.kernels._operation import Operation
+from jtbridge.kernels.gated import op as gated
+from jtbridge.lowerings._registry import register_lowering
+
+
+def _operation(activation: str) -> Operation:
+    return gated.operation("gelu_tanh" if activation == "gelu_new" else activation, rounded=True)
+
+
+@register_lowering("jtbridge::gated", node=True, kernel=True)
+def _gated(gate: jax.Array, up: jax.Array, activation: str, *, node: fx.Node) -> Any:
+    del node
+    if gated.supports(gate, up):
+        return NotImplemented
+    return _operation(activation).forward(gate, up)[0]
+
+
+@register_lowering("jtbridge::gated_backward", node=True, kernel=True)
+def _gated_backward(grad: jax.Array, gate: jax.Array, up: jax.Array, activation: str, *, node: fx.Node) -> Any:
+    del node
+    if gated.supports(gate, up) or grad.dtype != gate.dtype:
+        return NotImplemented
+    return tuple(_operation(activation).backward(gate, up, grad))

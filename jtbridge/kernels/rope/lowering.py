@@ -1,0 +1,36 @@
+"""Rotary position embedding, whose products a model's code rounds before it adds them, or does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from torch import fx
+
+from jtbridge.kernels.rope import op as rope
+from jtbridge.kernels.rope.reference import Rotation
+from jtbridge.lowerings._registry import register_lowering
+
+
+@register_lowering("jtbridge::rope", node=True, kernel=True)
+def _rope(
+    x: jax.Array,
+    cos: jax.Array,
+    sin: jax.Array,
+    transposed: bool,
+    interleaved: bool,
+    rounded: bool,
+    rounded_back: bool,
+    *,
+    node: fx.Node,
+) -> Any:
+    del rounded_back, node
+    # One of the two dimensions in the middle is that of the tokens; the other, of the heads, is 1 in the angles.
+    tokens_first = cos.shape[1:3] != (1, x.shape[2])
+    angles = [angle[:, :, 0] if tokens_first else angle[:, 0] for angle in (cos, sin)]
+    if rope.supports(*angles, x):
+        return NotImplemented
+    operation = rope.operation(1, Rotation(rounded, interleaved, tokens_first))
+    given = x[None], *(angle[None] for angle in angles)
+    # Of the backward only the gradient by x is wanted, which x itself has no part in.
+    return (operation.backward(*given, x[None]) if transposed else operation.forward(*given))[0][0]

@@ -1,0 +1,1 @@
+"""Operators of jtbridge's own."""

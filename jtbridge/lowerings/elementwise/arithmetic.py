@@ -1,0 +1,150 @@
+"""Sums, products, quotients and remainders of elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from torch import fx
+
+from jtbridge.lowerings._common import opmath, out_dtype, size_of
+from jtbridge.lowerings._registry import register_lowering
+
+from ._common import elementwise, number, operands, quotient, rounded
+
+
+@register_lowering("add.Tensor", "prims::add", node=True)
+def _add(x: Any, y: Any, *, alpha: Any = 1, node: fx.Node) -> jax.Array:
+    a, b, scale = operands(node, x, y, alpha)
+    return jnp.add(a, b if alpha == 1 else b * scale).astype(out_dtype(node))
+
+
+@register_lowering("add.Scalar", node=True)
+def _add_scalar(x: Any, y: Any, alpha: Any = 1, *, node: fx.Node) -> jax.Array:
+    return _add(x, y, alpha=alpha, node=node)
+
+
+@register_lowering("sub.Tensor", "prims::sub", node=True)
+def _sub(x: Any, y: Any, *, alpha: Any = 1, node: fx.Node) -> jax.Array:
+    a, b, scale = operands(node, x, y, alpha)
+    return jnp.subtract(a, b if alpha == 1 else b * scale).astype(out_dtype(node))
+
+
+@register_lowering("sub.Scalar", node=True)
+def _sub_scalar(x: Any, y: Any, alpha: Any = 1, *, node: fx.Node) -> jax.Array:
+    return _sub(x, y, alpha=alpha, node=node)
+
+
+@register_lowering("rsub.Tensor", node=True)
+def _rsub(x: Any, y: Any, *, alpha: Any = 1, node: fx.Node) -> jax.Array:
+    a, b, scale = operands(node, x, y, alpha)
+    return jnp.subtract(b, a if alpha == 1 else a * scale).astype(out_dtype(node))
+
+
+@register_lowering("rsub.Scalar", node=True)
+def _rsub_scalar(x: Any, y: Any, alpha: Any = 1, *, node: fx.Node) -> jax.Array:
+    return _rsub(x, y, alpha=alpha, node=node)
+
+
+elementwise("mul.Tensor", "mul.Scalar", "prims::mul", exact=True)(jnp.multiply)
+elementwise("div.Tensor", "div.Scalar", exact=True)(quotient)
+elementwise("reciprocal", "prims::reciprocal")(lambda x: jnp.divide(number(1, np.dtype(x.dtype)), x))
+elementwise("neg", "prims::neg")(jnp.negative)
+elementwise("gcd", "prims::gcd")(jnp.gcd)
+elementwise("lcm")(jnp.lcm)
+
+
+@elementwise("prims::div")
+def _div_prim(a: jax.Array, b: jax.Array) -> jax.Array:
+    return _trunc_divide(a, b) if _integral(a) else quotient(a, b)
+
+
+@register_lowering("div.Tensor_mode", "div.Scalar_mode", node=True)
+def _div_mode(x: Any, y: Any, *, rounding_mode: str | None, node: fx.Node) -> jax.Array:
+    dtype = out_dtype(node)
+    a, b = operands(node, x, y, exact=True)
+    if rounding_mode == "trunc" and opmath(dtype) != dtype and size_of(y) != 1:
+        # Torch rounds half precision quotients before it drops the fraction, except by one number.
+        return jnp.trunc(rounded(quotient(a, b), dtype)).astype(dtype)
+    divide = {None: quotient, "trunc": _trunc_divide, "floor": _floor_divide}[rounding_mode]
+    return divide(a, b).astype(dtype)
+
+
+def _trunc_divide(a: jax.Array, b: jax.Array) -> jax.Array:
+    return lax.div(*jnp.broadcast_arrays(a, b)) if _integral(a) else jnp.trunc(quotient(a, b))
+
+
+def _floor_divide(a: jax.Array, b: jax.Array) -> jax.Array:
+    if _integral(a):
+        return jnp.floor_divide(a, b)
+    # Dividing what is left after the remainder is taken off is exact where a / b would round up to an integer.
+    left = _fmod(a, b)
+    quotient = (a - left) / b
+    quotient = jnp.where((left != 0) & ((b < 0) != (left < 0)), quotient - 1, quotient)
+    floor = jnp.floor(quotient)
+    floor = jnp.where(quotient - floor > 0.5, floor + 1, floor)
+    plain = jnp.divide(a, b)
+    return jnp.where(b == 0, plain, jnp.where(quotient == 0, jnp.copysign(jnp.zeros_like(plain), plain), floor))
+
+
+def _fmod(a: jax.Array, b: jax.Array) -> jax.Array:
+    return lax.rem(*jnp.broadcast_arrays(a, b))
+
+
+def _remainder(a: jax.Array, b: jax.Array) -> jax.Array:
+    left = _fmod(a, b)
+    return jnp.where((left != 0) & ((b < 0) != (left < 0)), left + b, left)
+
+
+elementwise("floor_divide", "floor_divide.Scalar", exact=True)(_floor_divide)
+elementwise("fmod.Tensor", "fmod.Scalar", "prims::fmod")(_fmod)
+elementwise("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor", "prims::remainder")(_remainder)
+
+
+def _integral(x: Any) -> bool:
+    return np.dtype(x.dtype).kind in "iu"
+
+
+@register_lowering("addcmul", node=True)
+def _addcmul(x: Any, y: Any, z: Any, *, value: Any = 1, node: fx.Node) -> jax.Array:
+    a, b, c, scale = operands(node, x, y, z, value, exact=True)
+    return (a + (b if value == 1 else b * scale) * c).astype(out_dtype(node))
+
+
+@register_lowering("addcdiv", node=True)
+def _addcdiv(x: Any, y: Any, z: Any, *, value: Any = 1, node: fx.Node) -> jax.Array:
+    a, b, c, scale = operands(node, x, y, z, value, exact=True)
+    return (a + (b if value == 1 else b * scale) / c).astype(out_dtype(node))
+
+
+@elementwise("lerp.Scalar", "lerp.Tensor", exact=True)
+def _lerp(start: jax.Array, end: jax.Array, weight: jax.Array) -> jax.Array:
+    span = end - start
+    # Exact at both ends.
+    return jnp.where(
+        jnp.abs(weight) < 0.5, start + weight * span, end - span * (number(1, np.dtype(span.dtype)) - weight)
+    )
+
+
+@register_lowering("abs", "prims::abs", node=True)
+def _abs(x: jax.Array, *, node: fx.Node) -> jax.Array:
+    return jnp.abs(x.astype(opmath(np.dtype(x.dtype)))).astype(out_dtype(node))
+
+
+@elementwise("sign", "sgn", "prims::sign")
+def _sign(x: jax.Array) -> jax.Array:
+    if x.dtype == bool:
+        return x
+    if not jnp.iscomplexobj(x):
+        # Of a zero it is 0, whatever its sign; jnp.sign keeps the sign.
+        return jnp.where(jnp.isnan(x) | (x == 0), 0, jnp.sign(x)).astype(x.dtype)
+    size = jnp.abs(x)
+    nan = jnp.asarray(complex(np.nan, np.nan), x.dtype)
+    return jnp.where(size == 0, 0, jnp.where(jnp.isinf(size), nan, x / size.astype(x.dtype))).astype(x.dtype)
+
+
+elementwise("deg2rad")(lambda x: x * number(np.pi / 180, np.dtype(x.dtype)))
+elementwise("rad2deg")(lambda x: x * number(180 / np.pi, np.dtype(x.dtype)))

@@ -1,0 +1,43 @@
+"""The bits of an array read as another dtype."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+from torch import fx
+
+from jtbridge.lowerings._common import jax_dtype, out_shape
+from jtbridge.lowerings._registry import register_lowering
+
+
+@register_lowering("view.dtype", "view_copy.dtype", node=True)
+def _view_dtype(x: jax.Array, dtype: torch.dtype, *, node: fx.Node) -> jax.Array:
+    wanted = jax_dtype(dtype)
+    if x.dtype == wanted:
+        return x
+    complex_out, bool_out = wanted.kind == "c", wanted.kind == "b"
+    plain = np.dtype(f"float{4 * wanted.itemsize}") if complex_out else np.dtype(np.uint8) if bool_out else wanted
+    bits = _recast(_plain(jnp.atleast_1d(x)), plain)
+    if complex_out:
+        bits = lax.complex(bits[..., 0::2], bits[..., 1::2])
+    elif bool_out:
+        bits = bits != 0
+    return bits.reshape(out_shape(node))
+
+
+def _plain(x: jax.Array) -> jax.Array:
+    """The same bytes as a dtype that can be reinterpreted; complex numbers as two in the last axis."""
+    if x.dtype.kind == "c":
+        return jnp.stack([lax.real(x), lax.imag(x)], axis=-1).reshape(*x.shape[:-1], 2 * x.shape[-1])
+    return x.astype(jnp.uint8) if x.dtype.kind == "b" else x
+
+
+def _recast(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """The same bytes as another dtype: more or fewer elements in the last axis, in one step, for XLA merges several."""
+    if dtype.itemsize > x.dtype.itemsize:
+        ratio = dtype.itemsize // x.dtype.itemsize
+        return lax.bitcast_convert_type(x.reshape(*x.shape[:-1], x.shape[-1] // ratio, ratio), dtype)
+    return lax.bitcast_convert_type(x, dtype).reshape(*x.shape[:-1], x.shape[-1] * x.dtype.itemsize // dtype.itemsize)

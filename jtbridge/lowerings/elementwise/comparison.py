@@ -1,0 +1,96 @@
+"""Comparisons, tests of one value, and logic on truth values and on bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from torch import fx
+
+from jtbridge.lowerings._common import promoted_dtype
+from jtbridge.lowerings._registry import register_lowering
+
+from ._common import array_of, convert, elementwise
+
+
+def _compare(function: Callable[[Any, Any], Any], name: str) -> None:
+    """A comparison, of elements that are rounded to the dtype torch promotes them to."""
+
+    def lowering(x: Any, y: Any, *, node: fx.Node) -> jax.Array:
+        dtype = promoted_dtype(node)
+        return function(array_of(x, dtype), array_of(y, dtype))
+
+    register_lowering(f"{name}.Tensor", f"{name}.Scalar", f"prims::{name}", node=True)(lowering)
+
+
+_compare(jnp.equal, "eq")
+_compare(jnp.not_equal, "ne")
+_compare(jnp.less, "lt")
+_compare(jnp.less_equal, "le")
+_compare(jnp.greater, "gt")
+_compare(jnp.greater_equal, "ge")
+
+
+register_lowering("isnan")(lambda x: jnp.isnan(x))
+register_lowering("isinf")(lambda x: jnp.isinf(x))
+register_lowering("prims::isfinite")(lambda x: jnp.isfinite(x))
+register_lowering("isposinf")(lambda x: jnp.isinf(x) & (x > 0))
+register_lowering("isneginf")(lambda x: jnp.isinf(x) & (x < 0))
+
+
+@register_lowering("signbit", "prims::signbit")
+def _signbit(x: jax.Array) -> jax.Array:
+    return jnp.signbit(x) if jnp.issubdtype(x.dtype, jnp.floating) else x < jnp.zeros((), x.dtype)
+
+
+def _logical(function: Callable[..., Any], name: str) -> None:
+    register_lowering(name)(lambda *args: function(*(array_of(x, np.dtype(bool)) for x in args)))
+
+
+_logical(jnp.logical_and, "logical_and")
+_logical(jnp.logical_or, "logical_or")
+_logical(jnp.logical_xor, "logical_xor")
+_logical(jnp.logical_not, "logical_not")
+
+
+def _bitwise(function: Callable[[Any, Any], Any], name: str) -> None:
+    elementwise(f"{name}.Tensor", f"{name}.Scalar", f"{name}.Scalar_Tensor", f"prims::{name}")(function)
+
+
+_bitwise(jnp.bitwise_and, "bitwise_and")
+_bitwise(jnp.bitwise_or, "bitwise_or")
+_bitwise(jnp.bitwise_xor, "bitwise_xor")
+elementwise("bitwise_not", "prims::bitwise_not")(jnp.bitwise_not)
+
+
+@elementwise(
+    "bitwise_left_shift.Tensor",
+    "bitwise_left_shift.Tensor_Scalar",
+    "bitwise_left_shift.Scalar_Tensor",
+    "__lshift__.Tensor",
+    "__lshift__.Scalar",
+    "prims::shift_left",
+)
+def _left_shift(x: jax.Array, by: jax.Array) -> jax.Array:
+    bits = 8 * np.dtype(x.dtype).itemsize
+    inside = (by >= 0) & (by < bits)
+    return jnp.where(inside, jnp.left_shift(x, jnp.where(inside, by, 0)), 0)
+
+
+@elementwise(
+    "bitwise_right_shift.Tensor",
+    "bitwise_right_shift.Tensor_Scalar",
+    "bitwise_right_shift.Scalar_Tensor",
+    "__rshift__.Tensor",
+    "__rshift__.Scalar",
+    "prims::shift_right_arithmetic",
+)
+def _right_shift(x: jax.Array, by: jax.Array) -> jax.Array:
+    bits = 8 * np.dtype(x.dtype).itemsize
+    inside = (by >= 0) & (by < bits)
+    # All bits shifted out leave the sign.
+    gone = jnp.where(x < 0, convert(jnp.asarray(-1), np.dtype(x.dtype)), jnp.zeros((), x.dtype))
+    return jnp.where(inside, jnp.right_shift(x, jnp.where(inside, by, 0)), gone)

@@ -1,0 +1,38 @@
+"""Trigonometric and hyperbolic functions and their inverses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._common import elementwise
+from .exponential import by_conjugates
+
+
+def _function(function: Callable[..., Any], name: str) -> None:
+    elementwise(name, f"prims::{name}")(function)
+
+
+_function(jnp.sin, "sin")
+_function(jnp.cos, "cos")
+_function(jnp.tan, "tan")
+_function(jnp.arctan, "atan")
+_function(jnp.arctan2, "atan2")
+_function(jnp.sinh, "sinh")
+_function(jnp.cosh, "cosh")
+_function(jnp.tanh, "tanh")
+_function(jnp.arcsinh, "asinh")
+_function(jnp.arctanh, "atanh")
+
+
+def _with_cuts(function: Callable[[jax.Array], jax.Array], name: str) -> None:
+    """A function whose cuts, for complex numbers, are on the real axis."""
+    _function(lambda x: by_conjugates(function, x) if jnp.iscomplexobj(x) else function(x), name)
+
+
+_with_cuts(jnp.arcsin, "asin")
+_with_cuts(jnp.arccos, "acos")
+_with_cuts(jnp.arccosh, "acosh")

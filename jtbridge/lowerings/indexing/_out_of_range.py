@@ -1,0 +1,61 @@
+"""Indices for which torch raises on a CPU. A compiled program cannot raise, so its results say so.
+
+Reading there gives no number: NaN, for integers the least value of the dtype, False. (Of int64 it is the number whose
+halves are both the least int32, for int64 results become int32 while x64 is off.) After a write there the whole
+result is no number, for a write that is dropped in silence could not be told from one that took place. Negative indices
+count from the end where torch's own operator has it so, and are out of range elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jtbridge._dtypes import NO_INT64
+
+Places = tuple[Any, ...]
+
+
+def no_number(dtype: np.dtype) -> Any:
+    """What stands for a value that torch would not compute."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return complex(np.nan, np.nan)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return float("nan")
+    if dtype == np.int64:
+        return NO_INT64
+    return False if dtype == np.bool_ else int(jnp.iinfo(dtype).min)
+
+
+def read(x: jax.Array, places: Places, *, wrap: bool) -> jax.Array:
+    """Elements at places; no number where a place is out of range."""
+    return x.at[places].get(mode="fill", fill_value=no_number(x.dtype), wrap_negative_indices=wrap)
+
+
+def read_along(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
+    """Elements at positions along an axis, one for each element of `index`; no negative positions."""
+    inside = jnp.where(index < 0, jnp.asarray(x.shape[axis], index.dtype), index)
+    return jnp.take_along_axis(x, inside, axis, mode="fill", fill_value=no_number(x.dtype))
+
+
+def is_outside(shape: Sequence[int], places: Places, *, wrap: bool) -> jax.Array:
+    """Whether any of the places, one index array or slice for each axis, is out of range."""
+    outside = jnp.zeros((), bool)
+    for place, size in zip(places, shape, strict=False):
+        if not isinstance(place, slice):
+            outside |= jnp.any((place >= size) | (place < (-size if wrap else 0)))
+    return outside
+
+
+def no_number_if(outside: jax.Array, result: jax.Array) -> jax.Array:
+    """`result`, or no number for all of it. A branch, not a selection: then `result` need not be copied."""
+
+    def nothing(x: jax.Array) -> jax.Array:
+        return jnp.full_like(x, no_number(x.dtype))
+
+    return lax.cond(outside, nothing, lambda x: x, result)

@@ -1,0 +1,168 @@
+"""Sums, means and maxima over bags of rows of a table.
+
+A bag is a run of row numbers; ``offsets`` says where each starts. Torch's operators give, beside the result, the bag
+of each row number, the size of each bag and, for a maximum, the row it came from, which their gradients use.
+
+Gradients scaled by frequency are divided by how often a row occurs, as documented; torch's CPU kernel mixes up rows.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from torch import fx
+
+from jtbridge.lowerings._common import opmath, out_dtype, out_shape
+from jtbridge.lowerings._registry import register_lowering
+
+from ._out_of_range import read
+from .embedding import summed_rows
+
+_SUM, _MEAN, _MAX = 0, 1, 2
+
+
+def _bags(offsets: jax.Array, length: int) -> jax.Array:
+    """The bag of each position."""
+    places = jnp.arange(length, dtype=offsets.dtype)
+    return jnp.searchsorted(offsets, places, side="right").astype(offsets.dtype) - 1
+
+
+@register_lowering("_embedding_bag", "_embedding_bag_forward_only", node=True)
+def _embedding_bag(
+    weight: jax.Array,
+    indices: jax.Array,
+    offsets: jax.Array,
+    scale_grad_by_freq: bool = False,
+    mode: int = _SUM,
+    sparse: bool = False,
+    per_sample_weights: jax.Array | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+    *,
+    node: fx.Node,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    del scale_grad_by_freq, sparse  # of the gradient only
+    count = out_shape(node)[0]
+    bags = _bags(offsets[:count], indices.size)
+    kept = jnp.where(indices == padding_idx, count, bags) if padding_idx >= 0 else bags  # out of range: dropped
+    size = jnp.zeros(count, bags.dtype).at[kept].add(1, mode="drop")
+    rows = read(weight, (indices,), wrap=False)
+    source = jnp.zeros(out_shape(node, 3), out_dtype(node, 3))
+    if mode == _MAX:
+        value, source = _maximum(rows, indices, kept, size)
+    else:
+        value = _total(rows, per_sample_weights, kept, count)
+        if mode == _MEAN:
+            value = value / jnp.maximum(size, 1).astype(value.dtype)[:, None]
+            source = jnp.pad(size, (0, source.shape[0] - count))
+        value = value.astype(weight.dtype)
+    # Torch's trace has a size more than there are bags where a last offset says where they end.
+    sizes = jnp.pad(size if mode != _SUM else jnp.zeros_like(size), (0, out_shape(node, 2)[0] - count))
+    offset2bag = bags if out_shape(node, 1) == bags.shape else jnp.zeros(out_shape(node, 1), bags.dtype)
+    return (
+        value,
+        offset2bag.astype(out_dtype(node, 1)),
+        sizes.astype(out_dtype(node, 2)),
+        source.astype(out_dtype(node, 3)),
+    )
+
+
+def _total(rows: jax.Array, scale: jax.Array | None, bags: jax.Array, count: int) -> jax.Array:
+    rows = rows.astype(opmath(rows.dtype))
+    if scale is not None:
+        rows = rows * scale.astype(rows.dtype)[:, None]
+    return jnp.zeros((count, rows.shape[1]), rows.dtype).at[bags].add(rows, mode="drop")
+
+
+def _maximum(rows: jax.Array, indices: jax.Array, bags: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The greatest element of each bag and column, and its row's number: the first of equal ones; 0 without any."""
+    count = size.shape[0]
+    shape = (count, rows.shape[1])
+    greatest = jnp.full(shape, -jnp.inf, rows.dtype).at[bags].max(rows, mode="drop")
+    reached = rows == greatest.at[bags].get(mode="clip")
+    order = jnp.arange(rows.shape[0])[:, None]
+    first = jnp.full(shape, rows.shape[0]).at[bags].min(jnp.where(reached, order, rows.shape[0]), mode="drop")
+    filled = size[:, None] > 0
+    number = indices.at[first].get(mode="clip")
+    return jnp.where(filled, greatest, 0).astype(rows.dtype), jnp.where(filled, number, 0)
+
+
+@register_lowering("_embedding_bag_dense_backward")
+def _embedding_bag_dense_backward(
+    grad: jax.Array,
+    indices: jax.Array,
+    offset2bag: jax.Array,
+    bag_size: jax.Array,
+    maximum_indices: jax.Array,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: jax.Array | None,
+    padding_idx: int = -1,
+) -> jax.Array:
+    if mode == _MAX:
+        dtype = grad.dtype
+        grad = jnp.where(bag_size[:, None] > 0, grad, 0).astype(opmath(dtype))
+        columns = jnp.arange(grad.shape[1])
+        total = jnp.zeros((num_weights, grad.shape[1]), grad.dtype)
+        return total.at[maximum_indices, columns].add(grad, mode="drop").astype(dtype)
+    of_rows = grad.at[offset2bag].get(mode="clip")
+    if per_sample_weights is not None:
+        of_rows = of_rows * per_sample_weights.astype(grad.dtype)[:, None]
+    if mode == _MEAN:
+        sizes = jnp.maximum(bag_size.at[offset2bag].get(mode="clip"), 1)
+        of_rows = of_rows / sizes.astype(grad.dtype)[:, None]
+    return summed_rows(of_rows, indices, num_weights, padding_idx, scale_grad_by_freq)
+
+
+@register_lowering("_embedding_bag_backward")
+def _embedding_bag_backward(
+    grad: jax.Array,
+    indices: jax.Array,
+    offsets: jax.Array,
+    offset2bag: jax.Array,
+    bag_size: jax.Array,
+    maximum_indices: jax.Array,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: jax.Array | None,
+    padding_idx: int = -1,
+) -> jax.Array:
+    del sparse
+    return _embedding_bag_dense_backward(
+        grad,
+        indices,
+        _known_bags(offset2bag, offsets, indices, grad.shape[0]),
+        bag_size,
+        maximum_indices,
+        num_weights,
+        scale_grad_by_freq,
+        mode,
+        per_sample_weights,
+        padding_idx,
+    )
+
+
+def _known_bags(offset2bag: jax.Array, offsets: jax.Array, indices: jax.Array, count: int) -> jax.Array:
+    """The bag of each position, which a forward operator that did not need it leaves out."""
+    return offset2bag if offset2bag.size else _bags(offsets[:count], indices.size)
+
+
+@register_lowering("_embedding_bag_per_sample_weights_backward")
+def _embedding_bag_per_sample_weights_backward(
+    grad: jax.Array,
+    weight: jax.Array,
+    indices: jax.Array,
+    offsets: jax.Array,
+    offset2bag: jax.Array,
+    mode: int,
+    padding_idx: int = -1,
+) -> jax.Array:
+    del mode  # weights of samples go with sums only
+    bags = _known_bags(offset2bag, offsets, indices, grad.shape[0])
+    dtype = opmath(grad.dtype)
+    rows = read(weight, (indices,), wrap=False).astype(dtype)
+    products = jnp.sum(rows * grad.at[bags].get(mode="clip").astype(dtype), axis=1)
+    return jnp.where(indices == padding_idx, 0, products).astype(grad.dtype)

@@ -1,0 +1,225 @@
+"""Writing values to positions given by index tensors, alone or combined with what is there.
+
+See :mod:`._out_of_range` for indices that torch refuses. Where several values meet in one
+position and are not combined, one of them stays; torch does not say which either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from torch import fx
+
+from jtbridge.lowerings._common import axis_of, opmath
+from jtbridge.lowerings._registry import register_lowering
+from jtbridge.lowerings.shape._common import box, cast, positions
+
+from ._out_of_range import is_outside, no_number_if
+
+Places = tuple[Any, ...]
+
+
+def at_axis(index: jax.Array, axis: int) -> Places:
+    """What selects by `index` along one axis."""
+    return (*(slice(None),) * axis, index)
+
+
+def _along(index: jax.Array, axis: int) -> Places:
+    """Index arrays for each element of `index`, which replaces its own coordinate along an axis."""
+    return tuple(index if i == axis else positions(index.shape, i) for i in range(index.ndim))
+
+
+def write(x: jax.Array, places: Places, values: jax.Array, how: str, wrap: bool = True) -> jax.Array:
+    """`x` with values written to places: ``set``, or combined by ``sum``, ``prod``, ``amax`` or ``amin``.
+
+    Half precision is accumulated in single precision and rounded once.
+    """
+    dtype = x.dtype
+    if how in ("sum", "prod"):
+        if dtype.kind == "b":
+            how = "amax" if how == "sum" else "amin"
+        x, values = x.astype(opmath(dtype)), values.astype(opmath(dtype))
+    target = x.at[places]
+    operation = {
+        "set": target.set,
+        "sum": target.add,
+        "prod": target.multiply,
+        "amax": target.max,
+        "amin": target.min,
+    }[how]
+    return operation(values, mode="drop", wrap_negative_indices=wrap).astype(dtype)
+
+
+def checked_write(
+    x: jax.Array, places: Places, values: jax.Array, how: str, node: fx.Node | None, *, wrap: bool
+) -> jax.Array:
+    """:func:`write`; no number at all if a place is out of range."""
+    return _checked(write(x, places, values, how, wrap), places, node, wrap=wrap)
+
+
+def _checked(result: jax.Array, places: Places, node: fx.Node | None, *, wrap: bool) -> jax.Array:
+    """What was written to places. A backward is not looked at, for its indices are those of a forward."""
+    if node is None or (node.meta.get("custom") or {}).get("backward"):
+        return result
+    return no_number_if(is_outside(result.shape, places, wrap=wrap), result)
+
+
+def _scatter(x: jax.Array, dim: int, index: jax.Array, src: Any, how: str, node: fx.Node) -> jax.Array:
+    """Torch's scatter: `index` may be smaller than `x`, and `src` larger than `index`."""
+    if index.size == 0:
+        return x
+    if x.ndim == 0 or index.ndim == 0:
+        src = src if jnp.ndim(src) == 0 else jnp.reshape(src, -1)
+        return _scatter(x.reshape(-1), 0, index.reshape(-1), src, how, node).reshape(x.shape)
+    if jnp.ndim(src) == index.ndim:
+        src = box(src, [0] * index.ndim, index.shape)
+    axis = axis_of(dim, x.ndim)
+    return checked_write(x, _along(index, axis), jnp.asarray(src), how, node, wrap=False)
+
+
+_OLD_NAMES = {"add": "sum", "multiply": "prod"}
+
+
+@register_lowering("scatter.src", node=True)
+def _scatter_src(x: jax.Array, dim: int, index: jax.Array, src: jax.Array, *, node: fx.Node) -> jax.Array:
+    return _scatter(x, dim, index, src, "set", node)
+
+
+@register_lowering("scatter.value", node=True)
+def _scatter_value(x: jax.Array, dim: int, index: jax.Array, value: Any, *, node: fx.Node) -> jax.Array:
+    return _scatter(x, dim, index, jnp.asarray(value, x.dtype), "set", node)
+
+
+@register_lowering("scatter.reduce", node=True)
+def _scatter_old_reduce(
+    x: jax.Array, dim: int, index: jax.Array, src: jax.Array, *, reduce: str, node: fx.Node
+) -> jax.Array:
+    return _scatter(x, dim, index, src, _OLD_NAMES[reduce], node)
+
+
+@register_lowering("scatter.value_reduce", node=True)
+def _scatter_value_reduce(
+    x: jax.Array, dim: int, index: jax.Array, value: Any, *, reduce: str, node: fx.Node
+) -> jax.Array:
+    return _scatter(x, dim, index, jnp.asarray(value, x.dtype), _OLD_NAMES[reduce], node)
+
+
+@register_lowering("scatter_add", node=True)
+def _scatter_add(x: jax.Array, dim: int, index: jax.Array, src: jax.Array, *, node: fx.Node) -> jax.Array:
+    return _scatter(x, dim, index, src, "sum", node)
+
+
+@register_lowering("scatter_reduce.two", node=True)
+def _scatter_reduce(
+    x: jax.Array,
+    dim: int,
+    index: jax.Array,
+    src: jax.Array,
+    reduce: str,
+    *,
+    include_self: bool = True,
+    node: fx.Node,
+) -> jax.Array:
+    if index.size == 0:
+        return x
+    if x.ndim == 0 or index.ndim == 0:
+        flat = [a.reshape(-1) for a in (x, index, src)]
+        result = _scatter_reduce(flat[0], 0, *flat[1:], reduce, include_self=include_self, node=node)
+        return result.reshape(x.shape)
+    places = _along(index, axis_of(dim, x.ndim))
+    return _reduced(x, places, box(src, [0] * index.ndim, index.shape), reduce, include_self, node)
+
+
+@register_lowering("index_reduce", node=True)
+def _index_reduce(
+    x: jax.Array,
+    dim: int,
+    index: jax.Array,
+    source: jax.Array,
+    reduce: str,
+    *,
+    include_self: bool = True,
+    node: fx.Node,
+) -> jax.Array:
+    if x.ndim == 0:
+        flat = _index_reduce(x.reshape(1), 0, index, source.reshape(-1), reduce, include_self=include_self, node=node)
+        return flat.reshape(())
+    places = at_axis(index.reshape(-1), axis_of(dim, x.ndim))
+    return _reduced(x, places, source.reshape(_selected_shape(x, dim, index)), reduce, include_self, node)
+
+
+def _reduced(
+    x: jax.Array, places: Places, values: jax.Array, reduce: str, include_self: bool, node: fx.Node
+) -> jax.Array:
+    """`values` reduced into places of `x`; without `include_self`, what is there first is left out."""
+    dtype = x.dtype
+    how = "sum" if reduce == "mean" else reduce
+    if reduce in ("sum", "mean", "prod"):
+        x, values = x.astype(opmath(dtype)), values.astype(opmath(dtype))
+    if not include_self:
+        start = jnp.broadcast_to(_identity(how, x.dtype), values.shape)
+        x = write(x, places, start, "set", wrap=False)
+    result = write(x, places, values, how, wrap=False)
+    if reduce == "mean":
+        count = jnp.full(x.shape, include_self, jnp.int32)
+        count = jnp.maximum(count.at[places].add(jnp.ones(values.shape, jnp.int32), mode="drop"), 1)
+        count = count.astype(x.dtype)
+        result = result // count if jnp.issubdtype(x.dtype, jnp.integer) else result / count
+    return _checked(result.astype(dtype), places, node, wrap=False)
+
+
+def _identity(how: str, dtype: np.dtype) -> jax.Array:
+    """What a reduction starts from."""
+    if how in ("sum", "prod"):
+        return jnp.asarray(how == "prod", dtype)
+    if dtype.kind == "b":
+        return jnp.asarray(how == "amin")
+    if jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        return jnp.asarray(limits.min if how == "amax" else limits.max, dtype)
+    return jnp.asarray(-jnp.inf if how == "amax" else jnp.inf, dtype)
+
+
+def _selected_shape(x: jax.Array, dim: int, index: jax.Array) -> Sequence[int]:
+    axis = axis_of(dim, x.ndim)
+    return (*x.shape[:axis], index.size, *x.shape[axis + 1 :])
+
+
+@register_lowering("index_add", node=True)
+def _index_add(
+    x: jax.Array, dim: int, index: jax.Array, source: jax.Array, *, alpha: Any = 1, node: fx.Node
+) -> jax.Array:
+    return _index_write(x, dim, index, _scaled(source, alpha), "sum", node)
+
+
+def _scaled(source: jax.Array, alpha: Any) -> jax.Array:
+    if alpha == 1:
+        return source
+    if source.dtype == bool:
+        return source & bool(alpha)
+    return source * jnp.asarray(alpha, source.dtype)
+
+
+@register_lowering("index_copy", node=True)
+def _index_copy(x: jax.Array, dim: int, index: jax.Array, source: jax.Array, *, node: fx.Node) -> jax.Array:
+    return _index_write(x, dim, index, source, "set", node)
+
+
+@register_lowering("index_fill.int_Scalar", "index_fill.int_Tensor", node=True)
+def _index_fill(x: jax.Array, dim: int, index: jax.Array, value: Any, *, node: fx.Node) -> jax.Array:
+    filler = cast(value, x.dtype) if isinstance(value, jax.Array) else jnp.asarray(value, x.dtype)
+    shape = _selected_shape(x.reshape(1) if x.ndim == 0 else x, dim, index)
+    return _index_write(x, dim, index, jnp.broadcast_to(filler, shape), "set", node, wrap=True)
+
+
+def _index_write(
+    x: jax.Array, dim: int, index: jax.Array, source: jax.Array, how: str, node: fx.Node, wrap: bool = False
+) -> jax.Array:
+    if x.ndim == 0:
+        return _index_write(x.reshape(1), 0, index, source.reshape(-1), how, node, wrap).reshape(())
+    places = at_axis(index.reshape(-1), axis_of(dim, x.ndim))
+    return checked_write(x, places, source.reshape(_selected_shape(x, dim, index)), how, node, wrap=wrap)

@@ -1,0 +1,65 @@
+"""Discrete Fourier transforms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jtbridge.lowerings._common import axis_of, size_of
+from jtbridge.lowerings._registry import register_lowering
+
+# torch's codes: divide by nothing, by the root of the number of elements, by the number.
+_DIVISORS = {0: lambda n: 1.0, 1: math.sqrt, 2: float}
+
+
+def _scaled(x: jax.Array, count: int, normalization: int) -> jax.Array:
+    divisor = _DIVISORS[normalization](count)
+    return x if divisor == 1.0 else x * jnp.asarray(1.0 / divisor, x.real.dtype)
+
+
+def _complex_transform(x: jax.Array, axes: Sequence[int], forward: bool) -> jax.Array:
+    """The transform without a divisor, dimension by dimension."""
+    if size_of(x) == 0:
+        return x
+    for axis in axes:
+        x = jnp.fft.fft(x, axis=axis) if forward else jnp.fft.ifft(x, axis=axis, norm="forward")
+    return x
+
+
+def _count(x: jax.Array, axes: Sequence[int]) -> int:
+    return math.prod(x.shape[axis] for axis in axes)
+
+
+@register_lowering("_fft_c2c")
+def _c2c(x: jax.Array, dim: Sequence[int], normalization: int, forward: bool) -> jax.Array:
+    axes = [axis_of(d, x.ndim) for d in dim]
+    return _scaled(_complex_transform(x, axes, forward), _count(x, axes), normalization)
+
+
+@register_lowering("_fft_r2c")
+def _r2c(x: jax.Array, dim: Sequence[int], normalization: int, onesided: bool) -> jax.Array:
+    axes = [axis_of(d, x.ndim) for d in dim]
+    if not onesided:
+        x = x.astype(np.complex128 if x.dtype == np.float64 else np.complex64)
+        return _c2c(x, dim, normalization, True)
+    count = _count(x, axes)
+    if size_of(x) == 0:
+        shape = [n // 2 + 1 if i == axes[-1] else n for i, n in enumerate(x.shape)]
+        return jnp.zeros(shape, np.complex128 if x.dtype == np.float64 else np.complex64)
+    y = _complex_transform(jnp.fft.rfft(x, axis=axes[-1]), axes[:-1], True)
+    return _scaled(y, count, normalization)
+
+
+@register_lowering("_fft_c2r")
+def _c2r(x: jax.Array, dim: Sequence[int], normalization: int, last_dim_size: int) -> jax.Array:
+    axes = [axis_of(d, x.ndim) for d in dim]
+    shape = [last_dim_size if i == axes[-1] else n for i, n in enumerate(x.shape)]
+    if math.prod(shape) == 0 or size_of(x) == 0:
+        return jnp.zeros(shape, x.real.dtype)
+    y = _complex_transform(x, axes[:-1], False)
+    y = jnp.fft.irfft(y, n=last_dim_size, axis=axes[-1], norm="forward")
+    return _scaled(y, _count(y, axes), normalization)

@@ -1,0 +1,201 @@
+"""Convolutions of one to three dimensions, transposed ones included, and their gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jtbridge.lowerings._registry import register_lowering
+
+Sizes = Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Window:
+    """A convolution's geometry as XLA has it: transposed ones spread the input out, with the kernel turned round."""
+
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    spread: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+def _full(sizes: Sizes, ndim: int) -> tuple[int, ...]:
+    return tuple(sizes) * ndim if len(sizes) == 1 else tuple(sizes)
+
+
+def _window(kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int) -> _Window:
+    n = len(kernel)
+    pads = tuple((p, p) for p in _full(padding, n))
+    return _Window(_full(stride, n), pads, (1,) * n, _full(dilation, n), groups)
+
+
+def _transposed_window(
+    kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, more: Sizes, groups: int
+) -> _Window:
+    n = len(kernel)
+    dilation = _full(dilation, n)
+    margins = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, _full(padding, n), strict=True)]
+    pads = tuple((m, m + extra) for m, extra in zip(margins, _full(more, n), strict=True))
+    return _Window((1,) * n, pads, _full(stride, n), tuple(dilation), groups)
+
+
+def _turned(weight: jax.Array, groups: int) -> jax.Array:
+    """A transposed convolution's weight as that of the convolution it amounts to."""
+    ins, outs, *kernel = weight.shape
+    weight = jnp.flip(weight, range(2, weight.ndim)).reshape(groups, ins // groups, outs, *kernel)
+    return jnp.swapaxes(weight, 1, 2).reshape(groups * outs, ins // groups, *kernel)
+
+
+def _convolved(x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return _convolved_by_taps(x, weight, window)
+    return lax.conv_general_dilated(
+        x, weight, window.strides, window.padding, window.spread, window.dilation, feature_group_count=window.groups
+    )
+
+
+def _convolved_by_taps(x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
+    """A sum of products over the kernel's elements. GPUs have no convolution of integers."""
+    zero = np.zeros((), x.dtype)
+    x = lax.pad(x, zero, [(0, 0, 0)] * 2 + [(*p, s - 1) for p, s in zip(window.padding, window.spread, strict=True)])
+    kernel = weight.shape[2:]
+    reach = [d * (k - 1) for d, k in zip(window.dilation, kernel, strict=True)]
+    lengths = [(n - r - 1) // s + 1 for n, r, s in zip(x.shape[2:], reach, window.strides, strict=True)]
+    batch, groups = x.shape[0], window.groups
+    total = jnp.zeros((batch, groups, weight.shape[0] // groups, *lengths), x.dtype)
+    for tap in itertools.product(*map(range, kernel)):
+        part = x
+        for axis, (i, d, n, s) in enumerate(zip(tap, window.dilation, lengths, window.strides, strict=True), 2):
+            part = lax.slice_in_dim(part, i * d, i * d + (n - 1) * s + 1, s, axis)
+        part = part.reshape(batch, groups, -1, *lengths)
+        taken = weight[(..., *tap)].reshape(groups, -1, weight.shape[1])
+        total = total + jnp.einsum("goi,bgi...->bgo...", taken, part)
+    return total.reshape(batch, -1, *lengths)
+
+
+def _linear(
+    weight_shape: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """The convolution as a function of input and weight, without bias."""
+    kernel = weight_shape[2:]
+    if not transposed:
+        window = _window(kernel, stride, padding, dilation, groups)
+        return lambda x, weight: _convolved(x, weight, window)
+    window = _transposed_window(kernel, stride, padding, dilation, output_padding, groups)
+    return lambda x, weight: _convolved(x, _turned(weight, groups), window)
+
+
+def _biased(y: jax.Array, bias: jax.Array | None) -> jax.Array:
+    return y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2))
+
+
+@register_lowering("convolution", "convolution_overrideable", "_convolution")
+def _convolution(
+    x: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+    *_: bool,
+) -> jax.Array:
+    convolve = _linear(weight.shape, stride, padding, dilation, transposed, output_padding, groups)
+    return _biased(convolve(x, weight), bias)
+
+
+@register_lowering("convolution_backward")
+def _convolution_backward(
+    grad: jax.Array,
+    x: jax.Array,
+    weight: jax.Array,
+    bias_sizes: Sizes | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Any, Any, Any]:
+    del bias_sizes
+    convolve = _linear(weight.shape, stride, padding, dilation, transposed, output_padding, groups)
+    by_input = by_weight = by_bias = None
+    if output_mask[0]:
+        (by_input,) = jax.linear_transpose(lambda a: convolve(a, weight), x)(grad)
+    if output_mask[1]:
+        (by_weight,) = jax.linear_transpose(lambda w: convolve(x, w), weight)(grad)
+    if output_mask[2]:
+        by_bias = jnp.sum(grad, axis=(0, *range(2, grad.ndim)), dtype=grad.dtype)
+    return by_input, by_weight, by_bias
+
+
+@register_lowering("_slow_conv2d_forward", "slow_conv3d_forward")
+def _slow_convolution(
+    x: jax.Array,
+    weight: jax.Array,
+    kernel_size: Sizes,
+    bias: jax.Array | None,
+    stride: Sizes,
+    padding: Sizes,
+) -> jax.Array:
+    return _slow_dilated_convolution(x, weight, kernel_size, bias, stride, padding)
+
+
+@register_lowering("slow_conv_dilated2d", "slow_conv_dilated3d", "_conv_depthwise2d", "conv_depthwise3d")
+def _slow_dilated_convolution(
+    x: jax.Array,
+    weight: jax.Array,
+    kernel_size: Sizes,
+    bias: jax.Array | None = None,
+    stride: Sizes = (1,),
+    padding: Sizes = (0,),
+    dilation: Sizes = (1,),
+) -> jax.Array:
+    weight = weight.reshape(weight.shape[0], -1, *kernel_size)  # some come as a matrix
+    batched = x if x.ndim == weight.ndim else x[None]
+    groups = batched.shape[1] // weight.shape[1]
+    window = _window(kernel_size, stride, padding, dilation, groups)
+    y = _biased(_convolved(batched, weight, window), bias)
+    return y if x.ndim == weight.ndim else y[0]
+
+
+@register_lowering("slow_conv_transpose2d", "slow_conv_transpose3d")
+def _slow_transposed_convolution(
+    x: jax.Array,
+    weight: jax.Array,
+    kernel_size: Sizes,
+    bias: jax.Array | None = None,
+    stride: Sizes = (1,),
+    padding: Sizes = (0,),
+    output_padding: Sizes = (0,),
+    dilation: Sizes = (1,),
+) -> jax.Array:
+    batched = x if x.ndim == weight.ndim else x[None]
+    window = _transposed_window(kernel_size, stride, padding, dilation, output_padding, 1)
+    y = _biased(_convolved(batched, _turned(weight, 1), window), bias)
+    return y if x.ndim == weight.ndim else y[0]
+
+
+@register_lowering("conv_tbc")
+def _conv_tbc(x: jax.Array, weight: jax.Array, bias: jax.Array, pad: int = 0) -> jax.Array:
+    """Of (time, batch, channel) by (kernel, channel in, channel out)."""
+    y = _convolved(jnp.transpose(x, (1, 2, 0)), jnp.transpose(weight, (2, 1, 0)), _window((1,), (1,), (pad,), (1,), 1))
+    return jnp.transpose(y, (2, 0, 1)) + bias

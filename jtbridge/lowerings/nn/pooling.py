@@ -1,0 +1,199 @@
+"""Average and maximum pooling over windows of a fixed size, and their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jtbridge.lowerings._common import opmath
+from jtbridge.lowerings._registry import register_lowering
+from jtbridge.lowerings.indexing._out_of_range import is_outside, no_number_if
+
+from ._windows import Windows, added_to_planes, flat_positions, larger, lowest, put_into_planes, windows
+
+Sizes = Sequence[int]
+
+
+def _divisors(w: Windows, count_include_pad: bool) -> np.ndarray:
+    """How many elements each window has; padding counts if asked for, but not beyond what was asked for."""
+    counts = np.ones((), np.int64)
+    for n, o, k, s, p in zip(w.inputs, w.outputs, w.kernel, w.stride, w.padding, strict=True):
+        start = np.arange(o) * s - p
+        end = np.minimum(start + k, n + p)
+        length = end - start if count_include_pad else np.minimum(end, n) - np.maximum(start, 0)
+        counts = counts[..., None] * length
+    return np.maximum(counts, 1)
+
+
+def _window_sums(x: jax.Array, w: Windows) -> jax.Array:
+    return lax.reduce_window(x, np.zeros((), x.dtype), lax.add, **w.arguments(x.ndim))
+
+
+def _average(
+    rank: int,
+    x: jax.Array,
+    kernel_size: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> jax.Array:
+    w = windows(x, kernel_size, stride, padding, (1,), ceil_mode, rank)
+    total = _window_sums(x.astype(opmath(x.dtype)), w)
+    by = _divisors(w, count_include_pad) if divisor_override is None else np.full((1,) * rank, divisor_override)
+    divisor = jnp.broadcast_to(jnp.asarray(by, total.dtype), total.shape)
+    return lax.div(total, divisor).astype(x.dtype)  # towards zero if of integers
+
+
+def _average_backward(
+    rank: int,
+    grad: jax.Array,
+    x: jax.Array,
+    kernel_size: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> jax.Array:
+    w = windows(x, kernel_size, stride, padding, (1,), ceil_mode, rank)
+    by = _divisors(w, count_include_pad) if divisor_override is None else divisor_override
+    inner = opmath(grad.dtype)
+    wide = jax.ShapeDtypeStruct(x.shape, inner)
+    (found,) = jax.linear_transpose(lambda a: _window_sums(a, w), wide)(grad.astype(inner) / jnp.asarray(by, inner))
+    return found.astype(grad.dtype)
+
+
+@register_lowering("avg_pool2d")
+def _avg_pool2d(*args: Any, **kwargs: Any) -> jax.Array:
+    return _average(2, *args, **kwargs)
+
+
+@register_lowering("avg_pool3d")
+def _avg_pool3d(*args: Any, **kwargs: Any) -> jax.Array:
+    return _average(3, *args, **kwargs)
+
+
+@register_lowering("avg_pool2d_backward")
+def _avg_pool2d_backward(*args: Any, **kwargs: Any) -> jax.Array:
+    return _average_backward(2, *args, **kwargs)
+
+
+@register_lowering("avg_pool3d_backward")
+def _avg_pool3d_backward(*args: Any, **kwargs: Any) -> jax.Array:
+    return _average_backward(3, *args, **kwargs)
+
+
+def _maximum(
+    rank: int,
+    x: jax.Array,
+    kernel_size: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = (0,),
+    dilation: Sizes = (1,),
+    ceil_mode: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """The values are computed on their own, so that XLA can leave out the places where nothing uses them."""
+    w = windows(x, kernel_size, stride, padding, dilation, ceil_mode, rank)
+    how = w.arguments(x.ndim)
+    value = lax.reduce_window(x, lowest(x.dtype), lax.max, **how)
+    flat = flat_positions(w.inputs)
+    none = np.asarray(np.iinfo(flat.dtype).max, flat.dtype)
+    place = jnp.broadcast_to(jnp.asarray(flat), x.shape)
+    _, found = lax.reduce_window((x, place), (lowest(x.dtype), none), larger, **how)
+    return value, found.astype(np.int64)
+
+
+@register_lowering("max_pool2d_with_indices")
+def _max_pool2d_with_indices(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.Array]:
+    return _maximum(2, *args, **kwargs)
+
+
+@register_lowering("max_pool3d_with_indices")
+def _max_pool3d_with_indices(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.Array]:
+    return _maximum(3, *args, **kwargs)
+
+
+def _added_back(grad: jax.Array, x: jax.Array, indices: jax.Array, rank: int) -> jax.Array:
+    """Gradients of maxima, added up where the maxima came from."""
+    return added_to_planes(grad.astype(opmath(grad.dtype)), indices, x.shape, rank).astype(grad.dtype)
+
+
+@register_lowering("max_pool2d_with_indices_backward")
+def _max_pool2d_with_indices_backward(
+    grad: jax.Array,
+    x: jax.Array,
+    kernel_size: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    ceil_mode: bool,
+    indices: jax.Array,
+) -> jax.Array:
+    del kernel_size, stride, padding, dilation, ceil_mode
+    return _added_back(grad, x, indices, 2)
+
+
+@register_lowering("max_pool3d_with_indices_backward")
+def _max_pool3d_with_indices_backward(
+    grad: jax.Array,
+    x: jax.Array,
+    kernel_size: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    ceil_mode: bool,
+    indices: jax.Array,
+) -> jax.Array:
+    del kernel_size, stride, padding, dilation, ceil_mode
+    return _added_back(grad, x, indices, 3)
+
+
+@register_lowering("adaptive_max_pool2d_backward")
+def _adaptive_max_pool2d_backward(grad: jax.Array, x: jax.Array, indices: jax.Array) -> jax.Array:
+    return _added_back(grad, x, indices, 2)
+
+
+@register_lowering("adaptive_max_pool3d_backward")
+def _adaptive_max_pool3d_backward(grad: jax.Array, x: jax.Array, indices: jax.Array) -> jax.Array:
+    return _added_back(grad, x, indices, 3)
+
+
+@register_lowering("fractional_max_pool2d_backward")
+def _fractional_max_pool2d_backward(
+    grad: jax.Array, x: jax.Array, kernel_size: Sizes, output_size: Sizes, indices: jax.Array
+) -> jax.Array:
+    del kernel_size, output_size
+    return _added_back(grad, x, indices, 2)
+
+
+@register_lowering("fractional_max_pool3d_backward")
+def _fractional_max_pool3d_backward(
+    grad: jax.Array, x: jax.Array, kernel_size: Sizes, output_size: Sizes, indices: jax.Array
+) -> jax.Array:
+    del kernel_size, output_size
+    return _added_back(grad, x, indices, 3)
+
+
+@register_lowering("max_unpool2d")
+def _max_unpool2d(x: jax.Array, indices: jax.Array, output_size: Sizes) -> jax.Array:
+    return _unpooled(x, indices, output_size)
+
+
+@register_lowering("max_unpool3d")
+def _max_unpool3d(x: jax.Array, indices: jax.Array, output_size: Sizes, stride: Sizes, padding: Sizes) -> jax.Array:
+    del stride, padding
+    return _unpooled(x, indices, output_size)
+
+
+def _unpooled(x: jax.Array, indices: jax.Array, output_size: Sizes) -> jax.Array:
+    rank = len(output_size)
+    result = put_into_planes(x, indices, (*x.shape[:-rank], *output_size), rank)
+    return no_number_if(is_outside((math.prod(output_size),), (indices,), wrap=False), result)

@@ -1,0 +1,111 @@
+"""Softmax, its logarithm, and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from torch import fx
+
+from jtbridge.lowerings._common import axis_of, opmath, out_dtype, size_of
+from jtbridge.lowerings._registry import register_lowering
+
+
+@register_lowering("_softmax", node=True)
+def _softmax(x: jax.Array, dim: int, half_to_float: bool, *, node: fx.Node) -> jax.Array:
+    del half_to_float
+    weights, total = _weights(x, dim)
+    return (weights / total).astype(out_dtype(node))
+
+
+@register_lowering("_safe_softmax", node=True)
+def _safe_softmax(x: jax.Array, dim: int, dtype: Any = None, *, node: fx.Node) -> jax.Array:
+    """Softmax that is 0 instead of NaN where everything is masked out."""
+    del dtype
+    result = out_dtype(node)
+    x = x.astype(result)
+    weights, total = _weights(x, dim)
+    if size_of(x) == 0:
+        return weights.astype(result)
+    masked = jnp.all(x == -jnp.inf, axis=_axis(x, dim), keepdims=x.ndim > 0)
+    return jnp.where(masked, jnp.zeros((), result), (weights / total).astype(result))
+
+
+@register_lowering("_log_softmax", node=True)
+def _log_softmax(x: jax.Array, dim: int, half_to_float: bool, *, node: fx.Node) -> jax.Array:
+    del half_to_float
+    result = out_dtype(node)
+    x = x.astype(opmath(x.dtype))
+    if size_of(x) == 0:
+        return x.astype(result)
+    x = x - _top(x, dim)
+    return (x - jnp.log(_sum(jnp.exp(x), dim))).astype(result)
+
+
+@register_lowering("_softmax_backward_data", node=True)
+def _softmax_backward(grad: jax.Array, y: jax.Array, dim: int, input_dtype: Any, *, node: fx.Node) -> jax.Array:
+    del input_dtype
+    grad, y = grad.astype(opmath(grad.dtype)), y.astype(opmath(y.dtype))
+    product = grad * y
+    return (product - y * _sum(product, dim)).astype(out_dtype(node))
+
+
+@register_lowering("_log_softmax_backward_data", node=True)
+def _log_softmax_backward(grad: jax.Array, y: jax.Array, dim: int, input_dtype: Any, *, node: fx.Node) -> jax.Array:
+    del input_dtype
+    grad, y = grad.astype(opmath(grad.dtype)), y.astype(opmath(y.dtype))
+    return (grad - jnp.exp(y) * _sum(grad, dim)).astype(out_dtype(node))
+
+
+@register_lowering("_masked_softmax", node=True)
+def _masked_softmax(
+    x: jax.Array, mask: jax.Array, dim: int | None = None, mask_type: int | None = None, *, node: fx.Node
+) -> jax.Array:
+    """Softmax of the elements where the mask is False, and 0 elsewhere; NaN where no element is left."""
+    masked = _fitting(mask, x, mask_type)
+    top = jnp.where(masked, -jnp.inf, x.astype(opmath(x.dtype)))
+    dim = x.ndim - 1 if dim is None else dim
+    weights, total = _weights(top, dim)
+    return (weights / total).astype(out_dtype(node))
+
+
+@register_lowering("_masked_softmax_backward", node=True)
+def _masked_softmax_backward(
+    grad: jax.Array, y: jax.Array, mask: jax.Array, dim: int | None = None, *, node: fx.Node
+) -> jax.Array:
+    masked = jnp.broadcast_to(mask, y.shape)
+    dim = y.ndim - 1 if dim is None else dim
+    zero = jnp.zeros((), opmath(y.dtype))
+    product = jnp.where(masked, zero, grad.astype(zero.dtype) * y.astype(zero.dtype))
+    return jnp.where(masked, zero, product - y * _sum(product, dim)).astype(out_dtype(node))
+
+
+def _fitting(mask: jax.Array, x: jax.Array, mask_type: int | None) -> jax.Array:
+    if mask_type == 0 and mask.ndim == 2:  # of attention: queries by keys
+        return jnp.broadcast_to(mask, x.shape)
+    if mask_type == 1 and mask.ndim == 2 and x.ndim == 4:  # of padding: batch by keys
+        return jnp.broadcast_to(mask[:, None, None, :], x.shape)
+    return jnp.broadcast_to(mask, x.shape)
+
+
+def _weights(x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
+    """The exponentials and their sum."""
+    x = x.astype(opmath(x.dtype))
+    if size_of(x) == 0:
+        return x, jnp.ones((), x.dtype)
+    weights = jnp.exp(x - _top(x, dim))
+    return weights, _sum(weights, dim)
+
+
+def _axis(x: jax.Array, dim: int) -> tuple[int, ...]:
+    return (axis_of(dim, x.ndim),) if x.ndim else ()
+
+
+def _top(x: jax.Array, dim: int) -> jax.Array:
+    return jnp.max(x, axis=_axis(x, dim), keepdims=x.ndim > 0)
+
+
+def _sum(x: jax.Array, dim: int) -> jax.Array:
+    return jnp.sum(x, axis=_axis(x, dim), keepdims=x.ndim > 0, dtype=np.dtype(x.dtype))

@@ -1,0 +1,1 @@
+"""Views, copies, padding and tensors made from sizes."""

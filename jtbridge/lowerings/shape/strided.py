@@ -1,0 +1,195 @@
+"""Arrays by strides into a tensor's memory.
+
+An array has no memory of its own to stride through, but torch's tracing knows how the tensor that it stands for lies in
+memory. From that follows which of its elements, by coordinates, each place in memory holds. Places that the tensor does
+not cover (it is a view of a part of something larger) hold what this array does not have, and are refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+from torch import fx
+
+from jtbridge.errors import TranslationError
+from jtbridge.lowerings._common import input_value
+from jtbridge.lowerings._registry import register_lowering
+
+from ._common import cast
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """Where the elements of a tensor lie in memory; dimensions of one element, or of one repeated, have length 1."""
+
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def order(self) -> list[int]:
+        """The dimensions, slowest first."""
+        return sorted(range(len(self.shape)), key=lambda i: (-self.strides[i], i))
+
+    @property
+    def last(self) -> int:
+        return self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def dense(self) -> bool:
+        """Whether its elements fill a stretch of memory, each once."""
+        return self.nested and self.last - self.offset + 1 == math.prod(self.shape)
+
+    @property
+    def nested(self) -> bool:
+        """Whether each step of a dimension is longer than all that the faster ones reach."""
+        reach = 0
+        for i in reversed(self.order):
+            if self.shape[i] > 1:
+                if self.strides[i] <= reach:
+                    return False
+                reach += (self.shape[i] - 1) * self.strides[i]
+        return True
+
+
+def _layout(shape: Sequence[int], strides: Sequence[int], offset: int) -> _Layout:
+    lengths = tuple(1 if s == 0 else n for n, s in zip(shape, strides, strict=True))
+    return _Layout(offset, lengths, tuple(0 if n == 1 else s for n, s in zip(lengths, strides, strict=True)))
+
+
+def _memory_of(x: torch.Tensor) -> _Layout:
+    return _layout(x.shape, x.stride(), int(x.storage_offset()))
+
+
+def _without_repeats(x: jax.Array, layout: _Layout) -> jax.Array:
+    """One of each element that an expanded tensor repeats."""
+    return x if x.shape == layout.shape else lax.slice(x, (0,) * x.ndim, layout.shape)
+
+
+def _places(wanted: _Layout, shape: Sequence[int]) -> jax.Array:
+    """The place in memory of each element of an array of strides."""
+    total = jnp.full(tuple(shape), wanted.offset, np.int32 if wanted.last < 2**31 else np.int64)
+    for axis, stride in enumerate(wanted.strides):
+        if stride:
+            total = total + lax.broadcasted_iota(total.dtype, tuple(shape), axis) * stride
+    return total
+
+
+def _coordinates(places: Any, held: _Layout, module: Any) -> tuple[list[Any], Any]:
+    """The coordinates in an array of what is at places in memory, and where there is such an element."""
+    rest = places - held.offset
+    inside = rest >= 0
+    found = [module.zeros_like(rest)] * len(held.shape)
+    for i in held.order:
+        if held.shape[i] > 1:
+            found[i] = rest // held.strides[i]
+            rest = rest - found[i] * held.strides[i]
+            inside = inside & (found[i] < held.shape[i])
+    return found, inside & (rest == 0)
+
+
+def _require(condition: bool, why: str) -> None:
+    if not condition:
+        raise TranslationError(f"strides into a tensor's memory cannot be followed here: {why}")
+
+
+def _require_covered(wanted: _Layout, held: _Layout) -> None:
+    """Refuse places that `held` has nothing at. Only their end is looked at if all before it is covered."""
+    if held.dense:
+        covered = held.offset <= wanted.offset and wanted.last <= held.last
+    else:
+        places = np.full((1,) * len(wanted.shape), wanted.offset, np.int64)
+        for axis, (n, stride) in enumerate(zip(wanted.shape, wanted.strides, strict=True)):
+            steps = np.arange(n, dtype=np.int64) * stride
+            places = places + steps.reshape([n if i == axis else 1 for i in range(len(wanted.shape))])
+        covered = bool(_coordinates(places, held, np)[1].all())
+    _require(
+        covered,
+        "they reach elements of the tensor that this one is a view of. Take `as_strided` of that one instead",
+    )
+
+
+def _in_memory_order(x: jax.Array, held: _Layout) -> jax.Array:
+    """The elements of a dense tensor as they follow in memory."""
+    return jnp.transpose(_without_repeats(x, held), held.order).reshape(-1)
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
+def _strided(x: jax.Array, wanted: _Layout, held: _Layout, shape: tuple[int, ...]) -> jax.Array:
+    if math.prod(shape) == 0:
+        return jnp.zeros(shape, x.dtype)
+    _require(held.nested, "the tensor's own elements overlap in memory")
+    _require_covered(wanted, held)
+    if not held.dense:
+        found, _ = _coordinates(_places(wanted, shape), held, jnp)
+        return _without_repeats(x, held).at[tuple(found)].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    flat = _in_memory_order(x, held)
+    if wanted.dense:
+        start = wanted.offset - held.offset
+        part = lax.slice_in_dim(flat, start, start + math.prod(wanted.shape))
+        part = part.reshape([wanted.shape[i] for i in wanted.order])
+        return jnp.broadcast_to(jnp.transpose(part, _inverse(wanted.order)), shape)
+    places = _places(dataclasses.replace(wanted, offset=wanted.offset - held.offset), shape)
+    return flat.at[places].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+@register_lowering("as_strided", "as_strided_copy", node=True)
+def _as_strided(
+    x: jax.Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None, *, node: fx.Node
+) -> jax.Array:
+    held = _memory_of(input_value(node, 0))
+    offset = held.offset if storage_offset is None else storage_offset
+    return _strided(x, _layout(size, stride, offset), held, tuple(size))
+
+
+@register_lowering("as_strided_scatter", node=True)
+def _as_strided_scatter(
+    x: jax.Array,
+    src: jax.Array,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+    *,
+    node: fx.Node,
+) -> jax.Array:
+    held = _memory_of(input_value(node, 0))
+    offset = held.offset if storage_offset is None else storage_offset
+    if math.prod(size) == 0 or x.size == 0:
+        return x
+    _require(held.nested and x.shape == held.shape, "the tensor's own elements overlap in memory")
+    # The full sizes: an element that is written repeatedly keeps the last of the values.
+    places = _places(_Layout(offset, tuple(size), tuple(stride)), size)
+    src = jnp.broadcast_to(cast(src, x.dtype), tuple(size))
+    if not held.dense:
+        found, inside = _coordinates(places, held, jnp)
+        outside = [jnp.where(inside, c, n) for c, n in zip(found, held.shape, strict=True)]
+        return x.at[tuple(outside)].set(src, mode="drop", wrap_negative_indices=False)
+    flat = _in_memory_order(x, held)
+    flat = flat.at[places - held.offset].set(src, mode="drop", wrap_negative_indices=False)
+    return jnp.transpose(flat.reshape([held.shape[i] for i in held.order]), _inverse(held.order))
+
+
+@register_lowering("resize", node=True)
+def _resize(x: jax.Array, size: Sequence[int], *, memory_format: Any = None, node: fx.Node) -> jax.Array:
+    """The elements as they follow in the memory of a clone, in another shape; new ones, which torch leaves open: 0."""
+    del memory_format
+    value = input_value(node, 0)
+    shape = tuple(size)
+    if shape == x.shape:
+        return x
+    clone = _memory_of(torch.empty_strided(tuple(value.shape), value.stride(), device="meta").clone())
+    flat = _in_memory_order(x, clone) if x.size else jnp.zeros(0, x.dtype)
+    length = math.prod(shape)
+    flat = flat[:length] if length <= flat.size else jnp.pad(flat, (0, length - flat.size))
+    return flat.reshape(shape)

@@ -1,0 +1,185 @@
+"""Special functions: gamma, error, zeta and the like."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from torch import fx
+
+from jtbridge.lowerings._common import opmath, out_dtype
+from jtbridge.lowerings._registry import register_lowering
+
+from ._common import chebyshev_sum, unary
+
+
+# In single precision XLA's gamma functions lose digits, which an exponential of them multiplies.
+@unary("lgamma")
+def _lgamma(x: jax.Array) -> jax.Array:
+    return jax.lax.lgamma(x.astype(np.float64)).astype(x.dtype)
+
+
+@unary("digamma")
+def _digamma(x: jax.Array) -> jax.Array:
+    value = jax.lax.digamma(x.astype(np.float64)).astype(x.dtype)
+    return jnp.where(x == 0, jnp.copysign(jnp.asarray(jnp.inf, x.dtype), -x), value)
+
+
+@register_lowering("polygamma", node=True)
+def _polygamma(n: int, x: jax.Array, *, node: fx.Node) -> jax.Array:
+    result = out_dtype(node)
+    x = x.astype(opmath(result))
+    if n == 0:
+        return _digamma(x).astype(result)
+    if n == 1:
+        return _trigamma(x).astype(result)
+    scale = math.gamma(n + 1.0) if n < 170 else math.inf
+    order = jnp.full_like(x, n + 1)
+    # The sign and the factorial of the n-th derivative of digamma.
+    return ((1 if n % 2 else -1) * scale * _hurwitz(order, x)).astype(result)
+
+
+def _trigamma(x: jax.Array) -> jax.Array:
+    """The second derivative of lgamma; left of 1/2 by its reflection, with the sine of a rounded product as torch."""
+    sine = jnp.sin(math.pi * x)
+    left = x < 0.5
+    right = jax.lax.zeta(jnp.full_like(x, 2), jnp.where(left, 1.0 - x, x))
+    right = jnp.where(x == jnp.inf, jnp.zeros((), x.dtype), right)
+    return jnp.where(left, math.pi**2 / (sine * sine) - right, right)
+
+
+@register_lowering("mvlgamma", node=True)
+def _mvlgamma(x: jax.Array, p: int, *, node: fx.Node) -> jax.Array:
+    result = out_dtype(node)
+    x = x.astype(opmath(result))
+    total = jnp.full_like(x, p * (p - 1) / 4 * math.log(math.pi))
+    for j in range(p):
+        total = total + _lgamma(x - 0.5 * j)
+    return total.astype(result)
+
+
+@unary("erf")
+def _erf(x: jax.Array) -> jax.Array:
+    return jax.lax.erf(x)
+
+
+@unary("erfc")
+def _erfc(x: jax.Array) -> jax.Array:
+    return jax.lax.erfc(x)
+
+
+@unary("erfinv")
+def _erfinv(y: jax.Array) -> jax.Array:
+    x = jax.lax.erf_inv(y)
+    # A step of Newton's method, since XLA's approximation loses digits near 1.
+    size = jnp.abs(y)
+    slope = 2 / math.sqrt(math.pi) * jnp.exp(-x * x)
+    miss = jnp.where(size > 0.5, ((1.0 - size) - jax.lax.erfc(jnp.abs(x))) * jnp.sign(y), jax.lax.erf(x) - y)
+    better = x - miss / slope
+    return jnp.where(jnp.isfinite(better), better, x)
+
+
+@unary("special_erfcx")
+def _erfcx(x: jax.Array) -> jax.Array:
+    """exp(x^2) erfc(x) without overflow, in double precision since logarithms are taken of it."""
+    wide = x.astype(np.float64)
+    size = jnp.abs(wide)
+    # (1 + 2x) erfcx(x) as a Chebyshev series in (x - 3.75) / (x + 3.75), after Shepherd and Laframboise (1981).
+    inner = jnp.where(jnp.isinf(size), 1.0, (size - 3.75) / (size + 3.75))
+    right = chebyshev_sum(2.0 * inner, _ERFCX) / (1.0 + 2.0 * size)
+    return jnp.where(wide < 0, 2.0 * jnp.exp(wide * wide) - right, right).astype(x.dtype)
+
+
+_ERFCX = (
+    -2.237056659422547e-18, 5.06814890479747e-17, 7.418235256625416e-17, -1.2507950530688509e-15,
+    -1.864562880419199e-15, 3.347811948286807e-14, 3.252548148148741e-14, -9.654696748433439e-13,
+    1.9455868545777349e-13, 2.8687950109306699e-11, -6.318088340866485e-11, -7.754400208831351e-10,
+    4.521959811218288e-09, 1.0764999465670911e-08, -2.188640104923944e-07, 7.740383066198491e-07,
+    4.139027986073010e-06, -6.916973302501206e-05, 4.907758365258086e-04, -2.413163540417608e-03,
+    9.074997670705265e-03, -2.665866843530575e-02, 5.920993999819189e-02, -8.424913336651792e-02,
+    -4.590054580646477e-03, 2.3551578691348035,
+)  # fmt: skip
+
+
+@unary("special_ndtri")
+def _ndtri(p: jax.Array) -> jax.Array:
+    return jax.scipy.special.ndtri(p)
+
+
+@unary("special_log_ndtr")
+def _log_ndtr(x: jax.Array) -> jax.Array:
+    t = x * math.sqrt(0.5)
+    left = jnp.log(_erfcx(-t) / 2.0) - t * t
+    return jnp.where(x < -1.0, left, jnp.log1p(-jax.lax.erfc(t) / 2.0))
+
+
+@unary("special_entr")
+def _entr(x: jax.Array) -> jax.Array:
+    return jnp.where(x > 0, -x * jnp.log(x), jnp.where(x == 0, 0.0, jnp.where(x < 0, -jnp.inf, x))).astype(x.dtype)
+
+
+@unary("sinc")
+def _sinc(x: jax.Array) -> jax.Array:
+    product = x * math.pi
+    return jnp.where(x == 0, jnp.ones((), x.dtype), jnp.sin(product) / product)
+
+
+def _both(x: Any, y: Any, node: fx.Node) -> tuple[jax.Array, jax.Array]:
+    wide = opmath(out_dtype(node))
+    a, b = jnp.broadcast_arrays(jnp.asarray(x, wide), jnp.asarray(y, wide))
+    return a, b
+
+
+def _of_infinite_order(a: jax.Array, x: jax.Array) -> jax.Array:
+    return (a == jnp.inf) & (x >= 0) & (x < jnp.inf)
+
+
+@register_lowering("igamma", node=True)
+def _igamma(a: jax.Array, x: jax.Array, *, node: fx.Node) -> jax.Array:
+    a, x = _both(a, x, node)
+    return jnp.where(jnp.isinf(a) & jnp.isfinite(x) & (a > 0) & (x >= 0), 0.0, jax.lax.igamma(a, x)).astype(
+        out_dtype(node)
+    )
+
+
+@register_lowering("igammac", node=True)
+def _igammac(a: jax.Array, x: jax.Array, *, node: fx.Node) -> jax.Array:
+    a, x = _both(a, x, node)
+    return jnp.where(jnp.isinf(a) & jnp.isfinite(x) & (a > 0) & (x >= 0), 1.0, jax.lax.igammac(a, x)).astype(
+        out_dtype(node)
+    )
+
+
+@register_lowering("special_zeta", "special_zeta.other_scalar", "special_zeta.self_scalar", node=True)
+def _zeta(x: Any, q: Any, *, node: fx.Node) -> jax.Array:
+    a, b = _both(x, q, node)
+    return _hurwitz(a, b).astype(out_dtype(node))
+
+
+def _hurwitz(s: jax.Array, q: jax.Array) -> jax.Array:
+    """The sum of (q + k)^-s over k, which XLA's zeta has for positive q only.
+
+    Of negative q and whole s, the terms up to the sign change are those of the difference of two such sums.
+    """
+    whole = s == jnp.floor(s)
+    negative = (q < 0) & (q != jnp.floor(q)) & whole & (s > 1)
+    rest = q - jnp.floor(q)
+    one = jnp.ones((), q.dtype)
+    left = jax.lax.zeta(s, jnp.where(negative, jnp.ceil(q) - q, one)) - jax.lax.zeta(
+        s, jnp.where(negative, 1.0 - q, one)
+    )
+    left = jnp.where(s % 2 == 0, left, -left)
+    right = jax.lax.zeta(s, jnp.where(negative, rest, q))
+    value = jnp.where(negative, left + right, right)
+    value = jnp.where((q <= 0) & (q == jnp.floor(q)) & (s > 1), jnp.asarray(jnp.inf, q.dtype), value)
+    return jnp.where((s == jnp.inf) & (q > 0), q**-s, value)
+
+
+@register_lowering("special_xlog1py", "special_xlog1py.other_scalar", "special_xlog1py.self_scalar", node=True)
+def _xlog1py(x: Any, y: Any, *, node: fx.Node) -> jax.Array:
+    a, b = _both(x, y, node)
+    value = jnp.where((a == 0) & ~jnp.isnan(b), jnp.zeros((), a.dtype), a * jnp.log1p(b))
+    return value.astype(out_dtype(node))

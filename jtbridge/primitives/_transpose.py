@@ -1,0 +1,62 @@
+"""The transpose of a torch function that is linear in some of its inputs: its vector-Jacobian product at zero.
+
+    y = f(x, a), linear in x:    x_bar = y_bar @ D_x f(0, a)
+
+As in JAX a constant term drops out: the transpose of ``x + a`` is that of ``x``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax.interpreters import ad
+
+from jtbridge._flat import TorchFunction
+from jtbridge._rules import describe, differentiable
+from jtbridge._transforms import Vjp
+from jtbridge.capture import check_differentiable
+from jtbridge.errors import DifferentiationError
+from jtbridge.translate import nonlinearity
+
+
+def transpose_linear(fn: TorchFunction, cotangents: Sequence[Any], operands: Sequence[Any], backend: str) -> list[Any]:
+    """The cotangents of the inputs that `fn` is linear in, None for the others.
+
+    Args:
+        fn: the function.
+        cotangents: of its results; symbolic zeros included.
+        operands: its inputs, with an undefined primal for each that it is to be transposed in.
+        backend: what runs the vector-Jacobian product.
+
+    Raises:
+        DifferentiationError: `fn` is not linear in these inputs, or nobody can tell.
+    """
+    from ._call import torch_call
+
+    is_linear = [ad.is_undefined_primal(operand) for operand in operands]
+    outs = tuple(o for o in differentiable(fn.out_types) if type(cotangents[o]) is not ad.Zero)
+    wrt = tuple(i for i in differentiable(fn.in_types) if is_linear[i])
+    found: list[Any] = [
+        ad.Zero(operand.aval.to_tangent_aval()) if linear else None
+        for operand, linear in zip(operands, is_linear, strict=True)
+    ]
+    if not outs or not wrt:
+        return found
+    reason = nonlinearity(fn, wrt)
+    if reason is not None:
+        raise DifferentiationError(
+            f"{describe(fn)} was to be transposed, which takes a linear function: {reason}. If it is linear, pass its "
+            "transpose yourself: `jax.vjp(f, jnp.zeros_like(x))[1]`, or the `transpose_solve=` or `rmatvec=` of what "
+            "asks for it."
+        )
+    check_differentiable(fn, wrt, again=fn.order > 0)
+    at_zero = [
+        jnp.zeros(operand.aval.shape, operand.aval.dtype) if linear else operand
+        for operand, linear in zip(operands, is_linear, strict=True)
+    ]
+    grads = torch_call(*at_zero, *(cotangents[o] for o in outs), fn=Vjp(fn, wrt, outs), backend=backend)
+    for i, grad in zip(wrt, grads, strict=True):
+        found[i] = grad
+    return found

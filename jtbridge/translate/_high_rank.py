@@ -1,0 +1,62 @@
+"""Sums over arrays of many dimensions, which XLA's CPU compiler would make the process crash on.
+
+For a float32 array of rank 7 or more, XLA (jaxlib 0.10.2) compiles ``sum(a * b)`` on a CPU to a call of YNNPACK whose
+generated code writes outside its memory. A batched program reaches such ranks soon: ``vmap`` adds a dimension each
+time. A clamp to the whole range of the dtype changes no value, NaN included. Between the product and its sum it keeps
+XLA from making one operation of both; ``max(x, -inf)``, a reshape or an optimization barrier do not, for XLA
+removes them first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, gensym, new_jaxpr_eqn, no_effects
+from jax.extend.core.primitives import clamp_p, reduce_sum_p
+
+_RANK = 7  # the lowest rank for which XLA's code was seen to crash
+
+
+def with_guarded_sums(program: ClosedJaxpr) -> ClosedJaxpr:
+    """The same program, with a clamp before every sum over a floating-point array of rank 7 or more."""
+    return program.replace(jaxpr=_guarded(program.jaxpr))
+
+
+def _guarded(jaxpr: Jaxpr) -> Jaxpr:
+    new_variable = gensym()
+    equations = []
+    for equation in jaxpr.eqns:
+        equation = equation.replace(params={name: _in_param(value) for name, value in equation.params.items()})
+        if _is_high_rank_sum(equation):
+            (x,) = equation.invars
+            low, high = (Literal(np.asarray(bound, x.aval.dtype), x.aval.update(shape=())) for bound in _RANGE)  # type: ignore[attr-defined]
+            clamped = new_variable(x.aval)
+            equations.append(
+                new_jaxpr_eqn([low, x, high], [clamped], clamp_p, {}, no_effects, equation.source_info, equation.ctx)
+            )
+            equation = equation.replace(invars=[clamped])
+        equations.append(equation)
+    return jaxpr.replace(eqns=equations)
+
+
+_RANGE = (-np.inf, np.inf)
+
+
+def _is_high_rank_sum(equation: Any) -> bool:
+    if equation.primitive is not reduce_sum_p:
+        return False
+    aval = equation.invars[0].aval
+    return aval.ndim >= _RANK and jnp.issubdtype(aval.dtype, jnp.floating)
+
+
+def _in_param(value: Any) -> Any:
+    """A parameter of an equation: the bodies of loops, branches and inner functions are rewritten too."""
+    if isinstance(value, ClosedJaxpr):
+        return with_guarded_sums(value)
+    if isinstance(value, Jaxpr):
+        return _guarded(value)
+    if type(value) in (tuple, list):
+        return type(value)(map(_in_param, value))
+    return value

@@ -1,0 +1,145 @@
+"""The JAX primitive of a launch: it takes memories, and returns new values of those that the kernel writes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+import torch
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
+
+from jtbridge._compat import buffer_call
+from jtbridge._dtypes import torch_dtype
+from jtbridge._flat import ArrayType
+from jtbridge._host import reader, writer
+from jtbridge.errors import LaunchError
+from jtbridge.triton._call import triton_call
+from jtbridge.triton._interpreter import LANGUAGE_LOCK
+from jtbridge.triton._ir import jit_function
+from jtbridge.triton._versions import unsupported_reason
+
+from ._adapter import AdapterSignature, adapter_kernel, autotuned, with_adapter_names, with_kernel_names
+from ._interpreter import interpret
+from ._launch import Launch, LaunchConfiguration
+
+launch_p = Primitive("triton_launch")
+launch_p.multiple_results = True
+
+
+def launch(spec: Launch, arrays: Sequence[Any], fresh: Sequence[int]) -> list[Any]:
+    """Return the new values of the memories that a kernel writes.
+
+    Args:
+        spec: the launch.
+        arrays: the memories of the kernel's tensors.
+        fresh: positions of written arrays that have no values before the launch.
+    """
+    types = tuple(ArrayType(x.shape, np.dtype(x.dtype)) for x in arrays)
+    given = [x for i, x in enumerate(arrays) if i not in fresh]
+    return launch_p.bind(*given, launch=spec, types=types, fresh=tuple(fresh))
+
+
+@launch_p.def_impl
+def _impl(*arrays: Any, launch: Launch, types: tuple[ArrayType, ...], fresh: tuple[int, ...]) -> list[Any]:
+    return jax.jit(lambda *xs: launch_p.bind(*xs, launch=launch, types=types, fresh=fresh))(*arrays)
+
+
+@launch_p.def_abstract_eval
+def _abstract(*arrays: Any, launch: Launch, types: tuple[ArrayType, ...], fresh: tuple[int, ...]) -> list[ShapedArray]:
+    del arrays, fresh
+    return [ShapedArray(types[i].shape, types[i].dtype) for i in launch.written]
+
+
+def _batch(arrays: Sequence[Any], dims: Sequence[int | None], **params: Any) -> tuple[list[Any], list[int]]:
+    """Launch once for each row, because the kernel's pointer arithmetic is not known."""
+    moved = [x if dim is None else jax.numpy.moveaxis(x, dim, 0) for x, dim in zip(arrays, dims, strict=True)]
+
+    def row(rows: Sequence[Any]) -> list[Any]:
+        of_row = iter(rows)
+        return launch_p.bind(*(x if d is None else next(of_row) for x, d in zip(arrays, dims, strict=True)), **params)
+
+    results = jax.lax.map(row, [x for x, dim in zip(moved, dims, strict=True) if dim is not None])
+    return list(results), [0] * len(results)
+
+
+def _lower_interpreted(
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    launch: Launch,
+    types: tuple[ArrayType, ...],
+    fresh: tuple[int, ...],
+) -> Sequence[Any]:
+    """Interpret the kernel on XLA's buffers. `jax.pure_callback` would convert 64-bit types while x64 is off."""
+    given = [i for i in range(len(types)) if i not in fresh]
+    writers = [writer(types[i]) for i in launch.written]
+
+    def run(_: Any, *buffers: Any) -> tuple[()]:
+        arrays = [buffer.__array__() for buffer in buffers]
+        memory = [np.zeros(type_.shape, type_.dtype) for type_ in types]
+        for i, array in zip(given, arrays, strict=False):
+            memory[i][...] = array
+        tensors = [reader(type_)(x) for type_, x in zip(types, memory, strict=True)]
+        with torch.no_grad():
+            interpret(launch, tensors)
+        for i, write, array in zip(launch.written, writers, arrays[len(given) :], strict=True):
+            write(array, tensors[i])
+        return ()
+
+    return buffer_call(ctx, run, operands, gpu=False)
+
+
+def _refuse_platform(*arrays: Any, launch: Launch, **_: Any) -> NoReturn:
+    raise LaunchError(
+        f"Kernel `{launch.name}` cannot run on this platform. Triton kernels are compiled for GPUs and interpreted on "
+        'CPUs. Use backend="callback" to call the function on the CPU.'
+    )
+
+
+def _lower_compiled(
+    *arrays: Any, launch: Launch, types: tuple[ArrayType, ...], fresh: tuple[int, ...], platform: str
+) -> list[Any]:
+    """Compile the kernel by jax-triton, behind an adapter.
+
+    Raises:
+        LaunchError: the kernel cannot be compiled for the platform.
+    """
+    reason = unsupported_reason(platform)
+    if reason is not None:
+        raise LaunchError(f"Kernel `{launch.name}` cannot be part of a program for {platform}: {reason}.")
+    memories = [torch.empty(t.shape, dtype=torch_dtype(t.dtype, "a tensor"), device="meta") for t in types]
+    arguments = launch.arguments(memories)
+    configurations = launch.configurations(arguments)
+    given = dict(zip((i for i in range(len(types)) if i not in fresh), arrays, strict=True))
+    if 0 in launch.grid_of(configurations[0], arguments):  # Triton skips an empty grid, which is an error for CUDA
+        zeros = {i: jax.numpy.zeros(types[i].shape, types[i].dtype) for i in fresh}
+        return [{**zeros, **given}[i] for i in launch.written]
+    parameters = AdapterSignature.of(launch, fresh, configurations[0])
+    kernel = adapter_kernel(jit_function(launch.kernel), parameters)
+    if len(configurations) > 1:
+        kernel, options, constants = autotuned(kernel, configurations, parameters.numbers), {}, parameters.constants
+    else:
+        (only,) = configurations
+        options, constants = only.options, {**parameters.constants, **only.constants}
+    with LANGUAGE_LOCK:
+        return triton_call(
+            kernel,
+            [given[x] if isinstance(x, int) else launch.values[x] for x in parameters.inputs],
+            out_types=[jax.ShapeDtypeStruct(types[i].shape, types[i].dtype) for i in launch.written],
+            grid=lambda meta: launch.grid_of(LaunchConfiguration(with_kernel_names(meta)), arguments),
+            constants=with_adapter_names(constants),
+            aliases=parameters.aliases,
+            **options,
+        )
+
+
+batching.primitive_batchers[launch_p] = _batch
+mlir.register_lowering(launch_p, _lower_interpreted, platform="cpu")
+mlir.register_lowering(launch_p, mlir.lower_fun(_refuse_platform, multiple_results=True))
+for _platform in ("cuda", "rocm"):
+    _lower = mlir.lower_fun(functools.partial(_lower_compiled, platform=_platform), multiple_results=True)
+    mlir.register_lowering(launch_p, _lower, platform=_platform)

@@ -1,0 +1,128 @@
+"""Derivatives that torch itself refuses or lacks: through reentrant checkpoints, running statistics and distances."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import jtbridge
+
+X = np.array([0.3, -1.2, 0.7], np.float32)
+WEIGHT = torch.tensor(2.0, requires_grad=True)
+
+
+def plain(v, a):
+    return torch.sin(v) ** 2 * a * WEIGHT.detach() + v * a * v
+
+
+def checkpointed(v, a):
+    """Both `v` and `a` are closed over inside; `v` is an argument as well."""
+
+    def outer(x):
+        inner = checkpoint(lambda y: y * a * v, x, use_reentrant=True)
+        return torch.sin(x) ** 2 * a * WEIGHT + inner
+
+    return checkpoint(outer, v, use_reentrant=True)
+
+
+# Torch says so where a value alone is asked for.
+pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+backends = pytest.mark.parametrize("backend", ["auto", "dlpack"])
+
+
+@backends
+def test_reentrant_checkpoint(backend):
+    v, a = jnp.asarray(X), jnp.asarray(X) + 1
+    inputs = [torch.tensor(X, requires_grad=True), torch.tensor(X + 1, requires_grad=True)]
+    wanted = torch.autograd.grad(plain(*inputs).sum(), inputs)
+    f = jtbridge.wrap(checkpointed, backend=backend)
+    got = jax.jit(jax.grad(lambda v, a: f(v, a).sum(), argnums=(0, 1)))(v, a)
+    for ours, theirs in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    assert WEIGHT.grad is None
+
+
+@backends
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
+def test_second_derivatives_of_a_reentrant_checkpoint(backend):
+    v, a = jnp.asarray(X), jnp.asarray(X) + 1
+    f = jtbridge.wrap(checkpointed, backend=backend)
+    wanted = torch.autograd.functional.hessian(lambda v, a: plain(v, a).sum(), (torch.tensor(X), torch.tensor(X + 1)))
+    got = jax.jit(jax.hessian(lambda v, a: f(v, a).sum(), argnums=(0, 1)))(v, a)
+    for ours, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@backends
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
+def test_dropout_in_a_reentrant_checkpoint_has_one_mask(backend):
+    f = jtbridge.wrap(
+        lambda v: checkpoint(lambda x: torch.dropout(x, 0.5, True), v, use_reentrant=True), backend=backend
+    )
+    key, v = jax.random.key(0), jnp.ones(64)
+    value, pullback = jax.vjp(lambda v: f(v, rng=key), v)
+    assert 0 < int((value == 0).sum()) < 64
+    np.testing.assert_array_equal(pullback(jnp.ones(64))[0], value)
+
+
+@backends
+def test_running_statistics_among_the_parameters_in_training(backend):
+    module = torch.nn.BatchNorm1d(3)
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    state = {name: jnp.asarray(value.detach().numpy()) for name, value in module.state_dict().items()}
+    moving = {name: value for name, value in state.items() if value.dtype == jnp.float32}
+    f = jtbridge.wrap(
+        lambda state, x: torch.func.functional_call(module, state, (x,)), backend=backend, return_mutated=True
+    )
+
+    def loss(moving):
+        out, written = f({**state, **moving}, jnp.asarray(x))
+        return (out**3).sum(), written
+
+    grads, written = jax.jit(jax.grad(loss, has_aux=True))(moving)
+    other = torch.nn.BatchNorm1d(3)
+    (other(torch.tensor(x)) ** 3).sum().backward()
+    assert not grads["running_mean"].any()
+    assert not grads["running_var"].any()
+    np.testing.assert_allclose(grads["weight"], other.weight.grad, rtol=1e-4)
+    np.testing.assert_allclose(grads["bias"], other.bias.grad, rtol=1e-4)
+    np.testing.assert_allclose(written["state['running_mean']"], other.running_mean, rtol=1e-5)
+    np.testing.assert_allclose(written["state['running_var']"], other.running_var, rtol=1e-5)
+
+
+@backends
+def test_running_statistics_in_evaluation_have_their_gradient(backend):
+    def f(x, mean, variance):
+        return torch.native_batch_norm(x, None, None, mean, variance, False, 0.1, 1e-5)[0]
+
+    def formula(x, mean, variance):
+        return (x - mean) / jnp.sqrt(variance + 1e-5)
+
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    arguments = (jnp.asarray(x), jnp.arange(3.0), jnp.arange(3.0) + 1)
+    wrapped = jtbridge.wrap(f, backend=backend)
+    got = jax.jit(jax.grad(lambda *a: (wrapped(*a) ** 2).sum(), argnums=(0, 1, 2)))(*arguments)
+    wanted = jax.grad(lambda *a: (formula(*a) ** 2).sum(), argnums=(0, 1, 2))(*arguments)
+    for ours, theirs in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@backends
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, float("inf")])
+def test_distances_in_forward_mode_and_twice(backend, p):
+    generator = np.random.default_rng(0)
+    a, b = (jnp.asarray(generator.normal(size=(n, 3)).astype(np.float32)) for n in (4, 2))
+    f = jtbridge.wrap(lambda a, b: torch.cdist(a, b, p), backend=backend)
+
+    def formula(a, b):
+        return jnp.linalg.norm(a[:, None] - b[None], ord=p, axis=-1)
+
+    got = jax.jit(lambda a, b: jax.jvp(f, (a, b), (a * 2, b + 1)))(a, b)
+    for ours, theirs in zip(got, jax.jvp(formula, (a, b), (a * 2, b + 1)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    got = jax.jit(jax.hessian(lambda a: (f(a, b) ** 3).sum()))(a)
+    np.testing.assert_allclose(got, jax.hessian(lambda a: (formula(a, b) ** 3).sum())(a), rtol=1e-3, atol=1e-3)

@@ -1,0 +1,17 @@
+"""Functions of another file with state of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+count = 0
+seen: list[int] = []
+
+
+def outer(x: Any) -> Any:
+    return inner(x) * len(seen)
+
+
+def inner(x: Any) -> Any:
+    seen.append(len(seen))
+    return x
