@@ -4,7 +4,6 @@ import ctypes
 import gc
 import json
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -40,7 +39,7 @@ def keep_memory() -> None:
 def interleaved(
     calls: Calls, *, rounds: int, batch_seconds: float = 0.0, clock: str = "wall", rtol: float = 1e-3
 ) -> dict[str, Cell]:
-    """Seconds per call: the median over rounds, in each of which every contestant has one turn.
+    """Seconds per call: the minimum over rounds, in each of which every contestant has one turn.
 
     A turn is one call, or as many as take about `batch_seconds`, after a rest and calls that are not timed: each has
     the machine to itself and its own threads awake. Torch itself comes last in `calls`: a result
@@ -66,7 +65,7 @@ def interleaved(
             time.sleep(SETTLE_SECONDS)
             _time(call, 1 + counts[name] // 10)
             times[name].append(_time(call, counts[name], CLOCKS[clock]))
-    return cells | {name: statistics.median(t) for name, t in times.items()}
+    return cells | {name: min(t) for name, t in times.items()}
 
 
 def _close(got: list[np.ndarray], expected: list[np.ndarray], rtol: float) -> bool:
@@ -105,15 +104,14 @@ def in_child(function: str, *args: Any, timeout: float = 1200) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def median_of_children(names: Iterable[str], function: str, *args: Any, repeats: int) -> dict[str, Cell]:
-    """For each name the median of `function(name, *args)` in fresh processes, taken in turn."""
+def minimum_of_children(names: Iterable[str], function: str, *args: Any, repeats: int) -> dict[str, Cell]:
+    """For each name the minimum of `function(name, *args)` in fresh processes, taken in turn."""
     got: dict[str, list[Any]] = {name: [] for name in names}
     for _ in range(repeats):
         for name, values in got.items():
             values.append(in_child(function, name, *args))
     return {
-        name: next((v for v in values if isinstance(v, Failed)), None) or statistics.median(values)
-        for name, values in got.items()
+        name: next((v for v in values if isinstance(v, Failed)), None) or min(values) for name, values in got.items()
     }
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 TORCH = "torch"
+EAGER = "jtbridge eager"
 XLA = "jtbridge xla"
 DLPACK = "jtbridge dlpack"
 CALLBACK = "jtbridge callback"
@@ -12,7 +13,7 @@ TORCH2JAX = "wrap-torch2jax"
 BY_HAND = "pure_callback"
 TORCHAX = "torchax"
 JNP = "written in jnp"
-COLUMNS = (XLA, DLPACK, CALLBACK, TORCH2JAX, BY_HAND, TORCHAX, JNP, TORCH)
+COLUMNS = (EAGER, XLA, DLPACK, CALLBACK, TORCH2JAX, BY_HAND, TORCHAX, JNP, TORCH)
 
 
 @dataclass(frozen=True)

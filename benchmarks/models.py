@@ -14,7 +14,7 @@ import jax
 import torch
 
 from benchmarks._contestants import WRAPPERS, to_jax, wrap_all
-from benchmarks._measure import CLOCKS, interleaved, median_of_children
+from benchmarks._measure import CLOCKS, interleaved, minimum_of_children
 from benchmarks._results import DLPACK, TORCH, TORCHAX, XLA, Calls, Options, Row, Target
 
 _GRAD_MODE = "torch, recording gradients"
@@ -87,7 +87,8 @@ _TITLES = {
 
 
 @cache
-def _model(name: str) -> Model:
+def named(name: str) -> Model:
+    """A model by its name in the tables, made once."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     torch.manual_seed(0)
     return _MAKERS[name]()
@@ -100,7 +101,7 @@ def _milliseconds(calls: Calls, options: Options) -> dict:
 
 def forward(name: str, targets: tuple[Target, ...], options: Options) -> Row:
     """The last hidden state, or the logits. The parameters are arguments, as JAX wants them."""
-    model = _model(name)
+    model = named(name)
 
     def eager() -> torch.Tensor:
         return model.call(model.parameters, *model.inputs)
@@ -116,7 +117,7 @@ def forward(name: str, targets: tuple[Target, ...], options: Options) -> Row:
 
 def gradient(name: str, targets: tuple[Target, ...], options: Options) -> Row:
     """Of a scalar with respect to every parameter; torch runs forward and backward."""
-    model = _model(name)
+    model = named(name)
     names = sorted(model.parameters)  # the order in which JAX flattens a dict
 
     def eager() -> list[torch.Tensor]:
@@ -132,7 +133,7 @@ def capture_seconds(contestant: str, clock: str) -> float:
     """To capture the forward of BERT, where torch's tracing machinery was used before. In a process of its own."""
     import jtbridge
 
-    model = _model("bert")
+    model = named("bert")
     arrays = jax.tree.map(to_jax, (model.parameters, *model.inputs))
     jtbridge.explain(torch.sin, arrays[1])
     del contestant
@@ -145,7 +146,7 @@ def first_seconds(contestant: str, clock: str) -> float:
     """To capture, compile and run the forward of BERT for the first time. In a process of its own, all imported."""
     import jtbridge  # noqa: F401
 
-    model = _model("bert")
+    model = named("bert")
     arrays = jax.tree.map(to_jax, (model.parameters, *model.inputs))
     jax.block_until_ready(jax.jit(lambda x: x + 1)(arrays[1]))
     function = WRAPPERS[contestant](model.call, model.parameters, *model.inputs)
@@ -157,14 +158,14 @@ def first_seconds(contestant: str, clock: str) -> float:
 def capture(options: Options) -> Row:
     """Tracing alone."""
     repeats = 2 if options.quick else 5
-    cells = median_of_children((XLA,), "models.capture_seconds", options.clock, repeats=repeats)
+    cells = minimum_of_children((XLA,), "models.capture_seconds", options.clock, repeats=repeats)
     return Row("bert-capture", "capture of the BERT forward", "s", cells, targets=(Target(XLA, 0.5),))
 
 
 def first(options: Options) -> Row:
     """Everything up to the first result."""
     repeats = 1 if options.quick else 3
-    cells = median_of_children((XLA, DLPACK, TORCHAX), "models.first_seconds", options.clock, repeats=repeats)
+    cells = minimum_of_children((XLA, DLPACK, TORCHAX), "models.first_seconds", options.clock, repeats=repeats)
     title = "BERT forward: capture, compile, first run"
     return Row("bert-first", title, "s", cells, TORCHAX, (Target(XLA, 1.0, TORCHAX),))
 

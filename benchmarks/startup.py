@@ -6,7 +6,7 @@ import jax
 import torch
 
 from benchmarks._contestants import WRAPPERS
-from benchmarks._measure import CLOCKS, median_of_children
+from benchmarks._measure import CLOCKS, minimum_of_children
 from benchmarks._results import DLPACK, TORCH, TORCH2JAX, TORCHAX, XLA, Options, Row, Target
 
 _MODULES = {XLA: "jtbridge", DLPACK: "jtbridge", TORCH2JAX: "wrap_torch2jax", TORCHAX: "torchax"}
@@ -36,7 +36,7 @@ def first_call_seconds(name: str, clock: str) -> float:
 
 def imports(options: Options) -> Row:
     """On top of jax and torch. The way by hand imports nothing."""
-    cells = median_of_children(_MODULES, "startup.import_seconds", options.clock, repeats=3 if options.quick else 7)
+    cells = minimum_of_children(_MODULES, "startup.import_seconds", options.clock, repeats=3 if options.quick else 7)
     note = f"import: the first import of {TORCH2JAX} on a machine compiles C++ first, which is not counted"
     return Row("import", "import, after jax and torch", "s", cells, targets=(Target(DLPACK, 0.3),), notes=[note])
 
@@ -44,7 +44,7 @@ def imports(options: Options) -> Row:
 def first_call(options: Options) -> Row:
     """With everything imported."""
     names = (*WRAPPERS, TORCH)
-    cells = median_of_children(names, "startup.first_call_seconds", options.clock, repeats=3 if options.quick else 7)
+    cells = minimum_of_children(names, "startup.first_call_seconds", options.clock, repeats=3 if options.quick else 7)
     return Row("first-call", "first jit(a + b), wrapping included", "s", cells, targets=(Target(DLPACK, 0.5),))
 
 
