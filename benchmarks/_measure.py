@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks._results import Calls, Cell, Failed
+from benchmarks._results import Calls, Cell, Failed, Options
 
 # Torch's threads go on spinning for a while after a call of torch, on the cores that the next contestant needs.
 SETTLE_SECONDS = 0.3
@@ -34,6 +34,22 @@ def keep_memory() -> None:
     if sys.platform == "linux":
         for parameter in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
             ctypes.CDLL(None).mallopt(parameter, 1 << 30)
+
+
+def microseconds(calls: Calls, options: Options) -> dict[str, Cell]:
+    """Microseconds per call of each contestant, for calls of up to a millisecond."""
+    rounds = 15 if options.quick else 75
+    return _scaled(1e6, interleaved(calls, rounds=rounds, batch_seconds=0.01, clock=options.clock))
+
+
+def milliseconds(calls: Calls, options: Options) -> dict[str, Cell]:
+    """Milliseconds per call of each contestant, for whole models."""
+    rounds = 3 if options.quick else 12
+    return _scaled(1e3, interleaved(calls, rounds=rounds, batch_seconds=0.2, clock=options.clock))
+
+
+def _scaled(factor: float, seconds: dict[str, Cell]) -> dict[str, Cell]:
+    return {name: cell if isinstance(cell, Failed) else factor * cell for name, cell in seconds.items()}
 
 
 def interleaved(

@@ -11,13 +11,8 @@ import torch
 import jtbridge
 from benchmarks import models
 from benchmarks._contestants import to_jax
-from benchmarks._measure import interleaved
+from benchmarks._measure import microseconds, milliseconds
 from benchmarks._results import EAGER, JNP, TORCH, Calls, Options, Row, Target
-
-
-def _microseconds(calls: Calls, options: Options) -> dict:
-    times = interleaved(calls, rounds=15 if options.quick else 75, batch_seconds=0.01, clock=options.clock)
-    return {name: 1e6 * t if isinstance(t, float) else t for name, t in times.items()}
 
 
 def _waiting(call: Callable[..., Any], *args: Any) -> Callable[[], Any]:
@@ -33,7 +28,7 @@ def add(options: Options) -> Row:
         JNP: _waiting(lambda a, b: a + b, x, y),
         TORCH: lambda: a + b,
     }
-    cells = _microseconds(calls, options)
+    cells = microseconds(calls, options)
     return Row("eager-add", "eager a + b, 16 floats", "us", cells, JNP, (Target(EAGER, 40),))
 
 
@@ -48,7 +43,7 @@ def gradient(options: Options) -> Row:
         TORCH: lambda: torch.autograd.grad((torch.sin(leaf) * b).sum(), leaf),
     }
     title = "eager grad(sum(sin(a) * b)), 16 floats"
-    return Row("eager-grad", title, "us", _microseconds(calls, options), JNP, (Target(EAGER, 0.8, JNP),))
+    return Row("eager-grad", title, "us", microseconds(calls, options), JNP, (Target(EAGER, 0.8, JNP),))
 
 
 def gradients_of_rows(batch: int, width: int, options: Options) -> Row:
@@ -71,7 +66,7 @@ def gradients_of_rows(batch: int, width: int, options: Options) -> Row:
     }
     title = f"eager vmap(grad(MLP)), {batch} x {width}"
     key = f"eager-vmap-grad-{batch}x{width}"
-    return Row(key, title, "us", _microseconds(calls, options), TORCH, (Target(EAGER, 1.5, TORCH),))
+    return Row(key, title, "us", microseconds(calls, options), TORCH, (Target(EAGER, 1.5, TORCH),))
 
 
 def bert(of_gradient: bool, options: Options) -> Row:
@@ -92,8 +87,7 @@ def bert(of_gradient: bool, options: Options) -> Row:
     else:
         # JAX asks for no gradient here; torch's own parameters ask for one.
         calls = {EAGER: _waiting(jtbridge.wrap(model.call), *arrays), TORCH: torch.no_grad()(torch_forward)}
-    times = interleaved(calls, rounds=3 if options.quick else 12, batch_seconds=0.2, clock=options.clock)
-    cells = {name: 1e3 * t if isinstance(t, float) else t for name, t in times.items()}
+    cells = milliseconds(calls, options)
     what = "gradient" if of_gradient else "forward"
     title = f"eager BERT width, 4 layers, 8 x 128: {what}"
     return Row(f"eager-bert-{what}", title, "ms", cells, TORCH, (Target(EAGER, 1.03, TORCH),))

@@ -14,8 +14,8 @@ import jax
 import torch
 
 from benchmarks._contestants import WRAPPERS, to_jax, wrap_all
-from benchmarks._measure import CLOCKS, interleaved, minimum_of_children
-from benchmarks._results import DLPACK, TORCH, TORCHAX, XLA, Calls, Options, Row, Target
+from benchmarks._measure import CLOCKS, milliseconds, minimum_of_children
+from benchmarks._results import DLPACK, TORCH, TORCHAX, XLA, Options, Row, Target
 
 _GRAD_MODE = "torch, recording gradients"
 
@@ -94,11 +94,6 @@ def named(name: str) -> Model:
     return _MAKERS[name]()
 
 
-def _milliseconds(calls: Calls, options: Options) -> dict:
-    times = interleaved(calls, rounds=3 if options.quick else 12, batch_seconds=0.2, clock=options.clock)
-    return {name: 1e3 * t if isinstance(t, float) else t for name, t in times.items()}
-
-
 def forward(name: str, targets: tuple[Target, ...], options: Options) -> Row:
     """The last hidden state, or the logits. The parameters are arguments, as JAX wants them."""
     model = named(name)
@@ -109,7 +104,7 @@ def forward(name: str, targets: tuple[Target, ...], options: Options) -> Row:
     calls = wrap_all(model.call, model.parameters, *model.inputs)
     calls[_GRAD_MODE] = lambda: eager().detach()
     calls[TORCH] = torch.no_grad()(eager)
-    cells = _milliseconds(calls, options)
+    cells = milliseconds(calls, options)
     recording = cells.pop(_GRAD_MODE)
     note = f"{name}-forward: torch is measured under no_grad; recording gradients it takes {recording:.0f} ms"
     return Row(f"{name}-forward", f"{_TITLES[name]}: forward", "ms", cells, TORCH, targets, [note])
@@ -126,7 +121,7 @@ def gradient(name: str, targets: tuple[Target, ...], options: Options) -> Row:
 
     calls = wrap_all(model.loss, model.parameters, *model.inputs, then=lambda f: jax.jit(jax.grad(f)))
     calls[TORCH] = eager
-    return Row(f"{name}-gradient", f"{_TITLES[name]}: gradient", "ms", _milliseconds(calls, options), TORCH, targets)
+    return Row(f"{name}-gradient", f"{_TITLES[name]}: gradient", "ms", milliseconds(calls, options), TORCH, targets)
 
 
 def capture_seconds(contestant: str, clock: str) -> float:

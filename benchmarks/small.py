@@ -6,8 +6,8 @@ import jax
 import torch
 
 from benchmarks._contestants import wrap_all
-from benchmarks._measure import interleaved
-from benchmarks._results import DLPACK, TORCH, TORCH2JAX, Calls, Options, Row, Target
+from benchmarks._measure import microseconds
+from benchmarks._results import DLPACK, TORCH, TORCH2JAX, Options, Row, Target
 
 
 def _add(a, b):
@@ -18,18 +18,13 @@ def _product(a, b):
     return (torch.sin(a) * b).sum()
 
 
-def _microseconds(calls: Calls, options: Options) -> dict:
-    times = interleaved(calls, rounds=15 if options.quick else 75, batch_seconds=0.01, clock=options.clock)
-    return {name: 1e6 * t if isinstance(t, float) else t for name, t in times.items()}
-
-
 def add(size: int, target: float, options: Options) -> Row:
     """A jitted `a + b`."""
     a, b = torch.randn(size), torch.randn(size)
     calls = wrap_all(_add, a, b) | {TORCH: lambda: a + b}
     title = f"jit(a + b), {size:,} floats"
     return Row(
-        f"add-{size}", title, "us", _microseconds(calls, options), TORCH2JAX, (Target(DLPACK, target, TORCH2JAX),)
+        f"add-{size}", title, "us", microseconds(calls, options), TORCH2JAX, (Target(DLPACK, target, TORCH2JAX),)
     )
 
 
@@ -43,7 +38,7 @@ def gradient(options: Options) -> Row:
         "grad-16",
         "jit(grad(sum(sin(a) * b))), 16 floats",
         "us",
-        _microseconds(calls, options),
+        microseconds(calls, options),
         TORCH2JAX,
         (Target(DLPACK, 0.8, TORCH2JAX),),
     )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import torch
 
 from benchmarks._contestants import to_jax, wrap_all
-from benchmarks._measure import interleaved
+from benchmarks._measure import microseconds
 from benchmarks._results import JNP, TORCH, XLA, Options, Row, Target
 
 
@@ -31,8 +31,7 @@ def steady(size: int, options: Options) -> Row:
     compiled, arrays = jax.jit(in_jnp), (to_jax(x), to_jax(w))
     calls[JNP] = lambda: jax.block_until_ready(compiled(*arrays))
     calls[TORCH] = lambda: in_torch(x, w)
-    times = interleaved(calls, rounds=15 if options.quick else 75, batch_seconds=0.01, clock=options.clock)
-    cells = {name: 1e6 * t if isinstance(t, float) else t for name, t in times.items()}
+    cells = microseconds(calls, options)
     title = f"jit(softmax and tanh of x @ w), {size} x {size}"
     return Row(f"steady-{size}", title, "us", cells, JNP, (Target(XLA, 1.05, JNP),))
 

@@ -6,7 +6,7 @@ import jax
 import torch
 
 from benchmarks._contestants import wrap_all
-from benchmarks._measure import interleaved
+from benchmarks._measure import microseconds
 from benchmarks._results import DLPACK, TORCH, TORCHAX, XLA, Options, Row, Target
 
 _SIZES = (64, 128, 128, 10)
@@ -26,8 +26,7 @@ def mlp(options: Options) -> Row:
     rows = torch.randn(_ROWS, _SIZES[0])
     calls = wrap_all(_mlp, weights, rows[0], then=lambda f: jax.jit(jax.vmap(f, in_axes=(None, 0))), on=(weights, rows))
     calls[TORCH] = lambda: torch.vmap(_mlp, (None, 0))(weights, rows)
-    times = interleaved(calls, rounds=15 if options.quick else 60, batch_seconds=0.01, clock=options.clock)
-    cells = {name: 1e6 * t if isinstance(t, float) else t for name, t in times.items()}
+    cells = microseconds(calls, options)
     targets = (Target(DLPACK, 1.5, TORCH), Target(XLA, 0.4, TORCH), Target(XLA, 1.0, TORCHAX))
     return Row("vmap-mlp", f"jit(vmap(MLP {'-'.join(map(str, _SIZES))})), {_ROWS} rows", "us", cells, TORCH, targets)
 
