@@ -7,6 +7,8 @@ import contextvars
 import os
 from collections.abc import Iterator
 
+from .backends import check_name
+
 _VERIFY: contextvars.ContextVar[bool | None] = contextvars.ContextVar("jtbridge_verify", default=None)
 _BACKEND: contextvars.ContextVar[str | None] = contextvars.ContextVar("jtbridge_backend", default=None)
 
@@ -41,7 +43,7 @@ def config(
         >>> with jtbridge.config(backend="callback"):
         ...     y = f(jnp.zeros(3))
     """
-    token = _BACKEND.set(_BACKEND.get() if backend is None else checked_backend(backend))
+    token = _BACKEND.set(_BACKEND.get() if backend is None else check_name(backend))
     verifying = _VERIFY.set(_VERIFY.get() if verify is None else verify)
     try:
         if tune is None and tuning_folder is None:
@@ -54,28 +56,6 @@ def config(
     finally:
         _VERIFY.reset(verifying)
         _BACKEND.reset(token)
-
-
-def checked_backend(name: str) -> str:
-    """The name of a backend, or "auto".
-
-    Raises:
-        BackendError: there is no such backend.
-    """
-    if name == "auto":  # without the import of all backends
-        return name
-    from .backends import check_name
-
-    return check_name(name)
-
-
-def may_translate(name: str) -> bool:
-    """Whether a backend, or "auto", may translate."""
-    if name == "auto":
-        return True
-    from .backends import translates
-
-    return translates(name)
 
 
 def backend_or(default: str) -> str:

@@ -16,7 +16,6 @@ import torch
 
 from . import _rng
 from ._compat import TRACING, outermost_trace
-from ._config import may_translate
 from ._dtypes import argument_dtypes, canonical_dtype
 from ._flat import ArrayType, FlatFunction, module_locks
 from ._nesting import marked
@@ -24,6 +23,7 @@ from ._retracing import NumberWatch
 from ._signature import Signature, argument_names, rebuild_call, static_arguments, static_name
 from ._torch_state import TorchState
 from ._verify import verify as verify_result
+from .backends import translates
 from .capture import Request, closed_over_modules, device_closed_over, infer
 from .errors import BackendError
 from .primitives import torch_call, torch_ordered
@@ -88,7 +88,7 @@ class TracedCalls:
         self, arrays: list[Any], signature: Signature, rng: Any, backend: str
     ) -> tuple[FlatFunction, list[jax.Array]]:
         """The plan for a call, and the flat arrays it is to be called with."""
-        translating = may_translate(backend) and not self._ordered
+        translating = translates(backend) and not self._ordered
         if any(is_symbolic(shape) for shape, _ in signature.types):
             plan = self._symbolic_plan(signature, rng is not None, backend)
             return plan, [*arrays, _rng.seed_from_key(rng)] if plan.seeded else arrays
@@ -127,7 +127,7 @@ class TracedCalls:
 
     def _symbolic_plan(self, signature: Signature, seeded: bool, backend: str) -> FlatFunction:
         """For sizes that are symbols: made for an example of each, with a program for all of them."""
-        if not may_translate(backend) or self._ordered:
+        if not translates(backend) or self._ordered:
             raise BackendError(
                 f"`{self._name}` was given symbolic sizes, which only a translated function can have: "
                 f'backend="{backend}" calls torch.'

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 from ._compat import Context, current_context, unwrap_compiled
-from ._config import backend_or, checked_backend, may_translate, verify_or
+from ._config import backend_or, verify_or
 from ._dtypes import argument_dtypes
 from ._nesting import is_inside, marked
 from ._pickling import reduced
 from ._signature import Signature, flatten_arguments
+from .backends import check_name, translates
 from .eager import call_directly, call_now
 from .errors import ArgumentError
 
@@ -147,7 +148,7 @@ class Wrapped:
 
     def _call_eagerly(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run torch itself; NotImplemented where a program is to be translated, or torch lacks the device."""
-        if self.backend != "auto" and may_translate(self.backend) and not self.ordered:
+        if self.backend != "auto" and translates(self.backend) and not self.ordered:
             return NotImplemented
         if self.ordered:
             jax.effects_barrier()  # ordered calls of compiled programs that are still under way come first
@@ -237,7 +238,7 @@ def wrap(
         Array([0., 1., 2.], dtype=float32)
     """
     options = {
-        "backend": checked_backend(backend),
+        "backend": check_name(backend),
         "output_shapes": output_shapes,
         "residuals": _one_of("residuals", residuals, ("save", "recompute")),
         "return_mutated": return_mutated,

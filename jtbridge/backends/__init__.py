@@ -1,17 +1,17 @@
 """The ways to run a torch function inside a JAX program, one file each.
 
-All but :func:`jtbridge.backends` is imported when it is first used: ``import jtbridge`` is to be quick.
+The backends themselves are imported on first use, to keep ``import jtbridge`` fast.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._status import BackendStatus, backends
+from ._status import BackendStatus, backends, check_name, translates
 
 if TYPE_CHECKING:
     from ._base import Backend
     from ._callback import call_on_host, numpy_callback
-    from ._registry import check_name, choose, refusals, translates
+    from ._registry import choose, refusals
 
 __all__ = [
     "Backend",

@@ -31,11 +31,11 @@ def statuses(platform: str | None) -> tuple[BackendStatus, ...]:
     return tuple(statuses)
 
 
-def check_name(name: str) -> str:
-    """Return a backend's name, or raise with the known ones if it is none."""
-    if name != "auto" and name not in _BACKENDS:
+def backend_named(name: str) -> Backend:
+    """Return the backend of that name, or raise with the known names if there is none."""
+    if name not in _BACKENDS:
         raise BackendError(f"There is no backend `{name}`. Known: auto, {_listing()}.")
-    return name
+    return _BACKENDS[name]
 
 
 def refusals(name: str, platform: str, fn: TorchFunction) -> dict[str, str]:
@@ -55,7 +55,7 @@ def choose(name: str, platform: str, fn: TorchFunction, *, quiet: bool = False) 
     Unless `quiet`, the user is told when that is not a translation.
     """
     if name != "auto":
-        backend = _BACKENDS[check_name(name)]
+        backend = backend_named(name)
         reason = backend.unavailable(platform)
         if reason is not None:
             raise BackendError(
@@ -75,11 +75,6 @@ def choose(name: str, platform: str, fn: TorchFunction, *, quiet: bool = False) 
                 return backend
             refused = reason
     raise BackendError(f'No backend can run on platform "{platform}": {_listing(platform)}.')
-
-
-def translates(name: str) -> bool:
-    """Whether a backend, or "auto", may translate."""
-    return name == "auto" or _BACKENDS[check_name(name)].way == "translate"
 
 
 def _tell(fn: TorchFunction, backend: Backend, refused: str) -> None:

@@ -36,3 +36,25 @@ def backends(platform: str | None = None) -> tuple[BackendStatus, ...]:
     from ._registry import statuses  # imports all that translates
 
     return statuses(platform)
+
+
+def check_name(name: str) -> str:
+    """Return a backend's name, or "auto".
+
+    Raises:
+        BackendError: there is no such backend; the message lists the known ones.
+    """
+    if name != "auto":
+        from ._registry import backend_named
+
+        backend_named(name)
+    return name
+
+
+def translates(name: str) -> bool:
+    """Return whether a backend, or "auto", may translate."""
+    if name == "auto":
+        return True
+    from ._registry import backend_named
+
+    return backend_named(name).way == "translate"
