@@ -7,7 +7,7 @@ So a JAX int32 array reaches torch as int64 (labels, token ids and indices must 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import ml_dtypes
@@ -69,36 +69,26 @@ def torch_dtype(dtype: np.dtype, what: str) -> torch.dtype:
         ) from None
 
 
-def widens_int32() -> bool:
-    """Whether int32 arrays stand for torch's int64: while x64 is off, JAX's integers are int32."""
-    return not jax.config.jax_enable_x64  # type: ignore[attr-defined]
-
-
 def argument_dtypes(
-    dtypes: Sequence[np.dtype], names: Sequence[str], function: str, *, keep_int32: bool
+    dtypes: Iterable[np.dtype], names: Callable[[], Sequence[str]], function: str, *, keep_int32: bool
 ) -> tuple[torch.dtype, ...]:
-    """The torch dtypes in which the array arguments of a function reach it.
+    """Return the torch dtypes in which the array arguments of a function reach it.
 
     Args:
         dtypes: of the arrays.
-        names: of the arguments.
+        names: returns the names of the arguments, for the error.
         function: its name.
-        keep_int32: whether int32 stays int32 where JAX has no int64.
+        keep_int32: whether int32 stays int32 while x64 is off. Else it becomes int64, torch's dtype of integers.
 
     Raises:
         DTypeError: torch does not have one of them.
     """
-    widen = not keep_int32 and widens_int32()
+    widen = not keep_int32 and not jax.config.jax_enable_x64  # type: ignore[attr-defined]
     found = []
-    for dtype, name in zip(dtypes, names, strict=True):
-        wanted = torch_dtype(dtype, f"argument `{name}` of `{function}`")
+    for i, dtype in enumerate(dtypes):
+        wanted = _TO_TORCH.get(dtype) or torch_dtype(dtype, f"argument `{names()[i]}` of `{function}`")
         found.append(torch.int64 if widen and wanted is torch.int32 else wanted)
     return tuple(found)
-
-
-def has_torch_dtype(dtype: np.dtype) -> bool:
-    """Whether torch has the NumPy/JAX dtype."""
-    return dtype in _TO_TORCH
 
 
 def numpy_dtype(dtype: torch.dtype, what: str) -> np.dtype:

@@ -165,7 +165,7 @@ class TracedCalls:
         call = marked(rebuild_call(self._fn, signature))
         in_types = tuple(ArrayType(shape, np.dtype(dtype)) for shape, dtype in signature.types)
         dtypes = argument_dtypes(
-            [t.dtype for t in in_types], names, self._name, keep_int32=self._options["int32"] == "keep"
+            (t.dtype for t in in_types), lambda: names, self._name, keep_int32=self._options["int32"] == "keep"
         )
         guard = StateGuard(
             self._name,

@@ -123,8 +123,8 @@ class Wrapped:
 
     def torch_dtypes(self, signature: Signature, names: tuple[str, ...]) -> tuple[torch.dtype, ...]:
         """The dtypes that the arrays of a call have as tensors."""
-        found = [np.dtype(dtype) for _, dtype in signature.types]
-        return argument_dtypes(found, names, self._name, keep_int32=self._options["int32"] == "keep")
+        dtypes = (np.dtype(dtype) for _, dtype in signature.types)
+        return argument_dtypes(dtypes, lambda: names, self._name, keep_int32=self._options["int32"] == "keep")
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

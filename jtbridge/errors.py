@@ -91,10 +91,6 @@ class CalledWarning(UserWarning):
     """``backend="auto"`` calls torch because a function cannot be translated, which is slower. The text says why."""
 
 
-class OpaqueFunctionWarning(UserWarning):
-    """Torch cannot trace a function without running it; its output shapes come from one run on zeros."""
-
-
 class PurityWarning(UserWarning):
     """A function that is traced writes to state, or draws without a key, and is wrapped with ``purity="warn"``."""
 

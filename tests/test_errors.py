@@ -59,7 +59,7 @@ def test_dtype_error_of_an_argument():
     with pytest.raises(errors.DTypeError) as caught:
         jtbridge.wrap(lambda ids: ids)(jnp.zeros(2, jnp.int4))
     assert str(caught.value).startswith(
-        "argument `ids` has JAX dtype `int4`, which torch does not have. Both sides have: bool, uint8, "
+        "argument `ids` of `<lambda>` has JAX dtype `int4`, which torch does not have. Both sides have: bool, uint8, "
     )
     assert str(caught.value).endswith("Convert it with `.astype(...)` before the call.")
 

@@ -13,7 +13,7 @@ import torch
 from jtbridge import _rng
 from jtbridge._compat import Context, current_context
 from jtbridge._declared import check_declared, declared_types
-from jtbridge._dtypes import has_torch_dtype, torch_dtype, widens_int32
+from jtbridge._dtypes import argument_dtypes
 from jtbridge._flat import ArrayType, FlatFunction
 from jtbridge._nesting import marked
 from jtbridge._signature import Signature, argument_names, rebuild_call, static_arguments
@@ -66,20 +66,19 @@ def call_now(
         return NotImplemented
     types = tuple(ArrayType(shape, dtype) for shape, dtype in signature.types)
     names = argument_names(fn, signature) if return_mutated else None
-    widen = not keep_int32 and widens_int32()
-    casts = []
-    for i, type_ in enumerate(types):
-        if widen and type_.dtype == _INT32:
-            casts.append((i, torch.int64))
-        elif not has_torch_dtype(type_.dtype):
-            torch_dtype(type_.dtype, f"argument `{argument_names(fn, signature)[i]}`")  # raises
+    dtypes = argument_dtypes(
+        (t.dtype for t in types), lambda: argument_names(fn, signature), name, keep_int32=keep_int32
+    )
+    casts = tuple(
+        (i, torch.int64) for i, dtype in enumerate(dtypes) if dtype is torch.int64 and types[i].dtype == _INT32
+    )
     seeded = rng is not None
     operands = [*arrays, _rng.seed_from_key(rng)] if seeded else arrays
     function = EagerFunction(
         name,
         marked(rebuild_call(fn, signature)),
         (*types, _SEED) if seeded else types,
-        tuple(casts),
+        casts,
         seeded=seeded,
         argument_names=names,
         capture=lambda: capture(signature, seeded),
