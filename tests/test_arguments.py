@@ -160,7 +160,7 @@ def test_arrays_that_are_not_numbers(array: np.ndarray, backend: str):
 
 
 def test_key_as_a_plain_argument_points_to_rng(backend: str):
-    with pytest.raises(DTypeError, match=r"argument `key` has JAX dtype `key<fry>`.*passed as `rng=`"):
+    with pytest.raises(DTypeError, match=r"argument `key` of `.*` has JAX dtype `key<fry>`.*passed as `rng=`"):
         jtbridge.wrap(lambda x, key: x)(jnp.ones(2), jax.random.key(0))
 
 

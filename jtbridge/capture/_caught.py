@@ -7,16 +7,16 @@ function is found by raising where torch may raise: if it returns a result, it d
 
 from __future__ import annotations
 
-import os
 import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import torch
 
 from jtbridge._compat import OpOverload, TorchDispatchMode
+
+from ._frames import is_library
 
 _MAY_RAISE = frozenset(
     {
@@ -37,10 +37,6 @@ _MAY_RAISE = frozenset(
         "take",
     }
 )
-_LIBRARIES = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep
-    for path in (torch.__file__, jax.__file__, os.path.dirname(__file__))
-)
 MOST_PLACES = 8  # at which it is tried
 
 
@@ -58,8 +54,8 @@ def place_that_may_raise(fn: OpOverload) -> str | None:
     place, handled = None, False
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name not in ("_trace_once", "_run_on_values"):
-        if not frame.f_code.co_filename.startswith((*_LIBRARIES, "<frozen")):
-            place = place or f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if not is_library(file := frame.f_code.co_filename) and not file.startswith("<frozen"):
+            place = place or f"{file}:{frame.f_lineno}"
             handled = handled or bool(frame.f_code.co_exceptiontable)
         frame = frame.f_back
     return place if handled else None

@@ -11,8 +11,6 @@ says that something is computed of the node after a detach, which is left out of
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
 import sys
 import traceback
 import types
@@ -41,16 +39,13 @@ from jtbridge.triton.launches import find_launch, launch_operator, with_late_sca
 from ._branches import Decisions, traced_both_ways
 from ._closed_over import OnCpu, may_be_on_gpu, with_closed_over
 from ._exceptions import none_caught
+from ._frames import is_library
 from ._fused_lstm import WithoutFusedLstm
 from ._known import Known
 from ._replaced import CopiedTensors, Replaced
 from ._statistics import keep_statistics_wide
 from .chains import Chains
 
-_LIBRARIES = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep
-    for path in (torch.__file__, os.path.dirname(__file__), jax.__file__)
-) + (contextlib.__file__,)
 _DETACHING = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)  # torch 2.15 traces `detach` as the latter
 _LAUNCH = launch_operator._opoverload
 
@@ -235,6 +230,5 @@ def user_line() -> str:
     return ""
 
 
-@functools.lru_cache(maxsize=4096)  # each operator asks it of a whole stack
 def _is_users(file: str) -> bool:
-    return not file.startswith((*_LIBRARIES, "<"))
+    return not is_library(file) and not file.startswith("<") and file != contextlib.__file__
