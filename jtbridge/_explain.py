@@ -21,7 +21,7 @@ from ._run import describe_arguments
 from ._transforms import Vjp
 from ._wrap import Wrapped, as_wrapped
 from .backends import choose, refusals, translates
-from .capture import draws, origin
+from .capture import Trial, draws, origin
 from .eager import unsupported_reason
 from .errors import TranslationError
 from .kernels._step import Step
@@ -42,6 +42,7 @@ class Explanation:
         backend: the one that is used inside ``jit`` and the like.
         gradient: the backend of its gradient; None if it has nothing to differentiate.
         reasons: for every other backend that comes before it, why it is not used.
+        trials: the strategies that looked for the result types, in order, each with why it failed; the last succeeded.
         operators: how often each operator is in the forward graph; empty if it cannot be traced.
         decomposed: those of them that run as torch's decomposition into others.
         random: random operators.
@@ -58,6 +59,7 @@ class Explanation:
     backend: str
     gradient: str | None
     reasons: dict[str, str]
+    trials: tuple[Trial, ...]
     operators: dict[str, int]
     decomposed: tuple[str, ...]
     random: tuple[str, ...]
@@ -76,6 +78,7 @@ class Explanation:
             ("inside jit", self.backend),
             *((f"not {name}", reason) for name, reason in self.reasons.items()),
             ("gradient", self.gradient or "nothing to differentiate"),
+            *(("traced by", str(trial)) for trial in self.trials),
             ("operators", _counts(self.operators)),
             ("decomposed", ", ".join(self.decomposed) or "none"),
             ("random", ", ".join(self.random) or "none"),
@@ -144,6 +147,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         backend=name,
         gradient=None if wrapped.ordered else _gradient_backend(wrapped, platform, plan),
         reasons=reasons,
+        trials=tuple(plan.trials),
         operators=dict(collections.Counter(str(node.target) for node in nodes).most_common()),
         decomposed=tuple(sorted({str(node.target) for node in nodes if not has_lowering(node)})),
         random=_random(plan, nodes),

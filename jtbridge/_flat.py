@@ -135,6 +135,7 @@ class FlatFunction(TorchFunction):
     graph: Any = None  # the captured graph, where there is one already
     notices: set[str] = dataclasses.field(default_factory=set)  # what the user was told of this function
     guard: Any = None  # a `StateGuard`: puts back what the function changes where it is traced
+    trials: Sequence[Any] = ()  # the strategies by which its result types were looked for, for `explain`
 
     def __post_init__(self) -> None:
         self.constant_arrays: tuple[Any, ...] = ()  # of `constants`, as they were when it was captured

@@ -24,7 +24,7 @@ from ._signature import Signature, argument_names, rebuild_call, static_argument
 from ._torch_state import TorchState
 from ._verify import verify as verify_result
 from .backends import translates
-from .capture import Request, closed_over_modules, device_closed_over, infer
+from .capture import TraceRequest, closed_over_modules, device_closed_over, infer
 from .errors import BackendError
 from .primitives import torch_call, torch_ordered
 from .state import StateGuard, saving_state_once
@@ -174,7 +174,7 @@ class TracedCalls:
             ordered=self._ordered,
             said=self._notices,
         )
-        request = Request(
+        request = TraceRequest(
             name=self._name,
             call=call,
             shapes=tuple(t.shape for t in in_types),
@@ -211,6 +211,7 @@ class TracedCalls:
             residuals=self._options["residuals"],
             notices=self._notices,
             guard=guard,
+            trials=found.trials,
         )
 
 

@@ -2,19 +2,21 @@
 
 from ._closures import closed_over_modules, device_closed_over
 from ._constants import large_constants, lift_constants, with_places_for
-from ._infer import Inference, Request, infer
+from ._infer import infer
 from ._joint import GraphFunction, Split, forward_graph, from_bytes, split, to_bytes
 from ._observe import draws
 from ._probe import check_differentiable, probe_vmap
+from ._request import AbstractResult, TraceRequest, Trial
 from ._trace import examples, origin, trace, trace_on
 from .chains import FUNCTIONS as FUNCTIONS_OF_CHAINS
 
 __all__ = [
     "FUNCTIONS_OF_CHAINS",
+    "AbstractResult",
     "GraphFunction",
-    "Inference",
-    "Request",
     "Split",
+    "TraceRequest",
+    "Trial",
     "check_differentiable",
     "closed_over_modules",
     "device_closed_over",

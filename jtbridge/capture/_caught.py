@@ -53,7 +53,7 @@ def place_that_may_raise(fn: OpOverload) -> str | None:
         return None
     place, handled = None, False
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name not in ("_trace_once", "_run_on_values"):
+    while frame is not None and frame.f_code.co_name not in ("run_on_fakes", "run_on_values"):
         if not is_library(file := frame.f_code.co_filename) and not file.startswith("<frozen"):
             place = place or f"{file}:{frame.f_lineno}"
             handled = handled or bool(frame.f_code.co_exceptiontable)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 import jtbridge
@@ -89,3 +90,28 @@ def test_dropout_of_probability_zero_draws_nothing():
     q = jnp.ones((1, 2, 3, 4))
     assert jtbridge.explain(attend, q, 0.0).random == ()
     assert jtbridge.explain(attend, q, 0.5, rng=jax.random.key(0)).random != ()
+
+
+def test_strategies_that_were_tried_are_listed_in_order():
+    assert [str(trial) for trial in jtbridge.explain(torch.sin, jnp.ones(3)).trials] == ["fake tensors"]
+
+    def in_numpy(x):
+        return torch.from_numpy(np.sin(x.numpy()))
+
+    trials = jtbridge.explain(in_numpy, jnp.ones(3)).trials
+    assert [trial.strategy for trial in trials] == ["fake tensors", "example values"]
+    assert ".numpy()" in trials[0].failure and "test_explain.py" in trials[0].failure
+    assert trials[1].failure is None
+
+
+def test_overrides_are_tried_where_sizes_depend_on_data():
+    def positive_sum(x):
+        return x[x > 0].sum()
+
+    trials = jtbridge.explain(positive_sum, jnp.ones(3)).trials
+    assert [trial.strategy for trial in trials] == [
+        "fake tensors",
+        "fake tensors, with overrides",
+        "symbolic sizes and values",
+    ]
+    assert all("aten.nonzero.default" in trial.failure for trial in trials[:2])

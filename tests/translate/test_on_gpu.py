@@ -13,7 +13,7 @@ import torch
 
 import jtbridge
 from jtbridge._flat import ArrayType
-from jtbridge.capture import _closed_over, _infer, _trace
+from jtbridge.capture import _closed_over, _strategies, _trace
 from jtbridge.errors import TranslationError
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((5, 40)), jnp.float32)
@@ -25,7 +25,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.Tensor]]:
     tensors: list[torch.Tensor] = []
     monkeypatch.setattr(_closed_over, "on_gpu", lambda tensor: any(tensor is other for other in tensors))
     monkeypatch.setattr(_trace, "may_be_on_gpu", lambda: True)
-    monkeypatch.setattr(_infer, "may_be_on_gpu", lambda: True)
+    monkeypatch.setattr(_strategies, "may_be_on_gpu", lambda: True)
     return tensors
 
 

@@ -1,0 +1,172 @@
+"""Run a torch function on fake tensors, or on example values, and record what it does."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from jtbridge import _rng
+from jtbridge._compat import DataDependentOutputException, FakeTensorMode, forget_tensors, tracing
+from jtbridge._dtypes import canonical_dtype, numpy_dtype
+from jtbridge._flat import ArrayType, Behaviour, OutputTree, as_tensor, is_array_leaf
+from jtbridge._pytree import flatten_output, key_order
+from jtbridge._torch_state import TorchState
+from jtbridge.errors import DeviceError, MutationError, RandomnessError
+from jtbridge.state import WrittenValues, start_over
+from jtbridge.triton import intercepted_launches
+from jtbridge.triton.launches import LateScalar
+
+from ._branches import Answering, Decisions
+from ._dependent import DependentTensor
+from ._exceptions import none_caught
+from ._fused_lstm import WithoutFusedLstm
+from ._known import Known
+from ._observe import Observer
+from ._replaced import CopiedTensors
+from ._request import TraceRequest
+from ._unbacked import PathTrace
+
+
+def run_on_fakes(
+    request: TraceRequest,
+    state: TorchState,
+    decisions: Decisions | None = None,
+    *,
+    path: PathTrace | None = None,
+    start: bool = True,
+) -> tuple[Any, Observer]:
+    """Run on fake tensors: the leaves and the tree of the result, of which only types count, and what was observed.
+
+    With `path`, sizes and values that depend on data are symbols. With `start` it runs from the state that the function
+    had, else from that which an earlier attempt left.
+    """
+    # Nothing is known of what a function with side effects keeps: it may be something else in the next call.
+    known = Known(answers=not request.ordered)
+    if start:
+        start_over()
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if path is None else path.mode
+    try:
+        with mode as known.mode, tracing(), _rng.tracing(), state.applied():
+            inputs = [
+                torch.empty(shape, dtype=dtype, device=request.device)
+                for shape, dtype in zip(request.shapes, request.dtypes, strict=True)
+            ]
+            observer = Observer(inputs, known.mode, _write_refusal(request))
+            answering = contextlib.nullcontext() if decisions is None else Answering(decisions)
+            following = contextlib.nullcontext() if path is None else path.watching()
+            with (
+                WithoutFusedLstm(only_with_projections=True),
+                observer.watching(),
+                intercepted_launches() as observer.launches,
+                answering,
+                following,
+                known,
+                CopiedTensors(),
+                none_caught(),
+            ):
+                out = request.call(*inputs)
+                leaves, tree = flatten_output(out)
+                observer.calls.add_results(leaves)
+                observer.result_order = key_order(out)
+        leaves = [_type_of(leaf) if path is None else path.type_of(leaf) for leaf in leaves]
+    finally:
+        known.settle()
+        forget_tensors(mode)
+    for number, leaf in enumerate(leaves):
+        if isinstance(leaf, LateScalar):
+            raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
+        if isinstance(leaf, torch.Tensor) and leaf.device.type != request.device:
+            raise DeviceError(
+                f"Result {number} of `{request.name}` lies on device `{leaf.device}`, but its arguments are on "
+                f"`{request.device}`. Make tensors inside the function on the device of its arguments "
+                "(`device=x.device`)."
+            )
+    return (leaves, tree), observer
+
+
+def _type_of(leaf: Any) -> Any:
+    """A tensor of the same type, which belongs to no graph; anything else as it is."""
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+        return leaf
+    with FakeTensorMode():
+        made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
+    return made.requires_grad_(leaf.requires_grad)
+
+
+def run_on_values(request: TraceRequest, inputs: Sequence[torch.Tensor]) -> tuple[Any, Observer]:
+    """Run on copies of some tensors: the result, and what was observed."""
+    saved = WrittenValues() if request.ordered else None
+    try:
+        with _rng.seeded_by(0, 0), request.state.applied():
+            copies = [tensor.clone() for tensor in inputs]
+            observer = Observer(copies, None, _write_refusal(request), saved)
+            with observer.watching(), intercepted_launches() as observer.launches:
+                return request.call(*copies), observer
+    finally:
+        if saved is not None:
+            with request.state.without_grad().applied():
+                saved.restore()
+
+
+def _write_refusal(request: TraceRequest) -> Callable[[str], NoReturn] | None:
+    """What to do when a function writes to a tensor that it closes over: raise, unless side effects are wanted."""
+    if request.ordered:
+        return None
+
+    def refuse(written_to: str) -> NoReturn:
+        raise MutationError(
+            f"`{request.name}` writes to {written_to}, which is not one of its arguments; in a JAX program nobody "
+            "could tell when or how often. Pass it as an argument and use `return_mutated=True`, call `.eval()` on the "
+            'module if it keeps running statistics, or wrap with `effects="ordered"`.'
+        )
+
+    return refuse
+
+
+def behaviour_of(request: TraceRequest, observer: Observer, opaque: str | None, without_grad: bool) -> Behaviour:
+    if not request.ordered:
+        if observer.own_generator and observer.keeps_generator():
+            raise RandomnessError(
+                f"`{request.name}` draws from a torch.Generator of its own ({observer.own_generator}), whose state "
+                "a JAX program cannot carry. Draw from torch's default generator and pass a JAX key as `rng=`, or make "
+                "and seed the generator inside the function, which then draws the same numbers in each call."
+            )
+        if observer.random_operator is not None and not request.seeded:
+            raise RandomnessError(_rng.without_key(request.name, observer.random_operator))
+    return Behaviour(
+        mutated=observer.mutated_inputs(),
+        random_operator=observer.random_operator,
+        operators=observer.operators,
+        switches_grad_mode=observer.switches_grad_mode,
+        inner_autograd=observer.inner_autograd,
+        uses_data=observer.uses_data,
+        breaks_inner_graph=observer.inner_autograd and not observer.keeps_inner_graph,
+        custom_operator=observer.custom_operator,
+        unbatchable=observer.unbatchable,
+        fused_norm=observer.fused_norm,
+        opaque=opaque,
+        uses_default_dtype=observer.uses_default_dtype or opaque is not None,
+        launches=next(iter([*observer.launches, *observer.operators_of_kernels]), None),
+        runs_without_grad=without_grad,
+        modules=tuple({id(module): weakref.ref(module) for module in observer.modules}.values()),
+    )
+
+
+def output_types(
+    request: TraceRequest, leaves: Sequence[Any], tree: Any, order: Any, opaque: bool
+) -> tuple[OutputTree, tuple[ArrayType, ...]]:
+    positions = tuple(
+        i for i, leaf in enumerate(leaves) if isinstance(leaf, DependentTensor) or is_array_leaf(leaf, opaque)
+    )
+    types = []
+    for number, position in enumerate(positions):
+        leaf = leaves[position]
+        tensor = leaf if isinstance(leaf, DependentTensor) else as_tensor(leaf)
+        dtype = numpy_dtype(tensor.dtype, f"Result {number} of `{request.name}`")
+        types.append(ArrayType(tuple(tensor.shape), canonical_dtype(dtype)))  # type: ignore[arg-type]  (or a str)
+    statics = tuple(None if i in positions else leaf for i, leaf in enumerate(leaves))
+    return OutputTree(tree, positions, statics, order), tuple(types)

@@ -1,0 +1,80 @@
+"""What inference is asked and what it answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from jtbridge._flat import ArrayType, Behaviour, OutputTree
+from jtbridge._torch_state import TorchState
+from jtbridge.state import NO_GUARD, StateGuard
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceRequest:
+    """A torch function, the types of its arguments and the settings to trace it under.
+
+    Attributes:
+        name: of the function, for messages.
+        call: takes the array arguments as tensors.
+        shapes, dtypes: of the arguments.
+        state: torch's settings.
+        seeded: whether the call has a JAX key.
+        ordered: whether side effects are allowed: draws without a key and writes to closed-over state.
+        output_shapes: the tree of result types that the user declared, or None.
+        device: the type of the devices that the closed-over tensors lie on.
+        guard: restores the state that a run of the function changes.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    state: TorchState
+    seeded: bool
+    ordered: bool
+    output_shapes: Any | None
+    device: str = "cpu"
+    guard: StateGuard = NO_GUARD
+
+    def on_device(self, device: str) -> TraceRequest:
+        """Return the request on a device, where new tensors go too unless the user set another default device."""
+        if device == "cpu" or self.state.device is not None:
+            return dataclasses.replace(self, device=device)
+        state = dataclasses.replace(self.state, device=torch.device(device))
+        return dataclasses.replace(self, device=device, state=state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One strategy that inference tried.
+
+    Attributes:
+        strategy: its name.
+        failure: why it failed; None if it gave the result.
+    """
+
+    strategy: str
+    failure: str | None = None
+
+    def __str__(self) -> str:
+        return self.strategy if self.failure is None else f"{self.strategy}: failed, {self.failure}"
+
+
+@dataclasses.dataclass(frozen=True)
+class AbstractResult:
+    """The result types of a function and what else is known of it.
+
+    Attributes:
+        out_types, out_tree: of the result.
+        behaviour: what the function does besides computing its result.
+        trials: the strategies that were tried, in order.
+    """
+
+    out_types: tuple[ArrayType, ...]
+    out_tree: OutputTree
+    behaviour: Behaviour
+    trials: tuple[Trial, ...] = ()

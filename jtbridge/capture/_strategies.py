@@ -1,0 +1,313 @@
+"""The strategies by which inference finds the result types of a function, in the order in which they are tried."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from jtbridge._compat import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    asked_whether_fake,
+    taken_for_fake,
+)
+from jtbridge._declared import check_declared, declared_types, wrong_declaration
+from jtbridge._flat import Behaviour, OutputTree
+from jtbridge._pytree import flatten_output, key_order
+from jtbridge.errors import JtbridgeError, ShapeInferenceError
+from jtbridge.triton.launches import with_late_scalars
+
+from ._abstract import behaviour_of, output_types, run_on_fakes, run_on_values
+from ._branches import Decisions, only_way
+from ._caught import MOST_PLACES, RaisingAt
+from ._closed_over import may_be_on_gpu
+from ._dependent import Outcome, agreed, are_possible, without_empty_sizes
+from ._examples import example_arguments
+from ._observe import Observer
+from ._replaced import Replaced
+from ._request import AbstractResult, TraceRequest
+from ._trace import line_of
+from ._unbacked import PathTrace, explored
+
+_Trace = tuple[Any, Observer]  # the leaves and the tree of the result, and what was observed
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategy:
+    """One way to find the result types of a function.
+
+    Attributes:
+        name: as `explain` shows it.
+        applies: whether to try it, given the error that the trace on fake tensors raised (None before it is tried).
+        run: returns the result, or raises: a `JtbridgeError` ends inference, any other exception means that the
+            strategy failed.
+        is_trace: whether it traces the function as it is, so that its error says why the function is untraceable.
+    """
+
+    name: str
+    applies: Callable[[TraceRequest, Exception | None], bool]
+    run: Callable[[TraceRequest, Exception | None], AbstractResult]
+    is_trace: bool = False
+
+
+class StrategyError(Exception):
+    """A strategy does not fit a function; the text says why."""
+
+
+# --- on fake tensors, where nothing is computed ---------------------------------------------------------------------
+
+
+def _plain(request: TraceRequest, cause: Exception | None) -> AbstractResult:
+    del cause
+    return _traced(request, lambda: with_late_scalars(lambda: run_on_fakes(request, request.state)))
+
+
+def _overridden(request: TraceRequest, cause: Exception | None) -> AbstractResult:
+    """Trace with overrides of the functions that torch itself cannot trace: `ctc_loss`, `x[i]` and others."""
+    del cause
+    return _traced(request, lambda: _with_overrides(request))
+
+
+def _on_gpu(request: TraceRequest, cause: Exception | None) -> AbstractResult:
+    """Trace on a GPU, where the function makes tensors of its own."""
+    del cause
+    request = request.on_device("cuda")
+    try:
+        return _plain(request, None)
+    except (DynamicOutputShapeException, DataDependentOutputException):
+        return _overridden(request, None)
+
+
+def _with_overrides(request: TraceRequest, decisions: Decisions | None = None) -> _Trace:
+    with Replaced():
+        return run_on_fakes(request, request.state, decisions)
+
+
+def _traced(request: TraceRequest, trace: Callable[[], _Trace]) -> AbstractResult:
+    (leaves, tree), observer, without_grad = request.guard.run(lambda: _with_least_recording(request, trace))
+    out_tree, out_types = output_types(request, leaves, tree, observer.result_order, opaque=False)
+    if request.output_shapes is not None:
+        check_declared(declared_types(request.output_shapes)[0], out_types, request.name)
+    is_asked = asked_whether_fake()
+    reason = _not_in_a_graph(observer) or _depends_on_what_torch_raises(request, observer)
+    if reason is None and is_asked and _differs_if_fake(request):
+        reason = "its model (of transformers) computes something else when it is traced"
+    behaviour = behaviour_of(request, observer, reason, without_grad)
+    only_checks = observer.asserts and not observer.sets_data and not observer.own_generator
+    return AbstractResult(out_types, out_tree, dataclasses.replace(behaviour, only_checks=only_checks))
+
+
+def _with_least_recording(request: TraceRequest, trace: Callable[[], _Trace]) -> tuple[Any, Observer, bool]:
+    """Trace; once more without gradients if closed-over weights would record a graph."""
+    out, observer = trace()
+    if not (request.state.grad and _records_graph(out)):
+        return out, observer, False
+    try:
+        again, watched = with_late_scalars(lambda: run_on_fakes(request, request.state.without_grad(), start=False))
+    except Exception:  # noqa: BLE001  (it differentiates inside: recording stays on)
+        return out, observer, False
+    return out, observer, _same_types(out, again) and watched.calls == observer.calls
+
+
+def _records_graph(out: Any) -> bool:
+    leaves, _ = out
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+
+
+def _same_types(a: Any, b: Any) -> bool:
+    def types(out: Any) -> Any:
+        leaves, tree = out
+        return tree, [(x.shape, x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves]
+
+    return types(a) == types(b)
+
+
+def _not_in_a_graph(observer: Observer) -> str | None:
+    if observer.sets_data:
+        return "it assigns to `.data`, which a graph does not show"
+    if observer.own_generator:
+        return f"it draws from a torch.Generator of its own ({observer.own_generator})"
+    return "it asserts something about values of tensors, which a graph may leave out" if observer.asserts else None
+
+
+def _depends_on_what_torch_raises(request: TraceRequest, observer: Observer) -> str | None:
+    """Why a function cannot be traced that goes on after an exception which torch raises for some values; or None."""
+    if request.ordered:
+        return None
+    for place in list(observer.may_raise)[:MOST_PLACES]:
+        raising = RaisingAt(place, request.call)
+        with contextlib.suppress(Exception):
+            attempt = dataclasses.replace(request, call=raising.run)
+            request.guard.run(lambda attempt=attempt: run_on_fakes(attempt, request.state))
+        if raising.caught:
+            return f"it catches what torch raises for some values ({place})"
+    return None
+
+
+def _differs_if_fake(request: TraceRequest) -> bool:
+    """Whether a model that asks whether its tensors are fake gives other results if they are, on example arguments."""
+    if request.ordered:
+        return False
+    for inputs in example_arguments(request.shapes, request.dtypes, request.device):
+        found = []
+        for around in (contextlib.nullcontext(), taken_for_fake()):
+            try:
+                with around:
+                    out, _ = request.guard.run(lambda inputs=inputs: run_on_values(request, inputs))
+            except JtbridgeError:
+                raise
+            except Exception:  # noqa: BLE001  (not every function takes such arguments)
+                break
+            found.append([leaf for leaf in flatten_output(out)[0] if isinstance(leaf, torch.Tensor)])
+        if len(found) == 2 and not all(map(_nearly_equal, *found)):
+            return True
+    return False
+
+
+def _nearly_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two results differ by rounding alone."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    allowed = max(1e-4, 30 * torch.finfo(a.dtype).eps)
+    a, b = a.detach(), b.detach()
+    scale = float(a[a.isfinite()].abs().max()) if bool(a.isfinite().any()) else 1.0
+    return torch.allclose(a, b, rtol=allowed, atol=allowed * scale, equal_nan=True)
+
+
+def _only_checking(request: TraceRequest, cause: Exception | None) -> AbstractResult:
+    """Trace a function that needs the values of tensors only to raise if they are wrong."""
+    assert cause is not None
+    try:
+        (leaves, tree), observer = request.guard.run(
+            lambda: only_way(lambda decisions: _with_overrides(request, decisions))
+        )
+    except JtbridgeError as error:  # of a branch that no values may ever take
+        raise StrategyError(str(error)) from error
+    if observer.inner_autograd:
+        raise StrategyError("it differentiates inside")
+    out_tree, out_types = output_types(request, leaves, tree, observer.result_order, opaque=True)
+    behaviour = behaviour_of(request, observer, reason_of(cause), False)
+    return AbstractResult(out_types, out_tree, dataclasses.replace(behaviour, only_checks=True))
+
+
+def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
+    """Trace with symbols for the sizes and values that depend on data."""
+    assert cause is not None
+
+    def run(path: PathTrace) -> Outcome:
+        with Replaced():
+            (leaves, tree), observer = run_on_fakes(request, request.state, path=path)
+        return Outcome(leaves, tree, behaviour_of(request, observer, reason_of(cause), False), observer.result_order)
+
+    outcomes = request.guard.run(lambda: explored(run, 1) if request.ordered else explored(run))
+    return _joined(request, outcomes)
+
+
+# --- without a trace ------------------------------------------------------------------------------------------------
+
+
+def _on_examples(request: TraceRequest, cause: Exception | None) -> AbstractResult:
+    """Run the function on example arguments. Its effects, if they are allowed, happen once."""
+    assert cause is not None
+    reason = reason_of(cause)
+    outcomes: list[Outcome] = []
+    errors: list[Exception] = []
+    examples = list(example_arguments(request.shapes, request.dtypes, request.device))
+    for inputs in examples:
+        try:
+            out, observer = request.guard.run(
+                lambda inputs=inputs: run_on_values(request, inputs),
+                again=lambda: run_on_values(request, examples[1]),
+            )
+        except JtbridgeError:
+            raise
+        except Exception as error:  # noqa: BLE001  (not every function takes such arguments)
+            errors.append(error)
+        else:
+            (leaves, tree), order = flatten_output(out), key_order(out)
+            # XLA drops a call whose results have no elements: that they have none must be certain.
+            if not request.ordered and all(map(torch.Size.numel, map(torch.Size, request.shapes))):
+                leaves = [without_empty_sizes(leaf) for leaf in leaves]
+            outcomes.append(Outcome(leaves, tree, behaviour_of(request, observer, reason, False), order))
+        if request.ordered or not request.shapes:
+            break
+    if not outcomes:
+        _refuse_without_outcome(request, cause, errors[0])
+    return _joined(request, outcomes)
+
+
+def _refuse_without_outcome(request: TraceRequest, cause: Exception, error: Exception) -> NoReturn:
+    """Raise for a function that could not be traced for a `cause`, and on example arguments raised an `error`."""
+    if type(error) is type(cause):  # a plain mistake in the function or its arguments
+        error.add_note(f"(raised while finding the output shapes of `{request.name}`)")
+        raise error
+    raise ShapeInferenceError(
+        f"No output shapes could be inferred for `{request.name}`: on fake tensors it raised "
+        f"{type(cause).__name__}: {reason_of(cause)}; run on zeros it raised {type(error).__name__}: "
+        f"{_first_line(error)}. Pass `output_shapes=`, a tree of `jax.ShapeDtypeStruct`."
+    ) from error
+
+
+def _joined(request: TraceRequest, outcomes: Sequence[Outcome]) -> AbstractResult:
+    """The one type that all outcomes have, or that is declared where they differ."""
+    outcome = agreed(request.name, outcomes, declared=request.output_shapes is not None)
+    out_tree, out_types = output_types(request, outcome.leaves, outcome.tree, outcome.order, opaque=True)
+    if request.output_shapes is not None:
+        declared, _ = declared_types(request.output_shapes)
+        if not are_possible(declared, out_types):
+            raise wrong_declaration(request.name, declared, out_types)
+        out_types = declared
+    return AbstractResult(out_types, out_tree, outcome.behaviour)
+
+
+def _declared(request: TraceRequest, cause: Exception | None) -> AbstractResult:
+    """Take the declared types of a function that cannot be looked at."""
+    reason = "its side effects are wanted, and its output shapes are given" if cause is None else reason_of(cause)
+    out_types, tree = declared_types(request.output_shapes)
+    positions = tuple(range(len(out_types)))
+    return AbstractResult(out_types, OutputTree(tree, positions, (None,) * len(out_types)), Behaviour(opaque=reason))
+
+
+def reason_of(cause: Exception) -> str:
+    """Why a function could not be traced, and where in the user's code."""
+    operator = str(cause.args[0]) if cause.args else ""
+    line = line_of(cause)
+    if isinstance(cause, DynamicOutputShapeException):
+        text = f"it makes tensors whose sizes depend on the values of its arguments (operator `{operator}`)"
+    elif isinstance(cause, DataDependentOutputException) and operator:
+        text = f"it needs the values of tensors (operator `{operator}`)"
+    else:
+        text = _first_line(cause)
+    return f"{text} ({line})" if line else text
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _depends_on_data(cause: Exception | None) -> bool:
+    return isinstance(cause, DataDependentOutputException | DynamicOutputShapeException)
+
+
+STRATEGIES = (
+    # Each look at a function has its effects.
+    Strategy("declared shapes", lambda request, _: request.ordered and request.output_shapes is not None, _declared),
+    Strategy("fake tensors", lambda *_: True, _plain, is_trace=True),
+    Strategy("fake tensors, with overrides", lambda _, cause: _depends_on_data(cause), _overridden, is_trace=True),
+    Strategy("fake tensors on a GPU", lambda request, _: request.device == "cpu" and may_be_on_gpu(), _on_gpu),
+    Strategy(
+        "branches that only check",
+        lambda _, cause: isinstance(cause, DataDependentOutputException),
+        _only_checking,
+    ),
+    Strategy("symbolic sizes and values", lambda _, cause: _depends_on_data(cause), _symbolic),
+    Strategy("declared shapes", lambda request, _: request.output_shapes is not None, _declared),
+    Strategy("example values", lambda *_: True, _on_examples),
+)
