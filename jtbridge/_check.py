@@ -13,7 +13,7 @@ import numpy as np
 
 from ._config import config
 from ._convert import to_torch
-from ._flat import ArrayType, FlatFunction, TorchFunction
+from ._functions import ArrayType, TorchFunction, TracedFunction
 from ._host import to_numpy
 from ._run import describe_arguments
 from ._transforms import Jvp, Vjp, Vmap
@@ -90,7 +90,7 @@ def check(fn: Any, *args: Any, **kwargs: Any) -> CheckReport:
         True
     """
     wrapped = as_wrapped(fn)
-    plan, _ = wrapped.prepared(args, dict(kwargs))
+    traced, _ = wrapped.prepared(args, dict(kwargs))
     found = []
     for status in backends():
         if not status.available:
@@ -99,19 +99,19 @@ def check(fn: Any, *args: Any, **kwargs: Any) -> CheckReport:
             warnings.simplefilter("ignore", CalledWarning)
             warnings.simplefilter("ignore", SequentialVmapWarning)
             found += _compared(status.name, wrapped, args, kwargs)
-    return CheckReport(f"{plan.name}({describe_arguments(plan)})", tuple(found))
+    return CheckReport(f"{traced.name}({describe_arguments(traced)})", tuple(found))
 
 
 def _compared(backend: str, wrapped: Wrapped, args: tuple, kwargs: dict[str, Any]) -> list[Comparison]:
-    plan, operands = wrapped.prepared(args, dict(kwargs))
+    traced, operands = wrapped.prepared(args, dict(kwargs))
     found = []
     for mode in _MODES:
-        case = _CASES[mode](plan, operands)
+        case = _CASES[mode](traced, operands)
         if case is None:
             found.append(Comparison(backend, mode, None, True, "nothing to differentiate"))
             continue
         try:
-            found.append(_comparison(backend, mode, plan, case))
+            found.append(_comparison(backend, mode, traced, case))
         except TranslationError as error:
             found.append(Comparison(backend, mode, None, True, f"not run: {error}"))
         except Exception as error:  # noqa: BLE001  (whatever a backend raises is what the report is about)
@@ -127,16 +127,16 @@ class _Case:
     reference: TorchFunction  # of the same inputs
 
 
-def _value(plan: FlatFunction, operands: list[Any]) -> _Case:
-    return _Case(operands, lambda call: call, plan)
+def _value(traced: TracedFunction, operands: list[Any]) -> _Case:
+    return _Case(operands, lambda call: call, traced)
 
 
-def _vjp(plan: FlatFunction, operands: list[Any]) -> _Case | None:
-    wrt, outs = _moving(plan)
+def _vjp(traced: TracedFunction, operands: list[Any]) -> _Case | None:
+    wrt, outs = _differentiated(traced)
     if not wrt or not outs:
         return None
     count = len(operands)
-    cotangents = _random([plan.out_types[o] for o in outs])
+    cotangents = _random([traced.out_types[o] for o in outs])
 
     def program(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*inputs: Any) -> Any:
@@ -145,40 +145,40 @@ def _vjp(plan: FlatFunction, operands: list[Any]) -> _Case | None:
 
         return run
 
-    return _Case([*operands, *cotangents], program, Vjp(plan, wrt, outs))
+    return _Case([*operands, *cotangents], program, Vjp(traced, wrt, outs))
 
 
-def _jvp(plan: FlatFunction, operands: list[Any]) -> _Case | None:
-    wrt, outs = _moving(plan)
+def _jvp(traced: TracedFunction, operands: list[Any]) -> _Case | None:
+    wrt, outs = _differentiated(traced)
     if not wrt or not outs:
         return None
     count = len(operands)
-    tangents = _random([plan.in_types[i] for i in wrt])
+    tangents = _random([traced.in_types[i] for i in wrt])
 
     def program(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*inputs: Any) -> Any:
-            of_moving = _of(call, inputs[:count], wrt, outs)
-            return jax.jvp(of_moving, [inputs[i] for i in wrt], list(inputs[count:]))[1]
+            of_differentiated = _of(call, inputs[:count], wrt, outs)
+            return jax.jvp(of_differentiated, [inputs[i] for i in wrt], list(inputs[count:]))[1]
 
         return run
 
-    return _Case([*operands, *tangents], program, Jvp(plan, wrt, outs))
+    return _Case([*operands, *tangents], program, Jvp(traced, wrt, outs))
 
 
-def _vmap(plan: FlatFunction, operands: list[Any]) -> _Case | None:
+def _vmap(traced: TracedFunction, operands: list[Any]) -> _Case | None:
     """Two rows: the inputs, and those with the floats scaled. Constants and the key are shared."""
-    count = plan.first_constant
-    if not count or not plan.out_types:
+    count = traced.first_constant
+    if not count or not traced.out_types:
         return None
     rows = [
         jnp.stack([x, x * jnp.asarray(0.5, x.dtype) if type_.differentiable else x])
-        for x, type_ in zip(operands[:count], plan.in_types, strict=False)
+        for x, type_ in zip(operands[:count], traced.in_types, strict=False)
     ]
     dims = (*(0,) * count, *(None,) * (len(operands) - count))
-    return _Case([*rows, *operands[count:]], lambda call: jax.vmap(call, in_axes=dims), Vmap(plan, dims, 2))
+    return _Case([*rows, *operands[count:]], lambda call: jax.vmap(call, in_axes=dims), Vmap(traced, dims, 2))
 
 
-_CASES: dict[str, Callable[[FlatFunction, list[Any]], _Case | None]] = {
+_CASES: dict[str, Callable[[TracedFunction, list[Any]], _Case | None]] = {
     "value": _value,
     "vjp": _vjp,
     "jvp": _jvp,
@@ -186,10 +186,10 @@ _CASES: dict[str, Callable[[FlatFunction, list[Any]], _Case | None]] = {
 }
 
 
-def _comparison(backend: str, mode: str, plan: FlatFunction, case: _Case) -> Comparison:
-    program = jax.jit(case.program(lambda *operands: torch_call(*operands, fn=plan, backend=backend)))
+def _comparison(backend: str, mode: str, traced: TracedFunction, case: _Case) -> Comparison:
+    program = jax.jit(case.program(lambda *operands: torch_call(*operands, fn=traced, backend=backend)))
     got = list(program(*case.inputs))
-    if plan.behaviour.random_operator is not None:
+    if traced.traits.random_operator is not None:
         same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(got, program(*case.inputs), strict=True))
         return Comparison(backend, mode, None, same, "draws: repeats itself" if same else "draws: DOES NOT REPEAT")
     with case.reference.state.applied():
@@ -200,9 +200,9 @@ def _comparison(backend: str, mode: str, plan: FlatFunction, case: _Case) -> Com
     return Comparison(backend, mode, worst, all(d <= tolerance(a.dtype) for d, a in zip(differences, got, strict=True)))
 
 
-def _moving(plan: FlatFunction) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    wrt = tuple(i for i, type_ in enumerate(plan.in_types[: plan.first_constant]) if type_.differentiable)
-    return wrt, tuple(o for o, type_ in enumerate(plan.out_types) if type_.differentiable)
+def _differentiated(traced: TracedFunction) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    wrt = tuple(i for i, type_ in enumerate(traced.in_types[: traced.first_constant]) if type_.differentiable)
+    return wrt, tuple(o for o, type_ in enumerate(traced.out_types) if type_.differentiable)
 
 
 def _of(
@@ -210,14 +210,14 @@ def _of(
 ) -> Callable[..., Any]:
     """The float results as a function of the float arguments."""
 
-    def of_moving(*moving: Any) -> list[Any]:
+    def of_differentiated(*differentiated: Any) -> list[Any]:
         filled = list(operands)
-        for i, x in zip(wrt, moving, strict=True):
+        for i, x in zip(wrt, differentiated, strict=True):
             filled[i] = x
         results = call(*filled)
         return [results[o] for o in outs]
 
-    return of_moving
+    return of_differentiated
 
 
 def _random(types: Sequence[ArrayType]) -> list[np.ndarray]:

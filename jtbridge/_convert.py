@@ -11,7 +11,7 @@ import torch.utils.dlpack
 
 from ._compat import SharedTensor, is_lazy
 from ._dtypes import canonical_dtype, numpy_dtype, torch_dtype
-from ._flat import ArrayType, as_tensor
+from ._functions import ArrayType, as_tensor
 from ._host import reader, writer
 from .errors import DeviceError
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ._dtypes import canonical_dtype
-from ._flat import ArrayType
+from ._functions import ArrayType
 from ._pytree import flatten_output
 from .errors import OutputMismatchError, ShapeInferenceError
 

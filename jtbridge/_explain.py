@@ -16,16 +16,16 @@ from jax.extend.core import subjaxprs
 from torch import fx
 
 from ._dtypes import torch_dtype
-from ._flat import FlatFunction
+from ._functions import TracedFunction
 from ._run import describe_arguments
 from ._transforms import Vjp
 from ._wrap import Wrapped, as_wrapped
-from .backends import choose, refusals, translates
+from .backends import choose, translates, unsupported_reasons
 from .capture import Trial, draws, origin
 from .eager import unsupported_reason
 from .errors import TranslationError
-from .kernels._step import Step
-from .translate import captured, has_lowering, refusal, translate
+from .kernels._primitive import KernelPrimitive
+from .translate import captured, has_lowering, translate, untranslatable_reason
 from .triton import unsupported_reason as triton_unsupported_reason
 from .triton.launches import Launch
 
@@ -135,26 +135,26 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     """
     wrapped = as_wrapped(fn)
     started = time.perf_counter()
-    plan, _ = wrapped.prepared(args, dict(kwargs))
+    traced, _ = wrapped.prepared(args, dict(kwargs))
     seconds = time.perf_counter() - started
     platform = jax.default_backend()
-    nodes = _nodes(plan)
-    reasons = refusals(wrapped.backend, platform, plan) if not wrapped.ordered else {}
-    name = "io_callback, in order" if wrapped.ordered else choose(wrapped.backend, platform, plan, quiet=True).name
+    nodes = _nodes(traced)
+    reasons = unsupported_reasons(wrapped.backend, platform, traced) if not wrapped.ordered else {}
+    name = "io_callback, in order" if wrapped.ordered else choose(wrapped.backend, platform, traced, quiet=True).name
     return Explanation(
-        function=f"{plan.name}({describe_arguments(plan)})",
+        function=f"{traced.name}({describe_arguments(traced)})",
         eager=_eager(wrapped, args, kwargs, name),
         backend=name,
-        gradient=None if wrapped.ordered else _gradient_backend(wrapped, platform, plan),
+        gradient=None if wrapped.ordered else _gradient_backend(wrapped, platform, traced),
         reasons=reasons,
-        trials=tuple(plan.trials),
+        trials=tuple(traced.trials),
         operators=dict(collections.Counter(str(node.target) for node in nodes).most_common()),
         decomposed=tuple(sorted({str(node.target) for node in nodes if not has_lowering(node)})),
-        random=_random(plan, nodes),
-        mutated=tuple(plan.argument_names[i] for i in plan.behaviour.mutated),
-        casts=_casts(plan, nodes),
-        kernels=_kernels(plan) if wrapped.backend in ("auto", "triton") else {},
-        constants=(len(plan.constants), sum(t.numel() * t.element_size() for t in plan.constants)),
+        random=_random(traced, nodes),
+        mutated=tuple(traced.argument_names[i] for i in traced.traits.mutated),
+        casts=_casts(traced, nodes),
+        kernels=_kernels(traced) if wrapped.backend in ("auto", "triton") else {},
+        constants=(len(traced.constants), sum(t.numel() * t.element_size() for t in traced.constants)),
         seconds=seconds,
     )
 
@@ -168,55 +168,55 @@ def _eager(wrapped: Wrapped, args: tuple, kwargs: dict[str, Any], traced: str) -
     return f"{traced}, for {reasons[0]}" if reasons else "torch itself"
 
 
-def _nodes(plan: FlatFunction) -> list[fx.Node]:
+def _nodes(traced: TracedFunction) -> list[fx.Node]:
     """The operators of the forward graph, if there is one."""
     try:
-        graph = captured(plan).graph
+        graph = captured(traced).graph
     except TranslationError:
         return []
     return [node for node in graph.nodes if node.op == "call_function" and hasattr(node.target, "tags")]
 
 
-def _gradient_backend(wrapped: Wrapped, platform: str, plan: FlatFunction) -> str | None:
-    wrt = tuple(i for i, type_ in enumerate(plan.in_types[: plan.first_constant]) if type_.differentiable)
-    outs = tuple(o for o, type_ in enumerate(plan.out_types) if type_.differentiable)
+def _gradient_backend(wrapped: Wrapped, platform: str, traced: TracedFunction) -> str | None:
+    wrt = tuple(i for i, type_ in enumerate(traced.in_types[: traced.first_constant]) if type_.differentiable)
+    outs = tuple(o for o, type_ in enumerate(traced.out_types) if type_.differentiable)
     if not wrt or not outs:
         return None
-    gradient = Vjp(plan, wrt, outs)
+    gradient = Vjp(traced, wrt, outs)
     backend = choose(wrapped.backend, platform, gradient, quiet=True)
-    refused = list(refusals(wrapped.backend, platform, gradient).values())
-    return backend.name if backend.way == "translate" or not refused else f"{backend.name}, for {refused[-1]}"
+    refused = list(unsupported_reasons(wrapped.backend, platform, gradient).values())
+    return backend.name if backend.kind == "translate" or not refused else f"{backend.name}, for {refused[-1]}"
 
 
-def _random(plan: FlatFunction, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
+def _random(traced: TracedFunction, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
     drawing = (n for n in nodes if "draw" in origin(n) and draws(n.target, n.args, n.kwargs))  # type: ignore[arg-type]
     found = {str(node.target) for node in drawing}
-    if not nodes and plan.behaviour.random_operator is not None:
-        found = {plan.behaviour.random_operator}
+    if not nodes and traced.traits.random_operator is not None:
+        found = {traced.traits.random_operator}
     return tuple(sorted(found))
 
 
-def _kernels(plan: FlatFunction) -> dict[str, int]:
+def _kernels(traced: TracedFunction) -> dict[str, int]:
     """The kernels in the translated function."""
-    if triton_unsupported_reason() is not None or refusal(plan) is not None:
+    if triton_unsupported_reason() is not None or untranslatable_reason(traced) is not None:
         return {}
     found: collections.Counter[str] = collections.Counter()
-    pending = [translate(plan, kernels=True).jaxpr]
+    pending = [translate(traced, kernels=True).jaxpr]
     while pending:
         jaxpr = pending.pop()
         pending += subjaxprs(jaxpr)
         for equation in jaxpr.eqns:
             kernel = equation.params.get("step") or equation.params.get("launch")
-            if isinstance(kernel, Step | Launch):
+            if isinstance(kernel, KernelPrimitive | Launch):
                 found[kernel.name] += 1
     return dict(found)
 
 
-def _casts(plan: FlatFunction, nodes: Sequence[fx.Node]) -> dict[str, int]:
+def _casts(traced: TracedFunction, nodes: Sequence[fx.Node]) -> dict[str, int]:
     """Conversions of dtype: of arguments into torch, and between operators, results back included."""
     changes: collections.Counter[str] = collections.Counter()
     if not nodes:
-        for type_, dtype in zip(plan.in_types, plan.in_torch_dtypes, strict=False):
+        for type_, dtype in zip(traced.in_types, traced.in_torch_dtypes, strict=False):
             if torch_dtype(type_.dtype, "an argument") is not dtype:
                 changes[f"{type_.dtype} -> {_name(dtype)}"] += 1
     for node in nodes:

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from ._flat import ArrayType, TorchFunction
+from ._functions import ArrayType, TorchFunction
 
 
 def describe(fn: TorchFunction) -> str:
     """A function for a message: the user's function, or that it is a derivative of it."""
-    return f"`{fn.flat.name}`" if fn.order == 0 else f"a derivative of `{fn.flat.name}`"
+    return f"`{fn.base.name}`" if fn.order == 0 else f"a derivative of `{fn.base.name}`"
 
 
 def zero_tangents(results: Sequence[Any]) -> list[Any]:

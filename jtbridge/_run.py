@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ._compat import FakeTensor
-from ._flat import Tensors, TorchFunction
+from ._functions import Tensors, TorchFunction
 from .errors import JtbridgeError, MutationError, TorchCallError
 
 KEPT = (
@@ -58,14 +58,14 @@ def as_call_error(fn: TorchFunction, error: BaseException) -> JtbridgeError:
         return error
     lines = "".join(traceback.format_exception(error)).rstrip()
     return TorchCallError(
-        f"`{fn.flat.name}`, a torch function called from a JAX program with {describe_arguments(fn)}, raised "
+        f"`{fn.base.name}`, a torch function called from a JAX program with {describe_arguments(fn)}, raised "
         f"{type(error).__name__}: {error}\n\nTorch traceback:\n{lines}"
     )
 
 
 def describe_arguments(fn: TorchFunction) -> str:
     """The arguments of a function as `name: dtype[shape]`; of many the first and the last ones."""
-    flat = fn.flat
+    flat = fn.base
     parts = [
         f"{name}: {type_.dtype}{list(type_.shape)}"
         for name, type_ in zip(flat.argument_names, flat.in_types, strict=False)

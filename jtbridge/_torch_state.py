@@ -27,7 +27,7 @@ class TorchState:
     autocast: tuple[tuple[str, torch.dtype], ...]  # device types with autocast on, and their dtype
     dtype: torch.dtype | None  # the default; None for a function that does not depend on it
     device: torch.device | None  # None: torch's own default
-    products: str  # how float32 is multiplied on a GPU: "highest", "high" or "medium"
+    matmul_precision: str  # how float32 is multiplied on a GPU: "highest", "high" or "medium"
 
     @classmethod
     def current(cls) -> TorchState:
@@ -40,7 +40,7 @@ class TorchState:
             ),
             dtype=torch.get_default_dtype(),
             device=torch.get_default_device() if has_torch_modes() else None,
-            products=_products(),
+            matmul_precision=_products(),
         )
 
     def activity_check(self) -> Callable[[], bool]:

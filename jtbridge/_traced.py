@@ -17,7 +17,7 @@ import torch
 from . import _rng
 from ._compat import TRACING, outermost_trace
 from ._dtypes import argument_dtypes, canonical_dtype
-from ._flat import ArrayType, FlatFunction, module_locks
+from ._functions import ArrayType, TracedFunction, module_locks
 from ._nesting import marked
 from ._retracing import NumberWatch
 from ._signature import Signature, argument_names, rebuild_call, static_arguments, static_name
@@ -31,10 +31,10 @@ from .state import StateGuard, saving_state_once
 from .translate import hinted_shapes, is_symbolic, symbolic_program, torch_symbolic, with_constants
 from .triton.launches import with_intercepted_launches
 
-_MAX_PLANS = 512  # signatures kept per wrapped function; compiled programs hold on to their own
+_MAX_TRACED = 512  # signatures kept per wrapped function; compiled programs hold on to their own
 _SEED = ArrayType(_rng.SEED_SHAPE, np.dtype(np.uint32))
 
-_Plans = collections.OrderedDict[Any, FlatFunction]
+_Cache = collections.OrderedDict[Any, TracedFunction]
 
 
 class TracedCalls:
@@ -56,8 +56,8 @@ class TracedCalls:
         self._numbers = NumberWatch()
         # What was traced: by the outermost JAX trace that it is part of, for as long as that lasts, and for eager calls
         # of a backend that translates until `clear`.
-        self._by_trace: weakref.WeakKeyDictionary[Any, _Plans] = weakref.WeakKeyDictionary()
-        self.eager_plans: _Plans = collections.OrderedDict()
+        self._by_trace: weakref.WeakKeyDictionary[Any, _Cache] = weakref.WeakKeyDictionary()
+        self.eager_plans: _Cache = collections.OrderedDict()
 
     def call(self, arrays: list[Any], signature: Signature, rng: Any, *, backend: str, verify: bool) -> Any:
         """Call the function as part of a traced program.
@@ -68,41 +68,41 @@ class TracedCalls:
             backend: what runs the function.
             verify: whether the first result of each program is compared with torch's.
         """
-        plan, operands = self.prepared(arrays, signature, rng, backend)
-        if plan.symbolic is not None:
-            results = torch_symbolic(*operands, program=plan.symbolic)
+        traced, operands = self.prepared(arrays, signature, rng, backend)
+        if traced.symbolic is not None:
+            results = torch_symbolic(*operands, program=traced.symbolic)
         elif self._ordered:
-            results = torch_ordered(*operands, fn=plan)
+            results = torch_ordered(*operands, fn=traced)
         else:
-            results = torch_call(*operands, fn=plan, backend=backend)
+            results = torch_call(*operands, fn=traced, backend=backend)
             if verify:
-                verify_result(plan, operands, results)
-        count = len(plan.out_tree.array_positions)
-        out = plan.out_tree.unflatten(results[:count])
-        if not plan.return_mutated:
+                verify_result(traced, operands, results)
+        count = len(traced.out_tree.array_positions)
+        out = traced.out_tree.unflatten(results[:count])
+        if not traced.return_mutated:
             return out
-        names = [plan.argument_names[i] for i in plan.behaviour.mutated]
+        names = [traced.argument_names[i] for i in traced.traits.mutated]
         return out, dict(zip(names, results[count:], strict=True))
 
     def prepared(
         self, arrays: list[Any], signature: Signature, rng: Any, backend: str
-    ) -> tuple[FlatFunction, list[jax.Array]]:
+    ) -> tuple[TracedFunction, list[jax.Array]]:
         """The plan for a call, and the flat arrays it is to be called with."""
         translating = translates(backend) and not self._ordered
         if any(is_symbolic(shape) for shape, _ in signature.types):
-            plan = self._symbolic_plan(signature, rng is not None, backend)
-            return plan, [*arrays, _rng.seed_from_key(rng)] if plan.seeded else arrays
-        plan = self._plan(self._plans(arrays, backend), signature, rng is not None, translating)
-        operands = [*arrays, *plan.constant_arrays]
-        if plan.seeded:
+            traced = self._trace_symbolic(signature, rng is not None, backend)
+            return traced, [*arrays, _rng.seed_from_key(rng)] if traced.seeded else arrays
+        traced = self._lookup(self._cache(arrays, backend), signature, rng is not None, translating)
+        operands = [*arrays, *traced.constant_arrays]
+        if traced.seeded:
             operands.append(_rng.seed_from_key(rng))
-        return plan, operands
+        return traced, operands
 
     def clear(self) -> None:
         """Forget what was traced in eager calls."""
         self.eager_plans.clear()
 
-    def _plans(self, arrays: Sequence[Any], backend: str) -> _Plans:
+    def _cache(self, arrays: Sequence[Any], backend: str) -> _Cache:
         """Where a plan that is needed now is kept."""
         trace = outermost_trace()
         if trace is not None:
@@ -111,21 +111,21 @@ class TracedCalls:
             return collections.OrderedDict()  # state may have changed by the next eager call
         return self.eager_plans
 
-    def _plan(self, plans: _Plans, signature: Signature, seeded: bool, translating: bool) -> FlatFunction:
+    def _lookup(self, cache: _Cache, signature: Signature, seeded: bool, translating: bool) -> TracedFunction:
         state = TorchState.current()
         key = (signature, state, seeded, translating, canonical_dtype(np.dtype(np.int64)))
-        plan = plans.get(key)
-        if plan is None:
+        traced = cache.get(key)
+        if traced is None:
             with saving_state_once():
-                plan = self._make_plan(signature, state, seeded)
-                plans[key] = plan = with_constants(plan) if translating else plan
-            while len(plans) > _MAX_PLANS:
-                plans.popitem(last=False)
-        elif plans is self.eager_plans:
-            plans.move_to_end(key)
-        return plan
+                traced = self._trace(signature, state, seeded)
+                cache[key] = traced = with_constants(traced) if translating else traced
+            while len(cache) > _MAX_TRACED:
+                cache.popitem(last=False)
+        elif cache is self.eager_plans:
+            cache.move_to_end(key)
+        return traced
 
-    def _symbolic_plan(self, signature: Signature, seeded: bool, backend: str) -> FlatFunction:
+    def _trace_symbolic(self, signature: Signature, seeded: bool, backend: str) -> TracedFunction:
         """For sizes that are symbols: made for an example of each, with a program for all of them."""
         if not translates(backend) or self._ordered:
             raise BackendError(
@@ -134,17 +134,17 @@ class TracedCalls:
             )
         shapes = [shape for shape, _ in signature.types]
         types_ = tuple(zip(hinted_shapes(shapes), (dtype for _, dtype in signature.types), strict=True))
-        plan = self._make_plan(dataclasses.replace(signature, types=types_), TorchState.current(), seeded)
-        plan.symbolic = symbolic_program(plan, [*shapes, _rng.SEED_SHAPE] if plan.seeded else shapes)
-        return plan
+        traced = self._trace(dataclasses.replace(signature, types=types_), TorchState.current(), seeded)
+        traced.symbolic = symbolic_program(traced, [*shapes, _rng.SEED_SHAPE] if traced.seeded else shapes)
+        return traced
 
-    def capture(self, signature: Signature, seeded: bool) -> FlatFunction:
+    def capture(self, signature: Signature, seeded: bool) -> TracedFunction:
         """Trace the function for a call that keeps its seed as an input, whether or not the function draws."""
-        return self._make_plan(signature, TorchState.current(), seeded, keep_seed=True)
+        return self._trace(signature, TorchState.current(), seeded, keep_seed=True)
 
-    def _make_plan(
+    def _trace(
         self, signature: Signature, state: TorchState, seeded: bool, *, keep_seed: bool = False
-    ) -> FlatFunction:
+    ) -> TracedFunction:
         """Trace the function.
 
         Args:
@@ -190,22 +190,22 @@ class TracedCalls:
             for lock in module_locks(closed_over_modules(self._fn)):  # a call of it may be running on XLA's threads
                 stack.enter_context(lock)
             found = infer(request)
-        behaviour = found.behaviour
-        draws = behaviour.random_operator is not None or behaviour.opaque is not None
+        traits = found.traits
+        draws = traits.random_operator is not None or traits.untraceable is not None
         seeded = seeded and (draws or keep_seed)
         return_mutated = self._options["return_mutated"]
-        mutated = tuple(in_types[i] for i in behaviour.mutated) if return_mutated else ()
-        return FlatFunction(
+        mutated = tuple(in_types[i] for i in traits.mutated) if return_mutated else ()
+        return TracedFunction(
             name=self._name,
             # Of what an opaque function launches in a call, looking at it may have shown nothing.
-            call=with_intercepted_launches(call) if behaviour.launches or behaviour.opaque else call,
+            call=with_intercepted_launches(call) if traits.launches or traits.untraceable else call,
             argument_names=names,
             in_types=(*in_types, _SEED) if seeded else in_types,
             in_torch_dtypes=dtypes,
             out_types=(*found.out_types, *mutated),
             out_tree=found.out_tree,
             trace_state=state,
-            behaviour=behaviour,
+            traits=traits,
             seeded=seeded,
             return_mutated=return_mutated,
             residuals=self._options["residuals"],

@@ -20,7 +20,7 @@ from ._batch_statistics import DifferentiableStatistics, is_refusal
 from ._compat import differentiating, inside_functorch, once_differentiable_in, reentrant_checkpoints
 from ._composite import CompositeNorms
 from ._dtypes import torch_dtype
-from ._flat import ArrayType, FlatFunction, Tensors, TorchFunction
+from ._functions import ArrayType, Tensors, TorchFunction, TracedFunction
 from ._nesting import marked
 from ._torch_state import TorchState
 from .errors import DifferentiationError
@@ -35,12 +35,12 @@ class _Derived(TorchFunction):
     fn: TorchFunction
 
     @property
-    def flat(self) -> FlatFunction:
-        return self.fn.flat
+    def base(self) -> TracedFunction:
+        return self.fn.base
 
     @property
     def state(self) -> TorchState:
-        return self.flat.trace_state.differentiable()
+        return self.base.trace_state.differentiable()
 
     @property
     def order(self) -> int:
@@ -64,7 +64,7 @@ class Vjp(_Derived):
 
     @marked
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        refuse_once_differentiable(self.flat, self.order)
+        refuse_once_differentiable(self.base, self.order)
         count = len(self.fn.in_types)
         primals, cotangents = tensors[:count], [conjugate(ct) for ct in tensors[count:]]
         with differentiable_norms(self), intercepted_launches():  # a backward may launch kernels of its own
@@ -96,15 +96,15 @@ class Vjp(_Derived):
             with around or contextlib.nullcontext():
                 results = self._results(inputs)
             pairs = [(results[o], ct) for o, ct in zip(self.outs, cotangents, strict=True) if results[o].requires_grad]
-            if again and self.flat.behaviour.opaque:  # the others were looked at while they were traced
-                self.flat.once_differentiable = once_differentiable_in([y for y, _ in pairs])
-                refuse_once_differentiable(self.flat, 2)
+            if again and self.base.traits.untraceable:  # the others were looked at while they were traced
+                self.base.once_differentiable = once_differentiable_in([y for y, _ in pairs])
+                refuse_once_differentiable(self.base, 2)
             if not pairs:
                 return results, tuple(torch.zeros_like(primals[i]) for i in self.wrt)
-            moving = [inputs[i] for i in self.wrt]
-            extra = reentrant_checkpoints([y for y, _ in pairs], moving)
+            differentiated = [inputs[i] for i in self.wrt]
+            extra = reentrant_checkpoints([y for y, _ in pairs], differentiated)
             grads = torch.autograd.grad(
-                [y for y, _ in pairs], moving, [ct for _, ct in pairs], create_graph=again, allow_unused=True
+                [y for y, _ in pairs], differentiated, [ct for _, ct in pairs], create_graph=again, allow_unused=True
             )
             found = [[_dense(part) for part in parts if part is not None] for parts in zip(grads, extra, strict=True)]
             grads = tuple(
@@ -114,14 +114,14 @@ class Vjp(_Derived):
         return results, grads
 
     def _results(self, inputs: Sequence[torch.Tensor]) -> Tensors:
-        flat = self.flat
-        if not flat.differentiable_statistics:
+        traced = self.base
+        if not traced.differentiable_statistics:
             try:
                 return self.fn(*inputs)
             except RuntimeError as error:
                 if not is_refusal(error):
                     raise
-                flat.differentiable_statistics = True
+                traced.differentiable_statistics = True
         with DifferentiableStatistics():
             return self.fn(*inputs)
 
@@ -170,20 +170,20 @@ class Jvp(_Derived):
                 result = self.by_reverse_mode(tensors)
             except Exception as other:
                 raise other from error
-            self.flat.double_reverse.add(self)
+            self.base.double_reverse.add(self)
             return result
 
     def _may_use_forward_mode(self, tensors: Tensors) -> bool:
-        behaviour = self.flat.behaviour
+        traits = self.base.traits
         return not (
-            self in self.flat.double_reverse
+            self in self.base.double_reverse
             or self.fn.order > 0
-            or behaviour.switches_grad_mode
-            or behaviour.uses_data
-            or behaviour.inner_autograd
-            or behaviour.custom_operator
-            or behaviour.opaque  # nobody has seen whether its gradient is what forward mode computes
-            or self.flat.reads_graph
+            or traits.switches_grad_mode
+            or traits.uses_data
+            or traits.inner_autograd
+            or traits.custom_operator
+            or traits.untraceable  # nobody has seen whether its gradient is what forward mode computes
+            or self.base.reads_graph
             or differentiating()
             or any(tensor.requires_grad for tensor in tensors)
         )
@@ -194,7 +194,7 @@ class Jvp(_Derived):
 
         of_wrt = _of_moving(self, primals)
         # The locks of modules first: a thread that traces holds them when it comes here.
-        with self.flat.locked(), _FORWARD_MODE:
+        with self.base.locked(), _FORWARD_MODE:
             return torch.func.jvp(of_wrt, tuple(primals[i] for i in self.wrt), tuple(tangents))[1]
 
     def by_reverse_mode(self, tensors: Tensors) -> Tensors:
@@ -218,7 +218,7 @@ class Jvp(_Derived):
         if rows * sum(t.numel() for t in tangents) > _MOST_OF_JACOBIAN:
             lines = str(cause).strip().splitlines()
             raise DifferentiationError(
-                f"`{self.flat.name}` has no forward mode: torch cannot differentiate a gradient in it ({lines[0]}), "
+                f"`{self.base.name}` has no forward mode: torch cannot differentiate a gradient in it ({lines[0]}), "
                 "and its Jacobian is too large to compute. Use reverse mode, or other operators."
             ) from cause
 
@@ -253,7 +253,7 @@ class Jvp(_Derived):
         return tuple(results)
 
     def _by_two_vjps(self, tensors: Tensors) -> Tensors:
-        refuse_once_differentiable(self.flat, 2)
+        refuse_once_differentiable(self.base, 2)
         count = len(self.fn.in_types)
         primals, tangents = tensors[:count], tensors[count:]
         pullback = Vjp(self.fn, self.wrt, self.outs)
@@ -306,12 +306,12 @@ class Vmap(_Derived):
     def _rows(self, tensors: Tensors) -> Tensors:
         if self.size == 0:
             return self._empty(tensors)
-        behaviour = self.flat.behaviour
+        traits = self.base.traits
         if (
-            self in self.flat.sequential
-            or behaviour.unbatchable
-            or (self.flat.reads_graph and self.order > 0)  # inside torch.func a weight requires no gradient
-            or (behaviour.uses_data and self.order > 0)  # `.data` of a tensor inside torch.func is no detach
+            self in self.base.sequential
+            or traits.unbatchable
+            or (self.base.reads_graph and self.order > 0)  # inside torch.func a weight requires no gradient
+            or (traits.uses_data and self.order > 0)  # `.data` of a tensor inside torch.func is no detach
         ):
             return self.by_loop(tensors)
         try:
@@ -319,7 +319,7 @@ class Vmap(_Derived):
         except Exception:  # noqa: BLE001
             # If the rows themselves are at fault the loop raises the real error.
             result = self.by_loop(tensors)
-            self.flat.sequential.add(self)
+            self.base.sequential.add(self)
             return result
 
     def by_torch_vmap(self, tensors: Tensors) -> Tensors:
@@ -365,16 +365,16 @@ def _cotangents(transpose: TorchFunction) -> int:
 
 def differentiable_norms(fn: TorchFunction) -> contextlib.AbstractContextManager:
     """Write normalisations out while `fn`, a derivative beyond the first, runs."""
-    needed = fn.order > 1 and fn.flat.behaviour.fused_norm is not None
+    needed = fn.order > 1 and fn.base.traits.fused_norm is not None
     return CompositeNorms() if needed else contextlib.nullcontext()
 
 
-def refuse_once_differentiable(flat: FlatFunction, order: int) -> None:
+def refuse_once_differentiable(traced: TracedFunction, order: int) -> None:
     """Raise where torch would give zeros for a second derivative that it does not have."""
-    name = flat.once_differentiable
+    name = traced.once_differentiable
     if name is not None and order > 1:
         raise DifferentiationError(
-            f"`{flat.name}` uses the autograd.Function `{name}`, whose backward is once_differentiable, so torch "
+            f"`{traced.name}` uses the autograd.Function `{name}`, whose backward is once_differentiable, so torch "
             "has its gradient alone: no second derivative, and no forward mode, which takes two reverse modes here. "
             "Write the backward with differentiable operators, or give the Function a `jvp`."
         )
@@ -383,9 +383,9 @@ def refuse_once_differentiable(flat: FlatFunction, order: int) -> None:
 def _of_moving(derivative: Vjp | Jvp, primals: Tensors) -> Callable[..., Tensors]:
     """The function to differentiate, of its moving inputs to its differentiated outputs, the others held fixed."""
 
-    def of_wrt(*moving: torch.Tensor) -> Tensors:
+    def of_wrt(*differentiated: torch.Tensor) -> Tensors:
         inputs = list(primals)
-        for i, x in zip(derivative.wrt, moving, strict=True):
+        for i, x in zip(derivative.wrt, differentiated, strict=True):
             inputs[i] = x
         results = derivative.fn(*inputs)
         return tuple(results[o] for o in derivative.outs)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from ._flat import FlatFunction
+from ._functions import TracedFunction
 from ._host import to_numpy
 from .errors import VerificationError
 
@@ -19,14 +19,14 @@ _TOLERANCES = {np.dtype(np.float64): 1e-10, np.dtype(np.complex128): 1e-10, np.d
 _SINGLE, _BFLOAT16 = 2e-4, 1e-1
 
 
-def verify(traced: FlatFunction, operands: Sequence[Any], results: Sequence[Any]) -> None:
+def verify(traced: TracedFunction, operands: Sequence[Any], results: Sequence[Any]) -> None:
     """Compare the results of a traced program with torch's own, once, when the values are there.
 
     It is a callback of the program that JAX runs: under ``jit`` it is called when the program runs, under ``vmap`` for
     each row and in a loop for each step, and only the first call compares. Under ``grad`` the values are compared, the
     gradient is not. A function that draws random numbers has others in torch and is not compared.
     """
-    if traced.verified or traced.behaviour.random_operator is not None:
+    if traced.verified or traced.traits.random_operator is not None:
         return
 
     def compare(operands: Sequence[Any], results: Sequence[Any]) -> None:
@@ -37,7 +37,7 @@ def verify(traced: FlatFunction, operands: Sequence[Any], results: Sequence[Any]
     jax.debug.callback(compare, list(operands), list(results))
 
 
-def _compare(traced: FlatFunction, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+def _compare(traced: TracedFunction, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
     with traced.state.applied():
         expected = traced(*(_as_tensor(x) for x in operands))
     for number, (got, tensor) in enumerate(zip(results, expected, strict=True)):

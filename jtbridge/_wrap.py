@@ -25,7 +25,7 @@ from .eager import call_directly, call_now
 from .errors import ArgumentError
 
 if TYPE_CHECKING:
-    from ._flat import FlatFunction
+    from ._functions import TracedFunction
     from ._traced import TracedCalls
 
 
@@ -110,7 +110,7 @@ class Wrapped:
 
         return TracedCalls(self._fn, self._name, self._options, self._notices)
 
-    def prepared(self, args: tuple, kwargs: dict[str, Any]) -> tuple[FlatFunction, list[jax.Array]]:
+    def prepared(self, args: tuple, kwargs: dict[str, Any]) -> tuple[TracedFunction, list[jax.Array]]:
         """The plan for a call, and the flat arrays it is to be called with."""
         arrays, signature, rng = self.flattened(args, kwargs)
         return self._traced.prepared(arrays, signature, rng, self.backend)

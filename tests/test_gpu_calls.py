@@ -107,11 +107,11 @@ def test_torch_runs_on_xlas_stream_which_is_ordered_with_its_own(events: list[st
         return x + y, (x * y).to(torch.int32)
 
     with torch.no_grad():
-        plan = planned(fn, jnp.ones(3), jnp.ones(3), purity="allow")  # it writes to `events`
+        traced = planned(fn, jnp.ones(3), jnp.ones(3), purity="allow")  # it writes to `events`
     events.clear()
     out, product = torch.zeros(3), torch.zeros(3, dtype=torch.int32)
     x, y = torch.arange(3.0), torch.full((3,), 2.0)
-    gpu_callback(plan)(Context(), *map(Buffer, (x, y, out, product)))
+    gpu_callback(traced)(Context(), *map(Buffer, (x, y, out, product)))
     assert out.tolist() == [2, 3, 4]
     assert product.tolist() == [0, 2, 4]
     assert events == [
@@ -130,8 +130,8 @@ def test_torch_runs_on_xlas_stream_which_is_ordered_with_its_own(events: list[st
 )
 def test_xlas_own_buffers(events: list[str], dtype: str, shape: tuple[int, ...]):
     """Those that XLA hands out here lie on the CPU; what is read and written through them is the same."""
-    plan = planned(lambda x, y: (y.logical_not(), x.movedim(0, -1).clone() if x.ndim else x), *arrays(dtype, shape))
-    called = gpu_callback(plan)
+    traced = planned(lambda x, y: (y.logical_not(), x.movedim(0, -1).clone() if x.ndim else x), *arrays(dtype, shape))
+    called = gpu_callback(traced)
 
     def on_buffers(_: Any, outs: Any, *ins: Any) -> None:
         called(Context(), *ins, *outs)
@@ -156,9 +156,9 @@ def test_an_exception_leaves_the_streams_in_order(events: list[str]):
             raise LookupError("not there")
         return x
 
-    plan = planned(fn, jnp.ones(3))
+    traced = planned(fn, jnp.ones(3))
     with pytest.raises(TorchCallError, match="raised LookupError: not there"):
-        gpu_callback(plan)(Context(), Buffer(-torch.ones(3)), Buffer(torch.ones(3)))
+        gpu_callback(traced)(Context(), Buffer(-torch.ones(3)), Buffer(torch.ones(3)))
     assert events[-1] == "torch's waits for 77 of cuda:3"
 
 
@@ -168,15 +168,15 @@ def test_no_memory_is_left(events: list[str]):
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return x
 
-    plan = planned(fn, jnp.ones(3))
+    traced = planned(fn, jnp.ones(3))
     with pytest.raises(jtbridge.errors.DeviceError, match="XLA_PYTHON_CLIENT_MEM_FRACTION"):
-        gpu_callback(plan)(Context(), Buffer(-torch.ones(3)), Buffer(torch.ones(3)))
+        gpu_callback(traced)(Context(), Buffer(-torch.ones(3)), Buffer(torch.ones(3)))
 
 
 def test_what_is_written_to_is_copied_first(events: list[str]):
-    plan = planned(lambda x: x.add_(1), jnp.ones(3))
+    traced = planned(lambda x: x.add_(1), jnp.ones(3))
     x, out = torch.ones(3), torch.zeros(3)
-    gpu_callback(plan)(Context(), Buffer(x), Buffer(out))
+    gpu_callback(traced)(Context(), Buffer(x), Buffer(out))
     assert out.tolist() == [2, 2, 2]
     assert x.tolist() == [1, 1, 1]
 

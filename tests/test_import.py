@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"_compat", "_dtypes", "_retracing"},
     {"_static"},
     {"_pytree", "_torch_state", "_rng", "_composite", "_batch_statistics", "_debug", "_writes"},
-    {"_flat"},
+    {"_functions"},
     {"_host", "_run", "_declared", "_rules"},
     {"state", "triton"},
     {"_transforms", "lowerings"},

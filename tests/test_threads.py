@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import jtbridge
 from jtbridge import _transforms
-from jtbridge._flat import module_locks
+from jtbridge._functions import module_locks
 
 from .compare import assert_matches
 

@@ -69,23 +69,23 @@ class _ByGrad(torch.autograd.Function):
             for result, ct in zip(results, cotangents, strict=True)
             if isinstance(result, torch.Tensor) and result.requires_grad and ct is not None
         ]
-        moving = [x for x in arguments if isinstance(x, torch.Tensor) and x.requires_grad]
-        grads: list[Any] = [None] * (len(moving) + len(ctx.closed_over))
+        differentiated = [x for x in arguments if isinstance(x, torch.Tensor) and x.requires_grad]
+        grads: list[Any] = [None] * (len(differentiated) + len(ctx.closed_over))
         if pairs:
             nested = reentrant_checkpoints([result for result, _ in pairs], ctx.closed_over)
             found = torch.autograd.grad(
                 [result for result, _ in pairs],
-                [*moving, *ctx.closed_over],
+                [*differentiated, *ctx.closed_over],
                 [ct for _, ct in pairs],
                 create_graph=again,
                 allow_unused=True,
             )
             gate.is_open = True
-            grads = [*found[: len(moving)], *map(_added, found[len(moving) :], nested)]
-        ctx.extra[:] = map(_added, ctx.extra, grads[len(moving) :])
-        of_moving = iter(grads)
+            grads = [*found[: len(differentiated)], *map(_added, found[len(differentiated) :], nested)]
+        ctx.extra[:] = map(_added, ctx.extra, grads[len(differentiated) :])
+        of_differentiated = iter(grads)
         found_by_argument = (
-            next(of_moving) if isinstance(x, torch.Tensor) and x.requires_grad else None for x in arguments
+            next(of_differentiated) if isinstance(x, torch.Tensor) and x.requires_grad else None for x in arguments
         )
         return None, None, *found_by_argument
 

@@ -11,7 +11,7 @@ from ._status import BackendStatus, backends, check_name, translates
 if TYPE_CHECKING:
     from ._base import Backend
     from ._callback import call_on_host, numpy_callback
-    from ._registry import choose, refusals
+    from ._registry import choose, unsupported_reasons
 
 __all__ = [
     "Backend",
@@ -21,8 +21,8 @@ __all__ = [
     "check_name",
     "choose",
     "numpy_callback",
-    "refusals",
     "translates",
+    "unsupported_reasons",
 ]
 
 _MODULES = {"Backend": "_base", "call_on_host": "_callback", "numpy_callback": "_callback"}

@@ -8,20 +8,20 @@ from typing import Any, Protocol
 import jax
 from jax.interpreters import mlir
 
-from jtbridge._flat import TorchFunction
+from jtbridge._functions import TorchFunction
 
 
 class Backend(Protocol):
     """A way to run a torch function inside a JAX program. Adding one touches `_registry.py` alone."""
 
     name: str
-    way: str
+    kind: str
 
-    def unavailable(self, platform: str) -> str | None:
+    def unavailable_reason(self, platform: str) -> str | None:
         """Why it cannot run on an XLA platform ("cpu", "cuda", ...); None if it can."""
         ...
 
-    def refuses(self, fn: TorchFunction) -> str | None:
+    def unsupported_reason(self, fn: TorchFunction) -> str | None:
         """Why it cannot run this function; None if it can."""
         ...
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from jtbridge._flat import TorchFunction
+from jtbridge._functions import TorchFunction
 from jtbridge._host import placed, reader, writer
 from jtbridge._run import as_call_error, runner
 from jtbridge.errors import BackendError
@@ -21,13 +21,13 @@ class CallbackBackend:
     """Calls torch on NumPy copies."""
 
     name = "callback"
-    way = "call"
+    kind = "call"
 
-    def unavailable(self, platform: str) -> str | None:
+    def unavailable_reason(self, platform: str) -> str | None:
         del platform
         return None
 
-    def refuses(self, fn: TorchFunction) -> str | None:
+    def unsupported_reason(self, fn: TorchFunction) -> str | None:
         del fn
         return None
 
@@ -41,7 +41,7 @@ class CallbackBackend:
             if "lowering platform" not in str(error):
                 raise
             raise BackendError(
-                f"`{fn.flat.name}` is called by the program, not translated, and JAX lowers such a call only for a "
+                f"`{fn.base.name}` is called by the program, not translated, and JAX lowers such a call only for a "
                 "platform of this process. `jtbridge.explain` says why it is not translated."
             ) from error
 

@@ -12,7 +12,7 @@ import torch.utils.dlpack
 from jax.interpreters import mlir
 
 from jtbridge._compat import buffer_call
-from jtbridge._flat import FlatFunction, TorchFunction
+from jtbridge._functions import TorchFunction, TracedFunction
 from jtbridge._host import placed, reader, writer
 from jtbridge._run import as_call_error, runner
 from jtbridge._transforms import Vmap
@@ -28,12 +28,12 @@ class DlpackBackend:
     """Calls torch on XLA's buffers in the same process, on a CPU or a GPU."""
 
     name = "dlpack"
-    way = "call"
+    kind = "call"
 
-    def unavailable(self, platform: str) -> str | None:
+    def unavailable_reason(self, platform: str) -> str | None:
         return None if platform == "cpu" else without_gpu(platform)
 
-    def refuses(self, fn: TorchFunction) -> str | None:
+    def unsupported_reason(self, fn: TorchFunction) -> str | None:
         del fn
         return None
 
@@ -68,13 +68,13 @@ def buffer_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
         return ()
 
     is_plain = runs is fn and all(read is torch.from_numpy for read in readers)
-    return _direct_callback(fn, callback) if isinstance(fn, FlatFunction) and fn.direct and is_plain else callback
+    return _direct_callback(fn, callback) if isinstance(fn, TracedFunction) and fn.direct and is_plain else callback
 
 
 def _fastest(fn: TorchFunction) -> tuple[TorchFunction, tuple[int, ...]]:
     """The form of `fn` to run, and which results it writes where they are wanted, which saves their copy."""
     graph = fn if isinstance(fn, GraphFunction) else None
-    if 0 < fn.flat.behaviour.operators <= _SHORT and (_batching_counts(fn) or _copying_counts(fn)):
+    if 0 < fn.base.traits.operators <= _SHORT and (_batching_counts(fn) or _copying_counts(fn)):
         graph = forward_graph(fn)
     if graph is None:
         return fn, ()
@@ -84,18 +84,18 @@ def _fastest(fn: TorchFunction) -> tuple[TorchFunction, tuple[int, ...]]:
 
 def _batching_counts(fn: TorchFunction) -> bool:
     """Whether torch.vmap, which takes some 15 us for an operator, is a good part of a call."""
-    if not isinstance(fn, Vmap) or not isinstance(fn.fn, FlatFunction):
+    if not isinstance(fn, Vmap) or not isinstance(fn.fn, TracedFunction):
         return False
-    return fn.size > 0 and not fn.summed and fn not in fn.flat.sequential
+    return fn.size > 0 and not fn.summed and fn not in fn.base.sequential
 
 
 def _copying_counts(fn: TorchFunction) -> bool:
     """Whether copying the results is a good part of a call: a few operators that return a lot."""
     size = max((int(np.prod(type_.shape)) * type_.dtype.itemsize for type_ in fn.out_types), default=0)
-    return isinstance(fn, FlatFunction) and size >= _LARGE
+    return isinstance(fn, TracedFunction) and size >= _LARGE
 
 
-def _direct_callback(fn: FlatFunction, general: Callable[..., tuple[()]]) -> Callable[..., tuple[()]]:
+def _direct_callback(fn: TracedFunction, general: Callable[..., tuple[()]]) -> Callable[..., tuple[()]]:
     """`general` without its steps that a function of plain tensors to one plain tensor does not need.
 
     They would cost as much as a small operator (measured: 4 us of 15 at 16 floats).

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.utils.dlpack
 
-from jtbridge._flat import TorchFunction
+from jtbridge._functions import TorchFunction
 from jtbridge._run import as_call_error
 from jtbridge.errors import DeviceError
 

@@ -6,7 +6,7 @@ import warnings
 
 import jax
 
-from jtbridge._flat import TorchFunction
+from jtbridge._functions import TorchFunction
 from jtbridge.errors import BackendError, CalledWarning, TranslationError
 
 from ._base import Backend
@@ -26,8 +26,8 @@ def statuses(platform: str | None) -> tuple[BackendStatus, ...]:
     platform = "cuda" if platform == "gpu" else platform
     statuses = []
     for backend in _BACKENDS.values():
-        reason = backend.unavailable(platform)
-        statuses.append(BackendStatus(backend.name, backend.way, reason is None, reason or ""))
+        reason = backend.unavailable_reason(platform)
+        statuses.append(BackendStatus(backend.name, backend.kind, reason is None, reason or ""))
     return tuple(statuses)
 
 
@@ -38,11 +38,11 @@ def backend_named(name: str) -> Backend:
     return _BACKENDS[name]
 
 
-def refusals(name: str, platform: str, fn: TorchFunction) -> dict[str, str]:
+def unsupported_reasons(name: str, platform: str, fn: TorchFunction) -> dict[str, str]:
     """For "auto": every backend before the one that is chosen, and why it is not. Empty for a named backend."""
     found: dict[str, str] = {}
     for backend in _BACKENDS.values() if name == "auto" else ():
-        reason = backend.unavailable(platform) or backend.refuses(fn)
+        reason = backend.unavailable_reason(platform) or backend.unsupported_reason(fn)
         if reason is None:
             break
         found[backend.name] = reason
@@ -56,19 +56,19 @@ def choose(name: str, platform: str, fn: TorchFunction, *, quiet: bool = False) 
     """
     if name != "auto":
         backend = backend_named(name)
-        reason = backend.unavailable(platform)
+        reason = backend.unavailable_reason(platform)
         if reason is not None:
             raise BackendError(
                 f'Backend `{name}` cannot run on platform "{platform}": {reason}. Known: {_listing(platform)}.'
             )
-        reason = backend.refuses(fn)
+        reason = backend.unsupported_reason(fn)
         if reason is not None:
             raise TranslationError(f"Backend `{name}` was asked for, but {reason}.")
         return backend
     refused = None
     for backend in _BACKENDS.values():
-        if backend.unavailable(platform) is None:
-            reason = backend.refuses(fn)
+        if backend.unavailable_reason(platform) is None:
+            reason = backend.unsupported_reason(fn)
             if reason is None:
                 if refused is not None and not quiet:
                     _tell(fn, backend, refused)
@@ -79,12 +79,12 @@ def choose(name: str, platform: str, fn: TorchFunction, *, quiet: bool = False) 
 
 def _tell(fn: TorchFunction, backend: Backend, refused: str) -> None:
     """Warn, once per wrapped function, that it is called because it cannot be translated."""
-    notices = fn.flat.notices
+    notices = fn.base.notices
     if "called" in notices:
         return
     notices.add("called")
     warnings.warn(
-        f'`{fn.flat.name}` is called through backend "{backend.name}", which is slower than a translation: {refused}. '
+        f'`{fn.base.name}` is called through backend "{backend.name}", which is slower than a translation: {refused}. '
         f'Choose backend="{backend.name}" to do so without this warning.',
         CalledWarning,
         stacklevel=2,

@@ -11,13 +11,13 @@ class BackendStatus:
 
     Attributes:
         name: what to pass as ``backend=``.
-        way: "translate" (the ATen graph becomes JAX operations) or "call" (torch runs inside the program).
+        kind: "translate" (the ATen graph becomes JAX operations) or "call" (torch runs inside the program).
         available: whether it can run here.
         reason: why not; empty if it is available.
     """
 
     name: str
-    way: str
+    kind: str
     available: bool
     reason: str
 
@@ -57,4 +57,4 @@ def translates(name: str) -> bool:
         return True
     from ._registry import backend_named
 
-    return backend_named(name).way == "translate"
+    return backend_named(name).kind == "translate"

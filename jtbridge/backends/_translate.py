@@ -9,8 +9,8 @@ import jax
 from jax.core import ShapedArray
 from jax.interpreters import mlir
 
-from jtbridge._flat import ArrayType, TorchFunction
-from jtbridge.translate import lower_program, precision, refusal, translate
+from jtbridge._functions import ArrayType, TorchFunction
+from jtbridge.translate import lower_program, precision, translate, untranslatable_reason
 from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 
 
@@ -18,20 +18,20 @@ class XlaBackend:
     """ATen operators as JAX operations."""
 
     name = "xla"
-    way = "translate"
+    kind = "translate"
     kernels = False
 
-    def unavailable(self, platform: str) -> str | None:
+    def unavailable_reason(self, platform: str) -> str | None:
         del platform
         return None
 
-    def refuses(self, fn: TorchFunction) -> str | None:
-        return refusal(fn)
+    def unsupported_reason(self, fn: TorchFunction) -> str | None:
+        return untranslatable_reason(fn)
 
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
         # Inside shard_map the types here say over which mesh axes values vary, and the program's constants do not.
         inside = ctx.replace(avals_in=_plain(fn.in_types), avals_out=_plain(fn.out_types))
-        return lower_program(inside, translate(fn, kernels=self.kernels), operands, products=precision(fn.flat))
+        return lower_program(inside, translate(fn, kernels=self.kernels), operands, matmul_precision=precision(fn.base))
 
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         raise AssertionError("a translated function is compiled, not called")
@@ -43,7 +43,7 @@ class TritonBackend(XlaBackend):
     name = "triton"
     kernels = True
 
-    def unavailable(self, platform: str) -> str | None:
+    def unavailable_reason(self, platform: str) -> str | None:
         if platform not in _GPUS:
             return f'it needs a GPU, the platform is "{platform}"'
         return triton_unsupported_reason(platform)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtbridge._flat import ArrayType
+from jtbridge._functions import ArrayType
 
 _WORD = np.dtype(np.uint32)
 

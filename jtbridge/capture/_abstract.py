@@ -12,7 +12,7 @@ import torch
 from jtbridge import _rng
 from jtbridge._compat import DataDependentOutputException, FakeTensorMode, forget_tensors, tracing
 from jtbridge._dtypes import canonical_dtype, numpy_dtype
-from jtbridge._flat import ArrayType, Behaviour, OutputTree, as_tensor, is_array_leaf
+from jtbridge._functions import ArrayType, FunctionTraits, OutputTree, as_tensor, is_array_leaf
 from jtbridge._pytree import flatten_output, key_order
 from jtbridge._torch_state import TorchState
 from jtbridge.errors import DeviceError, MutationError, RandomnessError
@@ -20,13 +20,13 @@ from jtbridge.state import WrittenValues, start_over
 from jtbridge.triton import intercepted_launches
 from jtbridge.triton.launches import LateScalar
 
-from ._branches import Answering, Decisions
+from ._branches import BranchOracle, BranchReplayMode
+from ._constant_eval import ConstantEvalMode
 from ._dependent import DependentTensor
+from ._effects import EffectRecorder
 from ._exceptions import none_caught
 from ._fused_lstm import WithoutFusedLstm
-from ._known import Known
-from ._observe import Observer
-from ._replaced import CopiedTensors
+from ._overrides import CopiedTensors
 from ._request import TraceRequest
 from ._unbacked import PathTrace
 
@@ -34,18 +34,18 @@ from ._unbacked import PathTrace
 def run_on_fakes(
     request: TraceRequest,
     state: TorchState,
-    decisions: Decisions | None = None,
+    oracle: BranchOracle | None = None,
     *,
     path: PathTrace | None = None,
     start: bool = True,
-) -> tuple[Any, Observer]:
+) -> tuple[Any, EffectRecorder]:
     """Run on fake tensors: the leaves and the tree of the result, of which only types count, and what was observed.
 
     With `path`, sizes and values that depend on data are symbols. With `start` it runs from the state that the function
     had, else from that which an earlier attempt left.
     """
     # Nothing is known of what a function with side effects keeps: it may be something else in the next call.
-    known = Known(answers=not request.ordered)
+    known = ConstantEvalMode(answers=not request.ordered)
     if start:
         start_over()
     mode = FakeTensorMode(allow_non_fake_inputs=True) if path is None else path.mode
@@ -55,13 +55,13 @@ def run_on_fakes(
                 torch.empty(shape, dtype=dtype, device=request.device)
                 for shape, dtype in zip(request.shapes, request.dtypes, strict=True)
             ]
-            observer = Observer(inputs, known.mode, _write_refusal(request))
-            answering = contextlib.nullcontext() if decisions is None else Answering(decisions)
+            recorder = EffectRecorder(inputs, known.mode, _write_refusal(request))
+            answering = contextlib.nullcontext() if oracle is None else BranchReplayMode(oracle)
             following = contextlib.nullcontext() if path is None else path.watching()
             with (
                 WithoutFusedLstm(only_with_projections=True),
-                observer.watching(),
-                intercepted_launches() as observer.launches,
+                recorder.watching(),
+                intercepted_launches() as recorder.launches,
                 answering,
                 following,
                 known,
@@ -70,11 +70,11 @@ def run_on_fakes(
             ):
                 out = request.call(*inputs)
                 leaves, tree = flatten_output(out)
-                observer.calls.add_results(leaves)
-                observer.result_order = key_order(out)
+                recorder.calls.add_results(leaves)
+                recorder.result_order = key_order(out)
         leaves = [_type_of(leaf) if path is None else path.type_of(leaf) for leaf in leaves]
     finally:
-        known.settle()
+        known.materialize()
         forget_tensors(mode)
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, LateScalar):
@@ -85,7 +85,7 @@ def run_on_fakes(
                 f"`{request.device}`. Make tensors inside the function on the device of its arguments "
                 "(`device=x.device`)."
             )
-    return (leaves, tree), observer
+    return (leaves, tree), recorder
 
 
 def _type_of(leaf: Any) -> Any:
@@ -97,15 +97,15 @@ def _type_of(leaf: Any) -> Any:
     return made.requires_grad_(leaf.requires_grad)
 
 
-def run_on_values(request: TraceRequest, inputs: Sequence[torch.Tensor]) -> tuple[Any, Observer]:
+def run_on_values(request: TraceRequest, inputs: Sequence[torch.Tensor]) -> tuple[Any, EffectRecorder]:
     """Run on copies of some tensors: the result, and what was observed."""
     saved = WrittenValues() if request.ordered else None
     try:
         with _rng.seeded_by(0, 0), request.state.applied():
             copies = [tensor.clone() for tensor in inputs]
-            observer = Observer(copies, None, _write_refusal(request), saved)
-            with observer.watching(), intercepted_launches() as observer.launches:
-                return request.call(*copies), observer
+            recorder = EffectRecorder(copies, None, _write_refusal(request), saved)
+            with recorder.watching(), intercepted_launches() as recorder.launches:
+                return request.call(*copies), recorder
     finally:
         if saved is not None:
             with request.state.without_grad().applied():
@@ -127,40 +127,42 @@ def _write_refusal(request: TraceRequest) -> Callable[[str], NoReturn] | None:
     return refuse
 
 
-def behaviour_of(request: TraceRequest, observer: Observer, opaque: str | None, without_grad: bool) -> Behaviour:
+def traits_of(
+    request: TraceRequest, recorder: EffectRecorder, untraceable: str | None, without_grad: bool
+) -> FunctionTraits:
     if not request.ordered:
-        if observer.own_generator and observer.keeps_generator():
+        if recorder.own_generator and recorder.keeps_generator():
             raise RandomnessError(
-                f"`{request.name}` draws from a torch.Generator of its own ({observer.own_generator}), whose state "
+                f"`{request.name}` draws from a torch.Generator of its own ({recorder.own_generator}), whose state "
                 "a JAX program cannot carry. Draw from torch's default generator and pass a JAX key as `rng=`, or make "
                 "and seed the generator inside the function, which then draws the same numbers in each call."
             )
-        if observer.random_operator is not None and not request.seeded:
-            raise RandomnessError(_rng.without_key(request.name, observer.random_operator))
-    return Behaviour(
-        mutated=observer.mutated_inputs(),
-        random_operator=observer.random_operator,
-        operators=observer.operators,
-        switches_grad_mode=observer.switches_grad_mode,
-        inner_autograd=observer.inner_autograd,
-        uses_data=observer.uses_data,
-        breaks_inner_graph=observer.inner_autograd and not observer.keeps_inner_graph,
-        custom_operator=observer.custom_operator,
-        unbatchable=observer.unbatchable,
-        fused_norm=observer.fused_norm,
-        opaque=opaque,
-        uses_default_dtype=observer.uses_default_dtype or opaque is not None,
-        launches=next(iter([*observer.launches, *observer.operators_of_kernels]), None),
+        if recorder.random_operator is not None and not request.seeded:
+            raise RandomnessError(_rng.without_key(request.name, recorder.random_operator))
+    return FunctionTraits(
+        mutated=recorder.mutated_inputs(),
+        random_operator=recorder.random_operator,
+        operators=recorder.operators,
+        switches_grad_mode=recorder.switches_grad_mode,
+        inner_autograd=recorder.inner_autograd,
+        uses_data=recorder.uses_data,
+        breaks_inner_graph=recorder.inner_autograd and not recorder.keeps_inner_graph,
+        custom_operator=recorder.custom_operator,
+        unbatchable=recorder.unbatchable,
+        fused_norm=recorder.fused_norm,
+        untraceable=untraceable,
+        uses_default_dtype=recorder.uses_default_dtype or untraceable is not None,
+        launches=next(iter([*recorder.launches, *recorder.operators_of_kernels]), None),
         runs_without_grad=without_grad,
-        modules=tuple({id(module): weakref.ref(module) for module in observer.modules}.values()),
+        modules=tuple({id(module): weakref.ref(module) for module in recorder.modules}.values()),
     )
 
 
 def output_types(
-    request: TraceRequest, leaves: Sequence[Any], tree: Any, order: Any, opaque: bool
+    request: TraceRequest, leaves: Sequence[Any], tree: Any, order: Any, untraceable: bool
 ) -> tuple[OutputTree, tuple[ArrayType, ...]]:
     positions = tuple(
-        i for i, leaf in enumerate(leaves) if isinstance(leaf, DependentTensor) or is_array_leaf(leaf, opaque)
+        i for i, leaf in enumerate(leaves) if isinstance(leaf, DependentTensor) or is_array_leaf(leaf, untraceable)
     )
     types = []
     for number, position in enumerate(positions):

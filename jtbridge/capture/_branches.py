@@ -29,7 +29,7 @@ ASSERTING = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.
 Result = TypeVar("Result")
 
 
-class Decisions:
+class BranchOracle:
     """The answers to the conditions that one trace meets, and the conditions themselves."""
 
     def __init__(self, given: Sequence[bool] = ()):
@@ -61,19 +61,19 @@ class Decisions:
         return self.given[number] if number < len(self.given) else True
 
 
-class Answering(TorchDispatchMode):
+class BranchReplayMode(TorchDispatchMode):
     """While it is active, operators that ask for the truth of data are answered."""
 
-    def __init__(self, decisions: Decisions):
+    def __init__(self, oracle: BranchOracle):
         super().__init__()
-        self._decisions = decisions
+        self._oracle = oracle
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        answer = self._decisions.answer(func, args)
+        answer = self._oracle.answer(func, args)
         return func(*args, **(kwargs or {})) if answer is NotImplemented else answer
 
 
-def only_way(run: Callable[[Decisions], Result]) -> Result:
+def only_way(run: Callable[[BranchOracle], Result]) -> Result:
     """The result of the one way through a function that does not raise.
 
     Raises:
@@ -89,7 +89,7 @@ def only_way(run: Callable[[Decisions], Result]) -> Result:
     return _explored(run, join, ())
 
 
-def traced_both_ways(trace: Callable[[Decisions], fx.GraphModule]) -> fx.GraphModule:
+def traced_both_ways(trace: Callable[[BranchOracle], fx.GraphModule]) -> fx.GraphModule:
     """The graph of all ways through a function.
 
     Args:
@@ -112,21 +112,21 @@ def traced_both_ways(trace: Callable[[Decisions], fx.GraphModule]) -> fx.GraphMo
     return _explored(trace, join, ())
 
 
-def _explored(run: Callable[[Decisions], Any], join: Callable[[Any, Any, int], Any], given: tuple[bool, ...]) -> Any:
+def _explored(run: Callable[[BranchOracle], Any], join: Callable[[Any, Any, int], Any], given: tuple[bool, ...]) -> Any:
     """What comes of all ways that begin with some answers: joined results, or the exception if all of them raise.
 
     Args:
         run: one way.
         join: ``(where a condition holds, where it does not, its number)``.
     """
-    decisions = Decisions(given)
+    oracle = BranchOracle(given)
     try:
-        found = run(decisions)
+        found = run(oracle)
     except Exception as error:
-        if not decisions.conditions or not _is_check(error):
+        if not oracle.conditions or not _is_check(error):
             raise
         found = error
-    for number in reversed(range(len(given), len(decisions.conditions))):
+    for number in reversed(range(len(given), len(oracle.conditions))):
         answers = (*given, *[True] * (number - len(given)), False)
         found = join(found, _explored(run, join, answers), number)
     if isinstance(found, Exception) and not given:

@@ -31,7 +31,7 @@ def on_gpu(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cuda"
 
 
-class OnCpu(TorchFunctionMode):
+class CudaAsCpuMode(TorchFunctionMode):
     """While it is active, there is no GPU."""
 
     def __init__(self) -> None:
@@ -67,13 +67,13 @@ class OnCpu(TorchFunctionMode):
         return found
 
 
-class _Held:
+class _TensorRef:
     """A tensor in a node's notes: a copy of the graph holds the same."""
 
     def __init__(self, tensor: torch.Tensor):
         self.tensor = tensor
 
-    def __deepcopy__(self, memo: Any) -> _Held:
+    def __deepcopy__(self, memo: Any) -> _TensorRef:
         return self
 
 
@@ -82,7 +82,7 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     node = last_traced_node()
     if node is None:
         raise RuntimeError("a tensor on a GPU is used where nothing is traced")
-    node.meta["custom"] = {**(node.meta.get("custom") or {}), _NOTE: _Held(tensor)}
+    node.meta["custom"] = {**(node.meta.get("custom") or {}), _NOTE: _TensorRef(tensor)}
     return made.requires_grad_(tensor.requires_grad)
 
 

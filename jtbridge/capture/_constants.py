@@ -9,7 +9,7 @@ from torch import fx
 
 from jtbridge._compat import is_zero
 from jtbridge._dtypes import canonical_dtype, numpy_dtype
-from jtbridge._flat import FlatFunction
+from jtbridge._functions import TracedFunction
 
 _SMALL = 256  # elements: below this a constant is written into the program
 
@@ -29,17 +29,17 @@ def large_constants(module: fx.GraphModule) -> tuple[torch.Tensor, ...]:
     return tuple(found.values())
 
 
-def lift_constants(module: fx.GraphModule, flat: FlatFunction) -> None:
+def lift_constants(module: fx.GraphModule, traced: TracedFunction) -> None:
     """Read the constants that `flat` takes as inputs from its inputs instead of from the graph.
 
     The graph's first inputs are those of `flat`; where they lack the constants they are put in.
     """
-    if not flat.constants:
+    if not traced.constants:
         return
     inputs = module.graph.find_nodes(op="placeholder")
-    first = flat.first_constant
-    places = inputs[first : first + len(flat.constants)]
-    by_identity = {_identity(tensor): place for tensor, place in zip(flat.constants, places, strict=True)}
+    first = traced.first_constant
+    places = inputs[first : first + len(traced.constants)]
+    by_identity = {_identity(tensor): place for tensor, place in zip(traced.constants, places, strict=True)}
     for node in module.graph.find_nodes(op="get_attr"):
         value = getattr(module, str(node.target))
         if isinstance(value, torch.Tensor) and not is_zero(value) and _identity(value) in by_identity:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import jax
 import torch
 
-from jtbridge._flat import ArrayType, Behaviour
+from jtbridge._functions import ArrayType, FunctionTraits
 from jtbridge.errors import DataDependentShapeError
 
 
@@ -27,7 +27,7 @@ class Outcome:
 
     leaves: Sequence[Any]
     tree: Any
-    behaviour: Behaviour
+    traits: FunctionTraits
     order: Any = None  # of the dicts in the result, see `key_order`
 
 
@@ -54,7 +54,7 @@ def agreed(name: str, outcomes: Sequence[Outcome], *, declared: bool) -> Outcome
         for position, leaf in enumerate(leaves):
             if isinstance(leaf, DependentTensor):
                 _refuse(name, _path(first.tree, position), leaf)
-    return Outcome(leaves, first.tree, _merged([outcome.behaviour for outcome in outcomes]), first.order)
+    return Outcome(leaves, first.tree, _merged([outcome.traits for outcome in outcomes]), first.order)
 
 
 def are_possible(declared: Sequence[ArrayType], found: Sequence[ArrayType]) -> bool:
@@ -111,12 +111,12 @@ def _path(tree: Any, position: int) -> str:
     return f"`result{keys}`" if keys else "the result"
 
 
-def _merged(behaviours: Sequence[Behaviour]) -> Behaviour:
+def _merged(traits_of_each: Sequence[FunctionTraits]) -> FunctionTraits:
     """What a function does on some of several ways through it."""
-    merged = behaviours[0]
-    for other in behaviours[1:]:
+    merged = traits_of_each[0]
+    for other in traits_of_each[1:]:
         changes = {}
-        for field in dataclasses.fields(Behaviour):
+        for field in dataclasses.fields(FunctionTraits):
             ours, theirs = getattr(merged, field.name), getattr(other, field.name)
             if isinstance(ours, tuple):
                 changes[field.name] = (*ours, *(each for each in theirs if each not in ours))

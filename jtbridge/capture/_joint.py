@@ -18,7 +18,7 @@ from torch import fx
 from jtbridge import _rng
 from jtbridge._compat import OpOverload, TorchDispatchMode, forgetting_graph_sources, materializes_gradients
 from jtbridge._dtypes import canonical_dtype, numpy_dtype
-from jtbridge._flat import ArrayType, FlatFunction, Tensors, TorchFunction
+from jtbridge._functions import ArrayType, Tensors, TorchFunction, TracedFunction
 from jtbridge._torch_state import TorchState
 from jtbridge._transforms import Vjp, Vmap, conjugate
 from jtbridge.errors import DTypeError, MutationError, RandomnessError
@@ -36,7 +36,7 @@ _RULE = 8  # operators that a batching rule makes of one, at most
 class GraphFunction(TorchFunction):
     """A captured graph on flat tensors. It is never differentiated itself: its function is."""
 
-    owner: FlatFunction
+    owner: TracedFunction
     module: fx.GraphModule
     in_types: tuple[ArrayType, ...]
     out_types: tuple[ArrayType, ...]
@@ -48,10 +48,10 @@ class GraphFunction(TorchFunction):
 
     def _runner(self, module: fx.GraphModule) -> Callable[..., Tensors]:
         run = module.forward  # past the hooks of nn.Module.__call__
-        return with_intercepted_launches(run) if self.owner.behaviour.launches else run
+        return with_intercepted_launches(run) if self.owner.traits.launches else run
 
     @property
-    def flat(self) -> FlatFunction:
+    def base(self) -> TracedFunction:
         return self.owner
 
     @property
@@ -114,7 +114,7 @@ def split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], *, tra
 
     A batched function is split as torch.vmap makes it; if it will be `translated`, as the batch of the split function.
     """
-    splits = fn.flat.splits
+    splits = fn.base.splits
     key = (fn, wrt, outs, translated)
     if key not in splits:
         splits[key] = (
@@ -129,7 +129,7 @@ def _split_by_row(fn: Vmap, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Spli
     row = split(fn.fn, wrt, outs, translated=True)
     if isinstance(row, str):
         return row
-    if fn.flat.seeded and fn.dims[len(fn.flat.in_types) - 1] is not None:
+    if fn.base.seeded and fn.dims[len(fn.base.in_types) - 1] is not None:
         return "every row of the batch draws with a key of its own"
     count = len(fn.in_types)
     saved = tuple(fn.dims[source] if source < count else 0 for source in row.sources)
@@ -142,19 +142,19 @@ def _split_by_row(fn: Vmap, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Spli
 
 
 def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], translated: bool) -> Split | str:
-    if fn.flat.residuals == "recompute":
+    if fn.base.residuals == "recompute":
         return 'residuals="recompute" was asked for'
-    behaviour = fn.flat.behaviour
-    reason = behaviour.untranslatable if translated else behaviour.opaque
+    traits = fn.base.traits
+    reason = traits.untranslatable if translated else traits.untraceable
     if reason:
         return f"it cannot be traced: {reason}"
-    if fn.flat.seeded and fn.in_types[-1].shape != _rng.SEED_SHAPE:
+    if fn.base.seeded and fn.in_types[-1].shape != _rng.SEED_SHAPE:
         return "every row of the batch draws with a key of its own"
     if fn.order > 0:
         return "only first derivatives keep residuals"
     try:
         with forgetting_graph_sources():
-            joint = fn.flat.guarded(lambda: _trace(fn, wrt, outs, translated))
+            joint = fn.base.guarded(lambda: _trace(fn, wrt, outs, translated))
             return _partition(fn, joint, wrt, outs)
     except _CannotSplit as reason:
         return str(reason)
@@ -169,12 +169,12 @@ def forward_graph(fn: TorchFunction) -> GraphFunction | None:
 
     Of a batched function it is one for the whole batch, by torch's batching rules.
     """
-    if fn.flat.behaviour.opaque or fn.flat.seeded:
+    if fn.base.traits.untraceable or fn.base.seeded:
         return None
 
     def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
         if isinstance(fn, Vmap):
-            with _AtMost(_RULE * fn.flat.behaviour.operators):
+            with _AtMost(_RULE * fn.base.traits.operators):
                 results = fn.by_torch_vmap(tensors)
         else:
             results = fn(*tensors)
@@ -182,11 +182,11 @@ def forward_graph(fn: TorchFunction) -> GraphFunction | None:
 
     try:
         with forgetting_graph_sources(), fn.state.applied():
-            module = fn.flat.guarded(lambda: trace(run, fn.in_types, to_run=True))
+            module = fn.base.guarded(lambda: trace(run, fn.in_types, to_run=True))
             _clean(module)
             (output,) = module.graph.find_nodes(op="output")
             output.args = (tuple(_outputs(module)),)
-            return GraphFunction(fn.flat, _finished(module), fn.in_types, fn.out_types)
+            return GraphFunction(fn.base, _finished(module), fn.in_types, fn.out_types)
     except Exception:  # noqa: BLE001  (then it runs as it is)
         return None
 
@@ -217,14 +217,14 @@ def _trace(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], trans
         cotangents = [conjugate(ct) for ct in tensors[count:]]
         reads = GraphReads()
         results, grads = pullback.by_autograd(tensors[:count], cotangents, around=reads)
-        fn.flat.reads_graph = fn.flat.reads_graph or reads.found
+        fn.base.reads_graph = fn.base.reads_graph or reads.found
         if len(outs) > 1 and (reads.hooks or not materializes_gradients([results[o] for o in outs])):
             raise _CannotSplit("its backward may tell a gradient of zeros from none")
         return [*(y.detach() for y in results), *(conjugate(g) for g in grads)]
 
-    with fn.flat.trace_state.differentiable().applied():
+    with fn.base.trace_state.differentiable().applied():
         module = trace(joint, pullback.in_types, to_run=not translated)
-    lift_constants(module, fn.flat)
+    lift_constants(module, fn.base)
     return module
 
 
@@ -371,9 +371,9 @@ def _as_split(
     backward_output.args = (tuple(_outputs(backward)),)
     all_types = [*fn.in_types, *fn.out_types, *(pack.type for pack in packed)]
     return Split(
-        forward=GraphFunction(fn.flat, _finished(forward), fn.in_types, tuple(all_types[count:]), _seed_position(fn)),
+        forward=GraphFunction(fn.base, _finished(forward), fn.in_types, tuple(all_types[count:]), _seed_position(fn)),
         backward=GraphFunction(
-            fn.flat,
+            fn.base,
             _finished(backward),
             (*(all_types[s] for s in sources), *(fn.out_types[o] for o in outs)),
             tuple(fn.in_types[i] for i in wrt),
@@ -383,7 +383,7 @@ def _as_split(
 
 
 def _seed_position(fn: TorchFunction) -> int | None:
-    return len(fn.in_types) - 1 if fn.flat.seeded else None
+    return len(fn.in_types) - 1 if fn.base.seeded else None
 
 
 def _finished(graph_module: fx.GraphModule) -> fx.GraphModule:

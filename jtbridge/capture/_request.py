@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from jtbridge._flat import ArrayType, Behaviour, OutputTree
+from jtbridge._functions import ArrayType, FunctionTraits, OutputTree
 from jtbridge._torch_state import TorchState
 from jtbridge.state import NO_GUARD, StateGuard
 
@@ -76,5 +76,5 @@ class AbstractResult:
 
     out_types: tuple[ArrayType, ...]
     out_tree: OutputTree
-    behaviour: Behaviour
+    traits: FunctionTraits
     trials: tuple[Trial, ...] = ()

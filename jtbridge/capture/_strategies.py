@@ -16,24 +16,24 @@ from jtbridge._compat import (
     taken_for_fake,
 )
 from jtbridge._declared import check_declared, declared_types, wrong_declaration
-from jtbridge._flat import Behaviour, OutputTree
+from jtbridge._functions import FunctionTraits, OutputTree
 from jtbridge._pytree import flatten_output, key_order
 from jtbridge.errors import JtbridgeError, ShapeInferenceError
 from jtbridge.triton.launches import with_late_scalars
 
-from ._abstract import behaviour_of, output_types, run_on_fakes, run_on_values
-from ._branches import Decisions, only_way
+from ._abstract import output_types, run_on_fakes, run_on_values, traits_of
+from ._branches import BranchOracle, only_way
 from ._caught import MOST_PLACES, RaisingAt
 from ._closed_over import may_be_on_gpu
 from ._dependent import Outcome, agreed, are_possible, without_empty_sizes
+from ._effects import EffectRecorder
 from ._examples import example_arguments
-from ._observe import Observer
-from ._replaced import Replaced
+from ._overrides import OverrideMode
 from ._request import AbstractResult, TraceRequest
 from ._trace import line_of
 from ._unbacked import PathTrace, explored
 
-_Trace = tuple[Any, Observer]  # the leaves and the tree of the result, and what was observed
+_Trace = tuple[Any, EffectRecorder]  # the leaves and the tree of the result, and what was observed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,35 +82,35 @@ def _on_gpu(request: TraceRequest, cause: Exception | None) -> AbstractResult:
         return _overridden(request, None)
 
 
-def _with_overrides(request: TraceRequest, decisions: Decisions | None = None) -> _Trace:
-    with Replaced():
-        return run_on_fakes(request, request.state, decisions)
+def _with_overrides(request: TraceRequest, oracle: BranchOracle | None = None) -> _Trace:
+    with OverrideMode():
+        return run_on_fakes(request, request.state, oracle)
 
 
 def _traced(request: TraceRequest, trace: Callable[[], _Trace]) -> AbstractResult:
-    (leaves, tree), observer, without_grad = request.guard.run(lambda: _with_least_recording(request, trace))
-    out_tree, out_types = output_types(request, leaves, tree, observer.result_order, opaque=False)
+    (leaves, tree), recorder, without_grad = request.guard.run(lambda: _with_least_recording(request, trace))
+    out_tree, out_types = output_types(request, leaves, tree, recorder.result_order, untraceable=False)
     if request.output_shapes is not None:
         check_declared(declared_types(request.output_shapes)[0], out_types, request.name)
     is_asked = asked_whether_fake()
-    reason = _not_in_a_graph(observer) or _depends_on_what_torch_raises(request, observer)
+    reason = _not_in_a_graph(recorder) or _depends_on_what_torch_raises(request, recorder)
     if reason is None and is_asked and _differs_if_fake(request):
         reason = "its model (of transformers) computes something else when it is traced"
-    behaviour = behaviour_of(request, observer, reason, without_grad)
-    only_checks = observer.asserts and not observer.sets_data and not observer.own_generator
-    return AbstractResult(out_types, out_tree, dataclasses.replace(behaviour, only_checks=only_checks))
+    traits = traits_of(request, recorder, reason, without_grad)
+    only_checks = recorder.asserts and not recorder.sets_data and not recorder.own_generator
+    return AbstractResult(out_types, out_tree, dataclasses.replace(traits, only_checks=only_checks))
 
 
-def _with_least_recording(request: TraceRequest, trace: Callable[[], _Trace]) -> tuple[Any, Observer, bool]:
+def _with_least_recording(request: TraceRequest, trace: Callable[[], _Trace]) -> tuple[Any, EffectRecorder, bool]:
     """Trace; once more without gradients if closed-over weights would record a graph."""
-    out, observer = trace()
+    out, recorder = trace()
     if not (request.state.grad and _records_graph(out)):
-        return out, observer, False
+        return out, recorder, False
     try:
         again, watched = with_late_scalars(lambda: run_on_fakes(request, request.state.without_grad(), start=False))
     except Exception:  # noqa: BLE001  (it differentiates inside: recording stays on)
-        return out, observer, False
-    return out, observer, _same_types(out, again) and watched.calls == observer.calls
+        return out, recorder, False
+    return out, recorder, _same_types(out, again) and watched.calls == recorder.calls
 
 
 def _records_graph(out: Any) -> bool:
@@ -126,19 +126,19 @@ def _same_types(a: Any, b: Any) -> bool:
     return types(a) == types(b)
 
 
-def _not_in_a_graph(observer: Observer) -> str | None:
-    if observer.sets_data:
+def _not_in_a_graph(recorder: EffectRecorder) -> str | None:
+    if recorder.sets_data:
         return "it assigns to `.data`, which a graph does not show"
-    if observer.own_generator:
-        return f"it draws from a torch.Generator of its own ({observer.own_generator})"
-    return "it asserts something about values of tensors, which a graph may leave out" if observer.asserts else None
+    if recorder.own_generator:
+        return f"it draws from a torch.Generator of its own ({recorder.own_generator})"
+    return "it asserts something about values of tensors, which a graph may leave out" if recorder.asserts else None
 
 
-def _depends_on_what_torch_raises(request: TraceRequest, observer: Observer) -> str | None:
+def _depends_on_what_torch_raises(request: TraceRequest, recorder: EffectRecorder) -> str | None:
     """Why a function cannot be traced that goes on after an exception which torch raises for some values; or None."""
     if request.ordered:
         return None
-    for place in list(observer.may_raise)[:MOST_PLACES]:
+    for place in list(recorder.may_raise)[:MOST_PLACES]:
         raising = RaisingAt(place, request.call)
         with contextlib.suppress(Exception):
             attempt = dataclasses.replace(request, call=raising.run)
@@ -184,16 +184,14 @@ def _only_checking(request: TraceRequest, cause: Exception | None) -> AbstractRe
     """Trace a function that needs the values of tensors only to raise if they are wrong."""
     assert cause is not None
     try:
-        (leaves, tree), observer = request.guard.run(
-            lambda: only_way(lambda decisions: _with_overrides(request, decisions))
-        )
+        (leaves, tree), recorder = request.guard.run(lambda: only_way(lambda oracle: _with_overrides(request, oracle)))
     except JtbridgeError as error:  # of a branch that no values may ever take
         raise StrategyError(str(error)) from error
-    if observer.inner_autograd:
+    if recorder.inner_autograd:
         raise StrategyError("it differentiates inside")
-    out_tree, out_types = output_types(request, leaves, tree, observer.result_order, opaque=True)
-    behaviour = behaviour_of(request, observer, reason_of(cause), False)
-    return AbstractResult(out_types, out_tree, dataclasses.replace(behaviour, only_checks=True))
+    out_tree, out_types = output_types(request, leaves, tree, recorder.result_order, untraceable=True)
+    traits = traits_of(request, recorder, reason_of(cause), False)
+    return AbstractResult(out_types, out_tree, dataclasses.replace(traits, only_checks=True))
 
 
 def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
@@ -201,9 +199,9 @@ def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     assert cause is not None
 
     def run(path: PathTrace) -> Outcome:
-        with Replaced():
-            (leaves, tree), observer = run_on_fakes(request, request.state, path=path)
-        return Outcome(leaves, tree, behaviour_of(request, observer, reason_of(cause), False), observer.result_order)
+        with OverrideMode():
+            (leaves, tree), recorder = run_on_fakes(request, request.state, path=path)
+        return Outcome(leaves, tree, traits_of(request, recorder, reason_of(cause), False), recorder.result_order)
 
     outcomes = request.guard.run(lambda: explored(run, 1) if request.ordered else explored(run))
     return _joined(request, outcomes)
@@ -221,7 +219,7 @@ def _on_examples(request: TraceRequest, cause: Exception | None) -> AbstractResu
     examples = list(example_arguments(request.shapes, request.dtypes, request.device))
     for inputs in examples:
         try:
-            out, observer = request.guard.run(
+            out, recorder = request.guard.run(
                 lambda inputs=inputs: run_on_values(request, inputs),
                 again=lambda: run_on_values(request, examples[1]),
             )
@@ -234,7 +232,7 @@ def _on_examples(request: TraceRequest, cause: Exception | None) -> AbstractResu
             # XLA drops a call whose results have no elements: that they have none must be certain.
             if not request.ordered and all(map(torch.Size.numel, map(torch.Size, request.shapes))):
                 leaves = [without_empty_sizes(leaf) for leaf in leaves]
-            outcomes.append(Outcome(leaves, tree, behaviour_of(request, observer, reason, False), order))
+            outcomes.append(Outcome(leaves, tree, traits_of(request, recorder, reason, False), order))
         if request.ordered or not request.shapes:
             break
     if not outcomes:
@@ -257,13 +255,13 @@ def _refuse_without_outcome(request: TraceRequest, cause: Exception, error: Exce
 def _joined(request: TraceRequest, outcomes: Sequence[Outcome]) -> AbstractResult:
     """The one type that all outcomes have, or that is declared where they differ."""
     outcome = agreed(request.name, outcomes, declared=request.output_shapes is not None)
-    out_tree, out_types = output_types(request, outcome.leaves, outcome.tree, outcome.order, opaque=True)
+    out_tree, out_types = output_types(request, outcome.leaves, outcome.tree, outcome.order, untraceable=True)
     if request.output_shapes is not None:
         declared, _ = declared_types(request.output_shapes)
         if not are_possible(declared, out_types):
             raise wrong_declaration(request.name, declared, out_types)
         out_types = declared
-    return AbstractResult(out_types, out_tree, outcome.behaviour)
+    return AbstractResult(out_types, out_tree, outcome.traits)
 
 
 def _declared(request: TraceRequest, cause: Exception | None) -> AbstractResult:
@@ -271,7 +269,9 @@ def _declared(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     reason = "its side effects are wanted, and its output shapes are given" if cause is None else reason_of(cause)
     out_types, tree = declared_types(request.output_shapes)
     positions = tuple(range(len(out_types)))
-    return AbstractResult(out_types, OutputTree(tree, positions, (None,) * len(out_types)), Behaviour(opaque=reason))
+    return AbstractResult(
+        out_types, OutputTree(tree, positions, (None,) * len(out_types)), FunctionTraits(untraceable=reason)
+    )
 
 
 def reason_of(cause: Exception) -> str:

@@ -31,20 +31,20 @@ from jtbridge._compat import (
     tracing,
 )
 from jtbridge._dtypes import torch_dtype
-from jtbridge._flat import ArrayType
+from jtbridge._functions import ArrayType
 from jtbridge.state import start_over
 from jtbridge.triton import intercepted_launches
 from jtbridge.triton.launches import find_launch, launch_operator, with_late_scalars
 
-from ._branches import Decisions, traced_both_ways
-from ._closed_over import OnCpu, may_be_on_gpu, with_closed_over
+from ._branches import BranchOracle, traced_both_ways
+from ._closed_over import CudaAsCpuMode, may_be_on_gpu, with_closed_over
+from ._constant_eval import ConstantEvalMode
 from ._exceptions import none_caught
 from ._frames import is_library
 from ._fused_lstm import WithoutFusedLstm
-from ._known import Known
-from ._replaced import CopiedTensors, Replaced
+from ._overrides import CopiedTensors, OverrideMode
 from ._statistics import keep_statistics_wide
-from .chains import Chains
+from .chains import FusionPatterns
 
 _DETACHING = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)  # torch 2.15 traces `detach` as the latter
 _LAUNCH = launch_operator._opoverload
@@ -63,11 +63,15 @@ def trace(fn: Callable[..., Sequence[Any]], types: Sequence[ArrayType], *, to_ru
 def _traced(fn: Callable[..., Sequence[Any]], types: Sequence[ArrayType], to_run: bool) -> fx.GraphModule:
     if to_run:
         return trace_on(fn, examples(types, called_on()), to_run=True)
-    return Chains().settled(lambda chains: trace_on(fn, examples(types), to_run=False, chains=chains))
+    return FusionPatterns().settled(lambda chains: trace_on(fn, examples(types), to_run=False, chains=chains))
 
 
 def trace_on(
-    fn: Callable[..., Sequence[Any]], tensors: Sequence[torch.Tensor], *, to_run: bool, chains: Chains | None = None
+    fn: Callable[..., Sequence[Any]],
+    tensors: Sequence[torch.Tensor],
+    *,
+    to_run: bool,
+    chains: FusionPatterns | None = None,
 ) -> fx.GraphModule:
     """The functional graph of ``fn``, after autograd, on tensors like these, whose sizes may be symbols.
 
@@ -77,8 +81,8 @@ def trace_on(
     if to_run:
         return _trace_one_way(fn, tensors, None, None)
 
-    def trace_one(decisions: Decisions) -> fx.GraphModule:
-        return _trace_one_way(fn, tensors, decisions, chains)
+    def trace_one(oracle: BranchOracle) -> fx.GraphModule:
+        return _trace_one_way(fn, tensors, oracle, chains)
 
     return with_late_scalars(lambda: traced_both_ways(trace_one))
 
@@ -86,30 +90,34 @@ def trace_on(
 def _trace_one_way(
     fn: Callable[..., Sequence[Any]],
     tensors: Sequence[torch.Tensor],
-    decisions: Decisions | None,
-    chains: Chains | None,
+    oracle: BranchOracle | None,
+    chains: FusionPatterns | None,
 ) -> fx.GraphModule:
     start_over()
-    on_cpu = OnCpu() if decisions is not None and may_be_on_gpu() else None
+    on_cpu = CudaAsCpuMode() if oracle is not None and may_be_on_gpu() else None
     # A function that is called reads what it closes over in each call: its graphs hold no values of that.
-    known = Known(answers=decisions is not None) if on_cpu is None else Known(stands_for=on_cpu.stands_for)
+    known = (
+        ConstantEvalMode(answers=oracle is not None)
+        if on_cpu is None
+        else ConstantEvalMode(stands_for=on_cpu.stands_for)
+    )
     with (
         tracing(),
         _rng.tracing(),
         intercepted_launches(),
         WithoutFusedLstm(),
-        contextlib.nullcontext() if decisions is None else Replaced(),
+        contextlib.nullcontext() if oracle is None else OverrideMode(),
         on_cpu or contextlib.nullcontext(),
         CopiedTensors(),
     ):
         try:
-            module = trace_joint(_noted(fn, decisions, chains, known), tensors)
+            module = trace_joint(_noted(fn, oracle, chains, known), tensors)
         finally:
-            keeps = known.settle()
+            keeps = known.materialize()
     module.meta["keeps"] = keeps
     if on_cpu is not None:
         with_closed_over(module)
-    if decisions is not None:
+    if oracle is not None:
         keep_statistics_wide(module.graph)
     for detaching in _DETACHING:
         for node in module.graph.find_nodes(op="call_function", target=detaching):
@@ -135,14 +143,17 @@ def origin(node: fx.Node) -> dict[str, Any]:
 
 
 def _noted(
-    fn: Callable[..., Sequence[Any]], decisions: Decisions | None, chains: Chains | None, known: Known
+    fn: Callable[..., Sequence[Any]],
+    oracle: BranchOracle | None,
+    chains: FusionPatterns | None,
+    known: ConstantEvalMode,
 ) -> Callable[..., Sequence[Any]]:
     def run(*tensors: torch.Tensor) -> Sequence[Any]:
         modules = _ModulePaths()
         trail = contextlib.nullcontext() if chains is None else chains.trail()
-        with modules.followed(), _Notes(modules, decisions), known, trail, none_caught():
+        with modules.followed(), ProvenanceMode(modules, oracle), known, trail, none_caught():
             results = fn(*tensors)
-        return results if decisions is None else [*results, *decisions.conditions]
+        return results if oracle is None else [*results, *oracle.conditions]
 
     return run
 
@@ -176,13 +187,13 @@ class _ModulePaths:
         return self._names.get(modules[-1], type(modules[-1]).__name__)
 
 
-class _Notes(TorchDispatchMode):
+class ProvenanceMode(TorchDispatchMode):
     """Writes down for every new node where it came from."""
 
-    def __init__(self, modules: _ModulePaths, decisions: Decisions | None):
+    def __init__(self, modules: _ModulePaths, oracle: BranchOracle | None):
         super().__init__()
         self._modules = modules
-        self._decisions = decisions
+        self._oracle = oracle
         self._draws: dict[int, int] = {}
         self._steps: dict[int, dict[str, Any]] = {}  # by autograd's number of them
 
@@ -190,7 +201,7 @@ class _Notes(TorchDispatchMode):
         notes = self._notes()
         if torch.Tag.nondeterministic_seeded in func.tags:
             notes["draw"] = (self._draw(),)
-        if self._decisions is not None and (answer := self._decisions.answer(func, args)) is not NotImplemented:
+        if self._oracle is not None and (answer := self._oracle.answer(func, args)) is not NotImplemented:
             return answer
         if func is _LAUNCH:
             notes["launch"] = find_launch(args[1])

@@ -14,7 +14,7 @@ from jtbridge import _rng
 from jtbridge._compat import Context, current_context
 from jtbridge._declared import check_declared, declared_types
 from jtbridge._dtypes import argument_dtypes
-from jtbridge._flat import ArrayType, FlatFunction
+from jtbridge._functions import ArrayType, TracedFunction
 from jtbridge._nesting import marked
 from jtbridge._signature import Signature, argument_names, rebuild_call, static_arguments
 
@@ -43,7 +43,7 @@ def call_now(
     return_mutated: bool,
     output_shapes: Any,
     notices: set[str],
-    capture: Callable[[Signature, bool], FlatFunction],
+    capture: Callable[[Signature, bool], TracedFunction],
 ) -> Any:
     """Run a torch function on the arguments of an eager call, which may be the tracers of grad, jvp and vmap.
 

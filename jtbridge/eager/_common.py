@@ -15,7 +15,7 @@ from jax.interpreters import ad, mlir
 
 from jtbridge._compat import Context, Primitive, call_aval, current_context
 from jtbridge._debug import check_results
-from jtbridge._flat import SEQUENTIAL, TorchFunction
+from jtbridge._functions import SEQUENTIAL, TorchFunction
 from jtbridge._rules import describe
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
 from jtbridge.state import Attempt
@@ -121,7 +121,7 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
 
 def _transformations(fn: TorchFunction) -> str:
     names = []
-    while fn is not fn.flat:
+    while fn is not fn.base:
         names.append(type(fn).__name__)
         fn = fn.fn  # type: ignore[attr-defined]
     return " ".join(names)
@@ -133,7 +133,7 @@ def escapes_vmap(error: Exception) -> bool:
 
 
 def _is_batched(fn: TorchFunction) -> bool:
-    while fn is not fn.flat:
+    while fn is not fn.base:
         if hasattr(fn, "dims"):
             return True
         fn = fn.fn  # type: ignore[attr-defined]

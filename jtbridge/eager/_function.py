@@ -13,13 +13,13 @@ from torch.overrides import TorchFunctionMode
 from jtbridge import _batch_statistics, _rng
 from jtbridge._compat import FakeTensor, TorchDispatchMode, innermost, inside_functorch, outside_modes, storage_id
 from jtbridge._dtypes import canonical_dtype, numpy_dtype, torch_dtype
-from jtbridge._flat import (
+from jtbridge._functions import (
     ArrayType,
-    Behaviour,
-    FlatFunction,
+    FunctionTraits,
     OutputTree,
     Tensors,
     TorchFunction,
+    TracedFunction,
     as_tensor,
     is_array_leaf,
 )
@@ -33,7 +33,7 @@ from jtbridge.triton import intercepted_launches
 
 # What is assumed of a function that was not traced: its derivatives go by reverse mode alone, and those beyond the
 # first have its normalisations written out.
-_UNKNOWN = Behaviour(inner_autograd=True, fused_norm="any")
+_UNKNOWN = FunctionTraits(inner_autograd=True, fused_norm="any")
 
 
 # Dtypes that JAX has whether or not x64 is on.
@@ -72,7 +72,7 @@ class EagerFunction(TorchFunction):
         *,
         seeded: bool = False,
         argument_names: tuple[str, ...] | None = None,
-        capture: Callable[[], FlatFunction] | None = None,
+        capture: Callable[[], TracedFunction] | None = None,
         notices: set[str] | None = None,
         roots: Callable[[], tuple[tuple[str, Any], ...]] = tuple,
     ):
@@ -87,14 +87,14 @@ class EagerFunction(TorchFunction):
         self._call = call
         self._casts = casts
         self._capture = capture
-        self._captured: FlatFunction | None = None
+        self._captured: TracedFunction | None = None
         self._out_types: tuple[ArrayType, ...] | None = None
         self._tree: Any = None
         self._order: Any = None  # see `key_order`
         self._statics: list[Any] = []
         self._positions: list[int] = []
         # What the transformations of `jtbridge._transforms` ask of the function they are made from.
-        self.behaviour = _UNKNOWN
+        self.traits = _UNKNOWN
         self.once_differentiable: str | None = None
         self.double_reverse: set[TorchFunction] = set()
         self.reads_graph = True
@@ -105,7 +105,7 @@ class EagerFunction(TorchFunction):
         return self.name
 
     @property
-    def flat(self) -> EagerFunction:  # type: ignore[override]
+    def base(self) -> EagerFunction:  # type: ignore[override]
         return self
 
     @property
@@ -123,7 +123,7 @@ class EagerFunction(TorchFunction):
         assert self._out_types is not None, "the types of the results are known once the function has run"
         return self._out_types
 
-    def captured(self) -> FlatFunction:
+    def captured(self) -> TracedFunction:
         """The record of the same function for a traced program. It is made once, from the state that is found then."""
         if self._captured is None:
             assert self._capture is not None
@@ -202,7 +202,7 @@ class EagerVmap(Vmap):
     """A batch in one call by torch.vmap, or row by row if the function says so."""
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        flat: Any = self.flat
+        flat: Any = self.base
         if self.size == 0:
             return self._of_no_rows(tensors)
         own_seeds = flat.seeded and self.dims[len(flat.in_types) - 1] is not None

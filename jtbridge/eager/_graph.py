@@ -15,7 +15,7 @@ import jax
 import torch
 
 from jtbridge._compat import has_error_node, node_names, reentrant_checkpoints, run_backward
-from jtbridge._flat import TorchFunction
+from jtbridge._functions import TorchFunction
 from jtbridge._transforms import Vjp, Vmap, conjugate
 from jtbridge.errors import DifferentiationError
 from jtbridge.triton import intercepted_launches
@@ -196,6 +196,6 @@ def recording() -> Iterator[None]:
 
 def eager_function(fn: TorchFunction) -> EagerFunction:
     """The user's function that an eager transformation is made from."""
-    flat = fn.flat
+    flat = fn.base
     assert isinstance(flat, EagerFunction)
     return flat

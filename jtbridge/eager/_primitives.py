@@ -21,7 +21,7 @@ import torch
 from jax.interpreters import ad, batching, mlir
 
 from jtbridge._compat import add_linearization
-from jtbridge._flat import TorchFunction
+from jtbridge._functions import TorchFunction
 from jtbridge._rules import batch_first, batch_size, differentiable, nonzero_inputs, to_front, zero_tangents
 from jtbridge._transforms import Vjp
 from jtbridge.errors import DifferentiationError
@@ -292,8 +292,8 @@ def _batched(args: Sequence[Any], dims: Sequence[Any], count: int) -> tuple[int,
     (*x, token), (*x_dims, _) = batch_first(args[: count + 1], dims[: count + 1])
     if level == "extra" and any(dim is not None for dim in x_dims):
         token = np.empty(token.shape, np.uint8)
-    moving = [to_front(t, d, size) for t, d in zip(args[count + 1 :], dims[count + 1 :], strict=True)]
-    return size, level, [*x, token, *moving], tuple(x_dims)
+    differentiated = [to_front(t, d, size) for t, d in zip(args[count + 1 :], dims[count + 1 :], strict=True)]
+    return size, level, [*x, token, *differentiated], tuple(x_dims)
 
 
 def _linear_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, forward: Any, transpose: Any, levels: Any) -> Any:
@@ -304,8 +304,8 @@ def _linear_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, forward: Any
         linear = [ad.instantiate_zeros(t) for t in tangents[count + 1 :]]
         return results, eager_linear_p.bind(*primals[: count + 1], *linear, **params)
     args = [*primals[:count], *primals[count + 1 :]]
-    moving = [*tangents[:count], *tangents[count + 1 :]]
-    return results, _tangents_out(forward, results, args, moving, NO_TOKEN)
+    differentiated = [*tangents[:count], *tangents[count + 1 :]]
+    return results, _tangents_out(forward, results, args, differentiated, NO_TOKEN)
 
 
 def _linear_traced(*args: Any, forward: Any, transpose: Any, levels: Any) -> list[Any]:
@@ -363,12 +363,12 @@ def _pullback_impl(*args: Any, fn: Any, count: int, levels: Any, keep: tuple[int
 def _pullback_jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, fn: Any, count: int, levels: Any, keep: Any, batch: Any
 ) -> Any:
-    args, moving = _without(primals, count), _without(tangents, count)
-    wrt = nonzero_inputs(fn.in_types, [not is_zero(t) for t in moving])
+    args, differentiated = _without(primals, count), _without(tangents, count)
+    wrt = nonzero_inputs(fn.in_types, [not is_zero(t) for t in differentiated])
     *results, token = eager_pullback_p.bind(
         *primals, fn=fn, count=count, levels=levels, keep=tuple(sorted({*keep, *wrt})), batch=batch
     )
-    return [*results, token], _tangents_out(fn, results, args, moving, token) + zero_tangents([token])
+    return [*results, token], _tangents_out(fn, results, args, differentiated, token) + zero_tangents([token])
 
 
 def _pullback_linearize(

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jtbridge._flat import ArrayType
+from jtbridge._functions import ArrayType
 from jtbridge._host import reader, to_numpy
 from jtbridge.triton import LANGUAGE_LOCK, fixed_interpreter, triton_call
 

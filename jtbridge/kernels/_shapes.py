@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._step import Fold, Step
+from ._primitive import BatchingRule, KernelPrimitive
 
 FLOATS = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
 
@@ -53,14 +53,16 @@ def accumulated(x: jax.Array) -> np.dtype:
     return np.dtype("float64" if x.dtype == np.dtype("float64") else "float32")
 
 
-def grouped(shared: Sequence[int]) -> Fold:
+def grouped(shared: Sequence[int]) -> BatchingRule:
     """For steps whose arguments and results begin with an axis of groups: a batch of `b` is `b` times the groups.
 
     The arguments in `shared` may have one group for all, then each of them. What they get as gradients is by group all
     the same.
     """
 
-    def fold(step: Step, batched: Sequence[bool], arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    def batching_rule(
+        step: KernelPrimitive, batched: Sequence[bool], arrays: Sequence[jax.Array]
+    ) -> Sequence[jax.Array]:
         size = next(x.shape[0] for b, x in zip(batched, arrays, strict=True) if b)
         groups = max(x.shape[b] for b, x in zip(batched, arrays, strict=True))
         one = not any(batched[i] or arrays[i].shape[0] > 1 for i in shared)
@@ -74,7 +76,7 @@ def grouped(shared: Sequence[int]) -> Fold:
         results = step(*(merged(i, b, x) for i, (b, x) in enumerate(zip(batched, arrays, strict=True))))
         return [y.reshape(size, groups, *y.shape[1:]) for y in results]
 
-    return fold
+    return batching_rule
 
 
 def to_precision(y: jax.Array, dtype: jnp.dtype) -> jax.Array:

@@ -57,7 +57,7 @@ def settings(tune: bool | None, folder: str | os.PathLike[str] | None) -> Iterat
 
 
 @dataclasses.dataclass(frozen=True)
-class Arrangement:
+class LaunchParameters:
     """How a configuration is launched."""
 
     grid: tuple[int, ...]
@@ -78,8 +78,8 @@ def launch_tuned(
     candidates: Sequence[C],
     default: C,
     problem: Problem,
-    arranged: Callable[[C], Arrangement],
-    timed: Callable[[C], Arrangement] | None = None,
+    launch_parameters: Callable[[C], LaunchParameters],
+    timed: Callable[[C], LaunchParameters] | None = None,
 ) -> list[jax.Array]:
     """As :func:`launch`, with the configuration that was found for a problem, or else the default.
 
@@ -95,10 +95,10 @@ def launch_tuned(
     """
 
     def milliseconds(candidate: C) -> float | str:
-        how = dataclasses.asdict((timed or arranged)(candidate))
+        how = dataclasses.asdict((timed or launch_parameters)(candidate))
         return _timing.milliseconds(kernel, operands, out_types=out_types, **how)
 
-    how = arranged(chosen(kernel, candidates, default, problem, milliseconds))
+    how = launch_parameters(chosen(kernel, candidates, default, problem, milliseconds))
     return launch(
         kernel,
         *operands,

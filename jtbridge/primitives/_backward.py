@@ -11,7 +11,7 @@ from typing import Any
 
 from jax.interpreters import ad, batching
 
-from jtbridge._flat import TorchFunction
+from jtbridge._functions import TorchFunction
 from jtbridge._rules import batch_first, batch_size, to_front
 from jtbridge._transforms import Vmap
 
@@ -42,8 +42,8 @@ def _jvp(
     results = bind(torch_backward_p, *primals, fn=fn, backward=backward, counts=counts, backend=backend)
     inputs, saved = counts
     args = [*primals[:inputs], *primals[inputs + saved :]]
-    moving = [*tangents[:inputs], *tangents[inputs + saved :]]
-    return results, tangents_out(fn, results, args, moving, backend)
+    differentiated = [*tangents[:inputs], *tangents[inputs + saved :]]
+    return results, tangents_out(fn, results, args, differentiated, backend)
 
 
 # transpose in ct:  dx -> Df(x) dx, as the transpose of the function it stands for.

@@ -8,7 +8,7 @@ from typing import Any
 from jax.interpreters import ad, batching
 
 from jtbridge._compat import add_linearization, is_staging
-from jtbridge._flat import TorchFunction
+from jtbridge._functions import TorchFunction
 from jtbridge._rules import batch_first, batch_size, differentiable, nonzero_inputs, zero_tangents
 from jtbridge._transforms import Vmap
 from jtbridge.capture import Split, check_differentiable, split
@@ -34,8 +34,8 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction, 
     if wrt and outs and is_staging() and will_translate(fn, backend):
         check_differentiable(fn, wrt, again=True)
         results, saved, backward = _forward(primals, fn, wrt, outs, backend)
-        moving = [tangents[i] for i in wrt]
-        moved = differential(fn, wrt, primals, moving, backend=backend, saved=saved, backward=backward)
+        differentiated = [tangents[i] for i in wrt]
+        moved = differential(fn, wrt, primals, differentiated, backend=backend, saved=saved, backward=backward)
         return results, [moved[outs.index(o)] if o in outs else zero for o, zero in enumerate(zero_tangents(results))]
     results = torch_call(*primals, fn=fn, backend=backend)
     return results, tangents_out(fn, results, primals, tangents, backend)

@@ -13,13 +13,13 @@ from jax.interpreters import mlir
 
 from jtbridge._compat import add_nan_check, call_aval, refuse_in_jet, register_with_jet, unify_varying_axes
 from jtbridge._debug import check_results, without_debug_switches
-from jtbridge._flat import TorchFunction
+from jtbridge._functions import TorchFunction
 from jtbridge._rules import describe
 from jtbridge._transforms import Vmap
 from jtbridge.backends import choose, translates
 from jtbridge.capture import probe_vmap
 from jtbridge.errors import BackendError, DifferentiationError
-from jtbridge.translate import precision, refusal
+from jtbridge.translate import precision, untranslatable_reason
 
 
 def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence[Any]]]) -> Primitive:
@@ -49,9 +49,9 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
         _, avals = select(*ctx.avals_in, **params)
         platforms = ctx.module_context.platforms if ctx.platforms is None else ctx.platforms
         chosen = [choose(backend, platform, fn) for platform in platforms]
-        if len(platforms) > 1 and any(each.way == "call" for each in chosen):
+        if len(platforms) > 1 and any(each.kind == "call" for each in chosen):
             raise BackendError(
-                f"`{fn.flat.name}` is called, not translated, and a call out of XLA cannot be lowered for several "
+                f"`{fn.base.name}` is called, not translated, and a call out of XLA cannot be lowered for several "
                 f"platforms at once ({', '.join(platforms)}). Lower for one platform at a time."
             )
         # A program with Triton kernels has none of them on a platform without: it serves all.
@@ -101,13 +101,13 @@ def run_now(
     platform = next(iter(devices)).platform if devices else jax.default_backend()
     if len(devices) <= 1 and platform == "cpu":
         backend = choose(params["backend"], platform, fn)
-        if backend.way == "call":
+        if backend.kind == "call":
             return backend.call(fn, arrays)
     args = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in args]
     places = tuple((x.sharding, x.committed, x.weak_type) for x in args)
-    settings = (precision(fn.flat), jax.config.jax_default_device)  # type: ignore[attr-defined]
+    settings = (precision(fn.base), jax.config.jax_default_device)  # type: ignore[attr-defined]
     key = (primitive, *sorted(params.items(), key=lambda item: item[0]), places, settings)
-    compiled = fn.flat.compiled
+    compiled = fn.base.compiled
     if key not in compiled:
         # Not the function that `jax.jit` returns: JAX's cache would hold its program, which holds `fn`, which would
         # hold that function, without an end.
@@ -117,7 +117,7 @@ def run_now(
 
 def will_translate(fn: TorchFunction, backend: str) -> bool:
     """Whether a function will be translated rather than called."""
-    return translates(backend) and refusal(fn) is None
+    return translates(backend) and untranslatable_reason(fn) is None
 
 
 def probe(fn: Vmap, backend: str) -> None:

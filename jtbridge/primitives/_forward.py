@@ -11,7 +11,7 @@ from typing import Any
 
 from jax.interpreters import ad, batching
 
-from jtbridge._flat import TorchFunction
+from jtbridge._functions import TorchFunction
 from jtbridge._rules import batch_first, batch_size, zero_tangents
 from jtbridge._transforms import Vmap
 

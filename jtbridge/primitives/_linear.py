@@ -11,7 +11,7 @@ from typing import Any
 
 from jax.interpreters import ad, batching
 
-from jtbridge._flat import TorchFunction
+from jtbridge._functions import TorchFunction
 from jtbridge._rules import batch_first, batch_size, differentiable, nonzero_inputs, to_front, zero_tangents
 from jtbridge._transforms import Jvp, Vjp, Vmap, of_results
 from jtbridge.capture import check_differentiable
@@ -72,12 +72,12 @@ def tangents_out(
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, backend: str, **params: Any) -> Any:
     results = bind(torch_linear_p, *primals, backend=backend, **params)
     forward, args = _select(*primals, **params)
-    _, moving = _select(*tangents, **params)
+    _, differentiated = _select(*tangents, **params)
     inputs, saved = params["counts"]
-    if all(type(t) is ad.Zero for t in moving[:inputs]):  # the map is linear in dx: the same map again
-        linear = [ad.instantiate_zeros(t) for t in moving[inputs:]]
+    if all(type(t) is ad.Zero for t in differentiated[:inputs]):  # the map is linear in dx: the same map again
+        linear = [ad.instantiate_zeros(t) for t in differentiated[inputs:]]
         return results, bind(torch_linear_p, *primals[: inputs + saved], *linear, backend=backend, **params)
-    return results, tangents_out(forward, results, args, moving, backend)
+    return results, tangents_out(forward, results, args, differentiated, backend)
 
 
 # transpose in dx:  ct -> ct @ Df(x), by the backward graph if the forward kept residuals.

@@ -16,7 +16,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jtbridge._compat import ORDERED_EFFECT, call_aval
 from jtbridge._debug import check_results
-from jtbridge._flat import FlatFunction
+from jtbridge._functions import TracedFunction
 from jtbridge.backends import call_on_host, numpy_callback
 from jtbridge.errors import EffectsError
 
@@ -26,23 +26,23 @@ torch_ordered_p = Primitive("torch_ordered")
 torch_ordered_p.multiple_results = True
 
 
-def torch_ordered(*args: Any, fn: FlatFunction) -> list[Any]:
+def torch_ordered(*args: Any, fn: TracedFunction) -> list[Any]:
     """Run `fn`, keeping every call and their order."""
     return bind(torch_ordered_p, *args, fn=fn)
 
 
-def _impl(*args: Any, fn: FlatFunction) -> list[jax.Array]:
+def _impl(*args: Any, fn: TracedFunction) -> list[jax.Array]:
     jax.effects_barrier()  # ordered calls of compiled programs that are still under way come first
     results = jax.device_put(list(numpy_callback(fn, as_is=True)(*args)))
     check_results(f"`{fn.name}`", results)
     return results
 
 
-def _abstract_eval(*avals: Any, fn: FlatFunction) -> tuple[list[Any], set[Any]]:
+def _abstract_eval(*avals: Any, fn: TracedFunction) -> tuple[list[Any], set[Any]]:
     return [call_aval(type_.shape, type_.dtype, avals) for type_ in fn.out_types], {ORDERED_EFFECT}
 
 
-def _lowering(ctx: mlir.LoweringRuleContext, *operands: Any, fn: FlatFunction) -> Sequence[Any]:
+def _lowering(ctx: mlir.LoweringRuleContext, *operands: Any, fn: TracedFunction) -> Sequence[Any]:
     def call(*arrays: jax.Array) -> list[jax.Array]:
         return call_on_host(fn, functools.partial(io_callback, ordered=True), arrays)
 
@@ -50,7 +50,7 @@ def _lowering(ctx: mlir.LoweringRuleContext, *operands: Any, fn: FlatFunction) -
 
 
 def _refuse(what: str) -> Callable[..., Any]:
-    def rule(*_: Any, fn: FlatFunction, **__: Any) -> Any:
+    def rule(*_: Any, fn: TracedFunction, **__: Any) -> Any:
         raise EffectsError(
             f'`{fn.name}` is wrapped with effects="ordered" and cannot be {what}: its calls would no longer happen '
             "once each and in order. Wrap the part with side effects on its own and keep it out of the transformation "

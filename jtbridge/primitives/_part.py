@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching
 
 from jtbridge._compat import add_policy_rule, add_pruning, cut_by_policy, is_dropped, new_variable, without_unused
 from jtbridge._dtypes import canonical_dtype
-from jtbridge._flat import ArrayType, TorchFunction
+from jtbridge._functions import ArrayType, TorchFunction
 from jtbridge._rules import batch_first, batch_size, zero_tangents
 from jtbridge._transforms import Vmap
 from jtbridge.translate import ProgramPart, translate
@@ -136,7 +136,7 @@ def _reordered(program: ClosedJaxpr, order: Sequence[int]) -> ClosedJaxpr:
 
 def _part_of(fn: TorchFunction, program: ClosedJaxpr) -> ProgramPart:
     types = [tuple(ArrayType(a.shape, a.dtype) for a in avals) for avals in (program.in_avals, program.out_avals)]
-    return ProgramPart(fn.flat, program, *types)
+    return ProgramPart(fn.base, program, *types)
 
 
 def _prune(used: list[bool], equation: Any) -> tuple[list[bool], Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from jtbridge._flat import TorchFunction
+from jtbridge._functions import TorchFunction
 from jtbridge._rules import describe, differentiable
 from jtbridge._transforms import Vjp
 from jtbridge.capture import check_differentiable

@@ -4,7 +4,7 @@ from ._constants import with_constants
 from ._interpret import describe, has_lowering
 from ._linear import nonlinearity
 from ._lower import lower_program
-from ._program import ProgramPart, captured, graph_of, jax_semantics, precision, refusal, translate
+from ._program import ProgramPart, captured, graph_of, jax_semantics, precision, translate, untranslatable_reason
 from ._symbolic import hinted_shapes, is_symbolic, symbolic_program, torch_symbolic
 
 __all__ = [
@@ -19,9 +19,9 @@ __all__ = [
     "lower_program",
     "nonlinearity",
     "precision",
-    "refusal",
     "symbolic_program",
     "torch_symbolic",
     "translate",
+    "untranslatable_reason",
     "with_constants",
 ]

@@ -14,7 +14,7 @@ import torch
 from jtbridge._compat import outermost_trace
 from jtbridge._convert import to_jax
 from jtbridge._dtypes import numpy_dtype
-from jtbridge._flat import ArrayType, FlatFunction
+from jtbridge._functions import ArrayType, TracedFunction
 from jtbridge.capture import large_constants, lift_constants, with_places_for
 from jtbridge.errors import TranslationError
 
@@ -24,23 +24,23 @@ from ._program import graph_of, precision
 _ARRAYS: weakref.WeakKeyDictionary[Any, dict[int, tuple[torch.Tensor, jax.Array]]] = weakref.WeakKeyDictionary()
 
 
-def with_constants(flat: FlatFunction) -> FlatFunction:
+def with_constants(traced: TracedFunction) -> TracedFunction:
     """`flat` with its graph, and with the large tensors that it closes over as inputs.
 
     If it cannot be translated it is returned as it is.
     """
     try:
-        module = graph_of(flat)
+        module = graph_of(traced)
     except TranslationError as error:
-        flat.translations |= dict.fromkeys(
-            [(flat, kernels, precision(flat)) for kernels in (False, True)], error.with_traceback(None)
+        traced.translations |= dict.fromkeys(
+            [(traced, kernels, precision(traced)) for kernels in (False, True)], error.with_traceback(None)
         )
-        return flat
+        return traced
     constants = large_constants(module)
     types = tuple(ArrayType(tuple(t.shape), np.dtype(numpy_dtype(t.dtype, "a constant"))) for t in constants)
-    first = flat.first_constant
-    in_types = (*flat.in_types[:first], *types, *flat.in_types[first:])
-    lifted = dataclasses.replace(flat, in_types=in_types, constants=constants, graph=module)
+    first = traced.first_constant
+    in_types = (*traced.in_types[:first], *types, *traced.in_types[first:])
+    lifted = dataclasses.replace(traced, in_types=in_types, constants=constants, graph=module)
     lifted.constant_arrays = constant_arrays(constants)
     with_places_for(module, first, constants)
     lift_constants(module, lifted)

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from jtbridge._compat import OpOverload, decomposition_of, forgetting_graph_sources, function_of_triton_operator
-from jtbridge.capture import FUNCTIONS_OF_CHAINS, origin, trace_on
+from jtbridge.capture import FUSABLE_FUNCTIONS, origin, trace_on
 
 _KEY = "jtbridge_decomposition"
 
@@ -24,7 +24,7 @@ def decomposable(node: fx.Node) -> bool:
 
 def _decomposition_of(operator: OpOverload) -> Callable | None:
     """Torch's decomposition, or the function that ``torch.library.triton_op`` or a chain's operator is made of."""
-    of_chain = FUNCTIONS_OF_CHAINS.get(operator.name())
+    of_chain = FUSABLE_FUNCTIONS.get(operator.name())
     return of_chain or decomposition_of(operator) or function_of_triton_operator(operator)
 
 
@@ -33,9 +33,7 @@ def decomposition(node: fx.Node) -> fx.GraphModule:
     if _KEY not in node.meta:
         plain = _plain((node.args, node.kwargs), lambda x: x.meta["val"])
         name = node.target.name()  # type: ignore[union-attr]
-        node.meta[_KEY] = (
-            _of_chain(name, *map(_described, plain[0])) if name in FUNCTIONS_OF_CHAINS else _of(node, plain)
-        )
+        node.meta[_KEY] = _of_chain(name, *map(_described, plain[0])) if name in FUSABLE_FUNCTIONS else _of(node, plain)
     return node.meta[_KEY]
 
 
@@ -94,7 +92,7 @@ def _described(value: Any) -> Any:
 def _of_chain(name: str, *arguments: Any) -> fx.GraphModule:
     """The operators of a chain: a model has many alike."""
     plain = [value.tensor() if isinstance(value, _Like) else value for value in arguments]
-    module = _traced(FUNCTIONS_OF_CHAINS[name], (plain, {}))
+    module = _traced(FUSABLE_FUNCTIONS[name], (plain, {}))
     for inner in module.graph.nodes:
         inner.meta.pop("custom", None)  # of where the first of them lies
     return module

@@ -12,7 +12,7 @@ from jax.extend.core import jaxpr_as_fun
 from torch import fx
 
 from jtbridge._compat import OpOverload
-from jtbridge._flat import TorchFunction
+from jtbridge._functions import TorchFunction
 from jtbridge._transforms import Jvp, Vjp, Vmap
 from jtbridge.capture import origin
 from jtbridge.errors import TranslationError
@@ -30,15 +30,15 @@ def nonlinearity(fn: TorchFunction, wrt: tuple[int, ...]) -> str | None:
         fn = fn.fn
     if isinstance(fn, Vjp | Jvp) and min(wrt) >= len(fn.fn.in_types):
         return None  # a derivative is linear in its tangents or cotangents
-    known = fn.flat.nonlinearities
+    known = fn.base.nonlinearities
     if (fn, wrt) not in known:
         known[fn, wrt] = _nonlinearity(fn, wrt)
     return known[fn, wrt]
 
 
 def _nonlinearity(fn: TorchFunction, wrt: tuple[int, ...]) -> str | None:
-    behaviour = fn.flat.behaviour
-    if behaviour.switches_grad_mode or behaviour.uses_data:
+    traits = fn.base.traits
+    if traits.switches_grad_mode or traits.uses_data:
         return "it computes a part without gradients (`torch.no_grad()` or `.data`), which its derivative leaves out"
     try:
         reached = _reached(captured(fn), wrt)
@@ -61,11 +61,11 @@ def _line(node: fx.Node) -> str:
 def _reached(module: fx.GraphModule, wrt: tuple[int, ...]) -> dict[fx.Node, None]:
     """The nodes whose values depend on those of the inputs `wrt`, in order."""
     placeholders = module.graph.find_nodes(op="placeholder")
-    moving = {placeholders[i] for i in wrt}
+    differentiated = {placeholders[i] for i in wrt}
     reached: dict[fx.Node, None] = {}
     for node in module.graph.nodes:
         depends = any(x in reached for x in node.all_input_nodes) and node.op == "call_function"
-        if node in moving or (depends and _name(node) not in _TYPE_ONLY):
+        if node in differentiated or (depends and _name(node) not in _TYPE_ONLY):
             reached[node] = None
     return reached
 
@@ -77,16 +77,16 @@ def _is_linear(node: fx.Node, reached: dict[fx.Node, None]) -> bool:
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
         return False
-    moving = {i for i, arg in enumerate(node.args) if any(x in reached for x in _nodes_in(arg))}
+    differentiated = {i for i, arg in enumerate(node.args) if any(x in reached for x in _nodes_in(arg))}
     if not isinstance(node.target, OpOverload) or any(x in reached for x in _nodes_in(list(node.kwargs.values()))):
         return False
     alias = node.target._schema.returns[0].alias_info if len(node.target._schema.returns) == 1 else None
     if alias is not None and not alias.is_write:  # a view
-        return moving == {0}
+        return differentiated == {0}
     if node.target._overloadname in ("Tensor_mode", "Scalar_mode", "reduce", "value_reduce"):
         return False  # a quotient that is rounded, a scatter that multiplies
     terms, factors = _LINEAR.get(_name(node), ((), ()))
-    return moving <= {*terms, *factors} and len(moving & {*factors}) <= 1
+    return differentiated <= {*terms, *factors} and len(differentiated & {*factors}) <= 1
 
 
 def _nodes_in(arg: Any) -> Sequence[fx.Node]:
@@ -110,16 +110,16 @@ def _is_transposed_by_jax(fn: TorchFunction, wrt: tuple[int, ...]) -> bool:
     cotangents = [jax.ShapeDtypeStruct(a.shape, a.to_tangent_aval().dtype) for a in program.out_avals]
 
     def transposed(arrays: list[Any], cotangents: list[Any]) -> Any:
-        def of_moving(*moving: Any) -> list[Any]:
+        def of_differentiated(*differentiated: Any) -> list[Any]:
             operands = list(arrays)
-            for i, x in zip(wrt, moving, strict=True):
+            for i, x in zip(wrt, differentiated, strict=True):
                 operands[i] = x
             return run(*operands)
 
-        return jax.linear_transpose(of_moving, *(avals[i] for i in wrt))(cotangents)
+        return jax.linear_transpose(of_differentiated, *(avals[i] for i in wrt))(cotangents)
 
     try:
-        with jax_semantics(precision(fn.flat)):
+        with jax_semantics(precision(fn.base)):
             jax.eval_shape(transposed, avals, cotangents)
     except Exception:  # noqa: BLE001  (JAX raises errors of many classes where an operation is not linear)
         return False

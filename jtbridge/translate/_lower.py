@@ -14,12 +14,12 @@ from ._program import jax_semantics
 
 
 def lower_program(
-    ctx: mlir.LoweringRuleContext, program: ClosedJaxpr, operands: Sequence[Any], *, products: str
+    ctx: mlir.LoweringRuleContext, program: ClosedJaxpr, operands: Sequence[Any], *, matmul_precision: str
 ) -> Sequence[Any]:
     """The results of a program; `ctx` has the abstract values of its inputs and outputs, `products` the precision."""
     # Symbolic sizes, and the number of the platform among several, are int32 while x64 is off, and here int64.
     wide = ir.RankedTensorType.get([], ir.IntegerType.get_signless(64))
     sizes = tuple(stablehlo.convert(wide, size) for size in ctx.dim_var_values)
-    with jax_semantics(products):
+    with jax_semantics(matmul_precision):
         run = mlir.lower_fun(jaxpr_as_fun(program), multiple_results=True)
         return run(ctx.replace(dim_var_values=sizes), *operands)

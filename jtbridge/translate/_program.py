@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from torch import fx
 
 from jtbridge._compat import forgetting_graph_sources
-from jtbridge._flat import ArrayType, FlatFunction, TorchFunction
+from jtbridge._functions import ArrayType, TorchFunction, TracedFunction
 from jtbridge._torch_state import TorchState
 from jtbridge._transforms import Jvp, Vjp, Vmap
 from jtbridge.capture import GraphFunction, lift_constants, trace
@@ -46,13 +46,13 @@ class Batched:
 class ProgramPart(TorchFunction):
     """A part of a program that was translated already. There is no torch function of it."""
 
-    owner: FlatFunction
+    owner: TracedFunction
     program: ClosedJaxpr
     in_types: tuple[ArrayType, ...]
     out_types: tuple[ArrayType, ...]
 
     @property
-    def flat(self) -> FlatFunction:
+    def base(self) -> TracedFunction:
         return self.owner
 
     @property
@@ -76,8 +76,8 @@ def translate(fn: TorchFunction, *, kernels: bool = False) -> ClosedJaxpr:
     """
     if isinstance(fn, ProgramPart):
         return fn.program
-    cache = fn.flat.translations
-    key = (fn, kernels, precision(fn.flat))
+    cache = fn.base.translations
+    key = (fn, kernels, precision(fn.base))
     if key not in cache:
         try:
             cache[key] = _traced_in_jax(_run_of(_normalised(fn), kernels), fn)
@@ -86,14 +86,14 @@ def translate(fn: TorchFunction, *, kernels: bool = False) -> ClosedJaxpr:
         except JtbridgeError:  # torch would refuse it too
             raise
         except Exception as error:  # noqa: BLE001  (whatever the reason, another backend may do)
-            cache[key] = TranslationError(f"`{fn.flat.name}` cannot be translated: {type(error).__name__}: {error}")
+            cache[key] = TranslationError(f"`{fn.base.name}` cannot be translated: {type(error).__name__}: {error}")
     found = cache[key]
     if isinstance(found, TranslationError):
         raise found
     return found
 
 
-def refusal(fn: TorchFunction) -> str | None:
+def untranslatable_reason(fn: TorchFunction) -> str | None:
     """Why :func:`translate` fails; None if it succeeds."""
     try:
         translate(fn)
@@ -105,16 +105,16 @@ def refusal(fn: TorchFunction) -> str | None:
 def _traced_in_jax(run: Run, fn: TorchFunction) -> ClosedJaxpr:
     """Before anything is lowered, so that what fails does so while another backend can still be chosen."""
     avals = [jax.ShapeDtypeStruct(type_.shape, type_.dtype) for type_ in fn.in_types]
-    with jax_semantics(precision(fn.flat)):
+    with jax_semantics(precision(fn.base)):
         program = jax.make_jaxpr(run)(*avals)
     for i, (got, want) in enumerate(zip(program.out_avals, fn.out_types, strict=True)):
         if got.shape != want.shape or got.dtype != want.dtype:
-            raise TranslationError(f"result {i} of `{fn.flat.name}` became {got.str_short()}, torch's is {want}")
+            raise TranslationError(f"result {i} of `{fn.base.name}` became {got.str_short()}, torch's is {want}")
     return with_guarded_sums(program)
 
 
 @contextlib.contextmanager
-def jax_semantics(products: str) -> Iterator[None]:
+def jax_semantics(matmul_precision: str) -> Iterator[None]:
     """JAX's settings while a graph is interpreted: torch's dtypes, whatever the program around it has chosen.
 
     Debugging switches are off: what is computed here is a constant, or a part of the program that JAX will check.
@@ -129,18 +129,18 @@ def jax_semantics(products: str) -> Iterator[None]:
         jax.enable_x64(True),
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
-        jax.default_matmul_precision(products),
+        jax.default_matmul_precision(matmul_precision),
     ):
         yield
 
 
-def precision(flat: FlatFunction) -> str:
+def precision(traced: TracedFunction) -> str:
     """How float32 is multiplied: as JAX was told to, or else as torch was, whose default is as float32.
 
     JAX's own default takes ten bits on a GPU and seven on a TPU.
     """
     asked_for = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    return asked_for or _PRECISIONS[flat.trace_state.products]
+    return asked_for or _PRECISIONS[traced.trace_state.matmul_precision]
 
 
 _PRECISIONS = {"highest": "highest", "high": "high", "medium": "default"}
@@ -192,7 +192,7 @@ def _run_of(fn: Batched | TorchFunction, kernels: bool) -> Run:
         return _batched_run(fn, kernels)
     if isinstance(fn, ProgramPart):
         return jaxpr_as_fun(fn.program)
-    return Interpretation(graph_of(fn), fn.flat.name, _seed_position(fn), kernels=kernels)
+    return Interpretation(graph_of(fn), fn.base.name, _seed_position(fn), kernels=kernels)
 
 
 def _batched_run(fn: Batched, kernels: bool) -> Run:
@@ -227,7 +227,7 @@ def graph_of(fn: TorchFunction) -> fx.GraphModule:
     module = captured(fn)
     reason = obstacle(module)
     if reason is not None:
-        raise TranslationError(f"`{fn.flat.name}`: {reason}")
+        raise TranslationError(f"`{fn.base.name}`: {reason}")
     return module
 
 
@@ -237,13 +237,13 @@ def captured(fn: TorchFunction) -> fx.GraphModule:
     Raises:
         TranslationError: torch cannot trace it.
     """
-    flat = fn.flat
+    traced = fn.base
     if isinstance(fn, GraphFunction):
         return fn.module
-    if isinstance(fn, FlatFunction) and fn.graph is not None:
+    if isinstance(fn, TracedFunction) and fn.graph is not None:
         return fn.graph
-    if flat.behaviour.untranslatable:
-        raise TranslationError(f"`{flat.name}` cannot be traced: {flat.behaviour.untranslatable}")
+    if traced.traits.untranslatable:
+        raise TranslationError(f"`{traced.name}` cannot be traced: {traced.traits.untranslatable}")
     return _traced(fn)
 
 
@@ -254,8 +254,8 @@ def _without_forward_mode(fn: TorchFunction) -> bool:
     """
     changed = False
     while isinstance(fn, Jvp | Vjp):
-        if isinstance(fn, Jvp) and fn not in fn.flat.double_reverse:
-            fn.flat.double_reverse.add(fn)
+        if isinstance(fn, Jvp) and fn not in fn.base.double_reverse:
+            fn.base.double_reverse.add(fn)
             changed = True
         fn = fn.fn
     return changed
@@ -264,30 +264,31 @@ def _without_forward_mode(fn: TorchFunction) -> bool:
 def _seed_position(fn: TorchFunction) -> int | None:
     if isinstance(fn, GraphFunction):
         return fn.seed
-    return len(fn.flat.in_types) - 1 if fn.flat.seeded else None
+    return len(fn.base.in_types) - 1 if fn.base.seeded else None
 
 
 def _traced(fn: TorchFunction) -> fx.GraphModule:
-    flat = fn.flat
+    traced = fn.base
 
     def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         return [y.detach() for y in fn(*tensors)]
 
-    by_reverse_mode = len(flat.double_reverse)
+    by_reverse_mode = len(traced.double_reverse)
     try:
         with forgetting_graph_sources(), fn.state.applied():
-            module = flat.guarded(lambda: trace(run, fn.in_types, to_run=False))
+            module = traced.guarded(lambda: trace(run, fn.in_types, to_run=False))
     except JtbridgeError:
         raise
     except Exception as error:
-        if len(flat.double_reverse) > by_reverse_mode or _without_forward_mode(fn):
+        if len(traced.double_reverse) > by_reverse_mode or _without_forward_mode(fn):
             return _traced(fn)
         lines = str(error).strip().splitlines()
         raise TranslationError(
-            f"`{flat.name}` cannot be traced ({type(fn).__name__}): {type(error).__name__}: {lines[0] if lines else ''}"
+            f"`{traced.name}` cannot be traced ({type(fn).__name__}): {type(error).__name__}: "
+            f"{lines[0] if lines else ''}"
         ) from error
-    if len(flat.double_reverse) > by_reverse_mode:  # the graph holds what was traced before forward mode failed
+    if len(traced.double_reverse) > by_reverse_mode:  # the graph holds what was traced before forward mode failed
         return _traced(fn)
-    lift_constants(module, flat)
+    lift_constants(module, traced)
     module.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     return module

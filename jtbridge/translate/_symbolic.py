@@ -16,7 +16,7 @@ from jax.interpreters import mlir
 from torch import fx
 
 from jtbridge._compat import broken_assumption, symbolic_shapes, symbolic_tensors
-from jtbridge._flat import FlatFunction
+from jtbridge._functions import TracedFunction
 from jtbridge.capture import examples, trace_on
 from jtbridge.errors import TranslationError
 
@@ -52,42 +52,42 @@ def hinted_shapes(shapes: Sequence[Sequence[Any]]) -> list[tuple[int, ...]]:
     return [tuple(size if isinstance(size, int) else hints[str(size)] for size in shape) for shape in shapes]
 
 
-def symbolic_program(flat: FlatFunction, shapes: Sequence[Sequence[Any]]) -> ClosedJaxpr:
+def symbolic_program(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> ClosedJaxpr:
     """`flat`, a function for the hinted shapes, as a program of arrays of the symbolic ones.
 
     Raises:
         TranslationError: it cannot be translated, or only for some sizes.
     """
-    module, environment, symbols = _traced(flat, shapes)
-    _refuse_assumptions(flat, environment, symbols.values())
+    module, environment, symbols = _traced(traced, shapes)
+    _refuse_assumptions(traced, environment, symbols.values())
     reason = obstacle(module)
     if reason is not None:
-        raise TranslationError(f"`{flat.name}`: {reason}")
+        raise TranslationError(f"`{traced.name}`: {reason}")
     for node in module.graph.nodes:
         if isinstance(node.meta.get("val"), torch.Tensor | list | tuple):
             node.meta["jax_shapes"] = symbolic_shapes(node.meta["val"], symbols)
-    run = Interpretation(module, flat.name, len(flat.in_types) - 1 if flat.seeded else None)
-    with jax_semantics(precision(flat)):
+    run = Interpretation(module, traced.name, len(traced.in_types) - 1 if traced.seeded else None)
+    with jax_semantics(precision(traced)):
         program = jax.make_jaxpr(run)(
-            *(jax.ShapeDtypeStruct(tuple(s), t.dtype) for s, t in zip(shapes, flat.in_types, strict=True))
+            *(jax.ShapeDtypeStruct(tuple(s), t.dtype) for s, t in zip(shapes, traced.in_types, strict=True))
         )
-    _refuse_assumptions(flat, environment, symbols.values())  # a lowering may have asked for a number
+    _refuse_assumptions(traced, environment, symbols.values())  # a lowering may have asked for a number
     return program
 
 
-def _refuse_assumptions(flat: FlatFunction, environment: Any, symbols: Iterable[Any]) -> None:
+def _refuse_assumptions(traced: TracedFunction, environment: Any, symbols: Iterable[Any]) -> None:
     assumed = broken_assumption(environment, list(symbols))
     if assumed is not None:
-        raise TranslationError(f"`{flat.name}` works for some sizes only: {assumed} was assumed while it was traced.")
+        raise TranslationError(f"`{traced.name}` works for some sizes only: {assumed} was assumed while it was traced.")
 
 
-def _traced(flat: FlatFunction, shapes: Sequence[Sequence[Any]]) -> tuple[fx.GraphModule, Any, dict[Any, Any]]:
+def _traced(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> tuple[fx.GraphModule, Any, dict[Any, Any]]:
     """The graph, what torch assumed of its symbols, and these: by JAX's symbol."""
     sizes = [
         [(hint, not isinstance(size, int)) for hint, size in zip(type_.shape, shape, strict=True)]
-        for type_, shape in zip(flat.in_types, shapes, strict=True)
+        for type_, shape in zip(traced.in_types, shapes, strict=True)
     ]
-    dtypes = [x.dtype for x in examples(flat.in_types)]
+    dtypes = [x.dtype for x in examples(traced.in_types)]
     tensors, environment = symbolic_tensors(sizes, dtypes)
     symbols = {
         symbol: size
@@ -97,13 +97,13 @@ def _traced(flat: FlatFunction, shapes: Sequence[Sequence[Any]]) -> tuple[fx.Gra
     }
 
     def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
-        return [y.detach() for y in flat.of_symbolic_sizes(*inputs)]
+        return [y.detach() for y in traced.of_symbolic_sizes(*inputs)]
 
     try:
-        with flat.state.applied():
-            return flat.guarded(lambda: trace_on(run, tensors, to_run=False)), environment, symbols
+        with traced.state.applied():
+            return traced.guarded(lambda: trace_on(run, tensors, to_run=False)), environment, symbols
     except Exception as error:
-        raise TranslationError(f"`{flat.name}` cannot be traced with symbolic sizes: {error}") from error
+        raise TranslationError(f"`{traced.name}` cannot be traced with symbolic sizes: {error}") from error
 
 
 def torch_symbolic(*args: Any, program: ClosedJaxpr) -> list[Any]:
@@ -116,7 +116,7 @@ torch_symbolic_p.multiple_results = True
 
 
 def _lower(ctx: mlir.LoweringRuleContext, *args: Any, program: ClosedJaxpr) -> Sequence[Any]:
-    return lower_program(ctx, program, args, products="highest")  # of its products it is said already
+    return lower_program(ctx, program, args, matmul_precision="highest")  # of its products it is said already
 
 
 torch_symbolic_p.def_abstract_eval(lambda *_, program: program.out_avals)

@@ -12,7 +12,7 @@ import torch
 
 import jtbridge
 from jtbridge import errors
-from jtbridge.capture import _known
+from jtbridge.capture import _constant_eval
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
 MASK = torch.tensor([[True, False, True], [False, True, True]])
@@ -241,7 +241,7 @@ def test_what_cannot_be_told_is_left_to_torch(f):
 
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
 def test_memory_that_is_too_much_to_hold_is_not_known(monkeypatch):
-    monkeypatch.setattr(_known, "_MOST", 4)
+    monkeypatch.setattr(_constant_eval, "_MOST", 4)
     with pytest.raises(errors.DataDependentShapeError):
         jax.jit(jtbridge.wrap(written_by_elements))(X)
     np.testing.assert_allclose(jtbridge.wrap(written_by_elements)(X), written_by_elements(torch.tensor(X)))

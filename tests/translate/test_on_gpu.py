@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge._flat import ArrayType
+from jtbridge._functions import ArrayType
 from jtbridge.capture import _closed_over, _strategies, _trace
 from jtbridge.errors import TranslationError
 

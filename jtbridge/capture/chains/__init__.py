@@ -1,6 +1,6 @@
-"""Chains of operators as models write them, each as one operator of ours: what a kernel computes at once."""
+"""FusionPatterns of operators as models write them, each as one operator of ours: what a kernel computes at once."""
 
 from ._operators import FUNCTIONS
-from ._trail import Chains
+from ._recorder import FusionPatterns
 
-__all__ = ["FUNCTIONS", "Chains"]
+__all__ = ["FUNCTIONS", "FusionPatterns"]

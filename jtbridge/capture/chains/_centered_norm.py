@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from ._matcher import FLOATS, Match, Matcher, NoMatch
 from ._operators import cast, summed, wide, with_backward
 from ._rms_norm import averaged, by_normalized, of_squares
-from ._steps import FLOATS, Look, Match, NoMatch
 
 _aten = torch.ops.aten
 
@@ -52,51 +52,51 @@ centered_norm = with_backward(
     forward=_forward,
     backward=_backward,
     fake=_fake,
-    moving=2,
+    differentiated=2,
     kept=2,
 )
 
 
-def in_float32(look: Look, out: torch.Tensor, weight: Any, h: Any) -> Match:
+def in_float32(matcher: Matcher, out: torch.Tensor, weight: Any, h: Any) -> Match:
     """Of an x in half precision it would be but a part."""
-    x, eps = _normalized(look, h)
-    look.demand(look.unwidened(x) is x)
-    return _operator(look, x, weight, eps)
+    x, eps = _normalized(matcher, h)
+    matcher.demand(matcher.unwidened(x) is x)
+    return _operator(matcher, x, weight, eps)
 
 
-def rounded(look: Look, out: torch.Tensor, product: Any) -> Match:
+def rounded(matcher: Matcher, out: torch.Tensor, product: Any) -> Match:
     """In half precision."""
-    for h, scale in look.both_ways(product, "mul"):
-        if look.sees(h, "mul"):
-            x32, eps = _normalized(look, h)
-            x = look.unwidened(x32)
-            look.demand(out.dtype is x.dtype and isinstance(scale, torch.Tensor))
-            return _operator(look, x, look.unwidened(scale), eps)
+    for h, scale in matcher.both_ways(product, "mul"):
+        if matcher.sees(h, "mul"):
+            x32, eps = _normalized(matcher, h)
+            x = matcher.unwidened(x32)
+            matcher.demand(out.dtype is x.dtype and isinstance(scale, torch.Tensor))
+            return _operator(matcher, x, matcher.unwidened(scale), eps)
     raise NoMatch
 
 
-def _operator(look: Look, x: torch.Tensor, weight: Any, eps: float) -> Match:
-    look.demand(isinstance(weight, torch.Tensor) and x.dtype in FLOATS and x.numel() > 0)
-    look.demand(weight.dtype is x.dtype and weight.shape == x.shape[-1:])
+def _operator(matcher: Matcher, x: torch.Tensor, weight: Any, eps: float) -> Match:
+    matcher.demand(isinstance(weight, torch.Tensor) and x.dtype in FLOATS and x.numel() > 0)
+    matcher.demand(weight.dtype is x.dtype and weight.shape == x.shape[-1:])
     return lambda: centered_norm(x, weight, eps)[0]
 
 
-def _normalized(look: Look, h: Any) -> tuple[torch.Tensor, float]:
+def _normalized(matcher: Matcher, h: Any) -> tuple[torch.Tensor, float]:
     """Of ``(x - mean) * rsqrt(variance + eps)`` the x, in float32, and eps."""
-    for away, rstd in look.both_ways(h, "mul"):
-        if look.sees(rstd, "rsqrt"):
-            again, eps = of_squares(look, rstd)
-            return _centered(look, away, again), eps
+    for away, rstd in matcher.both_ways(h, "mul"):
+        if matcher.sees(rstd, "rsqrt"):
+            again, eps = of_squares(matcher, rstd)
+            return _centered(matcher, away, again), eps
     raise NoMatch
 
 
-def _centered(look: Look, away: Any, again: Any) -> torch.Tensor:
+def _centered(matcher: Matcher, away: Any, again: Any) -> torch.Tensor:
     """The x of ``x - mean``, which may have been computed once or twice."""
     once = away is again
-    x, mean = look(away, "sub", uses=1 + once)
+    x, mean = matcher(away, "sub", uses=1 + once)
     if not once:
-        base, same = look(again, "sub")
-        look.demand(base is x and same is mean)
-    look.demand(isinstance(x, torch.Tensor) and averaged(look, mean, uses=2 - once) is x)
-    look.demand(x.dtype is torch.float32)
+        base, same = matcher(again, "sub")
+        matcher.demand(base is x and same is mean)
+    matcher.demand(isinstance(x, torch.Tensor) and averaged(matcher, mean, uses=2 - once) is x)
+    matcher.demand(x.dtype is torch.float32)
     return x

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ._matcher import Match, Matcher, NoMatch
 from ._operators import cast, wide, with_backward
-from ._steps import Look, Match, NoMatch
 
 _aten = torch.ops.aten
 
@@ -109,24 +109,24 @@ cross_entropy = with_backward(
     forward=_forward,
     backward=_backward,
     fake=_fake,
-    moving=1,
+    differentiated=1,
     kept=1,
     written_out=_written_out,
 )
 
 
-def of_torch(look: Look, *args: Any, **kwargs: Any) -> Match:
+def of_torch(matcher: Matcher, *args: Any, **kwargs: Any) -> Match:
     """``torch.nn.functional.cross_entropy``."""
     given = _bound(_CROSS_ENTROPY, args, kwargs)
-    return _operator(look, given, given["input"], given["label_smoothing"])
+    return _operator(matcher, given, given["input"], given["label_smoothing"])
 
 
-def in_two(look: Look, *args: Any, **kwargs: Any) -> Match:
+def in_two(matcher: Matcher, *args: Any, **kwargs: Any) -> Match:
     """``nll_loss`` of ``log_softmax``."""
     given = _bound(_NLL_LOSS, args, kwargs)
-    logits, dim = look(given["input"], "log_softmax")
-    look.demand(dim in (-1, 1))
-    return _operator(look, given, logits, 0.0)
+    logits, dim = matcher(given["input"], "log_softmax")
+    matcher.demand(dim in (-1, 1))
+    return _operator(matcher, given, logits, 0.0)
 
 
 def _bound(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -138,19 +138,19 @@ def _bound(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, An
     return bound.arguments
 
 
-def _operator(look: Look, given: dict[str, Any], logits: Any, smoothing: Any) -> Match:
+def _operator(matcher: Matcher, given: dict[str, Any], logits: Any, smoothing: Any) -> Match:
     """In float32, be it of half precision that was converted for it."""
     target, ignore_index, reduction = given["target"], given["ignore_index"], given["reduction"]
     weight = given["weight"]
-    look.demand(given["size_average"] is None and given["reduce"] is None)
-    look.demand(isinstance(smoothing, float | int) and 0 <= smoothing <= 1 and reduction in _REDUCTIONS)
-    look.demand(isinstance(ignore_index, int))
-    look.demand(isinstance(logits, torch.Tensor) and isinstance(target, torch.Tensor))
-    look.demand(logits.dim() == 2 and logits.dtype is torch.float32 and logits.numel() > 0)
-    look.demand(target.shape == logits.shape[:1] and target.dtype is torch.int64)
-    look.demand(weight is None or (not smoothing and _are_weights(weight, logits)))
+    matcher.demand(given["size_average"] is None and given["reduce"] is None)
+    matcher.demand(isinstance(smoothing, float | int) and 0 <= smoothing <= 1 and reduction in _REDUCTIONS)
+    matcher.demand(isinstance(ignore_index, int))
+    matcher.demand(isinstance(logits, torch.Tensor) and isinstance(target, torch.Tensor))
+    matcher.demand(logits.dim() == 2 and logits.dtype is torch.float32 and logits.numel() > 0)
+    matcher.demand(target.shape == logits.shape[:1] and target.dtype is torch.int64)
+    matcher.demand(weight is None or (not smoothing and _are_weights(weight, logits)))
     options = _REDUCTIONS[reduction], ignore_index, float(smoothing)
-    return lambda: cross_entropy(_unwidened(look, logits), target, weight, *options)[0]
+    return lambda: cross_entropy(_unwidened(matcher, logits), target, weight, *options)[0]
 
 
 def _are_weights(weight: Any, logits: torch.Tensor) -> bool:
@@ -159,13 +159,13 @@ def _are_weights(weight: Any, logits: torch.Tensor) -> bool:
     return constant and weight.dtype is logits.dtype and weight.shape == logits.shape[1:]
 
 
-def _unwidened(look: Look, logits: torch.Tensor) -> torch.Tensor:
+def _unwidened(matcher: Matcher, logits: torch.Tensor) -> torch.Tensor:
     """The logits before they were converted to float32; if they were reshaped since, that is done again."""
-    if look.sees(logits, "view"):
-        base, *sizes, keywords = look(logits, "view", hidden=False)
-        narrow = look.unwidened(base)
+    if matcher.sees(logits, "view"):
+        base, *sizes, keywords = matcher(logits, "view", hidden=False)
+        narrow = matcher.unwidened(base)
         return logits if narrow is base else narrow.reshape(*sizes, **keywords)
-    return look.unwidened(logits)
+    return matcher.unwidened(logits)
 
 
 _CROSS_ENTROPY, _NLL_LOSS = inspect.signature(F.cross_entropy), inspect.signature(F.nll_loss)

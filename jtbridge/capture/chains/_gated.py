@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from ._matcher import FLOATS, Match, Matcher, NoMatch
 from ._operators import with_backward
-from ._steps import FLOATS, Look, Match, NoMatch
 
 _aten = torch.ops.aten
 
@@ -57,44 +57,44 @@ gated = with_backward(
     forward=_forward,
     backward=_backward,
     fake=_fake,
-    moving=2,
+    differentiated=2,
 )
 
 
-def product(look: Look, out: torch.Tensor, activated: Any, up: Any) -> Match:
+def product(matcher: Matcher, out: torch.Tensor, activated: Any, up: Any) -> Match:
     """An activation times a tensor like it."""
-    if look.sees(activated, "silu"):
-        (gate,) = look(activated, "silu")
+    if matcher.sees(activated, "silu"):
+        (gate,) = matcher(activated, "silu")
         activation = "silu"
-    elif look.sees(activated, "mul"):
-        gate = _written_out(look, activated)
+    elif matcher.sees(activated, "mul"):
+        gate = _written_out(matcher, activated)
         activation = "gelu_new"
     else:
-        gate, approximate = look(activated, "gelu")
-        look.demand(approximate in ("none", "tanh"))
+        gate, approximate = matcher(activated, "gelu")
+        matcher.demand(approximate in ("none", "tanh"))
         activation = "gelu_tanh" if approximate == "tanh" else "gelu"
-    look.demand(isinstance(up, torch.Tensor) and up.shape == gate.shape and up.dtype is gate.dtype)
-    look.demand(gate.dtype in FLOATS and gate.numel() > 0)
+    matcher.demand(isinstance(up, torch.Tensor) and up.shape == gate.shape and up.dtype is gate.dtype)
+    matcher.demand(gate.dtype in FLOATS and gate.numel() > 0)
     return lambda: gated(gate, up, activation)
 
 
-def _written_out(look: Look, activated: Any) -> torch.Tensor:
+def _written_out(matcher: Matcher, activated: Any) -> torch.Tensor:
     """Of ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))`` the x, in float32."""
-    for halved, shifted in look.both_ways(activated, "mul"):
-        if look.sees(halved, "mul") and look.sees(shifted, "add"):
-            x = _beside(look, halved, "mul", 0.5)
-            (scaled,) = look(_beside(look, shifted, "add", 1.0), "tanh")
-            for plain, cubes in look.both_ways(_beside(look, scaled, "mul", _INNER), "add"):
+    for halved, shifted in matcher.both_ways(activated, "mul"):
+        if matcher.sees(halved, "mul") and matcher.sees(shifted, "add"):
+            x = _beside(matcher, halved, "mul", 0.5)
+            (scaled,) = matcher(_beside(matcher, shifted, "add", 1.0), "tanh")
+            for plain, cubes in matcher.both_ways(_beside(matcher, scaled, "mul", _INNER), "add"):
                 if plain is x:
-                    (base,) = look(_beside(look, cubes, "mul", _OF_CUBE), "cube")
-                    look.demand(base is x and x.dtype is torch.float32)
+                    (base,) = matcher(_beside(matcher, cubes, "mul", _OF_CUBE), "cube")
+                    matcher.demand(base is x and x.dtype is torch.float32)
                     return x
     raise NoMatch
 
 
-def _beside(look: Look, value: Any, name: str, number: float) -> torch.Tensor:
+def _beside(matcher: Matcher, value: Any, name: str, number: float) -> torch.Tensor:
     """What a step takes beside a number."""
-    for x, other in look.both_ways(value, name):
+    for x, other in matcher.both_ways(value, name):
         if isinstance(x, torch.Tensor) and isinstance(other, float | int) and other == number:
             return x
     raise NoMatch

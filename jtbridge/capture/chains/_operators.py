@@ -51,7 +51,7 @@ def with_backward(
     forward: Callable[..., Tensors],
     backward: Callable[..., Tensors],
     fake: Callable[..., Tensors],
-    moving: int,
+    differentiated: int,
     kept: int = 0,
     written_out: Callable[..., Tensors] | None = None,
 ) -> Any:
@@ -71,12 +71,12 @@ def with_backward(
     saved = [f"Tensor kept_{i}" for i in range(kept)]
     count = tensors.count("Tensor")
 
-    def like_moving(ct: torch.Tensor, *args: Any) -> Tensors:
-        return tuple(x.new_empty(x.shape) for x in args[:moving])
+    def like_differentiated(ct: torch.Tensor, *args: Any) -> Tensors:
+        return tuple(x.new_empty(x.shape) for x in args[:differentiated])
 
     whole = operator(name, f"{tensors}, {options}", forward, fake, 1 + kept)
     schema = ", ".join(["Tensor cotangent", tensors, *saved, options])
-    gradient = operator(f"{name}_backward", schema, backward, like_moving, moving)
+    gradient = operator(f"{name}_backward", schema, backward, like_differentiated, differentiated)
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.options = inputs[count:]
@@ -86,8 +86,8 @@ def with_backward(
 
     def once(ctx: Any, ct: torch.Tensor, *_: Any) -> tuple[Any, ...]:
         found = gradient(ct, *ctx.saved_tensors, *ctx.options)
-        missing = count - moving + len(ctx.options)
-        return (*(found if moving > 1 else (found,)), *[None] * missing)
+        missing = count - differentiated + len(ctx.options)
+        return (*(found if differentiated > 1 else (found,)), *[None] * missing)
 
     def save_for_second(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.options = inputs[1 + count + kept :]
@@ -96,14 +96,14 @@ def with_backward(
     def twice(ctx: Any, *seconds: torch.Tensor) -> tuple[Any, ...]:
         """What is kept is a function of the tensors, and computed again."""
         with torch.enable_grad():
-            leaves = [_followed(x) for x in ctx.saved_tensors[: 1 + moving]]
+            leaves = [_followed(x) for x in ctx.saved_tensors[: 1 + differentiated]]
             ct, *primals = leaves
-            result = (written_out or forward)(*primals, *ctx.saved_tensors[1 + moving :], *ctx.options)[0]
+            result = (written_out or forward)(*primals, *ctx.saved_tensors[1 + differentiated :], *ctx.options)[0]
             firsts = torch.autograd.grad(result, primals, ct, create_graph=True)
             found = torch.autograd.grad(
                 firsts, leaves, seconds, create_graph=True, allow_unused=True, materialize_grads=True
             )
-        return (*found, *[None] * (count - moving + kept + len(ctx.options)))
+        return (*found, *[None] * (count - differentiated + kept + len(ctx.options)))
 
     whole.register_autograd(once, setup_context=save)
     gradient.register_autograd(twice, setup_context=save_for_second)

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ._matcher import FLOATS, Match, Matcher, NoMatch
 from ._operators import cast, summed, wide, with_backward
-from ._steps import FLOATS, Look, Match, NoMatch
 
 _aten = torch.ops.aten
 
@@ -94,7 +94,7 @@ rms_norm = with_backward(
     forward=_forward,
     backward=_backward,
     fake=_fake,
-    moving=2,
+    differentiated=2,
     kept=1,
 )
 
@@ -115,13 +115,13 @@ unscaled_rms_norm = with_backward(
     forward=_unscaled_forward,
     backward=_unscaled_backward,
     fake=_fake,
-    moving=1,
+    differentiated=1,
     kept=1,
 )
 
 
 def _operator(
-    look: Look,
+    matcher: Matcher,
     x: torch.Tensor,
     weight: Any,
     eps: float,
@@ -130,120 +130,120 @@ def _operator(
     rounded: bool = False,
     apart: bool = False,
 ) -> Match:
-    look.demand(isinstance(weight, torch.Tensor) and x.dtype in FLOATS and x.numel() > 0)
-    look.demand(weight.dtype is x.dtype and weight.shape == x.shape[-1:])
+    matcher.demand(isinstance(weight, torch.Tensor) and x.dtype in FLOATS and x.numel() > 0)
+    matcher.demand(weight.dtype is x.dtype and weight.shape == x.shape[-1:])
     return lambda: rms_norm(x, weight, eps, offset, rounded, apart)[0]
 
 
-def _unscaled(look: Look, x: torch.Tensor, eps: float) -> Match:
-    look.demand(x.dtype in FLOATS and x.numel() > 0)
+def _unscaled(matcher: Matcher, x: torch.Tensor, eps: float) -> Match:
+    matcher.demand(x.dtype in FLOATS and x.numel() > 0)
     return lambda: unscaled_rms_norm(x, eps)[0]
 
 
-def _normalized(look: Look, h: Any) -> tuple[torch.Tensor, float]:
+def _normalized(matcher: Matcher, h: Any) -> tuple[torch.Tensor, float]:
     """Of ``x * rsqrt(mean(x**2) + eps)`` the x, in float32, and eps."""
-    return _product(look, *_factors(look, h))
+    return _product(matcher, *_factors(matcher, h))
 
 
-def _factors(look: Look, h: Any) -> tuple[Any, Any]:
-    for x, rstd in look.both_ways(h, "mul"):
-        if look.sees(rstd, "rsqrt"):
+def _factors(matcher: Matcher, h: Any) -> tuple[Any, Any]:
+    for x, rstd in matcher.both_ways(h, "mul"):
+        if matcher.sees(rstd, "rsqrt"):
             return x, rstd
     raise NoMatch
 
 
-def _product(look: Look, x: Any, rstd: Any) -> tuple[torch.Tensor, float]:
+def _product(matcher: Matcher, x: Any, rstd: Any) -> tuple[torch.Tensor, float]:
     """The same of the two factors."""
-    base, eps = of_squares(look, rstd)
-    look.demand(base is x and x.dtype is torch.float32)
+    base, eps = of_squares(matcher, rstd)
+    matcher.demand(base is x and x.dtype is torch.float32)
     return x, eps
 
 
-def of_squares(look: Look, rstd: Any) -> tuple[torch.Tensor, float]:
+def of_squares(matcher: Matcher, rstd: Any) -> tuple[torch.Tensor, float]:
     """Of ``rsqrt(mean(x**2) + eps)`` the x and eps."""
-    (shifted,) = look(rstd, "rsqrt")
-    mean, eps = look(shifted, "add")
-    (x,) = look(averaged(look, mean), "square")
-    look.demand(isinstance(eps, float | int))
+    (shifted,) = matcher(rstd, "rsqrt")
+    mean, eps = matcher(shifted, "add")
+    (x,) = matcher(averaged(matcher, mean), "square")
+    matcher.demand(isinstance(eps, float | int))
     return x, float(eps)
 
 
-def averaged(look: Look, mean: Any, *, uses: int = 1) -> torch.Tensor:
+def averaged(matcher: Matcher, mean: Any, *, uses: int = 1) -> torch.Tensor:
     """What a mean over the last dimension, which is kept, is of."""
-    x, dims, keepdim = look(mean, "mean", uses=uses)
+    x, dims, keepdim = matcher(mean, "mean", uses=uses)
     last = x.dim() - 1
-    look.demand(last >= 0 and dims in (-1, last, [-1], (-1,), [last], (last,)) and keepdim is True)
+    matcher.demand(last >= 0 and dims in (-1, last, [-1], (-1,), [last], (last,)) and keepdim is True)
     return x
 
 
-def _shifted(look: Look, scale: Any) -> tuple[Any, float]:
+def _shifted(matcher: Matcher, scale: Any) -> tuple[Any, float]:
     """Of ``1 + weight`` the weight and the 1."""
-    if not look.sees(scale, "add"):
+    if not matcher.sees(scale, "add"):
         return scale, 0.0
-    weight, one = look(scale, "add")
+    weight, one = matcher(scale, "add")
     weight, one = (one, weight) if isinstance(one, torch.Tensor) else (weight, one)
-    look.demand(isinstance(weight, torch.Tensor) and isinstance(one, float | int) and one == 1)
+    matcher.demand(isinstance(weight, torch.Tensor) and isinstance(one, float | int) and one == 1)
     return weight, 1.0
 
 
-def rounded_first(look: Look, out: torch.Tensor, weight: Any, h: Any) -> Match:
+def rounded_first(matcher: Matcher, out: torch.Tensor, weight: Any, h: Any) -> Match:
     """Llama's and T5's in half precision."""
-    (inner,) = look(h, "cast")
-    factor, rstd = _factors(look, inner)
-    x32, eps = of_squares(look, rstd)
-    x = look.unwidened(x32)
-    look.demand((factor is x32 or factor is x) and x32.dtype is torch.float32 and h.dtype is x.dtype)
-    return _operator(look, x, weight, eps, rounded=True, apart=factor is not x32)
+    (inner,) = matcher(h, "cast")
+    factor, rstd = _factors(matcher, inner)
+    x32, eps = of_squares(matcher, rstd)
+    x = matcher.unwidened(x32)
+    matcher.demand((factor is x32 or factor is x) and x32.dtype is torch.float32 and h.dtype is x.dtype)
+    return _operator(matcher, x, weight, eps, rounded=True, apart=factor is not x32)
 
 
-def in_float32(look: Look, out: torch.Tensor, scale: Any, h: Any) -> Match:
+def in_float32(matcher: Matcher, out: torch.Tensor, scale: Any, h: Any) -> Match:
     """Any of them. Of an x in half precision it would be but a part."""
-    x, eps = _normalized(look, h)
-    look.demand(look.unwidened(x) is x)
-    weight, offset = _shifted(look, scale)
-    return _operator(look, x, weight, eps, offset=offset)
+    x, eps = _normalized(matcher, h)
+    matcher.demand(matcher.unwidened(x) is x)
+    weight, offset = _shifted(matcher, scale)
+    return _operator(matcher, x, weight, eps, offset=offset)
 
 
-def rounded_last(look: Look, out: torch.Tensor, product: Any) -> Match:
+def rounded_last(matcher: Matcher, out: torch.Tensor, product: Any) -> Match:
     """Gemma's in half precision, and torch's written out."""
-    for h, scale in look.both_ways(product, "mul"):
-        if look.sees(h, "mul"):
-            x32, eps = _normalized(look, h)
-            x = look.unwidened(x32)
-            weight, offset = _shifted(look, scale)
-            look.demand(out.dtype is x.dtype and isinstance(weight, torch.Tensor))
+    for h, scale in matcher.both_ways(product, "mul"):
+        if matcher.sees(h, "mul"):
+            x32, eps = _normalized(matcher, h)
+            x = matcher.unwidened(x32)
+            weight, offset = _shifted(matcher, scale)
+            matcher.demand(out.dtype is x.dtype and isinstance(weight, torch.Tensor))
             # A sum with 1 must have been taken in float32.
-            look.demand(not offset or weight.dtype is torch.float32)
-            return _operator(look, x, look.unwidened(weight), eps, offset=offset)
+            matcher.demand(not offset or weight.dtype is torch.float32)
+            return _operator(matcher, x, matcher.unwidened(weight), eps, offset=offset)
     raise NoMatch
 
 
-def unscaled_in_float32(look: Look, out: torch.Tensor, a: Any, b: Any) -> Match:
+def unscaled_in_float32(matcher: Matcher, out: torch.Tensor, a: Any, b: Any) -> Match:
     """Without a weight. Of an x in half precision it would be but a part."""
-    x, eps = _product(look, a, b)
-    look.demand(look.unwidened(x) is x)
-    return _unscaled(look, x, eps)
+    x, eps = _product(matcher, a, b)
+    matcher.demand(matcher.unwidened(x) is x)
+    return _unscaled(matcher, x, eps)
 
 
-def unscaled_rounded(look: Look, out: torch.Tensor, product: Any) -> Match:
+def unscaled_rounded(matcher: Matcher, out: torch.Tensor, product: Any) -> Match:
     """Without a weight, in half precision."""
-    x32, eps = _normalized(look, product)
-    x = look.unwidened(x32)
-    look.demand(out.dtype is x.dtype)
-    return _unscaled(look, x, eps)
+    x32, eps = _normalized(matcher, product)
+    x = matcher.unwidened(x32)
+    matcher.demand(out.dtype is x.dtype)
+    return _unscaled(matcher, x, eps)
 
 
-def of_torch(look: Look, *args: Any, **kwargs: Any) -> Match:
+def of_torch(matcher: Matcher, *args: Any, **kwargs: Any) -> Match:
     """``torch.nn.functional.rms_norm``."""
     try:
         given = _SIGNATURE.bind(*args, **kwargs).arguments
     except TypeError as error:
         raise NoMatch from error
     x, weight, eps = given["input"], given.get("weight"), given.get("eps")
-    look.demand(isinstance(x, torch.Tensor) and x.dtype in FLOATS and x.dim() > 0)
-    look.demand(list(given["normalized_shape"]) == [x.shape[-1]])
+    matcher.demand(isinstance(x, torch.Tensor) and x.dtype in FLOATS and x.dim() > 0)
+    matcher.demand(list(given["normalized_shape"]) == [x.shape[-1]])
     eps = torch.finfo(torch.float32).eps if eps is None else float(eps)
-    return _unscaled(look, x, eps) if weight is None else _operator(look, x, weight, eps)
+    return _unscaled(matcher, x, eps) if weight is None else _operator(matcher, x, weight, eps)
 
 
 _SIGNATURE = inspect.signature(F.rms_norm)

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from ._matcher import FLOATS, Match, Matcher, NoMatch
 from ._operators import cast, operator, wide
-from ._steps import FLOATS, Look, Match, NoMatch
 
 _aten = torch.ops.aten
 
@@ -96,59 +96,59 @@ def _summed_like(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 rope.register_autograd(_backward, setup_context=_save)
 
 
-def embedded(look: Look, out: torch.Tensor, plain: Any, turned: Any) -> Match:
+def embedded(matcher: Matcher, out: torch.Tensor, plain: Any, turned: Any) -> Match:
     """As models write it, of queries or keys [batch, heads, tokens, d] or [batch, tokens, heads, d]."""
-    rotated, sin = _ordered(look, turned, lambda value: _is_turned(look, value))
-    x, interleaved = _unturned(look, rotated)
-    _, cos = _ordered(look, plain, lambda value: value is x)
-    look.demand(_are_angles(x, cos, sin) and cos.dtype is sin.dtype is x.dtype)
+    rotated, sin = _ordered(matcher, turned, lambda value: _is_turned(matcher, value))
+    x, interleaved = _unturned(matcher, rotated)
+    _, cos = _ordered(matcher, plain, lambda value: value is x)
+    matcher.demand(_are_angles(x, cos, sin) and cos.dtype is sin.dtype is x.dtype)
     return lambda: rope(x, cos, sin, False, interleaved, True, True)
 
 
-def in_float32(look: Look, out: torch.Tensor, total: Any) -> Match:
+def in_float32(matcher: Matcher, out: torch.Tensor, total: Any) -> Match:
     """The same of half precision, converted for it: before it is turned, or after."""
-    plain, rotated, sin = _sum(look, total)
-    if after := look.sees(rotated, "cast"):
-        (rotated,) = look(rotated, "cast")
-    inner, interleaved = _unturned(look, rotated)
-    x = inner if after else look.unwidened(inner)
-    factor, cos = _ordered(look, plain, lambda value: look.unwidened(value) is x)
-    look.demand(factor is not x and (after or inner is not x))  # both products are in float32
-    look.demand(out.dtype is x.dtype and _are_angles(x, cos, sin))
+    plain, rotated, sin = _sum(matcher, total)
+    if after := matcher.sees(rotated, "cast"):
+        (rotated,) = matcher(rotated, "cast")
+    inner, interleaved = _unturned(matcher, rotated)
+    x = inner if after else matcher.unwidened(inner)
+    factor, cos = _ordered(matcher, plain, lambda value: matcher.unwidened(value) is x)
+    matcher.demand(factor is not x and (after or inner is not x))  # both products are in float32
+    matcher.demand(out.dtype is x.dtype and _are_angles(x, cos, sin))
     # Of two conversions the gradients are rounded, each by itself.
     return lambda: rope(x, cos, sin, False, interleaved, False, factor is not inner)
 
 
-def complex_in_float32(look: Look, out: torch.Tensor, *flattened: Any) -> Match:
+def complex_in_float32(matcher: Matcher, out: torch.Tensor, *flattened: Any) -> Match:
     """Neighbours as complex numbers. Of half precision it would be but a part."""
-    inner, angles = _of_complex(look, *flattened)
-    look.demand(look.unwidened(inner) is inner)
-    return _rotated(look, inner, angles)
+    inner, angles = _of_complex(matcher, *flattened)
+    matcher.demand(matcher.unwidened(inner) is inner)
+    return _rotated(matcher, inner, angles)
 
 
-def complex_rounded(look: Look, out: torch.Tensor, flat: Any) -> Match:
+def complex_rounded(matcher: Matcher, out: torch.Tensor, flat: Any) -> Match:
     """The same of half precision."""
-    inner, angles = _of_complex(look, *look(flat, "flatten"))
-    x = look.unwidened(inner)
-    look.demand(out.dtype is x.dtype)
-    return _rotated(look, x, angles)
+    inner, angles = _of_complex(matcher, *matcher(flat, "flatten"))
+    x = matcher.unwidened(inner)
+    matcher.demand(out.dtype is x.dtype)
+    return _rotated(matcher, x, angles)
 
 
-def _of_complex(look: Look, pairs: Any, first_dim: Any, last_dim: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _of_complex(matcher: Matcher, pairs: Any, first_dim: Any, last_dim: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Of ``view_as_real(view_as_complex(x in pairs) * angles)`` the x, in float32, and the angles."""
-    look.demand(first_dim in (-2, 3) and last_dim in (-1, 4))
-    (product,) = look(pairs, "view_as_real")
-    rotated, angles = _ordered(look, product, lambda value: look.sees(value, "view_as_complex"))
-    (split,) = look(rotated, "view_as_complex")
-    x, *_ = look(split, "view")
-    look.demand(x.dim() == 4 and x.dtype is split.dtype is torch.float32)
-    look.demand(split.shape == (*x.shape[:-1], x.shape[-1] // 2, 2))
+    matcher.demand(first_dim in (-2, 3) and last_dim in (-1, 4))
+    (product,) = matcher(pairs, "view_as_real")
+    rotated, angles = _ordered(matcher, product, lambda value: matcher.sees(value, "view_as_complex"))
+    (split,) = matcher(rotated, "view_as_complex")
+    x, *_ = matcher(split, "view")
+    matcher.demand(x.dim() == 4 and x.dtype is split.dtype is torch.float32)
+    matcher.demand(split.shape == (*x.shape[:-1], x.shape[-1] // 2, 2))
     return x, angles
 
 
-def _rotated(look: Look, x: torch.Tensor, angles: Any) -> Match:
-    look.demand(isinstance(angles, torch.Tensor) and angles.dtype is torch.complex64)
-    look.demand(x.dtype in FLOATS and x.numel() > 0 and _is_of_tokens(x, angles.shape, x.shape[-1] // 2))
+def _rotated(matcher: Matcher, x: torch.Tensor, angles: Any) -> Match:
+    matcher.demand(isinstance(angles, torch.Tensor) and angles.dtype is torch.complex64)
+    matcher.demand(x.dtype in FLOATS and x.numel() > 0 and _is_of_tokens(x, angles.shape, x.shape[-1] // 2))
 
     def operator() -> torch.Tensor:
         cos, sin = (part.repeat_interleave(2, -1) for part in torch.view_as_real(angles).unbind(-1))
@@ -157,49 +157,49 @@ def _rotated(look: Look, x: torch.Tensor, angles: Any) -> Match:
     return operator
 
 
-def _sum(look: Look, total: Any) -> tuple[Any, torch.Tensor, Any]:
+def _sum(matcher: Matcher, total: Any) -> tuple[Any, torch.Tensor, Any]:
     """The product with cos; what was turned, and may be converted; and sin."""
-    for plain, turned in look.both_ways(total, "add"):
-        if look.sees(turned, "mul"):
-            for rotated, sin in look.both_ways(turned, "mul"):
-                if isinstance(rotated, torch.Tensor) and _is_turned(look, look.unwidened(rotated)):
+    for plain, turned in matcher.both_ways(total, "add"):
+        if matcher.sees(turned, "mul"):
+            for rotated, sin in matcher.both_ways(turned, "mul"):
+                if isinstance(rotated, torch.Tensor) and _is_turned(matcher, matcher.unwidened(rotated)):
                     return plain, rotated, sin
     raise NoMatch
 
 
-def _ordered(look: Look, product: Any, is_first: Callable[[Any], bool]) -> tuple[Any, Any]:
+def _ordered(matcher: Matcher, product: Any, is_first: Callable[[Any], bool]) -> tuple[Any, Any]:
     """The factors of a product, the one that is looked for first."""
-    for a, b in look.both_ways(product, "mul"):
+    for a, b in matcher.both_ways(product, "mul"):
         if isinstance(a, torch.Tensor) and is_first(a):
             return a, b
     raise NoMatch
 
 
-def _is_turned(look: Look, value: Any) -> bool:
-    return look.sees(value, "cat") or look.sees(value, "flatten")
+def _is_turned(matcher: Matcher, value: Any) -> bool:
+    return matcher.sees(value, "cat") or matcher.sees(value, "flatten")
 
 
-def _unturned(look: Look, rotated: Any) -> tuple[torch.Tensor, bool]:
+def _unturned(matcher: Matcher, rotated: Any) -> tuple[torch.Tensor, bool]:
     """What was turned, and whether it was neighbours."""
-    interleaved = look.sees(rotated, "flatten")
+    interleaved = matcher.sees(rotated, "flatten")
     if interleaved:
-        stacked, first_dim, last_dim = look(rotated, "flatten")
-        look.demand(first_dim in (-2, 3) and last_dim in (-1, 4))
-        parts, dim = look(stacked, "stack")
+        stacked, first_dim, last_dim = matcher(rotated, "flatten")
+        matcher.demand(first_dim in (-2, 3) and last_dim in (-1, 4))
+        parts, dim = matcher(stacked, "stack")
     else:
-        parts, dim = look(rotated, "cat")
-    look.demand(len(parts) == 2)
-    (second,) = look(parts[0], "neg")
-    x, of_second = look(second, "getitem")
-    base, of_first = look(parts[1], "getitem")
-    look.demand(base is x and x.dim() == 4 and x.shape[-1] % 2 == 0)
+        parts, dim = matcher(rotated, "cat")
+    matcher.demand(len(parts) == 2)
+    (second,) = matcher(parts[0], "neg")
+    x, of_second = matcher(second, "getitem")
+    base, of_first = matcher(parts[1], "getitem")
+    matcher.demand(base is x and x.dim() == 4 and x.shape[-1] % 2 == 0)
     d = x.shape[-1]
     if interleaved:
-        look.demand(dim in (-1, 4) and _is_slice(of_first, (0, None), (d, None), (2,)))
-        look.demand(_is_slice(of_second, (1,), (d, None), (2,)))
+        matcher.demand(dim in (-1, 4) and _is_slice(of_first, (0, None), (d, None), (2,)))
+        matcher.demand(_is_slice(of_second, (1,), (d, None), (2,)))
     else:
-        look.demand(dim in (-1, 3) and _is_slice(of_first, (0, None), (d // 2,), (1, None)))
-        look.demand(_is_slice(of_second, (d // 2,), (d, None), (1, None)))
+        matcher.demand(dim in (-1, 3) and _is_slice(of_first, (0, None), (d // 2,), (1, None)))
+        matcher.demand(_is_slice(of_second, (d // 2,), (d, None), (1, None)))
     return x, interleaved
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from torch import fx
 
-from jtbridge.kernels._operation import Operation
+from jtbridge.kernels._differentiable import DifferentiableKernel
 from jtbridge.kernels.attention import op as attention
 from jtbridge.kernels.attention.choice import refused_by_cudnn
 from jtbridge.kernels.attention.operation import operation_of_either
@@ -28,7 +28,7 @@ def _attended(
     is_causal: bool,
     mask: Maybe,
     scale: float | None,
-) -> tuple[Operation, list[jax.Array], bool] | None:
+) -> tuple[DifferentiableKernel, list[jax.Array], bool] | None:
     """The operation that attention is, its arrays, and whether it may be cuDNN's; None where no kernel applies."""
     factor = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
     if dropout_p or factor <= 0 or attention.supports(query, key, value):

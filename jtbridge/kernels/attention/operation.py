@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from jtbridge.kernels._chip import target
+from jtbridge.kernels._differentiable import DifferentiableKernel
 from jtbridge.kernels._launch import interpreting
-from jtbridge.kernels._operation import Operation
-from jtbridge.kernels._step import Fold, Step
-from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
+from jtbridge.kernels._primitive import BatchingRule, KernelPrimitive
+from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 
 from . import configurations, cudnn, reference
@@ -23,16 +23,16 @@ from .reference import Settings
 
 
 @functools.lru_cache(256)
-def operation(settings: Settings) -> Operation:
-    def step(of_reference: Any, kernels: Any, gradient: bool) -> Step:
+def operation(settings: Settings) -> DifferentiableKernel:
+    def step(of_reference: Any, kernels: Any, gradient: bool) -> KernelPrimitive:
         keywords = {"settings": settings}
-        return Step(
+        return KernelPrimitive(
             functools.partial(of_reference, **keywords),
             functools.partial(kernels, **keywords),
             _fold(settings, gradient),
         )
 
-    return Operation(
+    return DifferentiableKernel(
         forward=step(reference.forward, _forward, gradient=False),
         backward=step(reference.backward, _backward, gradient=True),
         results=2,
@@ -41,7 +41,7 @@ def operation(settings: Settings) -> Operation:
 
 
 @functools.lru_cache(256)
-def operation_of_either(settings: Settings, implementation: Implementation | None) -> Operation:
+def operation_of_either(settings: Settings, implementation: Implementation | None) -> DifferentiableKernel:
     """Attention by the kernels or by cuDNN, as it is decided when the program is lowered; without the logarithm.
 
     What a forward leaves for the backward is the same for both, so that each is decided alone.
@@ -56,15 +56,15 @@ def operation_of_either(settings: Settings, implementation: Implementation | Non
 
         return run
 
-    def step(of_reference: Any, of_kernels: Any, of_cudnn: Any) -> Step:
-        return Step(
+    def step(of_reference: Any, of_kernels: Any, of_cudnn: Any) -> KernelPrimitive:
+        return KernelPrimitive(
             functools.partial(of_reference, settings=settings),
             either(of_kernels, of_cudnn, of_reference),
             _fold(settings, gradient=False),
             needs_triton=False,
         )
 
-    return Operation(
+    return DifferentiableKernel(
         forward=step(reference.forward, _forward, cudnn.forward),
         backward=step(reference_backward, _backward_of_output, cudnn.backward),
         results=1,
@@ -89,13 +89,15 @@ def _backward_of_output(*arrays: jax.Array, settings: Settings) -> Sequence[jax.
     return _backward(*arrays, jnp.zeros_like(arrays[-2]), settings=settings)
 
 
-def _fold(settings: Settings, gradient: bool) -> Fold:
+def _fold(settings: Settings, gradient: bool) -> BatchingRule:
     """A batch of steps as a step whose batch is longer. All arrays have the batch first, a mask perhaps 1 for it."""
     of_mask = 3 if settings.mask != "none" else None
     # Its gradient must be one for each of the batch.
     expanded = settings.mask == "additive" and gradient
 
-    def fold(step: Step, batched: Sequence[bool], arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    def batching_rule(
+        step: KernelPrimitive, batched: Sequence[bool], arrays: Sequence[jax.Array]
+    ) -> Sequence[jax.Array]:
         size = next(x.shape[0] for b, x in zip(batched, arrays, strict=True) if b)
         batch = arrays[0].shape[1 if batched[0] else 0]
 
@@ -111,7 +113,7 @@ def _fold(settings: Settings, gradient: bool) -> Fold:
             results[3] = results[3].sum(1, keepdims=True)
         return results
 
-    return fold
+    return batching_rule
 
 
 def _forward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
@@ -200,9 +202,11 @@ def _launched(
         "block_d": block_d,
     }
 
-    def arranged(c: configurations.Configuration) -> Arrangement:
+    def launch_parameters(c: configurations.Configuration) -> LaunchParameters:
         blocks = kv_heads * -(-kv_len // c.keys) if by_keys else heads * -(-q_len // c.queries)
-        return Arrangement((batch * blocks,), {**constants, "block_q": c.queries, "block_k": c.keys}, c.warps, c.stages)
+        return LaunchParameters(
+            (batch * blocks,), {**constants, "block_q": c.queries, "block_k": c.keys}, c.warps, c.stages
+        )
 
     return launch_tuned(
         kernel,
@@ -227,7 +231,7 @@ def _launched(
             "mask": settings.mask,
             "dropout": settings.dropout_rate > 0,
         },
-        arranged=arranged,
+        launch_parameters=launch_parameters,
     )
 
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._operation import Operation
+from jtbridge.kernels._differentiable import DifferentiableKernel
+from jtbridge.kernels._primitive import KernelPrimitive, leading
 from jtbridge.kernels._shapes import FLOATS, check_floating, rows_grid, unsupported_dtype
-from jtbridge.kernels._step import Step, leading
-from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
+from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
 from .configurations import Backward, Forward, candidates_backward, candidates_forward
@@ -117,9 +117,9 @@ def mean(total: jax.Array, labels: jax.Array, ignore_index: int) -> jax.Array:
 
 
 @functools.cache
-def rows_operation(ignore_index: int, smoothing: float) -> Operation:
+def rows_operation(ignore_index: int, smoothing: float) -> DifferentiableKernel:
     """``(logits, labels) -> (losses,)``, one for each row, in float32."""
-    return Operation(
+    return DifferentiableKernel(
         forward=rows_forward(ignore_index, smoothing),
         backward=rows_backward(ignore_index, smoothing),
         results=1,
@@ -128,17 +128,21 @@ def rows_operation(ignore_index: int, smoothing: float) -> Operation:
 
 
 @functools.cache
-def rows_forward(ignore_index: int, smoothing: float) -> Step:
+def rows_forward(ignore_index: int, smoothing: float) -> KernelPrimitive:
     """``(logits, labels) -> (losses, log-sum-exp)``; the latter may be anything where a label does not count."""
     options = {"ignore_index": ignore_index, "smoothing": smoothing}
-    return Step(functools.partial(reference.forward, **options), functools.partial(_forward, **options), leading())
+    return KernelPrimitive(
+        functools.partial(reference.forward, **options), functools.partial(_forward, **options), leading()
+    )
 
 
 @functools.cache
-def rows_backward(ignore_index: int, smoothing: float) -> Step:
+def rows_backward(ignore_index: int, smoothing: float) -> KernelPrimitive:
     """``(logits, labels, log-sum-exp, cotangents of the losses) -> (gradient of the logits,)``."""
     options = {"ignore_index": ignore_index, "smoothing": smoothing}
-    return Step(functools.partial(reference.backward, **options), functools.partial(_backward, **options), leading())
+    return KernelPrimitive(
+        functools.partial(reference.backward, **options), functools.partial(_backward, **options), leading()
+    )
 
 
 def _forward(logits: jax.Array, labels: jax.Array, **options: Any) -> list[jax.Array]:
@@ -168,9 +172,9 @@ def _launched(
 ) -> list[jax.Array]:
     n, rows = logits.shape[-1], rows_grid(logits)
 
-    def arranged(c: Forward | Backward, ignored: int = ignore_index) -> Arrangement:
+    def launch_parameters(c: Forward | Backward, ignored: int = ignore_index) -> LaunchParameters:
         grid = (*rows, -(-n // c.block)) if isinstance(c, Backward) else rows
-        return Arrangement(grid, {"n": n, **c.blocks, "ignore_index": ignored, "smoothing": smoothing}, c.warps)
+        return LaunchParameters(grid, {"n": n, **c.blocks, "ignore_index": ignored, "smoothing": smoothing}, c.warps)
 
     dtypes = f"{logits.dtype} {of_rows[0].dtype}"
     return launch_tuned(
@@ -181,7 +185,7 @@ def _launched(
         candidates=tried,
         default=tried[0],
         problem={"dtypes": dtypes, "rows": size(rows[0]), "n": size(n), "smoothed": smoothing > 0},
-        arranged=arranged,
+        launch_parameters=launch_parameters,
         # Labels are all 0 there, and of rows that are ignored nothing would be read.
-        timed=functools.partial(arranged, ignored=-1),
+        timed=functools.partial(launch_parameters, ignored=-1),
     )

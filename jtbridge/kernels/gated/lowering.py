@@ -7,12 +7,12 @@ from typing import Any
 import jax
 from torch import fx
 
-from jtbridge.kernels._operation import Operation
+from jtbridge.kernels._differentiable import DifferentiableKernel
 from jtbridge.kernels.gated import op as gated
 from jtbridge.lowerings._registry import register_lowering
 
 
-def _operation(activation: str) -> Operation:
+def _operation(activation: str) -> DifferentiableKernel:
     return gated.operation("gelu_tanh" if activation == "gelu_new" else activation, rounded=True)
 
 

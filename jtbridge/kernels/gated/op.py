@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._operation import Operation
+from jtbridge.kernels._differentiable import DifferentiableKernel
+from jtbridge.kernels._primitive import KernelPrimitive, leading
 from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
-from jtbridge.kernels._step import Step, leading
-from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
+from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
 from .configurations import Configuration, candidates, default
@@ -94,12 +94,12 @@ def _gated(gate: jax.Array, up: jax.Array, activation: str) -> jax.Array:
 
 
 @functools.cache
-def operation(activation: str, *, rounded: bool = False) -> Operation:
+def operation(activation: str, *, rounded: bool = False) -> DifferentiableKernel:
     """With the activation, and what is given back to it, `rounded` to the dtype of the arrays, or not."""
     of = functools.partial(functools.partial, activation=activation, rounded=rounded)
-    return Operation(
-        forward=Step(of(reference.forward), of(_forward), leading()),
-        backward=Step(of(reference.backward), of(_backward), leading()),
+    return DifferentiableKernel(
+        forward=KernelPrimitive(of(reference.forward), of(_forward), leading()),
+        backward=KernelPrimitive(of(reference.backward), of(_backward), leading()),
         results=1,
         saved=lambda inputs, outputs: inputs,
     )
@@ -121,8 +121,8 @@ def _launched(kernel: Any, *arrays: jax.Array, results: int, activation: str, ro
     x = arrays[0]
     options = {"activation": activation, "rounded": rounded}
 
-    def arranged(c: Configuration) -> Arrangement:
-        return Arrangement((math.ceil(x.size / c.block),), {"size": x.size, "block": c.block, **options}, c.warps)
+    def launch_parameters(c: Configuration) -> LaunchParameters:
+        return LaunchParameters((math.ceil(x.size / c.block),), {"size": x.size, "block": c.block, **options}, c.warps)
 
     return launch_tuned(
         kernel,
@@ -131,5 +131,5 @@ def _launched(kernel: Any, *arrays: jax.Array, results: int, activation: str, ro
         candidates=candidates(),
         default=default(),
         problem={"dtype": str(x.dtype), "size": size(x.size), **options},
-        arranged=arranged,
+        launch_parameters=launch_parameters,
     )

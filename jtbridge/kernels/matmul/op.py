@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from jtbridge.kernels._chip import target
-from jtbridge.kernels._operation import Operation
+from jtbridge.kernels._differentiable import DifferentiableKernel
+from jtbridge.kernels._primitive import KernelPrimitive, leading
 from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
-from jtbridge.kernels._step import Step, leading
-from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
+from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
 from .configurations import Configuration, candidates, choose
@@ -98,18 +98,22 @@ def _check(
 
 
 @functools.cache
-def operation(activation: Activation | None, transpose_b: bool, precision: Precision, biased: bool) -> Operation:
+def operation(
+    activation: Activation | None, transpose_b: bool, precision: Precision, biased: bool
+) -> DifferentiableKernel:
     options: dict[str, Any] = {"activation": activation, "transpose_b": transpose_b, "precision": precision}
     forward = functools.partial(reference.forward, **options)
     backward = functools.partial(reference.backward, **options, biased=biased)
     shared = leading(shared=(1, 2) if biased else (1,))
-    return Operation(
-        forward=Step(forward, functools.partial(_forward, **options, saving=activation is not None), shared),
-        backward=Step(backward, backward),
+    return DifferentiableKernel(
+        forward=KernelPrimitive(forward, functools.partial(_forward, **options, saving=activation is not None), shared),
+        backward=KernelPrimitive(backward, backward),
         results=1,
         saved=lambda inputs, outputs: [*inputs, *outputs[1:]],
-        alone=Step(lambda *inputs: forward(*inputs)[:1], functools.partial(_forward, **options, saving=False), shared),
-        fold=shared,
+        alone=KernelPrimitive(
+            lambda *inputs: forward(*inputs)[:1], functools.partial(_forward, **options, saving=False), shared
+        ),
+        batching_rule=shared,
     )
 
 
@@ -136,10 +140,10 @@ def _forward(
         "precision": target().precision(precision),
     }
 
-    def arranged(c: Configuration) -> Arrangement:
+    def launch_parameters(c: Configuration) -> LaunchParameters:
         blocks = {"block_m": c.block_m, "block_n": c.block_n, "block_k": c.block_k, "group": c.group}
         grid = (-(-m // c.block_m) * -(-n // c.block_n),)
-        return Arrangement(grid, {"m": m, "n": n, "k": k, **blocks, **options}, c.num_warps, c.num_stages)
+        return LaunchParameters(grid, {"m": m, "n": n, "k": k, **blocks, **options}, c.num_warps, c.num_stages)
 
     return launch_tuned(
         matmul_forward_saving if saving else matmul_forward,
@@ -150,5 +154,5 @@ def _forward(
         candidates=candidates(kind, m, n),
         default=choose(kind, m, n, target()),
         problem={"dtype": str(a.dtype), "m": size(m), "n": size(n), "k": size(k), **options},
-        arranged=arranged,
+        launch_parameters=launch_parameters,
     )

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._operation import Operation
+from jtbridge.kernels._differentiable import DifferentiableKernel
+from jtbridge.kernels._primitive import KernelPrimitive
 from jtbridge.kernels._shapes import FLOATS, check_floating, grouped, unsupported_dtype
-from jtbridge.kernels._step import Step
-from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
+from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
 from .configurations import Configuration, candidates_backward, candidates_forward, candidates_sums, programs
@@ -145,19 +145,19 @@ def _check(x: jax.Array, weight: jax.Array | None, bias: jax.Array | None, resid
 
 
 @functools.cache
-def operation(norm: Norm, dtypes: tuple[str, ...]) -> Operation:
+def operation(norm: Norm, dtypes: tuple[str, ...]) -> DifferentiableKernel:
     def saved(inputs: Sequence[jax.Array], outputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
         weight = inputs[1 + norm.residual :][: norm.weight]
         return outputs[1] if norm.residual else inputs[0], *weight, outputs[-1]
 
     forward_weights = range(1 + norm.residual, 1 + norm.residual + norm.weight + norm.bias)
-    return Operation(
-        forward=Step(
+    return DifferentiableKernel(
+        forward=KernelPrimitive(
             functools.partial(reference.forward, norm=norm),
             functools.partial(_forward, norm=norm),
             grouped(shared=forward_weights),
         ),
-        backward=Step(
+        backward=KernelPrimitive(
             functools.partial(reference.backward, norm=norm, dtypes=dtypes),
             functools.partial(_backward, norm=norm, dtypes=dtypes),
             grouped(shared=[1] * norm.weight),
@@ -195,11 +195,11 @@ def _forward(*arrays: jax.Array, norm: Norm) -> list[jax.Array]:
     shared = any(array.shape[0] == 1 for array in others[norm.residual :]) or not (norm.weight or norm.bias)
     flags = {**_flags(norm), "rounded": norm.rounded}
 
-    def arranged(c: Configuration) -> Arrangement:
+    def launch_parameters(c: Configuration) -> LaunchParameters:
         shape = {"rows": rows, "group": rows if shared else group, "n": n, "block": c.block}
         tile = {"tile": c.tile} if whole else {}
         constants = {**shape, **tile, **flags, "eps": norm.eps, "offset": norm.offset}
-        return Arrangement((math.ceil(rows / c.tile),), constants, c.warps)
+        return LaunchParameters((math.ceil(rows / c.tile),), constants, c.warps)
 
     y, h, statistics = launch_tuned(
         norm_forward if whole else norm_forward_pieces,
@@ -212,7 +212,7 @@ def _forward(*arrays: jax.Array, norm: Norm) -> list[jax.Array]:
         candidates=tried,
         default=tried[0],
         problem={"dtypes": _dtypes(arrays), "rows": size(rows), "n": size(n), "shared": shared, **flags},
-        arranged=arranged,
+        launch_parameters=launch_parameters,
     )
     return [y, *([h] if norm.residual else []), statistics]
 
@@ -233,10 +233,10 @@ def _backward(*arrays: jax.Array, norm: Norm, dtypes: Sequence[str]) -> list[jax
     parts = programs(groups, group, n, count > 0)
     flags = {**_flags(norm), "per_group": norm.weight and weight.shape[0] > 1}
 
-    def arranged(c: Configuration) -> Arrangement:
+    def launch_parameters(c: Configuration) -> LaunchParameters:
         shape = {"group": group, "n": n, "programs": parts, "tile": c.tile, "block": c.block, "stages": c.stages}
         grid = groups * parts, math.ceil(n / c.block)
-        return Arrangement(grid, {**shape, **flags, "offset": norm.offset}, c.warps)
+        return LaunchParameters(grid, {**shape, **flags, "offset": norm.offset}, c.warps)
 
     grad, partial = launch_tuned(
         norm_backward,
@@ -248,7 +248,7 @@ def _backward(*arrays: jax.Array, norm: Norm, dtypes: Sequence[str]) -> list[jax
         candidates=tried,
         default=tried[0],
         problem={"dtypes": _dtypes(arrays), "groups": size(groups), "rows": size(group), "n": size(n), **flags},
-        arranged=arranged,
+        launch_parameters=launch_parameters,
     )
     of_weights = partial.sum(1) if count else partial
     return [
@@ -267,9 +267,9 @@ def _row_sums(x: jax.Array, weight: jax.Array, statistics: jax.Array, ct: jax.Ar
     flags = {"centered": norm.centered, "has_weight": norm.weight}
     tried = candidates_sums()
 
-    def arranged(c: Configuration) -> Arrangement:
+    def launch_parameters(c: Configuration) -> LaunchParameters:
         shape = {"rows": rows, "group": rows if shared else group, "n": n, "block": c.block}
-        return Arrangement((rows,), {**shape, **flags, "offset": norm.offset}, c.warps)
+        return LaunchParameters((rows,), {**shape, **flags, "offset": norm.offset}, c.warps)
 
     (sums,) = launch_tuned(
         norm_backward_sums,
@@ -278,6 +278,6 @@ def _row_sums(x: jax.Array, weight: jax.Array, statistics: jax.Array, ct: jax.Ar
         candidates=tried,
         default=tried[0],
         problem={"dtypes": _dtypes((x, weight)), "rows": size(rows), "n": size(n), "shared": shared, **flags},
-        arranged=arranged,
+        launch_parameters=launch_parameters,
     )
     return sums

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._operation import Operation
+from jtbridge.kernels._differentiable import DifferentiableKernel
+from jtbridge.kernels._primitive import KernelPrimitive
 from jtbridge.kernels._shapes import FLOATS, check_floating, grouped, next_power_of_2, unsupported_dtype
-from jtbridge.kernels._step import Step
-from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
+from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
 from .configurations import Configuration, candidates, default
@@ -133,13 +133,13 @@ def _check(cos: jax.Array, sin: jax.Array, named: dict[str, jax.Array]) -> None:
 
 
 @functools.cache
-def operation(count: int, rotation: Rotation) -> Operation:
+def operation(count: int, rotation: Rotation) -> DifferentiableKernel:
     """Of so many arrays."""
     of = functools.partial(functools.partial, rotation=rotation)
     angles = (count, count + 1)
-    return Operation(
-        forward=Step(of(reference.forward), of(_forward), grouped(shared=angles)),
-        backward=Step(of(reference.backward), of(_backward), grouped(shared=angles)),
+    return DifferentiableKernel(
+        forward=KernelPrimitive(of(reference.forward), of(_forward), grouped(shared=angles)),
+        backward=KernelPrimitive(of(reference.backward), of(_backward), grouped(shared=angles)),
         results=count,
         saved=lambda inputs, outputs: inputs,
     )
@@ -180,10 +180,10 @@ def _launched(
         **dataclasses.asdict(rotation),
     }
 
-    def arranged(c: Configuration) -> Arrangement:
+    def launch_parameters(c: Configuration) -> LaunchParameters:
         blocks = sum(math.ceil(h / c.head_block) for h in heads) * math.ceil(tokens / c.token_block)
         of_program = {"head_block": c.head_block, "token_block": c.token_block}
-        return Arrangement((groups * batches * blocks,), {**constants, **of_program}, c.warps)
+        return LaunchParameters((groups * batches * blocks,), {**constants, **of_program}, c.warps)
 
     results = launch_tuned(
         rope_rotate,
@@ -205,6 +205,6 @@ def _launched(
             "angles": size(math.prod(cos.shape[:2])),
             **dataclasses.asdict(rotation),
         },
-        arranged=arranged,
+        launch_parameters=launch_parameters,
     )
     return results[: len(xs)]

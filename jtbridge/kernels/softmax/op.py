@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._operation import Operation
+from jtbridge.kernels._differentiable import DifferentiableKernel
+from jtbridge.kernels._primitive import KernelPrimitive, leading
 from jtbridge.kernels._shapes import FLOATS, rows_grid, unsupported_dtype
-from jtbridge.kernels._step import Step, leading
-from jtbridge.kernels._tuning import Arrangement, launch_tuned, size
+from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
 from .configurations import Configuration, candidates, default
@@ -74,11 +74,15 @@ def _along(x: jax.Array, axis: int, log: bool) -> jax.Array:
 
 
 @functools.cache
-def operation(log: bool) -> Operation:
+def operation(log: bool) -> DifferentiableKernel:
     """Over the last dimension."""
-    return Operation(
-        forward=Step(functools.partial(reference.forward, log=log), functools.partial(_forward, log=log), leading()),
-        backward=Step(functools.partial(reference.backward, log=log), functools.partial(_backward, log=log), leading()),
+    return DifferentiableKernel(
+        forward=KernelPrimitive(
+            functools.partial(reference.forward, log=log), functools.partial(_forward, log=log), leading()
+        ),
+        backward=KernelPrimitive(
+            functools.partial(reference.backward, log=log), functools.partial(_backward, log=log), leading()
+        ),
         results=1,
         saved=lambda inputs, outputs: outputs,
     )
@@ -99,8 +103,8 @@ def _backward(y: jax.Array, ct: jax.Array, *, log: bool) -> list[jax.Array]:
 def _launched(kernel: Any, x: jax.Array, *more: jax.Array, log: bool) -> list[jax.Array]:
     n, grid = x.shape[-1], rows_grid(x)
 
-    def arranged(c: Configuration) -> Arrangement:
-        return Arrangement(grid, {"n": n, "block": c.block, "log": log}, c.warps)
+    def launch_parameters(c: Configuration) -> LaunchParameters:
+        return LaunchParameters(grid, {"n": n, "block": c.block, "log": log}, c.warps)
 
     return launch_tuned(
         kernel,
@@ -110,5 +114,5 @@ def _launched(kernel: Any, x: jax.Array, *more: jax.Array, log: bool) -> list[ja
         candidates=candidates(n),
         default=default(n),
         problem={"dtype": str(x.dtype), "rows": size(grid[0]), "n": size(n), "log": log},
-        arranged=arranged,
+        launch_parameters=launch_parameters,
     )

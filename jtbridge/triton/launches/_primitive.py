@@ -15,7 +15,7 @@ from jax.interpreters import batching, mlir
 
 from jtbridge._compat import buffer_call
 from jtbridge._dtypes import torch_dtype
-from jtbridge._flat import ArrayType
+from jtbridge._functions import ArrayType
 from jtbridge._host import reader, writer
 from jtbridge.errors import LaunchError
 from jtbridge.triton._call import triton_call

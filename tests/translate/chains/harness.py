@@ -34,10 +34,10 @@ def gradient_operators(fn: Callable[..., Any], *arrays: Any) -> dict[str, int]:
     """How often each of our operators is in the graph of a function's gradient by all its arguments."""
     from jtbridge._transforms import Vjp
 
-    plan, _ = jtbridge.wrap(fn, backend="xla").prepared(arrays, {})
-    wrt = tuple(i for i, type_ in enumerate(plan.in_types[: len(arrays)]) if type_.differentiable)
-    outs = tuple(i for i, type_ in enumerate(plan.out_types) if type_.differentiable)
-    nodes = captured(Vjp(plan, wrt, outs)).graph.nodes
+    traced, _ = jtbridge.wrap(fn, backend="xla").prepared(arrays, {})
+    wrt = tuple(i for i, type_ in enumerate(traced.in_types[: len(arrays)]) if type_.differentiable)
+    outs = tuple(i for i, type_ in enumerate(traced.out_types) if type_.differentiable)
+    nodes = captured(Vjp(traced, wrt, outs)).graph.nodes
     names = [str(n.target).removesuffix(".default") for n in nodes if str(n.target).startswith("jtbridge.")]
     return dict(collections.Counter(names))
 

@@ -215,8 +215,8 @@ def test_the_backward_keeps_two_numbers_of_each_row():
     """And does not run the forward again, nor keep what the softmax is."""
     from jtbridge.capture import split
 
-    plan, _ = jtbridge.wrap(mean, backend="xla").prepared(arguments(), {})
-    found = split(plan, (0,), (0,), translated=True)
+    traced, _ = jtbridge.wrap(mean, backend="xla").prepared(arguments(), {})
+    found = split(traced, (0,), (0,), translated=True)
     assert not isinstance(found, str)
     kept = [y.shape for y in found.forward.out_types[1:]]
     assert (ROWS, 2) in kept

@@ -444,10 +444,10 @@ def test_torch_runs_its_own_operators(name):
     """The graphs of backends that call torch are torch's."""
     from jtbridge.capture import forward_graph, split
 
-    plan, _ = jtbridge.wrap(llama, backend=name).prepared(arguments(), {})
-    parts = split(plan, (0, 1), (0,), translated=False)
+    traced, _ = jtbridge.wrap(llama, backend=name).prepared(arguments(), {})
+    parts = split(traced, (0, 1), (0,), translated=False)
     assert not isinstance(parts, str)
-    whole = forward_graph(plan)
+    whole = forward_graph(traced)
     assert whole is not None
     for part in (whole, parts.forward, parts.backward):
         assert not any("jtbridge" in str(node.target) for node in part.module.graph.nodes)  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge.capture.chains import Chains
+from jtbridge.capture.chains import FusionPatterns
 
 from .harness import (
     DTYPES,
@@ -169,8 +169,8 @@ def test_angles_without_a_gradient_keep_no_queries():
     """What the backward keeps of the queries is nothing."""
     from jtbridge.capture import split
 
-    plan, _ = jtbridge.wrap(of_angles, backend="xla").prepared(arguments(), {})
-    found = split(plan, (0, 1), (0, 1), translated=True)
+    traced, _ = jtbridge.wrap(of_angles, backend="xla").prepared(arguments(), {})
+    found = split(traced, (0, 1), (0, 1), translated=True)
     assert not isinstance(found, str)
     assert not {0, 1} & set(found.sources)
     assert {y.shape for y in found.forward.out_types[2:]} <= {(2, 1, 5, 8), (2, 5, 8)}
@@ -401,7 +401,7 @@ def test_what_it_is_made_of_is_the_chain(chain, dtype):
     """To the bit, in torch itself, and so are the gradients by queries and keys."""
     tensors = to_torch(arguments(dtype))
     q, k = (x.requires_grad_() for x in tensors[:2])
-    want, trail = chain(*tensors), Chains().trail()
+    want, trail = chain(*tensors), FusionPatterns().trail()
     with trail:
         got = chain(*tensors)
     assert got[0].grad_fn.name().startswith(("Generated", "Cat"))

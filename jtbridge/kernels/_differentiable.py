@@ -13,12 +13,12 @@ from jax.interpreters import ad, batching, mlir
 
 from ._linear import linear
 from ._manual import as_varying, bind, lower_plainly
-from ._step import Fold, Step
+from ._primitive import BatchingRule, KernelPrimitive
 
 Saved = Callable[[Sequence[jax.Array], Sequence[jax.Array]], Sequence[jax.Array]]
 
 
-class Operation:
+class DifferentiableKernel:
     """A function of arrays with a kernel for its result and one for its gradient, differentiable to any order.
 
     Reverse mode runs the backward kernel; forward mode and what lies beyond first derivatives are those of the
@@ -37,24 +37,24 @@ class Operation:
 
     def __init__(
         self,
-        forward: Step,
-        backward: Step,
+        forward: KernelPrimitive,
+        backward: KernelPrimitive,
         *,
         results: int,
         saved: Saved,
-        alone: Step | None = None,
-        fold: Fold | None = None,
+        alone: KernelPrimitive | None = None,
+        batching_rule: BatchingRule | None = None,
     ):
         self.forward = forward
         self.backward = backward
         self._results = results
         self._saved = saved
-        self.fold = fold
+        self.batching_rule = batching_rule
         self.function = jax.custom_jvp(lambda *inputs: tuple((alone or forward)(*inputs)[:results]))
         self.function.defjvp(self._jvp)
 
     def __call__(self, *inputs: jax.Array) -> tuple[jax.Array, ...]:
-        if self.fold is None:
+        if self.batching_rule is None:
             return self.function(*inputs)
         return tuple(bind(operation_p, *(jnp.asarray(x) for x in inputs), operation=self))
 
@@ -85,23 +85,23 @@ operation_p.multiple_results = True
 
 
 @operation_p.def_impl
-def _impl(*inputs: Any, operation: Operation) -> list[jax.Array]:
+def _impl(*inputs: Any, operation: DifferentiableKernel) -> list[jax.Array]:
     return list(operation.function(*inputs))
 
 
 @operation_p.def_abstract_eval
-def _abstract(*inputs: Any, operation: Operation) -> list[ShapedArray]:
+def _abstract(*inputs: Any, operation: DifferentiableKernel) -> list[ShapedArray]:
     return as_varying(operation.function, inputs)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, operation: Operation) -> tuple[Any, Any]:
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, operation: DifferentiableKernel) -> tuple[Any, Any]:
     return jax.jvp(operation.function, tuple(primals), tuple(ad.instantiate_zeros(t) for t in tangents))
 
 
-def _batch(inputs: Sequence[Any], dims: Sequence[int | None], *, operation: Operation) -> tuple[Any, Any]:
+def _batch(inputs: Sequence[Any], dims: Sequence[int | None], *, operation: DifferentiableKernel) -> tuple[Any, Any]:
     moved = [x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(inputs, dims, strict=True)]
     # A fold calls what it is given, and an operation is called like a step.
-    results = operation.fold and operation.fold(operation, [dim is not None for dim in dims], moved)  # type: ignore[arg-type]
+    results = operation.batching_rule and operation.batching_rule(operation, [dim is not None for dim in dims], moved)  # type: ignore[arg-type]
     if results is None:
         results = jax.vmap(operation.function, [None if dim is None else 0 for dim in dims])(*moved)
     return list(results), [0] * len(results)

@@ -1,7 +1,7 @@
 """Torch functions on flat tensors: what the primitives carry and the backends run.
 
 A :class:`TorchFunction` takes and returns tensors of JAX's dtypes, and knows the types of both. The user's function
-becomes one (:class:`FlatFunction`); its derivatives, batched forms and captured graphs are others. Two of them are
+becomes one (:class:`TracedFunction`); its derivatives, batched forms and captured graphs are others. Two of them are
 equal when they compute the same from the same plan, so that two traces of one program give the same program.
 """
 
@@ -49,7 +49,7 @@ class TorchFunction:
     out_types: tuple[ArrayType, ...]
 
     @property
-    def flat(self) -> FlatFunction:
+    def base(self) -> TracedFunction:
         """The user's function that this one is made from."""
         raise NotImplementedError
 
@@ -88,7 +88,7 @@ class OutputTree:
 
 
 @dataclasses.dataclass(frozen=True)
-class Behaviour:
+class FunctionTraits:
     """What is known of a function beyond its types, from watching it once."""
 
     mutated: tuple[int, ...] = ()
@@ -101,7 +101,7 @@ class Behaviour:
     custom_operator: str | None = None  # an operator that is not torch's own
     unbatchable: str | None = None  # an operator that torch.vmap gets wrong
     fused_norm: str | None = None  # an operator that torch differentiates wrongly beyond the first derivative
-    opaque: str | None = None  # why it could not be traced on fake tensors
+    untraceable: str | None = None  # why it could not be traced on fake tensors
     only_checks: bool = False  # opaque, but what it asks of data is only whether to raise: it can be translated
     uses_default_dtype: bool = True  # it may depend on torch's default dtype
     launches: str | None = None  # a Triton kernel that it launches
@@ -111,11 +111,11 @@ class Behaviour:
     @property
     def untranslatable(self) -> str | None:
         """Why it cannot be translated, as far as that is known without trying."""
-        return None if self.only_checks else self.opaque
+        return None if self.only_checks else self.untraceable
 
 
 @dataclasses.dataclass(eq=False, repr=False)
-class FlatFunction(TorchFunction):
+class TracedFunction(TorchFunction):
     """The user's torch function for one signature, on flat tensors of JAX's dtypes."""
 
     name: str
@@ -126,7 +126,7 @@ class FlatFunction(TorchFunction):
     out_types: tuple[ArrayType, ...]
     out_tree: OutputTree
     trace_state: TorchState
-    behaviour: Behaviour
+    traits: FunctionTraits
     seeded: bool  # the last input is a seed
     return_mutated: bool
     residuals: str
@@ -139,7 +139,7 @@ class FlatFunction(TorchFunction):
 
     def __post_init__(self) -> None:
         self.constant_arrays: tuple[Any, ...] = ()  # of `constants`, as they were when it was captured
-        if not self.behaviour.uses_default_dtype:
+        if not self.traits.uses_default_dtype:
             self.trace_state = self.trace_state.for_any_default_dtype()
         self.symbolic: Any = None  # the program for symbolic sizes, where this was made for an example of them
         self.translations: dict[tuple[TorchFunction, bool, str], Any] = {}  # as JAX programs, or why that cannot be
@@ -154,18 +154,18 @@ class FlatFunction(TorchFunction):
         self.differentiable_statistics = False  # running statistics are among what it is differentiated by
         self.splits: dict[Any, Any] = {}
         self.compiled: dict[Any, Any] = {}  # eager calls on several devices, or on another than a CPU
-        self._copied = tuple(range(len(self.in_torch_dtypes))) if self.behaviour.opaque else self.behaviour.mutated
+        self._copied = tuple(range(len(self.in_torch_dtypes))) if self.traits.untraceable else self.traits.mutated
         self._cast = tuple(
             (i, dtype)
             for i, (dtype, type_) in enumerate(zip(self.in_torch_dtypes, self.in_types, strict=False))
             if torch_dtype(type_.dtype, self.argument_names[i]) is not dtype
         )
-        self._locks = _locks_for(self.behaviour)
+        self._locks = _locks_for(self.traits)
         self._out_dtypes = tuple(
             torch_dtype(type_.dtype, f"result {i} of `{self.name}`") for i, type_ in enumerate(self.out_types)
         )
         self._single = len(self.out_types) == 1 and self.out_tree.tree.num_nodes == 1
-        self._plain = not (self._copied or self._cast or self._locks or self.seeded or self.behaviour.opaque)
+        self._plain = not (self._copied or self._cast or self._locks or self.seeded or self.traits.untraceable)
         # Whether `call` takes the tensors as they come and returns just one: nothing stands between it and XLA.
         self.direct = self._plain and self._single and not self.constants
 
@@ -173,13 +173,13 @@ class FlatFunction(TorchFunction):
         return self.name  # what a printed jaxpr shows
 
     @property
-    def flat(self) -> FlatFunction:
+    def base(self) -> TracedFunction:
         return self
 
     @property
     def state(self) -> TorchState:
         state = self.trace_state
-        return state.without_grad() if self.behaviour.runs_without_grad else state
+        return state.without_grad() if self.traits.runs_without_grad else state
 
     @property
     def order(self) -> int:
@@ -230,7 +230,7 @@ class FlatFunction(TorchFunction):
             if self.seeded:
                 stack.enter_context(_rng.seeded(tensors[-1]))
                 tensors = tensors[:-1]
-            elif self.behaviour.untranslatable:  # nobody has seen what else it does
+            elif self.traits.untranslatable:  # nobody has seen what else it does
                 stack.enter_context(_rng.refused(self.name))
             inputs = list(tensors)
             for i, dtype in self._cast:
@@ -257,7 +257,7 @@ class FlatFunction(TorchFunction):
 
     def _arrays(self, out: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         arrays = self._array_leaves(*flatten_output(out))
-        return arrays + [inputs[i] for i in self.behaviour.mutated] if self.return_mutated else arrays
+        return arrays + [inputs[i] for i in self.traits.mutated] if self.return_mutated else arrays
 
     def _array_leaves(self, leaves: list[Any], tree: Any) -> list[torch.Tensor]:
         expected = self.out_tree
@@ -301,13 +301,13 @@ class FlatFunction(TorchFunction):
 _MODULE_LOCKS: weakref.WeakKeyDictionary[torch.nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 
 
-def _locks_for(behaviour: Behaviour) -> tuple[Any, ...]:
+def _locks_for(traits: FunctionTraits) -> tuple[Any, ...]:
     """One lock per module called, in a fixed order.
 
     XLA runs calls of several devices at once, and torch.func.functional_call swaps a module's parameters in
     place while it runs. A function that calls no module takes no lock.
     """
-    return module_locks([module for ref in behaviour.modules if (module := ref()) is not None])
+    return module_locks([module for ref in traits.modules if (module := ref()) is not None])
 
 
 def module_locks(modules: Sequence[torch.nn.Module]) -> tuple[Any, ...]:
@@ -317,7 +317,7 @@ def module_locks(modules: Sequence[torch.nn.Module]) -> tuple[Any, ...]:
     return tuple(_MODULE_LOCKS.setdefault(module, threading.RLock()) for module in roots)
 
 
-def is_array_leaf(leaf: Any, opaque: bool) -> bool:
+def is_array_leaf(leaf: Any, untraceable: bool) -> bool:
     """Whether an output leaf becomes a JAX array.
 
     A Python number of a traced function depends on shapes alone and stays one; of an opaque function it may
@@ -325,7 +325,7 @@ def is_array_leaf(leaf: Any, opaque: bool) -> bool:
     """
     if isinstance(leaf, torch.Tensor | np.ndarray | np.generic):
         return True
-    return opaque and isinstance(leaf, bool | int | float | complex)
+    return untraceable and isinstance(leaf, bool | int | float | complex)
 
 
 def as_tensor(leaf: Any) -> torch.Tensor:

@@ -38,7 +38,7 @@ _LIKES = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_on
 
 
 @dataclasses.dataclass(frozen=True)
-class _Made:
+class _Recipe:
     """How a tensor was made: as a result of an operator."""
 
     operator: OpOverload
@@ -49,7 +49,7 @@ class _Made:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Held:
+class _TensorRef:
     """A tensor without the tensor: by the number of how it was made, or by where it lies in memory that is known."""
 
     shape: tuple[int, ...]
@@ -75,7 +75,7 @@ class _Like:
     device: torch.device
 
 
-class Known(TorchDispatchMode):
+class ConstantEvalMode(TorchDispatchMode):
     """While it is active, what needs values that come from constants gets them.
 
     Args:
@@ -97,7 +97,7 @@ class Known(TorchDispatchMode):
         self._answers = answers
         self._stands_for = stands_for
         self._numbers = WeakTensorKeyDictionary()  # tensor -> number of how it was made; None if it is not known
-        self._made: list[_Made | torch.Tensor | None] = []  # or its value; None if that cannot be had any more
+        self._made: list[_Recipe | torch.Tensor | None] = []  # or its value; None if that cannot be had any more
         # By storage, which lives as long as the tensor: what is in those that were written to, None if it is not known.
         self._memory: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
 
@@ -146,7 +146,7 @@ class Known(TorchDispatchMode):
             if isinstance(result, FakeTensor) and result not in self._numbers:
                 self._numbers[result] = len(self._made) if known else None
                 if known:
-                    self._made.append(_Made(func, args, kwargs, i, storages))
+                    self._made.append(_Recipe(func, args, kwargs, i, storages))
 
     def _write(self, func: OpOverload, args: tuple, kwargs: dict[str, Any], written: Sequence[torch.Tensor]) -> None:
         """An operator is about to write: what it writes is known if all that it takes is."""
@@ -155,7 +155,7 @@ class Known(TorchDispatchMode):
         storages = {storage_id(tensor) for tensor in written}
         small = all(_bytes(tensor) <= _MOST for tensor in written)
         for number, made in enumerate(self._made):  # of memory that will be something else
-            if isinstance(made, _Made) and made.storages & storages:
+            if isinstance(made, _Recipe) and made.storages & storages:
                 self._made[number] = self._tried(lambda number=number: self._value_of(number, {})) if small else None
         if small and _is_function(func) and self._knows_all((args, kwargs)) and all(map(self._in_memory, written)):
             held = jax.tree.map(self._held, (args, kwargs))
@@ -247,7 +247,7 @@ class Known(TorchDispatchMode):
             return _ClosedOver(closed_over, leaf.device)
         storage = storage_id(leaf)
         place = {"memory": storage} if storage in self._memory else {"number": self._numbers[leaf]}
-        return _Held(tuple(leaf.shape), leaf.stride(), int(leaf.storage_offset()), **place)
+        return _TensorRef(tuple(leaf.shape), leaf.stride(), int(leaf.storage_offset()), **place)
 
     def _value(self, held: Any, values: dict[int, torch.Tensor], *, graph: bool = False) -> Any:
         """The value of what :meth:`_held` gives. Those of others that it takes are kept in `values`, by number."""
@@ -256,17 +256,17 @@ class Known(TorchDispatchMode):
                 return (held.tensor if graph else held.tensor.detach()).to(held.device)
             case _Like():
                 return torch.empty_strided(held.shape, held.stride, dtype=held.dtype, device=held.device)
-            case _Held(memory=int() as storage):
+            case _TensorRef(memory=int() as storage):
                 memory = self._memory[storage][1]
                 return memory.as_strided(held.shape, held.stride, held.offset)  # type: ignore[union-attr]
-            case _Held(number=int() as number):
+            case _TensorRef(number=int() as number):
                 return self._value_of(number, values, graph=graph)
         return held
 
     def _value_of(self, number: int, values: dict[int, torch.Tensor], *, graph: bool = False) -> torch.Tensor:
         if number not in values:
             made = self._made[number]
-            if isinstance(made, _Made):
+            if isinstance(made, _Recipe):
                 results = self._applied(made.operator, made.args, made.kwargs, values=values, graph=graph)
                 made = results if made.result is None else results[made.result]
             values[number] = made  # type: ignore[assignment]
@@ -284,7 +284,7 @@ class Known(TorchDispatchMode):
         args, kwargs = jax.tree.map(lambda held: self._value(held, values, graph=graph), (args, kwargs))
         return func(*args, **kwargs)
 
-    def settle(self) -> bool:
+    def materialize(self) -> bool:
         """The trace is over: what the function kept of it gets its value, or is made to raise where it has none.
 
         Returns whether there is something of the latter kind.

@@ -19,10 +19,10 @@ from ._manual import as_varying, bind, lower_plainly
 
 Arrays = Callable[..., Sequence[jax.Array]]
 # (step, which arguments have a leading batch axis, arguments) -> results with the batch leading; None: loop over it.
-Fold = Callable[["Step", Sequence[bool], Sequence[jax.Array]], "Sequence[jax.Array] | None"]
+BatchingRule = Callable[["KernelPrimitive", Sequence[bool], Sequence[jax.Array]], "Sequence[jax.Array] | None"]
 
 
-class Step:
+class KernelPrimitive:
     """Arrays to arrays, by a kernel on a GPU and in jnp elsewhere. Derivatives are those of the reference.
 
     Args:
@@ -32,10 +32,12 @@ class Step:
         needs_triton: whether the reference takes the kernel's place on a GPU where Triton is missing.
     """
 
-    def __init__(self, reference: Arrays, kernel: Arrays, fold: Fold | None = None, *, needs_triton: bool = True):
+    def __init__(
+        self, reference: Arrays, kernel: Arrays, batching_rule: BatchingRule | None = None, *, needs_triton: bool = True
+    ):
         self.reference = reference
         self.kernel = kernel
-        self.fold = fold
+        self.batching_rule = batching_rule
         self.needs_triton = needs_triton
 
     @property
@@ -57,10 +59,12 @@ class Step:
         return jax.lax.map(row, [x for b, x in zip(batched, arrays, strict=True) if b])
 
 
-def leading(shared: Sequence[int] = ()) -> Fold:
+def leading(shared: Sequence[int] = ()) -> BatchingRule:
     """For steps that take any leading dimensions: a batch is one more, in all arguments but those in `shared`."""
 
-    def fold(step: Step, batched: Sequence[bool], arrays: Sequence[jax.Array]) -> Sequence[jax.Array] | None:
+    def batching_rule(
+        step: KernelPrimitive, batched: Sequence[bool], arrays: Sequence[jax.Array]
+    ) -> Sequence[jax.Array] | None:
         if any(batched[i] for i in shared):
             return None
         size = next(x.shape[0] for b, x in zip(batched, arrays, strict=True) if b)
@@ -71,7 +75,7 @@ def leading(shared: Sequence[int] = ()) -> Fold:
             )
         )
 
-    return fold
+    return batching_rule
 
 
 step_p = Primitive("kernel_step")
@@ -79,34 +83,34 @@ step_p.multiple_results = True
 
 
 @step_p.def_impl
-def _impl(*arrays: Any, step: Step) -> list[jax.Array]:
+def _impl(*arrays: Any, step: KernelPrimitive) -> list[jax.Array]:
     return jax.jit(lambda *xs: step_p.bind(*xs, step=step))(*arrays)
 
 
 @step_p.def_abstract_eval
-def _abstract(*arrays: Any, step: Step) -> list[ShapedArray]:
+def _abstract(*arrays: Any, step: KernelPrimitive) -> list[ShapedArray]:
     return as_varying(step.reference, arrays)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, step: Step) -> tuple[Any, Any]:
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, step: KernelPrimitive) -> tuple[Any, Any]:
     moved = tuple(ad.instantiate_zeros(t) for t in tangents)
     return step(*primals), jax.jvp(lambda *xs: list(step.reference(*xs)), tuple(primals), moved)[1]
 
 
-def _batch(arrays: Sequence[Any], dims: Sequence[int | None], *, step: Step) -> tuple[Any, Any]:
+def _batch(arrays: Sequence[Any], dims: Sequence[int | None], *, step: KernelPrimitive) -> tuple[Any, Any]:
     batched = [dim is not None for dim in dims]
     moved = [x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(arrays, dims, strict=True)]
-    results = step.fold(step, batched, moved) if step.fold else None
+    results = step.batching_rule(step, batched, moved) if step.batching_rule else None
     if results is None:
         results = step.looped(batched, moved)
     return list(results), [0] * len(results)
 
 
-def _run_reference(*arrays: Any, step: Step) -> list[Any]:
+def _run_reference(*arrays: Any, step: KernelPrimitive) -> list[Any]:
     return list((step.kernel if interpreting() else step.reference)(*arrays))
 
 
-def _run_kernel(*arrays: Any, step: Step, platform: str) -> list[Any]:
+def _run_kernel(*arrays: Any, step: KernelPrimitive, platform: str) -> list[Any]:
     needed = step.needs_triton or platform == "rocm"  # for what does without Triton is cuDNN
     return list((step.reference if needed and triton_unsupported_reason(platform) else step.kernel)(*arrays))
 

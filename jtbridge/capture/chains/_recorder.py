@@ -1,4 +1,4 @@
-"""Chains are found while a function runs, from the values that its calls of torch make.
+"""FusionPatterns are found while a function runs, from the values that its calls of torch make.
 
 The function runs as it is, and torch's autograd is told all that it would be told (`detach`, `no_grad`, what an
 `autograd.Function` says). Only the last call of a chain returns what our operator makes of the chain's arguments, so
@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from jtbridge._compat import any_autocast, has_saved_tensor_hooks, in_forward_mode, inside_functorch
 
 from . import _centered_norm, _cross_entropy, _gated, _rms_norm, _rope
-from ._steps import Look, Match, NoMatch, Step, parsed
+from ._matcher import Match, Matcher, NoMatch, RecordedCall, parsed
 
 _T = TypeVar("_T")
 
@@ -54,7 +54,7 @@ _WHOLE: dict[Any, Callable[..., Match]] = {
 _DOUBTFUL = (torch.Tensor.grad_fn.__get__, torch.Tensor.data.__get__, torch.Tensor.data.__set__)  # type: ignore[attr-defined]
 
 
-class _Trail(TorchFunctionMode):
+class CallRecorder(TorchFunctionMode):
     """Remembers what is made while it is active, and ends chains by our operators."""
 
     def __init__(self, refused: set[int]):
@@ -62,7 +62,7 @@ class _Trail(TorchFunctionMode):
         self._refused = refused
         self._steps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._found = 0
-        self._hidden: dict[int, dict[Step, int]] = {}  # by the number of each chain that was replaced
+        self._hidden: dict[int, dict[RecordedCall, int]] = {}  # by the number of each chain that was replaced
         self.replaced = False  # whether there are any
         self.misused: set[int] = set()  # those of which an inner value has other uses
         self.doubtful = False
@@ -85,7 +85,7 @@ class _Trail(TorchFunctionMode):
             return func(*args, **kwargs)
         whole = _WHOLE.get(func)
         if whole is not None:
-            match = self._matched(lambda look: whole(look, *args, **kwargs))
+            match = self._matched(lambda matcher: whole(matcher, *args, **kwargs))
             self._note_uses(args, kwargs)
             return func(*args, **kwargs) if match is None else match()
         out = func(*args, **kwargs)
@@ -112,15 +112,15 @@ class _Trail(TorchFunctionMode):
         orders = [args, args[::-1]] if len(args) == 2 else [args]
         for end in _ENDS.get(name, ()):
             for order in orders:
-                match = self._matched(lambda look, end=end, order=order: end(look, out, *order))
+                match = self._matched(lambda matcher, end=end, order=order: end(matcher, out, *order))
                 if match is not None:
                     return match
         return None
 
-    def _matched(self, find: Callable[[Look], Match]) -> Match | None:
-        look = Look(self._steps)
+    def _matched(self, find: Callable[[Matcher], Match]) -> Match | None:
+        matcher = Matcher(self._steps)
         try:
-            match = find(look)
+            match = find(matcher)
         except NoMatch:
             return None
         number = self._found
@@ -128,14 +128,14 @@ class _Trail(TorchFunctionMode):
         if number in self._refused:
             return None
         self.replaced = True
-        self._hidden[number] = look.inner
+        self._hidden[number] = matcher.inner
         return match
 
     def _note(self, name: str, out: torch.Tensor, args: tuple[Any, ...]) -> None:
         taken = list(_tensors(args))
         if any(x.is_inference() for x in taken):
             return
-        self._steps[out] = Step.now(name, args, taken, out)
+        self._steps[out] = RecordedCall.now(name, args, taken, out)
 
     def _note_uses(self, args: Any, kwargs: Any) -> None:
         for tensor in _tensors((args, kwargs)):
@@ -159,19 +159,19 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
         yield from _tensors(list(value.values()))
 
 
-class Chains:
+class FusionPatterns:
     """The chains of one function, over the traces that it takes to know which of them can be operators of ours."""
 
     def __init__(self) -> None:
         self._refused: set[int] = set()
-        self._trails: list[_Trail] = []
+        self._trails: list[CallRecorder] = []
 
     def trail(self) -> TorchFunctionMode:
         """To be active while the function runs."""
-        self._trails.append(_Trail(self._refused))
+        self._trails.append(CallRecorder(self._refused))
         return self._trails[-1]
 
-    def settled(self, trace: Callable[[Chains | None], _T]) -> _T:
+    def settled(self, trace: Callable[[FusionPatterns | None], _T]) -> _T:
         """What `trace` gives with those chains replaced that hide nothing that is used elsewhere."""
         for _ in range(_MOST):
             self._trails.clear()

@@ -19,7 +19,7 @@ class NoMatch(Exception):
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Step:
+class RecordedCall:
     """A call that made one tensor, and what would make its value another by now."""
 
     name: str
@@ -30,7 +30,7 @@ class Step:
     uses: int = 0  # calls that took what it made
 
     @classmethod
-    def now(cls, name: str, args: tuple[Any, ...], tensors: Iterable[torch.Tensor], made: torch.Tensor) -> Step:
+    def now(cls, name: str, args: tuple[Any, ...], tensors: Iterable[torch.Tensor], made: torch.Tensor) -> RecordedCall:
         """The step that has just been taken."""
         return cls(name, args, torch.is_grad_enabled(), [(x, _condition(x)) for x in tensors], _condition(made))
 
@@ -48,12 +48,14 @@ def _condition(x: torch.Tensor) -> Any:
     return x._version, x.grad_fn, x.requires_grad
 
 
-class Look:
+class Matcher:
     """A look backwards from the last call of what may be a chain."""
 
-    def __init__(self, steps: MutableMapping[torch.Tensor, Step]):
+    def __init__(self, steps: MutableMapping[torch.Tensor, RecordedCall]):
         self._steps = steps
-        self.inner: dict[Step, int] = {}  # those whose results the chain hides, and how often it takes these itself
+        self.inner: dict[
+            RecordedCall, int
+        ] = {}  # those whose results the chain hides, and how often it takes these itself
 
     def sees(self, value: Any, name: str) -> bool:
         """Whether a value was made by a step."""
@@ -90,7 +92,7 @@ class Look:
         if not condition:
             raise NoMatch
 
-    def _step(self, value: Any, name: str) -> Step | None:
+    def _step(self, value: Any, name: str) -> RecordedCall | None:
         step = self._steps.get(value) if isinstance(value, torch.Tensor) else None
         return step if step is not None and step.name == name and step.holds(value) else None
 

@@ -31,7 +31,7 @@ def _takes(ours: Any, args: Any, kwargs: Any) -> bool:
     return True
 
 
-class Replaced(TorchFunctionMode):
+class OverrideMode(TorchFunctionMode):
     """While it is active, those functions are ours where we have them."""
 
     def __init__(self) -> None:

@@ -51,7 +51,7 @@ class EndlessLoopError(RuntimeError):
     """A function reads values of example arguments so often that it may never end."""
 
 
-class Observer:
+class EffectRecorder:
     """Records what a function does while it runs inside :meth:`watching`.
 
     Storages, not tensors, are what is followed: a write through a view, ``.data`` or a slice is still a write.
@@ -273,9 +273,9 @@ class Observer:
 
 
 class _Calls(TorchFunctionMode):
-    def __init__(self, observer: Observer):
+    def __init__(self, recorder: EffectRecorder):
         super().__init__()
-        self._observer = observer
+        self._observer = recorder
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -284,9 +284,9 @@ class _Calls(TorchFunctionMode):
 
 
 class _Operators(TorchDispatchMode):
-    def __init__(self, observer: Observer):
+    def __init__(self, recorder: EffectRecorder):
         super().__init__()
-        self._observer = observer
+        self._observer = recorder
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
