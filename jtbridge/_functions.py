@@ -2,7 +2,7 @@
 
 A :class:`TorchFunction` takes and returns tensors of JAX's dtypes, and knows the types of both. The user's function
 becomes one (:class:`TracedFunction`); its derivatives, batched forms and captured graphs are others. Two of them are
-equal when they compute the same from the same plan, so that two traces of one program give the same program.
+equal when they compute the same from the same traced function, so that two traces of one program give the same program.
 """
 
 from __future__ import annotations

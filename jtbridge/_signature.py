@@ -22,7 +22,7 @@ ARRAY = object()  # stands where an array was among the leaves of a signature
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """The arguments of a call without the values of its arrays. Equal signatures share a plan."""
+    """The arguments of a call without the values of its arrays. Equal signatures share a traced function."""
 
     tree: Any
     keys: tuple[Any, ...]  # hashable stand-ins for the static leaves, `ARRAY` for arrays

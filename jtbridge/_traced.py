@@ -87,7 +87,7 @@ class TracedCalls:
     def prepared(
         self, arrays: list[Any], signature: Signature, rng: Any, backend: str
     ) -> tuple[TracedFunction, list[jax.Array]]:
-        """The plan for a call, and the flat arrays it is to be called with."""
+        """Return the traced function for a call, and the flat arrays to call it with."""
         translating = translates(backend) and not self._ordered
         if any(is_symbolic(shape) for shape, _ in signature.types):
             traced = self._trace_symbolic(signature, rng is not None, backend)
@@ -103,7 +103,7 @@ class TracedCalls:
         self.eager_plans.clear()
 
     def _cache(self, arrays: Sequence[Any], backend: str) -> _Cache:
-        """Where a plan that is needed now is kept."""
+        """Return the cache that a function traced now belongs to."""
         trace = outermost_trace()
         if trace is not None:
             return self._by_trace.setdefault(trace, collections.OrderedDict())

@@ -111,7 +111,7 @@ class Wrapped:
         return TracedCalls(self._fn, self._name, self._options, self._notices)
 
     def prepared(self, args: tuple, kwargs: dict[str, Any]) -> tuple[TracedFunction, list[jax.Array]]:
-        """The plan for a call, and the flat arrays it is to be called with."""
+        """Return the traced function for a call, and the flat arrays to call it with."""
         arrays, signature, rng = self.flattened(args, kwargs)
         return self._traced.prepared(arrays, signature, rng, self.backend)
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from jtbridge.capture._overrides import Replaced
+from jtbridge.capture._overrides import OverrideMode
 
 from .harness import check
 
@@ -20,7 +20,7 @@ BLANK_LAST = torch.tensor([[1, 1, 2], [3, 2, 0], [0, 2, 0]])
 
 def _run(scores, targets, *lengths: Any, **options: Any):
     traced = _get_current_dispatch_mode() is not None  # torch's own values are what is compared with
-    with Replaced() if traced else contextlib.nullcontext():
+    with OverrideMode() if traced else contextlib.nullcontext():
         return F.ctc_loss(scores.log_softmax(-1), targets, *lengths, **options)
 
 
@@ -63,7 +63,7 @@ def test_operators_in_torch():
     x = SCORES.log_softmax(-1).requires_grad_()
     how: Any = (TARGETS, (6, 4, 5), (2, 1, 2))
     expected = F.ctc_loss(x, *how)
-    with Replaced():
+    with OverrideMode():
         found = F.ctc_loss(x, *how)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, x), torch.autograd.grad(expected, x))

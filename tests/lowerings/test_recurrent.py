@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import jtbridge
-from jtbridge.capture._overrides import Replaced
+from jtbridge.capture._overrides import OverrideMode
 
 from .harness import check
 
@@ -21,7 +21,7 @@ def _replaced(function):
 
     def run(*args):
         traced = _get_current_dispatch_mode() is not None
-        with Replaced() if traced else contextlib.nullcontext():
+        with OverrideMode() if traced else contextlib.nullcontext():
             return function(*args)
 
     return run
@@ -118,7 +118,7 @@ def test_operators_in_torch(kind):
     x = torch.randn(3, 2, 3, dtype=torch.float64, requires_grad=True)
 
     def run(x):
-        with Replaced():
+        with OverrideMode():
             return network(x)[0]
 
     expected = network(x)[0]
@@ -134,7 +134,7 @@ def test_tangents_are_left_to_torch():
     x, dx = torch.randn(2, 2, 1, 3)
 
     def run(x):
-        with Replaced():
+        with OverrideMode():
             return network(x)[0]
 
     expected = torch.func.jvp(lambda x: network(x)[0], (x,), (dx,))[1]
