@@ -189,7 +189,7 @@ _CASES: dict[str, Callable[[TracedFunction, list[Any]], _Case | None]] = {
 def _comparison(backend: str, mode: str, traced: TracedFunction, case: _Case) -> Comparison:
     program = jax.jit(case.program(lambda *operands: torch_call(*operands, fn=traced, backend=backend)))
     got = list(program(*case.inputs))
-    if traced.traits.random_operator is not None:
+    if traced.traits.effects.random_operator is not None:
         same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(got, program(*case.inputs), strict=True))
         return Comparison(backend, mode, None, same, "draws: repeats itself" if same else "draws: DOES NOT REPEAT")
     with case.reference.state.applied():

@@ -151,7 +151,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         operators=dict(collections.Counter(str(node.target) for node in nodes).most_common()),
         decomposed=tuple(sorted({str(node.target) for node in nodes if not has_lowering(node)})),
         random=_random(traced, nodes),
-        mutated=tuple(traced.argument_names[i] for i in traced.traits.mutated),
+        mutated=tuple(traced.argument_names[i] for i in traced.traits.effects.mutated),
         casts=_casts(traced, nodes),
         kernels=_kernels(traced) if wrapped.backend in ("auto", "triton") else {},
         constants=(len(traced.constants), sum(t.numel() * t.element_size() for t in traced.constants)),
@@ -191,8 +191,8 @@ def _gradient_backend(wrapped: Wrapped, platform: str, traced: TracedFunction) -
 def _random(traced: TracedFunction, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
     drawing = (n for n in nodes if "draw" in origin(n) and draws(n.target, n.args, n.kwargs))  # type: ignore[arg-type]
     found = {str(node.target) for node in drawing}
-    if not nodes and traced.traits.random_operator is not None:
-        found = {traced.traits.random_operator}
+    if not nodes and traced.traits.effects.random_operator is not None:
+        found = {traced.traits.effects.random_operator}
     return tuple(sorted(found))
 
 

@@ -88,25 +88,65 @@ class OutputTree:
 
 
 @dataclasses.dataclass(frozen=True)
-class FunctionTraits:
-    """What is known of a function beyond its types, from watching it once."""
+class Effects:
+    """What a function does besides computing its result.
+
+    Attributes:
+        mutated: positions of the arguments that it writes to.
+        random_operator: an operator that draws random numbers.
+        launches: a Triton kernel that it launches.
+        modules: that it calls.
+    """
 
     mutated: tuple[int, ...] = ()
     random_operator: str | None = None
-    operators: int = 0  # how many it runs
+    launches: str | None = None
+    modules: tuple[weakref.ref, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class AutogradTraits:
+    """How a function uses autograd.
+
+    Attributes:
+        switches_grad_mode: it switches gradient recording on or off.
+        inner_autograd: it takes gradients inside.
+        uses_data: it reads `.data`, a detach that torch.func does not see.
+        breaks_inner_graph: it calls `torch.autograd.grad` without `create_graph=True`.
+        fused_norm: an operator that torch differentiates wrongly beyond the first derivative.
+        runs_without_grad: its result is the same with gradient recording off, and cheaper.
+    """
+
     switches_grad_mode: bool = False
     inner_autograd: bool = False
-    uses_data: bool = False  # `.data`, a detach that torch.func does not see
-    breaks_inner_graph: bool = False  # torch.autograd.grad without create_graph=True
-    custom_operator: str | None = None  # an operator that is not torch's own
-    unbatchable: str | None = None  # an operator that torch.vmap gets wrong
-    fused_norm: str | None = None  # an operator that torch differentiates wrongly beyond the first derivative
-    untraceable: str | None = None  # why it could not be traced on fake tensors
-    only_checks: bool = False  # opaque, but what it asks of data is only whether to raise: it can be translated
-    uses_default_dtype: bool = True  # it may depend on torch's default dtype
-    launches: str | None = None  # a Triton kernel that it launches
-    runs_without_grad: bool = False  # same result with gradient recording off, and cheaper
-    modules: tuple[weakref.ref, ...] = ()  # that it calls
+    uses_data: bool = False
+    breaks_inner_graph: bool = False
+    fused_norm: str | None = None
+    runs_without_grad: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionTraits:
+    """What a trace showed of a function besides its types.
+
+    Attributes:
+        effects, autograd: of the function.
+        operators: how many it runs.
+        custom_operator: an operator that is not torch's own.
+        unbatchable: an operator that torch.vmap computes wrongly.
+        untraceable: why it could not be traced on fake tensors.
+        only_checks: it is untraceable, but it reads values only to raise if they are wrong: it can be translated.
+        uses_default_dtype: it may depend on torch's default dtype, so the traced function holds for one default alone.
+    """
+
+    effects: Effects = Effects()
+    autograd: AutogradTraits = AutogradTraits()
+    operators: int = 0
+    custom_operator: str | None = None
+    unbatchable: str | None = None
+    untraceable: str | None = None
+    only_checks: bool = False
+    uses_default_dtype: bool = True
 
     @property
     def untranslatable(self) -> str | None:
@@ -154,7 +194,9 @@ class TracedFunction(TorchFunction):
         self.differentiable_statistics = False  # running statistics are among what it is differentiated by
         self.splits: dict[Any, Any] = {}
         self.compiled: dict[Any, Any] = {}  # eager calls on several devices, or on another than a CPU
-        self._copied = tuple(range(len(self.in_torch_dtypes))) if self.traits.untraceable else self.traits.mutated
+        self._copied = (
+            tuple(range(len(self.in_torch_dtypes))) if self.traits.untraceable else self.traits.effects.mutated
+        )
         self._cast = tuple(
             (i, dtype)
             for i, (dtype, type_) in enumerate(zip(self.in_torch_dtypes, self.in_types, strict=False))
@@ -179,7 +221,7 @@ class TracedFunction(TorchFunction):
     @property
     def state(self) -> TorchState:
         state = self.trace_state
-        return state.without_grad() if self.traits.runs_without_grad else state
+        return state.without_grad() if self.traits.autograd.runs_without_grad else state
 
     @property
     def order(self) -> int:
@@ -257,7 +299,7 @@ class TracedFunction(TorchFunction):
 
     def _arrays(self, out: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         arrays = self._array_leaves(*flatten_output(out))
-        return arrays + [inputs[i] for i in self.traits.mutated] if self.return_mutated else arrays
+        return arrays + [inputs[i] for i in self.traits.effects.mutated] if self.return_mutated else arrays
 
     def _array_leaves(self, leaves: list[Any], tree: Any) -> list[torch.Tensor]:
         expected = self.out_tree
@@ -307,7 +349,7 @@ def _locks_for(traits: FunctionTraits) -> tuple[Any, ...]:
     XLA runs calls of several devices at once, and torch.func.functional_call swaps a module's parameters in
     place while it runs. A function that calls no module takes no lock.
     """
-    return module_locks([module for ref in traits.modules if (module := ref()) is not None])
+    return module_locks([module for ref in traits.effects.modules if (module := ref()) is not None])
 
 
 def module_locks(modules: Sequence[torch.nn.Module]) -> tuple[Any, ...]:

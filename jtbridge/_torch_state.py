@@ -20,7 +20,7 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 @dataclasses.dataclass(frozen=True)
 class TorchState:
-    """A snapshot of the settings that change what torch code computes. Hashable: part of the cache key of a traced function."""
+    """A hashable snapshot of the settings that change what torch computes, part of the key of a traced function."""
 
     grad: bool
     inference: bool

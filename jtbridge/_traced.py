@@ -81,7 +81,7 @@ class TracedCalls:
         out = traced.out_tree.unflatten(results[:count])
         if not traced.return_mutated:
             return out
-        names = [traced.argument_names[i] for i in traced.traits.mutated]
+        names = [traced.argument_names[i] for i in traced.traits.effects.mutated]
         return out, dict(zip(names, results[count:], strict=True))
 
     def prepared(
@@ -191,14 +191,14 @@ class TracedCalls:
                 stack.enter_context(lock)
             found = infer(request)
         traits = found.traits
-        draws = traits.random_operator is not None or traits.untraceable is not None
+        draws = traits.effects.random_operator is not None or traits.untraceable is not None
         seeded = seeded and (draws or keep_seed)
         return_mutated = self._options["return_mutated"]
-        mutated = tuple(in_types[i] for i in traits.mutated) if return_mutated else ()
+        mutated = tuple(in_types[i] for i in traits.effects.mutated) if return_mutated else ()
         return TracedFunction(
             name=self._name,
             # Of what an opaque function launches in a call, looking at it may have shown nothing.
-            call=with_intercepted_launches(call) if traits.launches or traits.untraceable else call,
+            call=with_intercepted_launches(call) if traits.effects.launches or traits.untraceable else call,
             argument_names=names,
             in_types=(*in_types, _SEED) if seeded else in_types,
             in_torch_dtypes=dtypes,

@@ -178,9 +178,9 @@ class Jvp(_Derived):
         return not (
             self in self.base.double_reverse
             or self.fn.order > 0
-            or traits.switches_grad_mode
-            or traits.uses_data
-            or traits.inner_autograd
+            or traits.autograd.switches_grad_mode
+            or traits.autograd.uses_data
+            or traits.autograd.inner_autograd
             or traits.custom_operator
             or traits.untraceable  # nobody has seen whether its gradient is what forward mode computes
             or self.base.reads_graph
@@ -311,7 +311,7 @@ class Vmap(_Derived):
             self in self.base.sequential
             or traits.unbatchable
             or (self.base.reads_graph and self.order > 0)  # inside torch.func a weight requires no gradient
-            or (traits.uses_data and self.order > 0)  # `.data` of a tensor inside torch.func is no detach
+            or (traits.autograd.uses_data and self.order > 0)  # `.data` of a tensor inside torch.func is no detach
         ):
             return self.by_loop(tensors)
         try:
@@ -365,7 +365,7 @@ def _cotangents(transpose: TorchFunction) -> int:
 
 def differentiable_norms(fn: TorchFunction) -> contextlib.AbstractContextManager:
     """Write normalisations out while `fn`, a derivative beyond the first, runs."""
-    needed = fn.order > 1 and fn.base.traits.fused_norm is not None
+    needed = fn.order > 1 and fn.base.traits.autograd.fused_norm is not None
     return CompositeNorms() if needed else contextlib.nullcontext()
 
 

@@ -26,7 +26,7 @@ def verify(traced: TracedFunction, operands: Sequence[Any], results: Sequence[An
     each row and in a loop for each step, and only the first call compares. Under ``grad`` the values are compared, the
     gradient is not. A function that draws random numbers has others in torch and is not compared.
     """
-    if traced.verified or traced.traits.random_operator is not None:
+    if traced.verified or traced.traits.effects.random_operator is not None:
         return
 
     def compare(operands: Sequence[Any], results: Sequence[Any]) -> None:

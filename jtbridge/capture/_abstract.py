@@ -12,7 +12,7 @@ import torch
 from jtbridge import _rng
 from jtbridge._compat import DataDependentOutputException, FakeTensorMode, forget_tensors, tracing
 from jtbridge._dtypes import canonical_dtype, numpy_dtype
-from jtbridge._functions import ArrayType, FunctionTraits, OutputTree, as_tensor, is_array_leaf
+from jtbridge._functions import ArrayType, AutogradTraits, Effects, FunctionTraits, OutputTree, as_tensor, is_array_leaf
 from jtbridge._pytree import flatten_output, key_order
 from jtbridge._torch_state import TorchState
 from jtbridge.errors import DeviceError, MutationError, RandomnessError
@@ -139,22 +139,28 @@ def traits_of(
             )
         if recorder.random_operator is not None and not request.seeded:
             raise RandomnessError(_rng.without_key(request.name, recorder.random_operator))
-    return FunctionTraits(
+    effects = Effects(
         mutated=recorder.mutated_inputs(),
         random_operator=recorder.random_operator,
-        operators=recorder.operators,
+        launches=next(iter([*recorder.launches, *recorder.operators_of_kernels]), None),
+        modules=tuple({id(module): weakref.ref(module) for module in recorder.modules}.values()),
+    )
+    autograd = AutogradTraits(
         switches_grad_mode=recorder.switches_grad_mode,
         inner_autograd=recorder.inner_autograd,
         uses_data=recorder.uses_data,
         breaks_inner_graph=recorder.inner_autograd and not recorder.keeps_inner_graph,
+        fused_norm=recorder.fused_norm,
+        runs_without_grad=without_grad,
+    )
+    return FunctionTraits(
+        effects=effects,
+        autograd=autograd,
+        operators=recorder.operators,
         custom_operator=recorder.custom_operator,
         unbatchable=recorder.unbatchable,
-        fused_norm=recorder.fused_norm,
         untraceable=untraceable,
         uses_default_dtype=recorder.uses_default_dtype or untraceable is not None,
-        launches=next(iter([*recorder.launches, *recorder.operators_of_kernels]), None),
-        runs_without_grad=without_grad,
-        modules=tuple({id(module): weakref.ref(module) for module in recorder.modules}.values()),
     )
 
 

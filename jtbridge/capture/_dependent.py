@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -111,18 +112,18 @@ def _path(tree: Any, position: int) -> str:
     return f"`result{keys}`" if keys else "the result"
 
 
-def _merged(traits_of_each: Sequence[FunctionTraits]) -> FunctionTraits:
-    """What a function does on some of several ways through it."""
-    merged = traits_of_each[0]
-    for other in traits_of_each[1:]:
-        changes = {}
-        for field in dataclasses.fields(FunctionTraits):
-            ours, theirs = getattr(merged, field.name), getattr(other, field.name)
-            if isinstance(ours, tuple):
-                changes[field.name] = (*ours, *(each for each in theirs if each not in ours))
-            elif field.name == "operators":
-                changes[field.name] = max(ours, theirs)
-            else:
-                changes[field.name] = ours or theirs
-        merged = dataclasses.replace(merged, **changes)
-    return merged
+def _merged(found: Sequence[Any]) -> Any:
+    """Return what a function does on any of several ways through it: of traits, or of one part of them."""
+    first = found[0]
+    merged = {}
+    for field in dataclasses.fields(first):
+        values = [getattr(each, field.name) for each in found]
+        if dataclasses.is_dataclass(values[0]):
+            merged[field.name] = _merged(values)
+        elif isinstance(values[0], tuple):
+            merged[field.name] = functools.reduce(lambda a, b: (*a, *(x for x in b if x not in a)), values)
+        elif field.name == "operators":
+            merged[field.name] = max(values)
+        else:
+            merged[field.name] = next(filter(None, values), values[0])
+    return dataclasses.replace(first, **merged)

@@ -48,7 +48,7 @@ class GraphFunction(TorchFunction):
 
     def _runner(self, module: fx.GraphModule) -> Callable[..., Tensors]:
         run = module.forward  # past the hooks of nn.Module.__call__
-        return with_intercepted_launches(run) if self.owner.traits.launches else run
+        return with_intercepted_launches(run) if self.owner.traits.effects.launches else run
 
     @property
     def base(self) -> TracedFunction:

@@ -71,7 +71,11 @@ def check_differentiable(fn: TorchFunction, wrt: tuple[int, ...], *, again: bool
     """
     traced = fn.base
     wrt = _innermost(fn, wrt)
-    if traced.traits.untraceable or wrt in traced.checked_graphs or not (again or traced.traits.breaks_inner_graph):
+    if (
+        traced.traits.untraceable
+        or wrt in traced.checked_graphs
+        or not (again or traced.traits.autograd.breaks_inner_graph)
+    ):
         refuse_once_differentiable(traced, fn.order + 1)
         return
     try:
@@ -100,7 +104,7 @@ def _look_at_graph(traced: TracedFunction, wrt: tuple[int, ...]) -> None:
         with GraphReads() as reads:
             results = traced(*inputs)
     traced.reads_graph = traced.reads_graph or reads.found
-    if traced.traits.breaks_inner_graph:
+    if traced.traits.autograd.breaks_inner_graph:
         _refuse_broken_graph(traced, results)
     traced.once_differentiable = traced.once_differentiable or once_differentiable_in(results)
 

@@ -15,6 +15,7 @@ from jtbridge._compat import FakeTensor, TorchDispatchMode, innermost, inside_fu
 from jtbridge._dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from jtbridge._functions import (
     ArrayType,
+    AutogradTraits,
     FunctionTraits,
     OutputTree,
     Tensors,
@@ -33,7 +34,7 @@ from jtbridge.triton import intercepted_launches
 
 # What is assumed of a function that was not traced: its derivatives go by reverse mode alone, and those beyond the
 # first have its normalisations written out.
-_UNKNOWN = FunctionTraits(inner_autograd=True, fused_norm="any")
+_UNKNOWN = FunctionTraits(autograd=AutogradTraits(inner_autograd=True, fused_norm="any"))
 
 
 # Dtypes that JAX has whether or not x64 is on.

@@ -38,7 +38,7 @@ def nonlinearity(fn: TorchFunction, wrt: tuple[int, ...]) -> str | None:
 
 def _nonlinearity(fn: TorchFunction, wrt: tuple[int, ...]) -> str | None:
     traits = fn.base.traits
-    if traits.switches_grad_mode or traits.uses_data:
+    if traits.autograd.switches_grad_mode or traits.autograd.uses_data:
         return "it computes a part without gradients (`torch.no_grad()` or `.data`), which its derivative leaves out"
     try:
         reached = _reached(captured(fn), wrt)
