@@ -187,7 +187,7 @@ class _Examination:
             count = len([*module.parameters(), *module.buffers()])
             if count:
                 self.note("state read", f"{count} parameters and buffers of `{type(module).__name__}`", "")
-        with torch.random.fork_rng(devices=[]):
+        with _rng.drawing_apart():
             first = self._run()
             if first is not None:
                 second = self._run(first)
@@ -235,10 +235,8 @@ class _Examination:
         return _Run(result, changes, parts)
 
     def _call(self) -> list[Any]:
-        if self._seed is not None:
-            low, high = self._seed
-            torch.default_generator.manual_seed((high << 32) | low)
-        leaves, _ = flatten_output(self._fn(*self._args, **self._kwargs))
+        with contextlib.nullcontext() if self._seed is None else _rng.seeded_by(*self._seed):
+            leaves, _ = flatten_output(self._fn(*self._args, **self._kwargs))
         return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
     @contextlib.contextmanager
@@ -404,7 +402,8 @@ class _Operators(TorchDispatchMode):
             if tensor.layout is torch.strided and storage_id(tensor) in self._names:
                 kind, what = self._names[storage_id(tensor)]
                 self._note(kind, what, _users_line(), _TENSOR_REMEDY if kind == "state written" else None)
-        has_own = kwargs.get("generator") is not None
+        generator = kwargs.get("generator")
+        has_own = generator is not None and not _rng.is_seeded_generator(generator)
         if torch.Tag.nondeterministic_seeded in func.tags and draws(func, args, kwargs) and not self._has_key | has_own:
             self._note("random numbers", f"`{func}`", _users_line())
         return func(*args, **kwargs)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from ._compat import draw_source, drawing_from, random_state_of, same_generator
+from ._compat import EarlierDraws, draw_source, drawing_from, random_state_of, same_generator
 from .errors import ArgumentError, RandomnessError
 
 SEED_SHAPE = (2,)
@@ -49,6 +49,30 @@ def seeded_by(low: int, high: int) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if is_tracing() else drawing_from(_Seeded((high << 32) | low))
 
 
+@contextlib.contextmanager
+def drawing_again(state: torch.Tensor) -> Iterator[None]:
+    """Draw from an earlier state of the CPU's generator on, and leave the generator where the draws end.
+
+    If nothing is drawn it is left alone: another thread may have drawn from it since.
+    """
+    if draw_source() is not None:  # of this thread alone
+        torch.set_rng_state(state)
+        yield
+        return
+    source = EarlierDraws(state)
+    try:
+        with drawing_from(source):
+            yield
+    finally:
+        if not torch.equal(source.cpu.get_state(), state):
+            torch.default_generator.set_state(source.cpu.get_state())
+
+
+def drawing_apart() -> contextlib.AbstractContextManager[None]:
+    """Draw the numbers that the CPU's default generator would give, without advancing it."""
+    return drawing_from(EarlierDraws(torch.get_rng_state()))
+
+
 def first_operator_seeded() -> str | None:
     """The first random operator of torch that ran inside :func:`seeded`; None if none did."""
     source = draw_source()
@@ -56,9 +80,11 @@ def first_operator_seeded() -> str | None:
 
 
 def is_seeded_generator(generator: torch.Generator) -> bool:
-    """Whether a generator is the one that this thread's draws were given by :func:`seeded`."""
+    """Whether a generator is the one that this thread's draws were given by :func:`seeded` or :func:`drawing_apart`."""
     source = draw_source()
-    return isinstance(source, _Seeded) and any(same_generator(generator, own) for own in source.generators.values())
+    own = [*source.generators.values()] if isinstance(source, _Seeded) else []
+    own += [source.cpu] if isinstance(source, EarlierDraws) else []
+    return any(same_generator(generator, each) for each in own)
 
 
 class _Seeded:

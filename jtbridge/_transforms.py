@@ -23,6 +23,7 @@ from ._dtypes import torch_dtype
 from ._functions import ArrayType, Tensors, TorchFunction, TracedFunction
 from ._nesting import marked
 from ._torch_state import TorchState
+from ._vmap_guard import VmapGuard
 from .errors import DifferentiationError
 from .triton import intercepted_launches
 
@@ -325,7 +326,8 @@ class Vmap(_Derived):
     def by_torch_vmap(self, tensors: Tensors) -> Tensors:
         """One call for all rows; raises where torch cannot batch the function."""
         # "same": a key that is not batched draws the same numbers for every row, as in JAX.
-        return torch.func.vmap(self.fn.__call__, in_dims=self.dims, randomness="same")(*tensors)
+        with VmapGuard(tensors, self.dims):
+            return torch.func.vmap(self.fn.__call__, in_dims=self.dims, randomness="same")(*tensors)
 
     def by_loop(self, tensors: Tensors) -> Tensors:
         """Row by row; right for every function."""

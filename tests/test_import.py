@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"errors", "_nesting", "_pickling"},
     {"_compat", "_dtypes", "_retracing"},
     {"_static"},
-    {"_pytree", "_torch_state", "_rng", "_composite", "_batch_statistics", "_debug", "_writes"},
+    {"_pytree", "_torch_state", "_rng", "_composite", "_batch_statistics", "_debug", "_writes", "_vmap_guard"},
     {"_functions"},
     {"_host", "_run", "_declared", "_rules"},
     {"state", "triton"},

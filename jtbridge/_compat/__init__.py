@@ -6,6 +6,7 @@ with jax 0.12.0.
 """
 
 from ._checkpoint import reentrant_checkpoints as reentrant_checkpoints
+from ._draws import EarlierDraws as EarlierDraws
 from ._draws import draw_source as draw_source
 from ._draws import drawing_from as drawing_from
 from ._draws import inside_mode as inside_mode
@@ -65,6 +66,7 @@ from ._torch import storage_id as storage_id
 from ._torch import torch_pytree_node as torch_pytree_node
 from ._torch import triton_wrapper_class as triton_wrapper_class
 from ._torch import unwrap_compiled as unwrap_compiled
+from ._torch_eager import StorageWeakRef as StorageWeakRef
 from ._torch_eager import has_error_node as has_error_node
 from ._torch_eager import innermost as innermost
 from ._torch_eager import is_shared as is_shared

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ._draws import EarlierDraws, draw_source, drawing_from
+
 Gradients = list[torch.Tensor | None]
 
 
@@ -116,8 +118,11 @@ def _run_again(ctx: Any, arguments: Sequence[Any]) -> tuple[Any, ...]:
     """Run the checkpointed function under the random state and the autocast settings of its forward."""
     with contextlib.ExitStack() as stack:
         if ctx.preserve_rng_state:
-            stack.enter_context(torch.random.fork_rng(devices=[]))
-            torch.set_rng_state(ctx.fwd_cpu_state)
+            if draw_source() is None:  # the default generator is that of other threads too
+                stack.enter_context(drawing_from(EarlierDraws(ctx.fwd_cpu_state)))
+            else:
+                stack.enter_context(torch.random.fork_rng(devices=[]))
+                torch.set_rng_state(ctx.fwd_cpu_state)
         if ctx.device_autocast_kwargs is not None:
             stack.enter_context(torch.amp.autocast(ctx.device_type, **ctx.device_autocast_kwargs))
         stack.enter_context(torch.amp.autocast("cpu", **ctx.cpu_autocast_kwargs))

@@ -52,6 +52,21 @@ class DrawSource(Protocol):
         ...
 
 
+class EarlierDraws:
+    """The draws of a default generator of the CPU once more, from a state that it had; other devices draw on."""
+
+    def __init__(self, state: torch.Tensor):
+        self.cpu = torch.Generator()
+        self.cpu.set_state(state)
+
+    def generator(self, device: torch.device, operator: str) -> torch.Generator:
+        del operator
+        return self.state_generator(device)
+
+    def state_generator(self, device: torch.device) -> torch.Generator:
+        return self.cpu if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+
+
 def draw_source() -> DrawSource | None:
     """Where the draws of this thread come from; None for torch's default generators."""
     return torch._C._get_obj_in_tls(_SLOT) if torch._C._is_key_in_tls(_SLOT) else None

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import torch
 import torch._C._functorch as functorch_bindings
 
+# Tried on torch 2.13. Storages have weak references, and no other class for them; this one has no documentation.
+from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef
+
 
 def run_backward(
     outputs: Sequence[torch.Tensor],

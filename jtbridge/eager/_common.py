@@ -95,16 +95,22 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
     flat = eager_function(fn)
     if flat.row_by_row or fn is flat or not _is_batched(fn):
         return once()
-    notice = f"batched: {_transformations(fn)}"
-    # The first attempt is undone if it fails: its side effects are no row's.
-    attempt = None if notice in flat.notices else Attempt(flat.name, flat.roots())
+    batch = f"batched: {_transformations(fn)} {hash(flat.in_types)}"
+    # An attempt is undone if it fails: its side effects are no row's. It takes some time to be prepared for that, which
+    # is saved where the last attempt succeeded and had none.
+    attempt = None if batch in flat.notices else Attempt(flat.name, flat.roots())
     try:
         result = once()
     except Exception as error:  # noqa: BLE001  (whatever torch.vmap raises; a fault of the rows is raised again)
-        if attempt is not None:
-            attempt.undo()
         flat.row_by_row = True
-        result = once()
+        flat.notices.discard(batch)
+        if attempt is None:
+            attempt = Attempt(flat.name, flat.roots())
+            result = once()
+            attempt.refuse_repetition()
+        else:
+            with attempt.undo():
+                result = once()
         if SEQUENTIAL not in flat.notices:
             flat.notices.add(SEQUENTIAL)
             lines = str(error).strip().splitlines()
@@ -115,7 +121,8 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
                 stacklevel=2,
             )
         return result
-    flat.notices.add(notice)
+    if attempt is not None and not attempt.changed():
+        flat.notices.add(batch)
     return result
 
 

@@ -28,6 +28,7 @@ from jtbridge._pytree import flatten_output, key_order
 from jtbridge._run import KEPT
 from jtbridge._torch_state import TorchState
 from jtbridge._transforms import Jvp, Vjp, Vmap
+from jtbridge._vmap_guard import VmapGuard
 from jtbridge._writes import written_tensors
 from jtbridge.errors import DeviceError, MutationError, OutputMismatchError
 from jtbridge.triton import intercepted_launches
@@ -213,7 +214,7 @@ class EagerVmap(Vmap):
             return tuple(y.expand(self.size, *y.shape) for y in self.fn(*tensors))
         # As in torch, rows of a function without a key draw different numbers; with one key for all, the same ones.
         randomness = "same" if flat.seeded else "different"
-        with _KnownWrong():
+        with VmapGuard(tensors, self.dims):
             return torch.func.vmap(self.fn.__call__, in_dims=self.dims, randomness=randomness)(*tensors)
 
     def by_loop(self, tensors: Tensors) -> Tensors:
@@ -301,43 +302,6 @@ _OF_ALL: dict[Callable[..., Any], Callable[[torch.Tensor], torch.Tensor]] = {
     **dict.fromkeys((torch.median, torch.Tensor.median), lambda x: _median(x, torch.median)),
     **dict.fromkeys((torch.nanmedian, torch.Tensor.nanmedian), lambda x: _median(x, torch.nanmedian)),
 }
-
-
-_WRONG_IN_VMAP = (torch.as_strided_scatter, torch.Tensor.as_strided_scatter)
-_ROLLS = (torch.roll, torch.Tensor.roll)
-
-
-def _writes(name: str) -> bool:
-    """Whether a method of that name writes to its tensor."""
-    return (
-        name in ("__setitem__", "__set__")
-        or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__"))
-        or (name.endswith("_") and not name.endswith("__"))
-    )
-
-
-class _KnownWrong(TorchFunctionMode):
-    """Keeps torch.vmap from operators whose batching rule is wrong in silence (torch 2.13): the rows run one by one.
-
-    ``x[i]`` is a view of `x` for a tensor of one integer, and a copy where that is another integer in each row.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._copies = False  # where torch has views
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", "")
-        if self._copies and (_writes(name) or "out" in (kwargs or {})):
-            raise NotImplementedError("torch.vmap takes a copy for `x[i]`, and there is a write")
-        if func is torch.Tensor.__getitem__:
-            parts = args[1] if isinstance(args[1], tuple) else (args[1],)
-            self._copies = self._copies or any(isinstance(part, torch.Tensor) and part.dim() == 0 for part in parts)
-        if func in _WRONG_IN_VMAP:
-            raise NotImplementedError(f"the batching rule of {func.__name__} is wrong")
-        if func in _ROLLS and isinstance(args[0], torch.Tensor) and args[0].dim() == 0:
-            raise NotImplementedError("torch.vmap rolls numbers from row to row")
-        return func(*args, **(kwargs or {}))
 
 
 class InnerAutograd(TorchFunctionMode):

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from jtbridge._rng import drawing_again
 from jtbridge.errors import JtbridgeError, MutationError, PurityWarning, RandomnessError
 
 from ._reachable import GLOBAL_NUMPY_RANDOM, GLOBAL_RANDOM, Change, ReachableState, names_in, same
@@ -250,22 +251,34 @@ class Attempt:
     def __init__(self, name: str, roots: Iterable[tuple[str, Any]]):
         self._name = name
         self._state = ReachableState(roots)
-        self._draws = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        self._of_torch = torch.get_rng_state()
+        self._others = (random.getstate(), np.random.get_state()) if self._state.may_draw else None
 
-    def undo(self) -> None:
-        """Put everything back as it was.
+    def changed(self) -> str:
+        """The names of what was changed since, for a message; empty if nothing was."""
+        return ", ".join([*dict.fromkeys(map(str, self._state.differences()))][:_SHOWN])
+
+    def undo(self) -> contextlib.AbstractContextManager[None]:
+        """Put everything back as it was. What runs in the context draws from where the failed run began to draw.
 
         Raises:
             MutationError: something was changed that cannot be put back.
         """
-        of_python, of_numpy, of_torch = self._draws
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
-        torch.set_rng_state(of_torch)
+        if self._others is not None:
+            random.setstate(self._others[0])
+            np.random.set_state(self._others[1])
         self._state.restore()
-        left = list(dict.fromkeys(map(str, self._state.differences())))
-        if left:
+        if left := self.changed():
             raise MutationError(
-                f"`{self._name}` cannot be batched by torch.vmap, and in the attempt it changed "
-                f"{', '.join(left[:_SHOWN])}, which cannot be put back. Call it for each row in a loop."
+                f"`{self._name}` cannot be batched by torch.vmap, and in the attempt it changed {left}, which cannot "
+                "be put back. Call it for each row in a loop."
+            )
+        return drawing_again(self._of_torch)
+
+    def refuse_repetition(self) -> None:
+        """Raise if something was changed since: a failed run before, which was not expected to, changed it as well."""
+        if changed := self.changed():
+            raise MutationError(
+                f"`{self._name}` could not be batched by torch.vmap this time, and changed {changed} once in the "
+                "attempt and then in every row. Call it for each row in a loop."
             )
