@@ -25,7 +25,7 @@ from .capture import Trial, draws, origin
 from .eager import unsupported_reason
 from .errors import TranslationError
 from .kernels._primitive import KernelPrimitive
-from .translate import captured, has_lowering, translate, untranslatable_reason
+from .translate import OperatorCounts, captured, translate, untranslatable_reason
 from .triton import unsupported_reason as triton_unsupported_reason
 from .triton.launches import Launch
 
@@ -43,8 +43,11 @@ class Explanation:
         gradient: the backend of its gradient; None if it has nothing to differentiate.
         reasons: for every other backend that comes before it, why it is not used.
         trials: the strategies that looked for the result types, in order, each with why it failed; the last succeeded.
-        operators: how often each operator is in the forward graph; empty if it cannot be traced.
+        operators: how often each operator is run by the forward graph, less what is computed once, of constants; None
+            if there is no graph, for torch cannot trace the function.
         decomposed: those of them that run as torch's decomposition into others.
+        missing: operators that prevent a translation, for they have neither a lowering nor a decomposition; also those
+            inside decompositions.
         random: random operators.
         mutated: names of the arguments it writes to (their copies, that is).
         casts: conversions of dtype, as ``"float32 -> float64"``, at the border and inside, with their count.
@@ -60,8 +63,9 @@ class Explanation:
     gradient: str | None
     reasons: dict[str, str]
     trials: tuple[Trial, ...]
-    operators: dict[str, int]
+    operators: dict[str, int] | None
     decomposed: tuple[str, ...]
+    missing: tuple[str, ...]
     random: tuple[str, ...]
     mutated: tuple[str, ...]
     casts: dict[str, int]
@@ -79,8 +83,9 @@ class Explanation:
             *((f"not {name}", reason) for name, reason in self.reasons.items()),
             ("gradient", self.gradient or "nothing to differentiate"),
             *(("traced by", str(trial)) for trial in self.trials),
-            ("operators", _counts(self.operators)),
-            ("decomposed", ", ".join(self.decomposed) or "none"),
+            ("operators", "no graph" if self.operators is None else _counts(self.operators)),
+            *([] if self.operators is None else [("decomposed", ", ".join(self.decomposed) or "none")]),
+            *([] if self.operators is None else [("no lowering", ", ".join(self.missing) or "none")]),
             ("random", ", ".join(self.random) or "none"),
             ("mutated", ", ".join(self.mutated) or "none"),
             ("dtype changes", _counts(self.casts)),
@@ -138,7 +143,9 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     traced, _ = wrapped.prepared(args, dict(kwargs))
     seconds = time.perf_counter() - started
     platform = jax.default_backend()
-    nodes = _nodes(traced)
+    module = _graph(traced)
+    nodes = [] if module is None else _nodes(module)
+    counts = None if module is None else OperatorCounts(module)
     reasons = unsupported_reasons(wrapped.backend, platform, traced) if not wrapped.ordered else {}
     name = "io_callback, in order" if wrapped.ordered else choose(wrapped.backend, platform, traced, quiet=True).name
     return Explanation(
@@ -148,8 +155,9 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         gradient=None if wrapped.ordered else _gradient_backend(wrapped, platform, traced),
         reasons=reasons,
         trials=tuple(traced.trials),
-        operators=dict(collections.Counter(str(node.target) for node in nodes).most_common()),
-        decomposed=tuple(sorted({str(node.target) for node in nodes if not has_lowering(node)})),
+        operators=None if counts is None else counts.all,
+        decomposed=() if counts is None else counts.decomposed,
+        missing=() if counts is None else counts.missing,
         random=_random(traced, nodes),
         mutated=tuple(traced.argument_names[i] for i in traced.traits.effects.mutated),
         casts=_casts(traced, nodes),
@@ -168,13 +176,17 @@ def _eager(wrapped: Wrapped, args: tuple, kwargs: dict[str, Any], traced: str) -
     return f"{traced}, for {reasons[0]}" if reasons else "torch itself"
 
 
-def _nodes(traced: TracedFunction) -> list[fx.Node]:
-    """The operators of the forward graph, if there is one."""
+def _graph(traced: TracedFunction) -> fx.GraphModule | None:
+    """The forward graph, if there is one."""
     try:
-        graph = captured(traced).graph
+        return captured(traced)
     except TranslationError:
-        return []
-    return [node for node in graph.nodes if node.op == "call_function" and hasattr(node.target, "tags")]
+        return None
+
+
+def _nodes(module: fx.GraphModule) -> list[fx.Node]:
+    """The operators of a graph."""
+    return [node for node in module.graph.nodes if node.op == "call_function" and hasattr(node.target, "tags")]
 
 
 def _gradient_backend(wrapped: Wrapped, platform: str, traced: TracedFunction) -> str | None:

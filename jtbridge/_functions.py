@@ -114,6 +114,7 @@ class AutogradTraits:
         uses_data: it reads `.data`, a detach that torch.func does not see.
         breaks_inner_graph: it calls `torch.autograd.grad` without `create_graph=True`.
         fused_norm: an operator that torch differentiates wrongly beyond the first derivative.
+        zero_tangent: an operator whose forward derivative torch takes for 0.
         runs_without_grad: its result is the same with gradient recording off, and cheaper.
     """
 
@@ -122,6 +123,7 @@ class AutogradTraits:
     uses_data: bool = False
     breaks_inner_graph: bool = False
     fused_norm: str | None = None
+    zero_tangent: str | None = None
     runs_without_grad: bool = False
 
 
@@ -135,7 +137,7 @@ class FunctionTraits:
         custom_operator: an operator that is not torch's own.
         unbatchable: an operator that torch.vmap computes wrongly.
         untraceable: why it could not be traced on fake tensors.
-        only_checks: it is untraceable, but it reads values only to raise if they are wrong: it can be translated.
+        only_branches: it is untraceable, but it reads values only to branch on them: it can be translated.
         uses_default_dtype: it may depend on torch's default dtype, so the traced function holds for one default alone.
     """
 
@@ -145,13 +147,13 @@ class FunctionTraits:
     custom_operator: str | None = None
     unbatchable: str | None = None
     untraceable: str | None = None
-    only_checks: bool = False
+    only_branches: bool = False
     uses_default_dtype: bool = True
 
     @property
     def untranslatable(self) -> str | None:
         """Why it cannot be translated, as far as that is known without trying."""
-        return None if self.only_checks else self.untraceable
+        return None if self.only_branches else self.untraceable
 
 
 @dataclasses.dataclass(eq=False, repr=False)

@@ -129,7 +129,7 @@ class Vjp(_Derived):
     def _by_functorch(self, primals: Tensors, cotangents: Sequence[torch.Tensor]) -> Tensors:
         """Under torch.vmap or torch.func.jvp, where plain autograd does not reach."""
 
-        of_wrt = _of_moving(self, primals)
+        of_wrt = _of_differentiated(self, primals)
         pullback = torch.func.vjp(of_wrt, *(primals[i] for i in self.wrt))[1]
         return pullback(tuple(cotangents))
 
@@ -183,6 +183,7 @@ class Jvp(_Derived):
             or traits.autograd.uses_data
             or traits.autograd.inner_autograd
             or traits.custom_operator
+            or traits.autograd.zero_tangent
             or traits.untraceable  # nobody has seen whether its gradient is what forward mode computes
             or self.base.reads_graph
             or differentiating()
@@ -193,7 +194,7 @@ class Jvp(_Derived):
         count = len(self.fn.in_types)
         primals, tangents = tensors[:count], tensors[count:]
 
-        of_wrt = _of_moving(self, primals)
+        of_wrt = _of_differentiated(self, primals)
         # The locks of modules first: a thread that traces holds them when it comes here.
         with self.base.locked(), _FORWARD_MODE:
             return torch.func.jvp(of_wrt, tuple(primals[i] for i in self.wrt), tuple(tangents))[1]
@@ -382,7 +383,7 @@ def refuse_once_differentiable(traced: TracedFunction, order: int) -> None:
         )
 
 
-def _of_moving(derivative: Vjp | Jvp, primals: Tensors) -> Callable[..., Tensors]:
+def _of_differentiated(derivative: Vjp | Jvp, primals: Tensors) -> Callable[..., Tensors]:
     """The function to differentiate, of its moving inputs to its differentiated outputs, the others held fixed."""
 
     def of_wrt(*differentiated: torch.Tensor) -> Tensors:

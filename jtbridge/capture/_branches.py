@@ -73,20 +73,29 @@ class BranchReplayMode(TorchDispatchMode):
         return func(*args, **(kwargs or {})) if answer is NotImplemented else answer
 
 
-def only_way(run: Callable[[BranchOracle], Result]) -> Result:
-    """The result of the one way through a function that does not raise.
+def all_ways(run: Callable[[BranchOracle], Result]) -> list[Result]:
+    """The results of the ways through a function that do not raise.
 
     Raises:
-        TranslationError: several do not.
+        TranslationError: there are more than a graph can hold.
         Exception: what `run` raised, if all do.
     """
+    found = 0
+
+    def run_one(oracle: BranchOracle) -> list[Result]:
+        nonlocal found
+        result = run(oracle)
+        found += 1
+        if found > 2**_MOST:
+            raise TranslationError(f"it branches on data more than {_MOST} times")
+        return [result]
 
     def join(yes: Any, no: Any, _: int) -> Any:
-        if not isinstance(yes, Exception) and not isinstance(no, Exception):
-            raise TranslationError("it branches on data")
-        return no if isinstance(yes, Exception) else yes
+        if isinstance(yes, Exception):
+            return no
+        return yes if isinstance(no, Exception) else [*yes, *no]
 
-    return _explored(run, join, ())
+    return _explored(run_one, join, ())
 
 
 def traced_both_ways(trace: Callable[[BranchOracle], fx.GraphModule]) -> fx.GraphModule:

@@ -65,23 +65,26 @@ class RaisingAt(TorchDispatchMode):
     """While it is active, operators that may raise do so at one place of the function.
 
     Attributes:
-        caught: whether the function returned a result nevertheless.
+        caught: whether the function returned a result nevertheless, in one of its runs.
     """
 
     def __init__(self, place: str, call: Callable[..., Any]):
         super().__init__()
         self.caught = False
+        self._raised = False
         self._place = place
         self._call = call
 
     def run(self, *args: Any) -> Any:
         """Call the function."""
+        self._raised = False
         with self:
             out = self._call(*args)
-        self.caught = True
+        self.caught |= self._raised  # it may go a way on which nothing is raised
         return out
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if place_that_may_raise(func) == self._place:
+            self._raised = True
             raise ValueDependentError(f"{func} raises for some values")
         return func(*args, **(kwargs or {}))

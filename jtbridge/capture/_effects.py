@@ -44,7 +44,11 @@ _LIFTS = frozenset(
 )
 
 
+# Torch's forward derivative of these is 0 for products, without an error.
+_SCATTER_REDUCE = frozenset({torch.ops.aten.scatter_reduce.two, torch.ops.aten.scatter_reduce_.two})
 _MOST_READS, _MOST_SECONDS = 5_000, 20.0
+# How a tensor's values are read besides the operator `_local_scalar_dense`.
+_READING = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.__dlpack__})
 
 
 class EndlessLoopError(RuntimeError):
@@ -71,6 +75,7 @@ class EffectRecorder:
         self.own_generator: str | None = None  # an operator that draws from another generator than torch's default one
         self._generators: list[torch.Generator] = []
         self.unbatchable: str | None = None
+        self.zero_tangent: str | None = None
         self.fused_norm: str | None = None
         self.custom_operator: str | None = None
         self.launches: list[str] = []  # Triton kernels
@@ -133,6 +138,8 @@ class EffectRecorder:
     def note_call(self, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
         """A torch function was called (before dispatch)."""
         self._note_modules()
+        if fn in _READING and not self.is_tracing:
+            self._note_read()
         generator = kwargs.get("generator")  # operators are given another Python object for the same generator
         if generator is not None and generator is not torch.default_generator:
             self._generators.append(generator)
@@ -176,6 +183,8 @@ class EffectRecorder:
             self.may_raise[place] = None
         if fn in _UNBATCHABLE or (fn is torch.ops.aten.roll.default and args[0].dim() == 0):  # it rolls over the rows
             self.unbatchable = str(fn)
+        if fn in _SCATTER_REDUCE and args[4] == "prod":
+            self.zero_tangent = str(fn)
         if fn._schema.name.endswith(FUSED):
             self.fused_norm = str(fn)
         for tensor in written_tensors(fn, args, kwargs):

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from jtbridge._compat import FakeTensor, in_forward_mode
 
-from . import _ctc, _indexing, _one_hot, _packed, _recurrent
+from . import _ctc, _indexing, _one_hot, _packed, _recurrent, _truth
 
 _REPLACEMENTS = {
     **_recurrent.REPLACEMENTS,
@@ -18,6 +18,7 @@ _REPLACEMENTS = {
     **_indexing.REPLACEMENTS,
     **_one_hot.REPLACEMENTS,
     **_ctc.REPLACEMENTS,
+    **_truth.REPLACEMENTS,
 }
 _SIGNATURES = {ours: inspect.signature(ours) for ours in _REPLACEMENTS.values()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -16,13 +16,14 @@ from jtbridge._compat import (
     taken_for_fake,
 )
 from jtbridge._declared import check_declared, declared_types, wrong_declaration
-from jtbridge._functions import FunctionTraits, OutputTree
+from jtbridge._functions import FunctionTraits, OutputTree, as_tensor, is_array_leaf
 from jtbridge._pytree import flatten_output, key_order
+from jtbridge._static import same_static
 from jtbridge.errors import JtbridgeError, ShapeInferenceError
 from jtbridge.triton.launches import with_late_scalars
 
 from ._abstract import output_types, run_on_fakes, run_on_values, traits_of
-from ._branches import BranchOracle, only_way
+from ._branches import BranchOracle, all_ways
 from ._caught import MOST_PLACES, RaisingAt
 from ._closed_over import may_be_on_gpu
 from ._dependent import Outcome, agreed, are_possible, without_empty_sizes
@@ -33,6 +34,7 @@ from ._request import AbstractResult, TraceRequest
 from ._trace import line_of
 from ._unbacked import PathTrace, explored
 
+_DIFFERS_IF_FAKE = "its model (of transformers) computes something else when it is traced"
 _Trace = tuple[Any, EffectRecorder]  # the leaves and the tree of the result, and what was observed
 
 
@@ -93,12 +95,14 @@ def _traced(request: TraceRequest, trace: Callable[[], _Trace]) -> AbstractResul
     if request.output_shapes is not None:
         check_declared(declared_types(request.output_shapes)[0], out_types, request.name)
     is_asked = asked_whether_fake()
-    reason = _not_in_a_graph(recorder) or _depends_on_what_torch_raises(request, recorder)
+    reason = _not_in_a_graph(recorder) or _depends_on_what_torch_raises(
+        request, recorder.may_raise, lambda attempt: run_on_fakes(attempt, request.state)
+    )
     if reason is None and is_asked and _differs_if_fake(request):
-        reason = "its model (of transformers) computes something else when it is traced"
+        reason = _DIFFERS_IF_FAKE
     traits = traits_of(request, recorder, reason, without_grad)
-    only_checks = recorder.asserts and not recorder.sets_data and not recorder.own_generator
-    return AbstractResult(out_types, out_tree, dataclasses.replace(traits, only_checks=only_checks))
+    only_asserts = recorder.asserts and not recorder.sets_data and not recorder.own_generator
+    return AbstractResult(out_types, out_tree, dataclasses.replace(traits, only_branches=only_asserts))
 
 
 def _with_least_recording(request: TraceRequest, trace: Callable[[], _Trace]) -> tuple[Any, EffectRecorder, bool]:
@@ -127,22 +131,35 @@ def _same_types(a: Any, b: Any) -> bool:
 
 
 def _not_in_a_graph(recorder: EffectRecorder) -> str | None:
+    checks = "it asserts something about values of tensors, which a graph may leave out" if recorder.asserts else None
+    return _sets_data_or_draws(recorder) or checks
+
+
+def _sets_data_or_draws(recorder: EffectRecorder) -> str | None:
     if recorder.sets_data:
         return "it assigns to `.data`, which a graph does not show"
     if recorder.own_generator:
         return f"it draws from a torch.Generator of its own ({recorder.own_generator})"
-    return "it asserts something about values of tensors, which a graph may leave out" if recorder.asserts else None
+    return None
 
 
-def _depends_on_what_torch_raises(request: TraceRequest, recorder: EffectRecorder) -> str | None:
-    """Why a function cannot be traced that goes on after an exception which torch raises for some values; or None."""
+def _depends_on_what_torch_raises(
+    request: TraceRequest, places: Iterable[str], trace: Callable[[TraceRequest], object]
+) -> str | None:
+    """Return why a function is untraceable that goes on after torch raised for some values; None if it does not.
+
+    Args:
+        request: the function.
+        places: where it calls operators that may raise, inside exception handlers.
+        trace: runs it on fake tensors.
+    """
     if request.ordered:
         return None
-    for place in list(recorder.may_raise)[:MOST_PLACES]:
+    for place in list(places)[:MOST_PLACES]:
         raising = RaisingAt(place, request.call)
         with contextlib.suppress(Exception):
             attempt = dataclasses.replace(request, call=raising.run)
-            request.guard.run(lambda attempt=attempt: run_on_fakes(attempt, request.state))
+            request.guard.run(lambda attempt=attempt: trace(attempt))
         if raising.caught:
             return f"it catches what torch raises for some values ({place})"
     return None
@@ -180,18 +197,58 @@ def _nearly_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.allclose(a, b, rtol=allowed, atol=allowed * scale, equal_nan=True)
 
 
-def _only_checking(request: TraceRequest, cause: Exception | None) -> AbstractResult:
-    """Trace a function that needs the values of tensors only to raise if they are wrong."""
+def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult:
+    """Trace every way through a function that reads values only to branch on them, to results of the same types.
+
+    A way that raises, as checks of arguments do, has no result.
+    """
     assert cause is not None
+
+    def trace(attempt: TraceRequest) -> list[_Trace]:
+        return all_ways(lambda oracle: _with_overrides(attempt, oracle))
+
     try:
-        (leaves, tree), recorder = request.guard.run(lambda: only_way(lambda oracle: _with_overrides(request, oracle)))
-    except JtbridgeError as error:  # of a branch that no values may ever take
+        ways = request.guard.run(lambda: trace(request))
+    except JtbridgeError as error:  # of a way that no values may ever take
         raise StrategyError(str(error)) from error
-    if recorder.inner_autograd:
+    recorders = [recorder for _, recorder in ways]
+    if any(recorder.inner_autograd for recorder in recorders):
         raise StrategyError("it differentiates inside")
-    out_tree, out_types = output_types(request, leaves, tree, recorder.result_order, untraceable=True)
-    traits = traits_of(request, recorder, reason_of(cause), False)
-    return AbstractResult(out_types, out_tree, dataclasses.replace(traits, only_checks=True))
+    reason = next(filter(None, map(_sets_data_or_draws, recorders)), None)
+    if reason is None and not _have_one_type(ways):
+        reason = "it branches to results of different types"
+    if reason is None:
+        places = dict.fromkeys(place for recorder in recorders for place in recorder.may_raise)
+        reason = _depends_on_what_torch_raises(request, places, trace)
+    if reason is None and asked_whether_fake() and _differs_if_fake(request):
+        reason = _DIFFERS_IF_FAKE
+    if reason is not None:
+        raise StrategyError(reason)
+    outcomes = [
+        Outcome(leaves, tree, traits_of(request, recorder, reason_of(cause), False), recorder.result_order)
+        for (leaves, tree), recorder in ways
+    ]
+    found = _joined(request, outcomes)
+    return dataclasses.replace(found, traits=dataclasses.replace(found.traits, only_branches=True))
+
+
+def _have_one_type(ways: Sequence[_Trace]) -> bool:
+    """Return whether the results of several ways have the same tree, types and static values."""
+    ((first, tree), recorder), *others = ways
+
+    def kind(leaf: Any) -> Any:
+        tensor = as_tensor(leaf)
+        return tuple(tensor.shape), tensor.dtype
+
+    def same(ours: Any, theirs: Any) -> bool:
+        if is_array_leaf(ours, True) and is_array_leaf(theirs, True):
+            return kind(ours) == kind(theirs)
+        return same_static(ours, theirs)
+
+    return all(
+        other_tree == tree and other.result_order == recorder.result_order and all(map(same, first, leaves))
+        for (leaves, other_tree), other in others
+    )
 
 
 def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
@@ -303,9 +360,9 @@ STRATEGIES = (
     Strategy("fake tensors, with overrides", lambda _, cause: _depends_on_data(cause), _overridden, is_trace=True),
     Strategy("fake tensors on a GPU", lambda request, _: request.device == "cpu" and may_be_on_gpu(), _on_gpu),
     Strategy(
-        "branches that only check",
-        lambda _, cause: isinstance(cause, DataDependentOutputException),
-        _only_checking,
+        "every branch",
+        lambda request, cause: isinstance(cause, DataDependentOutputException) and not request.ordered,
+        _branching,
     ),
     Strategy("symbolic sizes and values", lambda _, cause: _depends_on_data(cause), _symbolic),
     Strategy("declared shapes", lambda request, _: request.output_shapes is not None, _declared),

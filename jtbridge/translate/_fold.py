@@ -13,6 +13,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from jtbridge._compat import OpOverload, is_zero
+from jtbridge.lowerings import find
 
 # Bytes that a value, and each value it is computed from, may have: it is written into the program.
 _MOST = 1 << 17
@@ -21,13 +22,14 @@ _MOST = 1 << 17
 def folded(nodes: Sequence[fx.Node]) -> dict[fx.Node, torch.Tensor]:
     """The operators of a graph that need not be run, each with its value.
 
-    They are the last ones of their kind, which the rest of the graph reads. What a factory makes is left as it is.
+    They are the last ones of their kind, which the rest of the graph reads. What a factory makes is left as it is, if
+    the factory has a lowering.
     """
     constant = set[fx.Node]()
     for node in nodes:
         if _is_small_constant(node) or (_can_be_known(node) and constant.issuperset(node.all_input_nodes)):
             constant.add(node)
-    wanted = [n for n in nodes if n in constant and n.all_input_nodes and not constant.issuperset(n.users)]
+    wanted = [n for n in nodes if n in constant and _is_computed(n) and not constant.issuperset(n.users)]
     values: dict[fx.Node, torch.Tensor] = {}
     for node in _in_order(nodes, wanted):
         value = _value(node, values)
@@ -54,6 +56,11 @@ def _in_order(nodes: Sequence[fx.Node], wanted: Sequence[fx.Node]) -> list[fx.No
         if node in used:
             used.update(node.all_input_nodes)
     return [node for node in nodes if node in used]
+
+
+def _is_computed(node: fx.Node) -> bool:
+    """Whether a value is more than a constant or a factory makes, such as ``zeros``, which XLA makes as well."""
+    return bool(node.all_input_nodes) or (node.op == "call_function" and find(node.target) is None)  # type: ignore[arg-type]
 
 
 def _is_small_constant(node: fx.Node) -> bool:

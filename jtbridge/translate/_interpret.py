@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,8 +21,9 @@ from jtbridge.capture import from_bytes, origin, to_bytes
 from jtbridge.errors import LoweringError, MutationError, TranslationError
 from jtbridge.lowerings import find, find_kernel
 
-from ._decompose import batched_decomposition, decomposable, decomposition, tensor_inputs
+from ._decompose import batched_decomposition, decomposition, tensor_inputs
 from ._fold import folded, needed
+from ._operators import describe, obstacle
 
 Keys = Callable[[Sequence[int]], Callable[[], jax.Array]]
 
@@ -68,14 +68,7 @@ def _from_bytes(data: jax.Array, dtype: torch.dtype, shape: tuple[int, ...]) -> 
     return jax.lax.bitcast_convert_type(data.reshape(*shape, wanted.itemsize), wanted)
 
 
-# Python functions that a graph may hold besides operators: of symbolic sizes, and of residuals.
-_OF_SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.pow)
-_PLAIN: Mapping[Any, Callable[..., Any]] = {
-    operator.getitem: operator.getitem,
-    **{function: function for function in _OF_SIZES},
-    to_bytes: _to_bytes,
-    from_bytes: _from_bytes,
-}
+_IN_JAX: Mapping[Any, Callable[..., Any]] = {to_bytes: _to_bytes, from_bytes: _from_bytes}
 
 
 class Interpretation:
@@ -118,7 +111,7 @@ class Interpretation:
         args = map_arg(node.args, values.__getitem__)
         kwargs = map_arg(node.kwargs, values.__getitem__)
         if not isinstance(node.target, OpOverload):
-            return _PLAIN[node.target](*args, **kwargs)
+            return _IN_JAX.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator]
         key = keys(origin(node).get("draw", (0,)))
         lowering = find(node.target)
         with jax.named_scope(_scope(node)):
@@ -185,33 +178,6 @@ class Interpretation:
             return key
 
         return of_draw
-
-
-def obstacle(module: fx.GraphModule) -> str | None:
-    """The first node of a graph that has neither a lowering nor a decomposition, described; None if there is none."""
-    for node in module.graph.nodes:
-        if node.op != "call_function" or node.target in _PLAIN:
-            continue
-        if not isinstance(node.target, OpOverload):
-            return f"`{getattr(node.target, '__name__', node.target)}` is no operator"
-        if find(node.target) is None and not decomposable(node):
-            return (
-                f"{describe(node)} has no lowering. Register one with `jtbridge.register_lowering({node.target})`, or "
-                'call torch instead: backend="dlpack" or "callback"'
-            )
-    return None
-
-
-def has_lowering(node: fx.Node) -> bool:
-    """Whether a node's operator has a lowering of its own."""
-    return isinstance(node.target, OpOverload) and find(node.target) is not None
-
-
-def describe(node: fx.Node) -> str:
-    """An operator of a graph and where the user's code called it."""
-    notes = origin(node)
-    places = [text for text in (notes.get("module"), notes.get("line")) if text]
-    return f"operator `{node.target}`" + (f" ({', '.join(places)})" if places else "")
 
 
 def _scope(node: fx.Node) -> str:

@@ -26,7 +26,8 @@ from jtbridge.capture import GraphFunction, lift_constants, trace
 from jtbridge.errors import JtbridgeError, TranslationError
 
 from ._high_rank import with_guarded_sums
-from ._interpret import Interpretation, obstacle
+from ._interpret import Interpretation
+from ._operators import obstacle
 
 Run = Callable[..., list[Any]]
 

@@ -20,8 +20,9 @@ from jtbridge._functions import TracedFunction
 from jtbridge.capture import examples, trace_on
 from jtbridge.errors import TranslationError
 
-from ._interpret import Interpretation, obstacle
+from ._interpret import Interpretation
 from ._lower import lower_program
+from ._operators import obstacle
 from ._program import jax_semantics, precision
 
 _HINTS = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43)

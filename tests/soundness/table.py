@@ -932,11 +932,134 @@ def error_that_nobody_catches(run):
     yield run(run.wrap(f), torch.eye(2) * 2)
 
 
-@case("tracing", "xla")
+@case("tracing")
 def branch_on_data(run):
     f = run.wrap(lambda v: v * 2 if v.sum() > 5 else v - 2)
     yield run(f, V)
     yield run(f, -V)
+
+
+_CONDITIONS = {
+    "equal": lambda v: torch.equal(v, V),
+    "allclose": lambda v: torch.allclose(v, V + 1e-3, rtol=1e-2),
+    "allclose of no numbers": lambda v: torch.allclose(v * torch.nan, V * torch.nan, equal_nan=True),
+    "any": lambda v: bool(torch.any(v > 3.5)),
+    "is nonzero": lambda v: torch.is_nonzero(v[0] - 1),
+    "truth of a number": lambda v: v[0] - 1,
+    "number in a tensor": lambda v: 3 in v,
+    "tensor in a tensor": lambda v: v[0] in torch.tensor([1.0, 7.0]),
+    "item": lambda v: (v > 3).any().item(),
+    "two conditions": lambda v: v.sum() > 5 and not v[0] < 0,
+}
+
+
+def _branches(name: str, condition: Callable[[torch.Tensor], Any]) -> None:
+    """One row for a condition in an ``if``, with values for both ways."""
+
+    def script(run: Any) -> Iterator[Any]:
+        f = run.wrap(lambda v: v * 2 if condition(v) else v.sin())
+        for v in (V, -V, torch.tensor([0.0, 3.0, 0.0, torch.nan])):
+            yield run(f, v)
+            yield run.grad(f, v)
+        yield run.vmap(f, torch.stack([V, -V, V + 1]))
+        yield run.jacfwd(f, V)
+
+    CASES.append(Case(f"branch by {name}", "tracing", script))
+
+
+for _name, _condition in _CONDITIONS.items():
+    _branches(_name, _condition)
+
+
+@case("tracing", "xla")
+def forward_mode_of_products_that_are_scattered(run):
+    i = torch.tensor([0, 0, 1, 1])
+    f = run.wrap(lambda v: v.scatter_reduce(0, i, v * 2, "prod"))
+    yield run.grad(f, V)
+    yield run.jacfwd(f, V)
+
+
+@case("tracing")
+def truth_that_is_returned(run):
+    f = run.wrap(lambda v: torch.tensor(torch.equal(v, V)) & torch.tensor(3 in v))
+    yield run(f, V)
+    yield run(f, -V)
+
+
+@case("tracing")
+def branch_that_writes(run):
+    def f(v):
+        if v[0] > 0:
+            v.mul_(3)
+        return v + 1
+
+    f = run.wrap(f)
+    yield run(f, V)
+    yield run(f, -V)
+
+
+@case("tracing", "xla")
+def check_before_a_caught_error(run):
+    def f(m):
+        if m.isnan().any():
+            raise ValueError("no numbers")
+        try:
+            return torch.linalg.inv(m)
+        except torch.linalg.LinAlgError:
+            return m * 0 - 1
+
+    f = run.wrap(f)
+    yield run(f, torch.eye(2) * 2)
+    yield run(f, torch.ones(2, 2))
+
+
+@case("tracing", "xla")
+def error_caught_on_one_of_two_ways(run):
+    def f(m):
+        if m.sum() > 100:
+            return m * 2
+        try:
+            return torch.linalg.inv(m)
+        except torch.linalg.LinAlgError:
+            return m * 0 - 1
+
+    f = run.wrap(f)
+    yield run(f, torch.eye(2) * 2)
+    yield run(f, torch.ones(2, 2))
+    yield run(f, torch.ones(2, 2) * 100)
+
+
+@case("tracing", "xla")
+def check_before_an_assignment_to_data(run):
+    def f(v):
+        if v.isnan().any():
+            raise ValueError("no numbers")
+        w = v.clone()
+        w.data = v * 5
+        return w
+
+    yield run(run.wrap(f), V)
+
+
+@case("tracing", "xla")
+def branch_to_another_dtype(run):
+    f = run.wrap(lambda v: (v.int() if v[0] > 0 else v.long()).float())
+    yield run(f, V)
+    g = run.wrap(lambda v: v.sum() if v[0] > 0 else v.sum().reshape(1)[0])
+    yield run(g, -V)
+
+
+@case("tracing", "xla")
+def many_branches(run):
+    def f(v):
+        for limit in range(6):
+            if v.sum() < limit:
+                return v + limit
+        return v
+
+    f = run.wrap(f)
+    yield run(f, V)
+    yield run(f, V / 3)
 
 
 @case("tracing", "xla")
@@ -957,6 +1080,26 @@ def loop_on_data_that_never_ends_for_zeros(run):
         return v
 
     yield run(run.wrap(f), V)
+
+
+@case("tracing", "jit")
+def loop_on_a_numpy_view_that_never_ends_for_examples(run):
+    def f(v):
+        while v.numpy()[0] != 10:
+            v = v * 1
+        return v
+
+    yield run(run.wrap(f), V * 10)
+
+
+@case("tracing", "jit")
+def loop_on_an_array_that_never_ends_for_examples(run):
+    def f(v):
+        while np.asarray(v)[0] != 10 or v.tolist()[0] != 10:
+            pass
+        return v
+
+    yield run(run.wrap(f), V * 10)
 
 
 @case("tracing", "jit")
@@ -1004,7 +1147,7 @@ def ordered_dict_moved_to_end(run):
     yield run(f, dict(collections.OrderedDict(z=V, b=V * 2)))
 
 
-@case("tracing", "xla")
+@case("tracing")
 def equal_of_two_dtypes(run):
     f = run.wrap(lambda a, b: torch.tensor(torch.equal(a, b)))
     yield run(f, torch.tensor([1.0]), torch.tensor([1]))
@@ -1044,7 +1187,7 @@ def forward_mode_where_a_gradient_has_no_derivative(run):
     yield run.jacfwd(run.wrap(f), V)
 
 
-@case("tracing", "xla")
+@case("tracing")
 def forward_mode_and_a_write_where_a_gradient_has_no_derivative(run):
     def f(v):
         v[0] = 0.5
@@ -1468,7 +1611,7 @@ def mined_pairs(run):
     yield run.grad(run.wrap(f), V)
 
 
-@case("shapes", "xla")
+@case("shapes")
 def embeddings_by_token_value(run):
     def f(ids, images):
         table = torch.arange(10.0).reshape(5, 2)
@@ -1536,9 +1679,21 @@ def attribute_converted_in_forward(run):
     yield run(run.wrap(Net()), V)
 
 
-@case("shapes", "xla")
+@case("shapes")
 def fake_quantization(run):
-    yield run(run.wrap(lambda v: torch.fake_quantize_per_tensor_affine(v, 0.3, 0, 0, 10)), V)
+    f = run.wrap(lambda v: torch.fake_quantize_per_tensor_affine(v, 0.3, 0, 0, 10))
+    yield run(f, V)
+    yield run.grad(f, V)
+    yield run.vmap(f, ROWS)
+
+
+@case("shapes")
+def fake_quantization_of_channels(run):
+    zero = torch.tensor([0, 1, 2, 3], dtype=torch.int32)
+    f = run.wrap(lambda v, s: torch.fake_quantize_per_channel_affine(v, s, zero, 1, 0, 10))
+    yield run(f, ROWS, V / 7)
+    g = run.wrap(lambda v, s: torch._fake_quantize_learnable_per_channel_affine(v, s, zero.float(), 1, 0, 10, 1.0))
+    yield run.grad(g, ROWS, V / 7)
 
 
 @case("shapes")

@@ -170,7 +170,7 @@ def swallowed_by_bare_except(v):
     return v * n
 
 
-@case(opaque=True)
+@case()
 def swallowed_bool(v):
     try:
         positive = bool(v.detach().sum() > 0)

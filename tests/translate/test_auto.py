@@ -79,7 +79,7 @@ def test_forced_translation_names_operator_line_and_remedy():
     assert str(raised.value) == (
         "Backend `xla` was asked for, but `fn`: operator `jtbridge_tests.counted_square.default` "
         f"({__file__}:{line}) has no lowering. Register one with "
-        "`jtbridge.register_lowering(jtbridge_tests.counted_square.default)`, or call torch instead: "
+        "`jtbridge.register_lowering(torch.ops.jtbridge_tests.counted_square.default)`, or call torch instead: "
         'backend="dlpack" or "callback".'
     )
 

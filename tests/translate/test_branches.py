@@ -1,8 +1,9 @@
-"""Backwards that branch on data: both ways are in the program, and the condition takes one."""
+"""Functions and backwards that branch on data: both ways are in the program, and the condition takes one."""
 
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -66,3 +67,42 @@ def test_ways_that_cannot_be_one_program_are_refused(function):
     f = jtbridge.wrap(function.apply, backend="xla")
     with pytest.raises(errors.TranslationError):
         jax.grad(lambda x: f(x).sum())(X)
+
+
+def test_a_function_that_branches_is_in_the_program_and_not_called():
+    f = jtbridge.wrap(lambda x: x * 2 if torch.equal(x, x.abs()) else x.sin())
+    text = jax.jit(f).lower(X).as_text()
+    assert "custom_call" not in text
+    assert "stablehlo.sine" in text
+    assert jtbridge.explain(f, jnp.asarray(X)).backend == "xla"
+
+
+def test_rows_of_a_batch_go_ways_of_their_own():
+    f = jtbridge.wrap(lambda x: x * 2 if 3 in x else x.sin(), backend="xla")
+    rows = np.stack([X, X + 1, -X])
+    np.testing.assert_allclose(jax.vmap(f)(rows), np.stack([X * 2, np.sin(X + 1), np.sin(-X)]), rtol=1e-6)
+
+
+def test_a_way_that_raises_is_no_number():
+    def f(x):
+        if torch.is_nonzero(x.isnan().any()):
+            raise ValueError("no numbers")
+        return x * 2 if x.sum() else x
+
+    g = jax.jit(jtbridge.wrap(f, backend="xla"))
+    np.testing.assert_array_equal(g(X), X * 2)
+    assert np.isnan(g(X * np.nan)).all()
+
+
+def _shapes(x):
+    return x[:2].sum() if x[0] > 0 else x
+
+
+def _trees(x):
+    return (x, x) if x[0] > 0 else x
+
+
+@pytest.mark.parametrize("function", [_shapes, _trees])
+def test_results_of_different_types_are_refused(function):
+    with pytest.raises(errors.JtbridgeError):
+        jax.jit(jtbridge.wrap(function, backend="xla"))(X)

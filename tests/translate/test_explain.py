@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 
 import jtbridge
@@ -64,9 +65,87 @@ def test_a_named_backend_and_ordered_effects():
     assert jtbridge.explain(jtbridge.wrap(torch.sin, effects="ordered"), X).backend == "io_callback, in order"
 
 
-def test_decomposed_operators_are_told_apart():
-    report = jtbridge.explain(lambda x: torch.special.entr(torch.nn.functional.softmin(x, -1)), X)
-    assert set(report.decomposed) <= set(report.operators)
+@torch.library.custom_op("jtbridge_explain_tests::halved", mutates_args=())
+def halved(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+
+@halved.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("jtbridge_explain_tests::halve_", mutates_args=("x",))
+def halve_(x: torch.Tensor) -> None:
+    x.div_(2)
+
+
+@torch.library.triton_op("jtbridge_explain_tests::of_parts", mutates_args={})
+def of_parts(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() + 1
+
+
+@torch.library.triton_op("jtbridge_explain_tests::of_unknown_parts", mutates_args={})
+def of_unknown_parts(x: torch.Tensor) -> torch.Tensor:
+    return halved(x) + 1
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def written(x):
+    halve_(x)
+    return x
+
+
+_CONV = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4).eval(), torch.nn.MaxPool2d(2))
+_LSTM = torch.nn.LSTM(3, 4)
+_TESTS = "jtbridge_explain_tests"
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "decomposed", "missing"),
+    [
+        (_CONV, (1, 3, 8, 8), (), ()),
+        (lambda x: _LSTM(x)[0], (2, 3), (), ()),
+        (lambda x: torch.fft.irfft(torch.fft.rfft(x), 3), (2, 3), (), ()),
+        (lambda x: torch.linalg.svd(x)[1].sum() + torch.linalg.pinv(x).T, (2, 3), (), ()),
+        (lambda x: x.index_add(0, torch.tensor([0]), x[:1]).masked_fill(x > 0, 1), (2, 3), (), ()),
+        (Cube.apply, (2, 3), (), ()),
+        (torch.vmap(torch.func.grad(lambda row: (row**2).sum())), (2, 3), (), ()),
+        (torch.nn.functional.dropout, (2, 3), (), ()),
+        (lambda x: (halved(x), x + 1)[1], (2, 3), (), ()),  # the result is not used
+        (lambda x: x + torch.kaiser_window(3), (2, 3), (), ()),  # a constant
+        (lambda x: torch.nn.functional.rms_norm(x, (3,)), (2, 3), ("jtbridge.unscaled_rms_norm.default",), ()),
+        (of_parts, (2, 3), (f"{_TESTS}.of_parts.default",), ()),
+        (of_unknown_parts, (2, 3), (f"{_TESTS}.of_unknown_parts.default",), (f"{_TESTS}.halved.default",)),
+        (lambda x: halved(x) + halved(torch.ones(3)), (2, 3), (), (f"{_TESTS}.halved.default",)),
+        (written, (2, 3), (), (f"{_TESTS}.halve_.default",)),
+        (lambda x: x.to_sparse().to_dense(), (2, 3), (), ("aten._to_dense.default", "aten._to_sparse.default")),
+    ],
+)
+def test_operators_are_listed_as_translation_takes_them(function, shape, decomposed, missing):
+    report = jtbridge.explain(function, jnp.ones(shape), rng=jax.random.key(0))
+    assert (report.decomposed, report.missing) == (decomposed, missing)
+    assert report.backend == ("dlpack" if missing else "xla")
+    assert ("xla" in report.reasons) == bool(missing)
+    assert not missing or any(f"`{name}`" in report.reasons["xla"] for name in missing)
+    assert set(decomposed) <= set(report.operators or ())
+    assert f"no lowering    {', '.join(missing) or 'none'}" in str(report)
+
+
+def test_a_function_without_a_graph_has_no_list_of_operators():
+    report = jtbridge.explain(lambda x: x[x > 0].sum(), X)
+    assert (report.operators, report.decomposed, report.missing) == (None, (), ())
+    assert "operators      no graph" in str(report)
+    assert "decomposed" not in str(report)
 
 
 def test_it_prints(capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -142,3 +144,38 @@ def test_a_lowering_gets_the_node_and_a_random_key():
 def test_a_key_for_an_operator_that_is_not_random_is_refused():
     with pytest.raises(LoweringError, match=r"is not tagged as random. Define it with `tags="):
         jtbridge.register_lowering(torch.ops.aten.tan.default, key=True)(lambda x, *, key: x)
+
+
+@torch.library.custom_op("jtbridge_lowering_tests::shifted", mutates_args=())
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+@shifted.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def test_the_line_that_the_refusal_proposes_registers_a_lowering():
+    f = jtbridge.wrap(shifted, backend="xla")
+    with pytest.raises(TranslationError, match="has no lowering") as refused:
+        f(X)
+    (line,) = re.findall(r"`(jtbridge\.register_lowering\(.*?\))`", str(refused.value))
+    exec(f"@{line}\ndef lowering(x):\n    return x + 1", {"torch": torch, "jtbridge": jtbridge})
+    np.testing.assert_array_equal(jtbridge.wrap(shifted, backend="xla")(X), X + 1)
+
+
+@torch.library.custom_op("jtbridge_lowering_tests::shift_", mutates_args=("x",))
+def shift_(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+def test_an_operator_that_writes_to_its_arguments_is_named_and_no_lowering_proposed():
+    def fn(x):
+        shift_(x)
+        return x
+
+    text = r"operator `jtbridge_lowering_tests\.shift_\.default` .* writes to its arguments, which no lowering can"
+    with pytest.raises(TranslationError, match=text):
+        jtbridge.wrap(fn, backend="xla")(X)
+    np.testing.assert_array_equal(jax.jit(jtbridge.wrap(fn, backend="dlpack"))(X), X + 1)

@@ -1,0 +1,181 @@
+"""Fake quantization: values rounded to a grid of integers times a scale, and its gradients by scale and zero point.
+
+Torch's CPU kernels compute in float32 or float64, by operator, and each conversion to an integer counts: NaN becomes
+the least of the quantized values in one kernel as ``fmax`` has it, in others as x86 converts it. Where torch raises for
+a zero point that is out of range, the result is NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from torch import fx
+
+from jtbridge.lowerings._common import opmath, out_dtype
+from jtbridge.lowerings._registry import register_lowering
+
+from ._common import convert, number
+
+_FLOAT = np.dtype(np.float32)
+_DOUBLE = np.dtype(np.float64)
+_LONG = np.dtype(np.int64)
+
+
+def _nearest(x: jax.Array) -> jax.Array:
+    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
+
+
+def _of_tensor(x: jax.Array, scale: Any, zero_point: Any, low: int, high: int) -> tuple[jax.Array, jax.Array]:
+    """The kernel for one scale and zero point, a float32 and an int64."""
+    wide = opmath(np.dtype(x.dtype))
+    steps = zero_point.astype(wide) + _nearest(convert(x, wide) * (1 / scale).astype(wide))
+    inside = (steps >= number(low, wide)) & (steps <= number(high, wide))
+    bounded = jnp.clip(jnp.where(jnp.isnan(steps), float(low), steps.astype(_DOUBLE)), float(low), float(high))
+    y = (bounded.astype(_LONG) - zero_point).astype(_FLOAT) * scale
+    return convert(y, np.dtype(x.dtype)), inside
+
+
+@register_lowering("fake_quantize_per_tensor_affine_cachemask")
+def _per_tensor(x: jax.Array, scale: float, zero_point: int, quant_min: int, quant_max: int) -> Any:
+    return _of_tensor(x, number(scale, _FLOAT), number(zero_point, _LONG), quant_min, quant_max)
+
+
+@register_lowering("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams")
+def _per_tensor_of_tensors(
+    x: jax.Array, scale: jax.Array, zero_point: jax.Array, enabled: jax.Array, quant_min: int, quant_max: int
+) -> Any:
+    scale, zero_point, on = (value.reshape(()) for value in (scale, zero_point, enabled))
+    whole = convert(convert(zero_point, np.dtype(np.int32)), _LONG)
+    y, inside = _of_tensor(x, convert(scale, _FLOAT), whole, quant_min, quant_max)
+    on = convert(on, np.dtype(np.int32)) != 0
+    return jnp.where(on, y, x), inside | ~on
+
+
+@register_lowering("_fake_quantize_learnable_per_tensor_affine")
+def _learnable_per_tensor(
+    x: jax.Array, scale: jax.Array, zero_point: jax.Array, quant_min: int, quant_max: int, grad_factor: float = 1.0
+) -> jax.Array:
+    del grad_factor
+    whole = _whole_zero_point(zero_point, quant_min, quant_max, 0)
+    y = _of_tensor(x, convert(scale.reshape(-1)[0], _FLOAT), whole, quant_min, quant_max)[0]
+    return jnp.where(jnp.isnan(zero_point.reshape(-1)[0]), number(np.nan, np.dtype(y.dtype)), y)
+
+
+def _whole_zero_point(zero_point: jax.Array, low: int, high: int, added: float) -> jax.Array:
+    """A zero point rounded; or with one half added and its fraction dropped, as torch's backward has it."""
+    value = convert(zero_point.reshape(-1)[0], _FLOAT)
+    value = value + number(added, _FLOAT) if added else _nearest(value)
+    return jnp.clip(value, number(low, _FLOAT), number(high, _FLOAT)).astype(_LONG)
+
+
+@register_lowering("fake_quantize_per_channel_affine_cachemask")
+def _per_channel(
+    x: jax.Array, scale: jax.Array, zero_point: jax.Array, axis: int, quant_min: int, quant_max: int
+) -> Any:
+    return _of_channels(x, scale, zero_point, axis, quant_min, quant_max)
+
+
+def _of_channels(x: jax.Array, scale: Any, zero_point: Any, axis: int, low: int, high: int) -> Any:
+    scale, zero_point = (_along(value, axis, x.ndim) for value in (scale, zero_point))
+    wide = opmath(np.dtype(x.dtype))
+    scaled = convert(x, wide) * (1 / scale).astype(wide)
+    is_whole = zero_point.dtype.kind == "i"
+    if is_whole:
+        steps = zero_point.astype(wide) + _nearest(scaled)
+    else:
+        wide = np.dtype(jnp.result_type(wide, opmath(np.dtype(zero_point.dtype))))
+        steps = _nearest((zero_point.astype(wide) + scaled.astype(wide)).astype(_FLOAT))
+    steps = convert(steps, _LONG)
+    inside = (steps >= low) & (steps <= high)
+    y = (jnp.clip(steps, low, high).astype(_DOUBLE) - zero_point.astype(_DOUBLE)) * scale.astype(_DOUBLE)
+    if is_whole:
+        y = jnp.where((zero_point >= low) & (zero_point <= high), y, jnp.nan)
+    return convert(y, np.dtype(x.dtype)), inside
+
+
+def _along(values: jax.Array, axis: int, ndim: int) -> jax.Array:
+    """One value for each channel, to be broadcast along the other axes."""
+    return values.reshape([-1 if i == axis else 1 for i in range(ndim)])
+
+
+@register_lowering("_fake_quantize_learnable_per_channel_affine")
+def _learnable_per_channel(
+    x: jax.Array,
+    scale: jax.Array,
+    zero_point: jax.Array,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    grad_factor: float = 1.0,
+) -> jax.Array:
+    del grad_factor
+    whole = convert(jnp.clip(_nearest(zero_point), quant_min, quant_max), np.dtype(np.int32))
+    return _of_channels(x, scale, whole, axis, quant_min, quant_max)[0]
+
+
+@register_lowering("_fake_quantize_learnable_per_tensor_affine_backward", node=True)
+def _learnable_per_tensor_backward(
+    grad: jax.Array,
+    x: jax.Array,
+    scale: jax.Array,
+    zero_point: jax.Array,
+    quant_min: int,
+    quant_max: int,
+    grad_factor: float = 1.0,
+    *,
+    node: fx.Node,
+) -> Any:
+    if not x.size:
+        return x, scale, zero_point
+    whole = _whole_zero_point(zero_point, quant_min, quant_max, 0.5).astype(_FLOAT)
+    value = convert(scale.reshape(-1)[0], _FLOAT)
+    dx, dscale, dzero = _learnable_backward(grad, x, value, whole, quant_min, quant_max, grad_factor)
+    return _as_results(node, dx, dscale.sum()[None], dzero.sum()[None])
+
+
+@register_lowering("_fake_quantize_learnable_per_channel_affine_backward", node=True)
+def _learnable_per_channel_backward(
+    grad: jax.Array,
+    x: jax.Array,
+    scale: jax.Array,
+    zero_point: jax.Array,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+    grad_factor: float = 1.0,
+    *,
+    node: fx.Node,
+) -> Any:
+    if not x.size:
+        return x, scale, zero_point
+    whole = jnp.clip(_nearest(convert(zero_point, _FLOAT)), quant_min, quant_max)
+    scale, whole = (_along(value, axis, x.ndim) for value in (convert(scale, _FLOAT), whole))
+    others = tuple(i for i in range(x.ndim) if i != axis)
+    dx, dscale, dzero = _learnable_backward(grad, x, scale, whole, quant_min, quant_max, grad_factor)
+    return _as_results(node, dx, dscale.sum(others), dzero.sum(others))
+
+
+def _learnable_backward(
+    grad: jax.Array, x: jax.Array, scale: jax.Array, zero_point: jax.Array, low: int, high: int, factor: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients by the argument, and by scale and zero point for each element."""
+    grad, x = convert(grad, _FLOAT), convert(x, _FLOAT)
+    by = number(factor, _FLOAT)
+    inverse = 1 / scale
+    steps = convert(_nearest(zero_point + x * inverse), _LONG)
+    below, above = steps < low, steps > high
+    inside = ~(below | above)
+    dx = grad * convert(inside, _FLOAT)
+    y = (jnp.clip(steps, low, high).astype(_FLOAT) - zero_point) * scale
+    at_end = jnp.where(below, number(low, _FLOAT) - zero_point, number(high, _FLOAT) - zero_point)
+    dscale = jnp.where(inside, grad * (y - x) * inverse * by, grad * at_end * by)
+    dzero = jnp.where(inside, number(0, _FLOAT), -grad * scale * by)
+    return dx, dscale, dzero
+
+
+def _as_results(node: fx.Node, *values: jax.Array) -> tuple[jax.Array, ...]:
+    return tuple(convert(value, out_dtype(node, index)) for index, value in enumerate(values))

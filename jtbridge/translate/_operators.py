@@ -1,0 +1,111 @@
+"""How the operators of a graph are translated: by a lowering, by torch's decomposition, or not at all."""
+
+from __future__ import annotations
+
+import collections
+import operator
+from collections.abc import Iterator
+
+from torch import fx
+
+from jtbridge._compat import OpOverload
+from jtbridge.capture import from_bytes, origin, to_bytes
+from jtbridge.lowerings import find
+
+from ._decompose import decomposable, decomposition
+from ._fold import folded, needed
+
+# Python functions that a graph may hold besides operators: of symbolic sizes, and of residuals.
+_OF_SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.pow)
+_PLAIN = frozenset({operator.getitem, *_OF_SIZES, to_bytes, from_bytes})
+
+
+def obstacle(module: fx.GraphModule) -> str | None:
+    """The first node of a graph that has neither a lowering nor a decomposition, described; None if there is none."""
+    found = [node for node in module.graph.nodes if _is_operator(node) and not _is_known(node)]
+    if not found:
+        return None
+    run = set(_run(module))  # a value of constants alone is computed by torch, and needs no lowering
+    return next((_described(node) for node in found if node in run), None)
+
+
+class OperatorCounts:
+    """The operators of a graph, and those of them that have no lowering.
+
+    Attributes:
+        all: how often each operator is in the graph, where it is run.
+        decomposed: the operators that run as torch's decomposition into others.
+        missing: the operators that prevent a translation, also inside decompositions.
+    """
+
+    def __init__(self, module: fx.GraphModule):
+        nodes = list(filter(_is_operator, _run(module)))
+        self.all = dict(collections.Counter(_name(node) for node in nodes).most_common())
+        self.decomposed = tuple(sorted({_name(n) for n in nodes if not has_lowering(n) and decomposable(n)}))
+        self.missing = tuple(sorted(set(_missing(module))))
+
+
+def has_lowering(node: fx.Node) -> bool:
+    """Whether a node's operator has a lowering of its own."""
+    return isinstance(node.target, OpOverload) and find(node.target) is not None
+
+
+def describe(node: fx.Node) -> str:
+    """An operator of a graph and where the user's code called it."""
+    notes = origin(node)
+    places = [text for text in (notes.get("module"), notes.get("line")) if text]
+    return f"operator `{_name(node)}`" + (f" ({', '.join(places)})" if places else "")
+
+
+def _run(module: fx.GraphModule) -> list[fx.Node]:
+    """The nodes that are run, in order: those that the results depend on, less those whose values are computed once."""
+    nodes = list(module.graph.nodes)
+    known = folded(nodes)
+    return [node for node in needed(nodes, known) if node not in known]
+
+
+def _missing(module: fx.GraphModule) -> Iterator[str]:
+    for node in filter(_is_operator, _run(module)):
+        if not _is_known(node):
+            yield _name(node)
+        elif not has_lowering(node):
+            try:
+                parts = decomposition(node)
+            except Exception:  # noqa: BLE001  (torch's code for it does not take such arguments)
+                yield _name(node)
+            else:
+                yield from _missing(parts)
+
+
+def _is_operator(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target not in _PLAIN
+
+
+def _is_known(node: fx.Node) -> bool:
+    return has_lowering(node) or decomposable(node)
+
+
+def _described(node: fx.Node) -> str:
+    """Why a node cannot be translated, and what to do."""
+    call = 'call torch instead: backend="dlpack" or "callback"'
+    if _written(node) is not None:
+        return (
+            f"{describe(node)} writes to its arguments, which no lowering can. Use one that returns a copy, or {call}"
+        )
+    if not isinstance(node.target, OpOverload):
+        return f"{describe(node)} takes functions, and has no lowering. Write it without, or {call}"
+    return (
+        f"{describe(node)} has no lowering. Register one with `jtbridge.register_lowering(torch.ops.{node.target})`, "
+        f"or {call}"
+    )
+
+
+def _written(node: fx.Node) -> OpOverload | None:
+    """The operator that writes to its arguments, which a node calls on copies of them; None if it calls none."""
+    if isinstance(node.target, OpOverload) or not node.args or not isinstance(node.args[0], OpOverload):
+        return None
+    return node.args[0]
+
+
+def _name(node: fx.Node) -> str:
+    return str(_written(node) or node.target)
