@@ -39,8 +39,8 @@ class Case:
 
     fn: Callable[..., Any]
     points: tuple[np.ndarray, ...] = (X, -X)
-    opaque: bool = False  # it needs values, so backend "xla" refuses it
-    opaque_gradient: bool = False  # its gradient does
+    untraceable: bool = False  # it needs values, so backend "xla" refuses it
+    untraceable_gradient: bool = False  # its gradient does
     gradient: bool = True
 
 
@@ -145,7 +145,7 @@ def grad_mode_inside_no_grad(v):
 # Exceptions that only tracing raises, caught by the function
 
 
-@case(opaque=True)
+@case(untraceable=True)
 def swallowed_float(v):
     try:
         s = float(v.detach().sum())
@@ -154,14 +154,14 @@ def swallowed_float(v):
     return v * s
 
 
-@case(opaque=True)
+@case(untraceable=True)
 def swallowed_item(v):
     with contextlib.suppress(RuntimeError):
         return v * v.detach().sum().item()
     return v
 
 
-@case(opaque=True)
+@case(untraceable=True)
 def swallowed_by_bare_except(v):
     try:
         n = int(v.detach().abs().sum())
@@ -179,7 +179,7 @@ def swallowed_bool(v):
     return v * 2 if positive else v * 3
 
 
-@case(opaque=True)
+@case(untraceable=True)
 def swallowed_numpy(v):
     try:
         s = float(v.detach().numpy().sum())
@@ -188,7 +188,7 @@ def swallowed_numpy(v):
     return v * s
 
 
-@case(opaque=True)
+@case(untraceable=True)
 def swallowed_asarray(v):
     try:
         s = float(np.asarray(v.detach()).max())
@@ -197,7 +197,7 @@ def swallowed_asarray(v):
     return v * s
 
 
-@case(opaque=True)
+@case(untraceable=True)
 def swallowed_tolist(v):
     try:
         s = sum(v.detach().tolist())
@@ -206,7 +206,7 @@ def swallowed_tolist(v):
     return v * s
 
 
-@case(opaque=True)
+@case(untraceable=True)
 def swallowed_index(v):
     try:
         i = range(10)[v.detach().argmax()]
@@ -215,7 +215,7 @@ def swallowed_index(v):
     return v * i
 
 
-@case(opaque=True)
+@case(untraceable=True)
 def swallowed_and_another_raised(v):
     def total():
         try:
@@ -229,7 +229,7 @@ def swallowed_and_another_raised(v):
         return v
 
 
-@case(opaque=True)
+@case(untraceable=True)
 def swallowed_numpy_array_of_numbers(v):
     try:
         s = float(np.array([v[0].detach(), v[1].detach()]).sum())
@@ -238,7 +238,7 @@ def swallowed_numpy_array_of_numbers(v):
     return v * s
 
 
-@case(opaque_gradient=True)
+@case(untraceable_gradient=True)
 def swallowed_in_the_gradient_alone(v):
     if v.requires_grad:
         try:
@@ -249,7 +249,7 @@ def swallowed_in_the_gradient_alone(v):
     return v * v.detach().sum()
 
 
-@case(opaque=True)
+@case(untraceable=True)
 def swallowed_torch_error(v):
     try:
         return v @ torch.ones(3)
@@ -260,7 +260,7 @@ def swallowed_torch_error(v):
 # Predicates of data
 
 
-@case(gradient=False, opaque=True)
+@case(gradient=False)
 def equal_after_promotion(v):
     yes, no = torch.ones(()), torch.zeros(())
     integer = v.detach().round().long()
@@ -270,39 +270,39 @@ def equal_after_promotion(v):
     ]
 
 
-@case(points=(X, X + 0.5), opaque=True)
+@case(points=(X, X + 0.5))
 def equal_of_other_dtypes(v):
     return v * 2 if torch.equal(v.detach(), v.detach().long()) else v * 3
 
 
-@case(points=(X, X * math.nan), gradient=False, opaque=True)
+@case(points=(X, X * math.nan), gradient=False)
 def equal_of_nan(v):
     return v * 0 + 2 if torch.equal(v, v.clone()) else v * 0 + 3
 
 
-@case(points=(X, X * 0, X * -0.0), opaque=True)
+@case(points=(X, X * 0, X * -0.0))
 def equal_of_signed_zeros(v):
     return v * 2 if torch.equal(v.detach(), torch.zeros(4)) else v * 3
 
 
-@case(points=(X, X * math.nan), gradient=False, opaque=True)
+@case(points=(X, X * math.nan), gradient=False)
 def allclose_with_nan(v):
     first = 2 if torch.allclose(v, v.clone()) else 3
     second = 5 if torch.allclose(v, v.clone(), equal_nan=True) else 7
     return v * 0 + first, v * 0 + second
 
 
-@case(points=(X, X + 1e-3), opaque=True)
+@case(points=(X, X + 1e-3))
 def allclose_with_tolerances(v):
     return v * 2 if torch.allclose(v.detach(), torch.from_numpy(X), rtol=0, atol=1e-2) else v * 3
 
 
-@case(opaque=True)
+@case()
 def all_of_data(v):
     return v * 2 if (v.detach() > 0).all() else v * 3
 
 
-@case(opaque=True)
+@case()
 def compares_sums(v):
     return v * 2 if v.detach().sum() > 0 else v * 3
 
@@ -373,13 +373,13 @@ def unmaterialized_inside(v):
 # Random generators of the function's own
 
 
-@case(opaque=True)
+@case(untraceable=True)
 def generator_made_inside(v):
     generator = torch.Generator().manual_seed(3)
     return v * torch.rand(4, generator=generator) + torch.randn(4, generator=generator)
 
 
-@case(opaque=True)
+@case(untraceable=True)
 def generator_seeded_later(v):
     generator = torch.Generator()
     generator.manual_seed(5)
@@ -444,7 +444,7 @@ def test_gradient(name: str, backend: str):
     f = jtbridge.wrap(case.fn, backend=backend)
     for way, gradient in gradients_of(f).items():
         for point in case.points:
-            if (case.untraceable or case.opaque_gradient) and backend == "xla":
+            if (case.untraceable or case.untraceable_gradient) and backend == "xla":
                 with pytest.raises(TranslationError):
                     jax.jit(gradient)(jnp.asarray(point))
                 continue
