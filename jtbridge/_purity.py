@@ -244,7 +244,7 @@ class _Examination:
         """Put back the state and the arguments, which are given, after what runs inside."""
         state, arguments, saved = ReachableState(self._roots), ReachableState(self._containers), WrittenValues()
         try:
-            with _Operators(self.note, saved, state, arguments, self._seed is not None):
+            with _WriteAndDrawMode(self.note, saved, state, arguments, self._seed is not None):
                 yield state, arguments
         finally:
             with outside_modes():
@@ -373,7 +373,7 @@ class _Watch:
             self._note_line(kind, what, _line(frame))
 
 
-class _Operators(TorchDispatchMode):
+class _WriteAndDrawMode(TorchDispatchMode):
     """Sees operators that write, so that the values can be put back, and those that draw."""
 
     def __init__(

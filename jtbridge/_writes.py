@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import torch
 
-from ._compat import OpOverload
+from ._compat import OpOverload, schema_of
 
 # Batch norm writes its running statistics without saying so in its schema.
 _UNDECLARED_WRITES: dict[str, tuple[int, tuple[int, ...]]] = {
@@ -25,7 +25,7 @@ def written_tensors(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> list
     for position, name in _written_arguments(fn):
         value = kwargs.get(name, args[position] if position < len(args) else None)
         written += [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, torch.Tensor)]
-    training, positions = _UNDECLARED_WRITES.get(fn._schema.name, (0, ()))
+    training, positions = _UNDECLARED_WRITES.get(schema_of(fn).name, (0, ()))
     if positions and args[training]:
         written += [args[position] for position in positions if isinstance(args[position], torch.Tensor)]
     return written
@@ -36,6 +36,6 @@ def _written_arguments(fn: OpOverload) -> tuple[tuple[int, str], ...]:
     """Position and name of the arguments that the schema of an operator says it writes to."""
     return tuple(
         (position, argument.name)
-        for position, argument in enumerate(fn._schema.arguments)
+        for position, argument in enumerate(schema_of(fn).arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )

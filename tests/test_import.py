@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import jtbridge
 
@@ -77,19 +78,71 @@ def test_rows_name_what_exists():
     assert {unit(path) for path in FILES} == set(ROW)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_private_modules_of_torch_and_jax_are_imported_in_one_folder(path: pathlib.Path):
-    private = []
-    for node in ast.walk(ast.parse(path.read_text())):
+HOMES = {"_compat": ("torch", "jax", "jaxlib", "functorch"), "triton": ("triton",)}
+# What instances of torch's classes have, beside what `dir` of the classes shows.
+OF_TORCH = {
+    name
+    for value in (
+        torch.empty(1),
+        torch.ops.aten.add.Tensor,
+        torch.ops.aten.add,
+        torch.nn.Linear(1, 1),
+        torch.fx.Graph(),
+    )
+    for name in dir(value)
+    if name.startswith("_") and not name.startswith("__")
+}
+
+
+def dotted(node: ast.AST) -> str:
+    """``a.b.c`` for a chain of attributes of a name; empty for anything else."""
+    if isinstance(node, ast.Attribute):
+        base = dotted(node.value)
+        return f"{base}.{node.attr}" if base else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def private_uses(source: str) -> set[str]:
+    """The private names of torch, JAX and Triton that a file imports or reads, by chains of attributes too."""
+    tree = ast.parse(source)
+    names: dict[str, str] = {}  # what they are imported as, and from where
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and not node.level:
-            private += [f"{node.module}.{alias.name}" for alias in node.names]
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            private += [alias.name for alias in node.names]
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("torch", "jax"):
-            private.append(f"{node.value.id}.{node.attr}")
-    private = [name for name in private if re.match(r"(torch|jax)\..*\b_(?!_)|(torch|jax)\._(?!_)", name)]
-    at_home = path.parent.name == "_compat" and path.name != "__init__.py"
-    assert at_home or not private, private
+            names |= {alias.asname or alias.name.partition(".")[0]: alias.name for alias in node.names}
+    used = set(names.values())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            first, _, rest = dotted(node).partition(".")
+            if first in names:
+                used.add(f"{names[first]}.{rest}")
+            elif node.attr in OF_TORCH and first not in ("self", "cls"):
+                used.add(f"torch.(...).{node.attr}")
+    libraries = "|".join(library for names in HOMES.values() for library in names)
+    found = {name for name in used if re.match(rf"({libraries})\.(.*\.)?_(?!_)", name)}
+    return {name for name in found if not name.startswith("torch.ops.")}  # operators of that name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_private_names_of_libraries_are_used_in_their_home_alone(path: pathlib.Path):
+    allowed = HOMES.get(unit(path), ()) if path.name != "__init__.py" else ()
+    assert {name for name in private_uses(path.read_text()) if name.partition(".")[0] not in allowed} == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("import torch\ntorch._C._get_tracing_state()", "torch._C._get_tracing_state"),
+        ("from torch._ops import OpOverload", "torch._ops.OpOverload"),
+        ("from torch import nn\nnn.modules._functions.f()", "torch.nn.modules._functions"),
+        ("import jax.interpreters.ad as ad\nad._x", "jax.interpreters.ad._x"),
+        ("def f(x):\n    return x.grad._version", "torch.(...)._version"),
+        ("def f(op):\n    return g(op)._schema", "torch.(...)._schema"),
+    ],
+)
+def test_private_uses_are_found(source: str, name: str):
+    assert name in private_uses(source)
 
 
 IMPORT = """

@@ -18,6 +18,8 @@ from ._jax import add_linearization as add_linearization
 from ._jax import buffer_call as buffer_call
 from ._jax import call_aval as call_aval
 from ._jax import cudnn_attention as cudnn_attention
+from ._jax import cudnn_backward as cudnn_backward
+from ._jax import cudnn_forward as cudnn_forward
 from ._jax import cudnn_version as cudnn_version
 from ._jax import unify_varying_axes as unify_varying_axes
 from ._jax import without_function_of_scores as without_function_of_scores
@@ -73,6 +75,13 @@ from ._torch_eager import is_shared as is_shared
 from ._torch_eager import node_names as node_names
 from ._torch_eager import replace_memory as replace_memory
 from ._torch_eager import run_backward as run_backward
+from ._torch_fields import BACKWARD_HOOKS as BACKWARD_HOOKS
+from ._torch_fields import base_of as base_of
+from ._torch_fields import overload_name as overload_name
+from ._torch_fields import overload_of as overload_of
+from ._torch_fields import schema_of as schema_of
+from ._torch_fields import tensor_of_class as tensor_of_class
+from ._torch_fields import version_of as version_of
 from ._tracing import TRACING as TRACING
 from ._tracing import autograd_place as autograd_place
 from ._tracing import broken_assumption as broken_assumption

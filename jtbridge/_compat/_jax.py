@@ -32,6 +32,16 @@ def cudnn_attention() -> Any:
     return module
 
 
+def cudnn_forward(**options: Any) -> Any:
+    """Call JAX's lowering of the forward pass."""
+    return cudnn_attention()._dot_product_attention_fwd_impl(**options)
+
+
+def cudnn_backward(**options: Any) -> Any:
+    """Call JAX's lowering of the backward pass."""
+    return cudnn_attention()._dot_product_attention_bwd_impl(**options)
+
+
 _OF_BOTH = (
     "query key value bias q_seqlen kv_seqlen q_offsets kv_offsets page_table_k page_table_v "
     "scale seed dropout_rate variadic_args mask_type layout sliding_window_length"

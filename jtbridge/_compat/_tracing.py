@@ -19,13 +19,13 @@ from ._torch import FakeTensorMode, OpOverload
 TRACING = threading.RLock()
 
 
-class _Here(threading.local):
+class _TracingDepth(threading.local):
     """Whether this thread is inside :func:`tracing`."""
 
     depth = 0
 
 
-_HERE = _Here()
+_HERE = _TracingDepth()
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 
-class _Here(threading.local):
+class _FakeAnswers(threading.local):
     """Of this thread: whether a tensor has a value, though it is traced; whether one without was asked for; and whether
     all tensors are to be taken for fake.
     """
@@ -20,7 +20,7 @@ class _Here(threading.local):
     all_fake = False
 
 
-_HERE = _Here()
+_HERE = _FakeAnswers()
 
 
 def show_as_real(has_value: Callable[[Any], bool] | None) -> None:

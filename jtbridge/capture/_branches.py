@@ -11,6 +11,7 @@ A way that only raises, as checks of arguments do, is not in the graph: where to
 from __future__ import annotations
 
 import dis
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -201,13 +202,14 @@ def _selected(yes: fx.GraphModule, no: fx.GraphModule, number: int) -> fx.GraphM
     root = torch.nn.Module()
     graph = fx.Graph()
     places = []
+    numbers = itertools.count()
     for node in yes.graph.find_nodes(op="placeholder"):
         places.append(graph.placeholder(str(node.target)))
         places[-1].meta = dict(node.meta)
 
     def inlined(part: fx.GraphModule) -> list[Any]:
         for node in part.graph.find_nodes(op="get_attr"):
-            name = f"{node.target}_{len(root._buffers)}"
+            name = f"{node.target}_{next(numbers)}"
             root.register_buffer(name, getattr(part, str(node.target)))
             node.target = name
         known = dict(zip(part.graph.find_nodes(op="placeholder"), places, strict=True))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from jtbridge._compat import OpOverload, TorchDispatchMode
+from jtbridge._compat import OpOverload, TorchDispatchMode, schema_of
 
 from ._frames import is_library
 
@@ -49,7 +49,7 @@ def place_that_may_raise(fn: OpOverload) -> str | None:
 
     Only frames that have exception handlers count: between the operator and what traces the function.
     """
-    if fn.namespace != "aten" or fn._schema.name.removeprefix("aten::").rstrip("_") not in _MAY_RAISE:
+    if fn.namespace != "aten" or schema_of(fn).name.removeprefix("aten::").rstrip("_") not in _MAY_RAISE:
         return None
     place, handled = None, False
     frame: types.FrameType | None = sys._getframe(1)

@@ -67,13 +67,13 @@ class CudaAsCpuMode(TorchFunctionMode):
         return found
 
 
-class _TensorRef:
+class _NodeTensor:
     """A tensor in a node's notes: a copy of the graph holds the same."""
 
     def __init__(self, tensor: torch.Tensor):
         self.tensor = tensor
 
-    def __deepcopy__(self, memo: Any) -> _TensorRef:
+    def __deepcopy__(self, memo: Any) -> _NodeTensor:
         return self
 
 
@@ -82,7 +82,7 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     node = last_traced_node()
     if node is None:
         raise RuntimeError("a tensor on a GPU is used where nothing is traced")
-    node.meta["custom"] = {**(node.meta.get("custom") or {}), _NOTE: _TensorRef(tensor)}
+    node.meta["custom"] = {**(node.meta.get("custom") or {}), _NOTE: _NodeTensor(tensor)}
     return made.requires_grad_(tensor.requires_grad)
 
 

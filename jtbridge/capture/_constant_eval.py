@@ -20,7 +20,9 @@ from jtbridge._compat import (
     FakeTensor,
     OpOverload,
     TorchDispatchMode,
+    base_of,
     outside_modes,
+    schema_of,
     show_as_real,
     storage_id,
 )
@@ -66,7 +68,7 @@ class _ClosedOver:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Like:
+class _TensorType:
     """A tensor of which only the type counts."""
 
     shape: tuple[int, ...]
@@ -134,7 +136,7 @@ class ConstantEvalMode(TorchDispatchMode):
         self, func: OpOverload, args: tuple, kwargs: dict[str, Any], out: Any, tensors: Sequence[Any], *, changes: bool
     ) -> None:
         known = not changes and _is_function(func)
-        is_like = known and func._schema.name.removeprefix("aten::") in _LIKES
+        is_like = known and schema_of(func).name.removeprefix("aten::") in _LIKES
         if is_like and args[0].layout is torch.strided and not _symbolic((args, kwargs)):
             args, tensors = (_like(args[0]), *args[1:]), ()
         elif known:
@@ -175,7 +177,7 @@ class ConstantEvalMode(TorchDispatchMode):
         """Have all that lies behind a tensor in memory of its own, to be written to; False if that cannot be."""
         storage = storage_id(tensor)
         if storage not in self._memory:
-            whole = tensor if tensor._base is None else tensor._base
+            whole = base_of(tensor)
             fills = whole.is_contiguous() and whole.numel() * whole.itemsize == _bytes(tensor)
             if not (fills and isinstance(whole, FakeTensor) and whole.dtype == tensor.dtype and self._knows(whole)):
                 return False
@@ -254,7 +256,7 @@ class ConstantEvalMode(TorchDispatchMode):
         match held:
             case _ClosedOver():
                 return (held.tensor if graph else held.tensor.detach()).to(held.device)
-            case _Like():
+            case _TensorType():
                 return torch.empty_strided(held.shape, held.stride, dtype=held.dtype, device=held.device)
             case _TensorRef(memory=int() as storage):
                 memory = self._memory[storage][1]
@@ -321,8 +323,8 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
 
-def _like(tensor: torch.Tensor) -> _Like:
-    return _Like(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+def _like(tensor: torch.Tensor) -> _TensorType:
+    return _TensorType(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
 
 
 def _symbolic(tree: Any) -> bool:
@@ -340,5 +342,5 @@ def _is_function(func: OpOverload) -> bool:
     return (
         func.namespace == "aten"
         and torch.Tag.nondeterministic_seeded not in func.tags
-        and "empty" not in func._schema.name
+        and "empty" not in schema_of(func).name
     )

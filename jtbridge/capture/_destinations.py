@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from jtbridge._compat import OpOverload, has_cpu_kernel
+from jtbridge._compat import OpOverload, has_cpu_kernel, schema_of
 
 _aten = torch.ops.aten
 _VIEWS = (_aten.reshape.default, _aten.unsqueeze.default, _aten.squeeze.dim)
@@ -117,13 +117,13 @@ def _writer(target: OpOverload) -> Callable[..., torch.Tensor] | None:
     """What writes the one result of an operator to ``out``: ours, or its own overload with a CPU kernel."""
     if target in _WRITERS:
         return _WRITERS[target]
-    arguments = [(argument.name, str(argument.type)) for argument in target._schema.arguments]
+    arguments = [(argument.name, str(argument.type)) for argument in schema_of(target).arguments]
     # Losses compute the terms in `out`, which they make larger for that, and then their sum or mean.
-    if len(target._schema.returns) != 1 or any(name == "reduction" for name, _ in arguments):
+    if len(schema_of(target).returns) != 1 or any(name == "reduction" for name, _ in arguments):
         return None
     packet = target.overloadpacket
     for name in packet.overloads():
-        schema = getattr(packet, name)._schema
+        schema = schema_of(getattr(packet, name))
         if not schema.arguments or schema.arguments[-1].name != "out":
             continue
         others = schema.arguments[:-1]

@@ -22,6 +22,7 @@ from jtbridge._compat import (
     function_of_triton_operator,
     inside_mode,
     running_modules,
+    schema_of,
     storage_id,
 )
 from jtbridge._composite import FUSED
@@ -106,7 +107,7 @@ class EffectRecorder:
         """Observe everything torch does on this thread until the block ends."""
         self._base = sys._getframe(2)  # that of the `with` statement
         try:
-            with _Calls(self), _Operators(self):
+            with _CallRecordingMode(self), _OperatorRecordingMode(self):
                 yield
         finally:
             self._base = None
@@ -185,7 +186,7 @@ class EffectRecorder:
             self.unbatchable = str(fn)
         if fn in _SCATTER_REDUCE and args[4] == "prod":
             self.zero_tangent = str(fn)
-        if fn._schema.name.endswith(FUSED):
+        if schema_of(fn).name.endswith(FUSED):
             self.fused_norm = str(fn)
         for tensor in written_tensors(fn, args, kwargs):
             self._keep.append(tensor)
@@ -281,32 +282,32 @@ class EffectRecorder:
         return None
 
 
-class _Calls(TorchFunctionMode):
+class _CallRecordingMode(TorchFunctionMode):
     def __init__(self, recorder: EffectRecorder):
         super().__init__()
-        self._observer = recorder
+        self._recorder = recorder
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        self._observer.note_call(func, args, kwargs)
+        self._recorder.note_call(func, args, kwargs)
         return func(*args, **kwargs)
 
 
-class _Operators(TorchDispatchMode):
+class _OperatorRecordingMode(TorchDispatchMode):
     def __init__(self, recorder: EffectRecorder):
         super().__init__()
-        self._observer = recorder
+        self._recorder = recorder
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        self._observer.note_operator(func, args, kwargs)
-        args, kwargs = self._observer.kept_apart(func, args, kwargs)
-        if self._observer.is_tracing and kwargs.get("generator") is not None:
+        self._recorder.note_operator(func, args, kwargs)
+        args, kwargs = self._recorder.kept_apart(func, args, kwargs)
+        if self._recorder.is_tracing and kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}  # nothing is drawn, and fake tensors' cache would keep it alive
         with inside_mode():
             out = func(*args, **kwargs)
-        self._observer.calls.add(func, args, kwargs, out, lifts=func in _LIFTS)
-        self._observer.note_result(func, args, kwargs, out)
+        self._recorder.calls.add(func, args, kwargs, out, lifts=func in _LIFTS)
+        self._recorder.note_result(func, args, kwargs, out)
         return out
 
 
@@ -318,9 +319,9 @@ def _storages(tensor: torch.Tensor) -> set[int]:
 
 def draws(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Whether a random operator really draws: dropout of probability 0 and evaluation mode do not."""
-    if fn._schema.name == "aten::_fused_sdp_choice":
+    if schema_of(fn).name == "aten::_fused_sdp_choice":
         return False
-    for position, argument in enumerate(fn._schema.arguments):
+    for position, argument in enumerate(schema_of(fn).arguments):
         value = kwargs.get(argument.name, args[position] if position < len(args) else argument.default_value)
         if argument.name in ("dropout_p", "dropout") and not value:
             return False

@@ -25,7 +25,7 @@ def none_caught() -> Iterator[None]:
     """
     raised = _Raised()
     try:
-        with _Operators(raised), _Calls(raised):
+        with _OperatorExceptionMode(raised), _CallExceptionMode(raised):
             yield
     except Exception as error:
         if raised.by_tracing is not None and raised.by_tracing is not error and not isinstance(error, JtbridgeError):
@@ -51,7 +51,7 @@ class _Raised:
             self.by_torch = self.by_torch or error
 
 
-class _Operators(TorchDispatchMode):
+class _OperatorExceptionMode(TorchDispatchMode):
     """Sees operators. Torch's own Python code may catch an exception of one that is not of tracing."""
 
     def __init__(self, raised: _Raised):
@@ -67,7 +67,7 @@ class _Operators(TorchDispatchMode):
             raise
 
 
-class _Calls(TorchFunctionMode):
+class _CallExceptionMode(TorchFunctionMode):
     """Sees what the function itself calls, such as ``Tensor.numpy``, which is no operator."""
 
     def __init__(self, raised: _Raised):

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from jtbridge._compat import BACKWARD_HOOKS
+
 _HOOKS = frozenset(
     {
         torch.Tensor.register_hook,
@@ -24,8 +26,7 @@ _READS = _HOOKS | frozenset(
         torch.Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
         torch.Tensor.is_leaf.__get__,  # type: ignore[attr-defined]
         torch.Tensor.output_nr.__get__,  # type: ignore[attr-defined]
-        torch.Tensor._backward_hooks.__get__,  # type: ignore[attr-defined]
-        torch.Tensor._backward_hooks.__set__,  # type: ignore[attr-defined]
+        *BACKWARD_HOOKS,
     }
 )
 

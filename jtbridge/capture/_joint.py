@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from jtbridge import _rng
-from jtbridge._compat import OpOverload, TorchDispatchMode, forgetting_graph_sources, materializes_gradients
+from jtbridge._compat import OpOverload, TorchDispatchMode, forgetting_graph_sources, materializes_gradients, schema_of
 from jtbridge._dtypes import canonical_dtype, numpy_dtype
 from jtbridge._functions import ArrayType, Tensors, TorchFunction, TracedFunction
 from jtbridge._torch_state import TorchState
@@ -330,7 +330,7 @@ def _outputs(graph_module: fx.GraphModule) -> list[Any]:
 def _is_view(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
-    returns = node.target._schema.returns
+    returns = schema_of(node.target).returns
     alias = returns[0].alias_info if len(returns) == 1 else None
     is_view = (alias is not None and not alias.is_write) or node.target is torch.ops.aten.reshape.default
     others = [arg for arg in (*node.args[1:], *node.kwargs.values()) if isinstance(arg, fx.Node)]

@@ -26,6 +26,7 @@ from jtbridge._compat import (
     TorchDispatchMode,
     autograd_place,
     last_traced_node_of,
+    overload_of,
     running_modules,
     trace_joint,
     tracing,
@@ -47,7 +48,7 @@ from ._statistics import keep_statistics_wide
 from .chains import FusionPatterns
 
 _DETACHING = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)  # torch 2.15 traces `detach` as the latter
-_LAUNCH = launch_operator._opoverload
+_LAUNCH = overload_of(launch_operator)
 
 
 def trace(fn: Callable[..., Sequence[Any]], types: Sequence[ArrayType], *, to_run: bool) -> fx.GraphModule:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from jtbridge._compat import FakeTensor, replace_fake
+from jtbridge._compat import FakeTensor, replace_fake, tensor_of_class
 from jtbridge._run import KEPT
 from jtbridge.errors import MutationError
 
@@ -40,4 +40,4 @@ class PoisonTensor(torch.Tensor):
 
 def poison_tensor() -> torch.Tensor:
     """A tensor that says why it cannot be used."""
-    return torch.Tensor._make_wrapper_subclass(PoisonTensor, (0,))  # type: ignore[attr-defined]
+    return tensor_of_class(PoisonTensor)

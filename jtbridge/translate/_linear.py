@@ -11,7 +11,7 @@ import torch
 from jax.extend.core import jaxpr_as_fun
 from torch import fx
 
-from jtbridge._compat import OpOverload
+from jtbridge._compat import OpOverload, overload_name, schema_of
 from jtbridge._functions import TorchFunction
 from jtbridge._transforms import Jvp, Vjp, Vmap
 from jtbridge.capture import origin
@@ -80,10 +80,11 @@ def _is_linear(node: fx.Node, reached: dict[fx.Node, None]) -> bool:
     differentiated = {i for i, arg in enumerate(node.args) if any(x in reached for x in _nodes_in(arg))}
     if not isinstance(node.target, OpOverload) or any(x in reached for x in _nodes_in(list(node.kwargs.values()))):
         return False
-    alias = node.target._schema.returns[0].alias_info if len(node.target._schema.returns) == 1 else None
+    returns = schema_of(node.target).returns
+    alias = returns[0].alias_info if len(returns) == 1 else None
     if alias is not None and not alias.is_write:  # a view
         return differentiated == {0}
-    if node.target._overloadname in ("Tensor_mode", "Scalar_mode", "reduce", "value_reduce"):
+    if overload_name(node.target) in ("Tensor_mode", "Scalar_mode", "reduce", "value_reduce"):
         return False  # a quotient that is rounded, a scatter that multiplies
     terms, factors = _LINEAR.get(_name(node), ((), ()))
     return differentiated <= {*terms, *factors} and len(differentiated & {*factors}) <= 1

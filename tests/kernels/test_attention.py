@@ -19,8 +19,8 @@ import jtbridge
 from jtbridge.kernels import attention
 from jtbridge.kernels._chip import Chip
 from jtbridge.kernels._launch import interpreting
-from jtbridge.kernels.attention import configurations, op, operation, reference, supports
-from jtbridge.kernels.attention.configurations import Configuration
+from jtbridge.kernels.attention import configurations, op, operation, reference, unsupported_reason
+from jtbridge.kernels.attention.configurations import AttentionConfiguration
 from jtbridge.kernels.attention.philox import philox
 
 from .harness import (
@@ -51,7 +51,7 @@ def small_blocks() -> Iterator[None]:
         if interpreting():
             for table, block in zip(TABLES, [(32, 16), (16, 32), (16, 16)], strict=True):
                 for entry in table:
-                    patch.setitem(table, entry, (Configuration(*block, 4, 2),))
+                    patch.setitem(table, entry, (AttentionConfiguration(*block, 4, 2),))
         yield
 
 
@@ -324,12 +324,12 @@ def test_derivatives_of_higher_order():
 
 def test_what_the_kernels_do_not_take_goes_jnps_way():
     x = jnp.zeros((1, 2, 3, 4))
-    assert supports(x, x, x) is None
-    assert supports(x, x[:, :, :0], x[:, :, :0]) == "`key` has no elements"
-    assert supports(x, x.astype(jnp.float16), x) == "`key` is float16, `query` is float32"
+    assert unsupported_reason(x, x, x) is None
+    assert unsupported_reason(x, x[:, :, :0], x[:, :, :0]) == "`key` has no elements"
+    assert unsupported_reason(x, x.astype(jnp.float16), x) == "`key` is float16, `query` is float32"
     wide = jnp.zeros((1, 2, 3, 300))
-    assert supports(wide, wide, wide) == "`query` has heads of 300, the kernels take up to 256"
-    assert supports(x, x, wide) == "`value` has shape (1, 2, 3, 300), `key` has (1, 2, 3, 4)"
+    assert unsupported_reason(wide, wide, wide) == "`query` has heads of 300, the kernels take up to 256"
+    assert unsupported_reason(x, x, wide) == "`value` has shape (1, 2, 3, 300), `key` has (1, 2, 3, 4)"
     ones = jnp.ones((1, 2, 3, 300))
     assert_close(attention(x, x, ones), ones)
     assert not attention(x, x[:, :, :0], x[:, :, :0]).any()

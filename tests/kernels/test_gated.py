@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import jtbridge
 from jtbridge.kernels import geglu, swiglu
 from jtbridge.kernels._launch import interpreting
-from jtbridge.kernels.gated import configurations, op, reference, supports
+from jtbridge.kernels.gated import configurations, op, reference, unsupported_reason
 
 from .harness import (
     ARCHITECTURES,
@@ -111,10 +111,10 @@ def test_transforms(name):
 
 def test_what_the_kernel_does_not_take_goes_jnps_way():
     x = jnp.zeros((2, 3))
-    assert supports(x, x) is None
-    assert supports(x[:0], x[:0]) == "`gate` has no elements"
-    assert supports(x.astype(int), x) == "`gate` is int32, the kernel takes float32, bfloat16, float16"
-    assert supports(x.astype("float16"), x) == "`gate` is float16 and `up` is float32"
+    assert unsupported_reason(x, x) is None
+    assert unsupported_reason(x[:0], x[:0]) == "`gate` has no elements"
+    assert unsupported_reason(x.astype(int), x) == "`gate` is int32, the kernel takes float32, bfloat16, float16"
+    assert unsupported_reason(x.astype("float16"), x) == "`gate` is float16 and `up` is float32"
     assert swiglu(x[:0], x[:0]).shape == (0, 3)
     assert swiglu(jnp.ones(2, "float16"), jnp.ones(2, "float16")).dtype == "float16"
 
@@ -164,7 +164,7 @@ def test_configurations_compile_without_spilling(name, architecture, size, dtype
 
 
 def test_configurations():
-    assert configurations.candidates()[0] == configurations.default() == configurations.Configuration(1024, 4)
+    assert configurations.candidates()[0] == configurations.default() == configurations.GatedConfiguration(1024, 4)
     assert len(set(configurations.candidates())) == 5
 
 

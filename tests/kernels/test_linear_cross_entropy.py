@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import jtbridge
 from jtbridge.kernels import cross_entropy, linear_cross_entropy
-from jtbridge.kernels.linear_cross_entropy import supports
+from jtbridge.kernels.linear_cross_entropy import unsupported_reason
 
 from .harness import assert_close, kernels_in, needs_compiler, needs_triton, normal
 from .test_cross_entropy import REDUCTIONS, classes_of
@@ -141,13 +141,15 @@ def test_logits_are_never_whole():
 
 def test_what_chunks_do_not_take_goes_the_plain_way(x64):
     hidden, weight, bias, labels = example(3, width=4, n=5)
-    assert supports(hidden, weight, labels) is None
-    assert supports(hidden, weight.astype("bfloat16"), labels) == "`weight` is bfloat16, but `hidden` float32"
-    assert supports(hidden, weight, labels, bias.astype("float16")) == "`bias` is float16, but `hidden` float32"
-    assert supports(hidden[:0], weight, labels[:0]) == "`hidden` has no elements"
-    assert supports(hidden, weight[:0], labels) == "`weight` has no elements"
+    assert unsupported_reason(hidden, weight, labels) is None
+    assert unsupported_reason(hidden, weight.astype("bfloat16"), labels) == "`weight` is bfloat16, but `hidden` float32"
+    assert (
+        unsupported_reason(hidden, weight, labels, bias.astype("float16")) == "`bias` is float16, but `hidden` float32"
+    )
+    assert unsupported_reason(hidden[:0], weight, labels[:0]) == "`hidden` has no elements"
+    assert unsupported_reason(hidden, weight[:0], labels) == "`weight` has no elements"
     wide = [x.astype("float64") for x in (hidden, weight)]
-    assert "`hidden` is float64" in str(supports(*wide, labels))
+    assert "`hidden` is float64" in str(unsupported_reason(*wide, labels))
     assert linear_cross_entropy(*wide, labels).dtype == jnp.float64
     assert linear_cross_entropy(hidden[:0], weight, labels[:0], reduction="sum") == 0
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import jtbridge
 from jtbridge.kernels import matmul
 from jtbridge.kernels._chip import Chip
-from jtbridge.kernels.matmul import op, reference, supports
+from jtbridge.kernels.matmul import op, reference, unsupported_reason
 from jtbridge.kernels.matmul.configurations import CONFIGURATIONS, choose, needed
 
 from .harness import ARCHITECTURES, assert_close, compiled, kernels_in, launches, needs_compiler, needs_triton, normal
@@ -137,13 +137,13 @@ def test_the_rule_takes_large_blocks_where_there_are_enough():
 
 def test_what_the_kernel_does_not_take_goes_jnps_way(x64):
     a, b, bias = normal(2, 3), normal(3, 4), normal(4)
-    assert supports(a, b, bias) is None
-    assert supports(a, b.astype("bfloat16")) == "`b` is bfloat16, but `a` float32"
-    assert supports(a, b, bias.astype("float16")) == "`bias` is float16, but `a` float32"
-    assert supports(a[:0], b) == "`a` has no elements"
-    assert supports(a, b[:, :0]) == "`b` has no elements"
+    assert unsupported_reason(a, b, bias) is None
+    assert unsupported_reason(a, b.astype("bfloat16")) == "`b` is bfloat16, but `a` float32"
+    assert unsupported_reason(a, b, bias.astype("float16")) == "`bias` is float16, but `a` float32"
+    assert unsupported_reason(a[:0], b) == "`a` has no elements"
+    assert unsupported_reason(a, b[:, :0]) == "`b` has no elements"
     whole = a.astype("int32"), b.astype("int32")
-    assert supports(*whole) == "`a` is int32, the kernel takes float32, bfloat16, float16"
+    assert unsupported_reason(*whole) == "`a` is int32, the kernel takes float32, bfloat16, float16"
     assert (matmul(*whole) == whole[0] @ whole[1]).all()
     assert matmul(a.astype("float64"), b.astype("float64"), activation="gelu").dtype == jnp.float64
     assert matmul(a[:, :0], b[:0], bias).tolist() == [bias.tolist()] * 2

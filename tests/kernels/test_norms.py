@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import jtbridge
 from jtbridge.kernels import layer_norm, rms_norm
 from jtbridge.kernels._launch import interpreting
-from jtbridge.kernels.norms import configurations, op, supports
-from jtbridge.kernels.norms.configurations import Configuration
+from jtbridge.kernels.norms import configurations, op, unsupported_reason
+from jtbridge.kernels.norms.configurations import NormConfiguration
 
 from .harness import (
     ARCHITECTURES,
@@ -272,8 +272,8 @@ def test_derivatives(name):
 
 def test_what_the_kernel_does_not_take_goes_jnps_way():
     x = jnp.zeros((2, 3))
-    assert supports(x, x[0], x[0], x) is None
-    assert supports(x[:0]) == "`x` has no elements"
+    assert unsupported_reason(x, x[0], x[0], x) is None
+    assert unsupported_reason(x[:0]) == "`x` has no elements"
     assert layer_norm(x[:0], x[0], residual=x[:0])[0].shape == (0, 3)
     assert rms_norm(x[:, :0]).shape == (2, 0)
     assert rms_norm(x[:0, :0]).shape == (0, 0)
@@ -282,7 +282,7 @@ def test_what_the_kernel_does_not_take_goes_jnps_way():
 
 def test_double_precision_stays_double(x64):
     x, weight = jnp.linspace(-3, 3, 8).reshape(2, 4), jnp.arange(4.0)
-    assert supports(x) == "`x` is float64, the kernel takes float32, bfloat16, float16"
+    assert unsupported_reason(x) == "`x` is float64, the kernel takes float32, bfloat16, float16"
     assert jnp.allclose(layer_norm(x, weight), layer(x, weight), rtol=1e-14)
     assert rms_norm(x).dtype == "float64"
 
@@ -343,29 +343,29 @@ def test_configurations_compile_without_spilling(name, architecture, n, dtype, r
 
 def test_configurations():
     assert configurations.candidates_forward(300, 4096) == [
-        Configuration(1, 4096, 8),
-        Configuration(1, 4096, 4),
-        Configuration(1, 4096, 16),
-        Configuration(2, 4096, 16),
+        NormConfiguration(1, 4096, 8),
+        NormConfiguration(1, 4096, 4),
+        NormConfiguration(1, 4096, 16),
+        NormConfiguration(2, 4096, 16),
     ]
-    assert configurations.candidates_forward(1, 5) == [Configuration(1, 8, 1)]
+    assert configurations.candidates_forward(1, 5) == [NormConfiguration(1, 8, 1)]
     assert configurations.candidates_forward(3, 50_000) == configurations.candidates_sums()
     assert configurations.candidates_sums() == [
-        Configuration(1, 4096, 8),
-        Configuration(1, 4096, 4),
-        Configuration(1, 4096, 16),
-        Configuration(1, 2048, 4),
-        Configuration(1, 8192, 16),
+        NormConfiguration(1, 4096, 8),
+        NormConfiguration(1, 4096, 4),
+        NormConfiguration(1, 4096, 16),
+        NormConfiguration(1, 2048, 4),
+        NormConfiguration(1, 8192, 16),
     ]
     assert configurations.candidates_backward(300, 4096, 4) == [
-        Configuration(1, 4096, 8, 3),
-        Configuration(1, 4096, 16, 3),
-        Configuration(1, 4096, 8, 2),
-        Configuration(2, 4096, 16, 3),
+        NormConfiguration(1, 4096, 8, 3),
+        NormConfiguration(1, 4096, 16, 3),
+        NormConfiguration(1, 4096, 8, 2),
+        NormConfiguration(2, 4096, 16, 3),
     ]
     # Rows on their way may take no more of the shared memory than the default's.
-    assert configurations.candidates_backward(300, 4096, 12)[-1] == Configuration(2, 4096, 16, 2)
-    assert configurations.candidates_backward(300, 8192, 4)[1] == Configuration(1, 8192, 32, 3)
+    assert configurations.candidates_backward(300, 4096, 12)[-1] == NormConfiguration(2, 4096, 16, 2)
+    assert configurations.candidates_backward(300, 8192, 4)[1] == NormConfiguration(1, 8192, 32, 3)
 
 
 def test_partial_sums_are_as_many_whatever_is_tried():

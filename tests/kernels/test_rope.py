@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import jtbridge
 from jtbridge.kernels import rope, rope_qk
 from jtbridge.kernels._launch import interpreting
-from jtbridge.kernels.rope import configurations, op, reference, supports
-from jtbridge.kernels.rope.configurations import Configuration
+from jtbridge.kernels.rope import configurations, op, reference, unsupported_reason
+from jtbridge.kernels.rope.configurations import RopeConfiguration
 from jtbridge.kernels.rope.reference import Rotation
 
 from .harness import (
@@ -160,10 +160,10 @@ def test_derivatives(rotate, formula):
 
 def test_what_the_kernel_does_not_take_goes_jnps_way():
     x, cos = jnp.zeros((1, 2, 3, 4)), jnp.zeros((3, 4))
-    assert supports(cos, cos, x) is None
-    assert supports(cos, cos, x[:0]) == "`x` has no elements"
-    assert supports(cos, cos, x, x.astype("float16")) == "`q` is float32 and `k` is float16"
-    assert supports(cos.astype(int), cos, x) == "`cos` is int32, the kernel takes float32, bfloat16, float16"
+    assert unsupported_reason(cos, cos, x) is None
+    assert unsupported_reason(cos, cos, x[:0]) == "`x` has no elements"
+    assert unsupported_reason(cos, cos, x, x.astype("float16")) == "`q` is float32 and `k` is float16"
+    assert unsupported_reason(cos.astype(int), cos, x) == "`cos` is int32, the kernel takes float32, bfloat16, float16"
     assert rope(x[:0], cos, cos).shape == (0, 2, 3, 4)
     assert [y.shape for y in rope_qk(x, x[:, :0], cos, cos)] == [(1, 2, 3, 4), (1, 0, 3, 4)]
 
@@ -210,23 +210,23 @@ def test_every_configuration_computes_the_same(interleaved, index, monkeypatch):
 
 def test_configurations():
     of_halves = configurations.candidates(32, 4096, 64, False)
-    assert of_halves[0] == configurations.default(32, 4096, 64, False) == Configuration(4, 16, 4)
+    assert of_halves[0] == configurations.default(32, 4096, 64, False) == RopeConfiguration(4, 16, 4)
     assert set(of_halves[1:]) == {
-        Configuration(2, 16, 4),
-        Configuration(4, 16, 8),
-        Configuration(4, 8, 2),
-        Configuration(4, 32, 8),
-        Configuration(8, 16, 8),
-        Configuration(8, 8, 4),
+        RopeConfiguration(2, 16, 4),
+        RopeConfiguration(4, 16, 8),
+        RopeConfiguration(4, 8, 2),
+        RopeConfiguration(4, 32, 8),
+        RopeConfiguration(8, 16, 8),
+        RopeConfiguration(8, 8, 4),
     }
-    assert configurations.default(32, 4096, 64, True) == Configuration(2, 16, 4)
+    assert configurations.default(32, 4096, 64, True) == RopeConfiguration(2, 16, 4)
     # Nothing is larger than what there is.
-    assert configurations.candidates(1, 1, 64, False) == [Configuration(1, 1, 1)]
+    assert configurations.candidates(1, 1, 64, False) == [RopeConfiguration(1, 1, 1)]
     assert configurations.candidates(3, 8, 40, False) == [
-        Configuration(4, 8, 2),
-        Configuration(2, 8, 2),
-        Configuration(4, 8, 4),
-        Configuration(4, 4, 1),
+        RopeConfiguration(4, 8, 2),
+        RopeConfiguration(2, 8, 2),
+        RopeConfiguration(4, 8, 4),
+        RopeConfiguration(4, 4, 1),
     ]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import jtbridge
 from jtbridge.kernels import log_softmax, softmax
-from jtbridge.kernels.softmax import configurations, op, supports
+from jtbridge.kernels.softmax import configurations, op, unsupported_reason
 
 from .harness import (
     ARCHITECTURES,
@@ -81,9 +81,9 @@ def test_axes_and_transforms(name, axis):
 
 
 def test_what_the_kernel_does_not_take_goes_jnps_way():
-    assert supports(jnp.zeros((2, 3))) is None
-    assert supports(jnp.zeros((2, 0))) == "`x` has no elements"
-    assert supports(jnp.zeros(3, jnp.int32)) == "`x` is int32, the kernel takes float32, bfloat16, float16"
+    assert unsupported_reason(jnp.zeros((2, 3))) is None
+    assert unsupported_reason(jnp.zeros((2, 0))) == "`x` has no elements"
+    assert unsupported_reason(jnp.zeros(3, jnp.int32)) == "`x` is int32, the kernel takes float32, bfloat16, float16"
     assert softmax(jnp.zeros((2, 0))).shape == (2, 0)
 
 
@@ -109,7 +109,7 @@ def test_configurations_compile_without_spilling(name, architecture, n, count, m
 
 
 def test_configurations():
-    assert configurations.default(4096) == configurations.Configuration(4096, 16)
+    assert configurations.default(4096) == configurations.SoftmaxConfiguration(4096, 16)
     assert [c.warps for c in configurations.candidates(4096)] == [16, 8]
     assert [c.warps for c in configurations.candidates(1024)] == [4, 2, 8]
     assert [c.warps for c in configurations.candidates(16_384)] == [16]

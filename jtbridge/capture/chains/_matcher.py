@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from jtbridge._compat import version_of
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # what the kernels take
 
 Match = Callable[[], torch.Tensor]  # the operator, on the arguments that were found
@@ -45,7 +47,7 @@ class RecordedCall:
 
 def _condition(x: torch.Tensor) -> Any:
     """What changes where a tensor is written to, or its past is: by ``detach_``, or by what an autograd.Function is."""
-    return x._version, x.grad_fn, x.requires_grad
+    return version_of(x), x.grad_fn, x.requires_grad
 
 
 class Matcher:

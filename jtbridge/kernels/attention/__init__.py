@@ -2,4 +2,4 @@
 
 from .op import attention as attention
 from .op import chosen as chosen
-from .op import supports as supports
+from .op import unsupported_reason as unsupported_reason

@@ -14,7 +14,7 @@ from jtbridge.kernels._shapes import next_power_of_2
 
 
 @dataclasses.dataclass(frozen=True)
-class Configuration:
+class AttentionConfiguration:
     """A program's queries and keys at a time, its warps, and the stages that its loop is pipelined in."""
 
     queries: int
@@ -23,12 +23,12 @@ class Configuration:
     stages: int
 
 
-def _entries(*numbers: tuple[int, int, int, int]) -> tuple[Configuration, ...]:
-    return tuple(Configuration(*each) for each in numbers)
+def _entries(*numbers: tuple[int, int, int, int]) -> tuple[AttentionConfiguration, ...]:
+    return tuple(AttentionConfiguration(*each) for each in numbers)
 
 
 # By (head size, bytes of an element).
-Table = dict[tuple[int, int], tuple[Configuration, ...]]
+Table = dict[tuple[int, int], tuple[AttentionConfiguration, ...]]
 FORWARD: Table = {
     (16, 2): _entries((128, 64, 4, 3), (64, 64, 4, 3)),
     (32, 2): _entries((128, 64, 4, 3), (64, 64, 4, 3)),
@@ -77,13 +77,13 @@ def padded(head_size: int) -> int:
     return max(16, next_power_of_2(head_size))
 
 
-def default(table: Table, entry: tuple[int, int], chip: Chip, masked: bool = False) -> Configuration:
+def default(table: Table, entry: tuple[int, int], chip: Chip, masked: bool = False) -> AttentionConfiguration:
     """What a chip takes where nothing was tuned. Blocks of an additive mask are on their way too: a stage less."""
     taken = _of_chip(table, entry, chip)
     return dataclasses.replace(taken, stages=max(1, taken.stages - 1)) if masked else taken
 
 
-def _of_chip(table: Table, entry: tuple[int, int], chip: Chip) -> Configuration:
+def _of_chip(table: Table, entry: tuple[int, int], chip: Chip) -> AttentionConfiguration:
     if chip.shared < _ENOUGH:
         return table[entry][-1]
     if table is FORWARD and entry == (64, 2) and chip.before(90):

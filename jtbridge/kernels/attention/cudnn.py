@@ -11,25 +11,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jtbridge._compat import cudnn_attention, without_function_of_scores
+from jtbridge._compat import cudnn_attention, cudnn_backward, cudnn_forward, without_function_of_scores
 
 from .reference import Settings
 
 
 def forward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
     """As :func:`reference.forward`."""
-    return cudnn_attention()._dot_product_attention_fwd_impl(**_options(*arrays, settings=settings), is_training=True)
+    return cudnn_forward(**_options(*arrays, settings=settings), is_training=True)
 
 
 def output(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
     """The result alone."""
-    return cudnn_attention()._dot_product_attention_fwd_impl(**_options(*arrays, settings=settings), is_training=False)
+    return cudnn_forward(**_options(*arrays, settings=settings), is_training=False)
 
 
 def backward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
     """Gradients of query, key and value, from them, the results of :func:`forward` and the cotangent of the first."""
     query, key, value, out, logsumexp, ct = arrays
-    gradients = cudnn_attention()._dot_product_attention_bwd_impl(
+    gradients = cudnn_backward(
         **_options(query, key, value, settings=settings), activation=logsumexp, fwd_output=out, grad_output=ct
     )
     return list(gradients[:3])

@@ -31,7 +31,7 @@ def _attended(
 ) -> tuple[DifferentiableKernel, list[jax.Array], bool] | None:
     """The operation that attention is, its arrays, and whether it may be cuDNN's; None where no kernel applies."""
     factor = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
-    if dropout_p or factor <= 0 or attention.supports(query, key, value):
+    if dropout_p or factor <= 0 or attention.unsupported_reason(query, key, value):
         return None
     arrays = [query, key, value]
     kind = "none"

@@ -20,7 +20,7 @@ from .reference import Settings
 Window = tuple[int | None, int | None]
 
 
-def supports(query: jax.Array, key: jax.Array, value: jax.Array) -> str | None:
+def unsupported_reason(query: jax.Array, key: jax.Array, value: jax.Array) -> str | None:
     """Why the kernels cannot run on ``query[b, h, q, d]``, ``key[b, g, k, d]`` and `value`; None if they can."""
     named = {"query": query, "key": key, "value": value}
     for name, x in named.items():
@@ -137,7 +137,7 @@ def attention(
     if settings.scale < 0:  # the kernels look for the largest product, not for the smallest
         arrays[0], settings = -query, dataclasses.replace(settings, scale=-settings.scale)
     refused = refused_by_cudnn(query, key, settings, return_logsumexp)
-    unsupported = supports(query, key, value)
+    unsupported = unsupported_reason(query, key, value)
     _check_implementation(implementation, unsupported, refused)
     if unsupported:
         out, logsumexp = reference.forward(*arrays, settings=settings)
@@ -182,7 +182,7 @@ def chosen(
     settings = _settings(query, mask, is_causal, scale, window, dropout_rate)
     settings = dataclasses.replace(settings, scale=abs(settings.scale))
     refused = refused_by_cudnn(query, key, settings, return_logsumexp)
-    unsupported = supports(query, key, value)
+    unsupported = unsupported_reason(query, key, value)
     _check_implementation(implementation, unsupported, refused)
     if unsupported:
         return Choice("jnp", unsupported)

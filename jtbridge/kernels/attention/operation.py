@@ -202,7 +202,7 @@ def _launched(
         "block_d": block_d,
     }
 
-    def launch_parameters(c: configurations.Configuration) -> LaunchParameters:
+    def launch_parameters(c: configurations.AttentionConfiguration) -> LaunchParameters:
         blocks = kv_heads * -(-kv_len // c.keys) if by_keys else heads * -(-q_len // c.queries)
         return LaunchParameters(
             (batch * blocks,), {**constants, "block_q": c.queries, "block_k": c.keys}, c.warps, c.stages

@@ -32,7 +32,7 @@ def _cross_entropy(
 ) -> Any:
     """What is kept of each row is the logarithm of its sum of exponentials, in two terms, the second of which is 0."""
     del node
-    if cross_entropy.supports(logits, target):
+    if cross_entropy.unsupported_reason(logits, target):
         return NotImplemented
     losses, lse = cross_entropy.rows_forward(ignore_index, smoothing)(logits, target)
     kept = jnp.stack([lse, jnp.zeros_like(lse)], 1)
@@ -59,7 +59,7 @@ def _cross_entropy_backward(
     node: fx.Node,
 ) -> Any:
     del node
-    if cross_entropy.supports(logits, target):
+    if cross_entropy.unsupported_reason(logits, target):
         return NotImplemented
     each = class_weights(logits, target, weight, ignore_index)
     if reduction == MEAN:

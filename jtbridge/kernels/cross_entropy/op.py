@@ -22,7 +22,7 @@ Reduction = Literal["mean", "sum", "none"]
 LABELS = (jnp.dtype("int32"), jnp.dtype("int64"))
 
 
-def supports(logits: jax.Array, labels: jax.Array) -> str | None:
+def unsupported_reason(logits: jax.Array, labels: jax.Array) -> str | None:
     """Why the kernel cannot run on ``logits[..., classes]`` and ``labels[...]``; None if it can."""
     return (
         unsupported_dtype("logits", logits.dtype, FLOATS)
@@ -80,7 +80,7 @@ def cross_entropy(
         )
     if not logits.shape[-1]:
         raise ValueError(f"`logits` has shape {logits.shape}: there are no classes")
-    if supports(logits, labels):
+    if unsupported_reason(logits, labels):
         losses = reference.forward(logits, labels, ignore_index=ignore_index, smoothing=float(label_smoothing))[0]
     else:
         losses = rows_operation(ignore_index, float(label_smoothing))(logits, labels)[0]

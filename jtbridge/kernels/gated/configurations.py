@@ -6,18 +6,18 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class Configuration:
+class GatedConfiguration:
     """Elements that a program takes, and its warps."""
 
     block: int
     warps: int
 
 
-def default() -> Configuration:
+def default() -> GatedConfiguration:
     """What is taken where nothing was tuned: 8 elements for each thread, 16 bytes of float16."""
-    return Configuration(1024, 4)
+    return GatedConfiguration(1024, 4)
 
 
-def candidates() -> list[Configuration]:
+def candidates() -> list[GatedConfiguration]:
     """What tuning tries: from 4 elements for each thread, 16 bytes of float32, to 16, and larger programs."""
-    return [default(), *(Configuration(*each) for each in ((1024, 8), (2048, 4), (2048, 8), (4096, 8)))]
+    return [default(), *(GatedConfiguration(*each) for each in ((1024, 8), (2048, 4), (2048, 8), (4096, 8)))]

@@ -19,7 +19,7 @@ def _operation(activation: str) -> DifferentiableKernel:
 @register_lowering("jtbridge::gated", node=True, kernel=True)
 def _gated(gate: jax.Array, up: jax.Array, activation: str, *, node: fx.Node) -> Any:
     del node
-    if gated.supports(gate, up):
+    if gated.unsupported_reason(gate, up):
         return NotImplemented
     return _operation(activation).forward(gate, up)[0]
 
@@ -27,6 +27,6 @@ def _gated(gate: jax.Array, up: jax.Array, activation: str, *, node: fx.Node) ->
 @register_lowering("jtbridge::gated_backward", node=True, kernel=True)
 def _gated_backward(grad: jax.Array, gate: jax.Array, up: jax.Array, activation: str, *, node: fx.Node) -> Any:
     del node
-    if gated.supports(gate, up) or grad.dtype != gate.dtype:
+    if gated.unsupported_reason(gate, up) or grad.dtype != gate.dtype:
         return NotImplemented
     return tuple(_operation(activation).backward(gate, up, grad))

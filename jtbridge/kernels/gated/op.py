@@ -15,10 +15,10 @@ from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
-from .configurations import Configuration, candidates, default
+from .configurations import GatedConfiguration, candidates, default
 
 
-def supports(gate: jax.Array, up: jax.Array) -> str | None:
+def unsupported_reason(gate: jax.Array, up: jax.Array) -> str | None:
     """Why the kernel cannot run on two arrays of one shape; None if it can."""
     return (
         unsupported_dtype("gate", gate.dtype, FLOATS)
@@ -88,7 +88,7 @@ def _gated(gate: jax.Array, up: jax.Array, activation: str) -> jax.Array:
     check_floating(gate=gate, up=up)
     if gate.shape != up.shape:
         raise ValueError(f"`gate` is {gate.shape} and `up` is {up.shape}: they must have one shape")
-    if supports(gate, up):
+    if unsupported_reason(gate, up):
         return reference.activate(gate, activation) * up
     return operation(activation)(gate, up)[0]
 
@@ -121,7 +121,7 @@ def _launched(kernel: Any, *arrays: jax.Array, results: int, activation: str, ro
     x = arrays[0]
     options = {"activation": activation, "rounded": rounded}
 
-    def launch_parameters(c: Configuration) -> LaunchParameters:
+    def launch_parameters(c: GatedConfiguration) -> LaunchParameters:
         return LaunchParameters((math.ceil(x.size / c.block),), {"size": x.size, "block": c.block, **options}, c.warps)
 
     return launch_tuned(

@@ -16,7 +16,9 @@ from .primitive import bind
 _CHUNKS, _FEWEST = 8, 512
 
 
-def supports(hidden: jax.Array, weight: jax.Array, labels: jax.Array, bias: jax.Array | None = None) -> str | None:
+def unsupported_reason(
+    hidden: jax.Array, weight: jax.Array, labels: jax.Array, bias: jax.Array | None = None
+) -> str | None:
     """Why the loss is not computed by chunks; None if it is."""
     for name, x in (("weight", weight), ("bias", bias)):
         if x is not None and x.dtype != hidden.dtype:
@@ -90,7 +92,7 @@ def linear_cross_entropy(
         raise ValueError(f"`chunk_size` is {chunk_size}, expected a positive number of rows")
     if accumulator_dtype is not None and not jnp.issubdtype(accumulator_dtype, jnp.floating):
         raise ValueError(f"`accumulator_dtype` is {jnp.dtype(accumulator_dtype)}, expected a floating-point dtype")
-    if supports(hidden, weight, labels, bias):
+    if unsupported_reason(hidden, weight, labels, bias):
         options = {"label_smoothing": label_smoothing, "ignore_index": ignore_index, "reduction": reduction}
         return reference.forward(hidden, weight, labels, bias, **options)
     flat = hidden.reshape(-1, hidden.shape[-1])

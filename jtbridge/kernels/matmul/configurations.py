@@ -18,7 +18,7 @@ _MULTIPROCESSORS = 108
 
 
 @dataclasses.dataclass(frozen=True)
-class Configuration:
+class MatmulConfiguration:
     """A program takes `block_m` x `block_n` of the result, and `block_k` of the sum at a time."""
 
     block_m: int
@@ -30,32 +30,32 @@ class Configuration:
 
 
 # From the largest blocks to the smallest: large ones read the least, small ones make the most programs.
-CONFIGURATIONS: dict[Kind, tuple[Configuration, ...]] = {
+CONFIGURATIONS: dict[Kind, tuple[MatmulConfiguration, ...]] = {
     "half": (
-        Configuration(128, 256, 64, num_warps=8, num_stages=3),
-        Configuration(128, 128, 64, num_warps=8, num_stages=4),
-        Configuration(128, 64, 64, num_warps=4, num_stages=4),
-        Configuration(64, 64, 64, num_warps=4, num_stages=5),
-        Configuration(32, 64, 128, num_warps=4, num_stages=4),
-        Configuration(16, 64, 128, num_warps=4, num_stages=5),
-        Configuration(16, 32, 128, num_warps=4, num_stages=6),
+        MatmulConfiguration(128, 256, 64, num_warps=8, num_stages=3),
+        MatmulConfiguration(128, 128, 64, num_warps=8, num_stages=4),
+        MatmulConfiguration(128, 64, 64, num_warps=4, num_stages=4),
+        MatmulConfiguration(64, 64, 64, num_warps=4, num_stages=5),
+        MatmulConfiguration(32, 64, 128, num_warps=4, num_stages=4),
+        MatmulConfiguration(16, 64, 128, num_warps=4, num_stages=5),
+        MatmulConfiguration(16, 32, 128, num_warps=4, num_stages=6),
     ),
     "tf32": (
-        Configuration(128, 128, 32, num_warps=8, num_stages=4),
-        Configuration(64, 64, 32, num_warps=4, num_stages=4),
-        Configuration(16, 64, 64, num_warps=4, num_stages=4),
+        MatmulConfiguration(128, 128, 32, num_warps=8, num_stages=4),
+        MatmulConfiguration(64, 64, 32, num_warps=4, num_stages=4),
+        MatmulConfiguration(16, 64, 64, num_warps=4, num_stages=4),
     ),
     # Without tensor cores: each thread has an 8 x 8 or smaller part of the result in registers.
     "ieee": (
-        Configuration(128, 64, 16, num_warps=4, num_stages=3),
-        Configuration(64, 64, 16, num_warps=4, num_stages=3),
-        Configuration(32, 32, 32, num_warps=4, num_stages=3),
-        Configuration(16, 32, 32, num_warps=2, num_stages=3),
+        MatmulConfiguration(128, 64, 16, num_warps=4, num_stages=3),
+        MatmulConfiguration(64, 64, 16, num_warps=4, num_stages=3),
+        MatmulConfiguration(32, 32, 32, num_warps=4, num_stages=3),
+        MatmulConfiguration(16, 32, 32, num_warps=2, num_stages=3),
     ),
 }
 
 
-def needed(configuration: Configuration, kind: Kind) -> int:
+def needed(configuration: MatmulConfiguration, kind: Kind) -> int:
     """Bytes of shared memory that a program takes: the blocks on their way, or its result on the way out."""
     size = 2 if kind == "half" else 4
     sides = configuration.block_m + configuration.block_n
@@ -64,7 +64,7 @@ def needed(configuration: Configuration, kind: Kind) -> int:
     )
 
 
-def choose(kind: Kind, m: int, n: int, chip: Chip) -> Configuration:
+def choose(kind: Kind, m: int, n: int, chip: Chip) -> MatmulConfiguration:
     """The default on a chip, of what fits its shared memory.
 
     The largest blocks of which no side is twice that of the result or more, and that make a program for each
@@ -73,13 +73,13 @@ def choose(kind: Kind, m: int, n: int, chip: Chip) -> Configuration:
     every = [c for c in CONFIGURATIONS[kind] if needed(c, kind) <= chip.shared] or [CONFIGURATIONS[kind][-1]]
     fitting = [c for c in candidates(kind, m, n) if c in every] or [every[-1]]
 
-    def programs(c: Configuration) -> int:
+    def programs(c: MatmulConfiguration) -> int:
         return -(-m // c.block_m) * -(-n // c.block_n)
 
     return next((c for c in fitting if programs(c) >= _MULTIPROCESSORS), max(fitting, key=programs))
 
 
-def candidates(kind: Kind, m: int, n: int) -> list[Configuration]:
+def candidates(kind: Kind, m: int, n: int) -> list[MatmulConfiguration]:
     """What tuning tries: blocks of which no side is twice that of the result or more."""
     fitting = [c for c in CONFIGURATIONS[kind] if c.block_m < max(2 * m, 17) and c.block_n < max(2 * n, 33)]
     return fitting or [CONFIGURATIONS[kind][-1]]

@@ -16,11 +16,11 @@ from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
-from .configurations import Configuration, candidates, choose
+from .configurations import MatmulConfiguration, candidates, choose
 from .reference import ACTIVATIONS, PRECISIONS, Activation, Precision
 
 
-def supports(a: jax.Array, b: jax.Array, bias: jax.Array | None = None) -> str | None:
+def unsupported_reason(a: jax.Array, b: jax.Array, bias: jax.Array | None = None) -> str | None:
     """Why the kernel cannot multiply ``a[..., m, k]`` with a matrix `b`; None if it can."""
     for name, x in (("b", b), ("bias", bias)):
         if x is not None and x.dtype != a.dtype:
@@ -76,7 +76,7 @@ def matmul(
     _check(a, b, bias, activation, transpose_b, precision)
     options = {"activation": activation, "transpose_b": transpose_b, "precision": precision}
     given = (a, b) if bias is None else (a, b, bias)
-    if supports(a, b, bias):
+    if unsupported_reason(a, b, bias):
         return reference.forward(*given, **options)[0]
     return operation(**options, biased=bias is not None)(*given)[0]
 
@@ -140,7 +140,7 @@ def _forward(
         "precision": target().precision(precision),
     }
 
-    def launch_parameters(c: Configuration) -> LaunchParameters:
+    def launch_parameters(c: MatmulConfiguration) -> LaunchParameters:
         blocks = {"block_m": c.block_m, "block_n": c.block_n, "block_k": c.block_k, "group": c.group}
         grid = (-(-m // c.block_m) * -(-n // c.block_n),)
         return LaunchParameters(grid, {"m": m, "n": n, "k": k, **blocks, **options}, c.num_warps, c.num_stages)

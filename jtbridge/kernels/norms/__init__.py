@@ -2,4 +2,4 @@
 
 from .op import layer_norm as layer_norm
 from .op import rms_norm as rms_norm
-from .op import supports as supports
+from .op import unsupported_reason as unsupported_reason

@@ -28,7 +28,7 @@ _LEAST, _MOST, _WARPS = 8, 32, 32
 
 
 @dataclasses.dataclass(frozen=True)
-class Configuration:
+class NormConfiguration:
     """Rows that a program takes together, elements of each, its warps, and in how many stages it loads more rows."""
 
     tile: int
@@ -37,26 +37,26 @@ class Configuration:
     stages: int = 1
 
 
-def default_forward(rows: int, n: int) -> Configuration:
+def default_forward(rows: int, n: int) -> NormConfiguration:
     """What is taken where nothing was tuned: whole rows, or one by pieces where they are too long."""
     block = row_block(n, _LONGEST, _PIECE)
     tile = _tile(rows, block, _TILE) if n <= block else 1
-    return Configuration(tile, block, _warps(tile * block))
+    return NormConfiguration(tile, block, _warps(tile * block))
 
 
-def default_sums() -> Configuration:
+def default_sums() -> NormConfiguration:
     """Of the sums over a row that is too long for the backward, by pieces."""
-    return Configuration(1, _PIECE, _warps(_PIECE))
+    return NormConfiguration(1, _PIECE, _warps(_PIECE))
 
 
-def default_backward(rows: int, n: int, loaded: int) -> Configuration:
+def default_backward(rows: int, n: int, loaded: int) -> NormConfiguration:
     """Of the gradients of `rows` that share weights: whole rows, or blocks of columns where those are too long.
 
     In `loaded` are the bytes that are loaded for each element.
     """
     block = row_block(n, _LONGEST_BACKWARD, _COLUMNS)
     tile = _tile(rows, block, _TILE_BACKWARD) if n <= block else min(next_power_of_2(rows), _COLUMN_ROWS)
-    return Configuration(tile, block, _warps(tile * block), _stages(loaded * tile * block))
+    return NormConfiguration(tile, block, _warps(tile * block), _stages(loaded * tile * block))
 
 
 def programs(groups: int, rows: int, n: int, summed: bool) -> int:
@@ -66,7 +66,7 @@ def programs(groups: int, rows: int, n: int, summed: bool) -> int:
     return min(math.ceil(rows / c.tile), max(1, room) if summed else rows)
 
 
-def candidates_forward(rows: int, n: int) -> list[Configuration]:
+def candidates_forward(rows: int, n: int) -> list[NormConfiguration]:
     """What tuning tries, the default first: half and twice the warps, and with them the rows, or the piece of one."""
     taken = default_forward(rows, n)
     if n > taken.block:
@@ -76,12 +76,12 @@ def candidates_forward(rows: int, n: int) -> list[Configuration]:
     return _fitting(taken, [*others, (2 * tile, block, 2 * warps)], rows, _LONGEST)
 
 
-def candidates_sums() -> list[Configuration]:
+def candidates_sums() -> list[NormConfiguration]:
     """What tuning tries, as forward, the default first."""
     return _pieces(default_sums())
 
 
-def candidates_backward(rows: int, n: int, loaded: int) -> list[Configuration]:
+def candidates_backward(rows: int, n: int, loaded: int) -> list[NormConfiguration]:
     """What tuning tries, the default first: twice the warps, half and twice the rows and warps, and a stage less.
 
     Half the warps alone would take all registers of a thread.
@@ -97,16 +97,18 @@ def candidates_backward(rows: int, n: int, loaded: int) -> list[Configuration]:
     return _fitting(taken, [*others, twice], rows, _LONGEST_BACKWARD)
 
 
-def _pieces(taken: Configuration) -> list[Configuration]:
+def _pieces(taken: NormConfiguration) -> list[NormConfiguration]:
     block, warps = taken.block, taken.warps
     others = (1, block, warps // 2), (1, block, 2 * warps), (1, block // 2, warps // 2), (1, 2 * block, 2 * warps)
     return _fitting(taken, others, 1, _LONGEST)
 
 
-def _fitting(taken: Configuration, others: Sequence[tuple[int, ...]], rows: int, most: int) -> list[Configuration]:
+def _fitting(
+    taken: NormConfiguration, others: Sequence[tuple[int, ...]], rows: int, most: int
+) -> list[NormConfiguration]:
     """The default, and those of the others that a program has rows, warps and registers for."""
 
-    def fits(c: Configuration) -> bool:
+    def fits(c: NormConfiguration) -> bool:
         elements = c.tile * c.block
         return (
             0 < c.tile <= next_power_of_2(rows)
@@ -115,7 +117,7 @@ def _fitting(taken: Configuration, others: Sequence[tuple[int, ...]], rows: int,
             and _LEAST <= elements // (32 * c.warps) <= _MOST
         )
 
-    return list(dict.fromkeys([taken, *filter(fits, (Configuration(*each) for each in others))]))
+    return list(dict.fromkeys([taken, *filter(fits, (NormConfiguration(*each) for each in others))]))
 
 
 def _warps(elements: int) -> int:

@@ -25,7 +25,7 @@ def _norm(weight: Maybe, bias: Maybe, eps: float, *, centered: bool) -> Norm:
 
 def _refused(x: jax.Array, normalized_shape: Sequence[int], weight: Maybe, bias: Maybe) -> bool:
     """Whether the kernels do not apply: they take the last dimension alone."""
-    return len(normalized_shape) != 1 or norms.supports(x, weight, bias, None) is not None
+    return len(normalized_shape) != 1 or norms.unsupported_reason(x, weight, bias, None) is not None
 
 
 def _refused_by_rms(x: jax.Array, normalized_shape: Sequence[int], weight: Maybe) -> bool:
@@ -122,7 +122,7 @@ def _rms_norm_backward(
 
 
 def _weighed(x: jax.Array, weight: jax.Array) -> bool:
-    return weight.dtype == x.dtype and not norms.supports(x, weight)
+    return weight.dtype == x.dtype and not norms.unsupported_reason(x, weight)
 
 
 @register_lowering("jtbridge::rms_norm", node=True, kernel=True)
@@ -158,13 +158,17 @@ def _scaled_rms_norm_backward(
 @register_lowering("jtbridge::unscaled_rms_norm", node=True, kernel=True)
 def _unscaled_rms_norm(x: jax.Array, eps: float, *, node: fx.Node) -> Any:
     del node
-    return NotImplemented if norms.supports(x) else _normalized(x, None, None, _norm(None, None, eps, centered=False))
+    return (
+        NotImplemented
+        if norms.unsupported_reason(x)
+        else _normalized(x, None, None, _norm(None, None, eps, centered=False))
+    )
 
 
 @register_lowering("jtbridge::unscaled_rms_norm_backward", node=True, kernel=True)
 def _unscaled_rms_norm_backward(grad: jax.Array, x: jax.Array, rstd: jax.Array, eps: float, *, node: fx.Node) -> Any:
     del node
-    if norms.supports(x) or grad.dtype != x.dtype:
+    if norms.unsupported_reason(x) or grad.dtype != x.dtype:
         return NotImplemented
     return _norm_gradients(grad, x, rstd, None, _norm(None, None, eps, centered=False), (True,))[0]
 

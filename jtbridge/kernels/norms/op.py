@@ -15,11 +15,11 @@ from jtbridge.kernels._shapes import FLOATS, check_floating, grouped, unsupporte
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
-from .configurations import Configuration, candidates_backward, candidates_forward, candidates_sums, programs
+from .configurations import NormConfiguration, candidates_backward, candidates_forward, candidates_sums, programs
 from .reference import Norm
 
 
-def supports(
+def unsupported_reason(
     x: jax.Array, weight: jax.Array | None = None, bias: jax.Array | None = None, residual: jax.Array | None = None
 ) -> str | None:
     """Why the kernel cannot run on ``x[..., n]``; None if it can."""
@@ -121,7 +121,7 @@ def _normalized(
     count = math.prod(x.shape[:-1])
     rows = [array.reshape(1, count, x.shape[-1]) for array in (x, residual) if array is not None]
     arrays = [*rows, *(array[None] for array in (weight, bias) if array is not None)]
-    if supports(x, weight, bias, residual):
+    if unsupported_reason(x, weight, bias, residual):
         results = reference.forward(*arrays, norm=norm)[:-1]
     else:
         results = operation(norm, tuple(str(array.dtype) for array in (weight, bias) if array is not None))(*arrays)
@@ -195,7 +195,7 @@ def _forward(*arrays: jax.Array, norm: Norm) -> list[jax.Array]:
     shared = any(array.shape[0] == 1 for array in others[norm.residual :]) or not (norm.weight or norm.bias)
     flags = {**_flags(norm), "rounded": norm.rounded}
 
-    def launch_parameters(c: Configuration) -> LaunchParameters:
+    def launch_parameters(c: NormConfiguration) -> LaunchParameters:
         shape = {"rows": rows, "group": rows if shared else group, "n": n, "block": c.block}
         tile = {"tile": c.tile} if whole else {}
         constants = {**shape, **tile, **flags, "eps": norm.eps, "offset": norm.offset}
@@ -233,7 +233,7 @@ def _backward(*arrays: jax.Array, norm: Norm, dtypes: Sequence[str]) -> list[jax
     parts = programs(groups, group, n, count > 0)
     flags = {**_flags(norm), "per_group": norm.weight and weight.shape[0] > 1}
 
-    def launch_parameters(c: Configuration) -> LaunchParameters:
+    def launch_parameters(c: NormConfiguration) -> LaunchParameters:
         shape = {"group": group, "n": n, "programs": parts, "tile": c.tile, "block": c.block, "stages": c.stages}
         grid = groups * parts, math.ceil(n / c.block)
         return LaunchParameters(grid, {**shape, **flags, "offset": norm.offset}, c.warps)
@@ -267,7 +267,7 @@ def _row_sums(x: jax.Array, weight: jax.Array, statistics: jax.Array, ct: jax.Ar
     flags = {"centered": norm.centered, "has_weight": norm.weight}
     tried = candidates_sums()
 
-    def launch_parameters(c: Configuration) -> LaunchParameters:
+    def launch_parameters(c: NormConfiguration) -> LaunchParameters:
         shape = {"rows": rows, "group": rows if shared else group, "n": n, "block": c.block}
         return LaunchParameters((rows,), {**shape, **flags, "offset": norm.offset}, c.warps)
 

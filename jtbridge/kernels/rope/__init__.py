@@ -2,4 +2,4 @@
 
 from .op import rope as rope
 from .op import rope_qk as rope_qk
-from .op import supports as supports
+from .op import unsupported_reason as unsupported_reason

@@ -14,7 +14,7 @@ _WARPS, _MOST_WARPS, _LEAST = 4, 8, 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Configuration:
+class RopeConfiguration:
     """Heads and tokens that a program takes, and its warps."""
 
     head_block: int
@@ -22,18 +22,18 @@ class Configuration:
     warps: int
 
 
-def default(heads: int, tokens: int, half: int, interleaved: bool) -> Configuration:
+def default(heads: int, tokens: int, half: int, interleaved: bool) -> RopeConfiguration:
     """What is taken where nothing was tuned, of the most heads of an array."""
     half_block = next_power_of_2(half)
     token_block = min(next_power_of_2(tokens), max(1, _BLOCK // half_block))
-    return Configuration(
+    return RopeConfiguration(
         min(next_power_of_2(heads), _held(interleaved)),
         token_block,
         min(_WARPS, max(1, token_block * half_block // 256)),
     )
 
 
-def candidates(heads: int, tokens: int, half: int, interleaved: bool) -> list[Configuration]:
+def candidates(heads: int, tokens: int, half: int, interleaved: bool) -> list[RopeConfiguration]:
     """What tuning tries, the default first.
 
     Less for a thread, by heads or by warps; half of the tokens, or twice as many, with the warps; and twice the heads,
@@ -50,7 +50,7 @@ def candidates(heads: int, tokens: int, half: int, interleaved: bool) -> list[Co
         (2 * h, t // 2, w),
     )
 
-    def fits(c: Configuration) -> bool:
+    def fits(c: RopeConfiguration) -> bool:
         elements = c.token_block * next_power_of_2(half)
         return (
             0 < c.head_block <= next_power_of_2(heads)
@@ -59,7 +59,7 @@ def candidates(heads: int, tokens: int, half: int, interleaved: bool) -> list[Co
             and elements >= _LEAST * 32 * c.warps
         )
 
-    return list(dict.fromkeys([taken, *filter(fits, (Configuration(*each) for each in others))]))
+    return list(dict.fromkeys([taken, *filter(fits, (RopeConfiguration(*each) for each in others))]))
 
 
 def _held(interleaved: bool) -> int:

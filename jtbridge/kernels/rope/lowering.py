@@ -28,7 +28,7 @@ def _rope(
     # One of the two dimensions in the middle is that of the tokens; the other, of the heads, is 1 in the angles.
     tokens_first = cos.shape[1:3] != (1, x.shape[2])
     angles = [angle[:, :, 0] if tokens_first else angle[:, 0] for angle in (cos, sin)]
-    if rope.supports(*angles, x):
+    if rope.unsupported_reason(*angles, x):
         return NotImplemented
     operation = rope.operation(1, Rotation(rounded, interleaved, tokens_first))
     given = x[None], *(angle[None] for angle in angles)

@@ -16,14 +16,14 @@ from jtbridge.kernels._shapes import FLOATS, check_floating, grouped, next_power
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
-from .configurations import Configuration, candidates, default
+from .configurations import RopeConfiguration, candidates, default
 from .reference import Rotation
 
 # Tokens times d stay below this, so that places in a table of angles fit into 32 bits.
 _LARGEST = 2**31
 
 
-def supports(cos: jax.Array, sin: jax.Array, *xs: jax.Array) -> str | None:
+def unsupported_reason(cos: jax.Array, sin: jax.Array, *xs: jax.Array) -> str | None:
     """Why the kernel cannot run on some ``x[..., heads, tokens, d]``; None if it can."""
     for name, array in [*(("x", x) for x in xs), ("cos", cos), ("sin", sin)]:
         if reason := unsupported_dtype(name, array.dtype, FLOATS):
@@ -109,7 +109,7 @@ def _rotated(cos: jax.Array, sin: jax.Array, interleaved: bool, **named: jax.Arr
         *(angle.reshape(1, math.prod(angle.shape[:-2]), tokens, d) for angle in (cos, sin)),
     ]
     rotation = Rotation(interleaved=bool(interleaved))
-    if supports(cos, sin, *xs):
+    if unsupported_reason(cos, sin, *xs):
         results = reference.forward(*arrays, rotation=rotation)
     else:
         results = operation(len(xs), rotation)(*arrays)
@@ -180,7 +180,7 @@ def _launched(
         **dataclasses.asdict(rotation),
     }
 
-    def launch_parameters(c: Configuration) -> LaunchParameters:
+    def launch_parameters(c: RopeConfiguration) -> LaunchParameters:
         blocks = sum(math.ceil(h / c.head_block) for h in heads) * math.ceil(tokens / c.token_block)
         of_program = {"head_block": c.head_block, "token_block": c.token_block}
         return LaunchParameters((groups * batches * blocks,), {**constants, **of_program}, c.warps)

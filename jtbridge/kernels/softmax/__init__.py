@@ -2,4 +2,4 @@
 
 from .op import log_softmax as log_softmax
 from .op import softmax as softmax
-from .op import supports as supports
+from .op import unsupported_reason as unsupported_reason

@@ -13,21 +13,24 @@ _HELD = 32
 
 
 @dataclasses.dataclass(frozen=True)
-class Configuration:
+class SoftmaxConfiguration:
     """Elements of a row that a program takes at a time, and its warps."""
 
     block: int
     warps: int
 
 
-def default(n: int) -> Configuration:
+def default(n: int) -> SoftmaxConfiguration:
     """What is taken where nothing was tuned."""
     block = row_block(n, _LONGEST, _PIECE)
-    return Configuration(block, warps(block))
+    return SoftmaxConfiguration(block, warps(block))
 
 
-def candidates(n: int) -> list[Configuration]:
+def candidates(n: int) -> list[SoftmaxConfiguration]:
     """What tuning tries: half and twice the warps."""
     taken = default(n)
-    tried = [taken, *(Configuration(taken.block, w) for w in (taken.warps // 2, taken.warps * 2) if 1 <= w <= 16)]
+    tried = [
+        taken,
+        *(SoftmaxConfiguration(taken.block, w) for w in (taken.warps // 2, taken.warps * 2) if 1 <= w <= 16),
+    ]
     return [c for c in tried if c.block <= 32 * c.warps * _HELD]

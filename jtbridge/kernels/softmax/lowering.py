@@ -19,7 +19,7 @@ def _along_the_last(x: jax.Array, dim: int) -> jax.Array:
 
 @register_lowering("_softmax", "_log_softmax", node=True, kernel=True)
 def _softmax(x: jax.Array, dim: int, half_to_float: bool, *, node: fx.Node) -> Any:
-    if half_to_float or x.ndim == 0 or softmax_kernel.supports(x):
+    if half_to_float or x.ndim == 0 or softmax_kernel.unsupported_reason(x):
         return NotImplemented
     operation = softmax_kernel.operation(log="log" in str(node.target))
     (y,) = operation.forward(_along_the_last(x, dim))
@@ -28,7 +28,7 @@ def _softmax(x: jax.Array, dim: int, half_to_float: bool, *, node: fx.Node) -> A
 
 @register_lowering("_softmax_backward_data", "_log_softmax_backward_data", node=True, kernel=True)
 def _softmax_backward(grad: jax.Array, y: jax.Array, dim: int, input_dtype: Any, *, node: fx.Node) -> Any:
-    if y.ndim == 0 or grad.dtype != y.dtype or y.dtype != out_dtype(node) or softmax_kernel.supports(y):
+    if y.ndim == 0 or grad.dtype != y.dtype or y.dtype != out_dtype(node) or softmax_kernel.unsupported_reason(y):
         return NotImplemented
     operation = softmax_kernel.operation(log="log" in str(node.target))
     (by_x,) = operation.backward(_along_the_last(y, dim), _along_the_last(grad, dim))

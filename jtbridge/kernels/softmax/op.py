@@ -14,10 +14,10 @@ from jtbridge.kernels._shapes import FLOATS, rows_grid, unsupported_dtype
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
-from .configurations import Configuration, candidates, default
+from .configurations import SoftmaxConfiguration, candidates, default
 
 
-def supports(x: jax.Array) -> str | None:
+def unsupported_reason(x: jax.Array) -> str | None:
     """Why the kernel cannot run on ``x[..., n]``; None if it can."""
     return unsupported_dtype("x", x.dtype, FLOATS) or ("`x` has no elements" if 0 in x.shape else None)
 
@@ -67,7 +67,7 @@ def log_softmax(x: jax.Array, axis: int = -1) -> jax.Array:
 
 def _along(x: jax.Array, axis: int, log: bool) -> jax.Array:
     x = jnp.asarray(x)
-    if supports(x):
+    if unsupported_reason(x):
         return (jax.nn.log_softmax if log else jax.nn.softmax)(x, axis)
     moved = jnp.moveaxis(x, axis, -1)
     return jnp.moveaxis(operation(log)(moved)[0], -1, axis)
@@ -103,7 +103,7 @@ def _backward(y: jax.Array, ct: jax.Array, *, log: bool) -> list[jax.Array]:
 def _launched(kernel: Any, x: jax.Array, *more: jax.Array, log: bool) -> list[jax.Array]:
     n, grid = x.shape[-1], rows_grid(x)
 
-    def launch_parameters(c: Configuration) -> LaunchParameters:
+    def launch_parameters(c: SoftmaxConfiguration) -> LaunchParameters:
         return LaunchParameters(grid, {"n": n, "block": c.block, "log": log}, c.warps)
 
     return launch_tuned(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from jtbridge._compat import last_traced_node_of, triton_wrapper_class
+from jtbridge._compat import last_traced_node_of, overload_of, triton_wrapper_class
 from jtbridge.errors import LaunchError
 from jtbridge.triton._interception import intercepted_launches
 from jtbridge.triton._interpreter import LANGUAGE_LOCK
@@ -132,7 +132,7 @@ def _keep_alive(launch: Launch) -> None:
 
     The nodes of an operator that writes to its arguments are traced in an inner graph, so the node is looked up here.
     """
-    node = last_traced_node_of(launch_operator._opoverload)
+    node = last_traced_node_of(overload_of(launch_operator))
     if node is not None:
         node.meta["custom"] = {**(node.meta.get("custom") or {}), "launch": launch}
 

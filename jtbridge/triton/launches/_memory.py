@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from jtbridge._compat import inside_functorch, storage_id
+from jtbridge._compat import base_of, inside_functorch, storage_id
 from jtbridge.errors import LaunchError
 
 
@@ -82,7 +82,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     It is the base of a view, and the inverse permutation of a permuted tensor. Where the base has gaps, it is the range
     from the tensor's first to its last element.
     """
-    base = tensor if tensor._base is None else tensor._base
+    base = base_of(tensor)
     if base.is_complex() and not tensor.is_complex():
         base = torch.view_as_real(base)
     if tensor.numel() and base.dtype == tensor.dtype:

@@ -1,0 +1,45 @@
+"""Private attributes of torch's tensors and operators. Tried on torch 2.11, 2.13 and 2.15."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+# The getter and the setter of `torch.Tensor._backward_hooks`, as a `TorchFunctionMode` is given them: hooks may be put
+# there without `register_hook`.
+BACKWARD_HOOKS: tuple[Any, Any] = (
+    torch.Tensor._backward_hooks.__get__,  # type: ignore[attr-defined]
+    torch.Tensor._backward_hooks.__set__,  # type: ignore[attr-defined]
+)
+
+
+def schema_of(operator: Any) -> Any:
+    """Return an operator's schema: its name, and its arguments and results with what they alias. No API gives it."""
+    return operator._schema
+
+
+def overload_name(operator: OpOverload) -> str:
+    """Return the name of an overload, as "Tensor_mode" of ``aten.div.Tensor_mode``."""
+    return operator._overloadname
+
+
+def overload_of(operator: Any) -> OpOverload:
+    """Return the overload that a function of `torch.library.custom_op` calls, which graphs hold."""
+    return operator._opoverload
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that a view is taken from, or the tensor itself."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor's memory was written to. Of `_version`, torch's notes on autograd alone speak."""
+    return tensor._version
+
+
+def tensor_of_class(subclass: type[torch.Tensor]) -> torch.Tensor:
+    """Return an empty tensor of a subclass, without memory."""
+    return torch.Tensor._make_wrapper_subclass(subclass, (0,))  # type: ignore[attr-defined]
