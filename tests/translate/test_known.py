@@ -214,13 +214,13 @@ def test_a_shape_that_depends_on_arguments_is_refused_under_a_trace(f):
 
 
 def of_memory_without_values(x):
-    return x * int((torch.empty(3) * 0).isnan().sum() >= 0)
+    return x * (1 + 0 * int((torch.empty(3) * 0).isnan().sum()))
 
 
 def of_memory_seen_as_another_dtype(x):
     n = torch.zeros(4, dtype=torch.int32)
     n.view(torch.float32)[0] = 1.0
-    return x * int(n.sum() > 0)
+    return x * int(n.sum())
 
 
 def of_written_and_filled(x):
@@ -228,6 +228,19 @@ def of_written_and_filled(x):
     n.copy_(x[0])
     n.fill_(2.0)
     return x * int(n.sum())
+
+
+def branching_on_memory_seen_as_another_dtype(x):
+    n = torch.zeros(4, dtype=torch.int32)
+    n.view(torch.float32)[0] = 1.0
+    return x * 2 if n.sum() > 0 else x
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_a_branch_on_what_cannot_be_told_is_translated(jit):
+    wrapped = jtbridge.wrap(branching_on_memory_seen_as_another_dtype, backend="xla")
+    wrapped = jax.jit(wrapped) if jit else wrapped
+    np.testing.assert_allclose(wrapped(X), 2 * np.asarray(X))
 
 
 @pytest.mark.parametrize("f", [of_memory_without_values, of_memory_seen_as_another_dtype, of_written_and_filled])
