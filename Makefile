@@ -113,7 +113,7 @@ docs: $(docs-deps)
 
 # Blocks that need Triton or another way to call torch are run where these are installed.
 test-docs: $(test-deps) $(kernels-deps) $(bench-deps)
-	$(threads) $(PY) -m pytest -n $(JOBS) tests/docs tests/test_readme.py $(ARGS)
+	$(threads) $(PY) -m pytest -n $(JOBS) tests/docs $(ARGS)
 
 test-soundness: $(test-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/soundness --ignore tests/soundness/test_table.py $(ARGS)

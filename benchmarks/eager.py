@@ -1,4 +1,4 @@
-"""Eager calls, which run torch itself: what is paid beside torch."""
+"""Eager calls: the cost that jtbridge adds to torch."""
 
 from collections.abc import Callable
 from functools import partial
