@@ -93,8 +93,8 @@ def test_a_result_does_not_keep_its_function(backend: str):
 
 
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.RetracingWarning")
-def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_traced, "_MAX_PLANS", 4)
+def test_traced_functions_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_traced, "_MAX_TRACED", 4)
     f = jtbridge.wrap(lambda x, n: x * n, backend="xla")
     compiled = jax.jit(lambda x: f(x, 0))
     compiled(X)

@@ -12,7 +12,7 @@ import torch
 import torch.distributions as td
 
 import jtbridge
-from jtbridge.errors import CalledWarning, TranslationError
+from jtbridge.errors import DataDependentShapeError, TranslationError
 
 X = torch.linspace(0.1, 0.9, 6).reshape(2, 3)
 
@@ -137,15 +137,29 @@ def test_called_assertions_by_operators_raise_in_gradients_too(backend: str, wro
             jax.block_until_ready(run(x.at[0, 1].set(wrong)))
 
 
-def test_a_branch_that_goes_on_both_ways_is_called():
+@pytest.mark.filterwarnings("error")
+def test_a_branch_that_goes_on_both_ways_is_translated():
     def fn(x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.sum() > 0 else x * 3
 
     f = jax.jit(jtbridge.wrap(fn))
-    with pytest.warns(CalledWarning, match="needs the values of tensors"):
-        got = f(jtbridge.to_jax(X))
-    np.testing.assert_allclose(got, fn(X))
+    assert "custom_call" not in f.lower(jtbridge.to_jax(X)).as_text()
+    np.testing.assert_allclose(f(jtbridge.to_jax(X)), fn(X))
     np.testing.assert_allclose(f(-jtbridge.to_jax(X)), fn(-X))
+
+
+def test_a_branch_to_results_of_different_shapes_is_called():
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2 if x.sum() > 0 else x[:1]).sum()
+
+    def of_different_shapes(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x[:1]
+
+    f = jax.jit(jtbridge.wrap(fn))  # the branches meet again before the result
+    np.testing.assert_allclose(f(jtbridge.to_jax(X)), fn(X), rtol=1e-6)
+    np.testing.assert_allclose(f(-jtbridge.to_jax(X)), fn(-X), rtol=1e-6)
+    with pytest.raises(DataDependentShapeError):
+        jax.jit(jtbridge.wrap(of_different_shapes))(jtbridge.to_jax(X))
 
 
 def test_what_fails_for_another_reason_than_a_check_is_no_check():
