@@ -23,6 +23,8 @@ from jtbridge._compat import TorchDispatchMode
 from jtbridge._dtypes import NO_INT64
 from jtbridge.errors import JtbridgeError, TranslationError
 
+from ._frames import is_library
+
 _MOST = 3  # conditions on one way that go on both ways
 _MET = 64  # conditions on one way
 ASSERTING = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
@@ -158,8 +160,10 @@ def _is_check(error: Exception) -> bool:
     code = trace.tb_frame.f_code
     if dis.opname[code.co_code[trace.tb_lasti]] != "RAISE_VARARGS":
         return False
+    if not is_library(code.co_filename) or code.co_filename == __file__:  # this file raises for torch's assertions
+        return True
     part = code.co_filename.removeprefix(_TORCH)
-    return part == code.co_filename or part.split(os.sep)[0] in _CHECKING
+    return part != code.co_filename and part.split(os.sep)[0] in _CHECKING
 
 
 _NAN = float("nan")

@@ -207,8 +207,13 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
     def trace(attempt: TraceRequest) -> list[_Trace]:
         return all_ways(lambda oracle: _with_overrides(attempt, oracle))
 
+    def guarded(oracle: BranchOracle) -> _Trace:  # a guard for each way, which would hide the writes of another
+        return request.guard.run(
+            lambda: _with_overrides(request, oracle), again=lambda: _with_overrides(request, BranchOracle(oracle.given))
+        )
+
     try:
-        ways = request.guard.run(lambda: trace(request))
+        ways = all_ways(guarded)
     except JtbridgeError as error:  # of a way that no values may ever take
         raise StrategyError(str(error)) from error
     recorders = [recorder for _, recorder in ways]
@@ -255,12 +260,15 @@ def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     """Trace with symbols for the sizes and values that depend on data."""
     assert cause is not None
 
-    def run(path: PathTrace) -> Outcome:
+    def trace(path: PathTrace) -> _Trace:
         with OverrideMode():
-            (leaves, tree), recorder = run_on_fakes(request, request.state, path=path)
+            return run_on_fakes(request, request.state, path=path)
+
+    def run(path: PathTrace) -> Outcome:
+        (leaves, tree), recorder = request.guard.run(lambda: trace(path), again=lambda: trace(path.again()))
         return Outcome(leaves, tree, traits_of(request, recorder, reason_of(cause), False), recorder.result_order)
 
-    outcomes = request.guard.run(lambda: explored(run, 1) if request.ordered else explored(run))
+    outcomes = explored(run, 1) if request.ordered else explored(run)
     return _joined(request, outcomes)
 
 

@@ -59,6 +59,10 @@ class PathTrace:
         """Return the mode that follows which operator makes a size."""
         return self._operators
 
+    def again(self) -> PathTrace:
+        """Return a trace that is told the same values."""
+        return PathTrace(self._given, self._rest)
+
     def over(self) -> None:
         """From now on a symbol that the function kept has no value."""
         self._over = True

@@ -78,19 +78,37 @@ class StateGuard:
             if isinstance(error, MutationError) and changes and not self.ordered:
                 self._report(MutationError, self._message(changes), error)
             raise
-        before.restore_derived()
-        if draws.message and not self.ordered:
+        try:
+            return self._checked(result, before, draws.message, again or look)
+        except JtbridgeError:
+            raise
+        except Exception:
             before.restore()
-            self._report(RandomnessError, draws.message)
+            raise
+
+    def _checked(self, result: Any, before: ReachableState, drew: str, look: Callable[[], Any]) -> Any:
+        """Return the result of a run, and restore or refuse the state that it changed.
+
+        Args:
+            result: of the run.
+            before: the state that it started from.
+            drew: what to tell of its draws from global generators; empty if it drew nothing.
+            look: runs it again.
+        """
+        before.restore_derived()
+        if drew and not self.ordered:
+            before.restore()
+            self._report(RandomnessError, drew)
         changes = before.differences()
         if not changes:
+            saved = getattr(_RUNNING, "saved", None)
             if saved is not None:
                 saved[self] = before
             return result
         if self.ordered:
             before.restore()
             return result
-        if any(change.depends_on_arguments for change in changes) or not self._is_settled(again or look):
+        if any(change.depends_on_arguments for change in changes) or not self._is_settled(look):
             before.restore()
             self._report(MutationError, self._message(changes))
         return result

@@ -501,7 +501,7 @@ def _closed_over(fn: types.FunctionType) -> list[Any]:
 
 
 def _holds_traced(value: Any, depth: int) -> bool:
-    if isinstance(value, FakeTensor | PoisonTensor):
+    if isinstance(value, FakeTensor | PoisonTensor | torch.SymInt | torch.SymFloat | torch.SymBool):
         return True
     if depth == 0 or isinstance(value, (torch.Tensor, type, types.ModuleType, *VALUES)):
         return isinstance(value, torch.Tensor) and value.is_leaf and isinstance(value.grad, FakeTensor | PoisonTensor)
@@ -510,7 +510,8 @@ def _holds_traced(value: Any, depth: int) -> bool:
     if isinstance(value, list | tuple | set | frozenset | collections.deque):
         return any(_holds_traced(part, depth - 1) for part in value)
     attributes = getattr(value, "__dict__", None)
-    return isinstance(attributes, dict) and not isinstance(value, types.FunctionType) and _holds_traced(attributes, 3)
+    is_walked = isinstance(attributes, dict) and not isinstance(value, types.FunctionType)
+    return is_walked and _holds_traced(attributes, min(depth - 1, 3))  # objects may refer to each other in a circle
 
 
 @functools.lru_cache(maxsize=1024)

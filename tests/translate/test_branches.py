@@ -106,3 +106,18 @@ def _trees(x):
 def test_results_of_different_types_are_refused(function):
     with pytest.raises(errors.JtbridgeError):
         jax.jit(jtbridge.wrap(function, backend="xla"))(X)
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_an_error_of_tracing_after_a_branch_is_no_check_of_the_function(sign: float):
+    def fn(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        row = y[i]
+        if x.sum() > 0:
+            row.add_(1)
+        return y
+
+    x, i = jnp.arange(1.0, 4.0) * sign, jnp.asarray(1)
+    want = fn(torch.from_numpy(np.array(x)), torch.tensor(1))
+    np.testing.assert_allclose(jax.jit(jtbridge.wrap(fn))(x, i), want)
