@@ -1,8 +1,8 @@
-"""The only home of private APIs and version differences of JAX and torch; Triton's are in `jtbridge/triton`.
+"""The private APIs and version differences of JAX and torch. Triton's are in `jtbridge/triton`.
 
-Each entry says why the public API does not do, and on which version it was written. `make test`, which needs neither
-Triton nor a GPU, was also run on torch 2.11.0 with jax 0.10.0 and with jax 0.11.2, on torch 2.15.0 with jax 0.10.2, and
-with jax 0.12.0.
+No other folder uses private APIs of JAX and torch. Each entry states why no public API suffices, and on which version
+the entry was written. `make test`, which needs neither Triton nor a GPU, was also run on torch 2.11.0 with jax 0.10.0
+and with jax 0.11.2, on torch 2.15.0 with jax 0.10.2, and with jax 0.12.0.
 """
 
 from ._checkpoint import reentrant_checkpoints as reentrant_checkpoints

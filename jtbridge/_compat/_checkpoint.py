@@ -1,8 +1,8 @@
 """Gradients through ``torch.utils.checkpoint(..., use_reentrant=True)`` by ``torch.autograd.grad``.
 
-Tried on torch 2.13. Its backward runs ``torch.autograd.backward``, refuses ``torch.autograd.grad`` with inputs, and has
-no second derivative. There is no public way to give the backward of a node that exists: the class that it asks
-for its backward is an attribute of the node.
+Tried on torch 2.13. The backward of a reentrant checkpoint runs ``torch.autograd.backward``, refuses
+``torch.autograd.grad`` with inputs, and has no second derivative. There is no public way to replace the backward of an
+existing node: the class whose backward the node calls is a private attribute of the node.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Gradients = list[torch.Tensor | None]
 
 
 def reentrant_checkpoints(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Gradients:
-    """Let the reentrant checkpoints in the graph of some results be differentiated by ``torch.autograd.grad``.
+    """Make the reentrant checkpoints in the graph of some results differentiable by ``torch.autograd.grad``.
 
     Args:
-        results: their graph is changed, nothing else.
-        inputs: tensors that will be differentiated by.
+        results: tensors whose autograd graph is changed. The tensors themselves are not.
+        inputs: tensors with respect to which the results will be differentiated.
 
     Returns:
-        A list that is filled while the graph is differentiated: what reaches each input from inside a checkpointed
-        function that closes over the input instead of taking it as an argument. It is to be added to the gradients.
+        A list that is filled while the graph is differentiated: for each input, its gradient from checkpointed
+        functions that close over the input instead of taking it as an argument. The caller adds it to the gradient.
     """
     extra: Gradients = [None] * len(inputs)
     for node in _checkpoints(results):
@@ -37,7 +37,7 @@ def reentrant_checkpoints(results: Sequence[torch.Tensor], inputs: Sequence[torc
 
 
 def _checkpoints(results: Sequence[torch.Tensor]) -> list[Any]:
-    with torch._C.DisableTorchFunction():  # a mode that watches the user's function must not take this for its doing
+    with torch._C.DisableTorchFunction():  # a torch function mode must not attribute this access to the user's function
         pending = [tensor.grad_fn for tensor in results if tensor.grad_fn is not None]
     seen = set(pending)
     found = []
@@ -53,7 +53,7 @@ def _checkpoints(results: Sequence[torch.Tensor]) -> list[Any]:
 
 
 class _ByGrad(torch.autograd.Function):
-    """The backward of `torch.utils.checkpoint.CheckpointFunction`, which may be differentiated again."""
+    """A backward for `torch.utils.checkpoint.CheckpointFunction` that can be differentiated again."""
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
@@ -93,15 +93,16 @@ class _ByGrad(torch.autograd.Function):
 
 
 class _Gate:
-    """Whether gradients pass from the arguments of a function that is run again to where they came from."""
+    """A switch for the gradients of a rerun function's arguments: whether they flow on to the original tensors."""
 
     is_open = False
 
 
 class _Gated(torch.autograd.Function):
-    """An argument. Its gradient goes on only once the gradient of the function has been computed.
+    """The identity on an argument. Its backward passes no gradient until the gate is open.
 
-    Else a tensor that is an argument and is closed over as well would get the gradient of the argument twice.
+    The gate opens when the gradient of the rerun function has been computed. Otherwise a tensor that is both an
+    argument and closed over would get the gradient of the argument twice.
     """
 
     @staticmethod
@@ -118,7 +119,7 @@ def _run_again(ctx: Any, arguments: Sequence[Any]) -> tuple[Any, ...]:
     """Run the checkpointed function under the random state and the autocast settings of its forward."""
     with contextlib.ExitStack() as stack:
         if ctx.preserve_rng_state:
-            if draw_source() is None:  # the default generator is that of other threads too
+            if draw_source() is None:  # other threads use the default generator too
                 stack.enter_context(drawing_from(EarlierDraws(ctx.fwd_cpu_state)))
             else:
                 stack.enter_context(torch.random.fork_rng(devices=[]))

@@ -1,10 +1,11 @@
-"""Have the random operators of one thread draw from a generator of ours, while torch's own is not touched.
+"""Random operators of one thread that draw from another generator, without a change to torch's default generator.
 
-Torch has one default generator per device and process, and no public way to give one thread another. Its dispatcher
-has: an operator goes to the kernel of a dispatch key that a thread switched on for itself. Kernels for the key
-``TESTING_ONLY_GenericMode``, which torch has for its own C++ tests, are registered for the operators that take a
-`generator`; they pass one where none was given. On a thread that has not switched the key on, the dispatcher never
-looks at them, and operators without such a kernel fall through to the one that they had, at no cost.
+Torch has one default generator per device and process, and no public way to give one thread another generator. The
+dispatcher makes this possible: it sends an operator to the kernel of a dispatch key that a thread switched on for
+itself. Kernels for the key ``TESTING_ONLY_GenericMode``, which torch has for its own C++ tests, are registered for the
+operators that take a `generator`. They pass a generator if the caller gave none. On a thread that has not switched the
+key on, the dispatcher never looks at these kernels. Operators without such a kernel fall through to their own kernel,
+at no cost.
 
 Tried on torch 2.13. A TorchDispatchMode would do the same for public names, but costs microseconds on each operator,
 random or not, and is not active inside the Python implementation of a custom operator.
@@ -21,15 +22,15 @@ import torch
 
 from ._torch import OpOverload
 
-_SLOT = "jtbridge.draws"  # of the Python objects that torch keeps for each thread, and hands to autograd's own threads
+_SLOT = "jtbridge.draws"  # key of an object that torch stores for each thread, and passes to autograd's threads
 _KEY = torch._C._parse_dispatch_key("TESTING_ONLY_GenericMode")
 _KEYS = torch._C.DispatchKeySet(_KEY)  # type: ignore[arg-type]
 _CPU = torch.device("cpu")
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _INSTALLING = threading.Lock()
-_libraries: list[torch.library.Library] = []  # what is registered lives as long as these
-_seen_higher_order = 0  # how many higher-order operators there were when the key was last declared to them
-# Operators of CUDA that draw from the default generator and take no other.
+_libraries: list[torch.library.Library] = []  # registrations live as long as these objects
+_seen_higher_order = 0  # number of higher-order operators when the key was last registered with them
+# CUDA operators that draw from the default generator and take no `generator`.
 _FUSED_ATTENTION = (
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention",
@@ -41,19 +42,19 @@ _FUSED_ATTENTION = (
 
 
 class DrawSource(Protocol):
-    """Where the draws of a thread come from."""
+    """The source of a thread's random numbers."""
 
     def generator(self, device: torch.device, operator: str) -> torch.Generator:
-        """The generator that a random operator on a device is to use. It may raise instead."""
+        """Return the generator for a random operator on a device, or raise to refuse the draw."""
         ...
 
     def state_generator(self, device: torch.device) -> torch.Generator:
-        """The generator whose state ``torch.get_rng_state``, ``torch.manual_seed`` and the like read and write."""
+        """Return the generator whose state ``torch.get_rng_state``, ``torch.manual_seed`` etc. read and write."""
         ...
 
 
 class EarlierDraws:
-    """The draws of a default generator of the CPU once more, from a state that it had; other devices draw on."""
+    """A source that repeats the draws of the CPU's default generator from an earlier state; other devices draw on."""
 
     def __init__(self, state: torch.Tensor):
         self.cpu = torch.Generator()
@@ -68,12 +69,12 @@ class EarlierDraws:
 
 
 def draw_source() -> DrawSource | None:
-    """Where the draws of this thread come from; None for torch's default generators."""
+    """Return the source of this thread's draws; None for torch's default generators."""
     return torch._C._get_obj_in_tls(_SLOT) if torch._C._is_key_in_tls(_SLOT) else None
 
 
 class drawing_from:
-    """Have the random operators of this thread draw from `source`, and ``torch.get_rng_state`` etc. act on it."""
+    """A context in which this thread's random operators draw from `source`, and ``torch.get_rng_state`` etc. use it."""
 
     def __init__(self, source: DrawSource):
         self._source = source
@@ -91,12 +92,15 @@ class drawing_from:
 
 
 def same_generator(a: torch.Generator, b: torch.Generator) -> bool:
-    """Whether two Python objects are one generator: a dispatch mode is given a new object. Tried on torch 2.13."""
+    """Return whether two objects are one generator. A dispatch mode gets a new Python object. Tried on torch 2.13."""
     return a._cdata == b._cdata  # type: ignore[attr-defined]
 
 
 def inside_mode() -> contextlib.AbstractContextManager[None]:
-    """Have it so inside a TorchDispatchMode too, where torch excludes all keys but those of devices."""
+    """Return a context that keeps `drawing_from` active inside a TorchDispatchMode.
+
+    There torch excludes all dispatch keys but those of devices.
+    """
     if draw_source() is None:
         return contextlib.nullcontext()
     return torch._C._SetExcludeDispatchKeyGuard(_KEY, False)  # type: ignore[attr-defined]
@@ -104,7 +108,7 @@ def inside_mode() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def random_state_of(source: DrawSource) -> Iterator[None]:
-    """Have ``torch.get_rng_state`` etc. of this thread act on `source`; for fake tensors, which draw nothing."""
+    """Make ``torch.get_rng_state`` etc. of this thread act on `source`. For fake tensors, which draw nothing."""
     _install()
     before = draw_source()
     torch._C._stash_obj_in_tls(_SLOT, source)
@@ -116,7 +120,7 @@ def random_state_of(source: DrawSource) -> Iterator[None]:
 
 
 def _install() -> None:
-    """Register the kernels, once per process; tell new higher-order operators to pass the key by."""
+    """Register the kernels, once per process, and make new higher-order operators fall through the key."""
     global _seen_higher_order
     higher_order = torch._ops._higher_order_ops
     if _libraries and len(higher_order) == _seen_higher_order:
@@ -140,10 +144,10 @@ def _registered() -> list[torch.library.Library]:
 
 
 def _kernels() -> Iterator[tuple[OpOverload, Callable[..., Any]]]:
-    """All operators of torch that draw by themselves, each with its kernel."""
+    """Yield each operator of torch that draws random numbers, with its kernel."""
     schemas = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")]
     names = [tuple(argument.name for argument in schema.arguments) for schema in schemas]
-    taking = {  # the operators that take a generator, by their name and their other arguments
+    taking = {  # by name and other arguments, the operators that take a generator
         (schema.name, tuple(name for name in arguments if name != "generator")): _operator(schema)
         for schema, arguments in zip(schemas, names, strict=True)
         if "generator" in arguments and not schema.name.startswith("aten::_no_grad_")
@@ -167,12 +171,12 @@ def _operator(schema: Any) -> OpOverload:
 
 
 def _source_for_drawing() -> DrawSource | None:
-    """Where this thread draws from; None if its draws are torch's, or not real."""
+    """Return the source of this thread's draws; None for torch's default generators and for fake tensors."""
     return None if torch._C._get_dispatch_mode(_FAKE) is not None else draw_source()
 
 
 def _with_generator(operator: OpOverload) -> Callable[..., Any]:
-    """A kernel that calls an operator with the generator of this thread's source, unless it was given another one."""
+    """Return a kernel that calls an operator with the generator of this thread's source, if the caller gave none."""
     names = [argument.name for argument in operator._schema.arguments]
     position = names.index("generator")
     training = names.index("training") if "training" in names else None
@@ -192,7 +196,7 @@ def _with_generator(operator: OpOverload) -> Callable[..., Any]:
 
 
 def _as_one_that_takes_a_generator(operator: OpOverload, other: OpOverload) -> Callable[..., Any]:
-    """A kernel for an operator without `generator` that calls its overload with one."""
+    """Return a kernel for an operator without `generator` that calls the overload with `generator`."""
     shown = str(operator)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -207,7 +211,7 @@ def _as_one_that_takes_a_generator(operator: OpOverload, other: OpOverload) -> C
 
 
 def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
-    """A kernel that computes what torch's kernel does, which has no overload that takes a generator."""
+    """Compute ``native_dropout``, which has no overload with a generator, by the formula of torch's kernel."""
     operator = torch.ops.aten.native_dropout.default
     with torch._C._ExcludeDispatchKeyGuard(_KEYS):
         source = _source_for_drawing()
@@ -219,9 +223,9 @@ def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
 
 
 def _with_default_generator_replaced(operator: OpOverload) -> Callable[..., Any]:
-    """A kernel that puts the state of this thread's generator into the default one around an operator of CUDA.
+    """Return a kernel that gives the default generator the state of this thread's generator around a CUDA operator.
 
-    This is the one place where a default generator is written to: fused attention with dropout takes no other.
+    This is the only place where a default generator is written to: fused attention with dropout takes no `generator`.
     """
     names = [argument.name for argument in operator._schema.arguments]
     position = names.index("dropout_p")
@@ -256,10 +260,10 @@ def _device_of(args: Any, kwargs: dict[str, Any]) -> torch.device:
 
 
 class _GeneratorOfThread:
-    """Stands where ``torch.get_rng_state``, ``torch.manual_seed`` and their like look for the CPU's default generator.
+    """A stand-in for the CPU's default generator in ``torch.get_rng_state``, ``torch.manual_seed`` etc.
 
-    They find the one of the source of this thread's draws, if it has one: ``torch.utils.checkpoint`` then rewinds the
-    draws of this thread and no other. On any other thread it is the default generator.
+    On a thread with a source of draws it is the generator of that source, so ``torch.utils.checkpoint`` rewinds the
+    draws of this thread alone. On any other thread it is the default generator.
     """
 
     def __getattr__(self, name: str) -> Any:

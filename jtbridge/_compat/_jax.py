@@ -1,4 +1,4 @@
-"""What JAX keeps to itself: calls on XLA's buffers, effects, linearization, mesh axes, and attention by cuDNN."""
+"""Private APIs of JAX: calls on XLA's buffers, effects, linearization, mesh axes, and attention by cuDNN."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from jax.interpreters import mlir
 
 
 def cudnn_attention() -> Any:
-    """JAX's lowerings of attention to cuDNN: ``_dot_product_attention_fwd_impl``, ``..._bwd_impl`` and their enums.
+    """Return the module of JAX that lowers attention to cuDNN.
 
-    Public is ``jax.nn.dot_product_attention(implementation="cudnn")``, which checks for a GPU when it is traced, has no
-    forward mode and nothing for other platforms, and rounds the logarithm that the backward needs. Their arguments are
-    tried on jax 0.10.2, 0.11.2 and 0.12.0, where a function of scores has come to them.
+    It holds ``_dot_product_attention_fwd_impl``, ``..._bwd_impl`` and their enums. The public API is
+    ``jax.nn.dot_product_attention(implementation="cudnn")``, which checks for a GPU when it is traced, has no forward
+    mode, supports no other platform, and rounds the logarithm that the backward needs. The arguments of the two
+    functions were tried on jax 0.10.2, 0.11.2 and 0.12.0, which adds a function of scores (`score_mod`).
 
     Raises:
-        ImportError: this JAX has other ones.
+        ImportError: the functions of the installed JAX take other arguments.
     """
     from jax._src.cudnn import fused_attention_stablehlo as module
 
@@ -58,13 +59,13 @@ _OF_SCORES = {"score_mod": None, "score_mod_args": ()}
 
 
 def without_function_of_scores() -> dict[str, Any]:
-    """What says so to :func:`cudnn_attention` where it has to be said: from jax 0.12 on."""
+    """Return the arguments for "no function of scores", which jax 0.12 and later need; none for earlier versions."""
     parameters = inspect.signature(cudnn_attention()._dot_product_attention_fwd_impl).parameters
     return {name: value for name, value in _OF_SCORES.items() if name in parameters}
 
 
 def cudnn_version() -> int | None:
-    """The version of cuDNN beside JAX, as 91002 for 9.10.2; None if there is none. Tried on jax 0.10.2."""
+    """Return the version of cuDNN that JAX loads, as 91002 for 9.10.2; None without cuDNN. Tried on jax 0.10.2."""
     from jax._src.lib import cuda_versions
 
     try:
@@ -76,10 +77,10 @@ def cudnn_version() -> int | None:
 def buffer_call(
     ctx: mlir.LoweringRuleContext, callback: Callable, operands: Sequence[Any], *, gpu: bool
 ) -> Sequence[Any]:
-    """Emit the custom call behind `jax.experimental.buffer_callback`: ``callback(ctx, *operands, *results)``.
+    """Emit the custom call of `jax.experimental.buffer_callback`, which runs ``callback(ctx, *operands, *results)``.
 
     Tried on jax 0.10.2. The public function refuses multi-platform lowering and rebuilds pytrees at every call,
-    which costs 2 us of 8. The executable keeps `callback` alive, and nothing else does.
+    which costs 2 us of 8. Only the executable keeps `callback` alive.
     """
     from jax._src import ffi
 
@@ -91,10 +92,10 @@ def buffer_call(
 
 
 def _ordered_effect() -> Any:
-    """The effect of `io_callback(ordered=True)`. Tried on jax 0.10.2.
+    """Return the effect of `io_callback(ordered=True)`. Tried on jax 0.10.2.
 
-    jax.experimental.io_callback exports the function only, and a primitive of our own that lowers to it has to
-    carry the same effect.
+    `jax.experimental` exports the function `io_callback` only, and a primitive that lowers to it must have the same
+    effect.
     """
     from jax._src import callback
 
@@ -107,10 +108,11 @@ ORDERED_EFFECT = _ordered_effect()
 def add_linearization(primitive: Any, rule: Callable) -> None:
     """Register ``rule(is_vjp, nonzeros, *primals, **params)``, used by grad, vjp and linearize but not by jvp.
 
-    It returns results, which of their tangents are not zero, residuals, and ``linearized(residuals, *tangents)``.
-    Tried on jax 0.10.0 to 0.12.0; since 0.11.1 there is a place for residuals of another kind. It is how JAX tells a
-    reverse-mode user, who wants residuals, from a forward-mode one; jax.interpreters.ad does not export the table.
-    Without it the JVP rule is used, and the forward runs twice.
+    The rule returns the results, which of their tangents are not zero, the residuals, and
+    ``linearized(residuals, *tangents)``. Tried on jax 0.10.0 to 0.12.0; from 0.11.1 on JAX expects a second kind of
+    residuals too, for which None is returned. The rule lets JAX distinguish reverse mode, which needs residuals, from
+    forward mode; `jax.interpreters.ad` does not export the table of rules. Without this rule JAX uses the JVP rule, and
+    the forward runs twice.
     """
     from jax._src.interpreters import ad
 
@@ -134,17 +136,17 @@ _unify = _helper_of_varying_axes()
 def unify_varying_axes(args: Sequence[Any]) -> Sequence[Any]:
     """Give all arguments the same varying mesh axes inside shard_map, as JAX's own primitives do.
 
-    Tried on jax 0.10.0 and 0.10.2, which call it differently. Without it an argument that is the same on every shard
-    gets no sum over the shards in its gradient. The public `jax.lax.pcast` needs the mesh axes that only this helper
-    works out.
+    Tried on jax 0.10.0 and 0.10.2, where JAX's helper has different names. Without this step, the gradient of an
+    argument that is the same on every shard is not summed over the shards. The public `jax.lax.pcast` needs the mesh
+    axes, which only this helper computes.
     """
     return _unify(*args)
 
 
 def call_aval(shape: tuple[int, ...], dtype: np.dtype, in_avals: Sequence[Any]) -> Any:
-    """The abstract value of a result: as varying over mesh axes as the (unified) arguments.
+    """Return the abstract value of a result, which varies over the same mesh axes as the (unified) arguments.
 
-    Tried on jax 0.10.2. ShapedArray is public, the field that holds the axes is not.
+    Tried on jax 0.10.2. ShapedArray is public; its field that holds the axes is not.
     """
     for operand in in_avals:
         varying = getattr(operand, "manual_axis_type", None)

@@ -1,7 +1,7 @@
-"""How an equation that stands for a whole program takes part in the policies of ``jax.checkpoint``.
+"""Rules of ``jax.checkpoint``'s policies for an equation that stands for a whole program.
 
-Tried on jax 0.10.2. JAX has such rules for its own calls (``jit``, ``scan``); the table of rules, the partial
-evaluation of a program under a policy and its removal of unused equations are not public.
+Tried on jax 0.10.2. JAX has such rules for its own calls (``jit``, ``scan``). The table of rules, the partial
+evaluation of a program under a policy and the removal of unused equations are not public.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:  # `jax.extend` imports Pallas, which takes longer than an eag
 
 
 def is_staging() -> bool:
-    """Whether what is bound here becomes an equation of a program, with no transformation between."""
+    """Return whether a primitive that is bound now becomes an equation of a program, with no transformation between."""
     return isinstance(core.trace_ctx.trace, pe.DynamicJaxprTrace)
 
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """A program cut in two by a policy: all of it, and what of it is computed again from what is saved.
+    """A program cut in two by a policy: the whole program, and the part that is computed again from saved values.
 
     Attributes:
         known: ``inputs -> (outputs..., saved...)``.
         again: ``(saved..., inputs...) -> the outputs that are not saved``.
-        saved: of each saved value its position among the outputs, or None.
+        saved: for each saved value, its position among the outputs, or None.
         again_outputs: the positions of the outputs that `again` computes.
     """
 
@@ -40,9 +40,9 @@ class Cut:
 
 
 def cut_by_policy(program: ClosedJaxpr, policy: Callable[..., Any]) -> Cut:
-    """Cut a program of known inputs as ``jax.checkpoint`` does with its own.
+    """Cut a program whose inputs are known, as ``jax.checkpoint`` cuts its own programs.
 
-    What a policy wants on another memory is saved where it is.
+    A value that the policy offloads to another memory is saved in the memory where it is.
     """
 
     def saves(*args: Any, **params: Any) -> Any:
@@ -62,17 +62,17 @@ def cut_by_policy(program: ClosedJaxpr, policy: Callable[..., Any]) -> Cut:
 
 
 def without_unused(program: ClosedJaxpr, used: Sequence[bool], keep: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
-    """A program without the outputs that are not `used`, and which of its inputs it still has: those to `keep` too."""
+    """Return a program without unused outputs, and which inputs remain: the needed inputs and the inputs to `keep`."""
 
     jaxpr, inputs = pe.dce_jaxpr(program.jaxpr, list(used), instantiate=list(keep))
     return core.ClosedJaxpr(jaxpr, program.consts), inputs
 
 
 def add_policy_rule(primitive: Any, cut: Callable[..., Any]) -> None:
-    """Register what a policy makes of an equation whose inputs are all known.
+    """Register how a policy treats an equation whose inputs are all known.
 
-    `cut(policy, equation)` returns "save", "recompute", or the first and the second equation, the outputs of the second
-    that are computed again, and the variables that go from the first to the second.
+    `cut(policy, equation)` returns "save", "recompute", or four values: the first equation, the second equation, the
+    positions of the outputs that the second computes again, and the variables that go from the first to the second.
     """
 
     def rule(policy: Any, unknown: Sequence[bool], available: Sequence[bool], equation: Any) -> Any:
@@ -96,7 +96,7 @@ def add_policy_rule(primitive: Any, cut: Callable[..., Any]) -> None:
 
 
 def add_pruning(primitive: Any, prune: Callable[[list[bool], Any], tuple[list[bool], Any]]) -> None:
-    """Register ``prune(used outputs, equation)``, which returns the used inputs and an equation without the others."""
+    """Register ``prune(used, equation)``, which returns which inputs are used and an equation of the used outputs."""
 
     def rule(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
         return prune(used, equation) if any(used) else ([False] * len(equation.invars), None)
@@ -105,11 +105,11 @@ def add_pruning(primitive: Any, prune: Callable[[list[bool], Any], tuple[list[bo
 
 
 def new_variable(aval: Any) -> Var:
-    """A variable of no program yet. Its constructor takes an abstract value since jax 0.8."""
+    """Return a variable that belongs to no program yet. Its constructor takes an abstract value since jax 0.8."""
     return core.Var(aval)
 
 
 def is_dropped(variable: Any) -> bool:
-    """Whether a variable stands for an output that nothing uses."""
+    """Return whether a variable stands for an output that nothing uses."""
 
     return isinstance(variable, core.DropVar)

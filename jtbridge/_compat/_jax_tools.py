@@ -1,4 +1,4 @@
-"""How a primitive takes part in JAX's tools that have no public way in: checkify and jet."""
+"""Rules of primitives for JAX's tools checkify and jet, whose tables of rules are not public."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ _REFUSALS: dict[Any, Callable[..., NoReturn]] = {}
 
 
 def add_nan_check(primitive: Any, describe: Callable[..., tuple[str, int]]) -> None:
-    """Let the float checks of ``jax.experimental.checkify`` look at the results of a primitive.
+    """Make the float checks of ``jax.experimental.checkify`` check the results of a primitive.
 
-    Tried on jax 0.10.2. The table of rules is not public; a primitive that is not in it is taken to have no NaNs.
+    Tried on jax 0.10.2. The table of rules is not public. checkify assumes that a primitive without a rule returns no
+    NaNs.
 
     Args:
-        primitive: one of several results.
-        describe: from its parameters to the name that an error message gives it, and how many results to check.
+        primitive: a primitive with several results.
+        describe: takes the primitive's parameters; returns its name in error messages, and how many results to check.
     """
     from jax._src import checkify
 
@@ -31,15 +32,15 @@ def add_nan_check(primitive: Any, describe: Callable[..., tuple[str, int]]) -> N
 
 
 def refuse_in_jet(primitive: Any, rule: Callable[..., NoReturn]) -> None:
-    """Have `rule`, called with the parameters of a primitive, raise where ``jax.experimental.jet`` meets it."""
+    """Make ``jax.experimental.jet`` call `rule`, which raises, with the parameters of a primitive."""
     _REFUSALS[primitive] = lambda primals, series, **params: rule(**params)
 
 
 def register_with_jet() -> None:
-    """Give jet the rules of :func:`refuse_in_jet`, if somebody imported it.
+    """Register the rules of :func:`refuse_in_jet` with jet, if jet was imported.
 
-    Tried on jax 0.10.2. The table of rules is not documented; jet raises a bare KeyError for what is not in it. Nobody
-    who does not use jet has to wait for its import.
+    Tried on jax 0.10.2. The table of rules is not documented; jet raises a bare KeyError for a primitive without a
+    rule. jet is not imported here, because the import takes time and most users do not need jet.
     """
     jet = sys.modules.get("jax.experimental.jet")
     if jet is not None:

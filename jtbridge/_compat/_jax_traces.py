@@ -1,6 +1,6 @@
-"""Where in JAX a function is called: eagerly, inside a transformation of an eager call, or inside a traced program.
+"""The context of a call in JAX: eager, inside a transformation of an eager call, or inside a traced program.
 
-JAX has no public query for it. Tried on jax 0.10.2.
+JAX has no public query for this context. Tried on jax 0.10.2.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jax._src.interpreters import ad, batching, partial_eval
 
 
 class Context(enum.Enum):
-    """How JAX runs what is called now."""
+    """How JAX runs a call."""
 
     EAGER = "eager"  # concrete arrays, no transformation
     TRANSFORMED = "transformed"  # concrete arrays behind the tracers of grad, jvp or vmap
@@ -24,7 +24,7 @@ _TRANSFORMATIONS = (ad.JVPTrace, ad.LinearizeTrace, batching.BatchTrace)
 
 
 def current_context() -> Context:
-    """How JAX runs what is called now on this thread."""
+    """Return how JAX runs a call that is made now on this thread."""
     trace = core.trace_ctx.trace
     if isinstance(trace, core.EvalTrace):
         return Context.EAGER
@@ -34,9 +34,9 @@ def current_context() -> Context:
 
 
 def outermost_trace() -> Any:
-    """The outermost trace to a jaxpr that is under way on this thread; None if nothing is being traced.
+    """Return the outermost trace to a jaxpr that is active on this thread; None if nothing is being traced.
 
-    It can be referred to weakly, and is gone when the trace is over.
+    The trace supports weak references, and is freed when tracing ends.
     """
     trace, found = core.trace_ctx.trace, None
     while trace is not None and not isinstance(trace, core.EvalTrace):

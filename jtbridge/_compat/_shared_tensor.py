@@ -1,4 +1,4 @@
-"""A tensor over the memory of a JAX array."""
+"""A read-only tensor over the memory of a JAX array."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jtbridge.errors import MutationError
 
 
 class SharedTensor(torch.Tensor):
-    """A tensor over memory that must not be written to: in-place operators on it, or on its views, raise.
+    """A read-only tensor: in-place operators on the tensor or on its views raise.
 
     Tried on torch 2.13. Torch has no read-only tensors, and its copy-on-write storages refuse foreign memory.
     """
@@ -45,11 +45,11 @@ class SharedTensor(torch.Tensor):
         return jax.tree.map(lambda x: cls(x) if isinstance(x, torch.Tensor) else x, out) if aliases else out
 
     def tolist(self) -> Any:
-        """The values as nested lists (torch refuses this for subclasses)."""
+        """Return the values as nested lists (torch refuses this for subclasses)."""
         return self._inner.tolist()
 
     def numpy(self, *, force: bool = False) -> np.ndarray:
-        """A read-only NumPy view."""
+        """Return a read-only NumPy view."""
         array = self._inner.numpy(force=force)
         array.flags.writeable = False
         return array

@@ -1,4 +1,4 @@
-"""What can be asked of torch, of its modes and of its tensors, but not by a public name."""
+"""Private APIs that query torch, its modes, its operators and its tensors."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch._C._functorch as functorch_bindings
 
-# Tried on torch 2.13. The type of `torch.ops.aten.sin.default`: its schema tells what an operator reads and writes.
+# Tried on torch 2.13. The type of `torch.ops.aten.sin.default`: its schema states which arguments are read or written.
 from torch._ops import OpOverload as OpOverload
 
-# Tried on torch 2.13. Public torch has no shape inference without running; torch.export builds on this mode.
+# Tried on torch 2.13. Torch has no public shape inference that computes no values; torch.export builds on this mode.
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
@@ -22,26 +22,26 @@ from torch._subclasses.fake_tensor import UnsupportedFakeTensorException, Unsupp
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
-# Tried on torch 2.11 to 2.15. Inside a mode this calls an operator past all the others, for real.
+# Tried on torch 2.11 to 2.15. Disables all dispatch modes in a block, so that a mode can compute real values.
 outside_modes: Callable = _python_dispatch._disable_current_modes
 
-# Tried on torch 2.13: how deep torch function modes are stacked on this thread (default device among them).
+# Tried on torch 2.13. Returns the number of torch function modes of this thread (a default device is one of them).
 has_torch_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
-# Tried on torch 2.13: what torch.nn.utils.rnn calls, and what can be told by a torch function mode.
+# Tried on torch 2.13. `torch.nn.utils.rnn` calls these two functions, and a torch function mode can recognize them.
 pack_padded_sequence: Callable = torch._pack_padded_sequence
 
 
 pad_packed_sequence: Callable = torch._pad_packed_sequence
 
 
-# Tried on torch 2.13: whether autocast is on for any device. The public query takes 0.2 us per device type.
+# Tried on torch 2.13. Returns whether autocast is on for any device. The public query takes 0.2 us per device type.
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
 def is_tracing_exception(error: BaseException) -> bool:
-    """Whether an exception is one that torch raises for tensors without values alone. Tried on torch 2.13."""
+    """Return whether torch raises an exception only for tensors without values. Tried on torch 2.13."""
     of_fake_tensors = (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -52,10 +52,10 @@ def is_tracing_exception(error: BaseException) -> bool:
 
 
 def once_differentiable_in(tensors: Sequence[torch.Tensor]) -> str | None:
-    """The name of an `autograd.Function` marked `once_differentiable` in the graph behind some tensors, if any.
+    """Return the name of an `autograd.Function` marked `once_differentiable` in the graph of some tensors, or None.
 
-    Tried on torch 2.13. Asked for a second derivative of it, torch.func and `allow_unused=True` give zeros in silence.
-    `_forward_cls` is the one way from a graph node to its Function.
+    Tried on torch 2.13. For a second derivative of such a Function, torch.func and `allow_unused=True` silently return
+    zeros. `_forward_cls` is the only way from a graph node to its Function.
     """
     wrapper = torch.autograd.function.once_differentiable(lambda ctx: None)
     for node in _graph_nodes(tensors):
@@ -66,10 +66,11 @@ def once_differentiable_in(tensors: Sequence[torch.Tensor]) -> str | None:
 
 
 def materializes_gradients(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether zeros for the gradient of a result that nobody uses are as good as none, which is what torch passes on.
+    """Return whether a cotangent of zeros for an unused result has the same effect as no cotangent.
 
-    An `autograd.Function` with several results may tell them apart, after ``ctx.set_materialize_grads(False)``. Tried
-    on torch 2.13. `_forward_cls` tells that a node is of a Function, `_input_metadata` how many results it has.
+    Torch passes no cotangent for an unused result. An `autograd.Function` with several results may distinguish the two,
+    after ``ctx.set_materialize_grads(False)``. Tried on torch 2.13. A node with `_forward_cls` belongs to a Function;
+    `_input_metadata` has one entry for each of its results.
     """
     return not any(
         hasattr(type(node), "_forward_cls") and len(node._input_metadata) > 1 for node in _graph_nodes(tensors)
@@ -77,10 +78,10 @@ def materializes_gradients(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _graph_nodes(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """The nodes of the autograd graph behind some tensors."""
+    """Return the nodes of the autograd graph of some tensors."""
     found = list(dict.fromkeys(tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None))
     seen = set(found)
-    for node in found:  # which grows
+    for node in found:  # the loop appends to `found`
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
@@ -89,66 +90,67 @@ def _graph_nodes(tensors: Sequence[torch.Tensor]) -> list[Any]:
 
 
 def differentiating() -> bool:
-    """Whether a torch.func derivative, not only torch.vmap, is running on this thread. Tried on torch 2.13."""
+    """Return whether a torch.func derivative, not only torch.vmap, is running on this thread. Tried on torch 2.13."""
     stack = functorch_bindings.get_interpreter_stack() or []
     return any(interpreter.key() != functorch_bindings.TransformType.Vmap for interpreter in stack)
 
 
 def in_forward_mode() -> bool:
-    """Whether tangents are on their way through torch on this thread. Tried on torch 2.13; no public query."""
+    """Return whether torch's forward mode is active. Tried on torch 2.13; there is no public query."""
     return torch.autograd.forward_ad._current_level >= 0
 
 
 def has_saved_tensor_hooks() -> bool:
-    """Whether ``torch.autograd.graph.saved_tensors_hooks`` is active on this thread. Tried on torch 2.13."""
+    """Return whether ``torch.autograd.graph.saved_tensors_hooks`` is active on this thread. Tried on torch 2.13."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None  # type: ignore[attr-defined]
 
 
 def inside_functorch() -> bool:
-    """Whether a torch.func transform is running on this thread. Tried on torch 2.13; no public query."""
+    """Return whether a torch.func transform is running on this thread. Tried on torch 2.13; no public query."""
     return functorch_bindings.maybe_current_level() is not None
 
 
 def has_cpu_kernel(schema: Any) -> bool:
-    """Whether an operator has a kernel written for the CPU, not one made of others. Tried on torch 2.13."""
+    """Return whether an operator has a CPU kernel of its own, not composed of other operators. Tried on torch 2.13."""
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether the memory of a tensor does not hold its values: it is conjugated, negated or zeroed when it is read.
+    """Return whether torch conjugates, negates or zeroes a tensor when it is read, so its memory holds other values.
 
-    Tried on torch 2.13. Lazy zeros come out of autograd and have no public query.
+    Tried on torch 2.13. Autograd returns lazy zeros, which have no public query.
     """
     return tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor()
 
 
 def is_zero(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is one of autograd's lazy zeros, which may lie on the meta device. Tried on torch 2.13."""
+    """Return whether a tensor is a lazy zero of autograd, which may lie on the meta device. Tried on torch 2.13."""
     return tensor._is_zerotensor()
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """What tensors over the same memory have in common. Tried on torch 2.13; fake storages have no `data_ptr`."""
+    """Return an identifier of a tensor's storage. Tried on torch 2.13; fake storages have no `data_ptr`."""
     return tensor.untyped_storage()._cdata
 
 
 def replace_fake(fake: FakeTensor, tensor: torch.Tensor) -> None:
-    """Have everybody who holds a fake tensor hold another tensor. Tried on torch 2.11 to 2.15.
+    """Replace a fake tensor by another tensor in everything that refers to it. Tried on torch 2.11 to 2.15.
 
-    `swap_tensors` is public, but refuses what weak references are held of, as fake modes do for as long as they live.
+    `swap_tensors` is public, but refuses tensors with weak references. A fake mode holds weak references to its tensors
+    as long as it lives, so they are cleared first.
 
     Raises:
-        RuntimeError: torch itself refers to it, for a view of it or a graph.
+        RuntimeError: torch itself refers to the fake tensor, for a view of it or a graph.
     """
     fake.fake_mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
     torch.utils.swap_tensors(fake, tensor)
 
 
 def torch_pytree_node(cls: type) -> tuple[Callable, Callable] | None:
-    """(flatten, unflatten) of a class that is registered as a torch pytree node, else None.
+    """Return (flatten, unflatten) of a class that is registered as a torch pytree node, or None.
 
-    Tried on torch 2.13. The registry is how Hugging Face declares ModelOutput; it has no public lookup.
+    Tried on torch 2.13. Hugging Face declares ModelOutput in this registry, which has no public lookup.
     """
     from torch.utils import _pytree
 
@@ -157,21 +159,21 @@ def torch_pytree_node(cls: type) -> tuple[Callable, Callable] | None:
 
 
 def unwrap_compiled(fn: Callable) -> Callable:
-    """The function behind torch.compile. Tried on torch 2.13; compiling inside an XLA callback can hang."""
+    """Return the function under torch.compile. Tried on torch 2.13; compiling inside an XLA callback can hang."""
     if isinstance(fn, torch.nn.Module):
         return getattr(fn, "_orig_mod", fn)
     return getattr(fn, "_torchdynamo_orig_callable", fn)
 
 
 def triton_wrapper_class() -> Any:
-    """The class of what ``torch.library.wrap_triton`` returns. Tried on torch 2.13; it is nowhere public."""
+    """Return the class of the results of ``torch.library.wrap_triton``. Tried on torch 2.13; it is not public."""
     from torch._higher_order_ops.triton_kernel_wrap import TraceableTritonKernelWrapper
 
     return TraceableTritonKernelWrapper
 
 
 def function_of_triton_operator(operator: OpOverload) -> Callable | None:
-    """The function that ``torch.library.triton_op`` made an operator of. Tried on torch 2.13; it is nowhere public."""
+    """Return the function of an operator of ``torch.library.triton_op``, else None. Tried on torch 2.13; not public."""
     from torch._library.custom_ops import OPDEFS
     from torch._library.triton import triton_ops_to_kernels
 
@@ -180,7 +182,7 @@ def function_of_triton_operator(operator: OpOverload) -> Callable | None:
 
 
 def has_batching_rule(operator: OpOverload) -> bool:
-    """Whether ``register_vmap`` gave a custom operator a rule of its own. Tried on torch 2.11, 2.13 and 2.15."""
+    """Return whether ``register_vmap`` gave a custom operator a batching rule. Tried on torch 2.11, 2.13 and 2.15."""
     from torch._library.custom_ops import OPDEFS
 
     definition = OPDEFS.get(operator._schema.name)
@@ -188,8 +190,8 @@ def has_batching_rule(operator: OpOverload) -> bool:
 
 
 def qualified_operator_name(operator: Any) -> str | None:
-    """``namespace::name`` of ``torch.ops.namespace.name`` or of a custom operator's definition; None for others.
+    """Return ``namespace::name`` of ``torch.ops.namespace.name`` or of a custom operator's definition; None for others.
 
-    Tried on torch 2.13. Neither has a public name.
+    Tried on torch 2.13. Neither attribute is public.
     """
     return getattr(operator, "_qualified_op_name", None) or getattr(operator, "_qualname", None)

@@ -1,4 +1,4 @@
-"""What eager calls need of torch: autograd's engine without its wrappers, and the memory behind a tensor."""
+"""Private APIs of torch for eager calls: autograd's engine without its wrappers, and the memory of a tensor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch._C._functorch as functorch_bindings
 
-# Tried on torch 2.13. Storages have weak references, and no other class for them; this one has no documentation.
+# Tried on torch 2.13. The only class for weak references to storages; it is not documented.
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef
 
 
@@ -18,10 +18,10 @@ def run_backward(
     *,
     create_graph: bool,
 ) -> tuple[torch.Tensor | None, ...]:
-    """`torch.autograd.grad` with ``retain_graph=True, allow_unused=True``; None for an input that is not used.
+    """Return `torch.autograd.grad` with ``retain_graph=True, allow_unused=True``; None for an input that is not used.
 
-    Tried on torch 2.13. The public function takes twice the time for a small graph, and imports sympy (0.3 s) the
-    first time that it is given cotangents.
+    Tried on torch 2.13. The public function takes twice the time for a small graph, and imports sympy (0.3 s) in its
+    first call with cotangents.
     """
     return torch.autograd.graph._engine_run_backward(
         tuple(outputs), tuple(cotangents), True, create_graph, tuple(inputs), allow_unreachable=True,
@@ -30,20 +30,20 @@ def run_backward(
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether anybody else refers to the memory of a tensor: another tensor, a graph of autograd, a storage.
+    """Return whether another tensor, an autograd graph or a storage refers to the memory of a tensor.
 
-    Tried on torch 2.13. Python counts references to tensors, not those that C++ holds to their memory.
+    Tried on torch 2.13. Python counts references to the tensor, not the references of C++ to its memory.
     """
     storage = tensor.untyped_storage()
-    # `tensor` is one user, `storage` another.
+    # `tensor` and `storage` are two of the users.
     return torch._C._storage_Use_Count(storage._cdata) > 2  # type: ignore[attr-defined]
 
 
 def replace_memory(storage: torch.UntypedStorage) -> None:
-    """Give a storage, and so every tensor over it, memory of its own with the same contents.
+    """Replace the memory of a storage, and so of every tensor over it, by a copy.
 
-    Tried on torch 2.13 with `_swap_data_ptr_`. The public `share_memory_`, taken where a torch does not have that, does
-    the same by way of shared memory, of which a container may have little.
+    Tried on torch 2.13 with `_swap_data_ptr_`. Versions of torch without that method use the public `share_memory_`,
+    which moves the storage to shared memory, of which a container may have little.
     """
     swap = getattr(storage, "_swap_data_ptr_", None)
     if swap is None:
@@ -53,14 +53,14 @@ def replace_memory(storage: torch.UntypedStorage) -> None:
 
 
 def innermost(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with memory behind a tensor that `torch.func` has wrapped. Tried on torch 2.13; no public query."""
+    """Return the tensor under all wrappers of `torch.func`. Tried on torch 2.13; there is no public query."""
     while functorch_bindings.is_functorch_wrapped_tensor(tensor):
         tensor = functorch_bindings.get_unwrapped(tensor)
     return tensor
 
 
 def node_names(tensors: Sequence[torch.Tensor]) -> set[str]:
-    """The names of the nodes in the graph of autograd behind some tensors."""
+    """Return the names of the nodes in the autograd graph of some tensors."""
     pending = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     seen = set(pending)
     while pending:
@@ -72,9 +72,9 @@ def node_names(tensors: Sequence[torch.Tensor]) -> set[str]:
 
 
 def has_error_node(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a backward marked `once_differentiable` has run in the graph behind some tensors.
+    """Return whether a backward marked `once_differentiable` has run in the autograd graph of some tensors.
 
-    Tried on torch 2.13. It leaves a node that raises when it is differentiated, but torch gives zeros in silence if the
-    derivative is asked for with ``allow_unused=True``.
+    Tried on torch 2.13. Such a backward leaves a node that raises when it is differentiated. With ``allow_unused=True``
+    torch silently returns zeros instead.
     """
     return "torch::autograd::Error" in node_names(tensors)

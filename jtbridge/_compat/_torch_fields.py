@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-# The getter and the setter of `torch.Tensor._backward_hooks`, as a `TorchFunctionMode` is given them: hooks may be put
-# there without `register_hook`.
+# The getter and the setter of `torch.Tensor._backward_hooks`, as a `TorchFunctionMode` receives them. Code can store
+# hooks there without `register_hook`.
 BACKWARD_HOOKS: tuple[Any, Any] = (
     torch.Tensor._backward_hooks.__get__,  # type: ignore[attr-defined]
     torch.Tensor._backward_hooks.__set__,  # type: ignore[attr-defined]
@@ -16,7 +16,7 @@ BACKWARD_HOOKS: tuple[Any, Any] = (
 
 
 def schema_of(operator: Any) -> Any:
-    """Return an operator's schema: its name, and its arguments and results with what they alias. No API gives it."""
+    """Return an operator's schema: its name, and the aliasing of its arguments and results. It has no public API."""
     return operator._schema
 
 
@@ -26,17 +26,17 @@ def overload_name(operator: OpOverload) -> str:
 
 
 def overload_of(operator: Any) -> OpOverload:
-    """Return the overload that a function of `torch.library.custom_op` calls, which graphs hold."""
+    """Return the overload, as it appears in graphs, that a function of `torch.library.custom_op` calls."""
     return operator._opoverload
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor that a view is taken from, or the tensor itself."""
+    """Return the base of a view; for any other tensor, the tensor itself."""
     return tensor if tensor._base is None else tensor._base
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return how often a tensor's memory was written to. Of `_version`, torch's notes on autograd alone speak."""
+    """Return how often a tensor's memory was written to. Only torch's notes on autograd mention `_version`."""
     return tensor._version
 
 

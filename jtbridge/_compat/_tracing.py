@@ -1,4 +1,4 @@
-"""How torch traces a function, which torch.export and torch.compile build on."""
+"""Torch's tracing of functions to graphs, on which torch.export and torch.compile build."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRACING = threading.RLock()
 
 
 class _TracingDepth(threading.local):
-    """Whether this thread is inside :func:`tracing`."""
+    """The number of :func:`tracing` blocks that this thread is in."""
 
     depth = 0
 
@@ -30,10 +30,10 @@ _HERE = _TracingDepth()
 
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
-    """For running a function on fake tensors, one thread at a time. This lock is taken before those of modules.
+    """Let one thread at a time run a function on fake tensors. This lock is taken before the locks of modules.
 
     Nothing that another thread could see is changed: the setting of torch.compile belongs to this thread, and so does
-    what the filter of the logger looks at.
+    the counter that the filter of the logger reads.
     """
     _filter_log()
     with TRACING, _without_compiling():
@@ -46,17 +46,18 @@ def tracing() -> Iterator[None]:
 
 @functools.cache
 def _filter_log() -> None:
-    """Have torch not log the traceback of an exception on fake tensors, which is raised as well, while we trace.
+    """Stop torch from logging the tracebacks of exceptions on fake tensors while a thread traces.
 
-    The filter is added once and stays; it lets everything pass that another thread logs. Tried on torch 2.13.
+    These exceptions are raised as well. The filter is added once and stays; it drops records of tracing threads only.
+    Tried on torch 2.13.
     """
     logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: not _HERE.depth)
 
 
 def _without_compiling() -> contextlib.AbstractContextManager[Any]:
-    """What torch.compile made runs as the function it was made of, which can be traced. Tried on torch 2.13.
+    """Return a context in which a compiled function runs as its original, which can be traced. Tried on torch 2.13.
 
-    A setting of torch.compile belongs to a thread.
+    The setting of torch.compile belongs to this thread.
     """
     if "torch._dynamo" not in sys.modules:  # then nothing was compiled
         return contextlib.nullcontext()
@@ -67,10 +68,11 @@ _ATTENTION_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.d
 
 
 def trace_joint(fn: Callable, args: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
-    """The functional ATen graph, after autograd, of ``fn(*args)`` on fake tensors.
+    """Return the functional ATen graph, after autograd, of ``fn(*args)`` on fake tensors.
 
-    Tried on torch 2.13. torch.export functionalises with `dispatch_functionalize`. Writes are made functional only once
-    autograd is out of the graph: on functional tensors autograd loses the gradient of sparse conversions, in silence.
+    Tried on torch 2.13. torch.export functionalises with `dispatch_functionalize`. Here writes are made functional in a
+    second trace, after autograd, because on functional tensors autograd silently loses the gradient of sparse
+    conversions.
     """
     from torch._subclasses.functional_tensor import dispatch_functionalize
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -90,7 +92,7 @@ def trace_joint(fn: Callable, args: Sequence[torch.Tensor]) -> torch.fx.GraphMod
             tracker.clear()
     targets = [node.target for node in graph.graph.nodes]
     if any(isinstance(target, OpOverload) and target._schema.is_mutable for target in targets):
-        # It counts as an effect, which is not made functional here. Where there is an error, the results tell too.
+        # `_linalg_check_errors` is an effect, which is not made functional here. The results show an error too.
         for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten._linalg_check_errors.default):
             graph.graph.erase_node(node)
         graph = _make_graph(dispatch_functionalize(_Again(graph).run), args)
@@ -99,10 +101,10 @@ def trace_joint(fn: Callable, args: Sequence[torch.Tensor]) -> torch.fx.GraphMod
 
 
 def _make_graph(fn: Callable[..., Any], args: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
-    """``make_fx(fn, tracing_mode="fake")(*args)``, which changes nothing that another thread could see.
+    """Return ``make_fx(fn, tracing_mode="fake")(*args)``, without a change that another thread could see.
 
-    Torch's own puts wrappers in the place of ``nn.Module.__call__`` and ``__getattr__`` and sets a flag that makes what
-    torch.compile made raise, on every thread. Tried on torch 2.13: this tracer's wrappers do nothing.
+    Torch's `make_fx` replaces ``nn.Module.__call__`` and ``__getattr__`` by wrappers and sets a flag that makes
+    compiled functions raise, on every thread. Tried on torch 2.13, where the wrappers do nothing for this tracer.
     """
     from torch.fx.experimental import proxy_tensor
 
@@ -141,7 +143,7 @@ def _make_graph(fn: Callable[..., Any], args: Sequence[torch.Tensor]) -> torch.f
 
 @contextlib.contextmanager
 def fake_tensors() -> Iterator[FakeTensorMode]:
-    """A fake mode that refers to no tensor afterwards."""
+    """Enter a fake mode that refers to no tensor after the block."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         try:
             yield mode
@@ -150,18 +152,18 @@ def fake_tensors() -> Iterator[FakeTensorMode]:
 
 
 def forget_tensors(mode: FakeTensorMode | None) -> None:
-    """Drop the weak references of a fake mode, which traces nothing any more, to the tensors that it met.
+    """Drop a fake mode's weak references to the tensors that it converted, after its last trace.
 
-    Tried on torch 2.13. The mode stays alive in reference cycles of fake tensors and graphs until Python's collector
-    runs, and `torch.utils.swap_tensors`, and so `nn.Module.to` under some settings, refuses tensors that have weak
-    references.
+    Tried on torch 2.13. The mode stays alive in reference cycles of fake tensors and graphs until Python's garbage
+    collector runs. `torch.utils.swap_tensors`, and so `nn.Module.to` under some settings, refuses tensors that have
+    weak references.
     """
     if mode is not None:
         mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
 
 
 def _trace_by(tracer: Any, root: Any, concrete_args: Any) -> torch.fx.Graph:
-    """What ``Tracer.trace`` does for a function, without its patches."""
+    """Trace a function as ``Tracer.trace`` does, without its patches."""
     tracer.root = torch.nn.Module()
     tracer.graph = torch.fx.Graph(tracer_cls=type(tracer))
     tracer.tensor_attrs = {}
@@ -172,7 +174,7 @@ def _trace_by(tracer: Any, root: Any, concrete_args: Any) -> torch.fx.Graph:
 
 
 class _Again(torch.fx.Interpreter):
-    """Runs a graph to trace it again; the new nodes keep what is noted of the old ones."""
+    """An interpreter that traces a graph again; the new nodes keep the "custom" metadata of the old nodes."""
 
     def run_node(self, n: torch.fx.Node) -> Any:
         from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -189,9 +191,9 @@ class _Again(torch.fx.Interpreter):
 
 
 def _correct_types(graph: torch.fx.GraphModule) -> None:
-    """Where torch has a wrong dtype for a result of an operator, the right one.
+    """Correct the dtypes in a graph where torch's fake tensors have the wrong dtype.
 
-    Torch 2.11 takes the log-sum-exp of attention on doubles for floats; 2.13 does not.
+    In torch 2.11 the log-sum-exp of attention on float64 tensors is float32; in 2.13 it is float64.
     """
     for node in graph.graph.find_nodes(op="call_function", target=_ATTENTION_ON_CPU):
         out, log_sum_exp = node.meta["val"]
@@ -204,12 +206,12 @@ def _correct_types(graph: torch.fx.GraphModule) -> None:
 def symbolic_tensors(
     shapes: Sequence[Sequence[tuple[int, bool]]], dtypes: Sequence[torch.dtype]
 ) -> tuple[list[torch.Tensor], Any]:
-    """Fake tensors some of whose sizes are symbols, and the environment that collects what is assumed of these.
+    """Return fake tensors with symbolic sizes, and the environment that collects the assumptions about the symbols.
 
-    Each size is (an example of it, whether it is a symbol); symbols with the same example are the same.
+    Each size is a pair: an example value, and whether the size is a symbol. Sizes with the same example share a symbol.
 
-    Tried on torch 2.13. torch.export does this for whole modules only, and has no way back to the graph of a function
-    after autograd.
+    Tried on torch 2.13. torch.export does this for whole modules only, and cannot return the graph of a function after
+    autograd.
     """
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -224,9 +226,9 @@ def symbolic_tensors(
 
 
 def symbolic_shapes(value: Any, symbols: dict[Any, torch.SymInt]) -> list[tuple[Any, ...] | None]:
-    """The shapes of fake tensors with JAX's symbols for torch's (`symbols` maps the first to the second).
+    """Return the shapes of fake tensors in JAX's symbols. `symbols` maps JAX's symbols to torch's.
 
-    Tried on torch 2.13. A size has no public form but its expression in sympy.
+    Tried on torch 2.13. A size has no public form other than its expression in sympy.
     """
     import sympy
 
@@ -243,10 +245,10 @@ def symbolic_shapes(value: Any, symbols: dict[Any, torch.SymInt]) -> list[tuple[
 
 
 def broken_assumption(environment: Any, sizes: Sequence[Any]) -> str | None:
-    """Something that was assumed of symbolic sizes while tracing and does not hold for all of them, or None.
+    """Return an assumption of the trace about symbolic sizes that does not hold for all sizes, or None.
 
-    Tried on torch 2.13. Guards have no public form; each is tried on a spread of sizes from 2 on, for torch treats no
-    symbol as 0 or 1.
+    Tried on torch 2.13. Guards have no public form. Each guard is tested on a spread of sizes from 2 on, because torch
+    treats no symbol as 0 or 1.
     """
     for size in sizes:
         if not isinstance(size, torch.SymInt) or environment.simplify(size.node.expr).is_number:
@@ -273,7 +275,7 @@ def lstm_in_operators(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``torch.lstm``, by torch's decomposition into steps. Tried on torch 2.13, where nothing public leads to it."""
+    """Compute ``torch.lstm`` by torch's decomposition into steps. Tried on torch 2.13, where it has no public name."""
     from torch._decomp import decompositions
 
     layers = decompositions.gather_params(params, has_biases, hx[0].size(2) != hx[1].size(2))
@@ -290,10 +292,10 @@ _MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
 
 
 def running_modules(base: types.FrameType | None) -> list[torch.nn.Module]:
-    """The modules that are being called on this thread, the outermost first, down to a frame of the stack.
+    """Return the modules that are being called on this thread, the outermost first.
 
-    Tried on torch 2.13. Torch's hooks for all modules are called for those of other threads as well, and while there
-    are any torch.compile warns and compiles anew.
+    The stack is searched from here to the frame `base`. Tried on torch 2.13. Torch's hooks for all modules also run for
+    modules of other threads, and while such a hook exists torch.compile warns and compiles again.
     """
     found: list[torch.nn.Module] = []
     frame: types.FrameType | None = sys._getframe(1)
@@ -305,16 +307,16 @@ def running_modules(base: types.FrameType | None) -> list[torch.nn.Module]:
 
 
 def autograd_place() -> tuple[int, bool]:
-    """Which step of autograd runs on this thread: its number, and whether it is the backward of that step.
+    """Return the number of the autograd step that this thread runs, and whether that is the backward of the step.
 
-    Tried on torch 2.13. It is how torch.compile tells which forward operator a backward one belongs to.
+    Tried on torch 2.13. torch.compile matches backward operators with forward operators by this number.
     """
     node = torch._C._current_autograd_node()
     return (torch.autograd._get_sequence_nr() - 1, False) if node is None else (node._sequence_nr(), True)
 
 
 def last_traced_node() -> torch.fx.Node | None:
-    """The newest node of the graph that is being traced on this thread. Tried on torch 2.13; no public way to it."""
+    """Return the newest node of the graph that this thread traces, or None. Tried on torch 2.13; no public API."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     mode = get_proxy_mode()
@@ -322,17 +324,17 @@ def last_traced_node() -> torch.fx.Node | None:
 
 
 def last_traced_node_of(target: OpOverload) -> torch.fx.Node | None:
-    """The newest node there, or the one that it is a result of, if that is of an operator."""
+    """Return the newest node, or the node from which it takes one result, if that node is of `target`; else None."""
     node = last_traced_node()
-    while node is not None and node.target is getitem:  # of several results
+    while node is not None and node.target is getitem:  # one of several results
         node = cast(torch.fx.Node, node.args[0])
     return node if node is not None and node.target is target else None
 
 
 def decomposition_of(operator: OpOverload) -> Callable | None:
-    """Torch's own decomposition of an operator, if it has one. Tried on torch 2.13.
+    """Return torch's own decomposition of an operator, or None. Tried on torch 2.13.
 
-    The public `torch.export.default_decompositions` holds fewer, for it keeps what its backends want whole.
+    The public `torch.export.default_decompositions` holds fewer: it omits operators that its backends want whole.
     """
     from torch._decomp import decomposition_table
 
@@ -344,9 +346,9 @@ def decomposition_of(operator: OpOverload) -> Callable | None:
 
 @contextlib.contextmanager
 def forgetting_graph_sources() -> Iterator[None]:
-    """Let go of the source text of the graph modules that are made inside.
+    """Drop the source text of the graph modules that are made inside the block.
 
-    Tried on torch 2.13. Every GraphModule leaves its source in two caches that are never emptied, for tracebacks.
+    Tried on torch 2.13. Every GraphModule stores its source, for tracebacks, in two caches that are never emptied.
     """
     import linecache
 

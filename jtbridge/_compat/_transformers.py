@@ -1,4 +1,4 @@
-"""What Hugging Face's transformers ask while a model of theirs is traced."""
+"""Answers to the question of Hugging Face's transformers whether a tensor is fake, while a model is traced."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from typing import Any
 
 
 class _FakeAnswers(threading.local):
-    """Of this thread: whether a tensor has a value, though it is traced; whether one without was asked for; and whether
-    all tensors are to be taken for fake.
+    """The state of a thread for the replaced `is_fake_tensor`.
+
+    Attributes:
+        has_value: returns whether a traced tensor has a known value; None where nothing is traced.
+        asked: whether transformers was told that a tensor is fake.
+        all_fake: whether every tensor is reported as fake.
     """
 
     has_value: Callable[[Any], bool] | None = None
@@ -24,15 +28,15 @@ _HERE = _FakeAnswers()
 
 
 def show_as_real(has_value: Callable[[Any], bool] | None) -> None:
-    """Have transformers not take tensors for fake, on this thread, whose values are known while they are traced.
+    """Report traced tensors with known values to transformers as real, on this thread.
 
-    Tried on transformers 5.23. A model of theirs skips the check of a mask, and builds it, if the mask is fake; and in
-    PaliGemma that gives something else than the check, which would find the mask empty. Where the values are known the
-    check can be made. Their `is_fake_tensor` is replaced once; it answers as before on every other thread, and when
-    nothing is traced.
+    Tried on transformers 5.23. If a mask is fake, a model skips the check of the mask's values and builds the mask; in
+    PaliGemma the result differs from that of the check, which would find the mask empty. With known values the model
+    can make the check. `is_fake_tensor` of transformers is replaced once; it answers as before on every other thread,
+    and when nothing is traced.
 
     Args:
-        has_value: whether a tensor's value is known; None where nothing is traced.
+        has_value: returns whether a tensor's value is known; None where nothing is traced.
     """
     _HERE.has_value = has_value
     module = sys.modules.get("transformers.utils.import_utils")
@@ -41,14 +45,14 @@ def show_as_real(has_value: Callable[[Any], bool] | None) -> None:
 
 
 def asked_whether_fake() -> bool:
-    """Whether a model of transformers has asked, since the last call of this, and was told that a tensor is fake."""
+    """Return whether transformers was told, since the last call of this function, that a tensor is fake."""
     asked, _HERE.asked = _HERE.asked, False
     return asked
 
 
 @contextlib.contextmanager
 def taken_for_fake() -> Iterator[None]:
-    """Have transformers take every tensor for fake, on this thread."""
+    """Report every tensor to transformers as fake inside the block, on this thread."""
     _HERE.all_fake = True
     try:
         yield

@@ -1,7 +1,7 @@
 """Fake tensors whose sizes may depend on data: unbacked symbolic sizes, as torch.export has them.
 
-Tried on torch 2.13. `ShapeEnv` has no public way to say what a guard on a size that depends on data evaluates to.
-sympy, which it needs, takes 0.3 s to import: nothing here is imported before a function needs it.
+Tried on torch 2.13. `ShapeEnv` has no public way to choose the value of a guard on a size that depends on data. It
+needs sympy, whose import takes 0.3 s, so both are imported when a function first needs them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from ._torch import FakeTensorMode
 
-# (type of the value, least value or None, greatest value or None) -> the value.
+# A function (type of the value, least value or None, greatest value or None) -> the value.
 Answer = Callable[[type, int | None, int | None], Any]
 
 
@@ -23,17 +23,17 @@ def unbacked_fake_mode(answer: Answer, created: Callable[[], str]) -> FakeTensor
 
     Args:
         answer: called where Python needs the value of an expression in such symbols, as ``if x[mask].numel() > 2`` and
-            ``range(int(n))`` do. The answer is taken to hold from there on.
-        created: called when a symbol is made; returns where that was, for messages (see :func:`known_size`).
+            ``range(int(n))`` do. The rest of the trace assumes the answer.
+        created: called when a symbol is made; returns the place in the code, for messages (see :func:`known_size`).
     """
     environment = _environment_class()(allow_dynamic_output_shape_ops=True, allow_scalar_outputs=True)
     environment.answer, environment.created = answer, created
-    # The sizes of tensors that are closed over are numbers, not symbols.
+    # Closed-over tensors have numbers as sizes, not symbols.
     return FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True, static_shapes=True)
 
 
 def known_size(mode: FakeTensorMode, size: Any) -> int | str:
-    """Return a size as a number, or where it was made if it depends on data."""
+    """Return a size as a number; if the size depends on data, the place in the code that made it."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     environment: Any = mode.shape_env
@@ -82,7 +82,7 @@ def _environment_class() -> Any:
                 self.answers[expression] = sympy.Float(self.answer(float, None, None))
 
         def _assume(self, relation: Any) -> None:
-            """Narrow the ranges of the symbols in an inequality, or replace the one in an equation by its value."""
+            """Narrow the ranges of the symbols in an inequality, or replace the symbol in an equation by its value."""
             if isinstance(relation, sympy.Rel):
                 self._maybe_guard_rel(relation)
 

@@ -1,6 +1,6 @@
-"""The ways to run a torch function inside a JAX program, one file each.
+"""The backends: the ways to run a torch function inside a JAX program, one file each.
 
-The backends themselves are imported on first use, to keep ``import jtbridge`` fast.
+The files of the backends are imported on first use, to keep ``import jtbridge`` fast.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""What every backend has, and the reasons it gives when it cannot run."""
+"""The interface of a backend."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from jtbridge._functions import TorchFunction
 
 
 class Backend(Protocol):
-    """A way to run a torch function inside a JAX program. Adding one touches `_registry.py` alone."""
+    """A way to run a torch function inside a JAX program. A new backend is a file and an entry in `_registry.py`."""
 
     name: str
     kind: str
 
     def unavailable_reason(self, platform: str) -> str | None:
-        """Why it cannot run on an XLA platform ("cpu", "cuda", ...); None if it can."""
+        """Return why the backend cannot run on an XLA platform ("cpu", "cuda", ...); None if it can."""
         ...
 
     def unsupported_reason(self, fn: TorchFunction) -> str | None:
-        """Why it cannot run this function; None if it can."""
+        """Return why the backend cannot run a function; None if it can."""
         ...
 
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
@@ -30,5 +30,5 @@ class Backend(Protocol):
         ...
 
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """Run `fn` now on concrete CPU arrays; its exceptions are raised as they are."""
+        """Run `fn` now on concrete CPU arrays. Exceptions of `fn` are raised unchanged."""
         ...

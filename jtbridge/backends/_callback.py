@@ -1,4 +1,4 @@
-"""Calls through `jax.pure_callback`: copies both ways, and works on every platform with a CPU beside it."""
+"""Calls through `jax.pure_callback`, with copies both ways, on every platform whose host has a CPU for torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._words import carried, from_words, pack, to_words, unpack
 
 
 class CallbackBackend:
-    """Calls torch on NumPy copies."""
+    """The backend that calls torch on NumPy copies."""
 
     name = "callback"
     kind = "call"
@@ -51,7 +51,7 @@ class CallbackBackend:
 
 
 def call_on_host(fn: TorchFunction, callback: Callable[..., Any], arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Run `fn` by way of one of JAX's callbacks, ``callback(host function, result types, *arrays)``."""
+    """Run `fn` through one of JAX's callbacks, ``callback(host function, result types, *arrays)``."""
     host = numpy_callback(fn)
 
     def on_words(*words: Any) -> tuple[np.ndarray, ...]:
@@ -63,9 +63,9 @@ def call_on_host(fn: TorchFunction, callback: Callable[..., Any], arrays: Sequen
 
 
 def numpy_callback(fn: TorchFunction, *, as_is: bool = False) -> Callable[..., tuple[np.ndarray, ...]]:
-    """`fn` on copies of NumPy arrays, to NumPy arrays.
+    """Return a function that runs `fn` on copies of NumPy arrays and returns NumPy arrays.
 
-    Its exceptions are turned into a form that survives XLA, unless they are to be raised `as_is`.
+    Exceptions of `fn` are converted to a form that survives XLA, or raised unchanged with `as_is`.
     """
     run = _on_copies(fn)
     if as_is:

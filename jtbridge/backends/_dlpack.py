@@ -20,12 +20,12 @@ from jtbridge.capture import GraphFunction, forward_graph
 
 from ._dlpack_gpu import gpu_callback, without_gpu
 
-_LARGE = 1 << 18  # bytes
-_SHORT = 32  # operators: tracing them takes milliseconds
+_LARGE = 1 << 18  # bytes of a result from which its copy is a large part of a call
+_SHORT = 32  # operators up to which a function is traced to make calls faster: tracing takes milliseconds
 
 
 class DlpackBackend:
-    """Calls torch on XLA's buffers in the same process, on a CPU or a GPU."""
+    """The backend that calls torch on XLA's buffers in the same process, on a CPU or a GPU."""
 
     name = "dlpack"
     kind = "call"
@@ -44,13 +44,13 @@ class DlpackBackend:
         return buffer_call(ctx, gpu_callback(fn), operands, gpu=True)
 
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        # No copy: the capsule is a view of JAX's memory, and `fn` has copies made of what it writes to.
+        # No copy: the capsule is a view of JAX's memory, and an argument that `fn` writes to is copied first.
         outs = runner(fn)(lambda: [torch.utils.dlpack.from_dlpack(x.block_until_ready().__dlpack__()) for x in arrays])
         return to_arrays(fn, outs, arrays)
 
 
 def buffer_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
-    """The function XLA calls with an execution context, its input buffers and its output buffers."""
+    """Return the function that XLA calls with an execution context, its input buffers and its output buffers."""
     count = len(fn.in_types)
     runs, written = _fastest(fn)
     run = runner(runs)
@@ -72,7 +72,7 @@ def buffer_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
 
 
 def _fastest(fn: TorchFunction) -> tuple[TorchFunction, tuple[int, ...]]:
-    """The form of `fn` to run, and which results it writes where they are wanted, which saves their copy."""
+    """Return the form of `fn` to run, and which results it writes to XLA's output buffers itself, without a copy."""
     graph = fn if isinstance(fn, GraphFunction) else None
     if 0 < fn.base.traits.operators <= _SHORT and (_batching_counts(fn) or _copying_counts(fn)):
         graph = forward_graph(fn)
@@ -83,22 +83,22 @@ def _fastest(fn: TorchFunction) -> tuple[TorchFunction, tuple[int, ...]]:
 
 
 def _batching_counts(fn: TorchFunction) -> bool:
-    """Whether torch.vmap, which takes some 15 us for an operator, is a good part of a call."""
+    """Return whether torch.vmap, which takes some 15 us for an operator, is a large part of a call."""
     if not isinstance(fn, Vmap) or not isinstance(fn.fn, TracedFunction):
         return False
     return fn.size > 0 and not fn.summed and fn not in fn.base.sequential
 
 
 def _copying_counts(fn: TorchFunction) -> bool:
-    """Whether copying the results is a good part of a call: a few operators that return a lot."""
+    """Return whether copying a result is a large part of a call: the function is not derived, and a result is large."""
     size = max((int(np.prod(type_.shape)) * type_.dtype.itemsize for type_ in fn.out_types), default=0)
     return isinstance(fn, TracedFunction) and size >= _LARGE
 
 
 def _direct_callback(fn: TracedFunction, general: Callable[..., tuple[()]]) -> Callable[..., tuple[()]]:
-    """`general` without its steps that a function of plain tensors to one plain tensor does not need.
+    """Return `general` without the steps that a function of plain tensors to one plain tensor does not need.
 
-    They would cost as much as a small operator (measured: 4 us of 15 at 16 floats).
+    These steps cost as much as a small operator (measured: 4 us of 15 at 16 floats).
     """
     count = len(fn.in_types)
     is_active = fn.state.activity_check()
@@ -121,10 +121,10 @@ def _direct_callback(fn: TracedFunction, general: Callable[..., tuple[()]]) -> C
 
 
 def to_arrays(fn: TorchFunction, outs: Sequence[torch.Tensor], like: Sequence[jax.Array]) -> list[jax.Array]:
-    """Results as JAX arrays, each in memory of its own, on the device of the inputs."""
+    """Return results as JAX arrays, each in memory of its own, on the device of the inputs."""
     results = []
     for type_, out in zip(fn.out_types, outs, strict=True):
-        # A copy always: a result may alias an argument, a weight or another result.
+        # Always a copy: a result may alias an argument, a weight or another result.
         memory = np.empty(type_.shape, type_.dtype)
         writer(type_)(memory, out)
         results.append(memory)

@@ -1,4 +1,4 @@
-"""Zero-copy calls on a GPU: torch runs on XLA's stream, on XLA's buffers, and nothing waits for the GPU."""
+"""Zero-copy calls on a GPU: torch runs on XLA's stream and XLA's buffers, and the host does not wait for the GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jtbridge.errors import DeviceError
 
 
 def without_gpu(platform: str) -> str | None:
-    """Why torch cannot be called on a platform's buffers; None if it can."""
+    """Return why torch cannot be called on a platform's buffers; None if it can."""
     if platform not in ("cuda", "rocm"):
         return f'torch has no tensors over the buffers of platform "{platform}"'
     built_for = "rocm" if torch.version.hip else "cuda" if torch.version.cuda else "cpu"
@@ -25,10 +25,10 @@ def without_gpu(platform: str) -> str | None:
 
 
 def gpu_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
-    """The function XLA calls with an execution context, its input buffers and its output buffers.
+    """Return the function that XLA calls with an execution context, its input buffers and its output buffers.
 
-    It only enqueues work. Torch's allocator keeps what the function frees for the same stream, so nothing of it is used
-    again too early; inputs and outputs are XLA's until its stream has passed the call.
+    The function only enqueues work. Torch's allocator keeps memory that the function frees for the same stream, so this
+    memory is not reused too early. Inputs and outputs belong to XLA until its stream has passed the call.
     """
     count = len(fn.in_types)
 
@@ -50,19 +50,23 @@ def gpu_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
 
 
 def _tensor(buffer: Any) -> torch.Tensor:
-    # The capsule is a view of XLA's memory, and `fn` has copies made of what it writes to.
+    # The capsule is a view of XLA's memory, and an argument that the function writes to is copied first.
     return torch.utils.dlpack.from_dlpack(buffer.__dlpack__())
 
 
 def _device_of(buffers: Sequence[Any]) -> torch.device:
-    """Where the buffers lie: calls of several devices come from several threads, none of which has a device set."""
+    """Return the GPU of the buffers. Calls for several GPUs come from several threads, none of which selects a GPU."""
     index = buffers[0].__dlpack_device__()[1] if buffers else torch.cuda.current_device()
     return torch.device("cuda", index)
 
 
 @contextlib.contextmanager
 def _on_stream(stream: int, device: torch.device) -> Iterator[None]:
-    """Torch on XLA's stream, which waits for what torch's own has under way, such as weights, and the reverse."""
+    """Make torch use XLA's stream inside the block.
+
+    XLA's stream first waits for pending work of torch's own stream, for example on weights. Afterwards torch's own
+    stream waits for XLA's.
+    """
     own = torch.cuda.current_stream(device)
     xlas = torch.cuda.ExternalStream(stream, device=device)
     xlas.wait_stream(own)
@@ -74,7 +78,7 @@ def _on_stream(stream: int, device: torch.device) -> Iterator[None]:
 
 
 def _by_default_on(device: torch.device, fn: TorchFunction) -> contextlib.AbstractContextManager:
-    """New tensors go where the arguments are, unless the program was traced under another default."""
+    """Return a context that puts new tensors on the arguments' device, unless tracing had another default device."""
     return torch.device(device) if fn.state.device is None else contextlib.nullcontext()
 
 

@@ -21,7 +21,7 @@ _BACKENDS: dict[str, Backend] = {
 
 
 def statuses(platform: str | None) -> tuple[BackendStatus, ...]:
-    """What :func:`jtbridge.backends` returns."""
+    """Return the statuses for :func:`jtbridge.backends`."""
     platform = jax.default_backend() if platform is None else platform
     platform = "cuda" if platform == "gpu" else platform
     statuses = []
@@ -32,14 +32,14 @@ def statuses(platform: str | None) -> tuple[BackendStatus, ...]:
 
 
 def backend_named(name: str) -> Backend:
-    """Return the backend of that name, or raise with the known names if there is none."""
+    """Return the backend with a name, or raise `BackendError` with the known names."""
     if name not in _BACKENDS:
         raise BackendError(f"There is no backend `{name}`. Known: auto, {_listing()}.")
     return _BACKENDS[name]
 
 
 def unsupported_reasons(name: str, platform: str, fn: TorchFunction) -> dict[str, str]:
-    """For "auto": every backend before the one that is chosen, and why it is not. Empty for a named backend."""
+    """Return for "auto" why each backend before the chosen one is not chosen; an empty dict for a named backend."""
     found: dict[str, str] = {}
     for backend in _BACKENDS.values() if name == "auto" else ():
         reason = backend.unavailable_reason(platform) or backend.unsupported_reason(fn)
@@ -50,9 +50,9 @@ def unsupported_reasons(name: str, platform: str, fn: TorchFunction) -> dict[str
 
 
 def choose(name: str, platform: str, fn: TorchFunction, *, quiet: bool = False) -> Backend:
-    """The backend to run a function with on a platform: the named one, or for "auto" the first that can.
+    """Return the backend that runs a function on a platform: the named one, or for "auto" the first that can.
 
-    Unless `quiet`, the user is told when that is not a translation.
+    Unless `quiet`, warn if "auto" chooses a backend that does not translate.
     """
     if name != "auto":
         backend = backend_named(name)

@@ -1,4 +1,4 @@
-"""Which backends there are, and which of them can run: :func:`jtbridge.backends`."""
+"""The backends and whether each can run: :func:`jtbridge.backends`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class BackendStatus:
-    """One line of :func:`jtbridge.backends`.
+    """The status of one backend, as :func:`jtbridge.backends` returns it.
 
     Attributes:
-        name: what to pass as ``backend=``.
+        name: the value of ``backend=`` that selects the backend.
         kind: "translate" (the ATen graph becomes JAX operations) or "call" (torch runs inside the program).
-        available: whether it can run here.
-        reason: why not; empty if it is available.
+        available: whether the backend can run on the platform.
+        reason: why the backend cannot run; empty if it is available.
     """
 
     name: str
@@ -23,26 +23,26 @@ class BackendStatus:
 
 
 def backends(platform: str | None = None) -> tuple[BackendStatus, ...]:
-    """All backends, in the order ``backend="auto"`` prefers them, each with whether it can run and why not.
+    """Return all backends, in the order ``backend="auto"`` prefers them, each with whether it can run and why not.
 
     Args:
-        platform: the XLA platform to ask about ("cpu", "cuda", "rocm", "tpu"); JAX's default one if left out.
+        platform: the XLA platform ("cpu", "cuda", "rocm", "tpu"); by default JAX's default platform.
 
     Example:
         >>> import jtbridge
         >>> [status.name for status in jtbridge.backends("cpu") if status.available]
         ['xla', 'dlpack', 'callback']
     """
-    from ._registry import statuses  # imports all that translates
+    from ._registry import statuses  # imports the translation, which is slow
 
     return statuses(platform)
 
 
 def check_name(name: str) -> str:
-    """Return a backend's name, or "auto".
+    """Return `name` if it is a backend's name or "auto".
 
     Raises:
-        BackendError: there is no such backend; the message lists the known ones.
+        BackendError: no backend has this name; the message lists the known names.
     """
     if name != "auto":
         from ._registry import backend_named

@@ -15,7 +15,7 @@ from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 
 
 class XlaBackend:
-    """ATen operators as JAX operations."""
+    """The backend that translates ATen operators to JAX operations."""
 
     name = "xla"
     kind = "translate"
@@ -29,7 +29,7 @@ class XlaBackend:
         return untranslatable_reason(fn)
 
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
-        # Inside shard_map the types here say over which mesh axes values vary, and the program's constants do not.
+        # Inside shard_map the types in `ctx` hold the mesh axes over which values vary. The program's constants do not.
         inside = ctx.replace(avals_in=_plain(fn.in_types), avals_out=_plain(fn.out_types))
         return lower_program(inside, translate(fn, kernels=self.kernels), operands, matmul_precision=precision(fn.base))
 
@@ -38,7 +38,7 @@ class XlaBackend:
 
 
 class TritonBackend(XlaBackend):
-    """As `xla`, with the operators that `jtbridge.kernels` has kernels for as Triton kernels."""
+    """The backend `xla`, but with Triton kernels for the operators that have one in `jtbridge.kernels`."""
 
     name = "triton"
     kernels = True

@@ -1,7 +1,7 @@
-"""64-bit arrays as pairs of 32-bit words, to cross `jax.pure_callback`.
+"""Conversion of 64-bit arrays to pairs of 32-bit words, to pass them through `jax.pure_callback`.
 
-It canonicalises arrays on XLA's own threads, where a block of ``jax.enable_x64()`` around the program does not hold:
-float64 would arrive as float32.
+`jax.pure_callback` canonicalises arrays on XLA's own threads, where a ``jax.enable_x64()`` block around the program has
+no effect: float64 would arrive as float32.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _WORD = np.dtype(np.uint32)
 
 
 def is_wide(type_: ArrayType) -> bool:
-    """Whether an array of this type has to cross as words."""
+    """Return whether an array of this type is passed as words."""
     return type_.dtype.itemsize > 4 and type_.dtype.kind in "iufc" and type_.dtype != np.dtype(np.complex64)
 
 
 def carried(type_: ArrayType) -> jax.ShapeDtypeStruct:
-    """The shape and dtype in which an array of this type crosses."""
+    """Return the shape and dtype in which an array of this type is passed."""
     if not is_wide(type_):
         return jax.ShapeDtypeStruct(type_.shape, type_.dtype)
     tail = (2, 2) if type_.dtype.kind == "c" else (2,)
@@ -29,7 +29,7 @@ def carried(type_: ArrayType) -> jax.ShapeDtypeStruct:
 
 
 def pack(x: jax.Array, type_: ArrayType) -> jax.Array:
-    """In the JAX program, before the call."""
+    """Convert a 64-bit argument to words, in the JAX program before the call."""
     if not is_wide(type_):
         return x
     if type_.dtype.kind == "c":
@@ -38,7 +38,7 @@ def pack(x: jax.Array, type_: ArrayType) -> jax.Array:
 
 
 def unpack(x: jax.Array, type_: ArrayType) -> jax.Array:
-    """In the JAX program, after the call."""
+    """Convert a 64-bit result from words, in the JAX program after the call."""
     if not is_wide(type_):
         return x
     if type_.dtype.kind == "c":
@@ -48,12 +48,12 @@ def unpack(x: jax.Array, type_: ArrayType) -> jax.Array:
 
 
 def from_words(array: np.ndarray, type_: ArrayType) -> np.ndarray:
-    """On the host, of an argument."""
+    """Convert a 64-bit argument from words, on the host."""
     if not is_wide(type_):
         return array
     return np.ascontiguousarray(array).reshape(-1).view(type_.dtype).reshape(type_.shape)
 
 
 def to_words(array: np.ndarray, type_: ArrayType) -> np.ndarray:
-    """On the host, of a result."""
+    """Convert a 64-bit result to words, on the host."""
     return array.reshape(-1).view(_WORD).reshape(carried(type_).shape) if is_wide(type_) else array

@@ -1,4 +1,4 @@
-"""From a torch function to what is known of it: types, behaviour, and its forward and backward graphs."""
+"""Capture of torch functions: their result types, their traits, and their forward and backward graphs."""
 
 from ._closures import closed_over_modules, device_closed_over
 from ._constants import large_constants, lift_constants, with_places_for

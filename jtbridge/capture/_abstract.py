@@ -1,4 +1,4 @@
-"""Run a torch function on fake tensors, or on example values, and record what it does."""
+"""Runs of a torch function on fake tensors or on example values, which record its effects."""
 
 from __future__ import annotations
 
@@ -39,12 +39,19 @@ def run_on_fakes(
     path: PathTrace | None = None,
     start: bool = True,
 ) -> tuple[Any, EffectRecorder]:
-    """Run on fake tensors: the leaves and the tree of the result, of which only types count, and what was observed.
+    """Run the function on fake tensors; return the leaves and the tree of the result, and the recorder of its effects.
 
-    With `path`, sizes and values that depend on data are symbols. With `start` it runs from the state that the function
-    had, else from that which an earlier attempt left.
+    Only the types of the leaves count.
+
+    Args:
+        request: the function.
+        state: torch's settings for the run.
+        oracle: answers branches on data.
+        path: makes symbols for sizes and values that depend on data.
+        start: whether to restore the state that the function had at first. If not, the run starts from the state that
+            an earlier attempt left.
     """
-    # Nothing is known of what a function with side effects keeps: it may be something else in the next call.
+    # A function with side effects may change a tensor that it stores: its value in the next call is unknown.
     known = ConstantEvalMode(answers=not request.ordered)
     if start:
         start_over()
@@ -89,7 +96,7 @@ def run_on_fakes(
 
 
 def _type_of(leaf: Any) -> Any:
-    """A tensor of the same type, which belongs to no graph; anything else as it is."""
+    """Return a fake tensor of the type of a dense tensor, outside any autograd graph; any other leaf as it is."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
         return leaf
     with FakeTensorMode():
@@ -98,7 +105,7 @@ def _type_of(leaf: Any) -> Any:
 
 
 def run_on_values(request: TraceRequest, inputs: Sequence[torch.Tensor]) -> tuple[Any, EffectRecorder]:
-    """Run on copies of some tensors: the result, and what was observed."""
+    """Run the function on copies of `inputs`; return the result and the recorder of its effects."""
     saved = WrittenValues() if request.ordered else None
     try:
         with _rng.seeded_by(0, 0), request.state.applied():
@@ -113,7 +120,7 @@ def run_on_values(request: TraceRequest, inputs: Sequence[torch.Tensor]) -> tupl
 
 
 def _write_refusal(request: TraceRequest) -> Callable[[str], NoReturn] | None:
-    """What to do when a function writes to a tensor that it closes over: raise, unless side effects are wanted."""
+    """Return a function that raises for a write to a closed-over tensor; None if side effects are allowed."""
     if request.ordered:
         return None
 
@@ -130,6 +137,18 @@ def _write_refusal(request: TraceRequest) -> Callable[[str], NoReturn] | None:
 def traits_of(
     request: TraceRequest, recorder: EffectRecorder, untraceable: str | None, without_grad: bool
 ) -> FunctionTraits:
+    """Return the traits of a function from the record of one run.
+
+    Args:
+        request: the function.
+        recorder: the record of the run.
+        untraceable: why the function is untraceable; None if it is traceable.
+        without_grad: whether its result is the same with gradient recording off.
+
+    Raises:
+        RandomnessError: side effects are not allowed, and the function draws without a JAX key or from a generator
+            that outlives the call.
+    """
     if not request.ordered:
         if recorder.own_generator and recorder.keeps_generator():
             raise RandomnessError(
@@ -168,6 +187,10 @@ def traits_of(
 def output_types(
     request: TraceRequest, leaves: Sequence[Any], tree: Any, order: Any, untraceable: bool
 ) -> tuple[OutputTree, tuple[ArrayType, ...]]:
+    """Return the tree of a result and the JAX types of its array leaves.
+
+    Python numbers among the leaves of an `untraceable` function count as arrays, since they may depend on data.
+    """
     positions = tuple(
         i for i, leaf in enumerate(leaves) if isinstance(leaf, DependentTensor) or is_array_leaf(leaf, untraceable)
     )

@@ -1,11 +1,11 @@
-"""Functions that branch on data while they are traced: every way through is traced, and the results are selected.
+"""Traces of functions that branch on data: each path is traced, and the graph selects between their results.
 
-``if torch.equal(a, b)`` has no answer on tensors without values. It is answered both ways, in a trace each, and the
-graph that results computes both and takes what the condition, which is part of the graph, says. That is right for a few
-conditions and ways of equal shapes; everything else is refused.
+``if torch.equal(a, b)`` has no answer on tensors without values. One trace takes the answer True, another one False.
+The joined graph computes both paths and the condition, and the condition selects the results. This works for a few
+conditions and for paths whose results have equal shapes; everything else is refused.
 
-A way that only raises, as checks of arguments do, is not in the graph: where torch would raise, the results are NaN
-(the least integer, False), for a JAX program cannot raise.
+A path that only raises, as checks of arguments do, is not in the graph. Where torch would raise, the results are NaN
+(`NO_INT64` for int64, the least integer of any other integer type, False for bool), because a JAX program cannot raise.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from jtbridge.errors import JtbridgeError, TranslationError
 
 from ._frames import is_library
 
-_MOST = 3  # conditions on one way that go on both ways
-_MET = 64  # conditions on one way
+_MOST = 3  # conditions on one path of which both answers lead to results
+_MET = 64  # conditions on one path
 ASSERTING = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
 
 Result = TypeVar("Result")
 
 
 class BranchOracle:
-    """The answers to the conditions that one trace meets, and the conditions themselves."""
+    """The conditions that one trace meets, and their answers: the `given` ones, then True."""
 
     def __init__(self, given: Sequence[bool] = ()):
         self.given = given
         self.conditions: list[torch.Tensor] = []
 
     def answer(self, func: Any, args: Sequence[Any]) -> Any:
-        """What an operator that asks for the truth of data is told; NotImplemented if it does not ask."""
+        """Return the answer to an operator that needs the truth value of data; NotImplemented for any other one."""
         if func in ASSERTING:
             if not self._decided(args[0].reshape(()).bool()):
                 raise AssertionError(*args[1:])
@@ -65,7 +65,7 @@ class BranchOracle:
 
 
 class BranchReplayMode(TorchDispatchMode):
-    """While it is active, operators that ask for the truth of data are answered."""
+    """Replaces operators that need the truth value of data by the answers of a :class:`BranchOracle`."""
 
     def __init__(self, oracle: BranchOracle):
         super().__init__()
@@ -77,11 +77,14 @@ class BranchReplayMode(TorchDispatchMode):
 
 
 def all_ways(run: Callable[[BranchOracle], Result]) -> list[Result]:
-    """The results of the ways through a function that do not raise.
+    """Return the results of all paths through a function, except of those whose checks of arguments raise.
+
+    Args:
+        run: runs one path.
 
     Raises:
-        TranslationError: there are more than a graph can hold.
-        Exception: what `run` raised, if all do.
+        TranslationError: there are more paths than a graph can hold.
+        Exception: every path raises, or an exception is no check (see `_is_check`).
     """
     found = 0
 
@@ -102,10 +105,10 @@ def all_ways(run: Callable[[BranchOracle], Result]) -> list[Result]:
 
 
 def traced_both_ways(trace: Callable[[BranchOracle], fx.GraphModule]) -> fx.GraphModule:
-    """The graph of all ways through a function.
+    """Return one graph of all paths through a function.
 
     Args:
-        trace: traces one way, its graph returning the results and then the conditions.
+        trace: traces one path to a graph that returns the results and then the conditions.
     """
 
     def join(yes: Any, no: Any, number: int) -> Any:
@@ -125,11 +128,13 @@ def traced_both_ways(trace: Callable[[BranchOracle], fx.GraphModule]) -> fx.Grap
 
 
 def _explored(run: Callable[[BranchOracle], Any], join: Callable[[Any, Any, int], Any], given: tuple[bool, ...]) -> Any:
-    """What comes of all ways that begin with some answers: joined results, or the exception if all of them raise.
+    """Run all paths that begin with the `given` answers; return the joined results, or the exception if all raise.
 
     Args:
-        run: one way.
-        join: ``(where a condition holds, where it does not, its number)``.
+        run: runs one path.
+        join: joins the result where a condition holds, the result where it does not, and the number of the condition;
+            in place of a result there may be an exception.
+        given: the answers to the first conditions. If there are none, the exception is raised.
     """
     oracle = BranchOracle(given)
     try:
@@ -147,11 +152,11 @@ def _explored(run: Callable[[BranchOracle], Any], join: Callable[[Any, Any, int]
 
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_CHECKING = ("distributions", "nn", "functional.py", "__init__.py")  # the last one has `torch._check`
+_CHECKING = ("distributions", "nn", "functional.py", "__init__.py")  # `torch/__init__.py` defines `torch._check`
 
 
 def _is_check(error: Exception) -> bool:
-    """Whether an exception comes from a `raise` or `assert` in code for users, not from what traces it."""
+    """Return whether an exception comes from a `raise` or `assert` outside torch or in torch's checks of arguments."""
     trace = error.__traceback__
     if trace is None or isinstance(error, JtbridgeError):
         return False
@@ -170,7 +175,7 @@ _NAN = float("nan")
 
 
 def _checked(module: Any, number: int, holds: bool) -> fx.GraphModule:
-    """The results where a condition holds, or does not; elsewhere what is no number."""
+    """Replace the results by `_no_number` where the answer to condition `number` is not `holds`."""
     (output,) = module.graph.find_nodes(op="output")
     outputs = list(output.args[0])
     first = len(outputs) - number - 1
@@ -186,6 +191,7 @@ def _checked(module: Any, number: int, holds: bool) -> fx.GraphModule:
 
 
 def _no_number(dtype: torch.dtype) -> Any:
+    """Return the value that stands for a missing result: NaN, `NO_INT64`, the least integer of other types, False."""
     if dtype is torch.bool:
         return False
     if dtype is torch.int64:
@@ -202,7 +208,7 @@ def _with_outputs(module: fx.GraphModule, outputs: list[Any]) -> fx.GraphModule:
 
 
 def _selected(yes: fx.GraphModule, no: fx.GraphModule, number: int) -> fx.GraphModule:
-    """The results of `yes` or of `no`, as the condition of this number says, the last output of both."""
+    """Join two graphs: condition `number`, the last output of both, selects the results of `yes` or of `no`."""
     root = torch.nn.Module()
     graph = fx.Graph()
     places = []

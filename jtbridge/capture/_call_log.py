@@ -1,4 +1,4 @@
-"""The operators that a function ran while it was traced, so that two traces of it can be compared."""
+"""A log of the operators that ran in a trace, to compare two traces of a function."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _SAME_VALUE = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.def
 
 
 class CallLog:
-    """Every operator with its arguments: tensors by where they come from, everything else by value.
+    """The operators of one trace with their arguments: tensors by their origin, other arguments by value.
 
-    Two logs are equal when the functions ran the same graph: the same operators in the same order, on the same inputs,
-    earlier results, closed-over tensors and constants, and returned the same of them.
+    Two logs are equal if both traces ran the same graph: the same operators in the same order, on the same inputs,
+    earlier results, closed-over tensors and constants, with the same results of the function.
     """
 
     def __init__(self, inputs: Sequence[torch.Tensor]):
         self._entries: list[Any] = []
         self._numbers: dict[int, int] = {}
-        self._keep: list[torch.Tensor] = []  # an id may be used again once its object is gone
+        self._keep: list[torch.Tensor] = []  # Python may reuse an id once its object is gone
         for tensor in inputs:
             self._number(tensor)
 
     def add(self, operator: OpOverload, args: tuple, kwargs: dict[str, Any], out: Any, *, lifts: bool) -> None:
-        """Note a call. With `lifts` the operator turns a Python literal into a tensor, which counts by value."""
+        """Record a call. With `lifts`, the operator makes a tensor from a Python literal, which is logged by value."""
         if operator in _SAME_VALUE:
             self._numbers[id(out)] = self._number(args[0])
             self._keep.append(out)
@@ -40,7 +40,7 @@ class CallLog:
                 self._number(result)
 
     def add_results(self, leaves: Sequence[Any]) -> None:
-        """Note what the function returns."""
+        """Record the results of the function."""
         self._entries.append(self._key(tuple(leaves), False))
 
     def __eq__(self, other: object) -> bool:
@@ -62,7 +62,7 @@ class CallLog:
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             return type(value), str(value)
         if isinstance(value, torch.Generator):
-            return torch.Generator, id(value)  # kept by nobody here: that would seem to be the function
+            return torch.Generator, id(value)  # the id alone: `EffectRecorder.keeps_generator` counts references
         return value_key(value)
 
     def _number(self, tensor: torch.Tensor) -> int:

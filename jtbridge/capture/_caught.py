@@ -1,8 +1,9 @@
-"""Exceptions that torch raises for some values, where the function catches them.
+"""A test for functions that catch exceptions which torch raises for some values.
 
 A JAX program cannot raise: where torch would, for a singular matrix or an index out of range, its results are NaN. But
-``try: torch.linalg.inv(x)`` with ``except torch.linalg.LinAlgError`` goes on in torch, with other results. Such a
-function is found by raising where torch may raise: if it returns a result, it depends on the values of its arguments.
+a function with ``try: torch.linalg.inv(x)`` and ``except torch.linalg.LinAlgError`` returns another result in torch.
+The test raises an exception where torch may raise. If the function still returns a result, the result depends on
+values of the arguments in a way that a trace does not show.
 """
 
 from __future__ import annotations
@@ -37,17 +38,18 @@ _MAY_RAISE = frozenset(
         "take",
     }
 )
-MOST_PLACES = 8  # at which it is tried
+MOST_PLACES = 8  # at which an exception is tried
 
 
 class ValueDependentError(torch.linalg.LinAlgError, IndexError):
-    """Raised where torch may raise one of these."""
+    """The exception of the test: a subclass of the exceptions that torch may raise."""
 
 
 def place_that_may_raise(fn: OpOverload) -> str | None:
-    """Where the function calls an operator that raises for some values; None if nothing can catch it, or it never does.
+    """Return the file and line where the function calls an operator that raises for some values.
 
-    Only frames that have exception handlers count: between the operator and what traces the function.
+    Returns None if the operator never raises, or if no frame of the user's code between the operator and
+    `run_on_fakes` or `run_on_values` has an exception handler.
     """
     if fn.namespace != "aten" or schema_of(fn).name.removeprefix("aten::").rstrip("_") not in _MAY_RAISE:
         return None
@@ -62,10 +64,10 @@ def place_that_may_raise(fn: OpOverload) -> str | None:
 
 
 class RaisingAt(TorchDispatchMode):
-    """While it is active, operators that may raise do so at one place of the function.
+    """Makes operators that may raise do so at one place of the function.
 
     Attributes:
-        caught: whether the function returned a result nevertheless, in one of its runs.
+        caught: whether one run of the function returned a result although an operator raised.
     """
 
     def __init__(self, place: str, call: Callable[..., Any]):
@@ -76,11 +78,11 @@ class RaisingAt(TorchDispatchMode):
         self._call = call
 
     def run(self, *args: Any) -> Any:
-        """Call the function."""
+        """Call the function, and record whether it catches the exception."""
         self._raised = False
         with self:
             out = self._call(*args)
-        self.caught |= self._raised  # it may go a way on which nothing is raised
+        self.caught |= self._raised  # a run on another path may not reach the place
         return out
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,8 +1,8 @@
-"""Tensors on a GPU that a function closes over: a translation takes it for a function of the CPU.
+"""CPU placeholders for the CUDA tensors that a function closes over, while the function is traced for a translation.
 
-JAX decides where a program runs, so its graph need not know. While a function is traced, a tensor on a GPU is one of
-the CPU, of which nothing but its type is there, and what asks for a GPU gets the CPU. In the graph that comes of it
-the tensors themselves stand.
+JAX decides where a program runs, so the graph does not depend on the device. During the trace, a closed-over CUDA
+tensor is replaced by a CPU tensor of the same type without its values, and a request for a CUDA device gives the CPU.
+After the trace, the CUDA tensors replace their placeholders in the graph.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from jtbridge._compat import FakeTensor, last_traced_node
 
-_NOTE = "closed_over"  # in a node's notes: the tensor that it stands for
+_NOTE = "closed_over"  # in `node.meta["custom"]`: the tensor that the node stands for
 _TO = (torch.Tensor.to, torch.Tensor.type)
 
 
 def may_be_on_gpu() -> bool:
-    """Whether this process can have tensors on a GPU."""
+    """Return whether this process can have tensors on a GPU."""
     return torch.cuda.is_available()
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies on a GPU."""
+    """Return whether a tensor is on a GPU."""
     return tensor.device.type == "cuda"
 
 
 class CudaAsCpuMode(TorchFunctionMode):
-    """While it is active, there is no GPU."""
+    """Replaces closed-over CUDA tensors by CPU placeholders while tracing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class CudaAsCpuMode(TorchFunctionMode):
         self._real = WeakTensorKeyDictionary()
 
     def stands_for(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The tensor on a GPU in whose place one is; None if it is not."""
+        """Return the CUDA tensor that a placeholder stands for; None for any other tensor."""
         return self._real.get(tensor)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -68,7 +68,7 @@ class CudaAsCpuMode(TorchFunctionMode):
 
 
 class _NodeTensor:
-    """A tensor in a node's notes: a copy of the graph holds the same."""
+    """A tensor in a node's `meta`, which a copy of the graph shares."""
 
     def __init__(self, tensor: torch.Tensor):
         self.tensor = tensor
@@ -91,7 +91,7 @@ def _moved_name(name: str) -> str:
 
 
 def with_closed_over(module: fx.GraphModule) -> None:
-    """Put the tensors themselves in the place of what stands for them."""
+    """Replace the placeholders in a graph by the CUDA tensors that they stand for."""
     standing = [node for node in module.graph.nodes if _NOTE in (node.meta.get("custom") or {})]
     for i, node in enumerate(standing):
         name = f"_closed_over_{i}"

@@ -11,23 +11,23 @@ from jtbridge.state import PoisonTensor
 
 
 def closed_over_modules(fn: Callable) -> list[torch.nn.Module]:
-    """The modules that a function is, is a method of, or names in its closure or globals."""
+    """Return the modules that a function is, is a method of, or names in its closure or globals."""
     return [value for value in closed_over(fn) if isinstance(value, torch.nn.Module)]
 
 
 def device_closed_over(fn: Callable) -> str:
-    """The type of the devices that the tensors lie on which a function closes over; "cpu" if there are none."""
+    """Return "cuda" if a tensor or a module's parameter that a function closes over is on a GPU, else "cpu"."""
     tensors = [t for x in closed_over(fn) for t in ([x] if isinstance(x, torch.Tensor) else x.parameters())]
     return "cuda" if any(tensor.is_cuda for tensor in tensors if not isinstance(tensor, PoisonTensor)) else "cpu"
 
 
 def closed_over(fn: Callable) -> list[torch.nn.Module | torch.Tensor]:
-    """The modules and tensors that a function is, is a method of, or names in its closure or globals."""
+    """Return the modules and tensors that a function is, is a method of, or names in its closure or globals."""
     code = getattr(fn, "__code__", None)
     scope = getattr(fn, "__globals__", {})
     found = [fn, getattr(fn, "__self__", None)]
     found += [scope.get(name) for name in (code.co_names if code is not None else ())]
     for cell in getattr(fn, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # a cell that is not filled yet
+        with contextlib.suppress(ValueError):  # an empty cell: the variable is not assigned yet
             found.append(cell.cell_contents)
     return [value for value in found if isinstance(value, torch.nn.Module | torch.Tensor)]

@@ -1,9 +1,12 @@
-"""Values that a function needs while it is traced, and that come from constants alone.
+"""Evaluation of operations on constants while a function is traced.
 
-The shape of ``x[mask]`` depends on values, and ``n.item()`` is one. Where `mask` and `n` come from tensors that the
-function closes over, or from factories such as ``torch.arange``, they are the same in every call: they are computed
-while it is traced, and what needed them has a shape. So is what a function keeps for later calls, in an attribute of a
-module or by ``functools.cache``: what it made while it was traced has no values, and gets them when that is over.
+The shape of ``x[mask]`` depends on the values of `mask`, and ``n.item()`` is a value. If `mask` and `n` come only from
+tensors that the function closes over, or from factories such as ``torch.arange``, their values are the same in every
+call. They are computed at trace time, so the operation that needs them has a shape.
+
+A function may also store a tensor for later calls, in an attribute of a module or by ``functools.cache``. A tensor
+made during the trace is a fake tensor without values. If its values come from constants, it gets them when the trace
+ends.
 """
 
 from __future__ import annotations
@@ -34,25 +37,31 @@ from jtbridge.state import PoisonTensor, poison_tensor, replace
 _aten = torch.ops.aten
 _NEEDS_VALUES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _PUTS = frozenset({_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default})
-_MOST = 1 << 26  # bytes of memory that is written to, of which a copy is held
-# What these give does not depend on the values of their first argument.
+_MOST = 1 << 26  # bytes: the largest written storage of which a copy is held
+# The results of these operators do not depend on the values of their first argument.
 _LIKES = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
 
 
 @dataclasses.dataclass(frozen=True)
 class _Recipe:
-    """How a tensor was made: as a result of an operator."""
+    """The way to compute a tensor: as a result of an operator."""
 
     operator: OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    result: int | None  # which of several
-    storages: frozenset[int]  # of its arguments
+    result: int | None  # its index among several results; None for a single result
+    storages: frozenset[int]  # of the arguments
 
 
 @dataclasses.dataclass(frozen=True)
 class _TensorRef:
-    """A tensor without the tensor: by the number of how it was made, or by where it lies in memory that is known."""
+    """A reference that does not keep a tensor alive.
+
+    Attributes:
+        shape, stride, offset: of the tensor.
+        number: of its recipe or value in `ConstantEvalMode._made`.
+        memory: its storage, if the contents are in `ConstantEvalMode._memory`.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -63,13 +72,15 @@ class _TensorRef:
 
 @dataclasses.dataclass(frozen=True)
 class _ClosedOver:
+    """A closed-over tensor, and the device on which the traced function uses it."""
+
     tensor: torch.Tensor
     device: torch.device
 
 
 @dataclasses.dataclass(frozen=True)
 class _TensorType:
-    """A tensor of which only the type counts."""
+    """The type of a tensor, in place of an argument whose values do not count."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -78,14 +89,15 @@ class _TensorType:
 
 
 class ConstantEvalMode(TorchDispatchMode):
-    """While it is active, what needs values that come from constants gets them.
+    """Evaluates operations that depend on the values of constants alone.
 
     Args:
-        answers: whether it does; else values are only known for what is kept.
-        stands_for: the closed-over tensor that a tensor stands for, if it does.
+        answers: whether operations that need values are evaluated. If not, values are only tracked for the tensors
+            that the function stores.
+        stands_for: returns the closed-over tensor that a tensor stands for, or None.
 
     Attributes:
-        mode: the fake mode of the tensors; those of another one were kept from another trace.
+        mode: the fake mode of the trace. Fake tensors of another mode were stored in an earlier trace, and are refused.
     """
 
     def __init__(
@@ -98,9 +110,9 @@ class ConstantEvalMode(TorchDispatchMode):
         self.mode: Any = None
         self._answers = answers
         self._stands_for = stands_for
-        self._numbers = WeakTensorKeyDictionary()  # tensor -> number of how it was made; None if it is not known
-        self._made: list[_Recipe | torch.Tensor | None] = []  # or its value; None if that cannot be had any more
-        # By storage, which lives as long as the tensor: what is in those that were written to, None if it is not known.
+        self._numbers = WeakTensorKeyDictionary()  # tensor -> its number in `_made`; None if its value is unknown
+        self._made: list[_Recipe | torch.Tensor | None] = []  # or the value; None if it cannot be computed any more
+        # By written storage: a tensor that keeps the storage alive, and the contents (None if they are unknown).
         self._memory: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
 
     def __enter__(self) -> Any:
@@ -135,6 +147,7 @@ class ConstantEvalMode(TorchDispatchMode):
     def _note(
         self, func: OpOverload, args: tuple, kwargs: dict[str, Any], out: Any, tensors: Sequence[Any], *, changes: bool
     ) -> None:
+        """Record how the results of an operator can be computed, if the values of its arguments are known."""
         known = not changes and _is_function(func)
         is_like = known and schema_of(func).name.removeprefix("aten::") in _LIKES
         if is_like and args[0].layout is torch.strided and not _symbolic((args, kwargs)):
@@ -151,12 +164,16 @@ class ConstantEvalMode(TorchDispatchMode):
                     self._made.append(_Recipe(func, args, kwargs, i, storages))
 
     def _write(self, func: OpOverload, args: tuple, kwargs: dict[str, Any], written: Sequence[torch.Tensor]) -> None:
-        """An operator is about to write: what it writes is known if all that it takes is."""
+        """Record that an operator is about to write to tensors.
+
+        The written values are known if the values of all arguments are known. The operator then also runs on the
+        copies in `_memory`.
+        """
         if not all(isinstance(tensor, FakeTensor) for tensor in written):
-            self._numbers = WeakTensorKeyDictionary()  # views of a closed-over tensor are not told by its storage
+            self._numbers = WeakTensorKeyDictionary()  # the storage of a closed-over tensor does not identify its views
         storages = {storage_id(tensor) for tensor in written}
         small = all(_bytes(tensor) <= _MOST for tensor in written)
-        for number, made in enumerate(self._made):  # of memory that will be something else
+        for number, made in enumerate(self._made):  # evaluate recipes that read the memory, before it changes
             if isinstance(made, _Recipe) and made.storages & storages:
                 self._made[number] = self._tried(lambda number=number: self._value_of(number, {})) if small else None
         if small and _is_function(func) and self._knows_all((args, kwargs)) and all(map(self._in_memory, written)):
@@ -166,7 +183,7 @@ class ConstantEvalMode(TorchDispatchMode):
         self._memory |= {storage_id(tensor): (tensor, None) for tensor in written}
 
     def _tried(self, compute: Callable[[], Any]) -> Any:
-        """What is computed for real; None if it cannot be."""
+        """Return the result of `compute` on real tensors; None if it raises."""
         try:
             with outside_modes(), torch.no_grad():
                 return compute()
@@ -174,7 +191,7 @@ class ConstantEvalMode(TorchDispatchMode):
             return None
 
     def _in_memory(self, tensor: torch.Tensor) -> bool:
-        """Have all that lies behind a tensor in memory of its own, to be written to; False if that cannot be."""
+        """Copy the known contents of a tensor's storage to `_memory`; return whether they are there."""
         storage = storage_id(tensor)
         if storage not in self._memory:
             whole = base_of(tensor)
@@ -186,6 +203,7 @@ class ConstantEvalMode(TorchDispatchMode):
         return self._knows(tensor)
 
     def _by_values(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Return the result of an operator that needs values; NotImplemented if the values are unknown."""
         if func is _aten.index.Tensor:
             x, indices = args
             return func(x, self._without_masks(indices)) if self._are_masks(indices) else NotImplemented
@@ -199,12 +217,12 @@ class ConstantEvalMode(TorchDispatchMode):
         return NotImplemented if results is None else jax.tree.map(self._new, results)
 
     def _are_masks(self, indices: Sequence[torch.Tensor | None]) -> bool:
-        """Whether some of the indices are masks, all of which are known."""
+        """Return whether there are masks among the indices, and the values of all of them are known."""
         masks = [index for index in indices if _is_mask(index)]
         return bool(masks) and all(mask.dim() and self._knows(mask) for mask in masks)  # type: ignore[union-attr]
 
     def _without_masks(self, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The same indices, with the positions of what is true for each mask."""
+        """Return the indices, with each mask replaced by the positions of its True elements."""
         found: list[torch.Tensor | None] = []
         for index in indices:
             found += self._positions(index, index.shape) if _is_mask(index) else [index]  # type: ignore[union-attr, arg-type]
@@ -216,7 +234,7 @@ class ConstantEvalMode(TorchDispatchMode):
         return [self._new(position) for position in positions]
 
     def _new(self, value: Any) -> Any:
-        """A value as a new tensor of the function that is traced."""
+        """Return a value as a new tensor of the traced function; anything but a tensor as it is."""
         if not isinstance(value, torch.Tensor):
             return value
         tensor = _aten.lift_fresh_copy.default(value.contiguous())
@@ -241,7 +259,7 @@ class ConstantEvalMode(TorchDispatchMode):
         return number is not None and self._made[number] is not None
 
     def _held(self, leaf: Any) -> Any:
-        """A tensor that is known as something that does not keep it alive; anything else as it is."""
+        """Return a reference to a tensor whose value is known, without keeping it alive; any other leaf as it is."""
         if not isinstance(leaf, torch.Tensor):
             return leaf
         closed_over = self._stands_for(leaf) if isinstance(leaf, FakeTensor) else leaf
@@ -252,7 +270,13 @@ class ConstantEvalMode(TorchDispatchMode):
         return _TensorRef(tuple(leaf.shape), leaf.stride(), int(leaf.storage_offset()), **place)
 
     def _value(self, held: Any, values: dict[int, torch.Tensor], *, graph: bool = False) -> Any:
-        """The value of what :meth:`_held` gives. Those of others that it takes are kept in `values`, by number."""
+        """Return the value behind a reference that :meth:`_held` returned.
+
+        Args:
+            held: the reference. Anything but a reference is its own value.
+            values: a cache of values by number, to which the values computed here are added.
+            graph: whether autograd may record from closed-over tensors, which are detached otherwise.
+        """
         match held:
             case _ClosedOver():
                 return (held.tensor if graph else held.tensor.detach()).to(held.device)
@@ -287,9 +311,13 @@ class ConstantEvalMode(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def materialize(self) -> bool:
-        """The trace is over: what the function kept of it gets its value, or is made to raise where it has none.
+        """Replace the fake tensors that the function stored, when the trace is over.
 
-        Returns whether there is something of the latter kind.
+        A stored tensor gets its value. If the value is unknown, a :class:`PoisonTensor` takes its place, which raises
+        when it is used.
+
+        Returns:
+            Whether there is a poison tensor.
         """
         self._memory = {storage: (None, memory) for storage, (_, memory) in self._memory.items()}
         kept = self._kept()
@@ -298,7 +326,7 @@ class ConstantEvalMode(TorchDispatchMode):
         return has_state
 
     def _kept(self) -> list[tuple[FakeTensor, torch.Tensor]]:
-        """The tensors that are still alive, each with what it should be. Nothing here refers to them afterwards."""
+        """Return the tensors that are still alive, each with its replacement, and drop all references to them."""
         alive = [tensor for tensor in self._numbers if tensor.layout is torch.strided]
         held = [self._held(tensor) if self._knows(tensor) else None for tensor in alive]
         self._numbers = WeakTensorKeyDictionary()
@@ -309,6 +337,7 @@ class ConstantEvalMode(TorchDispatchMode):
         return kept
 
     def _final(self, place: Any, values: dict[int, torch.Tensor], *, graph: bool) -> torch.Tensor:
+        """Return the replacement of a stored tensor: the value behind the reference `place`, or a poison tensor."""
         if place is None:
             return poison_tensor()
         try:
@@ -320,6 +349,7 @@ class ConstantEvalMode(TorchDispatchMode):
 
 
 def _bytes(tensor: torch.Tensor) -> int:
+    """Return the size of a tensor's storage in bytes."""
     return tensor.untyped_storage().nbytes()
 
 
@@ -328,6 +358,7 @@ def _like(tensor: torch.Tensor) -> _TensorType:
 
 
 def _symbolic(tree: Any) -> bool:
+    """Return whether there are symbolic numbers, or tensors of symbolic sizes, in a tree."""
     leaves = jax.tree.leaves(tree)
     sizes = [size for leaf in leaves if isinstance(leaf, torch.Tensor) for size in leaf.shape]
     return any(isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool) for leaf in (*leaves, *sizes))
@@ -338,7 +369,7 @@ def _is_mask(index: torch.Tensor | None) -> bool:
 
 
 def _is_function(func: OpOverload) -> bool:
-    """Whether an operator gives the same whenever it is given the same."""
+    """Return whether an operator gives the same results whenever it gets the same arguments."""
     return (
         func.namespace == "aten"
         and torch.Tag.nondeterministic_seeded not in func.tags

@@ -1,4 +1,4 @@
-"""Tensors a function closes over, as further inputs of its graph: in JAX they stay arrays, not literals."""
+"""Closed-over tensors as further inputs of a graph, so that they are arrays in the JAX program, not literals."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from jtbridge._compat import is_zero
 from jtbridge._dtypes import canonical_dtype, numpy_dtype
 from jtbridge._functions import TracedFunction
 
-_SMALL = 256  # elements: below this a constant is written into the program
+_SMALL = 256  # elements: a constant of up to this size is written into the program
 
 
 def all_constants(module: fx.GraphModule) -> list[torch.Tensor]:
-    """The closed-over tensors of a graph."""
+    """Return the closed-over tensors of a graph."""
     values = [getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")]
     return [value for value in values if isinstance(value, torch.Tensor) and not is_zero(value)]
 
 
 def large_constants(module: fx.GraphModule) -> tuple[torch.Tensor, ...]:
-    """The closed-over tensors of a graph that should become inputs, each once."""
+    """Return the closed-over tensors of a graph that should become inputs, each once."""
     found: dict[Any, torch.Tensor] = {}
     for value in all_constants(module):
         if value.numel() > _SMALL and _crosses(value):
@@ -30,9 +30,9 @@ def large_constants(module: fx.GraphModule) -> tuple[torch.Tensor, ...]:
 
 
 def lift_constants(module: fx.GraphModule, traced: TracedFunction) -> None:
-    """Read the constants that `flat` takes as inputs from its inputs instead of from the graph.
+    """Replace the constants of a graph by the inputs of `traced` that stand for them.
 
-    The graph's first inputs are those of `flat`; where they lack the constants they are put in.
+    The first inputs of the graph must be those of `traced`, its constants included (see :func:`with_places_for`).
     """
     if not traced.constants:
         return
@@ -48,7 +48,7 @@ def lift_constants(module: fx.GraphModule, traced: TracedFunction) -> None:
 
 
 def with_places_for(module: fx.GraphModule, first: int, constants: tuple[torch.Tensor, ...]) -> None:
-    """Give a graph an input for each constant, from position `first` on."""
+    """Add an input for each constant to a graph, from position `first` on."""
     inputs = module.graph.find_nodes(op="placeholder")
     following = inputs[first] if first < len(inputs) else next(n for n in module.graph.nodes if n.op != "placeholder")
     with module.graph.inserting_before(following):
@@ -57,7 +57,7 @@ def with_places_for(module: fx.GraphModule, first: int, constants: tuple[torch.T
 
 
 def _crosses(tensor: torch.Tensor) -> bool:
-    """Whether JAX has an array of the very same type: 64-bit constants would lose width while x64 is off."""
+    """Return whether JAX has an array of exactly this type: 64-bit constants would lose width while x64 is off."""
     if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
         return False
     dtype = numpy_dtype(tensor.dtype, "a constant")

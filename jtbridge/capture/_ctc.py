@@ -1,4 +1,4 @@
-"""The CTC loss as an operator whose shapes do not depend on the lengths of the labellings, so that it can be traced."""
+"""The CTC loss as an operator whose shapes do not depend on the lengths of the targets, so that it can be traced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ctc_loss(
     longest: int,
     zero_infinity: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of each labelling and what its gradient needs; no target is longer than `longest`."""
+    """Return the loss of each sequence and the residual `log_alpha`; no target is longer than `longest`."""
     lengths = input_lengths.tolist(), target_lengths.tolist()
     loss, log_alpha = torch.ops.aten._ctc_loss(log_probs, targets, *lengths, blank, zero_infinity)
     missing = 2 * longest + 1 - log_alpha.shape[2]
@@ -43,7 +43,7 @@ def ctc_loss_backward(
     blank: int,
     zero_infinity: bool,
 ) -> torch.Tensor:
-    """The gradient of `ctc_loss`. It has none itself, as in torch."""
+    """Return the gradient of `ctc_loss` by `log_probs`. The gradient has no derivative, as in torch."""
     inputs, lengths = input_lengths.tolist(), target_lengths.tolist()
     log_alpha = log_alpha[..., : 2 * max(lengths, default=0) + 1].contiguous()
     return torch.ops.aten._ctc_loss_backward(
@@ -68,7 +68,7 @@ def _backward(ctx: Any, by_loss: torch.Tensor, _: Any) -> tuple[Any, ...]:
 
 ctc_loss.register_autograd(_backward, setup_context=_save)
 
-_NONE, _MEAN, _SUM = 0, 1, 2  # torch's numbers for reductions
+_NONE, _MEAN, _SUM = 0, 1, 2  # torch's numbers of the reductions
 
 
 def _ctc(
@@ -104,7 +104,7 @@ def _as_tensor(lengths: Any, device: torch.device) -> torch.Tensor:
 
 
 def _is_covered(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any) -> bool:
-    """Not what torch refuses."""
+    """Return whether `_ctc` computes the loss; torch computes or refuses all other arguments."""
     if not (isinstance(log_probs, torch.Tensor) and isinstance(targets, torch.Tensor)):
         return False
     if log_probs.dtype not in (torch.float32, torch.float64) or log_probs.dim() not in (2, 3) or not log_probs.numel():
@@ -137,7 +137,8 @@ def _functional_ctc(
     return _ctc(log_probs, targets, input_lengths, target_lengths, blank, number, zero_infinity)
 
 
-# By torch's functions: the same, or NotImplemented where it is left to torch. A mode sees the outer one only.
+# For each function of torch, a replacement, which returns NotImplemented where torch's own function is to run. Both
+# functions are listed, because a mode does not see the inner call.
 REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     torch.ctc_loss: _ctc,
     torch.nn.functional.ctc_loss: _functional_ctc,

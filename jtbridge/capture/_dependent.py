@@ -1,4 +1,4 @@
-"""What several traces or runs of one function found of its results: the same types, or types that depend on data."""
+"""The outcomes of several traces or runs of one function, and the result types that they have in common."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jtbridge.errors import DataDependentShapeError
 
 @dataclasses.dataclass(frozen=True)
 class DependentTensor:
-    """A tensor with sizes that depend on data: of each size the number, or what is known of it, as a predicate."""
+    """A tensor with sizes that depend on data: each size is a number, or a predicate for messages ("is 2 or 3 ...")."""
 
     shape: tuple[int | str, ...]
     dtype: torch.dtype
@@ -24,7 +24,7 @@ class DependentTensor:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The result of one trace or run of a function, of which only types count, and what else the function did."""
+    """The result of one trace or run of a function, of which only types count, and the traits of the function."""
 
     leaves: Sequence[Any]
     tree: Any
@@ -33,15 +33,16 @@ class Outcome:
 
 
 def agreed(name: str, outcomes: Sequence[Outcome], *, declared: bool) -> Outcome:
-    """Return the one outcome that all have in common.
+    """Return the one outcome that several outcomes have in common.
 
     Args:
-        name: of the function.
-        outcomes: of several ways through it.
-        declared: whether sizes that depend on data are declared by the user; they are marked then.
+        name: of the function, for messages.
+        outcomes: of several paths through the function.
+        declared: whether the user declares the output shapes. If so, sizes that depend on data are marked by a
+            :class:`DependentTensor`.
 
     Raises:
-        DataDependentShapeError: the type of a result depends on data.
+        DataDependentShapeError: the tree or an undeclared shape of the results depends on data.
     """
     first = outcomes[0]
     if any(outcome.tree != first.tree for outcome in outcomes):
@@ -59,7 +60,7 @@ def agreed(name: str, outcomes: Sequence[Outcome], *, declared: bool) -> Outcome
 
 
 def are_possible(declared: Sequence[ArrayType], found: Sequence[ArrayType]) -> bool:
-    """Whether declared types agree with what was found, where that does not depend on data."""
+    """Return whether the declared types agree with the found types, except in sizes that depend on data."""
     return len(declared) == len(found) and all(
         ours.dtype == theirs.dtype
         and len(ours.shape) == len(theirs.shape)
@@ -69,20 +70,20 @@ def are_possible(declared: Sequence[ArrayType], found: Sequence[ArrayType]) -> b
 
 
 def without_empty_sizes(leaf: Any) -> Any:
-    """Return a result of one run on example arguments, with sizes of 0 marked: of other arguments they tell nothing."""
+    """Return a result of a run on example arguments, with sizes of 0 marked: other arguments may give other sizes."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.numel():
         return leaf
     return DependentTensor(tuple(size or "is 0 for example arguments" for size in leaf.shape), leaf.dtype)
 
 
 def _common(column: Sequence[Any]) -> Any:
-    """What the leaves at one place of several results have in common."""
+    """Return the common type of the leaves at one position of several results; marks sizes that differ."""
     first = column[0]
     if not all(isinstance(leaf, torch.Tensor | DependentTensor) for leaf in column):
         return first
     shapes = [tuple(leaf.shape) for leaf in column]
     if any(leaf.dtype != first.dtype for leaf in column) or any(len(shape) != len(shapes[0]) for shape in shapes):
-        return first  # a call that returns another dtype or rank raises
+        return first  # at run time, a call that returns another dtype or rank raises
     shape = tuple(map(_common_size, zip(*shapes, strict=True)))
     return DependentTensor(shape, first.dtype) if any(isinstance(size, str) for size in shape) else first
 
@@ -106,14 +107,14 @@ def _refuse(name: str, path: str, leaf: DependentTensor) -> NoReturn:
 
 
 def _path(tree: Any, position: int) -> str:
-    """A result in the words of who calls the function: the result, or ``result['a'][1]``."""
+    """Return the name of a result for messages: ``the result``, or ``result['a'][1]`` within a tree."""
     paths = jax.tree_util.tree_flatten_with_path(tree.unflatten([object()] * tree.num_leaves))[0]
     keys = jax.tree_util.keystr(paths[position][0])
     return f"`result{keys}`" if keys else "the result"
 
 
 def _merged(found: Sequence[Any]) -> Any:
-    """Return what a function does on any of several ways through it: of traits, or of one part of them."""
+    """Merge the traits of several paths through a function, or the same part of these traits."""
     first = found[0]
     merged = {}
     for field in dataclasses.fields(first):

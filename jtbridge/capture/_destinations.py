@@ -1,7 +1,7 @@
-"""Graphs that write their results where they are wanted, instead of into memory of their own to be copied from.
+"""Graphs that write their results into given destinations, instead of into new memory from which they are copied.
 
-The operator that computes a result is replaced by its ``out=`` form, given a view of the destination. Only operators
-with an ``out=`` kernel of their own are: the others would compute into new memory and copy all the same.
+The operator that computes a result is replaced by its ``out=`` overload on a view of the destination. Only operators
+with a kernel of their own for ``out=`` are replaced: the others would compute into new memory and copy all the same.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _Step = tuple[str, tuple[Any, ...]]
 
 
 def with_destinations(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[int, ...]]:
-    """A copy of a graph that takes destinations after its inputs, and the positions of the results written there.
+    """Return a copy of a graph with destinations after its inputs, and the positions of the results written there.
 
-    Each destination is a row-major tensor of the shape and dtype of its result.
+    Each destination is a row-major tensor with the shape and dtype of its result.
     """
     graph_module = copy.copy(graph_module)
     graph = graph_module.graph = copy.deepcopy(graph_module.graph)
@@ -34,7 +34,7 @@ def with_destinations(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tup
     positions: list[int] = []
     taken: set[fx.Node] = set()
     for position in range(len(cast(Sequence[Any], output.args[0]))):
-        result = cast(Sequence[Any], output.args[0])[position]  # looked up anew: writing replaces nodes
+        result = cast(Sequence[Any], output.args[0])[position]  # read again for each result: the loop replaces nodes
         found = _source(result) if isinstance(result, fx.Node) else None
         if found is None or found[0] in taken:
             continue
@@ -57,7 +57,12 @@ def with_destinations(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tup
 
 
 def _source(result: fx.Node) -> tuple[fx.Node, Callable[..., Any], tuple[_Step, ...]] | None:
-    """The operator behind a result, its ``out=`` form, and the way from the result's shape to the operator's."""
+    """Find the operator that computes a result, through views.
+
+    Returns:
+        The node of the operator, the function that writes to ``out``, and the steps from the result's shape to the
+        operator's. None if the result cannot be written to a destination.
+    """
     node, steps = result, []
     while node.op == "call_function":
         step = _inverse(node)
@@ -71,7 +76,7 @@ def _source(result: fx.Node) -> tuple[fx.Node, Callable[..., Any], tuple[_Step, 
         return None
     try:
         view = _take_back(torch.empty(wanted.shape, device="meta"), tuple(steps))
-    except RuntimeError:  # the views cannot be taken back without a copy
+    except RuntimeError:  # the views cannot be undone without a copy
         return None
     if view.shape != computed.shape or wanted.dtype != computed.dtype:
         return None
@@ -79,6 +84,7 @@ def _source(result: fx.Node) -> tuple[fx.Node, Callable[..., Any], tuple[_Step, 
 
 
 def _inverse(node: fx.Node) -> _Step | None:
+    """Return the step that undoes a view; None for any other operator."""
     if node.target is _aten.t.default:
         return "t", ()
     if node.target is _aten.transpose.int:
@@ -89,6 +95,7 @@ def _inverse(node: fx.Node) -> _Step | None:
 
 
 def _take_back(destination: torch.Tensor, steps: Sequence[_Step]) -> torch.Tensor:
+    """Return the view of a destination that has the shape of the operator's result."""
     for method, args in steps:
         destination = getattr(destination, method)(*args)
     return destination
@@ -97,10 +104,10 @@ def _take_back(destination: torch.Tensor, steps: Sequence[_Step]) -> torch.Tenso
 def _embedding_gradient(
     grad: torch.Tensor, indices: torch.Tensor, rows: int, padding: int, by_frequency: bool, *, out: torch.Tensor
 ) -> torch.Tensor:
-    """``aten.embedding_dense_backward`` into `out`, adding in the same order.
+    """Compute ``aten.embedding_dense_backward`` into `out`, adding in the same order.
 
-    The gradient of an embedding is as large as the embedding, and mostly zeros: a copy of it would cost more than
-    computing it.
+    The gradient of an embedding is as large as the embedding, and mostly zeros: a copy of the gradient would cost more
+    than its computation.
     """
     if by_frequency:
         return out.copy_(_aten.embedding_dense_backward.default(grad, indices, rows, padding, by_frequency))
@@ -114,11 +121,14 @@ _WRITERS: dict[OpOverload, Callable[..., torch.Tensor]] = {_aten.embedding_dense
 
 
 def _writer(target: OpOverload) -> Callable[..., torch.Tensor] | None:
-    """What writes the one result of an operator to ``out``: ours, or its own overload with a CPU kernel."""
+    """Return the function that writes the single result of an operator to ``out``.
+
+    That is an entry of `_WRITERS`, or the operator's ``out=`` overload if it has a CPU kernel; None without either.
+    """
     if target in _WRITERS:
         return _WRITERS[target]
     arguments = [(argument.name, str(argument.type)) for argument in schema_of(target).arguments]
-    # Losses compute the terms in `out`, which they make larger for that, and then their sum or mean.
+    # Losses resize `out` to compute their terms there, and then compute the sum or mean of the terms.
     if len(schema_of(target).returns) != 1 or any(name == "reduction" for name, _ in arguments):
         return None
     packet = target.overloadpacket

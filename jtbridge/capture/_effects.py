@@ -1,4 +1,4 @@
-"""What a torch function does besides returning a value: writes, random draws, grad-mode switches, modules."""
+"""A recorder of the effects of a torch function: writes, random draws, grad-mode switches, calls of modules."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _UNBATCHABLE = frozenset({torch.ops.aten.as_strided_scatter.default})
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
-# These turn a literal into a tensor: what they read is new, not closed over.
+# These operators turn a literal into a tensor: their argument is a new tensor, not a closed-over one.
 _LIFTS = frozenset(
     {torch.ops.aten.lift.default, torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
 )
 
 
-# Torch's forward derivative of these is 0 for products, without an error.
+# Torch's forward derivative of these operators is 0 for the reduction "prod", without an error.
 _SCATTER_REDUCE = frozenset({torch.ops.aten.scatter_reduce.two, torch.ops.aten.scatter_reduce_.two})
-_MOST_READS, _MOST_SECONDS = 5_000, 20.0
-# How a tensor's values are read besides the operator `_local_scalar_dense`.
+_MOST_READS, _MOST_SECONDS = 5_000, 20.0  # reads of values, and seconds, in one run on example arguments
+# Functions that read a tensor's values, besides the operator `_local_scalar_dense`.
 _READING = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.__dlpack__})
 
 
@@ -57,9 +57,9 @@ class EndlessLoopError(RuntimeError):
 
 
 class EffectRecorder:
-    """Records what a function does while it runs inside :meth:`watching`.
+    """Records the effects of a function that runs inside :meth:`watching`.
 
-    Storages, not tensors, are what is followed: a write through a view, ``.data`` or a slice is still a write.
+    The recorder follows storages, not tensors: a write through a view, ``.data`` or a slice is still a write.
     """
 
     def __init__(
@@ -88,24 +88,24 @@ class EffectRecorder:
         self._default_dtypes = (torch.get_default_dtype(), torch.get_default_dtype().to_complex())
         self.sets_data = False
         self.asserts = False
-        self.may_raise: dict[str, None] = {}  # places inside exception handlers
+        self.may_raise: dict[str, None] = {}  # places, as file and line, inside exception handlers
         self.keeps_inner_graph = False
         self.calls = CallLog(inputs)
         self.result_order: Any = None  # see `key_order`
-        self._modules: dict[int, torch.nn.Module] = {}  # by id: those that are running when torch is called
+        self._modules: dict[int, torch.nn.Module] = {}  # by id: the modules that are running when torch is called
         self._base: types.FrameType | None = None
         self._inputs = [_storages(tensor) for tensor in inputs]
         self._keep: list[Any] = list(inputs)  # a storage's address may be reused once it is freed
         self._written: set[int] = set()
-        self._closed_over: dict[int, torch.Tensor] = {}  # only while tracing on fake tensors
+        self._closed_over: dict[int, torch.Tensor] = {}  # by storage, only while tracing on fake tensors
         self._fake_mode = fake_mode
         self._refuse_write = refuse_write
-        self._saved = saved  # keeps the values of what is written to
+        self._saved = saved  # saves tensors before they are written to
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Observe everything torch does on this thread until the block ends."""
-        self._base = sys._getframe(2)  # that of the `with` statement
+        """Record all calls and operators of torch on this thread until the block ends."""
+        self._base = sys._getframe(2)  # the frame of the `with` statement
         try:
             with _CallRecordingMode(self), _OperatorRecordingMode(self):
                 yield
@@ -115,11 +115,11 @@ class EffectRecorder:
 
     @property
     def modules(self) -> list[torch.nn.Module]:
-        """The modules that were called, with their parts."""
+        """The modules that were called, with their submodules."""
         return list({id(part): part for module in self._modules.values() for part in module.modules()}.values())
 
     def mutated_inputs(self) -> tuple[int, ...]:
-        """Positions of the inputs that were written to."""
+        """Return the positions of the inputs that were written to."""
         return tuple(i for i, storages in enumerate(self._inputs) if storages & self._written)
 
     @property
@@ -128,8 +128,8 @@ class EffectRecorder:
         return self._fake_mode is not None
 
     def keeps_generator(self) -> bool:
-        """Whether a generator that was drawn from is still there after the call: it was not made inside."""
-        found = not self._generators  # then nobody has seen which one it was
+        """Return whether a generator that was drawn from outlives the call, so that it was not made inside."""
+        found = not self._generators  # the generator was not seen: it may outlive the call
         while self._generators and not found:
             generator = self._generators.pop()
             others = sum(each is generator for each in self._generators)
@@ -137,11 +137,11 @@ class EffectRecorder:
         return found
 
     def note_call(self, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
-        """A torch function was called (before dispatch)."""
+        """Record a call of a torch function, before dispatch."""
         self._note_modules()
         if fn in _READING and not self.is_tracing:
             self._note_read()
-        generator = kwargs.get("generator")  # operators are given another Python object for the same generator
+        generator = kwargs.get("generator")  # operators get another Python object for the same generator
         if generator is not None and generator is not torch.default_generator:
             self._generators.append(generator)
         name = getattr(fn, "__name__", "")
@@ -159,7 +159,7 @@ class EffectRecorder:
             self.keeps_inner_graph |= bool(create_graph)
 
     def note_operator(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
-        """An ATen or custom operator is about to run."""
+        """Record an ATen or custom operator that is about to run."""
         self.operators += 1
         if fn is torch.ops.aten._local_scalar_dense.default and not self.is_tracing:
             self._note_read()
@@ -182,7 +182,7 @@ class EffectRecorder:
             self.asserts = True
         if (place := place_that_may_raise(fn)) is not None:
             self.may_raise[place] = None
-        if fn in _UNBATCHABLE or (fn is torch.ops.aten.roll.default and args[0].dim() == 0):  # it rolls over the rows
+        if fn in _UNBATCHABLE or (fn is torch.ops.aten.roll.default and args[0].dim() == 0):  # vmap rolls the batch
             self.unbatchable = str(fn)
         if fn in _SCATTER_REDUCE and args[4] == "prod":
             self.zero_tangent = str(fn)
@@ -198,7 +198,11 @@ class EffectRecorder:
                 self._refuse_write(written_to)
 
     def _note_read(self) -> None:
-        """A value is read of an example argument, or of what is made of it. A loop on data may not end for these."""
+        """Record that the value of an example argument, or of a tensor computed from one, is read.
+
+        Raises:
+            EndlessLoopError: there are so many reads that a loop on data may not end for the example arguments.
+        """
         self._reads += 1
         seconds = time.monotonic() - self._started
         if self._reads > _MOST_READS or (self._reads > _MOST_READS // 100 and seconds > _MOST_SECONDS):
@@ -208,10 +212,13 @@ class EffectRecorder:
             )
 
     def note_result(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
-        """An operator has run. What may have its dtype from torch's default does: rather too much than too little."""
+        """Record whether a result of an operator may take its dtype from torch's default dtype.
+
+        In doubt it is recorded, and the traced function then holds for one default dtype alone.
+        """
         if self.uses_default_dtype:
             return
-        if kwargs.get("dtype") in self._default_dtypes:  # which may come from `torch.get_default_dtype()`
+        if kwargs.get("dtype") in self._default_dtypes:  # it may come from `torch.get_default_dtype()`
             self.uses_default_dtype = True
         elif any(
             isinstance(leaf, torch.Tensor) and leaf.dtype in self._default_dtypes for leaf in jax.tree.leaves(out)
@@ -226,7 +233,7 @@ class EffectRecorder:
             self._modules[id(module)] = module
 
     def _note_new_memory(self, tensor: torch.Tensor) -> None:
-        """``tensor.data = ...``: a write that no operator makes, and no graph shows."""
+        """Record ``tensor.data = ...``: a write that no operator makes, and no graph shows."""
         self.sets_data = True
         if self._saved is not None:
             self._saved.save_memory(tensor)
@@ -236,12 +243,13 @@ class EffectRecorder:
         if written_to is not None and self._refuse_write is not None:
             self._refuse_write(written_to)
         if written_to is not None and self._fake_mode is not None:
-            raise RuntimeError(f"`.data` of {written_to} is assigned to")  # then it runs on zeros
+            raise RuntimeError(f"`.data` of {written_to} is assigned to")  # inference then runs it on zeros
 
     def kept_apart(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """Arguments for an operator that writes: while tracing, a fake tensor for every closed-over one.
+        """Return the arguments of an operator; of one that writes, with fake tensors in place of closed-over ones.
 
-        Fake mode would run it for real if it meets no fake tensor, and change a module's buffers.
+        Without a fake tensor among the arguments, fake mode would run the operator for real and change a module's
+        buffers. Outside a trace the arguments stay as they are.
         """
         mode = self._fake_mode
         if mode is None or not any(not isinstance(t, FakeTensor) for t in written_tensors(fn, args, kwargs)):
@@ -255,16 +263,16 @@ class EffectRecorder:
     def _note_closed_over(self, fake_mode: FakeTensorMode, args: tuple, kwargs: dict[str, Any]) -> None:
         for leaf in jax.tree.leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor):
-                # Its views will share the storage of the fake tensor that stands for it.
+                # Views of the closed-over tensor share the storage of this fake tensor.
                 fake = fake_mode.from_tensor(leaf)
                 self._keep.append(fake)
                 for storage in _storages(leaf) | _storages(fake):
                     self._closed_over.setdefault(storage, leaf)
 
     def _describe_if_closed_over(self, tensor: torch.Tensor) -> str | None:
-        """Name the tensor of a module or closure that shares memory with `tensor`, if there is one."""
+        """Describe the closed-over tensor that shares memory with `tensor`; None if no such tensor is known."""
         storages = _storages(tensor)
-        if storages & set().union(*self._inputs):  # functional_call puts arguments in a module's place
+        if storages & set().union(*self._inputs):  # functional_call puts arguments into modules
             return None
         owned = {
             storage: f"`{type(module).__name__}.{name}`"
@@ -283,6 +291,8 @@ class EffectRecorder:
 
 
 class _CallRecordingMode(TorchFunctionMode):
+    """Passes calls of torch functions to an :class:`EffectRecorder`."""
+
     def __init__(self, recorder: EffectRecorder):
         super().__init__()
         self._recorder = recorder
@@ -294,6 +304,8 @@ class _CallRecordingMode(TorchFunctionMode):
 
 
 class _OperatorRecordingMode(TorchDispatchMode):
+    """Passes operators to an :class:`EffectRecorder`."""
+
     def __init__(self, recorder: EffectRecorder):
         super().__init__()
         self._recorder = recorder
@@ -303,7 +315,7 @@ class _OperatorRecordingMode(TorchDispatchMode):
         self._recorder.note_operator(func, args, kwargs)
         args, kwargs = self._recorder.kept_apart(func, args, kwargs)
         if self._recorder.is_tracing and kwargs.get("generator") is not None:
-            kwargs = {**kwargs, "generator": None}  # nothing is drawn, and fake tensors' cache would keep it alive
+            kwargs = {**kwargs, "generator": None}  # fake tensors draw nothing; their cache would keep it alive
         with inside_mode():
             out = func(*args, **kwargs)
         self._recorder.calls.add(func, args, kwargs, out, lifts=func in _LIFTS)
@@ -318,7 +330,7 @@ def _storages(tensor: torch.Tensor) -> set[int]:
 
 
 def draws(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether a random operator really draws: dropout of probability 0 and evaluation mode do not."""
+    """Return whether a random operator really draws: dropout of probability 0 or in evaluation mode does not."""
     if schema_of(fn).name == "aten::_fused_sdp_choice":
         return False
     for position, argument in enumerate(schema_of(fn).arguments):

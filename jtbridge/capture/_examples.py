@@ -1,4 +1,4 @@
-"""Example arguments for functions that cannot be traced: what such a function returns for them tells its types."""
+"""Example arguments for untraceable functions, whose result types come from runs on these arguments."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 def example_arguments(
     shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype], device: str
 ) -> Iterator[list[torch.Tensor]]:
-    """Yield several sets of arguments: zeros, ones, and numbers that differ from one another.
+    """Yield three sets of arguments: zeros, ones, and mixed numbers.
 
-    A result whose shape depends on data rarely has the same shape for all of them. The last integers are 2 and 1 in
-    descending order, which lengths of sequences, indices and tokens may be.
+    A result whose shape depends on data rarely has the same shape for all three sets. The integers of the third set are
+    2 and 1 in descending order, because these are valid as lengths of sequences, indices and tokens.
     """
     for make in (torch.zeros, torch.ones, _mixed):
         yield [make(shape, dtype=dtype, device=device) for shape, dtype in zip(shapes, dtypes, strict=True)]

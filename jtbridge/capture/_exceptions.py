@@ -1,8 +1,8 @@
-"""Exceptions that a function catches while it is traced.
+"""Detection of exceptions that a function catches while it is traced.
 
-``try: s = float(x.sum())`` with ``except Exception: s = 0.`` takes the `except` branch while it is traced, for a tensor
-has no value there, and the other one in torch. A function that went on after such an exception was not seen to do what
-it does in torch, so its trace counts for nothing.
+``try: s = float(x.sum())`` with ``except Exception: s = 0.`` takes the `except` branch in a trace, because a tensor has
+no value there, and the `try` branch in torch. If a function continues after such an exception, its trace may differ
+from its run in torch, so the trace is not used.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from jtbridge.errors import JtbridgeError
 
 @contextlib.contextmanager
 def none_caught() -> Iterator[None]:
-    """Raise at the end of the block the first exception that torch or jtbridge raised in it and that was caught there.
+    """Raise, at the end of the block, the first exception of torch or jtbridge that was raised and caught inside.
 
-    If the block raises, that exception goes on, unless it stands in the place of one that only tracing raises.
+    An exception that only tracing raises comes before any other. If the block itself raises, its exception passes,
+    unless it replaces one that only tracing raises.
     """
     raised = _Raised()
     try:
@@ -41,8 +42,8 @@ class _Raised:
     """The first exception of each kind that left a call of torch."""
 
     def __init__(self) -> None:
-        self.by_tracing: Exception | None = None  # never raised when torch runs: needs values, writes that are refused
-        self.by_torch: Exception | None = None  # may be raised when torch runs, too
+        self.by_tracing: Exception | None = None  # never raised when torch runs: a value is needed, a write is refused
+        self.by_torch: Exception | None = None  # torch may raise it outside a trace, too
 
     def note(self, error: Exception) -> None:
         if is_tracing_exception(error) or isinstance(error, JtbridgeError):
@@ -52,7 +53,7 @@ class _Raised:
 
 
 class _OperatorExceptionMode(TorchDispatchMode):
-    """Sees operators. Torch's own Python code may catch an exception of one that is not of tracing."""
+    """Records exceptions of operators that only tracing raises: torch's own Python code may catch other ones."""
 
     def __init__(self, raised: _Raised):
         super().__init__()
@@ -68,7 +69,7 @@ class _OperatorExceptionMode(TorchDispatchMode):
 
 
 class _CallExceptionMode(TorchFunctionMode):
-    """Sees what the function itself calls, such as ``Tensor.numpy``, which is no operator."""
+    """Records exceptions of functions that the user's code calls, such as ``Tensor.numpy``, which is no operator."""
 
     def __init__(self, raised: _Raised):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tell the frames of the user's code from those of libraries."""
+"""A test that tells source files of the user from those of libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PACKAGES = (pathlib.Path(torch.__file__).parent, pathlib.Path(jax.__file__).par
 _FOLDERS = tuple(f"{package}{os.sep}" for package in _PACKAGES)
 
 
-@functools.lru_cache(maxsize=4096)  # each operator asks for a whole stack
+@functools.lru_cache(maxsize=4096)  # each operator asks for every frame of the stack
 def is_library(file: str) -> bool:
     """Return whether a source file belongs to torch, JAX or jtbridge."""
     return file.startswith(_FOLDERS)

@@ -1,7 +1,7 @@
-"""Torch's fused LSTM of the CPU is not traced: its gradient cannot be batched, nor differentiated again.
+"""A mode that avoids torch's fused CPU LSTM, whose gradient can neither be batched nor differentiated again.
 
-Torch chooses it inside ``torch.lstm`` unless oneDNN is switched off for the whole process, which other threads would
-notice: their convolutions would give other bits.
+Torch chooses the fused LSTM inside ``torch.lstm`` unless oneDNN is switched off for the whole process. Other threads
+would notice that: their convolutions would give other bits.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from jtbridge._compat import lstm_in_operators
 
 
 class WithoutFusedLstm(TorchFunctionMode):
-    """While it is active on this thread, an LSTM is traced as the operators of its steps.
+    """Traces an LSTM as the operators of its steps, on this thread.
 
     Args:
-        only_with_projections: whether only one with `proj_size` is, of which torch warns that it has no fused form.
+        only_with_projections: whether to do this only for an LSTM with `proj_size`, for which torch warns that no fused
+            form exists.
     """
 
     def __init__(self, *, only_with_projections: bool = False):
@@ -26,7 +27,7 @@ class WithoutFusedLstm(TorchFunctionMode):
         self._only_with_projections = only_with_projections
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # The other overload, of packed sequences, has the sizes of batches there; torch has no fused form of it.
+        # The overload for packed sequences has the batch sizes as `args[1]`; torch has no fused form of it.
         if func is torch.lstm and not isinstance(args[1], torch.Tensor):
             hidden, cell = args[1]
             if hidden.shape[-1] != cell.shape[-1] or not self._only_with_projections:

@@ -1,7 +1,7 @@
-"""Whether a function looks at the graph that autograd records for reverse mode, or hooks into it.
+"""A mode that detects whether a function reads the graph that autograd records for reverse mode, or hooks into it.
 
-In forward mode there is no such graph: a hook is never called, and ``x.requires_grad`` is false. The derivative of such
-a function is taken by reverse mode alone.
+In forward mode this graph does not exist: a hook is never called, and ``x.requires_grad`` is false. The derivative of
+such a function is taken by reverse mode alone.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _READS = _HOOKS | frozenset(
 
 
 class GraphReads(TorchFunctionMode):
-    """Notes what is done while it is active.
+    """Records whether a function uses the graph of autograd.
 
     Attributes:
-        found: the graph was looked at, or hooked into.
-        hooks: it was hooked into, or may have been.
+        found: whether the function read the graph or hooked into it.
+        hooks: whether the function hooked into the graph, or may have done so.
     """
 
     def __init__(self) -> None:

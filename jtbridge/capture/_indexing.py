@@ -1,4 +1,4 @@
-"""``x[i]`` and ``x[i] = y`` where `i` is a tensor of one integer: torch reads its value, a graph takes the tensor."""
+"""Replacements of ``x[i]`` and ``x[i] = y`` for a 0-d integer tensor `i`, whose value torch reads."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from jtbridge._writes import written_tensors
 
 from ._packed import noted_values
 
-# Of uint8 torch makes a mask.
+# Without uint8, which torch takes for a mask.
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def _get(x: torch.Tensor, index: Any) -> Any:
     values = noted_values(x)
-    if values is not None and type(index) is int:  # the length of a packed sequence, which is needed as a number
+    if values is not None and type(index) is int:  # a length of a packed sequence is needed as a number
         return torch.tensor(values[index])
     places = _places(x, index)
     if not places:
@@ -35,7 +35,7 @@ def _get(x: torch.Tensor, index: Any) -> Any:
 
 
 class _Watching(threading.local):
-    """The modes that are active on this thread."""
+    """The `CopiedViews` that are active on this thread."""
 
     def __init__(self) -> None:
         self.stack: list[CopiedViews] = []
@@ -50,9 +50,9 @@ class _Copy:
 
     Attributes:
         base, index: `x` and `i`.
-        storage: that of `x`.
-        writes: how often the storage of `x` was written to when the two were equal.
-        is_ahead: whether the copy was written to, and `x` not yet.
+        storage: the storage of `x`.
+        writes: the number of writes to the storage of `x` at the time when the copy was equal to ``x[i]``.
+        is_ahead: whether the copy was written to, and ``x[i]`` not yet.
     """
 
     base: torch.Tensor
@@ -63,17 +63,17 @@ class _Copy:
 
 
 class CopiedViews(TorchDispatchMode):
-    """While it is active, code for which it matters that ``x[i]`` is a copy raises: torch needs the value of `i`.
+    """Raises where it matters that ``x[i]`` is a copy: there, torch needs the value of `i`.
 
-    That is a write to ``x[i]``, and a use of it after a write to `x`. ``x[i] += y`` is allowed: Python assigns the
-    written copy to ``x[i]`` before anything else can see it.
+    It matters for a write to ``x[i]``, and for a use of ``x[i]`` after a write to `x`. ``x[i] += y`` is allowed: Python
+    assigns the written copy to ``x[i]`` before any other code can read it.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._copies: dict[int, _Copy] = {}  # by storage
         self._writes: dict[int, int] = {}  # by storage
-        self._alive: list[torch.Tensor] = []  # so that no storage is used twice
+        self._alive: list[torch.Tensor] = []  # keeps the storages, the keys above, from being reused
 
     def __enter__(self) -> Any:
         _WATCHING.stack.append(self)
@@ -89,13 +89,13 @@ class CopiedViews(TorchDispatchMode):
             raise _needs_value()
 
     def add(self, tensor: torch.Tensor, base: torch.Tensor, index: Any) -> None:
-        """Note that a tensor is a copy where torch has the view ``base[index]``."""
+        """Record that a tensor is a copy where torch has the view ``base[index]``."""
         storage = storage_id(innermost(base))
         self._copies[storage_id(innermost(tensor))] = _Copy(base, index, storage, self._writes.get(storage, 0))
         self._alive += [innermost(tensor), innermost(base)]
 
     def assign(self, base: torch.Tensor, index: Any, value: Any) -> _Copy | None:
-        """Note that a value is about to be assigned to ``base[index]``; the copy that it is, if it is one of that."""
+        """Record that ``base[index]`` is about to be assigned; return the copy if the value is a copy of that view."""
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             return None
         copy = self._copies.get(storage_id(innermost(value)))
@@ -105,12 +105,12 @@ class CopiedViews(TorchDispatchMode):
         return copy
 
     def assigned(self, copy: _Copy) -> None:
-        """Note that a copy was assigned to what it is a copy of."""
+        """Record that a copy was assigned to the view that it is a copy of."""
         copy.writes = self._writes.get(copy.storage, 0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # A view shows no values, and `prim` asks for the device of a tensor, where raising ends the process.
+        # A view reads no values. An operator of `prim` asks for a tensor's device; to raise there ends the process.
         if self._copies and not func.is_view and func.namespace != "prim":
             tensors = [t for t in jax.tree.leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
             used = {storage_id(t) for t in tensors if t.layout is torch.strided}
@@ -136,7 +136,7 @@ def _set(x: torch.Tensor, index: Any, value: Any) -> Any:
         return NotImplemented
     views = _WATCHING.stack[-1] if _WATCHING.stack else None
     copy = None if views is None else views.assign(x, index, value)
-    # Of what lies there in all other dimensions a copy is written to, and put back.
+    # Copy the slice at the places out of `x`, dimension by dimension, write to the copy, and put it back.
     parts = [x]
     for dim, place in places:
         parts.append(parts[-1].index_select(dim, place))
@@ -149,7 +149,10 @@ def _set(x: torch.Tensor, index: Any, value: Any) -> Any:
 
 
 def _places(x: torch.Tensor, index: Any) -> list[tuple[int, torch.Tensor]]:
-    """For each tensor of one integer in an index, the dimension of `x` that it is for, and the place there, as [1]."""
+    """Return the dimension of `x` and the place there for each 0-d integer tensor in an index.
+
+    A place is a tensor of shape ``[1]``. A negative integer is converted to the place from the start.
+    """
     parts = index if isinstance(index, tuple) else (index,)
     if not any(map(_is_number, parts)):
         return []
@@ -166,12 +169,12 @@ def _places(x: torch.Tensor, index: Any) -> list[tuple[int, torch.Tensor]]:
 
 
 def _ellipsis(parts: tuple[Any, ...]) -> int:
-    """The position of the ellipsis in an index; the last one if there is none."""
+    """Return the position of the ellipsis in an index; the last position of an index without an ellipsis."""
     return next((i for i, part in enumerate(parts) if part is Ellipsis), len(parts) - 1)
 
 
 def _dimensions(part: Any) -> int:
-    """How many dimensions a part of an index is for."""
+    """Return the number of dimensions that a part of an index is for."""
     if part is None or part is Ellipsis or isinstance(part, bool):
         return 0
     is_mask = isinstance(part, torch.Tensor) and part.dtype is torch.bool
@@ -188,5 +191,5 @@ def _with_zeros(index: Any) -> Any:
     return tuple(0 if _is_number(part) else part for part in index)
 
 
-# By torch's functions: the same, or NotImplemented where it is left to torch.
+# For each function of torch, a replacement, which returns NotImplemented where torch's own function is to run.
 REPLACEMENTS = {torch.Tensor.__getitem__: _get, torch.Tensor.__setitem__: _set}

@@ -1,4 +1,4 @@
-"""From a torch function and the types of its arguments to its result types and behaviour."""
+"""Inference of the result types and the traits of a torch function from the types of its arguments."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ._strategies import STRATEGIES, reason_of
 
 
 def infer(request: TraceRequest) -> AbstractResult:
-    """Find the result types of a function, and what else it does, by the first strategy that succeeds.
+    """Infer the result types and the traits of a function by the first strategy that succeeds.
 
     Raises:
         DataDependentShapeError: the output shape depends on values and `output_shapes` was not given.
         OutputMismatchError: `output_shapes` was given and is wrong.
-        ShapeInferenceError: it can neither be traced nor run on example arguments.
-        RandomnessError: it draws without a key.
-        MutationError: it writes to a closed-over tensor.
+        ShapeInferenceError: the function can neither be traced nor run on example arguments.
+        RandomnessError: the function draws without a key.
+        MutationError: the function writes to a closed-over tensor.
     """
     request = request.on_device(request.device)
-    asked_whether_fake()  # forgets what was asked before
+    asked_whether_fake()  # forgets earlier questions
     trials: list[Trial] = []
     cause: Exception | None = None
     for strategy in STRATEGIES:

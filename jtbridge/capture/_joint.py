@@ -1,7 +1,7 @@
 """Reverse mode that runs the forward once: a forward graph that also returns residuals, and a backward graph.
 
 The function and its torch gradient are traced together, after autograd, so `autograd.Function`, `no_grad`, `detach`
-and custom operators have already had their say. Torch's own partitioner then decides what to keep for the backward.
+and custom operators have already taken effect. Torch's partitioner then decides which residuals the forward keeps.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from ._destinations import with_destinations
 from ._graph_reads import GraphReads
 from ._trace import trace
 
-_RULE = 8  # operators that a batching rule makes of one, at most
+_RULE = 8  # a batching rule makes at most so many operators from one
 
 
 @dataclasses.dataclass(eq=False)
 class GraphFunction(TorchFunction):
-    """A captured graph on flat tensors. It is never differentiated itself: its function is."""
+    """A captured graph on flat tensors. Derivatives are taken of the captured function, never of the graph."""
 
     owner: TracedFunction
     module: fx.GraphModule
@@ -47,7 +47,7 @@ class GraphFunction(TorchFunction):
         self._on_gpus: dict[torch.device, Callable[..., Tensors]] = {}
 
     def _runner(self, module: fx.GraphModule) -> Callable[..., Tensors]:
-        run = module.forward  # past the hooks of nn.Module.__call__
+        run = module.forward  # not `__call__`, which runs hooks of nn.Module
         return with_intercepted_launches(run) if self.owner.traits.effects.launches else run
 
     @property
@@ -76,7 +76,7 @@ class GraphFunction(TorchFunction):
         return self._on_gpus[device]
 
     def writing(self) -> tuple[GraphFunction, tuple[int, ...]]:
-        """The same graph taking destinations after its inputs, and which results it writes there."""
+        """Return the graph with destinations after its inputs, and the positions of the results written there."""
         with forgetting_graph_sources():
             module, positions = with_destinations(self.module)
         types = tuple(self.out_types[position] for position in positions)
@@ -84,7 +84,7 @@ class GraphFunction(TorchFunction):
 
 
 def on_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
-    """A graph whose constants lie on a device, and which makes its tensors there."""
+    """Return a copy of a graph that has its constants on a device and makes its tensors there."""
     attributes = {
         str(node.target): getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")
     }
@@ -101,7 +101,7 @@ def on_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
 class Split:
     """Forward ``x -> (y, residuals)`` and backward ``(x, y, residuals, ct) -> grads``.
 
-    The backward takes from x, y and the residuals what it needs: `sources` are positions in their concatenation.
+    The backward takes only some of x, y and the residuals: `sources` are positions in their concatenation.
     """
 
     forward: TorchFunction
@@ -110,9 +110,10 @@ class Split:
 
 
 def split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], *, translated: bool) -> Split | str:
-    """Split a function and its gradient; or say why it cannot be done (then the forward is run again).
+    """Split a function and its gradient into forward and backward, or return why this is impossible.
 
-    A batched function is split as torch.vmap makes it; if it will be `translated`, as the batch of the split function.
+    Without a split, the backward runs the forward again. A batched function is traced under torch.vmap and then split.
+    If it will be `translated`, the function of one row is split, and the forward and the backward are batched.
     """
     splits = fn.base.splits
     key = (fn, wrt, outs, translated)
@@ -165,9 +166,9 @@ def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], t
 
 
 def forward_graph(fn: TorchFunction) -> GraphFunction | None:
-    """The graph of a function without its gradient, or None where there is none that does just the same.
+    """Return the graph of a function without its gradient; None if no graph does exactly the same as the function.
 
-    Of a batched function it is one for the whole batch, by torch's batching rules.
+    The graph of a batched function computes the whole batch, by torch's batching rules.
     """
     if fn.base.traits.untraceable or fn.base.seeded:
         return None
@@ -192,7 +193,7 @@ def forward_graph(fn: TorchFunction) -> GraphFunction | None:
 
 
 class _AtMost(TorchDispatchMode):
-    """Gives up after a number of operators: torch.vmap loops over the batch where an operator has no batching rule."""
+    """Raises after a number of operators: torch.vmap loops over the batch where an operator has no batching rule."""
 
     def __init__(self, operators: int):
         super().__init__()
@@ -206,10 +207,11 @@ class _AtMost(TorchDispatchMode):
 
 
 class _CannotSplit(Exception):
-    """Why a joint graph is not used."""
+    """A joint graph cannot be split; the text says why."""
 
 
 def _trace(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], translated: bool) -> fx.GraphModule:
+    """Trace the joint graph of a function: from arguments and cotangents to results and gradients."""
     pullback = Vjp(fn, wrt, outs)
     count = len(fn.in_types)
 
@@ -229,6 +231,7 @@ def _trace(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], trans
 
 
 def _partition(fn: TorchFunction, joint: fx.GraphModule, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Split:
+    """Split a joint graph by torch's partitioner."""
     from functorch.compile import default_partition
 
     count, results = len(fn.in_types), len(fn.out_types)
@@ -250,7 +253,11 @@ def _partition(fn: TorchFunction, joint: fx.GraphModule, wrt: tuple[int, ...], o
 
 
 def _clean(joint: fx.GraphModule) -> None:
-    """Drop what is not used, and what would depend on strides that residuals do not keep."""
+    """Drop unused nodes, and make the graph independent of strides, which residuals do not keep.
+
+    Raises:
+        _CannotSplit: the graph uses `as_strided`.
+    """
     for node in joint.graph.nodes:
         if node.op != "call_function":
             continue
@@ -262,7 +269,7 @@ def _clean(joint: fx.GraphModule) -> None:
 
 
 def _tag_forward(joint: fx.GraphModule, results: int) -> None:
-    """Mark what the results depend on as forward: the partitioner leaves the rest to the backward."""
+    """Tag the nodes that the results depend on as forward; the partitioner leaves the other nodes to the backward."""
     pending = [node for node in _outputs(joint)[:results] if isinstance(node, fx.Node)]
     forward: set[fx.Node] = set()
     while pending:
@@ -270,7 +277,7 @@ def _tag_forward(joint: fx.GraphModule, results: int) -> None:
         if node not in forward:
             forward.add(node)
             pending += node.all_input_nodes
-    for node in list(forward):  # all results of an operator, which for the last of them would be run again
+    for node in list(forward):  # all results of an operator, so that the backward does not run it again
         while node.next.target is operator.getitem and node.next.args[0] in forward:
             node = node.next
             forward.add(node)
@@ -279,10 +286,10 @@ def _tag_forward(joint: fx.GraphModule, results: int) -> None:
 
 
 def _replay_views(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> list[fx.Node]:
-    """The nodes of the forward graph to keep, in the order of the backward graph's placeholders.
+    """Have the backward graph take views again; return the nodes of the forward graph to keep.
 
-    A view is not kept but taken again from what it views, and a constant is shared: otherwise the transpose of every
-    weight would be copied into a residual.
+    The nodes are in the order of the backward graph's placeholders. A view is not kept but taken again from its base,
+    and a constant is shared by both graphs. Otherwise the transpose of every weight would be copied into a residual.
     """
     graph = backward.graph
     kept: list[fx.Node] = list(_outputs(forward)[results:])
@@ -345,7 +352,7 @@ def _as_split(
     backward: fx.GraphModule,
     residuals: Sequence[fx.Node],
 ) -> Split:
-    """Decide for each saved value whether it is an argument, a result or a residual of its own."""
+    """Return the split, in which each saved value is an argument, a result or a residual of its own."""
     count, results = len(fn.in_types), len(fn.out_types)
     (forward_output,) = forward.graph.find_nodes(op="output")
     arguments = forward.graph.find_nodes(op="placeholder")
@@ -387,7 +394,7 @@ def _seed_position(fn: TorchFunction) -> int | None:
 
 
 def _finished(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Ready to run: constants detached, code generated."""
+    """Return the graph module ready to run: with detached parameters and generated code."""
     for node in graph_module.graph.find_nodes(op="get_attr"):
         value = getattr(graph_module, node.target)
         if isinstance(value, torch.nn.Parameter):
@@ -400,7 +407,7 @@ def _finished(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 @dataclasses.dataclass(frozen=True)
 class _Packing:
-    """How a residual crosses JAX: as it is, or as bytes where JAX has no such dtype (int64 without x64)."""
+    """The form in which JAX holds a residual: as it is, or as bytes if JAX lacks the dtype (int64 without x64)."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -424,12 +431,12 @@ class _Packing:
 
 
 def to_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A residual as uint8[bytes]."""
+    """Return the bytes of a residual, as uint8 in one dimension."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def from_bytes(data: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """The residual that :func:`to_bytes` was given."""
+    """Return the residual that :func:`to_bytes` was called with."""
     return data.view(dtype).reshape(shape)
 
 

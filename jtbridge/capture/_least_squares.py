@@ -1,4 +1,4 @@
-"""Result types of ``torch.linalg.lstsq``, which torch does not infer, for its residuals may depend on the data."""
+"""Result types of ``torch.linalg.lstsq``. Torch infers none, because the shape of the residuals may depend on data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _WITH_SINGULAR_VALUES = ("gelss", "gelsd")
 def least_squares_results(a: torch.Tensor, b: torch.Tensor, rcond: Any = None, *, driver: str | None = None) -> Any:
     """Return tensors of the types that ``lstsq(a, b)`` returns on a CPU; None where these depend on data.
 
-    There are residuals of an overdetermined system alone, by the drivers other than the default, and by those that
-    find the rank only if the rank is full.
+    Only an overdetermined system has residuals, and only with another driver than the default one. The drivers `gelss`
+    and `gelsd` find the rank, and return residuals only if the rank is full.
     """
     *batch, rows, columns = a.shape
     overdetermined = rows > columns

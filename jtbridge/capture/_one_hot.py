@@ -1,4 +1,4 @@
-"""``F.one_hot``: torch traces it as a comparison, in which a class that is out of range is no class at all."""
+"""A replacement of ``F.one_hot``. Torch traces it as a comparison, which gives zeros for a class out of range."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> Any:
     if num_classes <= 0:
         return NotImplemented
     hot = (tensor.unsqueeze(-1) == torch.arange(num_classes, device=tensor.device)).to(torch.int64)
-    outside = (tensor < 0) | (tensor >= num_classes)  # torch raises; in a graph the result is no number
+    outside = (tensor < 0) | (tensor >= num_classes)  # torch raises; a graph gives `NO_INT64`
     return torch.where(outside.unsqueeze(-1), NO_INT64, hot)
 
 

@@ -1,4 +1,4 @@
-"""Functions of torch that are traced as operators of ours, for torch's own graphs of them are long or impossible."""
+"""Modes that replace functions of torch while tracing, because torch's own graphs of them are long or impossible."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SIGNATURES = {ours: inspect.signature(ours) for ours in _REPLACEMENTS.values()}
 
 
 def _takes(ours: Any, args: Any, kwargs: Any) -> bool:
-    """Whether the arguments are among those that we have the function for; torch has overloads of most."""
+    """Return whether a replacement accepts the arguments: torch has several overloads of most functions."""
     try:
         _SIGNATURES[ours].bind(*args, **kwargs)
     except TypeError:
@@ -33,7 +33,7 @@ def _takes(ours: Any, args: Any, kwargs: Any) -> bool:
 
 
 class OverrideMode(TorchFunctionMode):
-    """While it is active, those functions are ours where we have them."""
+    """Replaces the functions of torch in `_REPLACEMENTS`, for the overloads that a replacement accepts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class OverrideMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         ours = _REPLACEMENTS.get(func)
-        # Forward mode takes the tangents of our operators for 0.
+        # Forward mode takes the tangents of jtbridge's operators for 0.
         if ours is not None and _takes(ours, args, kwargs) and not in_forward_mode():
             found = ours(*args, **kwargs)
             if found is not NotImplemented:
@@ -59,7 +59,7 @@ class OverrideMode(TorchFunctionMode):
 
 
 class CopiedTensors(TorchFunctionMode):
-    """While it is active, ``copy.deepcopy`` copies a tensor without values, instead of all that torch keeps of it."""
+    """Makes ``copy.deepcopy`` clone a fake leaf tensor, instead of copying everything that torch stores with it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__deepcopy__ and isinstance(args[0], FakeTensor) and args[0].is_leaf:

@@ -1,7 +1,8 @@
 """Packed sequences whose lengths are known while tracing, as numbers in the user's code are.
 
-Torch's own operators for them read the lengths, and are not differentiated or batched by its rules. Here they are
-selections of rows by indices that are constants. ``counts`` is torch's `batch_sizes`: how many sequences have a step.
+Torch's own operators for packed sequences read the lengths, and torch has no rules to differentiate or batch them.
+The functions here select rows by constant indices instead. ``counts`` is torch's `batch_sizes`: for each step, the
+number of sequences that have this step.
 """
 
 from __future__ import annotations
@@ -15,24 +16,27 @@ from jtbridge._compat import FakeTensor, pack_padded_sequence, pad_packed_sequen
 
 
 def known_values(tensor: Any) -> list[int] | None:
-    """The numbers in a tensor that a list was made into, or that is no fake one; else None."""
+    """Return the numbers in a 1-d tensor with values, or in a tensor made from a list while tracing; else None."""
     if not isinstance(tensor, FakeTensor):
         return [int(x) for x in tensor.tolist()] if tensor.dim() == 1 else None
     return noted_values(tensor)
 
 
 def noted_values(tensor: Any) -> list[int] | None:
-    """The numbers in a tensor that a list was made into while tracing; else None."""
+    """Return the numbers in a tensor that was made from a list while tracing; else None."""
     return getattr(tensor, "known_values", None)
 
 
 def _known(values: Sequence[int]) -> torch.Tensor:
+    """Return a tensor made from a list, with its values noted."""
     tensor = torch.tensor(values)
     tensor.known_values = list(values)  # type: ignore[attr-defined]
     return tensor
 
 
 def _of_list(make: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """Return a replacement of `make` that notes the values of a tensor made from a list of ints."""
+
     def run(data: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(data, list | tuple) or not data or not all(type(x) is int for x in data):
             return NotImplemented
@@ -52,12 +56,12 @@ def _sort(input: torch.Tensor, dim: int = -1, descending: bool = False, *, stabl
 
 
 def lengths_of(counts: Sequence[int]) -> list[int]:
-    """How long each sequence is."""
+    """Return the length of each sequence."""
     return [sum(count > row for count in counts) for row in range(counts[0])]
 
 
 def padded(data: torch.Tensor, counts: Sequence[int], value: float, steps: int | None = None) -> torch.Tensor:
-    """``[step, sequence, ...]`` from ``data[position, ...]``, with a value where a sequence has ended."""
+    """Return ``[step, sequence, ...]`` from ``data[position, ...]``, with `value` after the end of a sequence."""
     steps, rows = len(counts) if steps is None else steps, counts[0]
     positions, start = [], 0
     for count in [*counts, *[0] * (steps - len(counts))]:
@@ -68,7 +72,7 @@ def padded(data: torch.Tensor, counts: Sequence[int], value: float, steps: int |
 
 
 def packed(x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """The inverse of :func:`padded`."""
+    """Return ``data`` from the padded ``[step, sequence, ...]``: the inverse of :func:`padded`."""
     rows = x.shape[1]
     positions = [step * rows + row for step, count in enumerate(counts) for row in range(count)]
     return x.flatten(0, 1).index_select(0, torch.tensor(positions))
@@ -83,7 +87,7 @@ def _pack_padded_sequence(x: torch.Tensor, lengths: torch.Tensor, batch_first: b
         or ends != sorted(ends, reverse=True)
         or not 0 < ends[-1] <= ends[0] <= len(x)
     ):
-        return NotImplemented  # torch's operator says what is wrong
+        return NotImplemented  # torch's operator raises for wrong lengths
     counts = [sum(end > step for end in ends) for step in range(ends[0])]
     return packed(x, counts), _known(counts)
 
@@ -98,7 +102,7 @@ def _pad_packed_sequence(
     return x.transpose(0, 1) if batch_first else x, _known(lengths_of(counts))
 
 
-# By torch's functions: the same, or NotImplemented where it is left to torch.
+# For each function of torch, a replacement, which returns NotImplemented where torch's own function is to run.
 REPLACEMENTS = {
     torch.tensor: _of_list(torch.tensor),
     torch.as_tensor: _of_list(torch.as_tensor),

@@ -1,4 +1,4 @@
-"""Questions about a function that are asked while a program is traced, on fake tensors."""
+"""Tests of a function on fake tensors, made while a program is traced: of torch.vmap and of derivatives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._trace import called_on, examples
 
 
 def probe_vmap(fn: Vmap) -> None:
-    """Find out before it runs whether torch.vmap can batch `fn`; if not, warn once and run it row by row."""
+    """Test before `fn` runs whether torch.vmap can batch it; if not, warn once and have `fn` run row by row."""
     traced = fn.base
     if fn in traced.probed or fn.size == 0:
         return
@@ -47,6 +47,7 @@ def _known_wrong(traced: TracedFunction) -> str | None:
 
 
 def _vmap_fails(fn: Vmap) -> str | None:
+    """Return why torch.vmap fails on fake tensors; None if it does not."""
     try:
         with (
             fake_tensors(),
@@ -62,11 +63,11 @@ def _vmap_fails(fn: Vmap) -> str | None:
 
 
 def check_differentiable(fn: TorchFunction, wrt: tuple[int, ...], *, again: bool) -> None:
-    """Refuse a derivative that torch would refuse, or give as zero in silence.
+    """Refuse a derivative that torch would refuse, or would compute as zero without an error.
 
     Args:
-        fn: what is about to be differentiated.
-        wrt: by which of its inputs.
+        fn: the function to differentiate.
+        wrt: the positions of the differentiated inputs.
         again: whether this may take a second derivative: of a derivative, or in forward mode.
     """
     traced = fn.base
@@ -82,7 +83,7 @@ def check_differentiable(fn: TorchFunction, wrt: tuple[int, ...], *, again: bool
         traced.guarded(lambda: _look_at_graph(traced, wrt))
     except DifferentiationError:
         raise
-    except RuntimeError:  # torch has no derivative by one of them, and forward mode may still have
+    except RuntimeError:  # torch has no derivative by one input, and forward mode may still have one
         for i in wrt:
             with contextlib.suppress(RuntimeError):
                 traced.guarded(lambda i=i: _look_at_graph(traced, (i,)))
@@ -91,6 +92,7 @@ def check_differentiable(fn: TorchFunction, wrt: tuple[int, ...], *, again: bool
 
 
 def _look_at_graph(traced: TracedFunction, wrt: tuple[int, ...]) -> None:
+    """Run a function on fake tensors, and record the facts of its autograd graph that derivatives depend on."""
     with (
         fake_tensors(),
         tracing(),
@@ -98,7 +100,7 @@ def _look_at_graph(traced: TracedFunction, wrt: tuple[int, ...]) -> None:
         _rng.tracing(),
     ):
         inputs = [
-            x.requires_grad_().clone() if i in wrt else x  # a clone, for the function may write to it
+            x.requires_grad_().clone() if i in wrt else x  # a clone, because the function may write to it
             for i, x in enumerate(examples(traced.in_types, called_on()))
         ]
         with GraphReads() as reads:
@@ -110,7 +112,7 @@ def _look_at_graph(traced: TracedFunction, wrt: tuple[int, ...]) -> None:
 
 
 def _innermost(fn: TorchFunction, wrt: tuple[int, ...]) -> tuple[int, ...]:
-    """By which of its own inputs the user's function is differentiated in a derivative of `fn`."""
+    """Return the inputs of the user's function by which a derivative of `fn` differentiates it."""
     while isinstance(fn, Vjp | Jvp | Vmap):
         wrt = wrt if isinstance(fn, Vmap) else fn.wrt
         fn = fn.fn

@@ -1,8 +1,9 @@
-"""Recurrent layers as one operator each, so that their graphs are not as long as their sequences.
+"""Recurrent layers as one operator each, so that graphs do not grow with the length of the sequences.
 
 Torch's composite LSTM, GRU and RNN are traced step by step. `REPLACEMENTS` computes the same with two custom operators:
-``jtbridge::recurrent`` runs one layer in one direction over a sequence, and ``jtbridge::recurrent_backward`` is its
-gradient. The gradient of the latter is written in torch, step by step, so that derivatives of any order are right.
+``jtbridge::recurrent`` runs one layer in one direction over a sequence, and ``jtbridge::recurrent_backward`` computes
+its gradient. The gradient of the second operator is written in torch, step by step, so that derivatives of any order
+are right.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ _STEPS: dict[str, Step] = {"lstm": _lstm_step, "gru": _gru_step, "rnn_tanh": _ta
 def _unrolled(
     gates: torch.Tensor, h: torch.Tensor, c: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, cell: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `recurrent` step by step."""
     hidden, cells = [], []
     for gate in gates.unbind(0):
         h, c = _STEPS[cell](gate, torch.nn.functional.linear(h, weight, bias), h, c)
@@ -80,7 +82,7 @@ def _relu_slopes(by_h: Any, by_c: Any, gates: Any, more: Any, h: Any, c: Any) ->
     return by_gates, by_gates, torch.zeros_like(by_h), by_c
 
 
-# By h and c after a step, and the step's arguments: the gradients by gates, more, h and c before it.
+# From the gradients by h and c after a step, and the step's arguments: the gradients by gates, more, h and c before it.
 _SLOPES: dict[str, Callable[..., Any]] = {
     "lstm": _lstm_slopes,
     "gru": _gru_slopes,
@@ -93,12 +95,12 @@ _SLOPES: dict[str, Callable[..., Any]] = {
 def recurrent(
     gates: torch.Tensor, h: torch.Tensor, c: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, cell: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The hidden states (step, row, unit) of a layer, and its cell states, of no units where it has none.
+    """Return the hidden states (step, row, unit) of a layer, and its cell states, with 0 units in a layer without them.
 
     Args:
-        gates: of each step, what the input contributes to them.
+        gates: the contribution of the input to the gates, for each step.
         h, c: the states before the first step.
-        weight, bias: what the hidden state contributes to the gates.
+        weight, bias: the contribution of the hidden state `h` to the gates is ``linear(h, weight, bias)``.
         cell: `lstm`, `gru`, `rnn_tanh` or `rnn_relu`.
     """
     return _unrolled(gates, h, c, weight, bias, cell)
@@ -123,7 +125,7 @@ def recurrent_backward(
     cells: torch.Tensor,
     cell: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients by gates, h, c, weight and bias of what `recurrent` returned: `hidden` and `cells`."""
+    """Return the gradients of `recurrent`, which returned `hidden` and `cells`, by gates, h, c, weight and bias."""
     before_h, before_c = torch.cat([h[None], hidden[:-1]]), torch.cat([c[None], cells[:-1]])
     more = torch.nn.functional.linear(before_h, weight, bias)
     by_gates, by_more = torch.empty_like(gates), torch.empty_like(gates)
@@ -142,7 +144,7 @@ def _(by_hidden, by_cells, gates, h, c, weight, bias, hidden, cells, cell):
 
 
 def _followed(x: torch.Tensor) -> torch.Tensor:
-    """The same tensor, of which a derivative can be taken; through it, of x too if that can be."""
+    """Return a tensor equal to `x` to differentiate by, in the graph of `x` if `x` requires a gradient."""
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
 
 
@@ -164,7 +166,10 @@ def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _twice(ctx: Any, *seconds: torch.Tensor) -> tuple[Any, ...]:
-    """Hidden and cell states are taken as functions of the inputs, which the gradients are recomputed from."""
+    """Return the gradients of `recurrent_backward`.
+
+    The hidden and cell states count as functions of the other inputs, from which the first gradients are recomputed.
+    """
     with torch.enable_grad():
         leaves = [_followed(x) for x in ctx.saved_tensors]
         gates, h, c, weight, bias = leaves[2:]
@@ -190,7 +195,7 @@ def _layer(
     reverse: bool,
     lengths: Sequence[int] | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One layer in one direction: hidden states, the last one, and the last cell state."""
+    """Run one layer in one direction; return its hidden states, the last hidden state and the last cell state."""
     w_ih, w_hh, *biases = params
     b_ih, b_hh = biases or (None, w_hh.new_zeros(w_hh.shape[0]))
     gates = torch.nn.functional.linear(_reversed(x, lengths) if reverse else x, w_ih, b_ih)
@@ -199,7 +204,7 @@ def _layer(
 
 
 def _reversed(x: torch.Tensor, lengths: Sequence[int] | None) -> torch.Tensor:
-    """Each sequence of ``x[step, row, ...]`` from its end; what follows a sequence stays behind it."""
+    """Reverse each sequence of ``x[step, row, ...]``; the steps after the end of a sequence stay in place."""
     if lengths is None:
         return x.flip(0)
     steps = [[n - 1 - t if t < n else t for n in lengths] for t in range(x.shape[0])]
@@ -207,6 +212,7 @@ def _reversed(x: torch.Tensor, lengths: Sequence[int] | None) -> torch.Tensor:
 
 
 def _last(x: torch.Tensor, lengths: Sequence[int] | None) -> torch.Tensor:
+    """Return the last step of each sequence."""
     return x[-1] if lengths is None else x[torch.tensor(lengths) - 1, torch.arange(len(lengths))]
 
 
@@ -218,7 +224,15 @@ def _network(
     how: tuple[str, bool, int, float, bool, bool, bool],
     lengths: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """All layers; with `lengths` only so many steps of each row count."""
+    """Run all layers; return the hidden states of the last layer, and the last hidden and cell states of all layers.
+
+    Args:
+        x: the input, as torch takes it.
+        h, c: the states before the first step, for each layer and direction.
+        params: of all layers, in torch's order.
+        how: the cell, then the options of the layers in torch's order.
+        lengths: the number of steps that count in each row; None if all do.
+    """
     cell, has_biases, num_layers, dropout, train, bidirectional, batch_first = how
     directions, each = 1 + bidirectional, 4 if has_biases else 2
     x = x.transpose(0, 1) if batch_first else x
@@ -239,7 +253,10 @@ def _network(
 
 
 def _is_covered(x: Any, h: Any, params: Any, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool):
-    """Not projections, nothing at all, autocast, nor what torch refuses."""
+    """Return whether `_network` computes the layers.
+
+    It does not for projections, without steps, under autocast, and for arguments that torch refuses.
+    """
     steps = x.shape[1 if batch_first else 0] if isinstance(x, torch.Tensor) and x.dim() == 3 else 0
     each = 4 if has_biases else 2
     return (
@@ -255,7 +272,7 @@ def _is_covered(x: Any, h: Any, params: Any, has_biases: bool, num_layers: int, 
 
 
 def _lstm(x: Any, states: Any, params: Any, *how: Any) -> Any:
-    if isinstance(states, torch.Tensor):  # the sizes of a packed sequence, then states and parameters
+    if isinstance(states, torch.Tensor):  # a packed sequence: batch sizes, states, parameters
         return _of_packed(x, states, params[0], params[1], how[0], "lstm", how[1:])
     if len(how) != 6 or not isinstance(states, list | tuple) or len(states) != 2:
         return NotImplemented
@@ -268,7 +285,7 @@ def _lstm(x: Any, states: Any, params: Any, *how: Any) -> Any:
 
 def _without_cell_state(cell: str) -> Callable[..., Any]:
     def run(x: Any, h: Any, params: Any, *how: Any) -> Any:
-        if isinstance(params, torch.Tensor):  # the states for a packed sequence, whose sizes are `h`
+        if isinstance(params, torch.Tensor):  # a packed sequence: `h` is its batch sizes, `params` the states
             found = _of_packed(x, h, params, params[..., :0], how[0], cell, how[1:])
             return found if found is NotImplemented else found[:2]
         if len(how) != 6:
@@ -282,9 +299,9 @@ def _without_cell_state(cell: str) -> Callable[..., Any]:
 
 
 def _of_packed(data: Any, sizes: Any, h: Any, c: Any, params: Any, cell: str, how: Sequence[Any]) -> Any:
-    """On a packed sequence: on the padded one, of which the steps that count know nothing of the others."""
+    """Run the layers on a packed sequence, as a padded one: no step in a sequence depends on the padding."""
     counts = known_values(sizes)
-    # Where nothing counts any more hidden states go on, and with relu they may overflow, which spoils gradients.
+    # Hidden states are computed in the padding as well, where they may overflow with relu, which spoils gradients.
     if counts is None or cell == "rnn_relu" or len(how) != 5 or data.dim() != 2:
         return NotImplemented
     has_biases, num_layers, _, _, bidirectional = how
@@ -295,7 +312,7 @@ def _of_packed(data: Any, sizes: Any, h: Any, c: Any, params: Any, cell: str, ho
     return packed(y, counts), hn, cn
 
 
-# By torch's functions: the same, or NotImplemented where it is left to torch.
+# For each function of torch, a replacement, which returns NotImplemented where torch's own function is to run.
 REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     torch.lstm: _lstm,
     torch.gru: _without_cell_state("gru"),

@@ -1,4 +1,4 @@
-"""What inference is asked and what it answers."""
+"""The input and the output of inference."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class AbstractResult:
-    """The result types of a function and what else is known of it.
+    """The result types and the traits of a function.
 
     Attributes:
         out_types, out_tree: of the result.
-        behaviour: what the function does besides computing its result.
+        traits: the facts of the trace besides the types, such as effects.
         trials: the strategies that were tried, in order.
     """
 

@@ -1,4 +1,4 @@
-"""Statistics of layer normalization in half precision, which torch keeps in float32 on a GPU and rounds on a CPU."""
+"""Statistics of layer normalization in half precision: torch keeps them in float32 on a GPU, and rounds on a CPU."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 def keep_statistics_wide(graph: fx.Graph) -> None:
-    """Give mean and 1 / sigma their types on a GPU, where nothing but the backward sees them.
+    """Give mean and 1 / sigma the dtype that they have on a GPU, if only the backward uses them.
 
-    The normalization itself takes them in float32 anyway; so does then its gradient, and a kernel that keeps them so
-    can compute both.
+    The normalization itself takes them in float32 anyway. Then its gradient does so too, and a kernel that keeps them
+    in float32 can compute both.
     """
     for node in graph.find_nodes(op="call_function", target=_aten.native_layer_norm.default):
         value = node.meta["val"]

@@ -35,7 +35,7 @@ from ._trace import line_of
 from ._unbacked import PathTrace, explored
 
 _DIFFERS_IF_FAKE = "its model (of transformers) computes something else when it is traced"
-_Trace = tuple[Any, EffectRecorder]  # the leaves and the tree of the result, and what was observed
+_Trace = tuple[Any, EffectRecorder]  # the leaves and the tree of the result, and the record of effects
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +64,7 @@ class StrategyError(Exception):
 
 
 def _plain(request: TraceRequest, cause: Exception | None) -> AbstractResult:
+    """Trace the function as it is."""
     del cause
     return _traced(request, lambda: with_late_scalars(lambda: run_on_fakes(request, request.state)))
 
@@ -90,6 +91,7 @@ def _with_overrides(request: TraceRequest, oracle: BranchOracle | None = None) -
 
 
 def _traced(request: TraceRequest, trace: Callable[[], _Trace]) -> AbstractResult:
+    """Infer from a trace, and add the reason why the function is untraceable if a graph would not do the same."""
     (leaves, tree), recorder, without_grad = request.guard.run(lambda: _with_least_recording(request, trace))
     out_tree, out_types = output_types(request, leaves, tree, recorder.result_order, untraceable=False)
     if request.output_shapes is not None:
@@ -106,7 +108,11 @@ def _traced(request: TraceRequest, trace: Callable[[], _Trace]) -> AbstractResul
 
 
 def _with_least_recording(request: TraceRequest, trace: Callable[[], _Trace]) -> tuple[Any, EffectRecorder, bool]:
-    """Trace; once more without gradients if closed-over weights would record a graph."""
+    """Trace a function; trace it again with gradient recording off if closed-over weights would record a graph.
+
+    Returns:
+        The result of the first trace, its record of effects, and whether the second trace is the same.
+    """
     out, recorder = trace()
     if not (request.state.grad and _records_graph(out)):
         return out, recorder, False
@@ -118,6 +124,7 @@ def _with_least_recording(request: TraceRequest, trace: Callable[[], _Trace]) ->
 
 
 def _records_graph(out: Any) -> bool:
+    """Return whether a result of a trace requires a gradient."""
     leaves, _ = out
     return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
@@ -131,6 +138,7 @@ def _same_types(a: Any, b: Any) -> bool:
 
 
 def _not_in_a_graph(recorder: EffectRecorder) -> str | None:
+    """Return why a graph does not show all effects of a function; None if it shows them."""
     checks = "it asserts something about values of tensors, which a graph may leave out" if recorder.asserts else None
     return _sets_data_or_draws(recorder) or checks
 
@@ -146,12 +154,12 @@ def _sets_data_or_draws(recorder: EffectRecorder) -> str | None:
 def _depends_on_what_torch_raises(
     request: TraceRequest, places: Iterable[str], trace: Callable[[TraceRequest], object]
 ) -> str | None:
-    """Return why a function is untraceable that goes on after torch raised for some values; None if it does not.
+    """Return why a function that continues after torch raised for some values is untraceable; None for any other one.
 
     Args:
         request: the function.
-        places: where it calls operators that may raise, inside exception handlers.
-        trace: runs it on fake tensors.
+        places: where the function calls operators that may raise, inside exception handlers.
+        trace: runs a request on fake tensors.
     """
     if request.ordered:
         return None
@@ -166,7 +174,7 @@ def _depends_on_what_torch_raises(
 
 
 def _differs_if_fake(request: TraceRequest) -> bool:
-    """Whether a model that asks whether its tensors are fake gives other results if they are, on example arguments."""
+    """Return whether a model that asks if tensors are fake gives other results if they are, on example arguments."""
     if request.ordered:
         return False
     for inputs in example_arguments(request.shapes, request.dtypes, request.device):
@@ -186,7 +194,7 @@ def _differs_if_fake(request: TraceRequest) -> bool:
 
 
 def _nearly_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two results differ by rounding alone."""
+    """Return whether two results differ by rounding alone."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not (a.is_floating_point() or a.is_complex()):
@@ -198,23 +206,23 @@ def _nearly_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult:
-    """Trace every way through a function that reads values only to branch on them, to results of the same types.
+    """Trace every path through a function that reads values only to branch on them.
 
-    A way that raises, as checks of arguments do, has no result.
+    All paths must have results of the same types. A path that raises, as checks of arguments do, has no result.
     """
     assert cause is not None
 
     def trace(attempt: TraceRequest) -> list[_Trace]:
         return all_ways(lambda oracle: _with_overrides(attempt, oracle))
 
-    def guarded(oracle: BranchOracle) -> _Trace:  # a guard for each way, which would hide the writes of another
+    def guarded(oracle: BranchOracle) -> _Trace:  # one guard for all paths would miss what an earlier one wrote
         return request.guard.run(
             lambda: _with_overrides(request, oracle), again=lambda: _with_overrides(request, BranchOracle(oracle.given))
         )
 
     try:
         ways = all_ways(guarded)
-    except JtbridgeError as error:  # of a way that no values may ever take
+    except JtbridgeError as error:  # on a path that perhaps no values ever take
         raise StrategyError(str(error)) from error
     recorders = [recorder for _, recorder in ways]
     if any(recorder.inner_autograd for recorder in recorders):
@@ -238,7 +246,7 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
 
 
 def _have_one_type(ways: Sequence[_Trace]) -> bool:
-    """Return whether the results of several ways have the same tree, types and static values."""
+    """Return whether the results of several paths have the same tree, types and static values."""
     ((first, tree), recorder), *others = ways
 
     def kind(leaf: Any) -> Any:
@@ -294,7 +302,7 @@ def _on_examples(request: TraceRequest, cause: Exception | None) -> AbstractResu
             errors.append(error)
         else:
             (leaves, tree), order = flatten_output(out), key_order(out)
-            # XLA drops a call whose results have no elements: that they have none must be certain.
+            # XLA drops a call whose results have no elements, so a size of 0 must hold for all arguments.
             if not request.ordered and all(map(torch.Size.numel, map(torch.Size, request.shapes))):
                 leaves = [without_empty_sizes(leaf) for leaf in leaves]
             outcomes.append(Outcome(leaves, tree, traits_of(request, recorder, reason, False), order))
@@ -306,7 +314,7 @@ def _on_examples(request: TraceRequest, cause: Exception | None) -> AbstractResu
 
 
 def _refuse_without_outcome(request: TraceRequest, cause: Exception, error: Exception) -> NoReturn:
-    """Raise for a function that could not be traced for a `cause`, and on example arguments raised an `error`."""
+    """Raise for a function whose trace raised `cause`, and whose run on example arguments raised `error`."""
     if type(error) is type(cause):  # a plain mistake in the function or its arguments
         error.add_note(f"(raised while finding the output shapes of `{request.name}`)")
         raise error
@@ -318,7 +326,12 @@ def _refuse_without_outcome(request: TraceRequest, cause: Exception, error: Exce
 
 
 def _joined(request: TraceRequest, outcomes: Sequence[Outcome]) -> AbstractResult:
-    """The one type that all outcomes have, or that is declared where they differ."""
+    """Return the result that all outcomes have in common, with the declared types if the user declared them.
+
+    Raises:
+        DataDependentShapeError: the tree or an undeclared shape of the results depends on data.
+        OutputMismatchError: the declared types do not agree with the outcomes.
+    """
     outcome = agreed(request.name, outcomes, declared=request.output_shapes is not None)
     out_tree, out_types = output_types(request, outcome.leaves, outcome.tree, outcome.order, untraceable=True)
     if request.output_shapes is not None:
@@ -330,7 +343,7 @@ def _joined(request: TraceRequest, outcomes: Sequence[Outcome]) -> AbstractResul
 
 
 def _declared(request: TraceRequest, cause: Exception | None) -> AbstractResult:
-    """Take the declared types of a function that cannot be looked at."""
+    """Return the types that the user declares, without running the function."""
     reason = "its side effects are wanted, and its output shapes are given" if cause is None else reason_of(cause)
     out_types, tree = declared_types(request.output_shapes)
     positions = tuple(range(len(out_types)))
@@ -340,7 +353,7 @@ def _declared(request: TraceRequest, cause: Exception | None) -> AbstractResult:
 
 
 def reason_of(cause: Exception) -> str:
-    """Why a function could not be traced, and where in the user's code."""
+    """Return why a function could not be traced, and where in the user's code."""
     operator = str(cause.args[0]) if cause.args else ""
     line = line_of(cause)
     if isinstance(cause, DynamicOutputShapeException):
@@ -362,7 +375,7 @@ def _depends_on_data(cause: Exception | None) -> bool:
 
 
 STRATEGIES = (
-    # Each look at a function has its effects.
+    # The first one, because any other strategy runs the function and so has its effects.
     Strategy("declared shapes", lambda request, _: request.ordered and request.output_shapes is not None, _declared),
     Strategy("fake tensors", lambda *_: True, _plain, is_trace=True),
     Strategy("fake tensors, with overrides", lambda _, cause: _depends_on_data(cause), _overridden, is_trace=True),

@@ -1,11 +1,16 @@
-"""Tracing a torch function to a functional ATen graph, each node with where it came from.
+"""Traces of a torch function to a functional ATen graph, whose nodes record where they came from.
 
-What is known of a node besides its operator is in ``node.meta["custom"]``, which torch keeps when a graph is traced
-again: ``module`` (the path of the module it ran in), ``line`` (file and line of the user's code), ``backward`` (it
-computes the gradient of what ran there) and ``draw`` (which draw of the function a random operator is, as a tuple: the
-same in the forward and in its recomputation); ``launch`` is the launch of a Triton kernel. ``node.meta["detached"]``
-says that something is computed of the node after a detach, which is left out of the graph. A graph's own
-``meta["keeps"]`` says whether the function kept something that depends on its arguments.
+The origin of a node is in ``node.meta["custom"]``, which torch keeps when a graph is traced again:
+
+- ``module``: the path of the module that ran the operator.
+- ``line``: file and line of the user's code.
+- ``backward``: the node computes the gradient of an operator that ran there.
+- ``draw``: the number of a random operator among the draws of the function, as a tuple. The forward and its
+  recomputation have the same number.
+- ``launch``: the launch of a Triton kernel.
+
+``node.meta["detached"]`` says that other nodes use a detach of the node, which is left out of the graph. A graph's own
+``meta["keeps"]`` says whether the function stored a tensor that depends on its arguments.
 """
 
 from __future__ import annotations
@@ -52,12 +57,13 @@ _LAUNCH = overload_of(launch_operator)
 
 
 def trace(fn: Callable[..., Sequence[Any]], types: Sequence[ArrayType], *, to_run: bool) -> fx.GraphModule:
-    """The functional graph of ``fn``, after autograd, on tensors of some types.
+    """Return the functional graph of ``fn``, after autograd, on tensors of the given types.
 
-    With `to_run`, torch itself will run it; else it is translated, and may hold operators that are there for that.
+    With `to_run`, torch runs the graph. Otherwise the graph is translated, and may hold operators made for that.
     """
     module = _traced(fn, types, to_run)
-    # What depends on arguments and is kept is state, if it is read: that shows when it is there from the beginning.
+    # A stored tensor that depends on arguments is state if the function reads it. A second trace, which has the tensor
+    # from its beginning, shows that.
     return _traced(fn, types, to_run) if module.meta["keeps"] else module
 
 
@@ -74,10 +80,10 @@ def trace_on(
     to_run: bool,
     chains: FusionPatterns | None = None,
 ) -> fx.GraphModule:
-    """The functional graph of ``fn``, after autograd, on tensors like these, whose sizes may be symbols.
+    """Return the functional graph of ``fn``, after autograd, on tensors like `tensors`, whose sizes may be symbols.
 
-    It is the CPU's graph with composite operators that oneDNN would take over written out, and with those of `chains`
-    that can be operators of ours as these.
+    The graph is that of a CPU, with composite operators that oneDNN would take over written out. Each chain of
+    operators in `chains` that can be one operator of jtbridge is replaced by that operator.
     """
     if to_run:
         return _trace_one_way(fn, tensors, None, None)
@@ -96,7 +102,7 @@ def _trace_one_way(
 ) -> fx.GraphModule:
     start_over()
     on_cpu = CudaAsCpuMode() if oracle is not None and may_be_on_gpu() else None
-    # A function that is called reads what it closes over in each call: its graphs hold no values of that.
+    # A function that is called reads closed-over tensors in each call: its graphs must not hold their values.
     known = (
         ConstantEvalMode(answers=oracle is not None)
         if on_cpu is None
@@ -129,17 +135,17 @@ def _trace_one_way(
 
 
 def examples(types: Sequence[ArrayType], device: str = "cpu") -> list[torch.Tensor]:
-    """Tensors of some types to trace on; their values mean nothing."""
+    """Return tensors of the given types to trace on; their values mean nothing."""
     return [torch.empty(type_.shape, dtype=torch_dtype(type_.dtype, "an argument"), device=device) for type_ in types]
 
 
 def called_on() -> str:
-    """The type of the devices that called functions are taken to run on: graphs differ by that."""
+    """Return the type of device on which called functions are assumed to run: graphs differ between devices."""
     return "cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu"
 
 
 def origin(node: fx.Node) -> dict[str, Any]:
-    """What is known of where a node came from."""
+    """Return the origin of a node: the notes in its ``meta["custom"]``."""
     return node.meta.get("custom") or {}
 
 
@@ -149,6 +155,8 @@ def _noted(
     chains: FusionPatterns | None,
     known: ConstantEvalMode,
 ) -> Callable[..., Sequence[Any]]:
+    """Return `fn` with the modes that note the origin of nodes; with an `oracle` it also returns the conditions."""
+
     def run(*tensors: torch.Tensor) -> Sequence[Any]:
         modules = _ModulePaths()
         trail = contextlib.nullcontext() if chains is None else chains.trail()
@@ -160,7 +168,7 @@ def _noted(
 
 
 class _ModulePaths:
-    """Which module is running, by its path from the outermost one."""
+    """The path of the running module, from the outermost module."""
 
     def __init__(self) -> None:
         self._base: types.FrameType | None = None  # the frame that runs the function
@@ -170,11 +178,11 @@ class _ModulePaths:
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
         """Follow the modules that are called until the block ends."""
-        self._base = sys._getframe(2)  # that of the `with` statement
+        self._base = sys._getframe(2)  # the frame of the `with` statement
         try:
             yield
         finally:
-            self._base = None  # the frame holds the results, which would seem to be kept by the function
+            self._base = None  # the frame refers to the results, which would seem to be stored
 
     @property
     def current(self) -> str:
@@ -189,14 +197,14 @@ class _ModulePaths:
 
 
 class ProvenanceMode(TorchDispatchMode):
-    """Writes down for every new node where it came from."""
+    """Records the origin of every new node."""
 
     def __init__(self, modules: _ModulePaths, oracle: BranchOracle | None):
         super().__init__()
         self._modules = modules
         self._oracle = oracle
         self._draws: dict[int, int] = {}
-        self._steps: dict[int, dict[str, Any]] = {}  # by autograd's number of them
+        self._steps: dict[int, dict[str, Any]] = {}  # by the number that autograd gives a step
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         notes = self._notes()
@@ -213,27 +221,27 @@ class ProvenanceMode(TorchDispatchMode):
         return out
 
     def _notes(self) -> dict[str, Any]:
-        """Where an operator is: of one in the backward, where the operator is whose gradient it computes."""
+        """Return the origin of an operator; in the backward, that of the operator whose gradient it computes."""
         step, backward = autograd_place()
         if backward:
             return {**self._steps.get(step, {"module": "", "line": ""}), "backward": True}
         notes = {"module": self._modules.current, "line": user_line()}
-        self._steps.setdefault(step, notes)  # what comes later in a step records none of its own
+        self._steps.setdefault(step, notes)  # the first operator stands for the whole step
         return dict(notes)
 
     def _draw(self) -> int:
-        """The number of this draw: in a recomputation that of the forward."""
+        """Return the number of this draw; in a recomputation, the number of the draw in the forward."""
         return self._draws.setdefault(_rng.next_draw(), len(self._draws))
 
 
 def line_of(error: BaseException) -> str:
-    """File and line of the user's code that an exception came from; empty if none of it ran."""
+    """Return file and line of the user's code that an exception came from; an empty text if no user code ran."""
     lines = [f"{frame.f_code.co_filename}:{line}" for frame, line in traceback.walk_tb(error.__traceback__)]
     return next((line for line in reversed(lines) if _is_users(line)), "")
 
 
 def user_line() -> str:
-    """File and line of the innermost frame that is neither torch's nor ours."""
+    """Return file and line of the innermost frame of the user's code; an empty text without such a frame."""
     frame = sys._getframe(2)
     while frame is not None:
         if _is_users(frame.f_code.co_filename):

@@ -1,4 +1,4 @@
-"""The truth of a tensor of numbers, as a condition on data: ``if x.sum():`` is ``if x.sum() != 0:``."""
+"""The truth value of a tensor of numbers as a condition on data: ``if x.sum():`` is ``if x.sum() != 0:``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import torch
 
 
 def _is_nonzero(input: torch.Tensor) -> Any:
-    """Torch reads the number, which a trace has not; a comparison it may take both ways (see ``_branches.py``)."""
+    """Return whether a number differs from 0, by a comparison.
+
+    Torch reads the number, which has no value in a trace. A trace may take a comparison both ways (see
+    ``_branches.py``).
+    """
     if input.dtype is torch.bool or input.numel() != 1:
         return NotImplemented
     return bool(input.detach() != 0)

@@ -1,9 +1,9 @@
 """Result types of a function inside which sizes or Python values depend on data.
 
 ``x[mask].sum()`` has a static shape though ``x[mask]`` has none. The function is traced on fake tensors with symbols
-for such sizes. Where Python needs the value of a symbol (``if n > 2``, ``range(n)``, a branch on a tensor) the trace is
-told one of two values, and other traces are told the other one. If all of them that do not raise give results of the
-same static types, these are the types of the results, whatever the data are.
+for such sizes. Where Python needs the value of a symbol (``if n > 2``, ``range(n)``, a branch on a tensor) the trace
+gets one of two values as the answer, and other traces get the other value. If all traces that do not raise return
+results of the same static types, these are the result types for all data.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _QUESTIONS = 32  # in one trace: a loop that ends by a condition on data may go 
 _INTEGERS = (2, 3, 1, 0)
 _FLOATS = (1.5, 0.5)
 
-# Torch's symbolic shapes and dtypes of these are wrong (2.13).
+# Torch's symbolic shapes and dtypes of these operators are wrong (2.13).
 _WRONG = frozenset({torch.ops.aten._pack_padded_sequence.default})
 
 Result = TypeVar("Result")
 
 
 class PathTrace:
-    """The fake mode of one trace, and what the trace is told of values that depend on data.
+    """The fake mode of one trace, and the answers to its questions for values that depend on data.
 
     Args:
-        choices: for each question of the trace, in order, which of its possible answers is given.
-        rest: the same for the questions after these.
+        choices: for each of the first questions, in order, the number of the answer: 0 or 1.
+        rest: the number of the answer to all later questions.
     """
 
     def __init__(self, choices: Sequence[int], rest: int):
-        self.choices: list[int] = []  # that were made
+        self.choices: list[int] = []  # the numbers of the answers given so far
         self.mode: FakeTensorMode = unbacked_fake_mode(self._answer, lambda: self._operators.place())
         self._given = choices
         self._rest = rest
@@ -56,7 +56,7 @@ class PathTrace:
         self._operators = _CurrentOperator()
 
     def watching(self) -> TorchDispatchMode:
-        """Return the mode that follows which operator makes a size."""
+        """Return the mode that records which operator makes a size."""
         return self._operators
 
     def again(self) -> PathTrace:
@@ -64,11 +64,11 @@ class PathTrace:
         return PathTrace(self._given, self._rest)
 
     def over(self) -> None:
-        """From now on a symbol that the function kept has no value."""
+        """End the trace: from now on, a question about a symbol that the function stored raises."""
         self._over = True
 
     def type_of(self, leaf: Any) -> Any:
-        """Return a result as a tensor of the same type without symbols; where it has some, a DependentTensor."""
+        """Return a tensor of the same type as a result; a DependentTensor if its sizes depend on data."""
         for number, dtype in _NUMBERS.items():
             if isinstance(leaf, number):
                 return torch.empty((), dtype=dtype)
@@ -97,6 +97,7 @@ _NUMBERS = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64, torch.SymB
 
 
 def _answers(kind: type, low: int | None, high: int | None) -> tuple[Any, ...]:
+    """Return at most two possible values of a number of some type, between bounds."""
     if kind is bool:
         return True, False
     if kind is float:
@@ -107,7 +108,7 @@ def _answers(kind: type, low: int | None, high: int | None) -> tuple[Any, ...]:
 
 
 def explored(run: Callable[[PathTrace], Result], most: int = _PATHS) -> list[Result]:
-    """Return what `run` gives for several ways through a function, less those that raise.
+    """Return the results of `run` for several paths through a function, without those that raise.
 
     Args:
         run: traces the function once.
@@ -115,7 +116,8 @@ def explored(run: Callable[[PathTrace], Result], most: int = _PATHS) -> list[Res
             of the others departs from the first trace in one question.
 
     Raises:
-        Exception: what the first trace raised, if all of them raise.
+        JtbridgeError: a trace raised it.
+        Exception: the exception of the first trace, if all traces raise.
     """
     results: list[Result] = []
     errors: list[Exception] = []
@@ -143,7 +145,10 @@ def explored(run: Callable[[PathTrace], Result], most: int = _PATHS) -> list[Res
 
 
 class _CurrentOperator(TorchDispatchMode):
-    """Knows which operator is running."""
+    """Records which operator is running.
+
+    Refuses the operators in `_WRONG`, and gives ``lstsq`` its result types, which torch does not infer.
+    """
 
     def __init__(self) -> None:
         super().__init__()

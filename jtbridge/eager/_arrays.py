@@ -1,4 +1,4 @@
-"""Arrays into tensors and tensors into arrays, at the cost of a small torch operator."""
+"""Conversion of arrays to tensors and of tensors to arrays, at the cost of a small torch operator."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from jtbridge._compat import array_on_device, is_lazy, is_shared
 from jtbridge._dtypes import carrier, numpy_dtype, torch_dtype
 from jtbridge.errors import DeviceError
 
-# Bytes up to which an argument is copied, so that torch code may write to it. Of a larger one torch gets a view, and
-# the copy is made when the first write is about to happen, which takes a mode of 4 us per operator.
+# Largest size in bytes of an argument that is copied, so that torch code may write to it. For a larger argument torch
+# gets a view, which is copied before the first write. Detecting the write takes a mode of 4 us per operator.
 COPIED = 1 << 18
-# Bytes from which a result shares the memory that torch made for it, where nobody else refers to that.
+# Smallest size in bytes of a result whose memory the array takes over, if nothing else refers to the memory.
 _SHARED = 1 << 16
 
 
 def copied_tensor(array: jax.Array) -> torch.Tensor:
-    """A tensor of the values of an array, in memory of its own."""
+    """Return a tensor of the values of an array, in memory of its own."""
     if array.device.platform != "cpu":  # type: ignore[attr-defined]
         return shared_tensor(array).clone()
     memory = np.array(array)
@@ -32,7 +32,7 @@ def copied_tensor(array: jax.Array) -> torch.Tensor:
 
 
 def shared_tensor(array: jax.Array) -> torch.Tensor:
-    """A tensor over the memory of an array, which must not be written to."""
+    """Return a tensor over the memory of an array. The tensor must not be written to."""
     if not array.size:
         device = "cpu" if array.device.platform == "cpu" else "cuda"  # type: ignore[attr-defined]
         return torch.empty(array.shape, dtype=torch_dtype(array.dtype, "an argument"), device=device)
@@ -42,7 +42,7 @@ def shared_tensor(array: jax.Array) -> torch.Tensor:
 
 
 def unsupported_reason(array: jax.Array) -> str | None:
-    """Why torch has no tensor over the memory of an array; None if it has."""
+    """Return why torch cannot have a tensor over the memory of an array; None if it can."""
     if not array.is_fully_addressable or len(array.sharding.device_set) > 1:
         return "an argument lies on several devices"
     platform = array.device.platform  # type: ignore[attr-defined]
@@ -54,7 +54,7 @@ def unsupported_reason(array: jax.Array) -> str | None:
 
 
 class Placement:
-    """Where results go: on the device of the arguments, committed to it if one of those is."""
+    """The device of results: that of the arguments. Results are committed to the device if an argument is."""
 
     __slots__ = ("committed", "device")
 
@@ -69,7 +69,7 @@ class Placement:
                     return
 
     def array(self, results: list[torch.Tensor], name: str) -> jax.Array:
-        """The last of some tensors, which is taken from the list, as an array.
+        """Remove the last tensor from a list and return it as an array.
 
         A large tensor to which nothing else refers gives its memory to the array.
         """
@@ -84,17 +84,17 @@ class Placement:
         return self._from_host(values.resolve_conj().resolve_neg().contiguous())
 
     def copied(self, tensor: torch.Tensor, name: str) -> jax.Array:
-        """A tensor as an array with memory of its own."""
+        """Return a tensor as an array with memory of its own."""
         return self.array([tensor.detach().clone(memory_format=torch.contiguous_format)], name)
 
     def empty(self, shape: tuple[int, ...]) -> jax.Array:
-        """A new array without elements."""
+        """Return a new array without elements, of dtype uint8."""
         return self._placed(np.empty(shape, np.uint8))
 
     def _from_host(self, values: torch.Tensor) -> jax.Array:
         try:
             memory = values.numpy()
-        except TypeError:  # a dtype that NumPy does not have
+        except TypeError:  # NumPy does not have the dtype
             dtype = numpy_dtype(values.dtype, "a result")
             carried = carrier(dtype)
             assert carried is not None
@@ -105,7 +105,7 @@ class Placement:
         device = self.device
         if device is None:
             device = jax.config.jax_default_device or jax.local_devices()[0]  # type: ignore[attr-defined]
-        if device.platform != "cpu":  # made on the CPU by a function of arrays on another device, or of no arrays
+        if device.platform != "cpu":  # a CPU result of a function of arrays on another device, or of no arrays
             return jax.device_put(memory, device if self.committed else None)
         return array_on_device(memory, device, committed=self.committed)
 

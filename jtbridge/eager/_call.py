@@ -1,4 +1,4 @@
-"""From a call of a wrapped function to a run of torch."""
+"""The entry of eager calls: from the arguments of a wrapped function to a run of torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INT32 = np.dtype(np.int32)
 
 
 def runs_now(arrays: list[Any]) -> bool:
-    """Whether torch has the devices that the arrays of an eager call lie on."""
+    """Return whether torch has the devices of all arrays of an eager call. Tracers are not checked."""
     return all(isinstance(x, jax.core.Tracer) or unsupported_reason(x) is None for x in arrays)
 
 
@@ -49,14 +49,15 @@ def call_now(
 
     Args:
         fn: the torch function.
-        name: for messages.
-        arrays, signature: of the call.
-        rng: a JAX key, or None: then torch's own generators are drawn from.
-        keep_int32: whether int32 arrays reach `fn` as they are.
-        return_mutated: whether the new values of arguments that are written to are returned too.
+        name: the function's name, for messages.
+        arrays: the array arguments of the call.
+        signature: the signature of the call.
+        rng: a JAX key, or None to draw from torch's own generators.
+        keep_int32: whether `fn` gets int32 arrays as int32 tensors.
+        return_mutated: whether to return the new values of mutated arguments too.
         output_shapes: a tree of the shapes and dtypes that the result must have, or None.
-        notices: what the user was told of the function already.
-        capture: makes the record for traced programs of a signature, and with whether there is a key.
+        notices: the warnings that the user got about this function already.
+        capture: makes the traced function from a signature and whether the call has a key.
 
     Returns:
         The result; NotImplemented if an array lies on a device that torch does not have.

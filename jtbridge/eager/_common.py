@@ -1,4 +1,4 @@
-"""What the primitives of eager calls share: running torch on arrays, with or without a graph, and batch axes."""
+"""Helpers of the primitives of eager calls: runs of torch on arrays, with or without a graph, and batch axes."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ Result = TypeVar("Result")
 
 
 def is_staged() -> bool:
-    """Whether what is bound now becomes part of a traced program."""
+    """Return whether a primitive that is bound now becomes part of a traced program."""
     return current_context() is Context.STAGED
 
 
 def as_arrays(values: Sequence[Any]) -> list[jax.Array]:
-    """Concrete operands as JAX arrays."""
+    """Return concrete operands as JAX arrays."""
     return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in values]
 
 
 def run(fn: TorchFunction, operands: Sequence[Any]) -> list[jax.Array]:
-    """The results of a function on concrete arrays, under torch's settings of this thread."""
+    """Return the results of a function on concrete arrays, under this thread's settings of torch."""
     arrays = as_arrays(operands)
 
     def once() -> list[torch.Tensor]:
-        # A derivative is taken whatever the caller has set for torch; the function itself runs under those settings.
+        # A derivative needs autograd, whatever the caller has set; the function itself runs under the caller's setting.
         with recording() if fn.order else contextlib.nullcontext():
             tensors = [_imported(array) for array in arrays]
             with protected(tensors, arrays):
@@ -53,7 +53,7 @@ def run(fn: TorchFunction, operands: Sequence[Any]) -> list[jax.Array]:
 
 
 def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int]) -> tuple[list[jax.Array], Any]:
-    """The results of a function on concrete arrays, and the graph that autograd has recorded of the run."""
+    """Return the results of a function on concrete arrays, and the graph that autograd recorded of the run."""
     arrays = as_arrays(operands)
     flat = eager_function(fn)
 
@@ -71,7 +71,7 @@ def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int])
         return AutogradGraph(inputs, outputs, fn.order)
 
     graph = row_by_row_if_needed(fn, once)
-    # Autograd may have kept a result for the backward, or the graph will give it to a later one: all are copied.
+    # All results are copied: autograd may have saved a result for the backward, and the graph refers to all of them.
     place = Placement(arrays)
     results = [place.copied(y, flat.name) for y in graph.outputs]
     check_results(describe(fn), results)
@@ -79,9 +79,9 @@ def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int])
 
 
 def exported(results: list[torch.Tensor], arrays: list[jax.Array], fn: TorchFunction) -> list[jax.Array]:
-    """Results of `fn` as arrays on the device of the arguments.
+    """Return results of `fn` as arrays on the device of the arguments.
 
-    The list is emptied, so that its tensors have one owner.
+    The list `results` is emptied, so that an array can take over the memory of its tensor.
     """
     place, name = Placement(arrays), eager_function(fn).name
     found = [place.array(results, name) for _ in range(len(results))]
@@ -91,13 +91,13 @@ def exported(results: list[torch.Tensor], arrays: list[jax.Array], fn: TorchFunc
 
 
 def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Result:
-    """What a run gives; of a batch that torch.vmap cannot do, what a run gives row by row."""
+    """Return the result of a run. If torch.vmap cannot batch the function, run again row by row."""
     flat = eager_function(fn)
     if flat.row_by_row or fn is flat or not _is_batched(fn):
         return once()
     batch = f"batched: {_transformations(fn)} {hash(flat.in_types)}"
-    # An attempt is undone if it fails: its side effects are no row's. It takes some time to be prepared for that, which
-    # is saved where the last attempt succeeded and had none.
+    # A failed attempt is undone, because its side effects belong to no row. Preparing for that takes time, and is
+    # skipped if the last attempt succeeded without side effects.
     attempt = None if batch in flat.notices else Attempt(flat.name, flat.roots())
     try:
         result = once()
@@ -135,7 +135,7 @@ def _transformations(fn: TorchFunction) -> str:
 
 
 def escapes_vmap(error: Exception) -> bool:
-    """Whether a backward runs code of the function again, as torch.utils.checkpoint does, that was under torch.vmap."""
+    """Return whether a backward failed because it reran code that had run under torch.vmap, as a checkpoint does."""
     return isinstance(error, RuntimeError) and "escaped from inside a function being vmapped" in str(error)
 
 
@@ -152,13 +152,13 @@ def _imported(array: jax.Array) -> torch.Tensor:
 
 
 def protected(tensors: Sequence[torch.Tensor], arrays: Sequence[jax.Array]) -> contextlib.AbstractContextManager[Any]:
-    """Copies of the large arguments at the first write to them; the others have been copied already."""
+    """Return a context that copies large arguments before the first write; the others have been copied already."""
     large = [tensor for tensor, array in zip(tensors, arrays, strict=True) if array.nbytes > COPIED]
     return CopyOnWrite(large) if large else contextlib.nullcontext()
 
 
 class _Alias(torch.autograd.Function):
-    """The same memory, as a tensor that is neither a leaf nor a view: torch code may write to it."""
+    """The identity without a copy. Its result is neither a leaf nor a view, so torch code may write to it."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -183,24 +183,24 @@ def _refuse_broken_graph(flat: EagerFunction, outputs: Sequence[torch.Tensor]) -
 
 
 def primitive_of_several_results(name: str) -> Primitive:
-    """A primitive with several results."""
+    """Return a new primitive with several results."""
     primitive = Primitive(name)
     primitive.multiple_results = True
     return primitive
 
 
 def result_avals(fn: TorchFunction, in_avals: Sequence[Any]) -> list[Any]:
-    """The abstract values of the results of a function."""
+    """Return the abstract values of the results of a function."""
     return [call_aval(type_.shape, type_.dtype, in_avals) for type_ in fn.out_types]
 
 
 def token_aval(batch: tuple[int, ...], in_avals: Sequence[Any]) -> Any:
-    """The abstract value of a token."""
+    """Return the abstract value of a token."""
     return call_aval((*batch, 0), np.dtype(np.uint8), in_avals)
 
 
 def lower_as(program: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
-    """A lowering rule that emits ``program(*operands, **params)``, a JAX function."""
+    """Return a lowering rule that emits ``program(*operands, **params)``, a JAX function."""
 
     def rule(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
         return mlir.lower_fun(lambda *xs: program(*xs, **params), multiple_results=True)(ctx, *operands)
@@ -209,5 +209,5 @@ def lower_as(program: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
 
 
 def is_zero(tangent: Any) -> bool:
-    """Whether a tangent or cotangent is symbolically zero."""
+    """Return whether a tangent or cotangent is symbolically zero."""
     return type(tangent) is ad.Zero

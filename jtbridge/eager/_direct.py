@@ -1,4 +1,4 @@
-"""The shortest way for the most frequent call: a few small arrays in, one small array out, nothing else to do."""
+"""The fast path of the most frequent call: a few small arrays in, one small array out, no transformation."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ._arrays import COPIED
 from ._common import exported
 from ._function import EagerFunction
 
-# NumPy's codes of dtypes that cross as they are, whether or not x64 is on: bool, float32, float16, complex64, 8 and 16
-# bit integers. Others may change their width, or have no NumPy dtype.
+# NumPy's codes of the dtypes that need no conversion, whether or not x64 is on: bool, float32, float16, complex64, and
+# 8 and 16 bit integers. Other dtypes may change their width, or have no NumPy dtype.
 _SAME = frozenset("?fFebBhH")
 _RESULTS = frozenset(
     {torch.bool, torch.float32, torch.float16, torch.complex64, torch.int8, torch.uint8, torch.int16, torch.int32}
@@ -28,15 +28,15 @@ _RESULTS = frozenset(
 
 @functools.lru_cache(maxsize=1)
 def only_device() -> jax.Device | None:  # type: ignore[valid-type]
-    """The CPU device of a process that has no other device; None where there are several."""
+    """Return the CPU device of a process that has no other device, else None."""
     devices = jax.devices()
     return devices[0] if len(devices) == 1 and devices[0].platform == "cpu" else None
 
 
 def small_tensors(args: tuple[Any, ...]) -> list[torch.Tensor] | None:
-    """The arguments of a call as tensors in memory of their own; None where one of them asks for more care."""
+    """Return the arguments of a call as tensors in memory of their own; None if the fast path does not support one."""
     device = only_device()
-    if device is None or "triton.runtime.jit" in sys.modules:  # it may launch kernels, which are routed elsewhere
+    if device is None or "triton.runtime.jit" in sys.modules:  # launches of Triton kernels need interception
         return None
     tensors = []
     for x in args:
@@ -50,7 +50,7 @@ def small_tensors(args: tuple[Any, ...]) -> list[torch.Tensor] | None:
 
 
 def small_array(out: Any, args: tuple[Any, ...]) -> jax.Array | None:
-    """A result as an array; None where it asks for more care."""
+    """Return a result as an array; None if the fast path does not support it."""
     if type(out) is not torch.Tensor or out.dtype not in _RESULTS or wanted_checks():
         return None
     device = only_device()
@@ -65,7 +65,7 @@ def small_array(out: Any, args: tuple[Any, ...]) -> jax.Array | None:
 
 
 def call_directly(fn: Callable[..., Any], name: str, args: tuple[Any, ...]) -> Any:
-    """Run `fn` on arrays if that needs nothing but copies of the arguments; NotImplemented if it needs more."""
+    """Run `fn` on arrays if the fast path supports the arguments; else return NotImplemented without running it."""
     tensors = small_tensors(args)
     if tensors is None:
         return NotImplemented

@@ -33,8 +33,8 @@ from jtbridge._writes import written_tensors
 from jtbridge.errors import DeviceError, MutationError, OutputMismatchError
 from jtbridge.triton import intercepted_launches
 
-# What is assumed of a function that was not traced: its derivatives go by reverse mode alone, and those beyond the
-# first have its normalisations written out.
+# The traits that are assumed of a function that was not traced: its derivatives use reverse mode alone, and derivatives
+# beyond the first use normalisations composed of simple operators.
 _UNKNOWN = FunctionTraits(autograd=AutogradTraits(inner_autograd=True, fused_norm="any"))
 
 
@@ -49,20 +49,20 @@ class EagerFunction(TorchFunction):
     """The user's function for the arguments of one call.
 
     Args:
-        name: for messages.
-        call: takes the array arguments alone, as tensors.
-        in_types: of the array arguments, then of the seed if there is one.
-        casts: for array arguments that torch takes in another dtype, their position and that dtype.
+        name: the function's name, for messages.
+        call: a function of the array arguments alone, as tensors.
+        in_types: the types of the array arguments, and of the seed if there is one.
+        casts: for each array argument that torch gets in another dtype, its position and that dtype.
         seeded: whether the last input is a seed.
-        argument_names: of the array arguments; given if the new values of those that are written to are results too.
-        capture: makes the record of the function for traced programs.
-        notices: what the user was told of the function already.
-        roots: gives the objects that state of the function is reached from, with their names.
+        argument_names: the names of the array arguments if the new values of mutated arguments are results; else None.
+        capture: makes the traced function.
+        notices: the warnings that the user got about this function already.
+        roots: returns the objects through which the function reaches its state, with their names.
 
     Attributes:
-        out_types: the types of its results, once it has run.
-        mutated: which arguments it wrote to, if `argument_names` are given.
-        row_by_row: whether a batch runs one row after another, for torch.vmap cannot batch it.
+        out_types: the types of the results, once the function has run.
+        mutated: the positions of the arguments that the function wrote to, if `argument_names` are given.
+        row_by_row: whether the rows of a batch run one after another, because torch.vmap cannot batch the function.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class EagerFunction(TorchFunction):
         self._order: Any = None  # see `key_order`
         self._statics: list[Any] = []
         self._positions: list[int] = []
-        # What the transformations of `jtbridge._transforms` ask of the function they are made from.
+        # Attributes that the transformations of `jtbridge._transforms` read.
         self.traits = _UNKNOWN
         self.once_differentiable: str | None = None
         self.double_reverse: set[TorchFunction] = set()
@@ -126,7 +126,7 @@ class EagerFunction(TorchFunction):
         return self._out_types
 
     def captured(self) -> TracedFunction:
-        """The record of the same function for a traced program. It is made once, from the state that is found then."""
+        """Return the same function as a traced function. The first call makes it, from the state at that time."""
         if self._captured is None:
             assert self._capture is not None
             self._captured = self._capture()
@@ -139,11 +139,11 @@ class EagerFunction(TorchFunction):
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(intercepted_launches())  # Triton kernels that it launches run without a GPU too
+            stack.enter_context(intercepted_launches())  # so that Triton kernels run without a GPU too
             if self.seeded:
                 stack.enter_context(_rng.seeded(tensors[-1]))
                 tensors = tensors[:-1]
-            # A leaf of a graph may not be written to, and an argument may.
+            # Torch refuses writes to a leaf that requires a gradient; the function may write to its arguments.
             inputs = [t.clone() if t.requires_grad and t.is_leaf else t for t in tensors]
             for i, dtype in self._casts:
                 inputs[i] = inputs[i].to(dtype)
@@ -155,7 +155,7 @@ class EagerFunction(TorchFunction):
             return self.flatten(out, [inputs[i] for i in self.mutated])
 
     def flatten(self, out: Any, mutated: Sequence[torch.Tensor] = ()) -> Tensors:
-        """The tensors in a result of the function, and then those of arguments that it wrote to."""
+        """Return the tensors in a result of the function, followed by the mutated arguments."""
         leaves, self._tree = flatten_output(out)
         self._order = None if isinstance(out, torch.Tensor) else key_order(out)
         self._positions = [i for i, leaf in enumerate(leaves) if is_array_leaf(leaf, self.row_by_row)]
@@ -164,11 +164,11 @@ class EagerFunction(TorchFunction):
         self._statics = leaves
         for i in self._positions:
             self._statics[i] = None
-        self._out_types = tuple(array_type(array) for array in arrays)  # of one row, where torch.vmap has many
+        self._out_types = tuple(array_type(array) for array in arrays)  # under torch.vmap, the types of one row
         return tuple(arrays)
 
     def _result(self, number: int, leaf: Any) -> torch.Tensor:
-        """A leaf of the result as a tensor of a dtype that JAX has now."""
+        """Return a leaf of the result as a tensor whose dtype JAX has under its present x64 setting."""
         tensor = leaf if type(leaf) is torch.Tensor and leaf.layout is torch.strided else as_tensor(leaf)
         if isinstance(tensor, FakeTensor):
             raise MutationError(KEPT)
@@ -184,7 +184,7 @@ class EagerFunction(TorchFunction):
         return tensor.to(torch_dtype(wanted, "a result"))
 
     def unflatten(self, arrays: Sequence[Any]) -> Any:
-        """The result as the caller gets it, with arrays in the place of tensors."""
+        """Return the result for the caller, with arrays in the place of tensors."""
         count = len(self._positions)
         tree = OutputTree(self._tree, tuple(self._positions), tuple(self._statics), self._order)
         out = tree.unflatten(arrays[:count])
@@ -195,13 +195,13 @@ class EagerFunction(TorchFunction):
 
 
 def array_type(tensor: torch.Tensor) -> ArrayType:
-    """The type of the array that a result becomes."""
+    """Return the type of the array that a result becomes."""
     return ArrayType(tuple(tensor.shape), numpy_dtype(tensor.dtype, "a result"))
 
 
 @dataclasses.dataclass(frozen=True)
 class EagerVmap(Vmap):
-    """A batch in one call by torch.vmap, or row by row if the function says so."""
+    """A batch, computed in one call by torch.vmap, or row by row if the function's `row_by_row` is set."""
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         flat: Any = self.base
@@ -218,7 +218,7 @@ class EagerVmap(Vmap):
             return torch.func.vmap(self.fn.__call__, in_dims=self.dims, randomness=randomness)(*tensors)
 
     def by_loop(self, tensors: Tensors) -> Tensors:
-        """Row by row, each on copies of its own: a row may write to its arguments."""
+        """Run the rows one after another, each on copies of the arguments, because a row may write to them."""
         rows = [
             self.fn(*((t if d is None else t.select(d, i)).clone() for t, d in zip(tensors, self.dims, strict=True)))
             for i in range(self.size)
@@ -226,7 +226,7 @@ class EagerVmap(Vmap):
         return tuple(torch.stack(column) for column in zip(*rows, strict=True))
 
     def _of_no_rows(self, tensors: Tensors) -> Tensors:
-        """Results without rows, whose types one row of zeros tells."""
+        """Return results without rows. A run on one row of zeros gives their types."""
         row = [
             t if d is None else t.new_zeros((*t.shape[:d], *t.shape[d + 1 :]))
             for t, d in zip(tensors, self.dims, strict=True)
@@ -236,14 +236,14 @@ class EagerVmap(Vmap):
 
 @dataclasses.dataclass(frozen=True)
 class EagerJvp(Jvp):
-    """By reverse mode alone: nobody has seen whether torch's forward mode computes the same."""
+    """A forward derivative by reverse mode alone. It is not known whether torch's forward mode computes the same."""
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         return self.by_reverse_mode(tensors)
 
 
 def as_captured(fn: TorchFunction) -> TorchFunction:
-    """The same transformations of the captured function, for a traced program."""
+    """Return the same transformations of the captured function, for a traced program."""
     match fn:
         case EagerFunction():
             return fn.captured()
@@ -257,17 +257,17 @@ def as_captured(fn: TorchFunction) -> TorchFunction:
 
 
 class _WriteRecorder(TorchDispatchMode):
-    """Records which of some tensors are written to while it is active: by operators, or behind torch's back."""
+    """A mode that records which of some tensors are written to: by operators, or without operators, as by NumPy."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._tensors = [innermost(tensor) for tensor in tensors]
         self._before = [_bytes_of(tensor).clone() for tensor in self._tensors]
         self._written: set[int] = set()
-        self._alive: list[torch.Tensor] = []  # the address of a storage may be used again once that is freed
+        self._alive: list[torch.Tensor] = []  # a freed storage's address may be reused
 
     def written(self) -> tuple[int, ...]:
-        """The positions of the tensors that were written to."""
+        """Return the positions of the tensors that were written to."""
         return tuple(
             i
             for i, (tensor, before) in enumerate(zip(self._tensors, self._before, strict=True))
@@ -289,13 +289,13 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _median(x: torch.Tensor, median: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """The median of all elements, with a gradient that elements equal to it share."""
+    """Return the median of all elements. Elements equal to the median share its gradient."""
     found = median(x.detach().reshape(-1), 0)[0]
     chosen = torch.where(x == found, x, 0)
     return found + ((chosen - chosen.detach()) / (x == found).sum()).sum()
 
 
-# Under torch.vmap these become reductions over one axis, whose gradient is that of one element where several are equal.
+# Under torch.vmap these become reductions over one axis, whose gradient goes to one of several equal elements.
 _OF_ALL: dict[Callable[..., Any], Callable[[torch.Tensor], torch.Tensor]] = {
     **dict.fromkeys((torch.max, torch.Tensor.max), lambda x: x.amax()),
     **dict.fromkeys((torch.min, torch.Tensor.min), lambda x: x.amin()),
@@ -305,14 +305,14 @@ _OF_ALL: dict[Callable[..., Any], Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class InnerAutograd(TorchFunctionMode):
-    """Watches a function whose graph is recorded: it finds calls of torch.autograd.grad and backward inside.
+    """A mode for a run that autograd records, which detects calls of torch.autograd.grad and backward.
 
-    Reductions of all elements whose gradient is another under torch.vmap are replaced there, and batch_norm where torch
-    refuses running statistics that require a gradient.
+    The mode also replaces functions. Under torch.vmap it replaces reductions of all elements, whose gradient differs
+    there. It replaces batch_norm where torch refuses running statistics that require a gradient.
 
     Attributes:
-        breaks_graph: whether one of them was made without ``create_graph=True``, so that torch has no derivative of
-            its result.
+        breaks_graph: whether one of these calls had no ``create_graph=True``, so that torch has no derivative of its
+            result.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""The graph that torch's autograd records in an eager call, carried through JAX as the attribute of an array.
+"""The graph that torch's autograd records in an eager call, carried through JAX as an attribute of an array, the token.
 
-The token is a ``uint8[batch..., 0]`` array: a residual like any other for JAX, and freed with the pullback. A token
-that went through `jit` or was indexed has lost the attribute; then the function is run again.
+The token is a ``uint8[batch..., 0]`` array. For JAX it is a residual like any other, freed with the pullback. A token
+that went through `jit` or was indexed has lost the attribute; then the function runs again.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ._function import EagerFunction
 
 
 class AutogradGraph:
-    """The inputs and results of a run whose graph was recorded.
+    """The inputs and results of a run that autograd recorded.
 
     Attributes:
-        inputs: a tensor for each input, leaves of the graph where it is differentiated.
+        inputs: a tensor for each input; a differentiated input is a leaf of the graph.
         outputs: a tensor for each result.
         order: how often the function has been differentiated in this graph: 0 for a run of the function.
     """
@@ -48,12 +48,12 @@ class AutogradGraph:
         *,
         create_graph: bool,
     ) -> tuple[torch.Tensor, ...]:
-        """``ct @ Df(x)`` for the inputs and outputs that `of` differentiates.
+        """Return ``ct @ Df(x)`` for the inputs and outputs that `of` differentiates.
 
         Args:
-            cotangents: one for each of those outputs.
-            of: says by which inputs and of which outputs.
-            extra_axes: the axes of a cotangent that this graph does not have: a batch of cotangents.
+            cotangents: one for each of the outputs ``of.outs``.
+            of: the derivative, with its inputs `wrt` and outputs `outs`.
+            extra_axes: the axes of a cotangent over which this graph is not batched.
             create_graph: whether the result will be differentiated.
 
         Raises:
@@ -90,13 +90,13 @@ class AutogradGraph:
 
 
 def _sum_of(*gradients: torch.Tensor | None) -> torch.Tensor | None:
-    """The sum of those gradients that there are, dense as JAX has it: embeddings may have sparse ones."""
+    """Return the sum of the gradients that are not None, as a dense tensor. Embeddings may have sparse gradients."""
     found = [grad if grad.layout is torch.strided else grad.to_dense() for grad in gradients if grad is not None]
     return sum(found[1:], found[0]) if found else None
 
 
 def refuse_once_differentiable(gradients: Sequence[torch.Tensor], of: TorchFunction) -> None:
-    """Raise where torch would give zeros for the derivative of a gradient that it has once only."""
+    """Raise if torch would return zeros for the derivative of a `once_differentiable` gradient."""
     if has_error_node(gradients):
         raise DifferentiationError(
             f"`{eager_function(of).name}` uses an autograd.Function whose backward is once_differentiable, so torch "
@@ -110,9 +110,9 @@ def over_extra_axes(
     tensors: Sequence[torch.Tensor],
     axes: Sequence[int],
 ) -> list[torch.Tensor | None]:
-    """A linear function over some axes of its arguments, which its results get at the same places.
+    """Map a linear function over some axes of its arguments. The results have these axes at the same positions.
 
-    In one call by torch.vmap; row by row where torch has no batching rule.
+    The map is one call of torch.vmap, or a loop over the rows where torch has no batching rule.
     """
     sizes = [tensors[0].shape[axis] for axis in axes]
     count = math.prod(sizes)
@@ -146,7 +146,7 @@ def over_extra_axes(
 
 
 def with_axes(shape: Sequence[int], axes: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """A shape with further axes at some places of the result, in increasing order."""
+    """Return a shape with added axes, whose positions in the result are given in increasing order."""
     found = list(shape)
     for axis, size in zip(axes, sizes, strict=True):
         found.insert(axis, size)
@@ -154,16 +154,16 @@ def with_axes(shape: Sequence[int], axes: Sequence[int], sizes: Sequence[int]) -
 
 
 def token_for(graph: AutogradGraph, batch: tuple[int, ...]) -> jax.Array:
-    """A new token that holds a graph."""
+    """Return a new token that holds a graph."""
     token = Placement([]).empty((*batch, 0))
     token._jtbridge_graph = graph  # type: ignore[attr-defined]
     return token
 
 
 def graph_in(token: Any) -> AutogradGraph | None:
-    """The graph that a token holds; None if it has lost it, or if torch would give a wrong derivative by it.
+    """Return the graph that a token holds; None if the token lost it, or if torch would differentiate it wrongly.
 
-    Torch takes the statistics that a normalisation has kept for constants in the third derivative.
+    In the third derivative of a normalisation, torch treats the saved statistics as constants.
     """
     graph = getattr(token, "_jtbridge_graph", None)
     if graph is not None and graph.order > 1 and _NORMS & {name[:-1] for name in node_names(graph.outputs)}:
@@ -179,7 +179,7 @@ _NORMS = {
 
 
 def innermost_vjp(fn: TorchFunction) -> Vjp:
-    """The pullback that a batched pullback is made from."""
+    """Return the pullback under all batching of `fn`."""
     while isinstance(fn, Vmap):
         fn = fn.fn
     assert isinstance(fn, Vjp)
@@ -188,14 +188,14 @@ def innermost_vjp(fn: TorchFunction) -> Vjp:
 
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
-    """Record the graph of autograd, whatever the caller has set for torch."""
+    """Record autograd's graph inside the block, whatever grad mode or inference mode the caller has set."""
     inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
     with inference, torch.enable_grad():
         yield
 
 
 def eager_function(fn: TorchFunction) -> EagerFunction:
-    """The user's function that an eager transformation is made from."""
+    """Return the user's function from which an eager transformation is derived."""
     flat = fn.base
     assert isinstance(flat, EagerFunction)
     return flat

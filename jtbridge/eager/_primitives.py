@@ -1,13 +1,13 @@
 """The primitives of eager calls.
 
 - ``eager_call[f](x...) -> y...``: run the function
-- ``eager_forward[f](x...) -> y..., token``: run it, and keep the graph that autograd records
+- ``eager_forward[f](x...) -> y..., token``: run the function, and keep the graph that autograd records
 - ``eager_linear[f](x..., token, dx...) -> dy...``: Df(x) dx, by differentiating the pullback of the kept graph
-- ``eager_pullback[f](x..., token, ct...) -> g..., token``: ct @ Df(x) by the kept graph, and a graph of its own
+- ``eager_pullback[f](x..., token, ct...) -> g..., token``: ct @ Df(x) by the kept graph, and the graph of the gradient
 
-``f`` is an `EagerFunction` or a transformation of one. Under vmap a token gets an axis in front for each level that its
-graph has; `levels` says for each level of a batched `eager_linear` or `eager_pullback` whether the graph has it
-("graph") or whether it is a batch of tangents over one graph ("extra").
+``f`` is an `EagerFunction` or a transformation of one. Under vmap a token gets a leading axis for each level of
+batching that its graph has. `levels` has an entry for each level of a batched `eager_linear` or `eager_pullback`:
+"graph" if the graph has the level, or "extra" if the level is a batch of tangents or cotangents over one graph.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ NO_TOKEN = np.empty((0,), np.uint8)
 
 
 def traced(fn: TorchFunction, operands: Sequence[Any]) -> list[Any]:
-    """The function as part of a traced program, captured anew for this call."""
-    from jtbridge.primitives import torch_call  # imports all that translates
+    """Bind the function as part of a traced program. It is captured once for each eager call."""
+    from jtbridge.primitives import torch_call  # imports the translation, which is slow
 
     return torch_call(*operands, fn=as_captured(fn), backend="auto")
 
@@ -113,7 +113,7 @@ def _forward_impl(*args: Any, fn: TorchFunction, wrt: tuple[int, ...], batch: tu
     return [*results, token_for(graph, batch)]
 
 
-# The graph of the run serves this derivative too, so it records what either is taken by.
+# One graph serves both derivatives, so the run records the inputs `wrt` and the inputs with a nonzero tangent.
 def _forward_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction, wrt: Any, batch: Any) -> Any:
     also = nonzero_inputs(fn.in_types, [not is_zero(t) for t in tangents])
     *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=tuple(sorted({*wrt, *also})), batch=batch)
@@ -132,7 +132,7 @@ def _forward_linearize(
     return [*results, token], [*moved, False], residuals, lambda saved, *ts: [*linearized(saved, *ts), *zero]
 
 
-# Each row of an input that is differentiated has a gradient of its own, so every such input gets the batch axis.
+# Each row of a differentiated input has a gradient of its own, so every differentiated input gets the batch axis.
 def _forward_batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction, wrt: Any, batch: Any) -> Any:
     size = batch_size(args, dims)
     args, dims = batch_first(args, dims)
@@ -173,7 +173,7 @@ def _differential(fn: TorchFunction, wrt: Any, args: Sequence[Any], token: Any, 
 def _tangents_out(
     fn: TorchFunction, results: Sequence[Any], args: Sequence[Any], tangents: Sequence[Any], token: Any
 ) -> list[Any]:
-    """The tangents of all results: symbolic zeros for those that are neither float nor complex."""
+    """Return the tangents of all results: symbolic zeros for results that are neither float nor complex."""
     out = zero_tangents(results)
     wrt = nonzero_inputs(fn.in_types, [not is_zero(t) for t in tangents])
     outs = differentiable(fn.out_types)
@@ -185,7 +185,7 @@ def _tangents_out(
 
 
 def _linearized(fn: TorchFunction, wrt: Any, results: Sequence[Any], token: Any, primals: Sequence[Any]) -> Any:
-    """What a linearization rule returns for ``y = f(x)``: the arguments and the token are the residuals."""
+    """Return the value of a linearization rule for ``y = f(x)``. The residuals are the arguments and the token."""
     zeros = zero_tangents(results)
     outs = differentiable(fn.out_types)
     if not wrt or not outs:
@@ -206,8 +206,8 @@ def _extra_axes(levels: Sequence[str]) -> list[int]:
     return [axis for axis, level in enumerate(levels) if level == "extra"]
 
 
-# Df(x) dx is the derivative along dx of v -> v @ Df(x), which is linear in v, so that any v will do. At 1 torch's
-# formulas have a value; at 0 that of logcumsumexp has none.
+# Df(x) dx is the derivative along dx of v -> v @ Df(x), which is linear in v, so it can be taken at any v. At v = 1
+# torch's formulas have a value; at v = 0 the formula of logcumsumexp has none.
 def _linear_impl(*args: Any, forward: Any, transpose: Any, levels: tuple[str, ...]) -> list[jax.Array]:
     count = _inputs_of(transpose, forward)
     arrays = as_arrays(args)
@@ -218,7 +218,7 @@ def _linear_impl(*args: Any, forward: Any, transpose: Any, levels: tuple[str, ..
     try:
         return _by_kept_graph(graph, of, arrays[count + 1 :], _extra_axes(levels), arrays[:count])
     except RuntimeError as error:
-        # Some operators of torch have a gradient that cannot be differentiated, and a forward mode.
+        # For some operators torch has a forward mode, and a gradient that it cannot differentiate.
         if isinstance(error, DifferentiationError) or "is not implemented" not in str(error):
             raise
         return run(forward, [*arrays[:count], *arrays[count + 1 :]])
@@ -243,11 +243,11 @@ def _by_kept_graph(
 
 
 def _inputs_of(transpose: TorchFunction, forward: TorchFunction) -> int:
-    """How many inputs the differentiated function has."""
+    """Return the number of inputs of the differentiated function."""
     return len(transpose.in_types) - len(forward.out_types)
 
 
-# transpose in dx:  ct -> ct @ Df(x).
+# The transpose in dx:  ct -> ct @ Df(x).
 def _linear_transpose(cotangents: Sequence[Any], *args: Any, forward: Any, transpose: Any, levels: Any) -> Any:
     count = _inputs_of(transpose, forward)
     x, token, linear = args[:count], args[count], args[count + 1 :]
@@ -276,12 +276,14 @@ def _linear_batch(args: Sequence[Any], dims: Sequence[Any], *, forward: Any, tra
 
 
 def _batched(args: Sequence[Any], dims: Sequence[Any], count: int) -> tuple[int, str, list[Any], tuple[Any, ...]]:
-    """The operands ``(x..., token, moving...)`` of a linear map over a batch, all that move with the batch axis first.
+    """Return the operands ``(x..., token, t...)`` of a linear map over a batch, with their batch axes first.
+
+    The tangents or cotangents t all get a batch axis.
 
     Args:
         args: the operands.
-        dims: their batch axes.
-        count: how many x there are.
+        dims: the batch axes of the operands.
+        count: the number of x.
 
     Returns:
         The size of the batch, its level, the operands, and the batch axes of the x. The token has no graph if an x has

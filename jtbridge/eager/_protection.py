@@ -1,4 +1,4 @@
-"""Large arguments shared with torch: their memory is copied at the first write, and not before."""
+"""Protection of large arguments that are shared with torch: their memory is copied before the first write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from jtbridge._compat import TorchDispatchMode, innermost, replace_memory, storage_id
 from jtbridge._writes import written_tensors
 
-# Through these the memory of a tensor can be written to without an operator.
+# Functions that give access to a tensor's memory, which can then be written to without an operator.
 _EXPOSING = frozenset(
     {
         torch.Tensor.numpy,
@@ -28,9 +28,9 @@ _EXPOSING = frozenset(
 
 
 class CopyOnWrite:
-    """Protects the memory of some tensors while it is active: who writes to one of them, writes to a copy.
+    """A context that protects the memory of some tensors: a write to a tensor goes to a copy of its memory.
 
-    The copy takes the place of the memory in the tensor's storage, so every view of the tensor sees the write.
+    The copy replaces the memory of the tensor's storage, so every view of the tensor sees the write.
 
     Example:
         with CopyOnWrite([x]):
@@ -52,7 +52,7 @@ class CopyOnWrite:
         self._operators.__exit__(*error)
 
     def release(self, tensor: torch.Tensor) -> None:
-        """Copy the memory behind a tensor if it is protected."""
+        """Replace the memory of a tensor by a copy, if it is protected."""
         tensor = innermost(tensor)
         if tensor.layout is torch.strided:
             protected = self._tensors.pop(storage_id(tensor), None)

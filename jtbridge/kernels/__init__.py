@@ -1,8 +1,10 @@
-"""Functions with Triton kernels, as JAX functions: differentiable, batched, and in jnp where there is no GPU.
+"""JAX functions with Triton kernels: differentiable, batched, and computed in jnp where there is no GPU.
 
-Each has a folder: ``reference.py`` (jnp), ``triton_kernel.py`` (device code, the only file that imports Triton) and
-``op.py`` (the public function, when its kernel applies, its derivatives and its batching rule); those that are tuned
-also have ``configurations.py`` (the ways to launch the kernel, and the default by shape and chip).
+Each function has a folder: ``reference.py`` (the function in jnp), ``triton_kernel.py`` (device code; only files named
+``triton_*.py`` import Triton) and ``op.py`` (the public function, the condition under which its kernel applies, its
+derivatives and its batching rule). A function that is tuned also has ``configurations.py``: the launch configurations
+that tuning tries, and the default for each shape and chip. ``lowering.py`` holds lowerings of torch operators to the
+kernel.
 """
 
 from .attention import attention as attention

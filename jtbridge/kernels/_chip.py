@@ -9,7 +9,7 @@ import jax
 # Kilobytes of shared memory that a program may have, by compute capability. Source: CUDA C++ Programming Guide, table
 # of technical specifications per compute capability.
 _SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
-_SHARED_OF_OTHERS = 64  # AMD's
+_SHARED_OF_OTHERS = 64  # kilobytes, of AMD's GPUs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,24 +17,24 @@ class Chip:
     """A GPU.
 
     Args:
-        name: as its driver has it, "NVIDIA H100 80GB HBM3".
-        capability: compute capability, 90 for 9.0; None: not NVIDIA's.
+        name: the name that its driver reports, as "NVIDIA H100 80GB HBM3".
+        capability: compute capability, 90 for 9.0; None for a GPU that is not NVIDIA's.
     """
 
     name: str
     capability: int | None
 
     def before(self, capability: int) -> bool:
-        """Whether it is NVIDIA's, and of less compute capability."""
+        """Return whether the GPU is NVIDIA's and has a lower compute capability."""
         return self.capability is not None and self.capability < capability
 
     def precision(self, wanted: str) -> str:
-        """How ``tl.dot`` is to multiply float32: as wanted, or as float32 where no tensor cores take parts of it."""
+        """Return the matmul precision of ``tl.dot`` for float32: `wanted`, or "ieee" without NVIDIA's tensor cores."""
         return "ieee" if self.capability is None else wanted
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory that a program may have."""
+        """The bytes of shared memory that a program may have."""
         if self.capability is None:
             return _SHARED_OF_OTHERS * 1024
         known = [c for c in _SHARED if c <= self.capability]
@@ -42,7 +42,7 @@ class Chip:
 
 
 def present() -> Chip | None:
-    """The first GPU of this process, which is what jax-triton compiles for; None if there is none."""
+    """Return the first GPU of this process, for which jax-triton compiles; None without a GPU."""
     for platform in ("cuda", "rocm"):
         try:
             device = jax.local_devices(backend=platform)[0]
@@ -54,5 +54,5 @@ def present() -> Chip | None:
 
 
 def target() -> Chip:
-    """The chip that defaults are for: this process's, or, where a program is lowered without one, an H100."""
+    """Return the chip that defaults are chosen for: this process's GPU, or an H100 in a process without a GPU."""
     return present() or Chip("NVIDIA H100", 90)

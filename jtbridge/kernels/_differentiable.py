@@ -19,20 +19,19 @@ Saved = Callable[[Sequence[jax.Array], Sequence[jax.Array]], Sequence[jax.Array]
 
 
 class DifferentiableKernel:
-    """A function of arrays with a kernel for its result and one for its gradient, differentiable to any order.
+    """A function of arrays with a forward and a backward kernel, differentiable to any order.
 
-    Reverse mode runs the backward kernel; forward mode and what lies beyond first derivatives are those of the
-    references.
+    Reverse mode runs the backward kernel. Forward mode and higher derivatives differentiate the references.
 
     Args:
-        forward: ``(*inputs) -> (*results, *more)``; what is `more` is there for the backward.
+        forward: ``(*inputs) -> (*results, *more)``. The outputs after the results are for the backward.
         backward: ``(*saved, *cotangents) -> gradients``, one for each floating-point input.
-        results: how many results there are.
-        saved: ``(inputs, outputs of forward) -> saved``: what the backward needs.
-        alone: ``(*inputs) -> results``, where no derivative is taken; None: by `forward`.
-        fold: how a batch becomes part of the inputs before a derivative is taken, so that the gradient of an input
-            that all of the batch share is summed by the backward kernel, and never held for each. None: the batch
-            reaches the steps one by one.
+        results: the number of results.
+        saved: ``(inputs, outputs of forward) -> saved``: the residuals that the backward takes.
+        alone: ``(*inputs) -> results``, run where no derivative is taken. None: `forward` is run.
+        batching_rule: folds a batch axis into the inputs before a derivative is taken. The backward kernel then sums
+            the gradient of an input without a batch axis over the batch, and no gradient is held for each element.
+            None: the batching rules of `forward` and `backward` apply.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, operation: Differen
 
 def _batch(inputs: Sequence[Any], dims: Sequence[int | None], *, operation: DifferentiableKernel) -> tuple[Any, Any]:
     moved = [x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(inputs, dims, strict=True)]
-    # A fold calls what it is given, and an operation is called like a step.
+    # A batching rule calls its first argument, and a differentiable kernel is called like a kernel primitive.
     results = operation.batching_rule and operation.batching_rule(operation, [dim is not None for dim in dims], moved)  # type: ignore[arg-type]
     if results is None:
         results = jax.vmap(operation.function, [None if dim is None else 0 for dim in dims])(*moved)

@@ -1,4 +1,4 @@
-"""Launching a Triton kernel from JAX: compiled on a GPU, or in Triton's interpreter where that is turned on.
+"""Launches of Triton kernels from JAX: compiled on a GPU, or in Triton's interpreter where that is turned on.
 
 Neither Triton nor jax-triton is imported before a kernel is used.
 """
@@ -20,7 +20,7 @@ Grid = tuple[int, ...]
 
 
 def interpreting() -> bool:
-    """Whether Triton was told to interpret kernels (``TRITON_INTERPRET=1`` when the process started)."""
+    """Return whether Triton interprets kernels (``TRITON_INTERPRET=1`` was set when the process started)."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -33,14 +33,14 @@ def launch(
     num_warps: int = 4,
     num_stages: int = 2,
 ) -> list[jax.Array]:
-    """The arrays that a Triton kernel writes.
+    """Launch a Triton kernel and return the arrays that it writes.
 
     Args:
-        kernel: what ``triton.jit`` made. Its parameters are the operands, in their order, then a pointer for each
-            result, then the constants (``tl.constexpr``).
+        kernel: a function decorated with ``triton.jit``. Its parameters are the operands, in their order, then a
+            pointer for each result, then the constants (``tl.constexpr``).
         operands: arrays, and Python numbers.
         out_types: shape and dtype of each result, which the kernel fills completely.
-        grid: how many programs run, in up to three dimensions.
+        grid: the number of programs, in up to three dimensions.
         constants: the kernel's ``tl.constexpr`` parameters by name.
         num_warps: warps of a program.
         num_stages: stages that loops are pipelined in.
@@ -73,7 +73,7 @@ def _interpreted(
 
         tensors = iter([_tensor(np.array(value)) for value in values])
         given = [next(tensors) if isinstance(x, jax.Array | np.ndarray) else x for x in operands]
-        # Filled with NaN, or ones: what a kernel leaves out shows.
+        # Filled with NaN, or with ones for other dtypes, so that an element that the kernel does not write shows.
         results = [_tensor(_unset(type_)) for type_ in out_types]
         with torch.no_grad(), fixed_interpreter():
             kernel[grid](*given, *results, **constants)

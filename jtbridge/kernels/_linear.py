@@ -1,7 +1,7 @@
 """A linear function whose transpose is given: ``linear(fun, transpose, residuals, tangents)``.
 
 JAX transposes the derivative of a function by itself. Here the transpose is a kernel. ``jax.custom_derivatives`` has
-``linear_call`` for that, which cannot be batched, and ``custom_vjp``, which has no forward mode.
+``linear_call`` for such a function, but ``linear_call`` cannot be batched. ``custom_vjp`` has no forward mode.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax.interpreters import ad, batching, mlir
 
 from ._manual import as_varying, bind, lower_plainly
 
-# Takes flat residuals and flat tangents (or cotangents), gives flat results.
+# (flat residuals, flat tangents or cotangents) -> flat results.
 Function = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 linear_p = Primitive("kernel_linear")
@@ -39,7 +39,8 @@ def _abstract(*operands: Any, fun: Function, transpose: Function, count: int) ->
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fun: Function, transpose: Function, count: int) -> Any:
     results = bind(linear_p, *primals, fun=fun, transpose=transpose, count=count)
     moved = [ad.instantiate_zeros(t) for t in tangents]
-    # Linear in the tangents, and in the residuals whatever the function is in them.
+    # The function is linear in its tangents: its derivative along them is the function itself. In the residuals it may
+    # be any function, which JAX differentiates below.
     along = bind(linear_p, *primals[:count], *moved[count:], fun=fun, transpose=transpose, count=count)
     if all(type(t) is ad.Zero for t in tangents[:count]):
         return results, along
@@ -60,7 +61,7 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, fun: Function, transpo
 def _batch(args: Sequence[Any], dims: Sequence[Any], *, fun: Function, transpose: Function, count: int) -> Any:
     (size,) = {x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None}
     saved = list(dims[:count])
-    # Every tangent is batched, so that no cotangent has to be summed.
+    # Every tangent gets a batch axis, so that the transpose need not sum a cotangent over the batch.
     tangents = [
         jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
         for x, d in zip(args[count:], dims[count:], strict=True)
@@ -85,5 +86,8 @@ mlir.register_lowering(linear_p, lower_plainly(_impl))
 
 
 def linear(fun: Function, transpose: Function, residuals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-    """``fun(residuals, tangents)``, linear in the tangents, with its ``transpose(residuals, cotangents)``."""
+    """Return ``fun(residuals, tangents)``, a function linear in the tangents.
+
+    JAX transposes the call to ``transpose(residuals, cotangents)``.
+    """
     return bind(linear_p, *residuals, *tangents, fun=fun, transpose=transpose, count=len(residuals))

@@ -1,8 +1,8 @@
-"""Primitives inside `shard_map`, where types say over which mesh axes values vary.
+"""Primitives inside `shard_map`, where the type of a value names the mesh axes over which the value varies.
 
-A result varies over the axes that an argument varies over, and every argument is made to vary over all of them first:
-the gradient of one that did not is then summed over the shards. What a primitive is lowered to is code of one shard,
-and has no such types, nor the kernels in it.
+A result varies over every mesh axis that an argument varies over. Before a primitive is bound, each argument is made to
+vary over all these axes, so that the gradient of an argument that did not is summed over the shards. A primitive is
+lowered to the code of one shard, whose types, and the kernels in it, have no mesh axes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from jtbridge._compat import call_aval, unify_varying_axes
 
 
 def bind(primitive: Primitive, *arrays: Any, **params: Any) -> Any:
-    """As the method of a primitive, with arguments that all vary over the same axes."""
+    """Bind a primitive to arrays, each made to vary over the mesh axes of all of them."""
     return primitive.bind(*unify_varying_axes(arrays), **params)
 
 
 def as_varying(function: Callable[..., Sequence[Any]], arrays: Sequence[Any]) -> list[Any]:
-    """The types of a function's results, of arguments that were bound."""
+    """Return the types of a function's results, which vary over the mesh axes of its arguments."""
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     return [call_aval(y.shape, y.dtype, arrays) for y in jax.eval_shape(function, *shapes)]
 
 
 def lower_plainly(function: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
-    """A lowering rule that is what a function of arrays is lowered to."""
+    """Return a lowering rule that lowers a function of arrays, with types that name no mesh axes."""
     lower = mlir.lower_fun(function, multiple_results=True)
 
     def rule(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:

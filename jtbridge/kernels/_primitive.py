@@ -1,4 +1,4 @@
-"""One kernel as a JAX primitive: on a GPU it is launched, elsewhere the same is computed in jnp."""
+"""A kernel as a JAX primitive: launched on a GPU, and computed in jnp elsewhere."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from ._launch import interpreting
 from ._manual import as_varying, bind, lower_plainly
 
 Arrays = Callable[..., Sequence[jax.Array]]
-# (step, which arguments have a leading batch axis, arguments) -> results with the batch leading; None: loop over it.
+# (primitive, which arguments have a leading batch axis, arguments) -> results with a leading batch axis. None means
+# that the rule does not apply to these arguments: the primitive then runs in a loop over the batch.
 BatchingRule = Callable[["KernelPrimitive", Sequence[bool], Sequence[jax.Array]], "Sequence[jax.Array] | None"]
 
 
 class KernelPrimitive:
-    """Arrays to arrays, by a kernel on a GPU and in jnp elsewhere. Derivatives are those of the reference.
+    """A function of arrays, computed by a kernel on a GPU and in jnp elsewhere. Its JVP is the JVP of the reference.
 
     Args:
         reference: the function in jnp.
-        kernel: the same by Triton kernels.
-        fold: how a batch becomes part of the arrays, see :func:`leading`. None: one launch after the other, in a loop.
-        needs_triton: whether the reference takes the kernel's place on a GPU where Triton is missing.
+        kernel: the same function by Triton kernels.
+        batching_rule: folds a batch axis into the arrays, see :func:`leading`. None: a loop of one launch for each
+            element of the batch.
+        needs_triton: whether the reference replaces the kernel on an NVIDIA GPU where Triton is missing. On an AMD GPU
+            without Triton it always does.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class KernelPrimitive:
 
     @property
     def name(self) -> str:
-        """What it computes: the folder and the function of its reference."""
+        """The name of the primitive: the folder and the function of its reference."""
         function = self.reference.func if isinstance(self.reference, functools.partial) else self.reference
         return f"{function.__module__.split('.')[-2]} {function.__name__}"
 
@@ -50,7 +53,7 @@ class KernelPrimitive:
         return bind(step_p, *(jnp.asarray(x) for x in arrays), step=self)
 
     def looped(self, batched: Sequence[bool], arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        """The step on one element of a batch after the other."""
+        """Run the primitive on the elements of a batch, one after the other."""
 
         def row(rows: Sequence[jax.Array]) -> list[jax.Array]:
             of_row = iter(rows)
@@ -60,7 +63,11 @@ class KernelPrimitive:
 
 
 def leading(shared: Sequence[int] = ()) -> BatchingRule:
-    """For steps that take any leading dimensions: a batch is one more, in all arguments but those in `shared`."""
+    """Return the batching rule of primitives that take any leading dimensions: the batch axis is one more of them.
+
+    The arguments whose indices are in `shared` have no leading dimensions. If one of them is batched, the rule does
+    not apply.
+    """
 
     def batching_rule(
         step: KernelPrimitive, batched: Sequence[bool], arrays: Sequence[jax.Array]
@@ -111,7 +118,8 @@ def _run_reference(*arrays: Any, step: KernelPrimitive) -> list[Any]:
 
 
 def _run_kernel(*arrays: Any, step: KernelPrimitive, platform: str) -> list[Any]:
-    needed = step.needs_triton or platform == "rocm"  # for what does without Triton is cuDNN
+    # The only kernels that can do without Triton are cuDNN's, which an AMD GPU does not run.
+    needed = step.needs_triton or platform == "rocm"
     return list((step.reference if needed and triton_unsupported_reason(platform) else step.kernel)(*arrays))
 
 

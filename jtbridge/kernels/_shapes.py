@@ -1,4 +1,4 @@
-"""Rows and blocks: the sizes that kernels over rows are launched with."""
+"""Helpers that the kernels share: checks of dtypes, sizes of grids and blocks, and a batching rule for groups."""
 
 from __future__ import annotations
 
@@ -15,49 +15,50 @@ FLOATS = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
 
 
 def unsupported_dtype(name: str, dtype: np.dtype, known: Sequence[np.dtype]) -> str | None:
-    """Why an argument of this dtype is refused; None if it is not."""
+    """Return the reason that the kernel does not take an argument of this dtype; None if it does."""
     if dtype in known:
         return None
     return f"`{name}` is {dtype}, the kernel takes {', '.join(str(d) for d in known)}"
 
 
 def check_floating(**named: jax.Array | None) -> None:
-    """Raises a TypeError for arguments that are not real floating-point arrays: their results could not be held."""
+    """Raise a TypeError for an argument that is not real and floating-point: its dtype could not hold the result."""
     for name, array in named.items():
         if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
             raise TypeError(f"`{name}` is {array.dtype}, not of a real floating-point dtype")
 
 
 def next_power_of_2(n: int) -> int:
-    """The smallest power of two that is not below `n`."""
+    """Return the smallest power of two that is not below `n`."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 def rows_grid(x: jax.Array) -> tuple[int]:
-    """A program for each row of ``x[..., n]``."""
+    """Return the grid of one program for each row of ``x[..., n]``."""
     return (math.prod(x.shape[:-1]),)
 
 
 def row_block(n: int, most: int, piece: int) -> int:
-    """How many elements of a row of `n` a program takes at a time: all if they are not more than `most`, or a piece."""
+    """Return how many elements of a row of `n` a program takes at a time: all of up to `most`, or else `piece`."""
     return next_power_of_2(n) if n <= most else piece
 
 
 def warps(block: int) -> int:
-    """Warps for a program over a block: 8 to 16 elements a thread, up to 16 warps."""
+    """Return the warps of a program over a block: one for each 256 elements, 8 per thread, and from 1 to 16."""
     return min(16, max(1, block // 256))
 
 
 def accumulated(x: jax.Array) -> np.dtype:
-    """What sums over a floating-point array are taken in: float32, or float64 for that."""
+    """Return the dtype in which sums over a floating-point array are accumulated: float32, or float64 for float64."""
     return np.dtype("float64" if x.dtype == np.dtype("float64") else "float32")
 
 
 def grouped(shared: Sequence[int]) -> BatchingRule:
-    """For steps whose arguments and results begin with an axis of groups: a batch of `b` is `b` times the groups.
+    """Return the batching rule of primitives whose arguments and results begin with an axis of groups.
 
-    The arguments in `shared` may have one group for all, then each of them. What they get as gradients is by group all
-    the same.
+    A batch of `b` elements becomes `b` times as many groups. The arguments whose indices are in `shared` may have a
+    group axis of size 1, which stands for all groups; if one of them is batched or has more groups, each of them is
+    expanded to all groups. Results, gradients of shared arguments too, have all groups.
     """
 
     def batching_rule(
@@ -80,6 +81,9 @@ def grouped(shared: Sequence[int]) -> BatchingRule:
 
 
 def to_precision(y: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Values rounded to a narrower dtype and kept in their own; XLA may skip a conversion there and back."""
+    """Round values to a narrower dtype and return them in their own dtype.
+
+    A conversion to the narrower dtype and back would not do: XLA may remove both.
+    """
     info = jnp.finfo(dtype)
     return jax.lax.reduce_precision(y, info.nexp, info.nmant)

@@ -1,9 +1,9 @@
-"""How long a launch takes, by Triton's own benchmark.
+"""The time that a launch takes, measured by Triton's own benchmark.
 
-A candidate is launched by Triton, on torch's tensors and torch's stream, which is where ``triton.testing.do_bench``
-records its events and clears the second-level cache. It is not timed as a jitted JAX call: XLA launches on a stream of
-its own, beside those events, and they would see when the host has waited, not when the kernel ran. What is compiled is
-the same, for jax-triton takes a kernel through Triton's compiler too.
+Triton launches a candidate on torch's tensors and torch's stream. There ``triton.testing.do_bench`` records its events
+and clears the second-level cache. A candidate is not timed as a jitted JAX call: XLA launches on a stream of its own,
+so that the events would measure how long the host waited, not how long the kernel ran. The compiled code is the same,
+because jax-triton compiles a kernel with Triton's compiler too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DEVICE = "cuda"
 
 @functools.cache
 def why_not() -> str | None:
-    """Why nothing can be timed in this process; None if it can."""
+    """Return the reason that no kernel can be timed in this process; None if kernels can be timed."""
     import torch
 
     if not torch.cuda.is_available():
@@ -40,18 +40,18 @@ def milliseconds(
     num_warps: int,
     num_stages: int,
 ) -> float | str:
-    """The median time of a launch on made-up arrays; or why it cannot run, as where it takes too much shared memory."""
+    """Return the median time of a launch on made-up arrays, or the error if it fails, as for too much shared memory."""
     import torch
     from triton.errors import TritonError
 
     options = {**constants, "num_warps": num_warps, "num_stages": num_stages}
     try:
         return _median(kernel[grid], operands, out_types, options)
-    except (TritonError, RuntimeError) as error:  # of its compiler, of the driver, and torch's out of memory
+    except (TritonError, RuntimeError) as error:  # from Triton's compiler, the driver, or torch when out of memory
         lines = str(error).strip().splitlines()
         return f"{type(error).__name__}: {lines[0] if lines else ''}"
     finally:
-        torch.cuda.empty_cache()  # back to JAX, which shares the GPU
+        torch.cuda.empty_cache()  # JAX shares the GPU and may need the memory
 
 
 def _median(
@@ -73,5 +73,5 @@ def _made_up(x: Any) -> Any:
     dtype = torch_dtype(np.dtype(x.dtype), "an operand of a kernel")
     if dtype.is_floating_point:
         return torch.randn(x.shape, device=_DEVICE).to(dtype)
-    make = torch.ones if dtype == torch.bool else torch.zeros  # of a mask all is seen
+    make = torch.ones if dtype == torch.bool else torch.zeros  # a boolean mask that hides no key
     return make(x.shape, device=_DEVICE, dtype=dtype)

@@ -1,12 +1,13 @@
-"""Which configuration a kernel is launched with: its default, or the fastest of a few that were timed.
+"""The choice of a kernel's launch configuration: its default, or the fastest of a few candidates that were timed.
 
-By default nothing is timed. Inside ``jtbridge.config(tune=True)`` the candidates are, when a program is lowered, and
-the fastest is kept in a file, one for each key, that every later process reads. Programs stay the same: what a key was
-given in a process it has until the process ends, whatever becomes of the file. A key that had no file when it was first
-asked for has its default until it is tuned in this process.
+By default nothing is timed. Inside ``jtbridge.config(tune=True)`` the candidates are timed when a program is lowered.
+The fastest is written to a file, one file for each key, which every later process reads. Within a process, programs
+stay the same: a key that got a configuration from a file or from tuning keeps it until the process ends, even if the
+file changes. A key without a file at its first use has the default until it is tuned in this process.
 
-A process of several (``jax.process_count() > 1``) never tunes, for each might find another configuration, and the
-programs of all must be one: it only reads. Tune in a process of its own before, and let all read the same folder.
+A process of a program of several processes (``jax.process_count() > 1``) reads files and never tunes: each process
+might find another configuration, and the programs of all must be the same. Tune in a separate process before, and let
+all processes read the same folder.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ Problem = Mapping[str, int | str | bool | None]
 
 _TUNE: contextvars.ContextVar[bool] = contextvars.ContextVar("jtbridge_tune", default=False)
 _FOLDER: contextvars.ContextVar[Path | None] = contextvars.ContextVar("jtbridge_tuning_folder", default=None)
-# By key what was read or timed; None: there was nothing to read. As many as there are kernels and sizes in a program.
+# From the digest of a key to the configuration that was read or timed; None: no usable file. There are no more entries
+# than there are kernels and sizes in the programs of the process.
 _FOUND: dict[str, Any] = {}
 _LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
 def settings(tune: bool | None, folder: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Whether to tune inside the block, and where results are kept; None leaves it as it is."""
+    """Set whether kernels are tuned inside the block, and the folder of the results; None leaves a setting as it is."""
     tokens = [
         (_TUNE, _TUNE.set(_TUNE.get() if tune is None else bool(tune))),
         (_FOLDER, _FOLDER.set(_FOLDER.get() if folder is None else Path(folder).expanduser().absolute())),
@@ -58,7 +60,7 @@ def settings(tune: bool | None, folder: str | os.PathLike[str] | None) -> Iterat
 
 @dataclasses.dataclass(frozen=True)
 class LaunchParameters:
-    """How a configuration is launched."""
+    """The grid, constants, warps and pipeline stages that a configuration is launched with."""
 
     grid: tuple[int, ...]
     constants: Mapping[str, Any]
@@ -67,7 +69,7 @@ class LaunchParameters:
 
 
 def size(n: int) -> int:
-    """A size as keys have it: sizes up to the same power of two share a configuration."""
+    """Return a size as it stands in keys: sizes up to the same power of two share a configuration."""
     return next_power_of_2(n)
 
 
@@ -81,17 +83,19 @@ def launch_tuned(
     launch_parameters: Callable[[C], LaunchParameters],
     timed: Callable[[C], LaunchParameters] | None = None,
 ) -> list[jax.Array]:
-    """As :func:`launch`, with the configuration that was found for a problem, or else the default.
+    """Launch a kernel as :func:`launch` does, with the configuration that was tuned for a problem, or the default.
 
     Args:
-        kernel: what ``triton.jit`` made.
+        kernel: a function decorated with ``triton.jit``.
         operands: arrays, and Python numbers.
         out_types: shape and dtype of each result.
-        candidates: frozen dataclasses of numbers, from which tuning chooses. All compute the same.
-        default: what is taken where nothing was tuned.
-        problem: what the choice depends on, beside kernel and chip: sizes (see :func:`size`), dtypes, options.
-        arranged: how a configuration is launched.
-        timed: how it is launched where it is timed, if not so: on made-up numbers, of which integers are all 0.
+        candidates: the configurations that tuning chooses from, frozen dataclasses of numbers. All compute the same.
+        default: the configuration where nothing was tuned.
+        problem: the values that the choice depends on, beside kernel and chip: sizes (see :func:`size`), dtypes,
+            options.
+        launch_parameters: returns the launch parameters of a configuration.
+        timed: returns the launch parameters for timing, if they differ: operands are made up then, and all integers
+            are 0.
     """
 
     def milliseconds(candidate: C) -> float | str:
@@ -113,7 +117,7 @@ def launch_tuned(
 def chosen(
     kernel: Any, candidates: Sequence[C], default: C, problem: Problem, milliseconds: Callable[[C], float | str]
 ) -> C:
-    """The configuration of a problem on this process's chip. See :func:`launch_tuned`."""
+    """Return the configuration for a problem on this process's chip. See :func:`launch_tuned`."""
     if interpreting():
         return default
     chip = _chip.present()
@@ -133,7 +137,7 @@ def chosen(
 
 
 def _tuned(path: Path, key: Problem, candidates: Sequence[C], milliseconds: Callable[[C], float | str]) -> C | None:
-    """The fastest candidate, which is written down; None, with a warning, if none was timed."""
+    """Time the candidates, write the fastest to a file and return it; None, with a warning, if none could be timed."""
     reason = _timing.why_not()
     if jax.process_count() > 1:
         reason = "a program of several processes reads what was tuned before, and tunes nothing"
@@ -143,7 +147,7 @@ def _tuned(path: Path, key: Problem, candidates: Sequence[C], milliseconds: Call
     timed = {candidate: t for candidate, t in times.items() if not isinstance(t, str)}
     if not timed:
         return _warn(f"`{key['kernel']}` is not tuned: no candidate runs. The first says: {times[candidates[0]]}")
-    # Another process may have been faster: then all later ones, and this one, have its result.
+    # Another process may have written a result meanwhile. This process takes that result, as all later ones do.
     found = _read(path, key, candidates) or min(timed, key=timed.__getitem__)
     _write(path, key, found, times)
     return found
@@ -154,7 +158,7 @@ def _key(kernel: Any, chip: _chip.Chip, problem: Problem) -> dict[str, Any]:
 
     return {
         "kernel": kernel.__name__,
-        "source": kernel.cache_key,  # of the functions it calls too
+        "source": kernel.cache_key,  # covers the functions that the kernel calls
         "triton": triton.__version__,  # pyright: ignore[reportAttributeAccessIssue]
         "chip": chip.name,
         **problem,
@@ -171,7 +175,10 @@ def _folder() -> Path:
 
 
 def _read(path: Path, key: Problem, candidates: Sequence[C]) -> C | None:
-    """What was written for a key, if it is one of the candidates. A file that cannot be understood is as none."""
+    """Return the configuration in a key's file, if it is one of the candidates; None otherwise.
+
+    A file that cannot be read or understood counts as missing, with a warning.
+    """
     try:
         text = path.read_text()
     except FileNotFoundError:
@@ -183,12 +190,15 @@ def _read(path: Path, key: Problem, candidates: Sequence[C]) -> C | None:
         same, named = held["key"] == dict(key), held["configuration"]
     except (ValueError, TypeError, KeyError) as error:
         return _warn(f"what was tuned is no such file, the default is used: {path}: {type(error).__name__}: {error}")
-    # Candidates may be others than when it was written.
+    # The candidates may have changed since the file was written.
     return next((c for c in candidates if same and dataclasses.asdict(c) == named), None)  # type: ignore[call-overload]
 
 
 def _write(path: Path, key: Problem, found: Any, times: Mapping[Any, float | str]) -> None:
-    """Whole or not at all, whoever else writes. Failing costs the next process its time, and this one nothing."""
+    """Write the result of tuning to a file, atomically: other processes that write or read see a whole file.
+
+    If that fails, there is a warning and this process goes on with the result. A later process has to tune again.
+    """
     held = {
         "key": dict(key),
         "configuration": dataclasses.asdict(found),

@@ -1,7 +1,8 @@
-"""Lowerings: ATen operators in JAX.
+"""Lowerings: JAX functions that compute ATen operators.
 
-Each folder is an area. A module of an area registers the lowerings of a family of operators with `register_lowering`,
-and is found when the first graph is translated. Modules whose name begins with an underscore hold what lowerings share.
+Each folder is an area. A module of an area registers the lowerings of a family of operators with `register_lowering`.
+The registry imports these modules before it first looks up a lowering, or registers one that is not jtbridge's own. A
+module whose name begins with an underscore holds helpers that several lowerings share.
 """
 
 from ._registry import find as find

@@ -21,7 +21,7 @@ Function = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True)
 class Lowering:
-    """The function that computes an operator in JAX, and the extra arguments that it takes."""
+    """A JAX function that computes an operator, and whether the function takes the graph node and a random key."""
 
     function: Function
     node: bool
@@ -47,13 +47,13 @@ _KERNELS: dict[str, Lowering] = {}
 def register_lowering(
     *operators: Any, node: bool = False, key: bool = False, kernel: bool = False
 ) -> Callable[[Function], Function]:
-    """Register a JAX function that computes some operators, so that functions that use them can be translated.
+    """Register a JAX function that computes one or more operators, so that functions that call them can be translated.
 
-    The lowering takes the operator's arguments by its schema, with JAX arrays for tensors, and returns an array (or a
-    tuple of arrays, for several results) of the shape and dtype that the operator's fake implementation
-    (``register_fake``) gives, with 64-bit types enabled. It is evaluated and batched by ``jax.vmap``, but never
-    differentiated: gradients are torch's, so give the operator ``register_autograd``, and register lowerings for the
-    operators that its backward calls.
+    The lowering takes the operator's arguments as its schema declares them, with JAX arrays for tensors. It returns an
+    array (or a tuple of arrays, for several results) of the shape and dtype that the operator's fake implementation
+    (``register_fake``) gives. It runs with 64-bit types enabled. JAX evaluates the lowering and batches it with
+    ``jax.vmap``, but never differentiates it: torch computes the gradients. For gradients, give the operator an
+    autograd formula (``register_autograd``) and register lowerings for the operators that its backward calls.
 
     Args:
         operators: overloads such as ``torch.ops.mylib.scale.default``, an operator such as ``torch.ops.mylib.scale``
@@ -63,14 +63,15 @@ def register_lowering(
             dtypes, ``node.args`` the nodes of the arguments.
         key: pass a function as the keyword argument ``key``. It takes no arguments and returns the JAX random key of
             this call. The operator must have the tag ``torch.Tag.nondeterministic_seeded``.
-        kernel: register a function that the backend "triton" prefers to the lowering. It returns ``NotImplemented``
-            for arguments that its kernel does not support.
+        kernel: register the function as a kernel, which the backend "triton" prefers to the lowering. The function
+            returns ``NotImplemented`` for arguments that its kernel does not support.
 
     Returns:
         A decorator that registers a function and returns it.
 
     Raises:
-        LoweringError: there is no such operator, it has a lowering already, or it takes a key without the tag.
+        LoweringError: an operator does not exist or has a lowering already, a name does not name one overload, the
+            lowering is not callable, or it takes a key and the operator lacks the tag.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge, torch
@@ -114,13 +115,13 @@ def register_lowering(
 
 
 def find(operator: OpOverload) -> Lowering | None:
-    """Return the lowering of an operator, or None if it has none."""
+    """Return the lowering of an operator, or None if no lowering is registered."""
     load()
     return _LOWERINGS.get(operator.name())
 
 
 def find_kernel(operator: OpOverload) -> Lowering | None:
-    """Return the function that computes an operator with a kernel, or None if there is none."""
+    """Return the function that computes an operator with a kernel, or None if no kernel is registered."""
     load_kernels()
     return _KERNELS.get(operator.name())
 
@@ -150,23 +151,25 @@ def _is_own(function: Any) -> bool:
     return str(getattr(function, "__module__", "")).partition(".")[0] == "jtbridge"
 
 
-# Namespaces whose operators need not exist in every version of torch, or whose modules are slow to import.
+# `_name` takes names in these namespaces without looking up the operators, which need not exist in every version of
+# torch, or whose modules are slow to import.
 _UNCHECKED = ("prims", "torch_nn", "jtbridge")
 
 
 def _is_unchecked(operator: Any) -> bool:
-    """Return whether an operator is named in the short form of jtbridge's own lowerings, which is not looked up."""
+    """Return whether `operator` is a name, in the short form of jtbridge's own lowerings, that is not looked up."""
     return isinstance(operator, str) and ("::" not in operator or operator.partition("::")[0] in _UNCHECKED)
 
 
 def _name(operator: Any) -> str:
-    """Return the qualified name of an operator's overload; without the overload's name, it is the default overload."""
+    """Return the qualified name of an overload, such as `aten::add.Tensor`, or `aten::relu` for a default overload."""
     if _is_unchecked(operator):
         return operator if "::" in operator else f"aten::{operator}"
     return _overload(operator).name()
 
 
 def _overload(operator: Any) -> OpOverload:
+    """Return the one overload that an operator or its name denotes; raise an error if there are none or several."""
     if isinstance(operator, OpOverload):
         return operator
     name = operator if isinstance(operator, str) else qualified_operator_name(operator)

@@ -1,4 +1,4 @@
-"""From a torch function to a JAX program that computes the same."""
+"""Translation of a torch function to a JAX program that computes the same."""
 
 from ._constants import with_constants
 from ._linear import nonlinearity

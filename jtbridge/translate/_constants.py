@@ -20,14 +20,14 @@ from jtbridge.errors import TranslationError
 
 from ._program import graph_of, precision
 
-# By outermost trace: the arrays of closed-over tensors, by the tensors' ids.
+# For each outermost trace, the closed-over tensors and their arrays by the tensors' ids.
 _ARRAYS: weakref.WeakKeyDictionary[Any, dict[int, tuple[torch.Tensor, jax.Array]]] = weakref.WeakKeyDictionary()
 
 
 def with_constants(traced: TracedFunction) -> TracedFunction:
-    """`flat` with its graph, and with the large tensors that it closes over as inputs.
+    """Return `traced` with its graph, and with the large closed-over tensors as inputs.
 
-    If it cannot be translated it is returned as it is.
+    If it cannot be translated, it is returned unchanged.
     """
     try:
         module = graph_of(traced)
@@ -48,12 +48,12 @@ def with_constants(traced: TracedFunction) -> TracedFunction:
 
 
 def constant_arrays(tensors: Sequence[torch.Tensor]) -> tuple[jax.Array, ...]:
-    """Closed-over tensors as arrays of their present values. Within one outermost trace each is copied once."""
+    """Return closed-over tensors as arrays of their present values. Each is copied once per outermost trace."""
     trace = outermost_trace()
     known = {} if trace is None else _ARRAYS.setdefault(trace, {})
     for tensor in tensors:
         if id(tensor) not in known:
             with jax.ensure_compile_time_eval():
-                # The tensor is kept too: its id is its own for as long as it lives.
+                # The tensor is stored too, because its id may be reused once it is freed.
                 known[id(tensor)] = tensor, to_jax(tensor if jax.default_backend() == "gpu" else tensor.cpu())
     return tuple(known[id(tensor)][1] for tensor in tensors)

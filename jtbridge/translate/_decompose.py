@@ -1,4 +1,4 @@
-"""Operators without a lowering, by torch's own decompositions into others."""
+"""Decompositions of operators without a lowering into other operators, by torch."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _KEY = "jtbridge_decomposition"
 
 
 def decomposable(node: fx.Node) -> bool:
-    """Whether torch has a decomposition of a node's operator."""
+    """Return whether a node's operator has a decomposition."""
     return isinstance(node.target, OpOverload) and _decomposition_of(node.target) is not None
 
 
 def _decomposition_of(operator: OpOverload) -> Callable | None:
-    """Torch's decomposition, or the function that ``torch.library.triton_op`` or a chain's operator is made of."""
+    """Return torch's decomposition, or the function of a fused chain or of a ``torch.library.triton_op`` operator."""
     of_chain = FUSABLE_FUNCTIONS.get(operator.name())
     return of_chain or decomposition_of(operator) or function_of_triton_operator(operator)
 
 
 def decomposition(node: fx.Node) -> fx.GraphModule:
-    """The graph of a node's decomposition, of its tensor arguments in order. It is kept with the node."""
+    """Return the graph of a node's decomposition, whose inputs are the node's tensor arguments. The node caches it."""
     if _KEY not in node.meta:
         plain = _plain((node.args, node.kwargs), lambda x: x.meta["val"])
         name = node.target.name()  # type: ignore[union-attr]
@@ -38,12 +38,12 @@ def decomposition(node: fx.Node) -> fx.GraphModule:
 
 
 def batched_decomposition(node: fx.Node, size: int, batched: Sequence[bool]) -> fx.GraphModule:
-    """The graph of a node's operator over a batch, by its own batching rule.
+    """Return the graph of a node's operator over a batch, by the operator's batching rule.
 
     Args:
-        node: the node, of one row.
-        size: of the batch.
-        batched: which of its tensor arguments have the batch as their first axis; all results have.
+        node: the node, which is traced for one row.
+        size: the size of the batch.
+        batched: which tensor arguments have the batch as their first axis. All results have it.
     """
     has_batch = iter(batched)
     leaves, tree = jax.tree.flatten(
@@ -62,7 +62,7 @@ def batched_decomposition(node: fx.Node, size: int, batched: Sequence[bool]) -> 
 
 
 def _of(node: fx.Node, plain: Any) -> fx.GraphModule:
-    """The operators that a node is made of, which lie where it does."""
+    """Return the graph of a node's decomposition, whose nodes get the origin of the node."""
     module = _traced(_decomposition_of(node.target), plain)  # type: ignore[arg-type]
     draws = 0
     for inner in module.graph.nodes:
@@ -90,22 +90,22 @@ def _described(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _of_chain(name: str, *arguments: Any) -> fx.GraphModule:
-    """The operators of a chain: a model has many alike."""
+    """Return the graph of a fused chain. It is cached because a model has many equal chains."""
     plain = [value.tensor() if isinstance(value, _Like) else value for value in arguments]
     module = _traced(FUSABLE_FUNCTIONS[name], (plain, {}))
     for inner in module.graph.nodes:
-        inner.meta.pop("custom", None)  # of where the first of them lies
+        inner.meta.pop("custom", None)  # the origin of the chain that was traced first
     return module
 
 
 def tensor_inputs(node: fx.Node) -> list[fx.Node]:
-    """The inputs of a node's decomposition."""
+    """Return the inputs of a node's decomposition."""
     leaves = jax.tree.leaves(_plain((node.args, node.kwargs), lambda x: x))
     return [leaf for leaf in leaves if isinstance(leaf, fx.Node) and isinstance(leaf.meta["val"], torch.Tensor)]
 
 
 def _traced(function: Callable | None, plain: Any) -> fx.GraphModule:
-    """The graph of a function of the tensors in some arguments."""
+    """Return the graph of a function whose inputs are the tensors in the arguments `plain`."""
     assert function is not None
     filled, tree = jax.tree.flatten(plain, is_leaf=lambda x: x is None)
     positions = [i for i, leaf in enumerate(filled) if isinstance(leaf, torch.Tensor)]
@@ -124,7 +124,7 @@ def _traced(function: Callable | None, plain: Any) -> fx.GraphModule:
 
 
 def _plain(arguments: Any, of_node: Callable[[fx.Node], Any]) -> Any:
-    """A node's arguments in plain containers, which JAX can take apart; each node in them replaced."""
+    """Return a node's arguments in plain containers, which JAX can flatten, with `of_node` applied to each node."""
     if isinstance(arguments, fx.Node):
         return of_node(arguments)
     if isinstance(arguments, list | tuple):

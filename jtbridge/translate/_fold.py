@@ -1,6 +1,7 @@
-"""Values that a graph computes from constants alone, computed once: masks and positions made of ``arange``, mostly.
+"""Constant folding: values that a graph computes from constants alone are computed once.
 
-XLA would compute them in every call, and again in every fusion that reads them.
+Most of them are masks and positions made of ``arange``. XLA would compute them in every call, and again in every fusion
+that reads them.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from torch.fx.node import map_arg
 from jtbridge._compat import OpOverload, is_zero
 from jtbridge.lowerings import find
 
-# Bytes that a value, and each value it is computed from, may have: it is written into the program.
+# Largest size in bytes of a folded value, and of each value on which it depends. The program contains folded values.
 _MOST = 1 << 17
 
 
 def folded(nodes: Sequence[fx.Node]) -> dict[fx.Node, torch.Tensor]:
-    """The operators of a graph that need not be run, each with its value.
+    """Return the operators of a graph that need not be run, each with its value.
 
-    They are the last ones of their kind, which the rest of the graph reads. What a factory makes is left as it is, if
-    the factory has a lowering.
+    These operators depend on constants alone, and the rest of the graph reads their results. A factory that has a
+    lowering is left in the graph.
     """
     constant = set[fx.Node]()
     for node in nodes:
@@ -39,7 +40,7 @@ def folded(nodes: Sequence[fx.Node]) -> dict[fx.Node, torch.Tensor]:
 
 
 def needed(nodes: Sequence[fx.Node], known: Mapping[fx.Node, Any]) -> list[fx.Node]:
-    """Those of a graph's nodes that its results depend on where some are known; inputs are kept."""
+    """Return the nodes on which a graph's results depend, given the values of `known` nodes. Inputs are kept."""
     used = set[fx.Node]()
     for node in reversed(nodes):
         if node.op in ("placeholder", "output") or node in used:
@@ -50,7 +51,7 @@ def needed(nodes: Sequence[fx.Node], known: Mapping[fx.Node, Any]) -> list[fx.No
 
 
 def _in_order(nodes: Sequence[fx.Node], wanted: Sequence[fx.Node]) -> list[fx.Node]:
-    """`wanted` and all that they are computed from."""
+    """Return the `wanted` nodes and all nodes on which they depend, in order."""
     used = set(wanted)
     for node in reversed(nodes):
         if node in used:
@@ -59,7 +60,7 @@ def _in_order(nodes: Sequence[fx.Node], wanted: Sequence[fx.Node]) -> list[fx.No
 
 
 def _is_computed(node: fx.Node) -> bool:
-    """Whether a value is more than a constant or a factory makes, such as ``zeros``, which XLA makes as well."""
+    """Return whether a node is neither a constant nor a factory with a lowering, such as ``zeros``."""
     return bool(node.all_input_nodes) or (node.op == "call_function" and find(node.target) is None)  # type: ignore[arg-type]
 
 
@@ -89,7 +90,7 @@ def _is_small(value: Any) -> bool:
 
 
 def _value(node: fx.Node, values: Mapping[fx.Node, torch.Tensor]) -> Any:
-    """Torch's value of a node; None where torch has no kernel for it."""
+    """Return the value of a node, computed by torch; None if torch has no kernel for it."""
     if node.op == "get_attr":
         return getattr(node.graph.owning_module, str(node.target)).detach().cpu()
     if any(used not in values for used in node.all_input_nodes):

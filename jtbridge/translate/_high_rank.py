@@ -1,10 +1,10 @@
-"""Sums over arrays of many dimensions, which XLA's CPU compiler would make the process crash on.
+"""A workaround for sums over arrays of many dimensions, whose code from XLA's CPU compiler crashes the process.
 
 For a float32 array of rank 7 or more, XLA (jaxlib 0.10.2) compiles ``sum(a * b)`` on a CPU to a call of YNNPACK whose
-generated code writes outside its memory. A batched program reaches such ranks soon: ``vmap`` adds a dimension each
-time. A clamp to the whole range of the dtype changes no value, NaN included. Between the product and its sum it keeps
-XLA from making one operation of both; ``max(x, -inf)``, a reshape or an optimization barrier do not, for XLA
-removes them first.
+generated code writes outside its memory. A batched program soon reaches such ranks, because each ``vmap`` adds a
+dimension. A clamp to the whole range of the dtype changes no value, NaN included. A clamp between the product and its
+sum stops XLA from fusing the two; ``max(x, -inf)``, a reshape or an optimization barrier do not, because XLA removes
+them first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RANK = 7  # the lowest rank for which XLA's code was seen to crash
 
 
 def with_guarded_sums(program: ClosedJaxpr) -> ClosedJaxpr:
-    """The same program, with a clamp before every sum over a floating-point array of rank 7 or more."""
+    """Return the same program, with a clamp before every sum over a floating-point array of rank 7 or more."""
     return program.replace(jaxpr=_guarded(program.jaxpr))
 
 
@@ -52,7 +52,7 @@ def _is_high_rank_sum(equation: Any) -> bool:
 
 
 def _in_param(value: Any) -> Any:
-    """A parameter of an equation: the bodies of loops, branches and inner functions are rewritten too."""
+    """Return a parameter of an equation, with clamps in the bodies of loops, branches and inner functions."""
     if isinstance(value, ClosedJaxpr):
         return with_guarded_sums(value)
     if isinstance(value, Jaxpr):

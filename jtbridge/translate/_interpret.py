@@ -1,4 +1,4 @@
-"""Running a functional ATen graph in JAX, one lowering per node."""
+"""Interpretation of a functional ATen graph in JAX, one lowering per node."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def _constant(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _as_array(value: Any) -> jax.Array:
-    """A constant; one of equal numbers as a broadcast number. 0.0 and -0.0 differ, which ``==`` does not say."""
+    """Return a constant as an array, or as a broadcast number if all its elements have the same bits.
+
+    Bits are compared because 0.0 and -0.0 differ, but are equal for ``==``.
+    """
     if value.size > 1:
         elements = np.ascontiguousarray(value).reshape(-1).view(np.uint8).reshape(value.size, -1)
         if (elements == elements[0]).all():
@@ -47,7 +50,7 @@ def _as_array(value: Any) -> jax.Array:
         if value.dtype.kind == "c" and _has_negative_zero(value):
             return jax.lax.complex(_as_array(np.real(value)), _as_array(np.imag(value)))
         if _has_negative_zero(value):
-            # XLA merges constants that compare equal, so [0.0, 1.0] would be read for [-0.0, 1.0]: their bits differ.
+            # XLA merges constants that compare equal, so it could use [0.0, 1.0] for [-0.0, 1.0]. Their bits differ.
             bits = jax.lax.optimization_barrier(jnp.asarray(value.view(f"u{value.itemsize}")))
             return jax.lax.bitcast_convert_type(bits, value.dtype)
     return jnp.asarray(value)
@@ -72,13 +75,13 @@ _IN_JAX: Mapping[Any, Callable[..., Any]] = {to_bytes: _to_bytes, from_bytes: _f
 
 
 class Interpretation:
-    """A graph as a JAX function of its inputs. It is run, or batched by `jax.vmap`, with 64-bit types enabled."""
+    """A graph as a JAX function of its inputs. Calls of it, and `jax.vmap` of it, need 64-bit types to be enabled."""
 
     def __init__(self, module: fx.GraphModule, name: str, seed: int | None, *, kernels: bool = False):
         self.module = module
-        self._kernels = kernels  # whether to prefer a kernel to a lowering
+        self._kernels = kernels  # whether to prefer kernels to lowerings
         self._name = name
-        self._seed = seed  # the input that random operators draw from
+        self._seed = seed  # the position of the input from which random operators draw
         known = folded(list(module.graph.nodes))
         self._nodes = needed(list(module.graph.nodes), known)
         self._constants = {node: _constant(value.detach()) for node, value in known.items()}
@@ -91,7 +94,7 @@ class Interpretation:
         return self.run(arrays, self._keys(arrays))
 
     def run(self, arrays: Sequence[Any], keys: Keys) -> list[Any]:
-        """The results; `keys` gives the key of a draw by its number."""
+        """Return the results of the graph. `keys` returns the key of a draw from its number."""
         values: dict[fx.Node, Any] = {}
         inputs = iter(arrays)
         for position, node in enumerate(self._nodes):
@@ -134,7 +137,7 @@ class Interpretation:
         return value
 
     def _decomposed(self, node: fx.Node, values: Mapping[fx.Node, Any], keys: Keys) -> Any:
-        """A node by torch's own decomposition of its operator, whose operators are looked up again."""
+        """Return the value of a node by torch's decomposition of its operator, which is interpreted in turn."""
         module = decomposition(node)
         reason = obstacle(module)
         if reason is not None:
@@ -151,7 +154,7 @@ class Interpretation:
         return lambda *arrays: inner.run(arrays, keys)
 
     def _with_own_rule(self, node: fx.Node, run: Callable[..., list[Any]], keys: Keys) -> Callable[..., list[Any]]:
-        """What runs a node, batched by its operator's own rule."""
+        """Return `run`, the function of a node, with the batching rule of the node's operator."""
         one = custom_vmap(run)
 
         @one.def_vmap
@@ -181,7 +184,7 @@ class Interpretation:
 
 
 def _scope(node: fx.Node) -> str:
-    """Module path and operator, as JAX names what a transpose makes."""
+    """Return the named scope of a node: module path and operator, inside ``transpose(...)`` for a backward operator."""
     notes = origin(node)
     name = str(node.target).removeprefix("aten.").removesuffix(".default")
     path = notes.get("module", "").replace(".", "/")
@@ -190,7 +193,7 @@ def _scope(node: fx.Node) -> str:
 
 
 def _check(node: fx.Node, value: Any) -> None:
-    """Refuse a node's value unless its shapes and dtypes are those that torch gave the node."""
+    """Raise unless a node's value has the shapes and dtypes that torch gave the node."""
     got, expected = _flat(value), _flat(node.meta.get("val"))
     if len(got) != len(expected):
         raise TranslationError(
@@ -208,7 +211,7 @@ def _check(node: fx.Node, value: Any) -> None:
 
 
 def _same_shape(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether two shapes agree; the symbols of torch and of JAX are not compared."""
+    """Return whether two shapes agree. Symbolic sizes of torch and JAX are not compared."""
     return len(a) == len(b) and all(
         x == y for x, y in zip(a, b, strict=True) if isinstance(x, int) and isinstance(y, int)
     )
@@ -219,7 +222,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 def _last_uses(nodes: Sequence[fx.Node], known: Mapping[fx.Node, Any]) -> dict[int, list[fx.Node]]:
-    """For each position the nodes whose values are not needed after it; those that are known need none."""
+    """Return for each position the nodes whose values are not needed after it. Nodes in `known` read no values."""
     last: dict[fx.Node, int] = {}
     for position, node in enumerate(nodes):
         if node in known:

@@ -1,4 +1,4 @@
-"""Whether a torch function is linear in some of its inputs, up to a constant, as far as its graph tells."""
+"""Analysis of a graph: whether a torch function is linear, up to a constant, in some of its inputs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from ._program import captured, jax_semantics, precision, translate
 
 
 def nonlinearity(fn: TorchFunction, wrt: tuple[int, ...]) -> str | None:
-    """Why the transpose of `fn` in its inputs `wrt` is not its vector-Jacobian product at zero; None if it is.
+    """Return why the transpose of `fn` in its inputs `wrt` is not its vector-Jacobian product at zero; None if it is.
 
-    Every operator that the inputs reach must be linear in them: by the table below, or because JAX can transpose all
-    of the translated program. Torch's derivative is the transpose then, unless a part is hidden from autograd.
+    Every operator that depends on the inputs must be linear in them, by the table below; or JAX must be able to
+    transpose the whole translated program. Torch's derivative is then the transpose, unless a part of the function is
+    hidden from autograd.
     """
     while isinstance(fn, Vmap):
         fn = fn.fn
@@ -59,7 +60,7 @@ def _line(node: fx.Node) -> str:
 
 
 def _reached(module: fx.GraphModule, wrt: tuple[int, ...]) -> dict[fx.Node, None]:
-    """The nodes whose values depend on those of the inputs `wrt`, in order."""
+    """Return the nodes whose values depend on the values of the inputs `wrt`, in order."""
     placeholders = module.graph.find_nodes(op="placeholder")
     differentiated = {placeholders[i] for i in wrt}
     reached: dict[fx.Node, None] = {}
@@ -71,7 +72,7 @@ def _reached(module: fx.GraphModule, wrt: tuple[int, ...]) -> dict[fx.Node, None
 
 
 def _is_linear(node: fx.Node, reached: dict[fx.Node, None]) -> bool:
-    """Whether a node is linear in all of its inputs that are `reached`, taken together."""
+    """Return whether a node is jointly linear in all of its inputs that are `reached`."""
     if node.op == "placeholder" or node.target is getitem:
         return True
     value = node.meta.get("val")
@@ -85,7 +86,7 @@ def _is_linear(node: fx.Node, reached: dict[fx.Node, None]) -> bool:
     if alias is not None and not alias.is_write:  # a view
         return differentiated == {0}
     if overload_name(node.target) in ("Tensor_mode", "Scalar_mode", "reduce", "value_reduce"):
-        return False  # a quotient that is rounded, a scatter that multiplies
+        return False  # a rounded quotient, or a scatter that multiplies
     terms, factors = _LINEAR.get(_name(node), ((), ()))
     return differentiated <= {*terms, *factors} and len(differentiated & {*factors}) <= 1
 
@@ -101,7 +102,7 @@ def _name(node: fx.Node) -> str:
 
 
 def _is_transposed_by_jax(fn: TorchFunction, wrt: tuple[int, ...]) -> bool:
-    """Whether JAX can transpose the translated program of `fn`."""
+    """Return whether JAX can transpose the translated program of `fn`."""
     try:
         program = translate(fn)
     except TranslationError:
@@ -133,8 +134,8 @@ _TYPE_ONLY = {
     *("sym_size", "new_empty_strided"),
 }
 
-# Operators that are linear in some of their arguments, by position: in the first together, in one of the second while
-# the others are fixed. Views need no entry.
+# Operators that are linear in some of their arguments, as two tuples of positions. An operator is jointly linear in the
+# arguments of the first tuple and at most one argument of the second, while the others are fixed. Views need no entry.
 _TABLE = {
     """
     neg sum mean cumsum clone _to_copy reshape flip roll gather index index_select tril triu trace repeat embedding

@@ -1,4 +1,4 @@
-"""Emitting a translated program, whose 64-bit types are on, as part of one where they may be off."""
+"""Lowering of a translated program, which uses 64-bit types, inside a program where these may be off."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ._program import jax_semantics
 def lower_program(
     ctx: mlir.LoweringRuleContext, program: ClosedJaxpr, operands: Sequence[Any], *, matmul_precision: str
 ) -> Sequence[Any]:
-    """The results of a program; `ctx` has the abstract values of its inputs and outputs, `products` the precision."""
-    # Symbolic sizes, and the number of the platform among several, are int32 while x64 is off, and here int64.
+    """Emit a program and return its results. `ctx` has the abstract values of the program's inputs and outputs."""
+    # Symbolic sizes and the index of the platform are int32 while x64 is off. The translated program needs int64.
     wide = ir.RankedTensorType.get([], ir.IntegerType.get_signless(64))
     sizes = tuple(stablehlo.convert(wide, size) for size in ctx.dim_var_values)
     with jax_semantics(matmul_precision):

@@ -1,4 +1,4 @@
-"""How the operators of a graph are translated: by a lowering, by torch's decomposition, or not at all."""
+"""Analysis of a graph's operators: whether each has a lowering, a decomposition by torch, or no translation."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from jtbridge.lowerings import find
 from ._decompose import decomposable, decomposition
 from ._fold import folded, needed
 
-# Python functions that a graph may hold besides operators: of symbolic sizes, and of residuals.
+# Python functions that a graph may contain besides operators: functions of symbolic sizes and of residuals.
 _OF_SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.pow)
 _PLAIN = frozenset({operator.getitem, *_OF_SIZES, to_bytes, from_bytes})
 
 
 def obstacle(module: fx.GraphModule) -> str | None:
-    """The first node of a graph that has neither a lowering nor a decomposition, described; None if there is none."""
+    """Return why the first node without a lowering and a decomposition cannot be translated; None if all nodes can."""
     found = [node for node in module.graph.nodes if _is_operator(node) and not _is_known(node)]
     if not found:
         return None
-    run = set(_run(module))  # a value of constants alone is computed by torch, and needs no lowering
+    run = set(_run(module))  # torch computes values of constants alone, so these need no lowering
     return next((_described(node) for node in found if node in run), None)
 
 
 class OperatorCounts:
-    """The operators of a graph, and those of them that have no lowering.
+    """The operators of a graph, and how they are translated.
 
     Attributes:
-        all: how often each operator is in the graph, where it is run.
+        all: how often each operator is run.
         decomposed: the operators that run as torch's decomposition into others.
         missing: the operators that prevent a translation, also inside decompositions.
     """
@@ -46,19 +46,19 @@ class OperatorCounts:
 
 
 def has_lowering(node: fx.Node) -> bool:
-    """Whether a node's operator has a lowering of its own."""
+    """Return whether a node's operator has a lowering."""
     return isinstance(node.target, OpOverload) and find(node.target) is not None
 
 
 def describe(node: fx.Node) -> str:
-    """An operator of a graph and where the user's code called it."""
+    """Return the name of a node's operator, and the place in the user's code that called it."""
     notes = origin(node)
     places = [text for text in (notes.get("module"), notes.get("line")) if text]
     return f"operator `{_name(node)}`" + (f" ({', '.join(places)})" if places else "")
 
 
 def _run(module: fx.GraphModule) -> list[fx.Node]:
-    """The nodes that are run, in order: those that the results depend on, less those whose values are computed once."""
+    """Return the nodes that are run, in order: the nodes that the results depend on, without folded constants."""
     nodes = list(module.graph.nodes)
     known = folded(nodes)
     return [node for node in needed(nodes, known) if node not in known]
@@ -86,7 +86,7 @@ def _is_known(node: fx.Node) -> bool:
 
 
 def _described(node: fx.Node) -> str:
-    """Why a node cannot be translated, and what to do."""
+    """Return why a node cannot be translated, and the remedy."""
     call = 'call torch instead: backend="dlpack" or "callback"'
     if _written(node) is not None:
         return (
@@ -101,7 +101,7 @@ def _described(node: fx.Node) -> str:
 
 
 def _written(node: fx.Node) -> OpOverload | None:
-    """The operator that writes to its arguments, which a node calls on copies of them; None if it calls none."""
+    """Return the mutating operator that a node calls on copies of its arguments; None if it calls none."""
     if isinstance(node.target, OpOverload) or not node.args or not isinstance(node.args[0], OpOverload):
         return None
     return node.args[0]

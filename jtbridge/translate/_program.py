@@ -1,8 +1,8 @@
-"""From a torch function to a JAX function that computes the same: ``program(fn)``.
+"""Translation of a torch function to a JAX program that computes the same: ``translate(fn)``.
 
-The user's function and its derivatives (`Vjp`, `Jvp`) are each traced, after torch's autograd has had its say, and
-the graph is interpreted in JAX. A batched function is the batched interpretation, by `jax.vmap`: derivatives of it are
-rewritten as batched derivatives, so torch.vmap is never needed.
+The user's function and its derivatives (`Vjp`, `Jvp`) are each traced, after torch's autograd, and the graph is
+interpreted in JAX. A batched function is the interpretation of one row, batched by `jax.vmap`. A derivative of a batch
+is rewritten as a batch of derivatives, so torch.vmap is never needed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ Run = Callable[..., list[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Batched:
-    """`run` over a batch, in the place of what `source` is: its results come stacked, or summed over the batch."""
+    """A function of one row over a batch. Each result is stacked along an axis, or summed over the batch."""
 
-    source: TorchFunction  # of one row
-    inner: Batched | TorchFunction
+    source: TorchFunction  # the function of one row
+    inner: Batched | TorchFunction  # `source` with its batching outermost
     in_dims: tuple[int | None, ...]
     out_dims: tuple[int | str, ...]  # an axis, or "sum"
     size: int
@@ -45,7 +45,7 @@ class Batched:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ProgramPart(TorchFunction):
-    """A part of a program that was translated already. There is no torch function of it."""
+    """A part of a program that is already translated. It has no torch function."""
 
     owner: TracedFunction
     program: ClosedJaxpr
@@ -66,14 +66,14 @@ class ProgramPart(TorchFunction):
 
 
 def translate(fn: TorchFunction, *, kernels: bool = False) -> ClosedJaxpr:
-    """`fn` as a JAX program with 64-bit types inside.
+    """Return `fn` as a JAX program that uses 64-bit types.
 
     Args:
         fn: the function.
-        kernels: whether its operators are kernels (of `jtbridge.kernels`) where they can be.
+        kernels: whether to use the kernels of `jtbridge.kernels` for the operators that have one.
 
     Raises:
-        TranslationError: it cannot be translated; the message says why.
+        TranslationError: the function cannot be translated; the message says why.
     """
     if isinstance(fn, ProgramPart):
         return fn.program
@@ -84,9 +84,9 @@ def translate(fn: TorchFunction, *, kernels: bool = False) -> ClosedJaxpr:
             cache[key] = _traced_in_jax(_run_of(_normalised(fn), kernels), fn)
         except TranslationError as error:
             cache[key] = error.with_traceback(None)
-        except JtbridgeError:  # torch would refuse it too
+        except JtbridgeError:  # the error is addressed to the user, and other backends would raise it too
             raise
-        except Exception as error:  # noqa: BLE001  (whatever the reason, another backend may do)
+        except Exception as error:  # noqa: BLE001  (whatever the reason, another backend may run it)
             cache[key] = TranslationError(f"`{fn.base.name}` cannot be translated: {type(error).__name__}: {error}")
     found = cache[key]
     if isinstance(found, TranslationError):
@@ -95,7 +95,7 @@ def translate(fn: TorchFunction, *, kernels: bool = False) -> ClosedJaxpr:
 
 
 def untranslatable_reason(fn: TorchFunction) -> str | None:
-    """Why :func:`translate` fails; None if it succeeds."""
+    """Return why :func:`translate` fails; None if it succeeds."""
     try:
         translate(fn)
     except TranslationError as error:
@@ -104,7 +104,7 @@ def untranslatable_reason(fn: TorchFunction) -> str | None:
 
 
 def _traced_in_jax(run: Run, fn: TorchFunction) -> ClosedJaxpr:
-    """Before anything is lowered, so that what fails does so while another backend can still be chosen."""
+    """Trace `run` to a JAX program before lowering, so that it fails while another backend can still be chosen."""
     avals = [jax.ShapeDtypeStruct(type_.shape, type_.dtype) for type_ in fn.in_types]
     with jax_semantics(precision(fn.base)):
         program = jax.make_jaxpr(run)(*avals)
@@ -116,15 +116,15 @@ def _traced_in_jax(run: Run, fn: TorchFunction) -> ClosedJaxpr:
 
 @contextlib.contextmanager
 def jax_semantics(matmul_precision: str) -> Iterator[None]:
-    """JAX's settings while a graph is interpreted: torch's dtypes, whatever the program around it has chosen.
+    """Set JAX's settings for the interpretation of a graph: torch's dtypes, whatever the surrounding program uses.
 
-    Debugging switches are off: what is computed here is a constant, or a part of the program that JAX will check.
+    Debugging switches are off: the values inside are constants, or parts of a program that JAX checks later.
 
     Args:
-        products: see :func:`precision`.
+        matmul_precision: see :func:`precision`.
     """
     with (
-        jax.disable_jit(False),  # a loop of a lowering would run in Python
+        jax.disable_jit(False),  # with jit disabled, a loop of a lowering would run in Python
         jax.debug_nans(False),
         jax.debug_infs(False),
         jax.enable_x64(True),
@@ -136,7 +136,7 @@ def jax_semantics(matmul_precision: str) -> Iterator[None]:
 
 
 def precision(traced: TracedFunction) -> str:
-    """How float32 is multiplied: as JAX was told to, or else as torch was, whose default is as float32.
+    """Return the matmul precision of float32: JAX's setting, or else torch's, whose default is full float32.
 
     JAX's own default takes ten bits on a GPU and seven on a TPU.
     """
@@ -148,7 +148,7 @@ _PRECISIONS = {"highest": "highest", "high": "high", "medium": "default"}
 
 
 def _normalised(fn: TorchFunction) -> Batched | TorchFunction:
-    """`fn` with its batching outermost."""
+    """Return `fn` with its batching outermost."""
     match fn:
         case Vmap():
             out_dims = tuple("sum" if i in fn.summed else 0 for i in range(len(fn.out_types)))
@@ -160,7 +160,7 @@ def _normalised(fn: TorchFunction) -> Batched | TorchFunction:
     return fn
 
 
-# (x, dx) -> Df(x) dx  of a batch is a batch of it; a sum over the batch is linear.
+# (x, dx) -> Df(x) dx  of a batch is the batch of this map, also for a sum over the batch, which is linear.
 def _jvp(fn: Batched | TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Batched | TorchFunction:
     if not isinstance(fn, Batched):
         return Jvp(fn, wrt, outs)
@@ -173,8 +173,8 @@ def _jvp(fn: Batched | TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...
     )
 
 
-# (x, ct) -> ct Df(x)  of a batch: an argument that all rows share gets the sum of their gradients, and a result that is
-# a sum has the one cotangent for all rows.
+# (x, ct) -> ct Df(x)  of a batch: the gradient of an argument that all rows share is the sum of the rows' gradients.
+# All rows share the cotangent of a result that is a sum.
 def _vjp(fn: Batched | TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Batched | TorchFunction:
     if not isinstance(fn, Batched):
         return Vjp(fn, wrt, outs)
@@ -220,10 +220,10 @@ def _of_no_rows(type_: Any, dim: int | str) -> jax.Array:
 
 
 def graph_of(fn: TorchFunction) -> fx.GraphModule:
-    """The functional ATen graph of a torch function that is not batched, all of whose operators have lowerings.
+    """Return the functional ATen graph of a torch function that is not batched, if all operators can be translated.
 
     Raises:
-        TranslationError: torch cannot trace it, or it holds an operator without a lowering.
+        TranslationError: torch cannot trace the function, or an operator has neither a lowering nor a decomposition.
     """
     module = captured(fn)
     reason = obstacle(module)
@@ -233,10 +233,10 @@ def graph_of(fn: TorchFunction) -> fx.GraphModule:
 
 
 def captured(fn: TorchFunction) -> fx.GraphModule:
-    """The functional ATen graph of a torch function that is not batched.
+    """Return the functional ATen graph of a torch function that is not batched.
 
     Raises:
-        TranslationError: torch cannot trace it.
+        TranslationError: torch cannot trace the function.
     """
     traced = fn.base
     if isinstance(fn, GraphFunction):
@@ -249,9 +249,9 @@ def captured(fn: TorchFunction) -> fx.GraphModule:
 
 
 def _without_forward_mode(fn: TorchFunction) -> bool:
-    """Have the forward derivatives in `fn` go through two reverse modes, if any of them does not yet.
+    """Make the forward derivatives in `fn` use two reverse modes, and return whether any of them did not yet.
 
-    Torch's forward mode has zeros on another device, which cannot always be traced.
+    Torch's forward mode makes zeros on another device, which cannot always be traced.
     """
     changed = False
     while isinstance(fn, Jvp | Vjp):
@@ -288,7 +288,7 @@ def _traced(fn: TorchFunction) -> fx.GraphModule:
             f"`{traced.name}` cannot be traced ({type(fn).__name__}): {type(error).__name__}: "
             f"{lines[0] if lines else ''}"
         ) from error
-    if len(traced.double_reverse) > by_reverse_mode:  # the graph holds what was traced before forward mode failed
+    if len(traced.double_reverse) > by_reverse_mode:  # the graph has operators from before forward mode failed
         return _traced(fn)
     lift_constants(module, traced)
     module.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))

@@ -1,7 +1,7 @@
-"""Functions of arrays whose sizes are symbols, for :func:`jax.export` with a symbolic batch.
+"""Programs of arrays with symbolic sizes, for :func:`jax.export` with a symbolic batch.
 
-Such a program is traced with torch's own symbolic sizes, and what torch assumed of them on the way must hold for all
-sizes. It has no derivative: JAX's rules need the shapes, and torch wrote no gradient for it.
+Such a program is traced with torch's own symbolic sizes. The assumptions that torch makes about them must hold for all
+sizes. The program has no derivative: JAX's rules need the shapes, and torch traced no gradient.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _HINTS = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
 
 
 def is_symbolic(shape: Sequence[Any]) -> bool:
-    """Whether a shape has a size that is no number."""
+    """Return whether a shape has a size that is not an integer."""
     return any(not isinstance(size, int) for size in shape)
 
 
 def hinted_shapes(shapes: Sequence[Sequence[Any]]) -> list[tuple[int, ...]]:
-    """Shapes with a number for each symbol, that no other size is.
+    """Return shapes with a number for each symbol that differs from all other sizes.
 
     Raises:
-        TranslationError: a size is an expression of symbols, or there are too many of them.
+        TranslationError: a size is an expression of symbols, or there are too many symbols.
     """
     taken = {size for shape in shapes for size in shape if isinstance(size, int)}
     free = [hint for hint in _HINTS if hint not in taken]
@@ -54,10 +54,10 @@ def hinted_shapes(shapes: Sequence[Sequence[Any]]) -> list[tuple[int, ...]]:
 
 
 def symbolic_program(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> ClosedJaxpr:
-    """`flat`, a function for the hinted shapes, as a program of arrays of the symbolic ones.
+    """Return `traced`, a function for the hinted shapes, as a program of arrays of the symbolic shapes.
 
     Raises:
-        TranslationError: it cannot be translated, or only for some sizes.
+        TranslationError: the function cannot be translated, or only for some sizes.
     """
     module, environment, symbols = _traced(traced, shapes)
     _refuse_assumptions(traced, environment, symbols.values())
@@ -72,7 +72,7 @@ def symbolic_program(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) ->
         program = jax.make_jaxpr(run)(
             *(jax.ShapeDtypeStruct(tuple(s), t.dtype) for s, t in zip(shapes, traced.in_types, strict=True))
         )
-    _refuse_assumptions(traced, environment, symbols.values())  # a lowering may have asked for a number
+    _refuse_assumptions(traced, environment, symbols.values())  # a lowering may have used a symbol as a number
     return program
 
 
@@ -83,7 +83,7 @@ def _refuse_assumptions(traced: TracedFunction, environment: Any, symbols: Itera
 
 
 def _traced(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> tuple[fx.GraphModule, Any, dict[Any, Any]]:
-    """The graph, what torch assumed of its symbols, and these: by JAX's symbol."""
+    """Return the graph, the environment with torch's assumptions, and torch's symbol for each symbol of JAX."""
     sizes = [
         [(hint, not isinstance(size, int)) for hint, size in zip(type_.shape, shape, strict=True)]
         for type_, shape in zip(traced.in_types, shapes, strict=True)
@@ -108,7 +108,7 @@ def _traced(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> tuple[fx
 
 
 def torch_symbolic(*args: Any, program: ClosedJaxpr) -> list[Any]:
-    """Run a program of symbolic sizes as part of a JAX program."""
+    """Bind a program of symbolic sizes as part of a JAX program."""
     return torch_symbolic_p.bind(*args, program=program)
 
 
@@ -117,7 +117,8 @@ torch_symbolic_p.multiple_results = True
 
 
 def _lower(ctx: mlir.LoweringRuleContext, *args: Any, program: ClosedJaxpr) -> Sequence[Any]:
-    return lower_program(ctx, program, args, matmul_precision="highest")  # of its products it is said already
+    # The precision has no effect here: the program's matmuls have their own.
+    return lower_program(ctx, program, args, matmul_precision="highest")
 
 
 torch_symbolic_p.def_abstract_eval(lambda *_, program: program.out_avals)

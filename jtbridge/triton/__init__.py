@@ -1,4 +1,4 @@
-"""Triton and jax-triton: which versions work together, calls of kernels, and fixes of Triton's interpreter.
+"""Triton and jax-triton: supported versions, calls of kernels, and fixes of Triton's interpreter.
 
 Neither package is imported before it is used. The folder `launches` handles the Triton kernels that a user's torch
 function launches.

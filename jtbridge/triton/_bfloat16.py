@@ -45,7 +45,7 @@ def _constant(interpreter: Any) -> Any:
 
 
 def _convert(interpreter: Any) -> Any:
-    """Convert between floating-point types of which one is bfloat16 or has 8 bits.
+    """Return a conversion between floating-point types of which one is bfloat16 or has 8 bits.
 
     The interpreter's own function converts 127 to 64: where the mantissa rounds up to the next power of two, it leaves
     the exponent as it is.
@@ -95,7 +95,10 @@ def _store(interpreter: Any) -> Any:
 
 
 def _atomic(interpreter: Any) -> Any:
-    """Add atomically to bfloat16, its only atomic operation. Interpreted programs run one after the other."""
+    """Return an atomic addition to bfloat16 memory. Interpreted programs run one after another.
+
+    Addition is the only atomic operation on bfloat16.
+    """
     original, tl, handle = interpreter.InterpreterBuilder.create_atomic_rmw, interpreter.tl, interpreter.TensorHandle
     memory = interpreter._interpreter
 

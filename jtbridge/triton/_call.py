@@ -1,4 +1,4 @@
-"""Call a Triton kernel from a JAX program, with jax-triton 0.3 or 0.4."""
+"""Calls of Triton kernels from a JAX program, with jax-triton 0.3 or 0.4."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ TRITON_TYPES = {
     torch.uint64: "u64",
 }
 
-# By the name of a scalar's type in a signature, its name in `triton.language`.
+# For the name of each scalar type in a signature, its name in `triton.language`.
 LANGUAGE_TYPES = {
     "u1": "int1",
     **{f"{kind}{bits}": f"{kind_}int{bits}" for kind, kind_ in (("i", ""), ("u", "u")) for bits in (8, 16, 32, 64)},
@@ -60,7 +60,7 @@ def kernel_ir(function: Any, arguments: Mapping[str, Any]) -> str:
 
     Args:
         function: the result of ``triton.jit``.
-        arguments: its arguments by name, with a dtype in place of each tensor.
+        arguments: the kernel's arguments by name, with a dtype in place of each tensor.
     """
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget

@@ -1,4 +1,4 @@
-"""Which versions of Triton and jax-triton are installed, and whether they work together."""
+"""The installed versions of Triton and jax-triton, and whether they work together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FusionPatterns of operators as models write them, each as one operator of ours: what a kernel computes at once."""
+"""Chains of operators as models write them. Each is replaced by one fused operator, which a kernel computes."""
 
 from ._operators import FUNCTIONS
 from ._recorder import FusionPatterns

@@ -1,4 +1,4 @@
-"""Layer normalization over the last dimension written out, scaled by a weight, as Cohere's models have it.
+"""Layer normalization over the last dimension as Cohere's models write it out, scaled by a weight.
 
 ``h = (x - mean) * rsqrt((x - mean).pow(2).mean(-1, keepdim=True) + eps)`` in float32, then ``(weight.float() * h)``,
 rounded once.
@@ -58,14 +58,17 @@ centered_norm = with_backward(
 
 
 def in_float32(matcher: Matcher, out: torch.Tensor, weight: Any, h: Any) -> Match:
-    """Of an x in half precision it would be but a part."""
+    """Match the chain for an x in float32.
+
+    If x was converted from half precision, this product is only a part of the chain that `rounded` matches.
+    """
     x, eps = _normalized(matcher, h)
     matcher.demand(matcher.unwidened(x) is x)
     return _operator(matcher, x, weight, eps)
 
 
 def rounded(matcher: Matcher, out: torch.Tensor, product: Any) -> Match:
-    """In half precision."""
+    """Match the chain for an x in half precision, which ends with a conversion back."""
     for h, scale in matcher.both_ways(product, "mul"):
         if matcher.sees(h, "mul"):
             x32, eps = _normalized(matcher, h)
@@ -82,7 +85,7 @@ def _operator(matcher: Matcher, x: torch.Tensor, weight: Any, eps: float) -> Mat
 
 
 def _normalized(matcher: Matcher, h: Any) -> tuple[torch.Tensor, float]:
-    """Of ``(x - mean) * rsqrt(variance + eps)`` the x, in float32, and eps."""
+    """Return x, in float32, and eps of ``(x - mean) * rsqrt(variance + eps)``."""
     for away, rstd in matcher.both_ways(h, "mul"):
         if matcher.sees(rstd, "rsqrt"):
             again, eps = of_squares(matcher, rstd)
@@ -91,7 +94,7 @@ def _normalized(matcher: Matcher, h: Any) -> tuple[torch.Tensor, float]:
 
 
 def _centered(matcher: Matcher, away: Any, again: Any) -> torch.Tensor:
-    """The x of ``x - mean``, which may have been computed once or twice."""
+    """Return the x of ``x - mean``, a difference that the function may compute once or twice."""
     once = away is again
     x, mean = matcher(away, "sub", uses=1 + once)
     if not once:

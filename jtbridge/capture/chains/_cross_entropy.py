@@ -1,9 +1,9 @@
-"""Cross entropy of rows of logits with class numbers, in float32, of logits of any precision.
+"""Cross-entropy of rows of logits with class indices, computed in float32 for logits of any precision.
 
-Classes may have weights, which torch takes for constants, where no label is smoothed.
+Classes may have weights, which torch takes as constants, if there is no label smoothing.
 
-What is kept for the backward are two numbers of each row, the largest logit and the logarithm of the sum of the
-exponentials less it, not the logarithm of the softmax of every class.
+The residuals of the backward are two numbers for each row: the largest logit, and the logarithm of the sum of
+``exp(logit - largest)``. The logarithm of the softmax of every class is not stored.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _log_softmax(logits: torch.Tensor, top: torch.Tensor, log_sum: torch.Tensor)
 def _loss(
     log_p: torch.Tensor, target: torch.Tensor, weight: Maybe, reduction: int, ignore_index: int, smoothing: float
 ) -> torch.Tensor:
-    """As torch's composite ``cross_entropy_loss`` has it."""
+    """Compute the loss as torch's composite ``cross_entropy_loss`` does."""
     loss = _aten.nll_loss_forward.default(log_p, target, weight, reduction, ignore_index)[0]
     if not smoothing:
         return loss
@@ -97,7 +97,7 @@ def _fake(
 def _written_out(
     logits: torch.Tensor, target: torch.Tensor, weight: Maybe, reduction: int, ignore_index: int, smoothing: float
 ) -> tuple[torch.Tensor]:
-    """Torch's own chain, whose derivatives torch has."""
+    """Compute the loss with torch's own chain of operators, all of which torch can differentiate."""
     log_p = _aten._log_softmax.default(wide(logits), 1, False)
     return (_loss(log_p, target, weight, reduction, ignore_index, smoothing),)
 
@@ -116,13 +116,13 @@ cross_entropy = with_backward(
 
 
 def of_torch(matcher: Matcher, *args: Any, **kwargs: Any) -> Match:
-    """``torch.nn.functional.cross_entropy``."""
+    """Match a call of ``torch.nn.functional.cross_entropy``."""
     given = _bound(_CROSS_ENTROPY, args, kwargs)
     return _operator(matcher, given, given["input"], given["label_smoothing"])
 
 
 def in_two(matcher: Matcher, *args: Any, **kwargs: Any) -> Match:
-    """``nll_loss`` of ``log_softmax``."""
+    """Match ``nll_loss`` of ``log_softmax``."""
     given = _bound(_NLL_LOSS, args, kwargs)
     logits, dim = matcher(given["input"], "log_softmax")
     matcher.demand(dim in (-1, 1))
@@ -139,7 +139,7 @@ def _bound(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, An
 
 
 def _operator(matcher: Matcher, given: dict[str, Any], logits: Any, smoothing: Any) -> Match:
-    """In float32, be it of half precision that was converted for it."""
+    """Return the operator for logits in float32, or for the half-precision logits from which they were converted."""
     target, ignore_index, reduction = given["target"], given["ignore_index"], given["reduction"]
     weight = given["weight"]
     matcher.demand(given["size_average"] is None and given["reduce"] is None)
@@ -154,13 +154,13 @@ def _operator(matcher: Matcher, given: dict[str, Any], logits: Any, smoothing: A
 
 
 def _are_weights(weight: Any, logits: torch.Tensor) -> bool:
-    """Whether they are one constant for each class."""
+    """Return whether the weights are one constant for each class."""
     constant = isinstance(weight, torch.Tensor) and not weight.requires_grad
     return constant and weight.dtype is logits.dtype and weight.shape == logits.shape[1:]
 
 
 def _unwidened(matcher: Matcher, logits: torch.Tensor) -> torch.Tensor:
-    """The logits before they were converted to float32; if they were reshaped since, that is done again."""
+    """Return the logits before they were converted to float32, reshaped again if they were reshaped since."""
     if matcher.sees(logits, "view"):
         base, *sizes, keywords = matcher(logits, "view", hidden=False)
         narrow = matcher.unwidened(base)

@@ -1,7 +1,7 @@
-"""``activation(gate) * up``, as models write SwiGLU and GeGLU. The activation is rounded before it is multiplied.
+"""``activation(gate) * up``, as models write SwiGLU and GeGLU. The activation is rounded before the product.
 
-GELU by tanh that is written out, ``gelu_new``, is rounded at each of its steps, which the kernel does not do: it is
-this in float32 alone.
+``gelu_new`` is GELU by tanh that is written out. In half precision each of its operators rounds, which the kernel does
+not do, so that ``gelu_new`` is matched in float32 only.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ gated = with_backward(
 
 
 def product(matcher: Matcher, out: torch.Tensor, activated: Any, up: Any) -> Match:
-    """An activation times a tensor like it."""
+    """Match an activation times a tensor of the same shape and dtype."""
     if matcher.sees(activated, "silu"):
         (gate,) = matcher(activated, "silu")
         activation = "silu"
@@ -79,7 +79,7 @@ def product(matcher: Matcher, out: torch.Tensor, activated: Any, up: Any) -> Mat
 
 
 def _written_out(matcher: Matcher, activated: Any) -> torch.Tensor:
-    """Of ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))`` the x, in float32."""
+    """Return x, in float32, of ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``."""
     for halved, shifted in matcher.both_ways(activated, "mul"):
         if matcher.sees(halved, "mul") and matcher.sees(shifted, "add"):
             x = _beside(matcher, halved, "mul", 0.5)
@@ -93,7 +93,7 @@ def _written_out(matcher: Matcher, activated: Any) -> torch.Tensor:
 
 
 def _beside(matcher: Matcher, value: Any, name: str, number: float) -> torch.Tensor:
-    """What a step takes beside a number."""
+    """Return the tensor argument of a recorded call whose other argument is a given number."""
     for x, other in matcher.both_ways(value, name):
         if isinstance(x, torch.Tensor) and isinstance(other, float | int) and other == number:
             return x

@@ -1,4 +1,4 @@
-"""What a function's calls of torch made, as far as it may be part of a chain."""
+"""Recorded calls of torch functions, and the search for a chain among them."""
 
 from __future__ import annotations
 
@@ -11,33 +11,36 @@ import torch.nn.functional as F
 
 from jtbridge._compat import version_of
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # what the kernels take
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # the dtypes that the kernels take
 
-Match = Callable[[], torch.Tensor]  # the operator, on the arguments that were found
+Match = Callable[[], torch.Tensor]  # calls the fused operator on the arguments of the chain
 
 
 class NoMatch(Exception):
-    """It is not the chain that was looked for."""
+    """The recorded calls are not the chain that the matcher looks for."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class RecordedCall:
-    """A call that made one tensor, and what would make its value another by now."""
+    """A call of a torch function that returned one tensor, and the state of the tensors at that time."""
 
     name: str
     args: tuple[Any, ...]
-    grad: bool  # whether gradients were recorded
-    taken: list[tuple[torch.Tensor, Any]]  # tensors, and what they were then
-    made: Any  # what the result was then
-    uses: int = 0  # calls that took what it made
+    grad: bool  # whether autograd recorded the call
+    taken: list[tuple[torch.Tensor, Any]]  # argument tensors, and their state at the call
+    made: Any  # the state of the result at the call
+    uses: int = 0  # how often later calls took the result
 
     @classmethod
     def now(cls, name: str, args: tuple[Any, ...], tensors: Iterable[torch.Tensor], made: torch.Tensor) -> RecordedCall:
-        """The step that has just been taken."""
+        """Return the record of a call that has just returned `made`."""
         return cls(name, args, torch.is_grad_enabled(), [(x, _condition(x)) for x in tensors], _condition(made))
 
     def holds(self, made: torch.Tensor) -> bool:
-        """Whether nothing was written to or cut off since, and gradients are recorded as they were."""
+        """Return whether the call would give the same now.
+
+        No tensor of the call was written to or detached since, and autograd is on or off as it was.
+        """
         return (
             self.grad == torch.is_grad_enabled()
             and _condition(made) == self.made
@@ -46,25 +49,30 @@ class RecordedCall:
 
 
 def _condition(x: torch.Tensor) -> Any:
-    """What changes where a tensor is written to, or its past is: by ``detach_``, or by what an autograd.Function is."""
+    """Return the state of a tensor that changes if the tensor is written to or gets another autograd history.
+
+    ``detach_`` and an ``autograd.Function`` can change the history of a tensor.
+    """
     return version_of(x), x.grad_fn, x.requires_grad
 
 
 class Matcher:
-    """A look backwards from the last call of what may be a chain."""
+    """A search backwards from the last call of a possible chain."""
 
     def __init__(self, steps: MutableMapping[torch.Tensor, RecordedCall]):
         self._steps = steps
-        self.inner: dict[
-            RecordedCall, int
-        ] = {}  # those whose results the chain hides, and how often it takes these itself
+        # The calls whose results the chain hides, and how often the chain itself takes each result.
+        self.inner: dict[RecordedCall, int] = {}
 
     def sees(self, value: Any, name: str) -> bool:
-        """Whether a value was made by a step."""
+        """Return whether a recorded call of this name returned a value."""
         return self._step(value, name) is not None
 
     def __call__(self, value: Any, name: str, *, hidden: bool = True, uses: int = 1) -> tuple[Any, ...]:
-        """The arguments of the step that made a value, which the chain takes so often itself if it hides it."""
+        """Return the arguments of the recorded call of this name that returned a value.
+
+        With `hidden`, the value is an inner value of the chain, which takes it `uses` times.
+        """
         step = self._step(value, name)
         if step is None:
             raise NoMatch
@@ -73,15 +81,15 @@ class Matcher:
         return step.args
 
     def both_ways(self, value: Any, name: str) -> Iterator[tuple[Any, Any]]:
-        """Two arguments of a step whose order does not matter, in both orders."""
+        """Yield the two arguments of a call whose order does not matter, in both orders."""
         a, b = self(value, name)
         yield a, b
         yield b, a
 
     def unwidened(self, value: torch.Tensor) -> torch.Tensor:
-        """What a float32 tensor was converted from, if it was from half precision; else itself.
+        """Return the half-precision tensor from which a float32 tensor was converted, or else the tensor itself.
 
-        It is no inner value: one more use of it is one more conversion.
+        The float32 tensor is not an inner value of the chain: if it has other uses, the conversion is done once more.
         """
         if self.sees(value, "cast"):
             (source,) = self(value, "cast", hidden=False)
@@ -90,7 +98,7 @@ class Matcher:
         return value
 
     def demand(self, condition: bool) -> None:
-        """There is no match unless this holds."""
+        """Raise NoMatch unless a condition holds."""
         if not condition:
             raise NoMatch
 
@@ -99,7 +107,8 @@ class Matcher:
         return step if step is not None and step.name == name and step.holds(value) else None
 
 
-# A step's arguments as the functions of torch take them that make it. Others than these make no step.
+# Each of these functions takes the arguments of a torch function and returns the arguments that are recorded. A call
+# for which it raises a TypeError is not recorded.
 
 
 def _one(x: Any) -> tuple[Any, ...]:
@@ -176,7 +185,7 @@ _BY_FUNCTION = {function: (name, parse) for name, parse, functions in _FUNCTIONS
 
 
 def parsed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.Tensor) -> tuple[str, Any] | None:
-    """The step that a call of torch was, and its arguments; None if it was none that is known."""
+    """Return the name and the arguments to record for a call of a torch function; None if it is not recorded."""
     known = _BY_FUNCTION.get(func)
     if known is None:
         return None

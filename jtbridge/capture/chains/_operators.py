@@ -1,7 +1,7 @@
-"""Torch operators that are each a whole chain of others, with a backward that is one operator too.
+"""Fused operators: torch operators that each compute a whole chain of operators, with a backward operator.
 
-What an operator is made of (:data:`FUNCTIONS`) is written in ATen overloads and rounds where the chain rounds: where no
-kernel computes it, that is translated in its place, and gives what the chain gives.
+The definition of a fused operator (:data:`FUNCTIONS`) is written in ATen overloads and rounds where the chain rounds.
+Where no kernel computes the operator, the definition is translated instead, and has the results of the chain.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ Tensors = tuple[torch.Tensor, ...]
 
 _aten = torch.ops.aten
 
-# By the operator's qualified name.
+# From the operator's qualified name to its definition.
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 
 def operator(
     name: str, arguments: str, function: Callable[..., Tensors], fake: Callable[..., Tensors], results: int
 ) -> Any:
-    """``jtbridge::name``, which returns what `function` does: a tensor, or a tuple of several.
+    """Register the operator ``jtbridge::name``, which returns the tensor of `function`, or a tuple of several tensors.
 
     Args:
-        name: without the namespace.
-        arguments: their schema.
-        function: in ATen overloads.
-        fake: tensors of the shapes and dtypes that it returns.
-        results: how many these are.
+        name: the name without the namespace.
+        arguments: the schema of the arguments.
+        function: the definition, in ATen overloads.
+        fake: returns tensors of the shapes and dtypes of the results.
+        results: the number of results.
     """
 
     def unpacked(run: Callable[..., Tensors]) -> Callable[..., Any]:
@@ -55,18 +55,18 @@ def with_backward(
     kept: int = 0,
     written_out: Callable[..., Tensors] | None = None,
 ) -> Any:
-    """``jtbridge::name``, with ``jtbridge::name_backward`` as its gradient, which can be differentiated itself.
+    """Register ``jtbridge::name`` and its gradient ``jtbridge::name_backward``, which can itself be differentiated.
 
     Args:
-        name: without the namespace.
-        tensors: the schema of the arguments that are tensors, which come first.
-        options: that of the others.
+        name: the name without the namespace.
+        tensors: the schema of the tensor arguments, which come first.
+        options: the schema of the other arguments.
         forward: ``(*tensors, *options) -> (result, *kept)``.
-        backward: ``(cotangent, *tensors, *kept, *options)`` -> gradients of the moving tensors.
+        backward: ``(cotangent, *tensors, *kept, *options)`` -> gradients of the differentiated tensors.
         fake: as `forward`, without values.
-        moving: how many tensors have a gradient: the first ones.
-        kept: how many values are there for the backward alone.
-        written_out: the result again, as torch is to differentiate it twice; None: by `forward`.
+        differentiated: the number of tensors that have a gradient: the first ones.
+        kept: the number of residuals, which are for the backward alone.
+        written_out: as `forward`, in operators that torch can differentiate twice; None: `forward` is.
     """
     saved = [f"Tensor kept_{i}" for i in range(kept)]
     count = tensors.count("Tensor")
@@ -94,7 +94,10 @@ def with_backward(
         ctx.save_for_backward(*inputs[: 1 + count])
 
     def twice(ctx: Any, *seconds: torch.Tensor) -> tuple[Any, ...]:
-        """What is kept is a function of the tensors, and computed again."""
+        """Differentiate the gradient: compute the result again from the tensors, and let torch differentiate it twice.
+
+        The residuals are functions of the tensors, so that their derivatives are part of this.
+        """
         with torch.enable_grad():
             leaves = [_followed(x) for x in ctx.saved_tensors[: 1 + differentiated]]
             ct, *primals = leaves
@@ -111,20 +114,20 @@ def with_backward(
 
 
 def _followed(x: torch.Tensor) -> torch.Tensor:
-    """The same tensor, of which a derivative can be taken; through it, of x too if that can be."""
+    """Return a tensor that requires a gradient: a view of x if x requires one, or else x detached as a leaf."""
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
 
 
 def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in another dtype."""
+    """Convert a tensor to another dtype."""
     return x if x.dtype is dtype else _aten._to_copy.default(x, dtype=dtype)
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
-    """A tensor in float32."""
+    """Convert a tensor to float32."""
     return cast(x, torch.float32)
 
 
 def summed(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """The sum over some dimensions, or over none."""
+    """Sum over dimensions; without dimensions, copy."""
     return _aten.sum.dim_IntList(x, dims) if dims else _aten.clone.default(x)

@@ -1,8 +1,9 @@
-"""FusionPatterns are found while a function runs, from the values that its calls of torch make.
+"""Chains of operators, found while a function runs, from the results of its calls of torch.
 
-The function runs as it is, and torch's autograd is told all that it would be told (`detach`, `no_grad`, what an
-`autograd.Function` says). Only the last call of a chain returns what our operator makes of the chain's arguments, so
-that torch takes the operator's derivative; the calls before it are left without use, and fall out of the graph.
+The function runs unchanged, so that torch's autograd sees the same `detach`, `no_grad` and `autograd.Function` as
+without the recorder. Only the last call of a chain returns another tensor: the result of the fused operator on the
+chain's arguments. Torch then takes the derivative of the fused operator. The earlier calls of the chain have no use
+left, and are removed from the graph.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from ._matcher import Match, Matcher, NoMatch, RecordedCall, parsed
 
 _T = TypeVar("_T")
 
-_MOST = 4  # traces until no chain hides what is used elsewhere
+_MOST = 4  # the most traces until no chain hides a value that is used elsewhere
 
-# How a step may end a chain: by (look, what it made, its arguments), which are tried in both orders if there are two.
-# The longest first: a norm of what was centered may end as a part of one that centers it.
+# From the name of the last call of a chain to the functions ``(matcher, result, *arguments)`` that match the chain. Two
+# arguments are tried in both orders. Longer chains come first: an RMS norm of a centered value may end with the same
+# call as the norm that centers the value.
 _ENDS: dict[str, tuple[Callable[..., Match], ...]] = {
     "mul": (
         _centered_norm.in_float32,
@@ -43,32 +45,36 @@ _ENDS: dict[str, tuple[Callable[..., Match], ...]] = {
         _rope.complex_rounded,
     ),
 }
-# Functions of torch that are a chain by themselves, by their arguments.
+# Torch functions that are a chain by themselves. Each is matched from its arguments.
 _WHOLE: dict[Any, Callable[..., Match]] = {
     torch.nn.functional.cross_entropy: _cross_entropy.of_torch,
     torch.nn.functional.nll_loss: _cross_entropy.in_two,
     torch.nn.functional.rms_norm: _rms_norm.of_torch,
 }
 
-# What shows how autograd got to a tensor, or gives or takes its memory behind autograd's back.
+# Accesses that show the autograd history of a tensor, or that give or replace its memory without autograd.
 _DOUBTFUL = (torch.Tensor.grad_fn.__get__, torch.Tensor.data.__get__, torch.Tensor.data.__set__)  # type: ignore[attr-defined]
 
 
 class CallRecorder(TorchFunctionMode):
-    """Remembers what is made while it is active, and ends chains by our operators."""
+    """A mode that records calls of torch functions, and replaces the last call of a chain by the fused operator.
+
+    Args:
+        refused: the numbers of chains, in the order in which they are found, that are not replaced.
+    """
 
     def __init__(self, refused: set[int]):
         super().__init__()
         self._refused = refused
         self._steps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._found = 0
-        self._hidden: dict[int, dict[RecordedCall, int]] = {}  # by the number of each chain that was replaced
-        self.replaced = False  # whether there are any
-        self.misused: set[int] = set()  # those of which an inner value has other uses
+        self._hidden: dict[int, dict[RecordedCall, int]] = {}  # from the number of a replaced chain to its inner calls
+        self.replaced = False  # whether any chain was replaced
+        self.misused: set[int] = set()  # numbers of replaced chains of which an inner value has other uses
         self.doubtful = False
 
     def __exit__(self, *error: Any) -> None:
-        """Only what the function keeps is to be alive after it, and what it hides is in steps, with its arguments."""
+        """Find the misused chains, and drop the recorded calls, which would keep their arguments alive."""
         super().__exit__(*error)
         self.misused = {i for i, inner in self._hidden.items() if any(step.uses > own for step, own in inner.items())}
         self._hidden.clear()
@@ -89,23 +95,27 @@ class CallRecorder(TorchFunctionMode):
             self._note_uses(args, kwargs)
             return func(*args, **kwargs) if match is None else match()
         out = func(*args, **kwargs)
-        if any(x is out for x in args):  # a conversion to the dtype that it has
+        if any(x is out for x in args):  # as a conversion of a tensor to its own dtype
             return out
         if not isinstance(out, torch.Tensor):
-            if getattr(func, "__name__", "") != "__get__":  # a shape or a dtype
+            if getattr(func, "__name__", "") != "__get__":  # to read a shape or a dtype is not a use
                 self._note_uses(args, kwargs)
             return out
         step = None if out.is_inference() else parsed(func, args, kwargs, out)
         match = None if step is None else self._ended(step[0], out, step[1])
         self._note_uses(args, kwargs)
         if match is not None and _alike(made := match(), out):
-            out = made  # which may be part of a longer chain itself, that is then made of the same arguments
+            out = made  # recorded below with the same arguments, so that it may be part of a longer chain
         if step is not None:
             self._note(step[0], out, step[1])
         return out
 
     def _is_blind(self) -> bool:
-        """Where tensors are not what they seem, or what is saved for the backward is somebody's business."""
+        """Return whether no call can be matched.
+
+        In forward mode, functorch transforms and autocast, the recorded arguments do not determine the result of a
+        call. Hooks for saved tensors would see other residuals.
+        """
         return in_forward_mode() or inside_functorch() or any_autocast() or has_saved_tensor_hooks()
 
     def _ended(self, name: str, out: torch.Tensor, args: tuple[Any, ...]) -> Match | None:
@@ -145,7 +155,7 @@ class CallRecorder(TorchFunctionMode):
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether what follows cannot tell two tensors apart but by their values."""
+    """Return whether two tensors have the same dtype, shape and strides, so that later calls treat them alike."""
     return a.dtype is b.dtype and a.shape == b.shape and a.stride() == b.stride()
 
 
@@ -160,19 +170,23 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 class FusionPatterns:
-    """The chains of one function, over the traces that it takes to know which of them can be operators of ours."""
+    """The chains of one function, traced several times to find the chains that fused operators can replace."""
 
     def __init__(self) -> None:
         self._refused: set[int] = set()
         self._trails: list[CallRecorder] = []
 
     def trail(self) -> TorchFunctionMode:
-        """To be active while the function runs."""
+        """Return a new recorder, to be active while the function runs."""
         self._trails.append(CallRecorder(self._refused))
         return self._trails[-1]
 
     def settled(self, trace: Callable[[FusionPatterns | None], _T]) -> _T:
-        """What `trace` gives with those chains replaced that hide nothing that is used elsewhere."""
+        """Return the result of `trace`, with the chains replaced that hide no value that is used elsewhere.
+
+        No chain is replaced if the trace fails with replaced chains, if the function reads `grad_fn` or `data` of a
+        tensor, or if a replaced chain still hides such a value in the last attempt.
+        """
         for _ in range(_MOST):
             self._trails.clear()
             try:

@@ -1,12 +1,12 @@
 """Root mean square normalization over the last dimension, scaled by a weight or not.
 
-As models write it, ``h = x * rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)`` in float32, and then
+Models write ``h = x * rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)`` in float32, and then
 
-- ``weight * h.to(x.dtype)``: Llama's, which rounds before it scales, and T5's, with ``h = x * rsqrt(...)`` of the x in
-  half precision: the same, but for its gradient, of which each part is rounded;
+- ``weight * h.to(x.dtype)``: Llama, which rounds before it scales, and T5, with ``h = x * rsqrt(...)`` of the x in half
+  precision: the result is the same, but each part of the gradient is rounded;
 - ``(h * weight.float()).to(x.dtype)``: torch's own ``rms_norm``, which rounds once;
-- ``(h * (1 + weight.float())).to(x.dtype)``: Gemma's;
-- ``h.to(x.dtype)``: without a weight, as part of one of those or by itself.
+- ``(h * (1 + weight.float())).to(x.dtype)``: Gemma;
+- ``h.to(x.dtype)``: no weight, as part of one of the others or by itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _backward(
     rounded: bool,
     apart: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What torch's autograd makes of the chain, step by step."""
+    """Compute the gradients as torch's autograd does for the chain, operator by operator."""
     x32 = wide(x)
     h = _aten.mul.Tensor(x32, rstd)
     rows = list(range(x.dim() - 1))
@@ -70,12 +70,12 @@ def _backward(
 
 
 def by_normalized(by_h: torch.Tensor, x32: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
-    """The gradient of ``x32 * rstd`` by x32, of the squares of which rstd is made."""
+    """Return the gradient of ``x32 * rstd`` by x32, where rstd is a function of the squares of x32."""
     return _aten.add.Tensor(*_parts(by_h, x32, rstd))
 
 
 def _parts(by_h: torch.Tensor, x32: torch.Tensor, rstd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same by the factor, and by what is squared."""
+    """Return the two parts of the gradient of ``x32 * rstd``: by the factor x32, and through rstd."""
     by_rstd = _aten.sum.dim_IntList(_aten.mul.Tensor(by_h, x32), [-1], True)
     cube = _aten.pow.Tensor_Scalar(rstd, 3)
     by_mean = _aten.mul.Tensor(_aten.mul.Tensor(by_rstd, -0.5), cube)
@@ -141,7 +141,7 @@ def _unscaled(matcher: Matcher, x: torch.Tensor, eps: float) -> Match:
 
 
 def _normalized(matcher: Matcher, h: Any) -> tuple[torch.Tensor, float]:
-    """Of ``x * rsqrt(mean(x**2) + eps)`` the x, in float32, and eps."""
+    """Return x, in float32, and eps of ``x * rsqrt(mean(x**2) + eps)``."""
     return _product(matcher, *_factors(matcher, h))
 
 
@@ -153,14 +153,14 @@ def _factors(matcher: Matcher, h: Any) -> tuple[Any, Any]:
 
 
 def _product(matcher: Matcher, x: Any, rstd: Any) -> tuple[torch.Tensor, float]:
-    """The same of the two factors."""
+    """Return x, in float32, and eps from the factors x and ``rsqrt(mean(x**2) + eps)``."""
     base, eps = of_squares(matcher, rstd)
     matcher.demand(base is x and x.dtype is torch.float32)
     return x, eps
 
 
 def of_squares(matcher: Matcher, rstd: Any) -> tuple[torch.Tensor, float]:
-    """Of ``rsqrt(mean(x**2) + eps)`` the x and eps."""
+    """Return x and eps of ``rsqrt(mean(x**2) + eps)``."""
     (shifted,) = matcher(rstd, "rsqrt")
     mean, eps = matcher(shifted, "add")
     (x,) = matcher(averaged(matcher, mean), "square")
@@ -169,7 +169,7 @@ def of_squares(matcher: Matcher, rstd: Any) -> tuple[torch.Tensor, float]:
 
 
 def averaged(matcher: Matcher, mean: Any, *, uses: int = 1) -> torch.Tensor:
-    """What a mean over the last dimension, which is kept, is of."""
+    """Return the x of ``x.mean(-1, keepdim=True)``."""
     x, dims, keepdim = matcher(mean, "mean", uses=uses)
     last = x.dim() - 1
     matcher.demand(last >= 0 and dims in (-1, last, [-1], (-1,), [last], (last,)) and keepdim is True)
@@ -177,7 +177,7 @@ def averaged(matcher: Matcher, mean: Any, *, uses: int = 1) -> torch.Tensor:
 
 
 def _shifted(matcher: Matcher, scale: Any) -> tuple[Any, float]:
-    """Of ``1 + weight`` the weight and the 1."""
+    """Return the weight and 1 of ``1 + weight``, or the scale itself and 0 if it is not such a sum."""
     if not matcher.sees(scale, "add"):
         return scale, 0.0
     weight, one = matcher(scale, "add")
@@ -187,7 +187,7 @@ def _shifted(matcher: Matcher, scale: Any) -> tuple[Any, float]:
 
 
 def rounded_first(matcher: Matcher, out: torch.Tensor, weight: Any, h: Any) -> Match:
-    """Llama's and T5's in half precision."""
+    """Match the norms of Llama and T5 in half precision."""
     (inner,) = matcher(h, "cast")
     factor, rstd = _factors(matcher, inner)
     x32, eps = of_squares(matcher, rstd)
@@ -197,7 +197,10 @@ def rounded_first(matcher: Matcher, out: torch.Tensor, weight: Any, h: Any) -> M
 
 
 def in_float32(matcher: Matcher, out: torch.Tensor, scale: Any, h: Any) -> Match:
-    """Any of them. Of an x in half precision it would be but a part."""
+    """Match any of the norms with a weight for an x in float32.
+
+    If x was converted from half precision, this product is only a part of a chain that another function matches.
+    """
     x, eps = _normalized(matcher, h)
     matcher.demand(matcher.unwidened(x) is x)
     weight, offset = _shifted(matcher, scale)
@@ -205,28 +208,31 @@ def in_float32(matcher: Matcher, out: torch.Tensor, scale: Any, h: Any) -> Match
 
 
 def rounded_last(matcher: Matcher, out: torch.Tensor, product: Any) -> Match:
-    """Gemma's in half precision, and torch's written out."""
+    """Match the norm of Gemma, and torch's norm written out, in half precision."""
     for h, scale in matcher.both_ways(product, "mul"):
         if matcher.sees(h, "mul"):
             x32, eps = _normalized(matcher, h)
             x = matcher.unwidened(x32)
             weight, offset = _shifted(matcher, scale)
             matcher.demand(out.dtype is x.dtype and isinstance(weight, torch.Tensor))
-            # A sum with 1 must have been taken in float32.
+            # The sum of 1 and the weight must be in float32.
             matcher.demand(not offset or weight.dtype is torch.float32)
             return _operator(matcher, x, matcher.unwidened(weight), eps, offset=offset)
     raise NoMatch
 
 
 def unscaled_in_float32(matcher: Matcher, out: torch.Tensor, a: Any, b: Any) -> Match:
-    """Without a weight. Of an x in half precision it would be but a part."""
+    """Match the norm without a weight for an x in float32.
+
+    If x was converted from half precision, this product is only a part of a chain that another function matches.
+    """
     x, eps = _product(matcher, a, b)
     matcher.demand(matcher.unwidened(x) is x)
     return _unscaled(matcher, x, eps)
 
 
 def unscaled_rounded(matcher: Matcher, out: torch.Tensor, product: Any) -> Match:
-    """Without a weight, in half precision."""
+    """Match the norm without a weight, in half precision."""
     x32, eps = _normalized(matcher, product)
     x = matcher.unwidened(x32)
     matcher.demand(out.dtype is x.dtype)
@@ -234,7 +240,7 @@ def unscaled_rounded(matcher: Matcher, out: torch.Tensor, product: Any) -> Match
 
 
 def of_torch(matcher: Matcher, *args: Any, **kwargs: Any) -> Match:
-    """``torch.nn.functional.rms_norm``."""
+    """Match a call of ``torch.nn.functional.rms_norm``."""
     try:
         given = _SIGNATURE.bind(*args, **kwargs).arguments
     except TypeError as error:

@@ -1,10 +1,11 @@
 """Rotary position embedding: ``x * cos + turned(x) * sin``.
 
-Halves are turned, ``turned((a, b)) = (-b, a)``, or neighbours, each of an even and the next odd place. Models compute
-it in the precision of x, so that each product is rounded, or in float32, rounded once. Llama 4 has neighbours as
-complex numbers, and their product with ``cos + i sin``.
+``turned((a, b)) = (-b, a)`` takes the halves of x, or neighbours at an even and the next odd place. Models compute the
+embedding in the precision of x, so that each product is rounded, or in float32, rounded once. Llama 4 takes neighbours
+as complex numbers, and multiplies them by ``cos + i sin``.
 
-Its derivative by x is the same with the other sign, so that one operator, which may be transposed, is its own gradient.
+The derivative by x is the embedding with the other sign of the rotation. One operator with a `transposed` option is
+therefore its own gradient.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _aten = torch.ops.aten
 
 
 def _turned(x: torch.Tensor, *, back: bool, interleaved: bool) -> torch.Tensor:
-    """``(-b, a)`` of the halves ``(a, b)`` of the last dimension, or of its neighbours; or back, ``(b, -a)``."""
+    """Return ``(-b, a)``, or ``(b, -a)`` if `back`, of the halves ``(a, b)`` or neighbours in the last dimension."""
     d = x.shape[-1]
     if interleaved:
         a, b = (_aten.slice.Tensor(x, -1, start, d, 2) for start in range(2))
@@ -34,7 +35,7 @@ def _turned(x: torch.Tensor, *, back: bool, interleaved: bool) -> torch.Tensor:
 
 
 def _product(x: torch.Tensor, angle: torch.Tensor, rounded: bool) -> torch.Tensor:
-    """In the precision of x, or in float32."""
+    """Multiply x by cos or sin, in the precision of x (`rounded`) or in float32."""
     return cast(_aten.mul.Tensor(x, angle), x.dtype) if rounded else _aten.mul.Tensor(wide(x), angle)
 
 
@@ -60,7 +61,7 @@ def _fake(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor]:
 
 rope = operator(
     "rope",
-    # Whether products are rounded in this operator, and whether they are in its gradient.
+    # `rounded`: products are rounded in this operator. `rounded_back`: products are rounded in its gradient.
     "Tensor x, Tensor cos, Tensor sin, bool transposed, bool interleaved, bool rounded, bool rounded_back",
     _forward,
     _fake,
@@ -97,7 +98,7 @@ rope.register_autograd(_backward, setup_context=_save)
 
 
 def embedded(matcher: Matcher, out: torch.Tensor, plain: Any, turned: Any) -> Match:
-    """As models write it, of queries or keys [batch, heads, tokens, d] or [batch, tokens, heads, d]."""
+    """Match the chain in the precision of x: queries or keys [batch, heads, tokens, d] or [batch, tokens, heads, d]."""
     rotated, sin = _ordered(matcher, turned, lambda value: _is_turned(matcher, value))
     x, interleaved = _unturned(matcher, rotated)
     _, cos = _ordered(matcher, plain, lambda value: value is x)
@@ -106,28 +107,31 @@ def embedded(matcher: Matcher, out: torch.Tensor, plain: Any, turned: Any) -> Ma
 
 
 def in_float32(matcher: Matcher, out: torch.Tensor, total: Any) -> Match:
-    """The same of half precision, converted for it: before it is turned, or after."""
+    """Match the chain for an x in half precision that is converted to float32, before it is turned or after."""
     plain, rotated, sin = _sum(matcher, total)
     if after := matcher.sees(rotated, "cast"):
         (rotated,) = matcher(rotated, "cast")
     inner, interleaved = _unturned(matcher, rotated)
     x = inner if after else matcher.unwidened(inner)
     factor, cos = _ordered(matcher, plain, lambda value: matcher.unwidened(value) is x)
-    matcher.demand(factor is not x and (after or inner is not x))  # both products are in float32
+    matcher.demand(factor is not x and (after or inner is not x))  # both products must be in float32
     matcher.demand(out.dtype is x.dtype and _are_angles(x, cos, sin))
-    # Of two conversions the gradients are rounded, each by itself.
+    # If x is converted twice, the gradient of each conversion is rounded by itself.
     return lambda: rope(x, cos, sin, False, interleaved, False, factor is not inner)
 
 
 def complex_in_float32(matcher: Matcher, out: torch.Tensor, *flattened: Any) -> Match:
-    """Neighbours as complex numbers. Of half precision it would be but a part."""
+    """Match neighbours as complex numbers, for an x in float32.
+
+    If x was converted from half precision, this is only a part of the chain that `complex_rounded` matches.
+    """
     inner, angles = _of_complex(matcher, *flattened)
     matcher.demand(matcher.unwidened(inner) is inner)
     return _rotated(matcher, inner, angles)
 
 
 def complex_rounded(matcher: Matcher, out: torch.Tensor, flat: Any) -> Match:
-    """The same of half precision."""
+    """Match neighbours as complex numbers, for an x in half precision."""
     inner, angles = _of_complex(matcher, *matcher(flat, "flatten"))
     x = matcher.unwidened(inner)
     matcher.demand(out.dtype is x.dtype)
@@ -135,7 +139,7 @@ def complex_rounded(matcher: Matcher, out: torch.Tensor, flat: Any) -> Match:
 
 
 def _of_complex(matcher: Matcher, pairs: Any, first_dim: Any, last_dim: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of ``view_as_real(view_as_complex(x in pairs) * angles)`` the x, in float32, and the angles."""
+    """Return x, in float32, and the angles of ``view_as_real(view_as_complex(x in pairs) * angles)``."""
     matcher.demand(first_dim in (-2, 3) and last_dim in (-1, 4))
     (product,) = matcher(pairs, "view_as_real")
     rotated, angles = _ordered(matcher, product, lambda value: matcher.sees(value, "view_as_complex"))
@@ -158,7 +162,7 @@ def _rotated(matcher: Matcher, x: torch.Tensor, angles: Any) -> Match:
 
 
 def _sum(matcher: Matcher, total: Any) -> tuple[Any, torch.Tensor, Any]:
-    """The product with cos; what was turned, and may be converted; and sin."""
+    """Split a sum into the product with cos, the turned tensor, which may be converted, and sin."""
     for plain, turned in matcher.both_ways(total, "add"):
         if matcher.sees(turned, "mul"):
             for rotated, sin in matcher.both_ways(turned, "mul"):
@@ -168,7 +172,7 @@ def _sum(matcher: Matcher, total: Any) -> tuple[Any, torch.Tensor, Any]:
 
 
 def _ordered(matcher: Matcher, product: Any, is_first: Callable[[Any], bool]) -> tuple[Any, Any]:
-    """The factors of a product, the one that is looked for first."""
+    """Return the two factors of a product, with the factor for which `is_first` is true as the first."""
     for a, b in matcher.both_ways(product, "mul"):
         if isinstance(a, torch.Tensor) and is_first(a):
             return a, b
@@ -180,7 +184,7 @@ def _is_turned(matcher: Matcher, value: Any) -> bool:
 
 
 def _unturned(matcher: Matcher, rotated: Any) -> tuple[torch.Tensor, bool]:
-    """What was turned, and whether it was neighbours."""
+    """Return the tensor that was turned, and whether its neighbours were turned instead of its halves."""
     interleaved = matcher.sees(rotated, "flatten")
     if interleaved:
         stacked, first_dim, last_dim = matcher(rotated, "flatten")
@@ -204,7 +208,7 @@ def _unturned(matcher: Matcher, rotated: Any) -> tuple[torch.Tensor, bool]:
 
 
 def _are_angles(x: torch.Tensor, cos: Any, sin: Any) -> bool:
-    """Whether cos and sin are the same for all heads, which are one of the dimensions in the middle."""
+    """Return whether cos and sin are angles for x: the same for all heads, one of the two dimensions in the middle."""
     if not (isinstance(cos, torch.Tensor) and isinstance(sin, torch.Tensor)):
         return False
     floats = x.dtype in FLOATS and cos.dtype in FLOATS and sin.dtype in FLOATS
@@ -212,13 +216,13 @@ def _are_angles(x: torch.Tensor, cos: Any, sin: Any) -> bool:
 
 
 def _is_of_tokens(x: torch.Tensor, shape: Sequence[int], last: int) -> bool:
-    """Whether this is a shape of angles, so many for each token."""
+    """Return whether `shape` is a shape of angles for x, with `last` angles for each token."""
     batch, one, other, _ = x.shape
     return tuple(shape) in [(rows, *middle, last) for rows in (batch, 1) for middle in ((1, other), (one, 1))]
 
 
 def _is_slice(index: Any, starts: Sequence[Any], stops: Sequence[Any], steps: Sequence[Any]) -> bool:
-    """Whether an index is ``..., start:stop:step`` with one of some of each."""
+    """Return whether an index is ``..., start:stop:step`` with one of the given starts, stops and steps."""
     if not (isinstance(index, tuple) and len(index) in (2, 4) and isinstance(index[-1], slice)):
         return False
     *leading, last = index

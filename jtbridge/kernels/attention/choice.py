@@ -1,7 +1,8 @@
-"""Which implementation of attention a program for a GPU gets: the Triton kernels or cuDNN.
+"""The choice of the implementation of attention for a program on a GPU: the Triton kernels or cuDNN.
 
-The rule is a narrow one: cuDNN only where its kernels are made for the chip and the shape is a common one. It goes by
-what NVIDIA and FlashAttention-3's authors (arXiv:2407.08608) publish of Hopper, and `make bench-gpu` shows if it holds.
+The rule is narrow: cuDNN is chosen only where its kernels are made for the chip and the shape is common. The rule
+follows publications of NVIDIA and of the authors of FlashAttention-3 (arXiv:2407.08608) about Hopper. `make bench-gpu`
+shows whether the rule is right.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ from .reference import Settings
 Implementation = Literal["triton", "cudnn"]
 IMPLEMENTATIONS = ("triton", "cudnn")
 
-# What cuDNN takes on every chip that it takes at all.
+# The limits of cuDNN: the largest head that it takes on every chip that it supports, the oldest chip, the oldest cuDNN.
 _LARGEST_HEAD = 128
 _OLDEST_CHIP = 80
 _OLDEST_CUDNN = 90000
-# Where it is preferred: Hopper's tensor cores work apart from the threads, which Triton 3 makes less of. Below this
-# length either takes less time than a launch.
+# Where cuDNN is preferred: on Hopper, whose tensor cores work asynchronously to the threads, and Triton 3 uses this
+# less well than cuDNN. Below the length, both implementations take less time than a launch.
 _PREFERRED_CHIP = 90
 _PREFERRED_HEADS = (64, 128)
 _PREFERRED_LENGTH = 512
 
 
 class Choice(NamedTuple):
-    """An implementation, and why it is that one."""
+    """An implementation of attention, and the reason for its choice."""
 
     implementation: Literal["triton", "cudnn", "jnp"]
     reason: str
 
 
 def refused_by_cudnn(query: jax.Array, key: jax.Array, settings: Settings, logsumexp: bool) -> str | None:
-    """Why cuDNN cannot do what is asked for, on any chip; None if it can."""
+    """Return the reason that cuDNN cannot compute this attention on any chip; None if it can."""
     d, q_len, kv_len = query.shape[-1], query.shape[2], key.shape[2]
     causal = settings.right == 0
     if query.dtype.name not in ("bfloat16", "float16"):
@@ -61,7 +62,10 @@ def refused_by_cudnn(query: jax.Array, key: jax.Array, settings: Settings, logsu
 
 
 def missing_for_cudnn(chip: Chip | None) -> str | None:
-    """Why cuDNN cannot be used in this process; None if it can, or if that shows elsewhere: `chip` is None."""
+    """Return the reason that cuDNN cannot be used in this process; None if it can.
+
+    Without a chip in this process, the chip and the version of cuDNN are not checked.
+    """
     try:
         cudnn_attention()
     except (ImportError, AttributeError) as error:
@@ -77,10 +81,10 @@ def missing_for_cudnn(chip: Chip | None) -> str | None:
 
 
 def decided(query: jax.Array, key: jax.Array, settings: Settings, implementation: Implementation | None) -> Choice:
-    """What to lower to on this process's chip where the kernels and cuDNN both can.
+    """Return the implementation for this process's chip, for attention that the kernels and cuDNN can both compute.
 
     Raises:
-        BackendError: cuDNN is asked for, and is not there.
+        BackendError: cuDNN is asked for and cannot be used in this process.
     """
     chip = present()
     missing = missing_for_cudnn(chip)

@@ -1,8 +1,8 @@
-"""How the kernels are launched: blocks, warps and pipeline stages, by direction, head size and size of an element.
+"""Launch configurations of attention: blocks, warps and pipeline stages, by kernel, head size and element size.
 
 Without an additive mask every configuration fits the shared memory of compute capability 8.0 (163 KB) and 9.0 (227 KB).
-Of each entry the first is the default there; for 16-bit heads of 64 and 128 it is close to what PyTorch's FlexAttention
-takes on an H100. The others are what tuning tries, and the last is the default of chips with less memory.
+The first configuration of an entry is the default there; for 16-bit heads of 64 and 128 it is close to the one of
+PyTorch's FlexAttention on an H100. Tuning tries all of an entry. The last is the default of chips with less memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jtbridge.kernels._shapes import next_power_of_2
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfiguration:
-    """A program's queries and keys at a time, its warps, and the stages that its loop is pipelined in."""
+    """The queries and keys that a program takes at a time, its warps, and the pipeline stages of its loop."""
 
     queries: int
     keys: int
@@ -27,7 +27,7 @@ def _entries(*numbers: tuple[int, int, int, int]) -> tuple[AttentionConfiguratio
     return tuple(AttentionConfiguration(*each) for each in numbers)
 
 
-# By (head size, bytes of an element).
+# From (head size, bytes of an element) to the configurations.
 Table = dict[tuple[int, int], tuple[AttentionConfiguration, ...]]
 FORWARD: Table = {
     (16, 2): _entries((128, 64, 4, 3), (64, 64, 4, 3)),
@@ -41,7 +41,7 @@ FORWARD: Table = {
     (128, 4): _entries((32, 32, 4, 2)),
     (256, 4): _entries((16, 16, 4, 1)),
 }
-# By blocks of queries, for the gradient of the queries.
+# For the gradient of the queries. A program takes a block of queries.
 BACKWARD_QUERY: Table = {
     (16, 2): _entries((128, 64, 4, 3), (64, 64, 4, 3)),
     (32, 2): _entries((128, 64, 4, 3), (64, 64, 4, 3)),
@@ -54,7 +54,7 @@ BACKWARD_QUERY: Table = {
     (128, 4): _entries((32, 32, 8, 1)),
     (256, 4): _entries((16, 16, 8, 1)),
 }
-# By blocks of keys, for the gradients of the keys and values.
+# For the gradients of the keys and values. A program takes a block of keys.
 BACKWARD_KEY_VALUE: Table = {
     (16, 2): _entries((64, 64, 4, 3), (64, 128, 4, 3)),
     (32, 2): _entries((64, 64, 4, 3), (64, 128, 8, 3)),
@@ -68,17 +68,21 @@ BACKWARD_KEY_VALUE: Table = {
     (256, 4): _entries((16, 16, 8, 1)),
 }
 LARGEST_HEAD = 256
-# Shared memory that the first of an entry may take; the last takes no more than the 99 KB of capability 8.6 and 8.9.
+# The shared memory that the first configuration of an entry may need. The last one needs no more than the 99 KB of
+# compute capability 8.6 and 8.9.
 _ENOUGH = 163 * 1024
 
 
 def padded(head_size: int) -> int:
-    """The head size that kernels work with: a power of two, and no less than tensor cores take."""
+    """Return the head size that kernels work with: a power of two, and at least the 16 that tensor cores take."""
     return max(16, next_power_of_2(head_size))
 
 
 def default(table: Table, entry: tuple[int, int], chip: Chip, masked: bool = False) -> AttentionConfiguration:
-    """What a chip takes where nothing was tuned. Blocks of an additive mask are on their way too: a stage less."""
+    """Return a chip's configuration where nothing was tuned.
+
+    With an additive mask (`masked`) it has one stage less, because blocks of the mask are in the pipeline too.
+    """
     taken = _of_chip(table, entry, chip)
     return dataclasses.replace(taken, stages=max(1, taken.stages - 1)) if masked else taken
 
@@ -87,5 +91,5 @@ def _of_chip(table: Table, entry: tuple[int, int], chip: Chip) -> AttentionConfi
     if chip.shared < _ENOUGH:
         return table[entry][-1]
     if table is FORWARD and entry == (64, 2) and chip.before(90):
-        return table[entry][1]  # the first spills registers there
+        return table[entry][1]  # the first configuration spills registers on these chips
     return table[entry][0]

@@ -1,6 +1,6 @@
-"""Attention by cuDNN, as JAX lowers to it, in place of the Triton kernels.
+"""Attention by cuDNN, through JAX's primitives, instead of the Triton kernels.
 
-Its results are those that the kernels have: the rounded result, and in float32 the natural logarithm of the sum of the
+The forward has the results of the kernels: the rounded output, and in float32 the natural logarithm of the sum of the
 exponentials of the scores.
 """
 
@@ -17,17 +17,17 @@ from .reference import Settings
 
 
 def forward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
-    """As :func:`reference.forward`."""
+    """Return the results of :func:`reference.forward`."""
     return cudnn_forward(**_options(*arrays, settings=settings), is_training=True)
 
 
 def output(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
-    """The result alone."""
+    """Return the output alone, without the logarithm."""
     return cudnn_forward(**_options(*arrays, settings=settings), is_training=False)
 
 
 def backward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
-    """Gradients of query, key and value, from them, the results of :func:`forward` and the cotangent of the first."""
+    """Return the gradients of query, key and value, given these, the results of :func:`forward` and the cotangent."""
     query, key, value, out, logsumexp, ct = arrays
     gradients = cudnn_backward(
         **_options(query, key, value, settings=settings), activation=logsumexp, fwd_output=out, grad_output=ct
@@ -35,7 +35,7 @@ def backward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
     return list(gradients[:3])
 
 
-# A bias, lengths and offsets of packed texts, and tables of pages.
+# A bias, lengths and offsets of packed sequences, and page tables. Each gets an empty array.
 _UNUSED = ("bias", "q_seqlen", "kv_seqlen", "q_offsets", "kv_offsets", "page_table_k", "page_table_v")
 
 
@@ -49,11 +49,11 @@ def _options(query: jax.Array, key: jax.Array, value: jax.Array, *, settings: Se
         **{name: jnp.zeros(0, query.dtype) for name in _UNUSED},
         **without_function_of_scores(),
         "scale": settings.scale,
-        "seed": 42,  # of its dropout, which there is none of
+        "seed": 42,  # not used: cuDNN's dropout is off
         "dropout_rate": 0.0,
-        "variadic_args": (False, False),  # neither a bias nor its gradient
+        "variadic_args": (False, False),  # no bias, and no gradient of a bias
         "mask_type": module.MaskType.CAUSAL if causal else module.MaskType.NO_MASK,
         "layout": module.AttentionLayout.BNTH.value,
-        # cuDNN counts a query's own position.
+        # cuDNN's window includes the query's own position.
         "sliding_window_length": None if settings.left is None else settings.left + 1,
     }

@@ -1,4 +1,4 @@
-"""Scaled dot product attention."""
+"""Lowerings of torch's scaled dot product attention to the kernels or cuDNN."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _attended(
     mask: Maybe,
     scale: float | None,
 ) -> tuple[DifferentiableKernel, list[jax.Array], bool] | None:
-    """The operation that attention is, its arrays, and whether it may be cuDNN's; None where no kernel applies."""
+    """Return the differentiable kernel, its arrays, and whether it may run cuDNN; None where no kernel applies."""
     factor = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
     if dropout_p or factor <= 0 or attention.unsupported_reason(query, key, value):
         return None
@@ -40,7 +40,7 @@ def _attended(
         arrays.append(mask.reshape((1,) * (4 - mask.ndim) + mask.shape))
     settings = attention.Settings(factor, None, 0 if is_causal else None, kind, 0.0)
     if refused_by_cudnn(query, key, settings, logsumexp=False) is None:
-        # The logarithm goes to the backward alone, where it has no cotangent.
+        # Only torch's backward operator takes the logarithm, which therefore has no cotangent.
         return operation_of_either(settings, None), arrays, True
     return attention.operation(settings), arrays, False
 

@@ -21,7 +21,10 @@ Window = tuple[int | None, int | None]
 
 
 def unsupported_reason(query: jax.Array, key: jax.Array, value: jax.Array) -> str | None:
-    """Why the kernels cannot run on ``query[b, h, q, d]``, ``key[b, g, k, d]`` and `value`; None if they can."""
+    """Return the reason that the kernels cannot run on these arrays; None if they can.
+
+    The arrays are ``query[b, h, q, d]``, ``key[b, g, k, d]`` and `value`.
+    """
     named = {"query": query, "key": key, "value": value}
     for name, x in named.items():
         reason = unsupported_dtype(name, x.dtype, FLOATS) or (f"`{name}` has no elements" if 0 in x.shape else None)
@@ -81,40 +84,41 @@ def attention(
     return_logsumexp: bool = False,
     implementation: Implementation | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """``softmax(scale * query @ key.T + mask) @ value``, accumulated in float32, without the scores in memory.
+    """Compute ``softmax(scale * query @ key.T + mask) @ value``, accumulated in float32, without scores in memory.
 
-    By Triton kernels, forward and backward, where the program is lowered for a GPU; in jnp elsewhere, where all scores
-    are there at once. Differentiable to any order, also by an additive mask, whose gradient is as large as itself and
-    is computed in jnp, one batch after the other, if it is asked for. A batch of attentions is folded into `batch`.
+    Where the program is lowered for a GPU, Triton kernels or cuDNN compute the forward and the backward. Elsewhere both
+    are computed in jnp, with all scores in memory at once. The function is differentiable to any order, also by an
+    additive mask. The gradient of a mask has the size of the mask; it is computed in jnp, for one element of `batch`
+    after the other, and only if it is used. Under `vmap`, the batch axis is folded into `batch`.
 
     Args:
         query: [batch, heads, q_len, d], float32, bfloat16 or float16. Other floating-point dtypes,
-            and `d` over 256, take jnp's way.
-        key: [batch, kv_heads, kv_len, d], like `query`. `heads` is a multiple of `kv_heads`: as many heads of the
-            query in a row share one of the key.
+            and `d` over 256, are computed in jnp.
+        key: [batch, kv_heads, kv_len, d], like `query`. `heads` is a multiple of `kv_heads`: ``heads / kv_heads``
+            consecutive heads of the query share a head of the key.
         value: like `key`.
         mask: [batch | 1, heads | 1, q_len | 1, kv_len | 1], leading dimensions may be missing. Boolean: True where a
             query sees a key. Or floating-point, added to the scores.
         is_causal: query `i` sees keys up to `i`, also if `q_len` and `kv_len` differ.
-        scale: what the products are multiplied with; ``1 / sqrt(d)`` if it is None.
-        window: how many keys before and behind its own position a query sees; None for no limit.
-        dropout_rate: how likely a weight is dropped; the others are divided by ``1 - dropout_rate``.
-        dropout_key: a JAX key, if there is dropout. Which weights are dropped is a function of the key, the batch, the
-            head, the query and the key's position, the same on a GPU and elsewhere, forward and backward.
+        scale: the factor of the products of queries and keys; None for ``1 / sqrt(d)``.
+        window: the numbers of keys before and behind its own position that a query sees; None for no limit.
+        dropout_rate: the probability that a weight is dropped; the others are divided by ``1 - dropout_rate``.
+        dropout_key: a JAX key, if there is dropout. Whether a weight is dropped depends on this key and on the weight's
+            batch, head, query and key position alone. It is the same on a GPU and elsewhere, forward and backward.
         return_logsumexp: also return the logarithm of the sum of the exponentials of the scores.
-        implementation: what runs on a GPU: "triton", the kernels; "cudnn", cuDNN as JAX has it, for bfloat16 and
-            float16 without a mask, dropout or the logarithm; None, the one that :func:`chosen` says, which is cuDNN
-            for common shapes on Hopper. Elsewhere than on a GPU it changes nothing.
+        implementation: the implementation on a GPU. "triton": the kernels. "cudnn": cuDNN as JAX calls it, for bfloat16
+            and float16 without a mask, dropout or the logarithm. None: the choice of :func:`chosen`, which is cuDNN
+            for common shapes on Hopper. Without a GPU the argument is checked and has no other effect.
 
     Returns:
-        An array like `query`; 0 for a query that sees no key, as in torch. With `return_logsumexp` also float32
-        [batch, heads, q_len], before dropout, 0 for a query that sees no key.
+        An array like `query`; 0 for a query that sees no key, as in torch. With `return_logsumexp` also a float32 array
+        [batch, heads, q_len] of logarithms before dropout, 0 for a query that sees no key.
 
     Raises:
         TypeError: query, key or value is not of a real floating-point dtype.
-        ValueError: shapes do not fit, `window` is negative, `dropout_rate` is not from 0 to 1 or lacks a key; or
-            `implementation` cannot do what is asked for, with the reason.
-        BackendError: where the program is lowered, "cudnn" is asked for and cuDNN or a GPU that it takes is not there.
+        ValueError: shapes do not fit, `window` is negative, `dropout_rate` is not from 0 to 1 or there is no
+            `dropout_key` for it; or `implementation` cannot compute this attention, with the reason.
+        BackendError: when the program is lowered: "cudnn" is asked for, and cuDNN or a GPU that it supports is missing.
 
     Example:
         >>> import jax.numpy as jnp
@@ -134,7 +138,7 @@ def attention(
     if dropout_rate:
         arrays.append(_seeds(dropout_key, query.shape[0]))
     settings = _settings(query, mask, is_causal, scale, window, dropout_rate)
-    if settings.scale < 0:  # the kernels look for the largest product, not for the smallest
+    if settings.scale < 0:  # the kernels take the maximum of the products before they scale it
         arrays[0], settings = -query, dataclasses.replace(settings, scale=-settings.scale)
     refused = refused_by_cudnn(query, key, settings, return_logsumexp)
     unsupported = unsupported_reason(query, key, value)
@@ -162,15 +166,15 @@ def chosen(
     return_logsumexp: bool = False,
     implementation: Implementation | None = None,
 ) -> Choice:
-    """What :func:`attention` runs on the GPU of this process, and why.
+    """Return the implementation that :func:`attention` runs on the GPU of this process, and the reason.
 
-    Where there is no GPU it says what a program gets that is lowered for one here.
+    Without a GPU, the result is the implementation of a program that this process lowers for a GPU.
 
     Args:
-        query: as in :func:`attention`, and so the others. Of arrays the shapes and dtypes count alone.
+        query: as in :func:`attention`, and so are the other arguments. Only shapes and dtypes of arrays are read.
 
     Returns:
-        ``(implementation, reason)``: "triton", "cudnn", or "jnp" where neither can.
+        ``(implementation, reason)``: "triton", "cudnn", or "jnp" where neither of them applies.
 
     Example:
         >>> import jax.numpy as jnp
@@ -257,7 +261,7 @@ def _is_limit(side: object) -> bool:
 
 
 def _seeds(key: jax.Array | None, batch: int) -> jax.Array:
-    """For each of a batch the two halves of a seed, and its number: what :func:`reference.dropout` takes."""
+    """Return the seeds of :func:`reference.dropout`: for each of a batch, both halves of a seed, and its index."""
     assert key is not None
     words = jnp.broadcast_to(jax.random.bits(key, (2,), jnp.uint32), (batch, 2))
     return jnp.concatenate([words, jnp.arange(batch, dtype=jnp.uint32)[:, None]], 1)

@@ -1,4 +1,4 @@
-"""Attention as operations on arrays, by the Triton kernels or cuDNN on a GPU and in jnp elsewhere."""
+"""Attention as differentiable kernels: by Triton kernels or cuDNN on a GPU, and in jnp elsewhere."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from .reference import Settings
 
 @functools.lru_cache(256)
 def operation(settings: Settings) -> DifferentiableKernel:
+    """Return attention by the Triton kernels, with the logarithm of the sums as a second result."""
+
     def step(of_reference: Any, kernels: Any, gradient: bool) -> KernelPrimitive:
         keywords = {"settings": settings}
         return KernelPrimitive(
@@ -42,9 +44,9 @@ def operation(settings: Settings) -> DifferentiableKernel:
 
 @functools.lru_cache(256)
 def operation_of_either(settings: Settings, implementation: Implementation | None) -> DifferentiableKernel:
-    """Attention by the kernels or by cuDNN, as it is decided when the program is lowered; without the logarithm.
+    """Return attention by the kernels or by cuDNN, chosen when the program is lowered; without the logarithm.
 
-    What a forward leaves for the backward is the same for both, so that each is decided alone.
+    The residuals of the forward are the same for both, so that forward and backward are each chosen independently.
     """
 
     def either(of_kernels: Any, of_cudnn: Any, of_reference: Any) -> Any:
@@ -90,9 +92,12 @@ def _backward_of_output(*arrays: jax.Array, settings: Settings) -> Sequence[jax.
 
 
 def _fold(settings: Settings, gradient: bool) -> BatchingRule:
-    """A batch of steps as a step whose batch is longer. All arrays have the batch first, a mask perhaps 1 for it."""
+    """Return the batching rule that folds a batch axis into the arrays' own batch, their first axis.
+
+    A mask may have size 1 on that axis.
+    """
     of_mask = 3 if settings.mask != "none" else None
-    # Its gradient must be one for each of the batch.
+    # The gradient of a mask must have an element for each of the batch, so that the mask is expanded first.
     expanded = settings.mask == "additive" and gradient
 
     def batching_rule(
@@ -136,7 +141,8 @@ def _backward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
 
     inputs, (out, logsumexp, ct, ct_logsumexp) = arrays[:-4], arrays[-4:]
     (query, key, value), mask, seeds = settings.split(inputs)
-    # The scores' derivative is weights * (ct @ value.T - delta); that of their logsumexp is the weights.
+    # The gradient of the scores is weights * (ct @ value.T - delta). The derivative of the logsumexp by the scores is
+    # the weights, so that its cotangent is part of delta.
     delta = jnp.sum(out.astype(jnp.float32) * ct.astype(jnp.float32), -1) - ct_logsumexp
     more = [ct, logsumexp * jnp.float32(math.log2(math.e)), delta]
     grad_key, grad_value = _launched(
@@ -159,7 +165,7 @@ def _backward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
     )
     gradients = [grad_query, grad_key, grad_value]
     if mask is not None and settings.mask == "additive":
-        # Nothing of it is left in the program where it is not asked for.
+        # XLA removes this computation where the gradient of the mask is not used.
         gradients.append(
             reference.mask_gradient(query, key, value, mask, seeds, ct, logsumexp, delta, settings=settings)
         )
@@ -181,7 +187,7 @@ def _launched(
     kv_heads, kv_len = key.shape[1:3]
     block_d = configurations.padded(d)
     entry = block_d, query.dtype.itemsize
-    # A kernel without a mask or dropout does not read what is in their place.
+    # A kernel without a mask or dropout does not read these arrays, so that the query can stand in their place.
     absent = query
     strides = (0, 0, 0, 0) if mask is None else _strides(mask.shape)
     constants = {
@@ -197,7 +203,7 @@ def _launched(
         **dict(zip(("mask_batch", "mask_head", "mask_row", "mask_column"), strides, strict=True)),
         "threshold": settings.threshold,
         "boost": settings.boost,
-        # The accuracy of float32 from tensor cores: three products of their 19 bits.
+        # "tf32x3" has the accuracy of float32 on tensor cores: three products of their 19-bit numbers.
         "precision": target().precision("tf32x3" if query.dtype == jnp.float32 else "tf32"),
         "block_d": block_d,
     }
@@ -236,5 +242,5 @@ def _launched(
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """How far apart elements are along each dimension; 0 along those that are broadcast."""
+    """Return the strides of a mask of this shape, in elements; 0 along dimensions that are broadcast."""
     return tuple(0 if n == 1 else math.prod(shape[i + 1 :]) for i, n in enumerate(shape))

@@ -1,4 +1,4 @@
-"""The random numbers of ``tl.philox``, in jnp: the same bits from the same counters.
+"""The random numbers of ``tl.philox``, in jnp, with the same bits for the same counters.
 
 Salmon, Moraes, Dror and Shaw, Parallel random numbers: as easy as 1, 2, 3, SC 2011.
 """
@@ -16,14 +16,14 @@ _INCREMENTS = (np.uint32(0x9E3779B9), np.uint32(0xBB67AE85))
 def philox(
     seed: tuple[jax.Array, jax.Array], c0: jax.Array, c1: jax.Array, c2: jax.Array, c3: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Philox4x32-10.
+    """Compute Philox4x32-10.
 
     Args:
         seed: the low and the high half of the seed, uint32.
-        c0: the first word of the counter, uint32; so are the others. All broadcast.
+        c0: the first word of the counter, uint32; `c1`, `c2` and `c3` are the other words. All broadcast.
 
     Returns:
-        Four times uint32, each as random as the other.
+        Four uint32 arrays of random bits.
     """
     k0, k1 = seed
     for _ in range(_ROUNDS):
@@ -35,7 +35,7 @@ def philox(
 
 
 def _multiplied(x: jax.Array, factor: int) -> tuple[jax.Array, jax.Array]:
-    """The upper and the lower 32 bits of a product, from those of its halves: there may be no 64-bit integers."""
+    """Return the upper and the lower 32 bits of a product, computed by halves: JAX may have no 64-bit integers."""
     low, high = np.uint32(factor & 0xFFFF), np.uint32(factor >> 16)
     x_low, x_high = x & np.uint32(0xFFFF), x >> np.uint32(16)
     lows, middle = x_low * low, x_high * low

@@ -1,4 +1,4 @@
-"""Attention in jnp, with all scores at once, and what it has in common with the kernels: settings and dropout."""
+"""Attention in jnp, with all scores in memory at once, and the settings and dropout that the kernels share with it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .philox import philox
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What of attention is no array.
+    """The static options of attention.
 
     Args:
-        scale: what products of queries and keys are multiplied with.
-        left: how many keys before its own position a query sees; None: all.
-        right: how many behind it; None: all.
-        mask: which kind of mask is among the arrays.
-        dropout_rate: how likely a weight is dropped. If it is not 0, there are seeds among the arrays.
+        scale: the factor of the products of queries and keys.
+        left: the number of keys before its own position that a query sees; None: all.
+        right: the number of keys behind its own position that a query sees; None: all.
+        mask: the kind of mask among the arrays.
+        dropout_rate: the probability that a weight is dropped. If it is not 0, there are seeds among the arrays.
     """
 
     scale: float
@@ -33,28 +33,30 @@ class Settings:
 
     @property
     def threshold(self) -> int:
-        """Weights whose 32 random bits are below this are dropped."""
+        """The threshold of dropout: a weight is dropped if its 32 random bits are below this number."""
         return min(round(self.dropout_rate * 2**32), 2**32 - 1)
 
     @property
     def boost(self) -> float:
-        """What the weights that are kept are multiplied with."""
+        """The factor of the weights that dropout keeps."""
         return 1 / (1 - self.dropout_rate) if self.dropout_rate < 1 else 0.0
 
     def split(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array | None, jax.Array | None]:
-        """The arrays as query, key and value; mask; seeds."""
+        """Split the arrays into query, key and value; the mask; and the seeds."""
         rest = iter(arrays[3:])
         mask = None if self.mask == "none" else next(rest)
         return list(arrays[:3]), mask, next(rest) if self.dropout_rate else None
 
 
 def forward(*arrays: jax.Array, settings: Settings) -> tuple[jax.Array, jax.Array]:
-    """The result, and the logarithm of the sum of the exponentials of the scores; in float32, rounded once.
+    """Return the output, and the logarithm of the sum of the exponentials of the scores.
+
+    Both are computed in float32, or float64 for float64. The output is rounded once; the logarithm is not rounded.
 
     Args:
         arrays: query [batch, heads, q_len, d]; key and value [batch, kv_heads, kv_len, d]; then, if there is one, a
             mask [batch | 1, heads | 1, q_len | 1, kv_len | 1]; then, if there is dropout, seeds [batch, 3].
-        settings: the rest.
+        settings: the static options.
     """
     (query, key, value), mask, seeds = settings.split(arrays)
     batch, heads, q_len, d = query.shape
@@ -70,12 +72,12 @@ def forward(*arrays: jax.Array, settings: Settings) -> tuple[jax.Array, jax.Arra
     if seen is not None:
         scores = jnp.where(seen, scores, -jnp.inf)
 
-    # A query that sees no key gets 0, and 0 for the logarithm.
+    # A query that sees no key gets 0 as its output and as its logarithm.
     top = jax.lax.stop_gradient(scores.max(-1, keepdims=True, initial=-jnp.inf))
     top = jnp.where(top == -jnp.inf, 0, top)
     e = jnp.exp(scores - top)
     total = e.sum(-1, keepdims=True)
-    some = total != 0  # or NaN, which is to be seen
+    some = total != 0  # also True for NaN, which must reach the result
     total = jnp.where(some, total, 1)
     logsumexp = jnp.where(some, top + jnp.log(total), 0)[..., 0]
     weights = e / total
@@ -88,7 +90,7 @@ def forward(*arrays: jax.Array, settings: Settings) -> tuple[jax.Array, jax.Arra
 
 
 def backward(*arrays: jax.Array, settings: Settings) -> tuple[jax.Array, ...]:
-    """Gradients of the floating-point arrays, from all arrays, the results of :func:`forward` and their cotangents."""
+    """Return the gradients of the floating-point arrays, given the arguments, results and cotangents of `forward`."""
     inputs, (_, _, ct, ct_logsumexp) = list(arrays[:-4]), arrays[-4:]
     floating = [i for i, x in enumerate(inputs) if jnp.issubdtype(x.dtype, jnp.floating)]
 
@@ -102,7 +104,9 @@ def backward(*arrays: jax.Array, settings: Settings) -> tuple[jax.Array, ...]:
 
 
 def dropout(seeds: jax.Array, heads: int, q_len: int, kv_len: int, threshold: int) -> jax.Array:
-    """Which weights [batch, heads, q_len, kv_len] are kept: random bits of their place are not below `threshold`.
+    """Return which weights [batch, heads, q_len, kv_len] dropout keeps.
+
+    A weight is kept if the random bits of its place are not below `threshold`.
 
     Args:
         seeds: uint32 [batch, 3]: both halves of the seed, and the last word of the counter.
@@ -128,14 +132,14 @@ def mask_gradient(
     *,
     settings: Settings,
 ) -> jax.Array:
-    """The gradient of an additive mask: the derivative by the scores, one batch after the other."""
+    """Return the gradient of an additive mask, from the gradient of the scores of one element of a batch at a time."""
     _, heads, q_len, _ = query.shape
     groups, kv_len = key.shape[1:3]
     seen = _in_window(q_len, kv_len, settings)
 
     def products(x: jax.Array, y: jax.Array) -> jax.Array:
         grouped = x.reshape(groups, heads // groups, q_len, -1)
-        # As exact as the kernels: weights are exponentials of these.
+        # The highest matmul precision, to be as exact as the kernels: weights are exponentials of these products.
         found = jnp.einsum(
             "gnqd,gkd->gnqk", grouped, y, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
         )
@@ -161,7 +165,7 @@ def mask_gradient(
 
 
 def _in_window(q_len: int, kv_len: int, settings: Settings) -> jax.Array | None:
-    """Which keys [q_len, kv_len] are in the window of a query; None: all."""
+    """Return which keys are in the window of each query, as booleans [q_len, kv_len]; None if all are."""
     if settings.left is None and settings.right is None:
         return None
     ahead = jnp.arange(kv_len)[None, :] - jnp.arange(q_len)[:, None]

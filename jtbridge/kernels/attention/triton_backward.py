@@ -1,7 +1,7 @@
 """The gradients of attention, from weights that are computed again.
 
-A program for a block of keys sums over the queries, and over the heads that share the keys; one for a block of queries
-sums over the keys. Every sum has one owner and a fixed order.
+A program for a block of keys sums over the queries, and over the heads that share the keys. A program for a block of
+queries sums over the keys. One program computes the whole of each sum, in a fixed order.
 
 Dao, FlashAttention-2, arXiv:2307.08691.
 """
@@ -16,11 +16,11 @@ from .triton_kernel import LOG2E, bounds, kept, load, scores, store
 
 @triton.jit
 def _weights(scores, lse2, mask: tl.constexpr):
-    """Softmax from the logarithm of its sum."""
+    """Compute the softmax from scores and the logarithm of the sum of their exponentials, both times log2(e)."""
     if mask == "additive":
-        # Beside the largest negative numbers the logarithm of the sum is lost to rounding.
+        # Next to the lowest finite scores, rounding loses the logarithm of the sum, and the difference may be positive.
         below = scores - lse2
-        return tl.exp2(tl.where(below > 0, 0.0, below))  # not tl.minimum, which need not keep a NaN
+        return tl.exp2(tl.where(below > 0, 0.0, below))  # not tl.minimum, which may drop a NaN
     else:
         return tl.exp2(scores - lse2)
 
@@ -61,7 +61,7 @@ def attention_backward_query(
     program = tl.program_id(0)
     block = program % blocks
     if right < kv_len - 1:
-        block = blocks - 1 - block  # the longest first
+        block = blocks - 1 - block  # blocks with the longest loops first
     batch = program // blocks // heads
     head = program // blocks % heads
     q_at = (batch.to(tl.int64) * heads + head) * q_len
@@ -77,7 +77,7 @@ def attention_backward_query(
     delta = tl.load(delta_ptr + q_at + rows, mask=rows < q_len, other=0.0)
     grad = tl.zeros([block_q, block_d], tl.float32)
     start, inner, outer, stop = bounds(first, q_len, kv_len, block_q, block_k, left, right)
-    for part in tl.static_range(3):  # the second needs no masking
+    for part in tl.static_range(3):  # the second part needs no masking
         if (
             part == 1
             or (part == 0 and left < q_len - 1)
@@ -153,7 +153,7 @@ def attention_backward_key_value(
     program = tl.program_id(0)
     block = program % blocks
     if left < q_len - 1 and right >= kv_len - 1:
-        block = blocks - 1 - block  # the longest first
+        block = blocks - 1 - block  # blocks with the longest loops first
     batch = program // blocks // kv_heads
     kv_head = program // blocks % kv_heads
     kv_at = (batch.to(tl.int64) * kv_heads + kv_head) * kv_len * d
@@ -168,12 +168,12 @@ def attention_backward_key_value(
     grad_v = tl.zeros([block_k, block_d], tl.float32)
     start, inner, outer, stop = bounds(first, kv_len, q_len, block_k, block_q, right, left)
     if kv_len % block_k != 0:
-        outer = tl.where(first + block_k <= kv_len, outer, inner)  # keys beyond the last are masked
+        outer = tl.where(first + block_k <= kv_len, outer, inner)  # a block that ends beyond the last key needs masking
     for member in range(group):
         head = kv_head * group + member
         q_at = (batch.to(tl.int64) * heads + head) * q_len
         head_mask_ptr = mask_ptr + tl.cast(head, tl.int64) * mask_head
-        for part in tl.static_range(3):  # the second needs no masking
+        for part in tl.static_range(3):  # the second part needs no masking
             if (
                 part == 1
                 or (part == 0 and right < kv_len - 1)

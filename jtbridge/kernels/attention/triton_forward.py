@@ -1,4 +1,4 @@
-"""Attention: a program for a block of queries, which goes through the keys with a running maximum and sum.
+"""The forward of attention. A program takes a block of queries and reads the keys with a running maximum and sum.
 
 Dao, FlashAttention-2, arXiv:2307.08691.
 """
@@ -45,7 +45,7 @@ def attention_forward(
     program = tl.program_id(0)
     block = program % blocks
     if right < kv_len - 1:
-        block = blocks - 1 - block  # the longest first
+        block = blocks - 1 - block  # blocks with the longest loops first
     batch = program // blocks // heads
     head = program // blocks % heads
     q_at = (batch.to(tl.int64) * heads + head) * q_len
@@ -60,7 +60,7 @@ def attention_forward(
     total = tl.zeros([block_q], tl.float32)
     top = tl.full([block_q], -float("inf"), tl.float32)
     start, inner, outer, stop = bounds(first, q_len, kv_len, block_q, block_k, left, right)
-    for part in tl.static_range(3):  # the second needs no masking
+    for part in tl.static_range(3):  # the second part needs no masking
         if (
             part == 1
             or (part == 0 and left < q_len - 1)
@@ -89,7 +89,7 @@ def attention_forward(
                         part != 1,
                     )
                     new = tl.maximum(top, tl.max(s, 1))
-                    base = tl.where(new == -float("inf"), 0.0, new)  # a row that has seen no key yet
+                    base = tl.where(new == -float("inf"), 0.0, new)  # no inf - inf in a row that has seen no key yet
                     p = tl.exp2(s - base[:, None])
                     shrink = tl.exp2(top - base)
                 else:
@@ -103,7 +103,7 @@ def attention_forward(
                 v = load(v_ptr + kv_at, key, kv_len, block_k, d, block_d, part != 1)
                 acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=precision)
 
-    seen = total != 0  # or NaN, which is to be seen
+    seen = total != 0  # also True for NaN, which must reach the result
     total = tl.where(seen, total, 1.0)
     lse = tl.where(seen, top * LN2 + tl.log(total), 0.0)
     store(out_ptr + q_at * d, first, q_len, acc * (boost / total)[:, None], block_q, d, block_d)

@@ -1,8 +1,8 @@
-"""What the forward and the backward of attention have in common: loads, masks and dropout of a block.
+"""Device functions that the forward and the backward of attention share: loads, masks and dropout of a block.
 
-Scores are held times log2(e), so that an exponential is one instruction and the scale costs nothing. Blocks of keys
-that no query of a program sees are skipped, those that all of them see are taken without looking at positions, and the
-rest is masked.
+Scores are multiplied by log2(e), so that an exponential is one instruction; the factor is part of the scale and costs
+nothing. Blocks of keys that no query of a program sees are skipped. Blocks that all its queries see are taken without
+comparing positions. The other blocks are masked.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-LOWEST = tl.constexpr(-2e38)  # leaves room for the factor and the products
+LOWEST = tl.constexpr(-2e38)  # stays finite when multiplied by log2(e) and added to a product
 
 
 @triton.jit
 def load(base, first, length, block: tl.constexpr, d: tl.constexpr, block_d: tl.constexpr, edge: tl.constexpr):
-    """Rows of ``[length, d]`` from `first` on. Zeros beyond `d`, and beyond the last row if that may be in them."""
+    """Load rows of ``[length, d]`` from `first` on, with zeros beyond `d`, and with `edge` beyond the last row too."""
     rows = tl.arange(0, block)[:, None]
     columns = tl.arange(0, block_d)[None, :]
     at = base + tl.cast(first, tl.int64) * d + (rows * d + columns)
@@ -33,7 +33,7 @@ def load(base, first, length, block: tl.constexpr, d: tl.constexpr, block_d: tl.
 
 @triton.jit
 def store(base, first, length, x, block: tl.constexpr, d: tl.constexpr, block_d: tl.constexpr):
-    """The inverse of :func:`load`."""
+    """Store rows of ``[length, d]`` from `first` on, without rows beyond the last row and columns beyond `d`."""
     rows = tl.arange(0, block)[:, None]
     columns = tl.arange(0, block_d)[None, :]
     at = base + tl.cast(first, tl.int64) * d + (rows * d + columns)
@@ -53,10 +53,11 @@ def bounds(
     before: tl.constexpr,
     after: tl.constexpr,
 ):
-    """What the block of positions from `first` on is paired with, of `other` positions taken in steps.
+    """Return the range, in steps, of the `other` positions that are paired with the block of positions from `first` on.
 
-    Position `i` is paired with ``i - before`` to ``i + after``. Returns ``start, inner, outer, stop``: from `inner` to
-    `outer` every position is paired with the whole block, before and behind not all are.
+    Position `i` is paired with ``i - before`` to ``i + after``. Returns ``start, inner, outer, stop``: positions from
+    `inner` to `outer` are paired with the whole block; positions from `start` to `inner` and from `outer` to `stop` may
+    be paired with a part of it.
     """
     last = tl.minimum(first + block, length) - 1
     start = first * 0
@@ -89,7 +90,7 @@ def scores(
     mask_column: tl.constexpr,
     edge: tl.constexpr,
 ):
-    """Products of queries (`rows`) and keys (`columns`) to scores times log2(e), -inf where a key is not seen."""
+    """Return scores times log2(e) from products of queries (`rows`) and keys (`columns`); -inf for a key not seen."""
     scores = products * scale2
     if mask != "none":
         if mask_row == 0:
@@ -105,8 +106,8 @@ def scores(
             scores = tl.where(tl.load(at, mask=inside, other=0) != 0, scores, -float("inf"))
         else:
             bias = tl.load(at, mask=inside, other=-float("inf")).to(tl.float32)
-            # A mask of finite numbers stays finite: a row of the lowest of them is seen evenly, not unseen.
-            # It is not tl.maximum that keeps it so, which need not keep a NaN.
+            # A finite mask stays finite: a query whose keys all have the lowest number sees them evenly, instead of no
+            # key. Not tl.maximum, which may drop a NaN.
             finite = tl.where(bias < LOWEST, LOWEST, bias) * LOG2E
             scores += tl.where(bias == -float("inf"), bias, finite)
     if edge:
@@ -121,7 +122,7 @@ def scores(
 
 @triton.jit
 def kept(seeds_ptr, head, rows, columns, threshold: tl.constexpr):
-    """Which weights dropout keeps: a function of the seeds of the batch, the head, the query and the key."""
+    """Return which weights dropout keeps: a function of the seeds of the batch, the head, the query and the key."""
     low = tl.load(seeds_ptr).to(tl.uint64)
     high = tl.load(seeds_ptr + 1).to(tl.uint64)
     stream = tl.load(seeds_ptr + 2).to(tl.uint32)

@@ -1,4 +1,4 @@
-"""How the kernels are launched, by the length of a row."""
+"""Launch configurations of the cross-entropy kernels, by the length of a row."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import dataclasses
 
 from jtbridge.kernels._shapes import next_power_of_2, warps
 
-# Forward: the lanes of a program, eight elements of a thread each, and how many pieces of a row they take at a time.
+# Forward: the lanes of a program, eight for each thread, and the pieces of a row that a program takes at a time.
 _LANES, _PIECES = 2048, 4
-# Backward: elements of a program, and of a thread in what tuning tries at least.
+# Backward: the elements of a program, and the fewest elements of a thread in a candidate of tuning.
 _BLOCK, _LEAST = 4096, 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Forward:
-    """A program takes `pieces` x `lanes` elements of a row at a time."""
+    """A configuration of the forward: a program takes `pieces` x `lanes` elements of a row at a time."""
 
     pieces: int
     lanes: int
@@ -22,39 +22,40 @@ class Forward:
 
     @property
     def blocks(self) -> dict[str, int]:
-        """As the kernel has them."""
+        """The sizes as constants of the kernel."""
         return {"pieces": self.pieces, "lanes": self.lanes}
 
 
 @dataclasses.dataclass(frozen=True)
 class Backward:
-    """A program takes a block of elements of a row."""
+    """A configuration of the backward: a program takes a block of elements of a row."""
 
     block: int
     warps: int
 
     @property
     def blocks(self) -> dict[str, int]:
-        """As the kernel has them."""
+        """The sizes as constants of the kernel."""
         return {"block": self.block}
 
 
 def default_forward(n: int) -> Forward:
-    """What is taken where nothing was tuned."""
+    """Return the configuration of the forward where nothing was tuned."""
     lanes = min(next_power_of_2(n), _LANES)
     return Forward(min(next_power_of_2(-(-n // lanes)), _PIECES), lanes, warps(lanes))
 
 
 def default_backward(n: int) -> Backward:
-    """What is taken where nothing was tuned."""
+    """Return the configuration of the backward where nothing was tuned."""
     block = min(next_power_of_2(n), _BLOCK)
     return Backward(block, warps(block) // 2 or 1)
 
 
 def candidates_forward(n: int) -> list[Forward]:
-    """What tuning tries, the default first: half and twice the pieces, and the lanes with as many to a warp.
+    """Return the forward configurations that tuning tries, the default first.
 
-    More warps for the same lanes would share the pieces of a lane, and exchange their maxima at every step.
+    They have half and twice the pieces, or half and twice the lanes with as many lanes to a warp. With more warps for
+    the same lanes, several threads would share the pieces of a lane and exchange their maxima at every step.
     """
     taken = default_forward(n)
     pieces, lanes, warps = dataclasses.astuple(taken)
@@ -68,7 +69,10 @@ def candidates_forward(n: int) -> list[Forward]:
 
 
 def candidates_backward(n: int) -> list[Backward]:
-    """What tuning tries, the default first: half and twice the warps, and half and twice the elements with them."""
+    """Return the backward configurations that tuning tries, the default first.
+
+    They have half and twice the warps, for the same block or for half and twice the block.
+    """
     taken = default_backward(n)
     block, warps = dataclasses.astuple(taken)
     others = (

@@ -1,6 +1,7 @@
-"""Cross entropy with class numbers.
+"""Lowerings of cross-entropy with class indices to the kernels.
 
-Its kernels have no weights of classes: what a row counts for is multiplied with its loss, and with its cotangent.
+The kernels do not take weights of classes. The loss of a row and its cotangent are multiplied by the weight of its
+class outside of the kernels.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def _cross_entropy(
     *,
     node: fx.Node,
 ) -> Any:
-    """What is kept of each row is the logarithm of its sum of exponentials, in two terms, the second of which is 0."""
+    """Lower the loss, and for the backward the log-sum-exp of each row.
+
+    The operator returns a log-sum-exp as two terms. Here the second term is 0.
+    """
     del node
     if cross_entropy.unsupported_reason(logits, target):
         return NotImplemented

@@ -23,7 +23,7 @@ LABELS = (jnp.dtype("int32"), jnp.dtype("int64"))
 
 
 def unsupported_reason(logits: jax.Array, labels: jax.Array) -> str | None:
-    """Why the kernel cannot run on ``logits[..., classes]`` and ``labels[...]``; None if it can."""
+    """Return the reason that the kernel cannot run on ``logits[..., classes]`` and ``labels[...]``; None if it can."""
     return (
         unsupported_dtype("logits", logits.dtype, FLOATS)
         or unsupported_dtype("labels", labels.dtype, LABELS)
@@ -39,27 +39,28 @@ def cross_entropy(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
 ) -> jax.Array:
-    """``-log(softmax(logits)[label])`` of each row, as ``torch.nn.functional.cross_entropy`` has it.
+    """Compute ``-log(softmax(logits)[label])`` of each row, as ``torch.nn.functional.cross_entropy`` does.
 
-    By a Triton kernel that reads the logits once, and one that reads them once more for the gradient, where the
-    program is lowered for a GPU; in jnp elsewhere. Accumulated in float32. Differentiable to any order, and batched by
-    folding the batch into the rows. Unlike torch, the classes are the last dimension, not the second.
+    Where the program is lowered for a GPU, one Triton kernel reads the logits once for the loss, and another reads them
+    once more for the gradient. Elsewhere both are computed in jnp. Sums are accumulated in float32. The function is
+    differentiable to any order, and a batch is folded into the rows. Unlike in torch, the classes are the last
+    dimension, not the second.
 
     Args:
-        logits: [..., classes], float32, bfloat16 or float16; other floating-point dtypes take jnp's
-            way.
-        labels: [...], integers: the class of each row. One that is neither a class nor `ignore_index` makes the loss
-            of its row, and the gradient, NaN.
-        label_smoothing: from 0 to 1, how much of the target is spread over all classes evenly.
-        ignore_index: the label of rows that have no loss and no gradient.
-        reduction: "mean" divides the sum by the number of rows that count, and is NaN if none does; "sum"; or "none".
+        logits: [..., classes], float32, bfloat16 or float16; other floating-point dtypes are computed in jnp.
+        labels: [...], integers: the class of each row. A label that is neither a class nor `ignore_index` makes the
+            loss of its row, and the gradient, NaN.
+        label_smoothing: the part of the target, from 0 to 1, that is spread evenly over all classes.
+        ignore_index: the label of rows whose loss and gradient are 0.
+        reduction: "mean" divides the sum by the number of rows that are not ignored, and is NaN if all are; "sum"; or
+            "none".
 
     Returns:
         The loss in the dtype of the logits: a scalar, or [...] for "none".
 
     Raises:
         TypeError: `labels` are not integers, or `logits` not of a real floating-point dtype.
-        ValueError: the shapes do not fit, or `label_smoothing` or `reduction` is none of the above.
+        ValueError: the shapes do not fit, or `label_smoothing` or `reduction` is not one of the values above.
 
     Example:
         >>> import jax.numpy as jnp
@@ -88,7 +89,11 @@ def cross_entropy(
 
 
 def as_labels(labels: jax.Array) -> jax.Array:
-    """Integer labels, in 32 bits where they have fewer."""
+    """Return labels in a dtype that the kernels take: int32 and int64 as they are, other integers as int32.
+
+    Raises:
+        TypeError: the labels are not integers.
+    """
     labels = jnp.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"`labels` is {labels.dtype}, expected integers: class indices, not probabilities")
@@ -96,7 +101,7 @@ def as_labels(labels: jax.Array) -> jax.Array:
 
 
 def check_options(label_smoothing: float, reduction: str) -> None:
-    """Raises a ValueError for options that the loss does not have."""
+    """Raise a ValueError for options that the loss does not have."""
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"`label_smoothing` is {label_smoothing}, expected a number from 0 to 1")
     if reduction not in ("mean", "sum", "none"):
@@ -104,21 +109,24 @@ def check_options(label_smoothing: float, reduction: str) -> None:
 
 
 def reduced(losses: jax.Array, labels: jax.Array, ignore_index: int, reduction: Reduction) -> jax.Array:
-    """The losses of rows, reduced."""
+    """Reduce the losses of rows."""
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else mean(losses.sum(), labels, ignore_index)
 
 
 def mean(total: jax.Array, labels: jax.Array, ignore_index: int) -> jax.Array:
-    """The sum of the losses over the number of labels that count: NaN if none does, with a derivative of 0."""
+    """Divide the sum of the losses by the number of labels that are not ignored.
+
+    If all are ignored, the result is NaN and its derivative is 0.
+    """
     count = (labels != ignore_index).sum()
     return jnp.where(count > 0, total / jnp.maximum(count, 1).astype(total.dtype), jnp.nan)
 
 
 @functools.cache
 def rows_operation(ignore_index: int, smoothing: float) -> DifferentiableKernel:
-    """``(logits, labels) -> (losses,)``, one for each row, in float32."""
+    """Return the differentiable kernel ``(logits, labels) -> (losses,)``: a loss for each row, in float32."""
     return DifferentiableKernel(
         forward=rows_forward(ignore_index, smoothing),
         backward=rows_backward(ignore_index, smoothing),
@@ -129,7 +137,10 @@ def rows_operation(ignore_index: int, smoothing: float) -> DifferentiableKernel:
 
 @functools.cache
 def rows_forward(ignore_index: int, smoothing: float) -> KernelPrimitive:
-    """``(logits, labels) -> (losses, log-sum-exp)``; the latter may be anything where a label does not count."""
+    """Return the kernel primitive ``(logits, labels) -> (losses, log-sum-exp)``.
+
+    The log-sum-exp of a row whose label is not a class is unspecified.
+    """
     options = {"ignore_index": ignore_index, "smoothing": smoothing}
     return KernelPrimitive(
         functools.partial(reference.forward, **options), functools.partial(_forward, **options), leading()
@@ -138,7 +149,7 @@ def rows_forward(ignore_index: int, smoothing: float) -> KernelPrimitive:
 
 @functools.cache
 def rows_backward(ignore_index: int, smoothing: float) -> KernelPrimitive:
-    """``(logits, labels, log-sum-exp, cotangents of the losses) -> (gradient of the logits,)``."""
+    """Return the kernel primitive ``(logits, labels, log-sum-exp, cotangents) -> (gradient of the logits,)``."""
     options = {"ignore_index": ignore_index, "smoothing": smoothing}
     return KernelPrimitive(
         functools.partial(reference.backward, **options), functools.partial(_backward, **options), leading()
@@ -186,6 +197,6 @@ def _launched(
         default=tried[0],
         problem={"dtypes": dtypes, "rows": size(rows[0]), "n": size(n), "smoothed": smoothing > 0},
         launch_parameters=launch_parameters,
-        # Labels are all 0 there, and of rows that are ignored nothing would be read.
+        # The labels of a timed launch are all 0. With `ignore_index=0` the kernel would not read any row.
         timed=functools.partial(launch_parameters, ignored=-1),
     )

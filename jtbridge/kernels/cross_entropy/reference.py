@@ -9,13 +9,16 @@ import jax.numpy as jnp
 def forward(
     logits: jax.Array, labels: jax.Array, *, ignore_index: int, smoothing: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Loss and log-sum-exp of each row: ``lse - (1 - smoothing) * x[label] - smoothing * mean(x)``, both in float32."""
+    """Return ``lse - (1 - smoothing) * x[label] - smoothing * mean(x)`` and `lse`, the log-sum-exp, of each row x.
+
+    Both are float32, or float64 for logits in float64.
+    """
     wide = _wide(logits)
     counted, factor = _counted(labels, logits.shape[-1], ignore_index)
     top = jax.lax.stop_gradient(wide.max(-1))
     log_sum = jnp.log(jnp.exp(wide - top[..., None]).sum(-1))
     inside = jnp.where(counted & ~jnp.isnan(factor), labels, 0)
-    # Less the largest first: a small loss is no difference of large numbers.
+    # The largest logit is subtracted first, so that a small loss is not a difference of large numbers.
     loss = log_sum + (1 - smoothing) * (top - jnp.take_along_axis(wide, inside[..., None], -1)[..., 0])
     if smoothing:
         loss += smoothing * (top - wide.mean(-1))
@@ -25,11 +28,14 @@ def forward(
 def backward(
     logits: jax.Array, labels: jax.Array, lse: jax.Array, ct: jax.Array, *, ignore_index: int, smoothing: float
 ) -> tuple[jax.Array]:
-    """``ct * (exp(x - lse) - (1 - smoothing) * onehot(label) - smoothing / classes)``, and 0 where a row is ignored."""
+    """Return the gradient of the logits; it is 0 for a row that is ignored.
+
+    For a row x it is ``ct * (exp(x - lse) - (1 - smoothing) * onehot(label) - smoothing / classes)``.
+    """
     classes = logits.shape[-1]
     wide = _wide(logits)
     counted, factor = _counted(labels, classes, ignore_index)
-    # Nothing of an ignored row may overflow: what is thrown away has derivatives, too.
+    # The exponential of an ignored row must not overflow: the value is discarded, but its derivative would be NaN.
     p = jnp.exp(jnp.where(counted[..., None], wide - lse[..., None], -jnp.inf))
     hot = (labels[..., None] == jnp.arange(classes, dtype=labels.dtype)).astype(wide.dtype)
     scale = jnp.where(counted, ct * factor.astype(ct.dtype), 0)
@@ -41,6 +47,6 @@ def _wide(x: jax.Array) -> jax.Array:
 
 
 def _counted(labels: jax.Array, classes: int, ignore_index: int) -> tuple[jax.Array, jax.Array]:
-    """Which labels are not to be ignored, and a factor: 1, or NaN for those of them that are no class."""
+    """Return which labels are not ignored, and a factor of each loss: NaN if such a label is not a class, else 1."""
     counted = labels != ignore_index
     return counted, jnp.where(counted & ((labels < 0) | (labels >= classes)), jnp.nan, 1.0)

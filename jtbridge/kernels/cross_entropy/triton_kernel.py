@@ -1,11 +1,11 @@
-"""Cross-entropy over rows, each of which is read once forward and once backward.
+"""Cross-entropy over rows. The forward reads each row once, and the backward reads it once.
 
-Forward, a program walks along its row by tiles of ``[pieces, lanes]``. Each lane has its own running maximum and sum
+In the forward, a program takes its row in tiles of ``[pieces, lanes]``. Each lane has its own running maximum and sum
 (Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867). The lanes lie side by side in
-memory, so that the pieces of one lane belong to one thread: within the loop nothing is exchanged between threads, and
-the sums are scaled once for every `pieces` elements. Backward is elementwise, with many programs to a row.
+memory, so that all pieces of a lane belong to one thread: within the loop, threads exchange nothing, and the sums are
+scaled once for every `pieces` elements. The backward is elementwise, with many programs to a row.
 
-Rows whose label does not count are not read.
+A row whose label is not a class is not read.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def cross_entropy_forward(
             inside = start + offsets < n
             x = tl.load(row + start + offsets, mask=inside, other=-float("inf")).to(tl.float32)
             new = tl.maximum(tops, tl.max(x, 0))
-            base = tl.where(new > -float("inf"), new, 0.0)  # a lane that has seen only -inf
+            base = tl.where(new > -float("inf"), new, 0.0)  # no inf - inf in a lane that has read only -inf
             totals = totals * tl.exp(tops - base) + tl.sum(tl.exp(x - base[None, :]), 0)
             tops = new
             if smoothing > 0:
                 sums += tl.sum(tl.where(inside, x, 0.0), 0)
         top = tl.max(tops, 0)
         log_sum = tl.log(tl.sum(totals * tl.exp(tops - top), 0))
-        # Less the largest first: a small loss is no difference of large numbers.
+        # The largest logit is subtracted first, so that a small loss is not a difference of large numbers.
         loss = log_sum + (1 - smoothing) * (top - tl.load(row + label).to(tl.float32))
         if smoothing > 0:
             loss += smoothing * (top - tl.sum(sums, 0) / n)

@@ -1,4 +1,4 @@
-"""Gated activations: one half of a layer's width, activated, times the other."""
+"""Gated activations: the activation of one half of a layer's width, times the other half."""
 
 from .op import geglu as geglu
 from .op import swiglu as swiglu

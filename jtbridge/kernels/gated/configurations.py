@@ -1,4 +1,4 @@
-"""How the kernels are launched, whatever the shape: they are elementwise."""
+"""Launch configurations of the gated activations, the same for all shapes because the kernels are elementwise."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class GatedConfiguration:
-    """Elements that a program takes, and its warps."""
+    """The elements that a program takes, and its warps."""
 
     block: int
     warps: int
 
 
 def default() -> GatedConfiguration:
-    """What is taken where nothing was tuned: 8 elements for each thread, 16 bytes of float16."""
+    """Return the configuration where nothing was tuned: 8 elements for each thread, 16 bytes of float16."""
     return GatedConfiguration(1024, 4)
 
 
 def candidates() -> list[GatedConfiguration]:
-    """What tuning tries: from 4 elements for each thread, 16 bytes of float32, to 16, and larger programs."""
+    """Return the configurations that tuning tries: larger programs, and 4 to 16 elements for each thread.
+
+    4 elements of float32 are 16 bytes.
+    """
     return [default(), *(GatedConfiguration(*each) for each in ((1024, 8), (2048, 4), (2048, 8), (4096, 8)))]

@@ -1,4 +1,4 @@
-"""Gated activations, which a model's code rounds before it multiplies."""
+"""Lowerings of gated activations to the kernels. The activation is rounded before the product, as in a model's code."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from .configurations import GatedConfiguration, candidates, default
 
 
 def unsupported_reason(gate: jax.Array, up: jax.Array) -> str | None:
-    """Why the kernel cannot run on two arrays of one shape; None if it can."""
+    """Return the reason that the kernel cannot run on two arrays of one shape; None if it can."""
     return (
         unsupported_dtype("gate", gate.dtype, FLOATS)
         or (f"`gate` is {gate.dtype} and `up` is {up.dtype}" if gate.dtype != up.dtype else None)
@@ -28,13 +28,14 @@ def unsupported_reason(gate: jax.Array, up: jax.Array) -> str | None:
 
 
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
-    """``silu(gate) * up``, computed in float32 and rounded once.
+    """Compute ``silu(gate) * up`` in float32, rounded once.
 
-    By a Triton kernel, forward and backward, where the program is lowered for a GPU; in jnp elsewhere. Differentiable
-    to any order; the backward computes the activation again and saves nothing but the arguments.
+    Triton kernels compute the forward and the backward where the program is lowered for a GPU; elsewhere both are
+    computed in jnp. The function is differentiable to any order. The residuals are the arguments alone: the backward
+    computes the activation again.
 
     Args:
-        gate: [...], float32, bfloat16 or float16; other floating-point dtypes take jnp's way.
+        gate: [...], float32, bfloat16 or float16; other floating-point dtypes are computed in jnp.
         up: like `gate`.
 
     Returns:
@@ -56,10 +57,10 @@ def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
 
 
 def geglu(gate: jax.Array, up: jax.Array, *, approximate: str = "tanh") -> jax.Array:
-    """``gelu(gate) * up``, computed in float32 and rounded once; see :func:`swiglu`.
+    """Compute ``gelu(gate) * up`` in float32, rounded once; see :func:`swiglu`.
 
     Args:
-        gate: [...], float32, bfloat16 or float16; other floating-point dtypes take jnp's way.
+        gate: [...], float32, bfloat16 or float16; other floating-point dtypes are computed in jnp.
         up: like `gate`.
         approximate: "tanh", or "none" for the error function.
 
@@ -68,7 +69,7 @@ def geglu(gate: jax.Array, up: jax.Array, *, approximate: str = "tanh") -> jax.A
 
     Raises:
         TypeError: an argument is not of a real floating-point dtype.
-        ValueError: `gate` and `up` differ in shape, or `approximate` is neither.
+        ValueError: `gate` and `up` differ in shape, or `approximate` is neither "tanh" nor "none".
 
     Example:
         >>> import jax.numpy as jnp
@@ -95,7 +96,10 @@ def _gated(gate: jax.Array, up: jax.Array, activation: str) -> jax.Array:
 
 @functools.cache
 def operation(activation: str, *, rounded: bool = False) -> DifferentiableKernel:
-    """With the activation, and what is given back to it, `rounded` to the dtype of the arrays, or not."""
+    """Return the gated activation as a differentiable kernel.
+
+    With `rounded`, the activation and its cotangent are rounded to the dtype of the arrays.
+    """
     of = functools.partial(functools.partial, activation=activation, rounded=rounded)
     return DifferentiableKernel(
         forward=KernelPrimitive(of(reference.forward), of(_forward), leading()),

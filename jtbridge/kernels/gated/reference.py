@@ -13,14 +13,14 @@ ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
 
 
 def activate(gate: jax.Array, activation: str) -> jax.Array:
-    """One of :data:`ACTIVATIONS`."""
+    """Apply one of :data:`ACTIVATIONS`."""
     if activation == "silu":
         return jax.nn.silu(gate)
     return jax.nn.gelu(gate, approximate=activation == "gelu_tanh")
 
 
 def forward(gate: jax.Array, up: jax.Array, *, activation: str, rounded: bool = False) -> tuple[jax.Array]:
-    """In float32, rounded once, or with the activation `rounded` first."""
+    """Compute ``activation(gate) * up`` in float32, rounded once; with `rounded`, the activation is rounded too."""
     activated = activate(gate.astype(jnp.float32), activation)
     if rounded:
         activated = to_precision(activated, gate.dtype)
@@ -30,7 +30,7 @@ def forward(gate: jax.Array, up: jax.Array, *, activation: str, rounded: bool = 
 def backward(
     gate: jax.Array, up: jax.Array, ct: jax.Array, *, activation: str, rounded: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """The activation once more: ``ct * up * activation'(gate)`` and ``ct * activation(gate)``."""
+    """Return the gradients ``ct * up * activation'(gate)`` and ``ct * activation(gate)``."""
     wide, wide_ct = gate.astype(jnp.float32), ct.astype(jnp.float32)
     activated, by_activated = activate(wide, activation), wide_ct * up.astype(jnp.float32)
     if rounded:
@@ -39,11 +39,11 @@ def backward(
 
 
 def _slope(x: jax.Array, activation: str) -> jax.Array:
-    """The activation's derivative."""
+    """Return the activation's derivative."""
     if activation == "silu":
         s = jax.nn.sigmoid(x)
         return s * (1 + x * (1 - s))
-    if activation == "gelu_tanh":  # x * sigmoid(2 z), which is x / 2 * (1 + tanh(z))
+    if activation == "gelu_tanh":  # x / 2 * (1 + tanh(z)) = x * sigmoid(2 z)
         c = 2 * math.sqrt(2 / math.pi)
         s = jax.nn.sigmoid(c * (x + 0.044715 * x**3))
         return s * (1 + x * (1 - s) * c * (1 + 3 * 0.044715 * x**2))

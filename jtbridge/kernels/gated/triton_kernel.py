@@ -1,6 +1,7 @@
-"""Gated activations: elementwise, a program per block of elements, each read and written once.
+"""Gated activations: elementwise kernels, with a program for each block of elements, each read and written once.
 
-Every block but the last is full, and taken without a mask: a mask at an odd place would take vector loads apart.
+Every block but the last is full and is loaded without a mask: a mask that ends at an odd place would split vector
+loads.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ def _sigmoid(x):
 
 @triton.jit
 def _activation(x, activation: tl.constexpr):
-    """The activation and its derivative; what is not used is not computed."""
+    """Return the activation and its derivative. The compiler leaves out a result that is not used."""
     if activation == "silu":
         s = _sigmoid(x)
         y = x * s
         slope = s * (1.0 + x * (1.0 - s))
     elif activation == "gelu_tanh":
-        # x / 2 * (1 + tanh(z)) = x * sigmoid(2 z), with one exponential and nothing that cancels.
+        # x / 2 * (1 + tanh(z)) = x * sigmoid(2 z), which takes one exponential and has no cancellation.
         square = x * x
         s = _sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * square))
         y = x * s

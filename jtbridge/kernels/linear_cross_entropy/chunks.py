@@ -1,6 +1,6 @@
-"""The loss and its gradients, some tokens at a time: a matrix product, and the cross-entropy kernels on its result.
+"""The loss and its gradients, a chunk of tokens at a time: a matrix product, then the cross-entropy kernels.
 
-The products are XLA's (cuBLAS on a GPU), of which a chunk is large enough to keep them at full speed.
+XLA computes the matrix products (cuBLAS on a GPU). A chunk is large enough for them to run at full speed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jtbridge.kernels.cross_entropy.op import rows_backward, rows_forward
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a loss is computed with, apart from arrays."""
+    """The static options of the loss."""
 
     smoothing: float
     ignore_index: int
@@ -29,7 +29,7 @@ class Options:
 def losses(
     hidden: jax.Array, weight: jax.Array, bias: jax.Array, labels: jax.Array, options: Options
 ) -> tuple[jax.Array, jax.Array]:
-    """Loss and log-sum-exp of each token of ``hidden[tokens, width]``; the logits are dropped chunk by chunk."""
+    """Return the loss and the log-sum-exp of each token of ``hidden[tokens, width]``; no logits outlive their chunk."""
     step = rows_forward(options.ignore_index, options.smoothing)
 
     def one(_: Any, chunk: Sequence[jax.Array]) -> tuple[Any, Sequence[jax.Array]]:
@@ -43,10 +43,10 @@ def losses(
 def sum_and_gradients(
     hidden: jax.Array, weight: jax.Array, bias: jax.Array, labels: jax.Array, options: Options, wanted: Sequence[bool]
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """The sum of the losses, and its gradients of `hidden`, `weight` and `bias`, those of them that are `wanted`.
+    """Return the sum of the losses, and its gradients by `hidden`, `weight` and `bias` where they are `wanted`.
 
-    With the logits of a chunk at hand, all that the gradients need of them is computed at once: three products of
-    matrices in all, as many as with the logits stored.
+    The logits of a chunk are computed once, for the loss and the gradients. This takes three matrix products in all, as
+    many as with all logits stored.
     """
     forward = rows_forward(options.ignore_index, options.smoothing)
     backward = rows_backward(options.ignore_index, options.smoothing)
@@ -73,7 +73,7 @@ def gradients(
     options: Options,
     wanted: Sequence[bool],
 ) -> list[jax.Array]:
-    """The gradients that are `wanted` for a cotangent of each token's loss, from logits that are computed again."""
+    """Return the gradients that are `wanted`, for a cotangent of each token's loss; computes the logits again."""
     backward = rows_backward(options.ignore_index, options.smoothing)
 
     def one(sums: Any, chunk: Sequence[jax.Array]) -> tuple[Any, Sequence[jax.Array]]:
@@ -104,12 +104,16 @@ def _gradients(
     wanted: Sequence[bool],
     outputs: Sequence[jax.Array],
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """From the gradient of a chunk's logits: the sums with its part added, and the outputs with `hidden`'s gradient."""
+    """Take the gradient of a chunk's logits back to the arguments.
+
+    Returns the sums with the chunk's gradients of weight and bias added, and the outputs with the gradient of `hidden`
+    appended.
+    """
     of_hidden, of_weight, of_bias = wanted
     before, after = iter(sums), []
     if of_weight:
         total = next(before)
-        # One product that adds to what is there already.
+        # One matrix product that accumulates into the sum.
         product = jax.lax.dot_general(slope, hidden, (((0,), (0,)), ((), ())), preferred_element_type=total.dtype)
         after.append(total + product)
     if of_bias:
@@ -125,7 +129,7 @@ def _scan(
     fill: Sequence[int],
     chunk: int,
 ) -> tuple[Any, list[jax.Array]]:
-    """``lax.scan`` over `chunk` tokens at a time; what the last one lacks is filled. Outputs are for all tokens."""
+    """Run ``lax.scan`` over chunks of tokens, the last one padded with `fill`, and join the outputs of all tokens."""
     tokens = arrays[0].shape[0]
     count = -(-tokens // chunk)
 
@@ -134,9 +138,9 @@ def _scan(
             x = jnp.pad(x, [(0, count * chunk - tokens)] + [(0, 0)] * (x.ndim - 1), constant_values=value)
         return x.reshape(count, chunk, *x.shape[1:])
 
-    # A derivative of this computes the logits again, too.
+    # Derivatives of the scan compute the logits again too, instead of saving them.
     one = jax.checkpoint(one, prevent_cse=False)  # type: ignore[assignment]
-    # In a shard_map what is added up varies as the tokens do.
+    # Inside `shard_map`, the sums vary over the mesh axes over which the tokens vary.
     begin = [unify_varying_axes([x, arrays[0]])[0] for x in start]
     last, outputs = jax.lax.scan(one, begin, [cut(x, value) for x, value in zip(arrays, fill, strict=True)])
     return last, [y.reshape(count * chunk, *y.shape[2:])[:tokens] for y in outputs]

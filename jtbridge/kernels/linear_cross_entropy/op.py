@@ -12,14 +12,14 @@ from . import reference
 from .chunks import Options
 from .primitive import bind
 
-# The logits are made in so many chunks, of no less than so many tokens: fewer do not keep a GPU's matrix units busy.
+# The default number of chunks, and the fewest tokens of a chunk: fewer tokens do not keep a GPU's matrix units busy.
 _CHUNKS, _FEWEST = 8, 512
 
 
 def unsupported_reason(
     hidden: jax.Array, weight: jax.Array, labels: jax.Array, bias: jax.Array | None = None
 ) -> str | None:
-    """Why the loss is not computed by chunks; None if it is."""
+    """Return the reason that the loss cannot be computed by chunks; None if it can."""
     for name, x in (("weight", weight), ("bias", bias)):
         if x is not None and x.dtype != hidden.dtype:
             return f"`{name}` is {x.dtype}, but `hidden` {hidden.dtype}"
@@ -43,36 +43,37 @@ def linear_cross_entropy(
     chunk_size: int | None = None,
     accumulator_dtype: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
-    """``cross_entropy(hidden @ weight.T + bias, labels)``, without ever holding all logits.
+    """Compute ``cross_entropy(hidden @ weight.T + bias, labels)`` without all logits in memory at once.
 
-    They are computed some tokens at a time, by XLA's matrix product, and go through the kernels of
-    :func:`cross_entropy`. Where the loss is reduced to a scalar and differentiated, the gradients are computed along
-    with it, so that this costs no more products than holding the logits does. With ``reduction="none"``, or a batch
-    of scalars, reverse mode computes the logits a second time. Derivatives of any order are computed by chunks.
+    XLA's matrix product computes the logits of a chunk of tokens, and the kernels of :func:`cross_entropy` reduce them.
+    Where the loss is a scalar and is differentiated, the gradients are computed along with it, so that there are no
+    more matrix products than with all logits in memory. With ``reduction="none"``, or for a batch of scalars, reverse
+    mode computes the logits a second time. Derivatives of any order are computed by chunks.
 
-    Memory, beyond arguments and results: two chunks of logits, and under differentiation the gradients until they are
-    multiplied by the loss's cotangent.
+    Beyond arguments and results, this takes the memory of two chunks of logits. Under differentiation it also takes the
+    memory of the gradients, until they are multiplied by the cotangent of the loss.
 
     Args:
         hidden: [..., width], float32, bfloat16 or float16.
-        weight: [classes, width], of the dtype of `hidden`. If dtypes differ, the logits are held whole.
-        labels: [...], integers: the class of each row. One that is neither a class nor `ignore_index` makes the loss
-            and the gradients NaN.
+        weight: [classes, width], of the dtype of `hidden`. If dtypes differ, all logits are in memory at once.
+        labels: [...], integers: the class of each row. A label that is neither a class nor `ignore_index` makes the
+            loss and the gradients NaN.
         bias: [classes], or None.
-        label_smoothing: from 0 to 1, how much of the target is spread over all classes evenly.
-        ignore_index: the label of rows that have no loss and no gradient.
-        reduction: "mean" divides the sum by the number of rows that count, and is NaN if none does; "sum"; or "none".
-        chunk_size: rows at a time; None for an eighth of them, but no fewer than 512.
-        accumulator_dtype: in what the chunks' gradients of `weight` and `bias`, each accumulated in float32, are
-            added up. None for float32, except that up to 8 chunks of bfloat16 are added up in bfloat16: this takes no
-            memory but the gradient's own, and is off by at most one rounding for each chunk.
+        label_smoothing: the part of the target, from 0 to 1, that is spread evenly over all classes.
+        ignore_index: the label of rows whose loss and gradient are 0.
+        reduction: "mean" divides the sum by the number of rows that are not ignored, and is NaN if all are; "sum"; or
+            "none".
+        chunk_size: the rows of a chunk; None for an eighth of all rows, but no fewer than 512.
+        accumulator_dtype: the dtype in which gradients of `weight` and `bias` are added up over chunks; within a chunk
+            they are accumulated in float32. None for float32, except that up to 8 chunks of bfloat16 are added up in
+            bfloat16. This takes no memory but the gradient's own, and is off by at most one rounding for each chunk.
 
     Returns:
         The loss in the dtype of `hidden`: a scalar, or [...] for "none".
 
     Raises:
         TypeError: `labels` are not integers, or another argument is not of a real floating-point dtype.
-        ValueError: the shapes do not fit, or an option is none of the above.
+        ValueError: the shapes do not fit, or an option is not one of the values above.
 
     Example:
         >>> import jax.numpy as jnp

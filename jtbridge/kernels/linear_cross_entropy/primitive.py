@@ -1,11 +1,12 @@
-"""The loss as a JAX primitive: how it is computed depends on what is asked of it.
+"""The loss as a JAX primitive. Each transformation computes the loss differently.
 
-- Alone: the losses, chunk by chunk.
-- The derivative of their sum: its gradients are computed with it, and what is left for reverse mode is to multiply
-  them by the cotangent, a scalar. So the logits are computed once, and never stored.
-- The derivative of each loss: the cotangents are not known yet, so reverse mode computes the logits again.
-- A batch with one weight: its tokens are more tokens, and the sum one of each loss. The batching rule sees the loss
-  before a derivative is taken of it, so that the gradient of the weight has no batch.
+- Without a transformation: the losses, chunk by chunk.
+- The derivative of the sum of the losses: the gradients are computed with the sum, and reverse mode only multiplies
+  them by the cotangent, a scalar. The logits are computed once, and never stored.
+- The derivative of each loss: the cotangents are not known in the forward, so reverse mode computes the logits again.
+- A batch with one weight: the tokens of the batch are folded into the tokens, and the losses are summed for each
+  element of the batch. The batching rule sees the loss before a derivative is taken, so that the gradient of the weight
+  has no batch axis.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ linear_cross_entropy_p = Primitive("linear_cross_entropy")
 def bind(
     hidden: jax.Array, weight: jax.Array, bias: jax.Array, labels: jax.Array, *, summed: bool, options: Options
 ) -> jax.Array:
-    """The losses of ``hidden[tokens, width]`` in float32, or their sum.
+    """Bind the primitive: the losses of ``hidden[tokens, width]`` in float32, or their sum.
 
     Args:
         hidden: [tokens, width].

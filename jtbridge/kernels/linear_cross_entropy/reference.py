@@ -18,7 +18,7 @@ def forward(
     ignore_index: int,
     reduction: Reduction,
 ) -> jax.Array:
-    """``cross_entropy(hidden @ weight.T + bias, labels)``."""
+    """Compute ``cross_entropy(hidden @ weight.T + bias, labels)``."""
     logits = hidden @ weight.T
     return cross_entropy(
         logits if bias is None else logits + bias,

@@ -1,4 +1,4 @@
-"""How the kernel is launched: blocks, warps and pipeline stages, by shape.
+"""Launch configurations of the matmul kernel: blocks, warps and pipeline stages, by shape.
 
 Every configuration fits the shared memory of compute capability 8.0 (163 KB) and 9.0 (227 KB) for the elements that it
 is listed for.
@@ -13,23 +13,23 @@ from jtbridge.kernels._chip import Chip
 
 Kind = Literal["half", "tf32", "ieee"]
 
-# What a chip has of multiprocessors, about: 108 of an A100, 132 of an H100.
+# The number of multiprocessors of a chip, about: an A100 has 108, an H100 has 132.
 _MULTIPROCESSORS = 108
 
 
 @dataclasses.dataclass(frozen=True)
 class MatmulConfiguration:
-    """A program takes `block_m` x `block_n` of the result, and `block_k` of the sum at a time."""
+    """A program computes `block_m` x `block_n` of the result, and takes `block_k` terms of the sum at a time."""
 
     block_m: int
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int
-    group: int = 8  # rows of blocks that go through the columns together, so that both stay in the cache
+    group: int = 8  # rows of blocks that go through the columns together, so that rows and columns stay in the cache
 
 
-# From the largest blocks to the smallest: large ones read the least, small ones make the most programs.
+# From the largest blocks to the smallest: large blocks read the least, small blocks make the most programs.
 CONFIGURATIONS: dict[Kind, tuple[MatmulConfiguration, ...]] = {
     "half": (
         MatmulConfiguration(128, 256, 64, num_warps=8, num_stages=3),
@@ -45,7 +45,7 @@ CONFIGURATIONS: dict[Kind, tuple[MatmulConfiguration, ...]] = {
         MatmulConfiguration(64, 64, 32, num_warps=4, num_stages=4),
         MatmulConfiguration(16, 64, 64, num_warps=4, num_stages=4),
     ),
-    # Without tensor cores: each thread has an 8 x 8 or smaller part of the result in registers.
+    # Without tensor cores: each thread holds an 8 x 8 or smaller part of the result in registers.
     "ieee": (
         MatmulConfiguration(128, 64, 16, num_warps=4, num_stages=3),
         MatmulConfiguration(64, 64, 16, num_warps=4, num_stages=3),
@@ -56,7 +56,7 @@ CONFIGURATIONS: dict[Kind, tuple[MatmulConfiguration, ...]] = {
 
 
 def needed(configuration: MatmulConfiguration, kind: Kind) -> int:
-    """Bytes of shared memory that a program takes: the blocks on their way, or its result on the way out."""
+    """Return the bytes of shared memory of a program: its blocks in the pipeline, or its result if that is larger."""
     size = 2 if kind == "half" else 4
     sides = configuration.block_m + configuration.block_n
     return size * max(
@@ -65,10 +65,10 @@ def needed(configuration: MatmulConfiguration, kind: Kind) -> int:
 
 
 def choose(kind: Kind, m: int, n: int, chip: Chip) -> MatmulConfiguration:
-    """The default on a chip, of what fits its shared memory.
+    """Return the default configuration on a chip, among those that fit its shared memory.
 
-    The largest blocks of which no side is twice that of the result or more, and that make a program for each
-    multiprocessor; if none do, those that fit and make the most programs.
+    It has the largest blocks that make at least one program for each multiprocessor, and no side of which is twice the
+    side of the result or more. If there are none, it has the blocks that make the most programs.
     """
     every = [c for c in CONFIGURATIONS[kind] if needed(c, kind) <= chip.shared] or [CONFIGURATIONS[kind][-1]]
     fitting = [c for c in candidates(kind, m, n) if c in every] or [every[-1]]
@@ -80,6 +80,6 @@ def choose(kind: Kind, m: int, n: int, chip: Chip) -> MatmulConfiguration:
 
 
 def candidates(kind: Kind, m: int, n: int) -> list[MatmulConfiguration]:
-    """What tuning tries: blocks of which no side is twice that of the result or more."""
+    """Return the configurations that tuning tries: no side of a block is twice the side of the result or more."""
     fitting = [c for c in CONFIGURATIONS[kind] if c.block_m < max(2 * m, 17) and c.block_n < max(2 * n, 33)]
     return fitting or [CONFIGURATIONS[kind][-1]]

@@ -21,7 +21,7 @@ from .reference import ACTIVATIONS, PRECISIONS, Activation, Precision
 
 
 def unsupported_reason(a: jax.Array, b: jax.Array, bias: jax.Array | None = None) -> str | None:
-    """Why the kernel cannot multiply ``a[..., m, k]`` with a matrix `b`; None if it can."""
+    """Return the reason that the kernel cannot multiply ``a[..., m, k]`` by a matrix `b`; None if it can."""
     for name, x in (("b", b), ("bias", bias)):
         if x is not None and x.dtype != a.dtype:
             return f"`{name}` is {x.dtype}, but `a` {a.dtype}"
@@ -41,27 +41,28 @@ def matmul(
     transpose_b: bool = False,
     precision: Precision = "ieee",
 ) -> jax.Array:
-    """``activation(a @ b + bias)``, accumulated in float32 and rounded once.
+    """Compute ``activation(a @ b + bias)``, accumulated in float32 and rounded once.
 
-    By a Triton kernel, with bias and activation in its epilogue, where the program is lowered for a GPU; in jnp
-    elsewhere. Reverse mode multiplies by XLA's products (cuBLAS on a GPU); where there is an activation, the forward
-    then keeps what it was applied to. Differentiable to any order, and batched by folding the batch into the rows of
-    `a`; a batch of `b` is a loop.
+    Where the program is lowered for a GPU, a Triton kernel computes the product, with bias and activation in its
+    epilogue. Elsewhere the function is computed in jnp. The backward uses XLA's matrix products (cuBLAS on a GPU); if
+    there is an activation, its argument is a residual of the forward. The function is differentiable to any order. A
+    batch of `a` is folded into its rows; a batch of `b` is a loop.
 
     Args:
-        a: [..., m, k], float32, bfloat16 or float16; other dtypes take jnp's way.
+        a: [..., m, k], float32, bfloat16 or float16; other dtypes are computed in jnp.
         b: [k, n], of the dtype of `a`; [n, k] with `transpose_b`.
         bias: [n], of the dtype of `a`, or None.
         activation: "relu", "gelu" (by the error function), "gelu_tanh", "silu", or None.
         transpose_b: whether `b` is given as a linear layer's weight, [n, k].
-        precision: of products of float32: "ieee"; on tensor cores "tf32x3", nearly as exact, or "tf32", with ten bits.
+        precision: the matmul precision of float32: "ieee"; or, on tensor cores, "tf32x3", which is nearly as exact, or
+            "tf32", with ten bits.
 
     Returns:
         [..., m, n], of the dtype of `a`.
 
     Raises:
         TypeError: an argument is not of a real floating-point dtype, and there is an activation or dtypes differ.
-        ValueError: the shapes do not fit, or an option is none of the above.
+        ValueError: the shapes do not fit, or an option is not one of the values above.
 
     Example:
         >>> import jax.numpy as jnp
@@ -101,6 +102,7 @@ def _check(
 def operation(
     activation: Activation | None, transpose_b: bool, precision: Precision, biased: bool
 ) -> DifferentiableKernel:
+    """Return the product of `a`, `b` and, with `biased`, a bias, as a differentiable kernel."""
     options: dict[str, Any] = {"activation": activation, "transpose_b": transpose_b, "precision": precision}
     forward = functools.partial(reference.forward, **options)
     backward = functools.partial(reference.backward, **options, biased=biased)
@@ -149,7 +151,7 @@ def _forward(
         matmul_forward_saving if saving else matmul_forward,
         a,
         b,
-        b if bias is None else bias,  # which is not read if there is none
+        b if bias is None else bias,  # the kernel does not read a missing bias, so that b can stand in its place
         out_types=[out_type] * (1 + saving),
         candidates=candidates(kind, m, n),
         default=choose(kind, m, n, target()),

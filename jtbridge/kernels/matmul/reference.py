@@ -29,7 +29,7 @@ def forward(
     transpose_b: bool,
     precision: Precision,
 ) -> tuple[jax.Array, ...]:
-    """``activation(a @ b + bias)``, in float32 and rounded once, and with an activation what it was applied to."""
+    """Return ``activation(a @ b + bias)``, and with an activation also its argument; in float32, rounded once."""
     product = _product(a, b, 1 if transpose_b else 0, precision)
     before = product if bias is None else product + bias.astype(product.dtype)
     if activation is None:
@@ -46,11 +46,11 @@ def backward(
     precision: Precision,
     biased: bool,
 ) -> tuple[jax.Array, ...]:
-    """Gradients of `a`, `b` and the bias.
+    """Return the gradients of `a`, `b` and the bias.
 
-    `rest` is the bias, what the activation was applied to, each if there is one, and the cotangent.
-
-    The activation's derivative is elementwise, which XLA fuses with the bias's sum; the products are XLA's (cuBLAS).
+    `rest` is the bias and the argument of the activation, each if there is one, then the cotangent. The kernel
+    primitive of the backward is this function too: XLA fuses the elementwise derivative of the activation with the sum
+    of the bias's gradient, and computes the matrix products (cuBLAS on a GPU).
     """
     *others, ct = rest
     if activation is not None:
@@ -70,7 +70,7 @@ def backward(
 
 
 def _product(a: jax.Array, b: jax.Array, contracted: int, precision: Precision) -> jax.Array:
-    """The last dimension of `a` with one of `b`, accumulated in float32 or wider."""
+    """Contract the last dimension of `a` with dimension `contracted` of `b`, accumulated in float32 or wider."""
     dimensions = (((a.ndim - 1,), (contracted,)), ((), ()))
     return jax.lax.dot_general(
         a, b, dimensions, precision=PRECISIONS[precision], preferred_element_type=_accumulator(a)

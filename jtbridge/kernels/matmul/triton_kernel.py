@@ -1,9 +1,9 @@
-"""Matrix product, a program for each block of the result, with bias and activation on what is accumulated.
+"""Matrix product, with a program for each block of the result, which also applies the bias and the activation.
 
-Programs that run at the same time take a group of blocks which share their rows and columns, so that these are read
-from the cache (Tillet et al., Triton: an intermediate language and compiler for tiled neural network computations,
-MAPL 2019). Blocks that reach beyond the edge of the result read its beginning again instead, which needs no mask in
-the loop, and do not write that.
+Programs that run at the same time take a group of blocks that share rows and columns, so that these are read from the
+cache (Tillet et al., Triton: an intermediate language and compiler for tiled neural network computations, MAPL 2019).
+A block that reaches beyond the last row or column of the operands reads the first rows or columns again, so that the
+loop needs no mask for them. The block does not write these parts of the result.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _accumulated(
         b_ptrs += b_step
     if biased:
         total += tl.load(bias_ptr + columns, mask=columns < n, other=0.0).to(tl.float32)[None, :]
-    # Where the block begins, in 64 bits, and places in it, in 32: a large block has many.
+    # The offset of the block takes 64 bits. Places within the block take 32, because a large block has many of them.
     places = tl.arange(0, block_m)[:, None] * n + tl.arange(0, block_n)[None, :]
     return total, row.to(tl.int64) * n + column, places, (rows[:, None] < m) & (columns[None, :] < n)
 
@@ -120,7 +120,7 @@ def _accumulated(
 @triton.jit
 def _activated(x, activation: tl.constexpr):
     if activation == "relu":
-        # Not maximum(x, 0), which need not keep a NaN.
+        # Not maximum(x, 0), which may drop a NaN.
         return tl.where(x < 0, 0.0, x)
     elif activation == "gelu":
         return 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
@@ -135,4 +135,4 @@ def _activated(x, activation: tl.constexpr):
 
 @triton.jit
 def _sigmoid(x):
-    return 1 / (1 + tl.exp(-x))  # 0 where the exponential overflows, however large what it is multiplied with
+    return 1 / (1 + tl.exp(-x))  # 0 where the exponential overflows, so that a product with a finite number is 0 too

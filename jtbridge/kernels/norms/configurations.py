@@ -1,7 +1,7 @@
-"""How the kernels are launched, by shape: rows and columns of a program, its warps, and the stages of its loop.
+"""Launch configurations of the norm kernels, by shape: rows and columns of a program, its warps, and pipeline stages.
 
-How many programs add up gradients of weights is fixed, for each leaves a sum behind: to add those up takes a time of
-its own, of which a kernel timed alone knows nothing.
+The number of programs that add up gradients of weights is not tuned. Each program writes a partial sum, and to add
+these up takes time that is not in the time of the kernel alone.
 """
 
 from __future__ import annotations
@@ -12,24 +12,25 @@ from collections.abc import Sequence
 
 from jtbridge.kernels._shapes import next_power_of_2, row_block
 
-# The longest row that a program holds in registers: in the backward, the row's gradients and the sums over rows too.
+# The longest row that a program holds in registers. In the backward it also holds the row's gradients and the sums over
+# rows.
 _LONGEST, _LONGEST_BACKWARD = 16384, 8192
-# Elements that a program takes at a time: of a longer row, and of rows together where they are shorter.
+# Elements that a program takes at a time: of a longer row, and of several shorter rows, forward and backward.
 _PIECE, _TILE, _TILE_BACKWARD = 4096, 1024, 2048
-# Columns of a longer row that a program adds up, and how many rows it takes at a time.
+# In the backward of longer rows, the columns of a program, and the rows that it takes at a time.
 _COLUMNS, _COLUMN_ROWS = 1024, 4
-# Elements that the programs adding up gradients of weights hold together: what an H100 has room for, 8192 on each of
-# its 132 multiprocessors. More programs would wait for their turn, and leave more sums behind.
+# Elements that all programs hold together which add up gradients of weights: as many as fit an H100, 8192 on each of
+# its 132 multiprocessors. More programs would wait for their turn, and write more partial sums.
 _ROOM = 132 * 8192
-# Bytes of shared memory for rows on their way to a program of 8192 elements, which has a multiprocessor for itself.
+# Bytes of shared memory for the rows that a program of 8192 elements, alone on its multiprocessor, loads ahead.
 _SHARED = 96 * 1024
-# Elements of a thread in what tuning tries, at least and at most, and warps of a program.
+# The fewest and the most elements of a thread in a candidate of tuning, and the most warps of a program.
 _LEAST, _MOST, _WARPS = 8, 32, 32
 
 
 @dataclasses.dataclass(frozen=True)
 class NormConfiguration:
-    """Rows that a program takes together, elements of each, its warps, and in how many stages it loads more rows."""
+    """The rows that a program takes together, the elements of each, its warps, and the stages of its loop over rows."""
 
     tile: int
     block: int
@@ -38,21 +39,22 @@ class NormConfiguration:
 
 
 def default_forward(rows: int, n: int) -> NormConfiguration:
-    """What is taken where nothing was tuned: whole rows, or one by pieces where they are too long."""
+    """Return the forward's default configuration: a tile of whole rows, or pieces of one row that is too long."""
     block = row_block(n, _LONGEST, _PIECE)
     tile = _tile(rows, block, _TILE) if n <= block else 1
     return NormConfiguration(tile, block, _warps(tile * block))
 
 
 def default_sums() -> NormConfiguration:
-    """Of the sums over a row that is too long for the backward, by pieces."""
+    """Return the default configuration of the sums over a row that is too long for the backward: by pieces."""
     return NormConfiguration(1, _PIECE, _warps(_PIECE))
 
 
 def default_backward(rows: int, n: int, loaded: int) -> NormConfiguration:
-    """Of the gradients of `rows` that share weights: whole rows, or blocks of columns where those are too long.
+    """Return the default configuration of the gradients of `rows` rows that share weights.
 
-    In `loaded` are the bytes that are loaded for each element.
+    A program takes whole rows, or a block of columns where rows are too long. `loaded` is the number of bytes that are
+    loaded for each element.
     """
     block = row_block(n, _LONGEST_BACKWARD, _COLUMNS)
     tile = _tile(rows, block, _TILE_BACKWARD) if n <= block else min(next_power_of_2(rows), _COLUMN_ROWS)
@@ -60,14 +62,22 @@ def default_backward(rows: int, n: int, loaded: int) -> NormConfiguration:
 
 
 def programs(groups: int, rows: int, n: int, summed: bool) -> int:
-    """How many programs share the rows of a group: one for each tile, or, if they add up, what runs at once."""
+    """Return how many programs share the rows of a group.
+
+    There is one program for each tile of rows. If the programs add up gradients of weights (`summed`), there are no
+    more than run at once.
+    """
     c = default_backward(rows, n, 1)
     room = _ROOM // (groups * math.ceil(n / c.block) * c.tile * c.block)
     return min(math.ceil(rows / c.tile), max(1, room) if summed else rows)
 
 
 def candidates_forward(rows: int, n: int) -> list[NormConfiguration]:
-    """What tuning tries, the default first: half and twice the warps, and with them the rows, or the piece of one."""
+    """Return the forward's candidates for tuning, the default first.
+
+    They have half and twice the warps, for the same rows or for half and twice the rows. Where a row is taken in
+    pieces, the length of a piece takes the place of the rows.
+    """
     taken = default_forward(rows, n)
     if n > taken.block:
         return _pieces(taken)
@@ -77,14 +87,15 @@ def candidates_forward(rows: int, n: int) -> list[NormConfiguration]:
 
 
 def candidates_sums() -> list[NormConfiguration]:
-    """What tuning tries, as forward, the default first."""
+    """Return the candidates for the sums over a row, the default first: like the forward's of a row in pieces."""
     return _pieces(default_sums())
 
 
 def candidates_backward(rows: int, n: int, loaded: int) -> list[NormConfiguration]:
-    """What tuning tries, the default first: twice the warps, half and twice the rows and warps, and a stage less.
+    """Return the backward's candidates for tuning, the default first.
 
-    Half the warps alone would take all registers of a thread.
+    They have twice the warps, half or twice the rows and warps, or one stage less. Half the warps for the same rows
+    would take all registers of a thread.
     """
     taken = default_backward(rows, n, loaded)
     tile, block, warps, stages = dataclasses.astuple(taken)
@@ -106,7 +117,7 @@ def _pieces(taken: NormConfiguration) -> list[NormConfiguration]:
 def _fitting(
     taken: NormConfiguration, others: Sequence[tuple[int, ...]], rows: int, most: int
 ) -> list[NormConfiguration]:
-    """The default, and those of the others that a program has rows, warps and registers for."""
+    """Return the default, and the others for which there are enough rows, warps and registers."""
 
     def fits(c: NormConfiguration) -> bool:
         elements = c.tile * c.block
@@ -121,15 +132,15 @@ def _fitting(
 
 
 def _warps(elements: int) -> int:
-    """Warps for a program where nothing was tuned: 16 elements a thread, up to 16 warps."""
+    """Return the warps of a program where nothing was tuned: 16 elements per thread, up to 16 warps."""
     return min(16, max(1, elements // 512))
 
 
 def _tile(rows: int, block: int, most: int) -> int:
-    """How many rows of a block a program takes together."""
+    """Return how many rows of `block` elements a program takes together: up to `most` elements, and up to 64 rows."""
     return min(next_power_of_2(rows), max(1, most // block), 64)
 
 
 def _stages(loaded: int) -> int:
-    """In how many stages rows of so many bytes are loaded."""
+    """Return the number of stages in which rows of `loaded` bytes are loaded."""
     return min(3, 1 + _SHARED // loaded)

@@ -1,4 +1,4 @@
-"""Layer and root mean square normalization."""
+"""Lowerings of layer and root mean square normalization to the kernels."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ def _norm(weight: Maybe, bias: Maybe, eps: float, *, centered: bool) -> Norm:
 
 
 def _refused(x: jax.Array, normalized_shape: Sequence[int], weight: Maybe, bias: Maybe) -> bool:
-    """Whether the kernels do not apply: they take the last dimension alone."""
+    """Return whether the kernels do not apply, for example because they normalize the last dimension only."""
     return len(normalized_shape) != 1 or norms.unsupported_reason(x, weight, bias, None) is not None
 
 
 def _refused_by_rms(x: jax.Array, normalized_shape: Sequence[int], weight: Maybe) -> bool:
-    """The same of a norm whose result, of a weight of another dtype, is not of that of x."""
+    """Return whether the kernels do not apply to an RMS norm.
+
+    If the weight has another dtype than x, torch's result may have another dtype than x. The kernels' result has not.
+    """
     return _refused(x, normalized_shape, weight, None) or (weight is not None and weight.dtype != x.dtype)
 
 
@@ -38,7 +41,7 @@ def _rows(x: jax.Array) -> jax.Array:
 
 
 def _normalized(x: jax.Array, weight: Maybe, bias: Maybe, norm: Norm) -> tuple[jax.Array, jax.Array]:
-    """The result, and its statistics [..., 1 or 2]."""
+    """Return the result of the kernel, and its statistics [..., 1 or 2]."""
     given = [w[None] for w in (weight, bias) if w is not None]
     y, statistics = norms.operation(norm, tuple(str(w.dtype) for w in given)).forward(_rows(x), *given)
     return y.reshape(x.shape), statistics.reshape(*x.shape[:-1], -1)
@@ -53,7 +56,7 @@ def _norm_gradients(
     output_mask: Sequence[bool],
     bias: Maybe = None,
 ) -> tuple[Maybe, ...]:
-    """By x, by the weight and by the bias, those of them that are asked for."""
+    """Return the gradients of x, the weight and the bias, with None for each that `output_mask` does not ask for."""
     dtypes = tuple(str(w.dtype) for w in (weight, bias) if w is not None)
     given = [] if weight is None else [weight[None]]
     saved = [_rows(x), *given, statistics.reshape(1, -1, norm.statistics)]
@@ -148,7 +151,7 @@ def _scaled_rms_norm_backward(
     *,
     node: fx.Node,
 ) -> Any:
-    """What the kernel adds up it does not round in between, as the chain does in half precision."""
+    """Lower the gradient. Unlike the chain of operators in half precision, the kernel does not round in between."""
     del node, rounded, apart
     if not _weighed(x, weight) or grad.dtype != x.dtype:
         return NotImplemented

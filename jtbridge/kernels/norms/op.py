@@ -22,7 +22,7 @@ from .reference import Norm
 def unsupported_reason(
     x: jax.Array, weight: jax.Array | None = None, bias: jax.Array | None = None, residual: jax.Array | None = None
 ) -> str | None:
-    """Why the kernel cannot run on ``x[..., n]``; None if it can."""
+    """Return the reason that the kernel cannot run on ``x[..., n]``; None if it can."""
     for name, array in {"x": x, "weight": weight, "bias": bias, "residual": residual}.items():
         if array is not None and (reason := unsupported_dtype(name, array.dtype, FLOATS)):
             return reason
@@ -37,24 +37,25 @@ def layer_norm(
     eps: float = 1e-5,
     residual: jax.Array | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """``(x - mean) / sqrt(variance + eps) * weight + bias`` over the last dimension, accumulated in float32.
+    """Compute ``(x - mean) / sqrt(variance + eps) * weight + bias`` over the last dimension, accumulated in float32.
 
-    By Triton kernels, forward and backward, where the program is lowered for a GPU; in jnp elsewhere. Differentiable
-    to any order, and batched by folding the batch into the rows, over weights of their own too.
+    Triton kernels compute the forward and the backward where the program is lowered for a GPU; elsewhere both are
+    computed in jnp. The function is differentiable to any order. A batch is folded into the rows, also if each element
+    of the batch has a weight and a bias of its own.
 
     Args:
-        x: [..., n], float32, bfloat16 or float16; other floating-point dtypes take jnp's way.
+        x: [..., n], float32, bfloat16 or float16; other floating-point dtypes are computed in jnp.
         weight: [n], of any of these dtypes; None: 1.
         bias: [n], of any of these dtypes; None: 0.
         eps: added to the variance.
-        residual: like `x`, added to it first; the sum is rounded to its dtype and returned as well.
+        residual: like `x`, and added to `x` first; the sum is rounded to the dtype of `x` and returned as well.
 
     Returns:
-        An array like `x`; with a `residual` that and ``x + residual``.
+        An array like `x`; with a `residual`, this array and ``x + residual``.
 
     Raises:
-        TypeError: an argument is not of a real floating-point dtype, or `residual` not of that of `x`.
-        ValueError: `weight` or `bias` is not [n], `residual` not of the shape of `x`, or `x` has no dimension.
+        TypeError: an argument is not of a real floating-point dtype, or `residual` has another dtype than `x`.
+        ValueError: `weight` or `bias` is not [n], `residual` has another shape than `x`, or `x` has no dimension.
 
     Example:
         >>> import jax.numpy as jnp
@@ -75,23 +76,23 @@ def rms_norm(
     residual: jax.Array | None = None,
     offset: float = 0.0,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """``x / sqrt(mean(x**2) + eps) * (offset + weight)`` over the last dimension, accumulated in float32.
+    """Compute ``x / sqrt(mean(x**2) + eps) * (offset + weight)`` over the last dimension, accumulated in float32.
 
-    As :func:`layer_norm`, which see.
+    Kernels, derivatives and batching are as in :func:`layer_norm`.
 
     Args:
-        x: [..., n], float32, bfloat16 or float16; other floating-point dtypes take jnp's way.
+        x: [..., n], float32, bfloat16 or float16; other floating-point dtypes are computed in jnp.
         weight: [n], of any of these dtypes; None: the result is not scaled.
         eps: added to the mean square.
-        residual: like `x`, added to it first; the sum is rounded to its dtype and returned as well.
-        offset: added to the weight; 1 for Gemma's.
+        residual: like `x`, and added to `x` first; the sum is rounded to the dtype of `x` and returned as well.
+        offset: added to the weight; 1 for Gemma.
 
     Returns:
-        An array like `x`; with a `residual` that and ``x + residual``.
+        An array like `x`; with a `residual`, this array and ``x + residual``.
 
     Raises:
-        TypeError: an argument is not of a real floating-point dtype, or `residual` not of that of `x`.
-        ValueError: `weight` is not [n], `residual` not of the shape of `x`, or `x` has no dimension.
+        TypeError: an argument is not of a real floating-point dtype, or `residual` has another dtype than `x`.
+        ValueError: `weight` is not [n], `residual` has another shape than `x`, or `x` has no dimension.
 
     Example:
         >>> import jax.numpy as jnp
@@ -146,6 +147,8 @@ def _check(x: jax.Array, weight: jax.Array | None, bias: jax.Array | None, resid
 
 @functools.cache
 def operation(norm: Norm, dtypes: tuple[str, ...]) -> DifferentiableKernel:
+    """Return a normalization of [g, rows, n] as a differentiable kernel, for a weight and a bias of these dtypes."""
+
     def saved(inputs: Sequence[jax.Array], outputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
         weight = inputs[1 + norm.residual :][: norm.weight]
         return outputs[1] if norm.residual else inputs[0], *weight, outputs[-1]
@@ -168,7 +171,7 @@ def operation(norm: Norm, dtypes: tuple[str, ...]) -> DifferentiableKernel:
 
 
 def _flags(norm: Norm) -> dict[str, bool]:
-    """What a norm has, as the kernels are told."""
+    """Return the arrays and steps that a norm has, as constants of the kernels."""
     return {
         "centered": norm.centered,
         "has_residual": norm.residual,
@@ -187,7 +190,7 @@ def _forward(*arrays: jax.Array, norm: Norm) -> list[jax.Array]:
     x, *others = arrays
     groups, group, n = x.shape
     given = iter(others)
-    # In the place of what is not there stands x, which is not read.
+    # The kernel does not read a missing array, so that x can stand in its place.
     residual, weight, bias = (next(given) if there else x for there in (norm.residual, norm.weight, norm.bias))
     rows = groups * group
     tried = candidates_forward(rows, n)
@@ -258,7 +261,7 @@ def _backward(*arrays: jax.Array, norm: Norm, dtypes: Sequence[str]) -> list[jax
 
 
 def _row_sums(x: jax.Array, weight: jax.Array, statistics: jax.Array, ct: jax.Array, *, norm: Norm) -> jax.Array:
-    """For rows that are taken by columns: what their gradient needs of all of a row."""
+    """Return the means over whole rows that the gradient needs where a program takes a block of columns."""
     from .triton_kernel import norm_backward_sums
 
     groups, group, n = x.shape

@@ -1,6 +1,6 @@
 """Normalization over the last dimension, in jnp.
 
-Arrays begin with an axis of groups `g`: x [g, rows, n]; weight and bias [g, n], or [1, n] for all groups.
+Arrays begin with an axis of groups `g`: x [g, rows, n]; weight and bias [g, n], or [1, n] if all groups share them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jtbridge.kernels._shapes import accumulated, to_precision
 
 @dataclasses.dataclass(frozen=True)
 class Norm:
-    """Which normalization: with or without a mean, and what it is given beside x."""
+    """The kind of normalization: whether a mean is subtracted, its options, and which arrays it takes beside x."""
 
     centered: bool
     eps: float
@@ -24,16 +24,19 @@ class Norm:
     residual: bool
     weight: bool
     bias: bool
-    rounded: bool = False  # to the dtype of x before the weight; the gradient is the same
+    rounded: bool = False  # round to the dtype of x before the weight; the gradient does not depend on it
 
     @property
     def statistics(self) -> int:
-        """How many numbers of each row are kept for the backward: 1 / sigma, and the mean."""
+        """The number of residuals of each row: 1 / sigma, and the mean if it is subtracted."""
         return 1 + self.centered
 
 
 def forward(*arrays: jax.Array, norm: Norm) -> tuple[jax.Array, ...]:
-    """From ``x[, residual][, weight][, bias]``: the result, ``x + residual`` if there is one, [g, rows, statistics]."""
+    """Normalize, given ``x[, residual][, weight][, bias]``.
+
+    Returns the result, then ``x + residual`` if there is a residual, then the statistics [g, rows, 1 or 2].
+    """
     given = iter(arrays)
     x = next(given)
     if norm.residual:
@@ -53,10 +56,10 @@ def forward(*arrays: jax.Array, norm: Norm) -> tuple[jax.Array, ...]:
 
 
 def backward(*arrays: jax.Array, norm: Norm, dtypes: Sequence[str]) -> tuple[jax.Array, ...]:
-    """From ``x[, weight], statistics, ct[, ct of x + residual]``: gradients of what `forward` is given.
+    """Return the gradients of the arguments of `forward`, given ``x[, weight], statistics, ct[, ct of x + residual]``.
 
     With ``hat = (x - mean) * rstd`` and ``m = ct * weight`` the gradient of x is ``rstd * (m - hat * mean(m * hat))``,
-    less ``rstd * mean(m)`` where a mean was taken off. In `dtypes` are those of the weight and the bias.
+    less ``rstd * mean(m)`` where a mean was subtracted. `dtypes` are the dtypes of the weight and the bias.
     """
     given = iter(arrays)
     x = next(given)

@@ -1,10 +1,11 @@
-"""Normalization over rows, which are held in registers where they fit: a tile of short rows, or one long one.
+"""Normalization over rows. A program holds a tile of short rows, or one longer row, in registers.
 
-Rows too long for that are read twice. Their statistics are those of each lane, updated one by one and then put
-together (Chan, Golub and LeVeque, Algorithms for computing the sample variance, 1983), so that nothing cancels.
+A row too long for that is read twice. Each lane updates its own statistics one element at a time, and the statistics of
+the lanes are then combined (Chan, Golub and LeVeque, Algorithms for computing the sample variance, 1983), so that there
+is no cancellation.
 
-The gradients of weight and bias are sums over rows. A program adds up those of its rows in registers and writes one
-partial sum; there are about as many programs as a GPU runs at once, and each loads its next rows, through shared
+The gradients of weight and bias are sums over rows. A program adds up the gradients of its rows in registers and writes
+one partial sum. There are about as many programs as a GPU runs at once, and each loads its next rows, through shared
 memory, while it computes.
 """
 
@@ -29,7 +30,7 @@ def norm_forward(
     eps: tl.constexpr,
     offset: tl.constexpr,
     centered: tl.constexpr,
-    rounded: tl.constexpr,  # before the weight
+    rounded: tl.constexpr,  # round to the dtype of the result before the weight
     has_residual: tl.constexpr,
     has_weight: tl.constexpr,
     has_bias: tl.constexpr,
@@ -46,7 +47,8 @@ def norm_forward(
     else:
         of_group = columns
         of_group_inside = columns < n
-    # What is read once leaves the cache first, and the weights, asked for before the row is waited for, stay.
+    # The cache drops the row, which is read once, first and the weights last. The weights are loaded before the row is
+    # first used, so that both loads overlap.
     x = tl.load(x_ptr + at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
     if has_residual:
         x += tl.load(residual_ptr + at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
@@ -79,7 +81,7 @@ def norm_forward(
 
 @triton.jit
 def _summed(x_ptr, residual_ptr, at, inside, has_residual: tl.constexpr):
-    """``x``, or ``x + residual`` rounded to the dtype it is returned in, as float32."""
+    """Load ``x``, or ``x + residual`` rounded to the dtype of the returned sum, as float32."""
     x = tl.load(x_ptr + at, mask=inside, other=0.0)
     if has_residual:
         residual = tl.load(residual_ptr + at, mask=inside, other=0.0)
@@ -123,7 +125,7 @@ def norm_forward_pieces(
         inside = start + columns < n
         x = _summed(x_ptr, residual_ptr, start + columns, inside, has_residual)
         if centered:
-            # Each lane has seen one number more, but those that are outside now.
+            # Each lane inside the row has now read one more element. A lane outside adds 0.
             away = tl.where(inside, x - means, 0.0)
             means += away / (start // block + 1)
             squares += away * tl.where(inside, x - means, 0.0)
@@ -170,7 +172,7 @@ def norm_backward_sums(
     has_weight: tl.constexpr,
     block: tl.constexpr,
 ):
-    """The two means over a row that its gradient takes: of ``m * hat``, and of ``m``."""
+    """Compute the two means over a row that its gradient takes: of ``m * hat``, and of ``m``."""
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * n
     ct_ptr += row * n
@@ -204,7 +206,7 @@ def norm_backward(
     sums_ptr,
     grad_ptr,
     partial_ptr,
-    group: tl.constexpr,  # rows that share weight and bias: those of `programs` programs
+    group: tl.constexpr,  # rows that share weight and bias, split among `programs` programs
     per_group: tl.constexpr,
     n: tl.constexpr,
     offset: tl.constexpr,
@@ -217,10 +219,10 @@ def norm_backward(
     block: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """The gradient, and a program's part of those of weight and bias.
+    """Compute the gradient of x, and a program's part of the gradients of weight and bias.
 
-    A program has whole rows, or, where they are too long for that, a block of columns; then the sums over rows are
-    there already.
+    A program takes whole rows, or a block of columns where rows are too long. In the second case the means over each
+    row are already in `sums_ptr`.
     """
     program = tl.program_id(0) % programs
     of_group = (tl.program_id(0) // programs).to(tl.int64)
@@ -237,7 +239,7 @@ def norm_backward(
     weight = tl.zeros([1, block], tl.float32)
     if has_weight:
         weight = tl.load(weight_ptr + columns, mask=in_row, other=0.0)
-    # Sums over rows, kept apart within the tile until the end.
+    # Sums over the rows of all tiles. The rows within a tile are added up at the end.
     grad_weight = tl.zeros([tile, block], tl.float32)
     grad_bias = tl.zeros([tile, block], tl.float32)
     for start in tl.range(program * tile, group, programs * tile, num_stages=stages):

@@ -1,4 +1,4 @@
-"""How the kernel is launched, by shape: heads and tokens of a program, and its warps."""
+"""Launch configurations of the rotary embedding kernel by shape: heads and tokens of a program, and its warps."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import dataclasses
 
 from jtbridge.kernels._shapes import next_power_of_2
 
-# Elements of a half that a program takes for one head, 8 for each of its threads, and how many heads.
+# Elements of a half that a program takes for one head, 8 for each of its threads, and the number of its heads.
 _BLOCK, _HEADS = 1024, 4
-# Warps where nothing was tuned, and in what tuning tries; there the elements of a half that a thread takes for one head
-# are not fewer.
+# The most warps of the default and of a candidate of tuning, and the fewest elements of a half that a thread of a
+# candidate takes for one head.
 _WARPS, _MOST_WARPS, _LEAST = 4, 8, 4
 
 
 @dataclasses.dataclass(frozen=True)
 class RopeConfiguration:
-    """Heads and tokens that a program takes, and its warps."""
+    """The heads and tokens that a program takes, and its warps."""
 
     head_block: int
     token_block: int
@@ -23,7 +23,7 @@ class RopeConfiguration:
 
 
 def default(heads: int, tokens: int, half: int, interleaved: bool) -> RopeConfiguration:
-    """What is taken where nothing was tuned, of the most heads of an array."""
+    """Return the configuration where nothing was tuned; `heads` is the larger number of heads of the arrays."""
     half_block = next_power_of_2(half)
     token_block = min(next_power_of_2(tokens), max(1, _BLOCK // half_block))
     return RopeConfiguration(
@@ -34,10 +34,10 @@ def default(heads: int, tokens: int, half: int, interleaved: bool) -> RopeConfig
 
 
 def candidates(heads: int, tokens: int, half: int, interleaved: bool) -> list[RopeConfiguration]:
-    """What tuning tries, the default first.
+    """Return the configurations that tuning tries, the default first.
 
-    Less for a thread, by heads or by warps; half of the tokens, or twice as many, with the warps; and twice the heads,
-    by the warps, or of half of the tokens. None has more for a thread than the default.
+    They have half the heads; twice the warps; half or twice the tokens and warps; or twice the heads, with twice the
+    warps or half the tokens. None has more elements for a thread than the default.
     """
     taken = default(heads, tokens, half, interleaved)
     h, t, w = dataclasses.astuple(taken)
@@ -63,5 +63,5 @@ def candidates(heads: int, tokens: int, half: int, interleaved: bool) -> list[Ro
 
 
 def _held(interleaved: bool) -> int:
-    """How many heads: neighbours are told apart in registers, which then hold fewer."""
+    """Return the heads of a program. Neighbours are separated in registers, which then hold fewer heads."""
     return _HEADS // 2 if interleaved else _HEADS

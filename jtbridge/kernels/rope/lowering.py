@@ -1,4 +1,4 @@
-"""Rotary position embedding, whose products a model's code rounds before it adds them, or does not."""
+"""Lowering of rotary position embedding to the kernel. Products are rounded before they are added, or not."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ def _rope(
     node: fx.Node,
 ) -> Any:
     del rounded_back, node
-    # One of the two dimensions in the middle is that of the tokens; the other, of the heads, is 1 in the angles.
+    # The two dimensions in the middle are tokens and heads, in either order. The angles have size 1 for the heads.
     tokens_first = cos.shape[1:3] != (1, x.shape[2])
     angles = [angle[:, :, 0] if tokens_first else angle[:, 0] for angle in (cos, sin)]
     if rope.unsupported_reason(*angles, x):
         return NotImplemented
     operation = rope.operation(1, Rotation(rounded, interleaved, tokens_first))
     given = x[None], *(angle[None] for angle in angles)
-    # Of the backward only the gradient by x is wanted, which x itself has no part in.
+    # Transposed, x is the cotangent. It also stands in for the primal, on which the gradient by the primal does not
+    # depend; the gradients of the angles are not used.
     return (operation.backward(*given, x[None]) if transposed else operation.forward(*given))[0][0]

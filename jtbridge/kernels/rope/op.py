@@ -19,12 +19,12 @@ from . import reference
 from .configurations import RopeConfiguration, candidates, default
 from .reference import Rotation
 
-# Tokens times d stay below this, so that places in a table of angles fit into 32 bits.
+# Tokens times d are less than this number, so that places in a table of angles fit into 32 bits.
 _LARGEST = 2**31
 
 
 def unsupported_reason(cos: jax.Array, sin: jax.Array, *xs: jax.Array) -> str | None:
-    """Why the kernel cannot run on some ``x[..., heads, tokens, d]``; None if it can."""
+    """Return the reason that the kernel cannot run on arrays ``x[..., heads, tokens, d]``; None if it can."""
     for name, array in [*(("x", x) for x in xs), ("cos", cos), ("sin", sin)]:
         if reason := unsupported_dtype(name, array.dtype, FLOATS):
             return reason
@@ -36,25 +36,26 @@ def unsupported_reason(cos: jax.Array, sin: jax.Array, *xs: jax.Array) -> str | 
 
 
 def rope(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = False) -> jax.Array:
-    """``x * cos + rotate_half(x) * sin``, where ``rotate_half((a, b)) = (-b, a)`` of the halves of the last dimension.
+    """Compute ``x * cos + rotate_half(x) * sin``, where ``rotate_half((a, b)) = (-b, a)``.
 
-    Interleaved, a and b are neighbours in place of halves: the elements of even and those of odd places. As Hugging
-    Face's models have either, computed in float32 and rounded once. By a Triton kernel, forward and backward,
-    where the program is lowered for a GPU; in jnp elsewhere. Differentiable to any order, in cos and sin too, which
-    may be any numbers; batched by folding, over angles of their own too.
+    a and b are the halves of the last dimension. With `interleaved` they are neighbours: the elements at even and at
+    odd places. Models of Hugging Face use both kinds. The result is computed in float32 and rounded once. A Triton
+    kernel computes the forward and the backward where the program is lowered for a GPU; elsewhere both are computed in
+    jnp. The function is differentiable to any order, also by cos and sin, which may be any numbers. A batch is folded,
+    also if each element of the batch has angles of its own.
 
     Args:
-        x: [..., heads, tokens, d], float32, bfloat16 or float16; other floating-point dtypes take jnp's way.
-        cos: [tokens, d], or [..., tokens, d] with all that x has before the heads; of any of these dtypes.
+        x: [..., heads, tokens, d], float32, bfloat16 or float16; other floating-point dtypes are computed in jnp.
+        cos: [tokens, d], or [..., tokens, d] with all dimensions of x before the heads; of any of these dtypes.
         sin: like `cos`.
-        interleaved: whether neighbours are rotated; cos and sin have d columns all the same.
+        interleaved: whether neighbours are rotated; cos and sin have d columns in this case too.
 
     Returns:
         An array like `x`.
 
     Raises:
         TypeError: an argument is not of a real floating-point dtype.
-        ValueError: d is odd, or a shape is none of these.
+        ValueError: d is odd, or a shape is not one of the shapes above.
 
     Example:
         >>> import jax.numpy as jnp
@@ -71,21 +72,21 @@ def rope(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = Fa
 def rope_qk(
     q: jax.Array, k: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """:func:`rope` of queries and keys, in one launch.
+    """Apply :func:`rope` to queries and keys, in one launch.
 
     Args:
-        q: [..., heads, tokens, d], float32, bfloat16 or float16; other floating-point dtypes take jnp's way.
-        k: [..., heads, tokens, d], like `q` but for the number of heads.
-        cos: [tokens, d], or [..., tokens, d] with all that q has before the heads; of any of these dtypes.
+        q: [..., heads, tokens, d], float32, bfloat16 or float16; other floating-point dtypes are computed in jnp.
+        k: [..., heads, tokens, d], like `q` except for the number of heads.
+        cos: [tokens, d], or [..., tokens, d] with all dimensions of q before the heads; of any of these dtypes.
         sin: like `cos`.
-        interleaved: whether neighbours are rotated, in place of halves.
+        interleaved: whether neighbours are rotated instead of halves.
 
     Returns:
         Arrays like `q` and `k`.
 
     Raises:
         TypeError: an argument is not of a real floating-point dtype.
-        ValueError: d is odd, or a shape is none of these.
+        ValueError: d is odd, or a shape is not one of the shapes above.
 
     Example:
         >>> import jax.numpy as jnp
@@ -134,7 +135,7 @@ def _check(cos: jax.Array, sin: jax.Array, named: dict[str, jax.Array]) -> None:
 
 @functools.cache
 def operation(count: int, rotation: Rotation) -> DifferentiableKernel:
-    """Of so many arrays."""
+    """Return the rotation of `count` arrays, given before cos and sin, as a differentiable kernel."""
     of = functools.partial(functools.partial, rotation=rotation)
     angles = (count, count + 1)
     return DifferentiableKernel(
@@ -154,7 +155,7 @@ def _backward(*arrays: jax.Array, rotation: Rotation) -> list[jax.Array]:
     count = (len(arrays) - 2) // 2
     cos, sin = arrays[count : count + 2]
     grads = _launched(arrays[count + 2 :], cos, sin, rotation, transposed=True)
-    # The angles' gradients are seldom wanted, and XLA leaves out what is not.
+    # The gradients of the angles are seldom used, and XLA removes them where they are not.
     return [*grads, *reference.angle_gradients(*arrays, rotation=rotation)]
 
 
@@ -188,13 +189,13 @@ def _launched(
     results = launch_tuned(
         rope_rotate,
         *(xs[0], xs[-1], cos, sin),
-        # In the place of a second array that is not there, one that is not written.
+        # Without a second array, its result is an array of one element that the kernel does not write.
         out_types=[
             jax.ShapeDtypeStruct(x.shape if h else (1,), x.dtype) for x, h in zip((xs[0], xs[-1]), heads, strict=True)
         ],
         candidates=candidates(*shape),
         default=default(*shape),
-        # The transpose moves what the rotation moves, and has its configuration.
+        # The key does not contain `transposed`: the transpose moves the same memory and takes the same configuration.
         problem={
             "dtypes": f"{xs[0].dtype} {cos.dtype} {sin.dtype}",
             "rows": size(groups * batches),

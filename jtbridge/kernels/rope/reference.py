@@ -1,7 +1,7 @@
 """Rotary position embedding of halves, or of neighbours, in jnp.
 
 Arrays begin with an axis of groups `g`: each x is [g, batch, heads, tokens, d], or has the tokens before the heads; cos
-and sin are [g, batch, tokens, d], where either leading axis may be 1 for all.
+and sin are [g, batch, tokens, d], where `g` is 1 if all groups share the angles, and `batch` is 1 if all of a batch do.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from jtbridge.kernels._shapes import accumulated, to_precision
 
 @dataclasses.dataclass(frozen=True)
 class Rotation:
-    """Which rotation, of arrays that lie how."""
+    """The kind of rotation, and the layout of the arrays."""
 
-    rounded: bool = False  # products, to the dtype of x before they are added
-    interleaved: bool = False  # of neighbours, not of halves
+    rounded: bool = False  # round products to the dtype of x before they are added
+    interleaved: bool = False  # rotate neighbours instead of halves
     tokens_first: bool = False  # x is [g, batch, tokens, heads, d]
 
     @property
@@ -29,7 +29,7 @@ class Rotation:
 
 
 def turned(x: jax.Array, *, interleaved: bool) -> jax.Array:
-    """``(x1, x2) -> (-x2, x1)`` of the halves of the last dimension, or of each two neighbours."""
+    """Return ``(-x2, x1)`` of the halves ``(x1, x2)`` of the last dimension, or of each two neighbours."""
     if interleaved:
         return jnp.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
     first, second = jnp.split(x, 2, -1)
@@ -37,7 +37,10 @@ def turned(x: jax.Array, *, interleaved: bool) -> jax.Array:
 
 
 def forward(*arrays: jax.Array, rotation: Rotation) -> tuple[jax.Array, ...]:
-    """From some x, then cos and sin: ``x * cos + turned(x) * sin`` for each, rounded once, or the products too."""
+    """Compute ``x * cos + turned(x) * sin`` for each x, given all x, then cos and sin.
+
+    The result is rounded once; with `rotation.rounded`, the products are rounded too.
+    """
     *xs, cos, sin = arrays
     wide_cos, wide_sin = _wide_angles(cos, sin, xs[0], rotation)
 
@@ -49,7 +52,7 @@ def forward(*arrays: jax.Array, rotation: Rotation) -> tuple[jax.Array, ...]:
 
 
 def backward(*arrays: jax.Array, rotation: Rotation) -> tuple[jax.Array, ...]:
-    """From what `forward` is given, then a cotangent for each x: gradients of it all."""
+    """Return the gradients of all arguments of `forward`, given these arguments, then a cotangent for each x."""
     count = (len(arrays) - 2) // 2
     xs, (cos, sin), cts = arrays[:count], arrays[count : count + 2], arrays[count + 2 :]
     wide_cos, wide_sin = _wide_angles(cos, sin, xs[0], rotation)
@@ -62,7 +65,7 @@ def backward(*arrays: jax.Array, rotation: Rotation) -> tuple[jax.Array, ...]:
 
 
 def _wide_angles(cos: jax.Array, sin: jax.Array, x: jax.Array, rotation: Rotation) -> tuple[jax.Array, jax.Array]:
-    """As they meet x, in the dtype that is computed in."""
+    """Return cos and sin in the dtype of the computation, with an axis for the heads of x."""
     wide = accumulated(x)
     return jnp.expand_dims(cos.astype(wide), rotation.heads), jnp.expand_dims(sin.astype(wide), rotation.heads)
 
@@ -74,7 +77,7 @@ def _sum(a: jax.Array, b: jax.Array, dtype: jnp.dtype, rotation: Rotation) -> ja
 
 
 def angle_gradients(*arrays: jax.Array, rotation: Rotation) -> tuple[jax.Array, jax.Array]:
-    """From what `backward` is given: the gradients of cos and sin, one for each group."""
+    """Return the gradients of cos and sin, one for each group, given the arguments of `backward`."""
     count = (len(arrays) - 2) // 2
     xs, (cos, sin), cts = arrays[:count], arrays[count : count + 2], arrays[count + 2 :]
     wide = accumulated(xs[0])

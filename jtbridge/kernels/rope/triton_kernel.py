@@ -1,6 +1,6 @@
-"""Rotary position embedding: a program per block of tokens and of heads, which reads the angles once for its heads.
+"""Rotary position embedding. A program takes a block of tokens and of heads, and reads the angles once for its heads.
 
-The heads of a second array follow those of the first, so that queries and keys take one launch.
+The heads of a second array follow the heads of the first, so that queries and keys take one launch.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import triton.language as tl
 
 @triton.jit
 def _load(ptr, row, inside, half: tl.constexpr, half_block: tl.constexpr, interleaved: tl.constexpr):
-    """Of some rows what is rotated, and what it is rotated with, in float32."""
+    """Load the two parts of rows that are rotated with each other, halves or neighbours, in float32."""
     if interleaved:
-        # Neighbours are read together, and then told apart.
+        # Neighbours are read together, and then separated.
         column = tl.arange(0, 2 * half_block)[None, None, :]
         both = tl.load(ptr + row + column, mask=inside & (column < 2 * half), other=0.0).to(tl.float32)
         first, second = tl.split(tl.reshape(both, (both.shape[0], both.shape[1], half_block, 2)))
@@ -91,12 +91,12 @@ def rope_rotate(
     half: tl.constexpr,
     q_heads: tl.constexpr,
     k_heads: tl.constexpr,
-    group_stride: tl.constexpr,  # of cos and sin, 0 where they are the same for all groups
-    batch_stride: tl.constexpr,  # and for all of a batch
+    group_stride: tl.constexpr,  # of cos and sin, 0 if all groups share them
+    batch_stride: tl.constexpr,  # of cos and sin, 0 if all of a batch share them
     transposed: tl.constexpr,
-    rounded: tl.constexpr,  # products, before they are added
-    interleaved: tl.constexpr,  # neighbours are rotated, not halves
-    tokens_first: tl.constexpr,  # in q and k, before the heads
+    rounded: tl.constexpr,  # round products before they are added
+    interleaved: tl.constexpr,  # rotate neighbours instead of halves
+    tokens_first: tl.constexpr,  # q and k have the tokens before the heads
     head_block: tl.constexpr,
     token_block: tl.constexpr,
     half_block: tl.constexpr,
@@ -115,7 +115,7 @@ def rope_rotate(
     cos_first, cos_second = _load(cos_ptr + angles, row, inside, half, half_block, interleaved)
     sin_first, sin_second = _load(sin_ptr + angles, row, inside, half, half_block, interleaved)
     if transposed:
-        # The transpose takes the other one's sine, and turns the other way.
+        # The transpose takes the sine of the other half, and turns the other way.
         kept = sin_first
         sin_first = -sin_second
         sin_second = -kept

@@ -1,4 +1,4 @@
-"""How the kernels are launched, by the length of a row."""
+"""Launch configurations of the softmax kernels, by the length of a row."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import dataclasses
 
 from jtbridge.kernels._shapes import row_block, warps
 
-# The longest row that a program holds in registers, and the pieces of a longer one, in elements.
+# The longest row that a program holds in registers, and the length of the pieces of a longer row, in elements.
 _LONGEST, _PIECE = 16384, 4096
-# How many numbers a thread holds at most.
+# The most elements that a thread holds in a candidate of tuning.
 _HELD = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class SoftmaxConfiguration:
-    """Elements of a row that a program takes at a time, and its warps."""
+    """The elements of a row that a program takes at a time, and its warps."""
 
     block: int
     warps: int
 
 
 def default(n: int) -> SoftmaxConfiguration:
-    """What is taken where nothing was tuned."""
+    """Return the configuration where nothing was tuned."""
     block = row_block(n, _LONGEST, _PIECE)
     return SoftmaxConfiguration(block, warps(block))
 
 
 def candidates(n: int) -> list[SoftmaxConfiguration]:
-    """What tuning tries: half and twice the warps."""
+    """Return the configurations that tuning tries: the default, and half and twice its warps."""
     taken = default(n)
     tried = [
         taken,

@@ -1,4 +1,4 @@
-"""Softmax and its logarithm."""
+"""Lowerings of softmax and its logarithm to the kernels."""
 
 from __future__ import annotations
 

@@ -18,22 +18,22 @@ from .configurations import SoftmaxConfiguration, candidates, default
 
 
 def unsupported_reason(x: jax.Array) -> str | None:
-    """Why the kernel cannot run on ``x[..., n]``; None if it can."""
+    """Return the reason that the kernel cannot run on ``x[..., n]``; None if it can."""
     return unsupported_dtype("x", x.dtype, FLOATS) or ("`x` has no elements" if 0 in x.shape else None)
 
 
 def softmax(x: jax.Array, axis: int = -1) -> jax.Array:
-    """``exp(x) / sum(exp(x))`` along an axis, accumulated in float32.
+    """Compute ``exp(x) / sum(exp(x))`` along an axis, accumulated in float32.
 
-    By a Triton kernel, forward and backward, where the program is lowered for a GPU; in jnp elsewhere. Differentiable
-    to any order, and batched by folding the batch into the rows.
+    Triton kernels compute the forward and the backward where the program is lowered for a GPU; elsewhere both are
+    computed in jnp. The function is differentiable to any order, and a batch is folded into the rows.
 
     Args:
-        x: [..., n], float32, bfloat16 or float16; other dtypes take jnp's way.
+        x: [..., n], float32, bfloat16 or float16; other dtypes are computed in jnp.
         axis: the axis of `n`.
 
     Returns:
-        An array like `x`, whose sum along the axis is 1. A row of nothing but -inf is NaN, as in torch.
+        An array like `x`, whose sum along the axis is 1. A row that is all -inf gives NaN, as in torch.
 
     Example:
         >>> import jax.numpy as jnp
@@ -47,10 +47,10 @@ def softmax(x: jax.Array, axis: int = -1) -> jax.Array:
 
 
 def log_softmax(x: jax.Array, axis: int = -1) -> jax.Array:
-    """``x - log(sum(exp(x)))`` along an axis; see :func:`softmax`.
+    """Compute ``x - log(sum(exp(x)))`` along an axis; see :func:`softmax`.
 
     Args:
-        x: [..., n], float32, bfloat16 or float16; other dtypes take jnp's way.
+        x: [..., n], float32, bfloat16 or float16; other dtypes are computed in jnp.
         axis: the axis of `n`.
 
     Returns:
@@ -75,7 +75,7 @@ def _along(x: jax.Array, axis: int, log: bool) -> jax.Array:
 
 @functools.cache
 def operation(log: bool) -> DifferentiableKernel:
-    """Over the last dimension."""
+    """Return softmax over the last dimension, or its logarithm, as a differentiable kernel."""
     return DifferentiableKernel(
         forward=KernelPrimitive(
             functools.partial(reference.forward, log=log), functools.partial(_forward, log=log), leading()

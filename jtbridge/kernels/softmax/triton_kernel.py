@@ -1,7 +1,8 @@
-"""Softmax over rows: a program per row, which reads it once where it fits into registers.
+"""Softmax over rows, with a program for each row.
 
-Rows too long for that are read twice: first for the running maximum and sum (Milakov and Gimelshein, Online normalizer
-calculation for softmax, arXiv:1805.02867), then for the result.
+The forward reads a row that fits into registers once. It reads a longer row twice: first for the running maximum and
+sum (Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867), then for the result. The
+backward goes over a row twice: first for a sum, then for the gradient.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def softmax_forward(x_ptr, y_ptr, n: tl.constexpr, block: tl.constexpr, log: tl.
         for start in range(0, n, block):
             x = tl.load(x_ptr + row + start + columns, mask=start + columns < n, other=-float("inf")).to(tl.float32)
             new = tl.maximum(tops, x)
-            base = tl.where(new > -float("inf"), new, 0.0)  # a lane that has seen only -inf
+            base = tl.where(new > -float("inf"), new, 0.0)  # no inf - inf in a lane that has read only -inf
             totals = totals * tl.exp(tops - base) + tl.exp(x - base)
             tops = new
         top = tl.max(tops, 0)

@@ -1,1 +1,1 @@
-"""Operators of jtbridge's own."""
+"""Lowerings of jtbridge's own operators."""

@@ -1,4 +1,4 @@
-"""Launches of the user's own Triton kernels."""
+"""Lowering of launches of the user's own Triton kernels."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def _launch(tensors: Sequence[jax.Array], number: int, *, node: fx.Node) -> list
 
 
 def _is_unset(node: object) -> bool:
-    """Whether a tensor was made without values."""
+    """Return whether a node makes a tensor without values, such as `torch.empty`."""
     target = str(node.target) if isinstance(node, fx.Node) else ""
     return target.startswith(("aten.empty", "aten.new_empty"))

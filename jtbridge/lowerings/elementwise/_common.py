@@ -1,4 +1,4 @@
-"""What elementwise lowerings share: torch's conversions, and operands in the dtype that torch computes in."""
+"""Helpers of elementwise lowerings: torch's dtype conversions, and operands in the dtype in which torch computes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from jtbridge.lowerings._registry import register_lowering
 
 
 def elementwise(*names: str, exact: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function of arrays of one dtype, torch's result dtype (float32 for half precision), as lowerings.
+    """Register a function of arrays of one dtype as the lowering of each named operator.
 
-    `exact` is that of `operands`.
+    The function gets its operands in the dtype of torch's result, or in float32 for half precision. Its result is
+    converted to the dtype of torch's result. `operands` explains `exact`.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,10 +33,10 @@ def elementwise(*names: str, exact: bool = False) -> Callable[[Callable[..., Any
 
 
 def operands(node: fx.Node, *args: Any, exact: bool = False) -> list[Any]:
-    """Arrays and Python numbers as arrays of the dtype in which torch computes the node's result.
+    """Convert arrays and Python numbers to the dtype in which torch computes the node's result.
 
-    With half precision, torch computes in float32. By operator it takes numbers, and scalars of other dtypes, as they
-    are (`exact`), or rounds them to the result's dtype first.
+    For half precision, torch computes in float32. Depending on the operator, torch converts numbers, and scalars of
+    other dtypes, directly (`exact`), or rounds them to the result's dtype first.
     """
     dtype = out_dtype(node)
     wide = opmath(dtype)
@@ -43,14 +44,14 @@ def operands(node: fx.Node, *args: Any, exact: bool = False) -> list[Any]:
 
 
 def array_of(x: Any, dtype: np.dtype) -> Any:
-    """An array converted, or a number as an array without dimensions: a Python number, or a size that is a symbol."""
+    """Convert an array, a Python number or a symbolic size to a dtype; numbers and sizes become 0-d arrays."""
     if isinstance(x, bool | int | float | complex):
         return number(x, dtype)
     return convert(jnp.asarray(x), dtype)
 
 
 def number(value: complex, dtype: np.dtype) -> np.ndarray:
-    """A Python number of a dtype; integers wrap, and converting a float to an integer drops its fraction."""
+    """Return a Python number as a 0-d array of a dtype; an integer dtype wraps numbers and drops their fraction."""
     if dtype.kind in "iu":
         wrapped = int(value.real) % 2 ** (8 * dtype.itemsize)
         return np.asarray(wrapped, f"u{dtype.itemsize}").view(dtype)
@@ -59,7 +60,7 @@ def number(value: complex, dtype: np.dtype) -> np.ndarray:
 
 
 def convert(x: Any, dtype: np.dtype) -> Any:
-    """An array in another dtype, as torch on the CPU converts."""
+    """Convert an array to another dtype, as torch does on the CPU."""
     source = np.dtype(x.dtype)
     if source == dtype:
         return x
@@ -68,40 +69,48 @@ def convert(x: Any, dtype: np.dtype) -> Any:
     if source.kind == "c" and dtype.kind != "c":
         return convert(jnp.real(x), dtype)
     if source == np.bool_ and dtype.kind not in "iu":
-        # XLA makes a product with a converted bool a choice between the other factor and 0, and loses its NaN.
+        # XLA rewrites a product with a converted bool as a selection between the other factor and 0, which loses a NaN
+        # of that factor.
         return jnp.where(x, np.ones((), dtype), np.zeros((), dtype))
     if dtype.kind in "iu" and jnp.issubdtype(source, jnp.floating):
         return _float_to_integer(x, dtype)
     if dtype.itemsize <= 2 and dtype.kind not in "iu" and source.itemsize > 2:
-        # torch rounds to float32 first.
+        # Torch rounds to float32 before it rounds to the narrower dtype.
         return x.astype(jnp.float32).astype(dtype)
     return x.astype(dtype)
 
 
 def rounded(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Values rounded to a narrower float dtype, and kept in their own; XLA may skip a conversion there and back."""
+    """Round values to the precision of a narrower float dtype, and keep their own dtype.
+
+    XLA may remove a conversion to the narrower dtype and back.
+    """
     info = jnp.finfo(dtype)
     return lax.reduce_precision(x, info.nexp, info.nmant)
 
 
 def quotient(a: Any, b: Any) -> jax.Array:
-    """a / b, correctly rounded also by one number, which XLA would replace by a product with its reciprocal.
+    """Return ``a / b``, correctly rounded also where `b` is a single number.
 
-    The product is not exact where the quotient is an integer: the floor of 61.0 / 61 must not be 0.
+    XLA would replace the division by a single number by a product with its reciprocal. That product is not exact where
+    the quotient is an integer: the floor of 61.0 / 61 must not be 0.
     """
     if jnp.issubdtype(b.dtype, jnp.floating) and size_of(b) == 1 and jnp.ndim(a) and not _exact_reciprocal(b):
+        # This makes `b` an array that depends on `a`. Where `a` is NaN, the quotient is NaN for every `b`.
         b = jnp.where(jnp.isnan(a), jnp.ones((), b.dtype), b)
     return jnp.divide(a, b)
 
 
 def _exact_reciprocal(b: Any) -> bool:
+    """Return whether `b` is a constant whose reciprocal is exact: a power of two."""
     return isinstance(b, np.ndarray) and abs(float(np.frexp(float(b.item()))[0])) == 0.5
 
 
 def _float_to_integer(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """What C makes of a float on x86: NaN and floats out of range are the least integer, narrow integers wrap.
+    """Convert floats to integers as C does on x86: through int32 or int64, and narrower integers wrap.
 
-    The unsigned integers of 32 and 64 bits have their upper half too.
+    NaN and floats that are out of range for int32 or int64 become its least integer. For uint32 and uint64, floats in
+    the upper half of the dtype's range keep their value, and larger floats become 0.
     """
     wide = np.dtype(np.int64 if dtype.itemsize == 8 or dtype == np.uint8 else np.int32)
     x = x.astype(opmath(np.dtype(x.dtype))) if np.dtype(x.dtype).itemsize > 1 else x.astype(jnp.float32)

@@ -61,7 +61,7 @@ def _log_sigmoid_forward(x: jax.Array, *, node: fx.Node) -> tuple[jax.Array, jax
 @register_lowering("log_sigmoid_backward", node=True)
 def _log_sigmoid_backward(grad: jax.Array, x: jax.Array, buffer: jax.Array, *, node: fx.Node) -> jax.Array:
     upstream, value, decay = operands(node, grad, x, buffer)
-    if decay.shape != value.shape:  # other devices than the CPU leave it empty
+    if decay.shape != value.shape:  # devices other than the CPU leave the buffer empty
         decay = jnp.exp(-jnp.abs(value))
     part = decay / (1 + decay)
     return (upstream * jnp.where(value < 0, 1 - part, part)).astype(out_dtype(node))
@@ -150,7 +150,7 @@ def _leaky_relu(x: jax.Array, negative_slope: Any = 0.01, *, node: fx.Node) -> j
 def _leaky_relu_backward(
     grad: jax.Array, kept: jax.Array, negative_slope: Any, self_is_result: bool, *, node: fx.Node
 ) -> jax.Array:
-    del self_is_result  # a result has its argument's sign
+    del self_is_result  # the result has the sign of the argument
     upstream, slope = operands(node, grad, negative_slope, exact=True)
     return jnp.where(kept > 0, upstream, upstream * slope).astype(out_dtype(node))
 

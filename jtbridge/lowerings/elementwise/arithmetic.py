@@ -67,7 +67,7 @@ def _div_mode(x: Any, y: Any, *, rounding_mode: str | None, node: fx.Node) -> ja
     dtype = out_dtype(node)
     a, b = operands(node, x, y, exact=True)
     if rounding_mode == "trunc" and opmath(dtype) != dtype and size_of(y) != 1:
-        # Torch rounds half precision quotients before it drops the fraction, except by one number.
+        # Torch rounds a half-precision quotient before it drops the fraction, unless the divisor is a single number.
         return jnp.trunc(rounded(quotient(a, b), dtype)).astype(dtype)
     divide = {None: quotient, "trunc": _trunc_divide, "floor": _floor_divide}[rounding_mode]
     return divide(a, b).astype(dtype)
@@ -80,7 +80,7 @@ def _trunc_divide(a: jax.Array, b: jax.Array) -> jax.Array:
 def _floor_divide(a: jax.Array, b: jax.Array) -> jax.Array:
     if _integral(a):
         return jnp.floor_divide(a, b)
-    # Dividing what is left after the remainder is taken off is exact where a / b would round up to an integer.
+    # (a - fmod(a, b)) / b is exact where a / b would round up to an integer.
     left = _fmod(a, b)
     quotient = (a - left) / b
     quotient = jnp.where((left != 0) & ((b < 0) != (left < 0)), quotient - 1, quotient)
@@ -123,7 +123,7 @@ def _addcdiv(x: Any, y: Any, z: Any, *, value: Any = 1, node: fx.Node) -> jax.Ar
 @elementwise("lerp.Scalar", "lerp.Tensor", exact=True)
 def _lerp(start: jax.Array, end: jax.Array, weight: jax.Array) -> jax.Array:
     span = end - start
-    # Exact at both ends.
+    # Two formulas, so that the result is exact at both ends.
     return jnp.where(
         jnp.abs(weight) < 0.5, start + weight * span, end - span * (number(1, np.dtype(span.dtype)) - weight)
     )
@@ -139,7 +139,7 @@ def _sign(x: jax.Array) -> jax.Array:
     if x.dtype == bool:
         return x
     if not jnp.iscomplexobj(x):
-        # Of a zero it is 0, whatever its sign; jnp.sign keeps the sign.
+        # Torch gives 0 for -0.0 and for NaN; jnp.sign returns these arguments unchanged.
         return jnp.where(jnp.isnan(x) | (x == 0), 0, jnp.sign(x)).astype(x.dtype)
     size = jnp.abs(x)
     nan = jnp.asarray(complex(np.nan, np.nan), x.dtype)

@@ -1,4 +1,4 @@
-"""The bits of an array read as another dtype."""
+"""Reinterpretation of an array's bits as another dtype."""
 
 from __future__ import annotations
 
@@ -29,14 +29,17 @@ def _view_dtype(x: jax.Array, dtype: torch.dtype, *, node: fx.Node) -> jax.Array
 
 
 def _plain(x: jax.Array) -> jax.Array:
-    """The same bytes as a dtype that can be reinterpreted; complex numbers as two in the last axis."""
+    """Return the same bytes in a dtype that can be reinterpreted; complex numbers become pairs along the last axis."""
     if x.dtype.kind == "c":
         return jnp.stack([lax.real(x), lax.imag(x)], axis=-1).reshape(*x.shape[:-1], 2 * x.shape[-1])
     return x.astype(jnp.uint8) if x.dtype.kind == "b" else x
 
 
 def _recast(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """The same bytes as another dtype: more or fewer elements in the last axis, in one step, for XLA merges several."""
+    """Return the same bytes as another dtype, with more or fewer elements along the last axis.
+
+    The conversion is a single step, because XLA merges several steps.
+    """
     if dtype.itemsize > x.dtype.itemsize:
         ratio = dtype.itemsize // x.dtype.itemsize
         return lax.bitcast_convert_type(x.reshape(*x.shape[:-1], x.shape[-1] // ratio, ratio), dtype)

@@ -1,4 +1,4 @@
-"""Comparisons, tests of one value, and logic on truth values and on bits."""
+"""Comparisons, tests of single values such as `isnan`, and logical and bitwise operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._common import array_of, convert, elementwise
 
 
 def _compare(function: Callable[[Any, Any], Any], name: str) -> None:
-    """A comparison, of elements that are rounded to the dtype torch promotes them to."""
+    """Register a comparison of elements that are rounded to the dtype to which torch promotes them."""
 
     def lowering(x: Any, y: Any, *, node: fx.Node) -> jax.Array:
         dtype = promoted_dtype(node)
@@ -91,6 +91,6 @@ def _left_shift(x: jax.Array, by: jax.Array) -> jax.Array:
 def _right_shift(x: jax.Array, by: jax.Array) -> jax.Array:
     bits = 8 * np.dtype(x.dtype).itemsize
     inside = (by >= 0) & (by < bits)
-    # All bits shifted out leave the sign.
+    # A shift that is negative or shifts all bits out leaves the sign: -1 or 0.
     gone = jnp.where(x < 0, convert(jnp.asarray(-1), np.dtype(x.dtype)), jnp.zeros((), x.dtype))
     return jnp.where(inside, jnp.right_shift(x, jnp.where(inside, by, 0)), gone)

@@ -1,4 +1,4 @@
-"""Complex numbers: parts, conjugates, and views of them as pairs."""
+"""Complex numbers: parts, conjugates, and views of complex numbers as pairs of real numbers."""
 
 from __future__ import annotations
 

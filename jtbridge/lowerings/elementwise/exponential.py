@@ -29,7 +29,11 @@ def _sqrt(x: jax.Array) -> jax.Array:
 
 
 def by_conjugates(function: Any, x: jax.Array) -> jax.Array:
-    """A complex function for which f(conj(x)) = conj(f(x)), with the side of a cut on the real axis that -0j is on."""
+    """Evaluate a complex function for which f(conj(x)) = conj(f(x)), so that -0j is below a cut on the real axis.
+
+    The function is evaluated at the absolute value of the imaginary part. If that part has a minus sign, the result is
+    conjugated.
+    """
     below = jnp.signbit(jnp.imag(x))
     upper = function(lax.complex(jnp.real(x), jnp.abs(jnp.imag(x))))
     return lax.complex(jnp.real(upper), jnp.where(below, -jnp.imag(upper), jnp.imag(upper)))
@@ -37,7 +41,7 @@ def by_conjugates(function: Any, x: jax.Array) -> jax.Array:
 
 @elementwise("exp2", "prims::exp2")
 def _exp2(x: jax.Array) -> jax.Array:
-    # XLA's exp2 is exp(x * log(2)), which is not exact at integers; its power is.
+    # XLA computes exp2 as exp(x * log(2)), which is not exact at integers. XLA's power is exact there.
     return jnp.exp(x * number(np.log(2), np.dtype(x.dtype))) if jnp.iscomplexobj(x) else jnp.power(2, x)
 
 
@@ -45,7 +49,7 @@ def _exp2(x: jax.Array) -> jax.Array:
 def _log2(x: jax.Array) -> jax.Array:
     if jnp.iscomplexobj(x):
         return jnp.log2(x)
-    # Exact at powers of two.
+    # Adding the exponent to the logarithm of the mantissa is exact at powers of two.
     mantissa, exponent = jnp.frexp(x)
     low = mantissa < np.sqrt(0.5)
     mantissa = jnp.where(low, 2 * mantissa, mantissa)
@@ -58,7 +62,7 @@ def _log10(x: jax.Array) -> jax.Array:
     logarithm = jnp.log10(x)
     if jnp.iscomplexobj(x):
         return logarithm
-    # Exact at powers of ten.
+    # The rounded logarithm makes the result exact at powers of ten.
     whole = jnp.round(logarithm)
     return jnp.where(jnp.power(10, whole) == x, whole, logarithm)
 
@@ -78,7 +82,7 @@ def _power(base: Any, exponent: Any) -> jax.Array:
 
 
 def _integer_power(base: Any, exponent: Any) -> jax.Array:
-    """Powers that wrap around; negative exponents give 0 but for a base of 1 or -1."""
+    """Return powers that wrap around; a negative exponent gives 0 unless the base is 1 or -1."""
     base, exponent = jnp.broadcast_arrays(base, exponent)
     one = jnp.ones_like(base)
 
@@ -101,7 +105,10 @@ def _pow_scalar(x: jax.Array, exponent: Any, *, node: fx.Node) -> jax.Array:
 
 
 def _power_of_number(base: jax.Array, exponent: Any) -> jax.Array:
-    """Torch takes products and roots where it can, which differ from a power in rounding and at infinities."""
+    """Return `base` to the power of a Python number, computed as torch does.
+
+    Torch uses products and roots where it can. These differ from a power in rounding and at infinities.
+    """
     integral = base.dtype.kind in "iu"
     if exponent == 0:
         return jnp.ones_like(base)
@@ -167,5 +174,5 @@ def _xlogy(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _times_log(x: jax.Array, y: jax.Array, log: Any) -> jax.Array:
-    """0 where x is, unless y is NaN."""
+    """Return ``x * log(y)``, which is 0 where `x` is 0, unless `y` is NaN."""
     return jnp.where(jnp.isnan(y), np.nan, jnp.where(x == 0, 0, x * log(y))).astype(y.dtype)

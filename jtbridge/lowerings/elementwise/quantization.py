@@ -1,8 +1,8 @@
-"""Fake quantization: values rounded to a grid of integers times a scale, and its gradients by scale and zero point.
+"""Fake quantization: values are rounded to a grid of integers times a scale; gradients by scale and zero point.
 
-Torch's CPU kernels compute in float32 or float64, by operator, and each conversion to an integer counts: NaN becomes
-the least of the quantized values in one kernel as ``fmax`` has it, in others as x86 converts it. Where torch raises for
-a zero point that is out of range, the result is NaN.
+Depending on the operator, torch's CPU kernels compute in float32 or float64. Each conversion to an integer affects the
+result: NaN becomes the least quantized value, in one kernel because of ``fmax``, in others because x86 converts NaN to
+the least integer. Where torch raises for a zero point that is out of range, the result is NaN.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _nearest(x: jax.Array) -> jax.Array:
 
 
 def _of_tensor(x: jax.Array, scale: Any, zero_point: Any, low: int, high: int) -> tuple[jax.Array, jax.Array]:
-    """The kernel for one scale and zero point, a float32 and an int64."""
+    """Return quantized values, and the mask of values in range, for one scale (float32) and one zero point (int64)."""
     wide = opmath(np.dtype(x.dtype))
     steps = zero_point.astype(wide) + _nearest(convert(x, wide) * (1 / scale).astype(wide))
     inside = (steps >= number(low, wide)) & (steps <= number(high, wide))
@@ -66,7 +66,7 @@ def _learnable_per_tensor(
 
 
 def _whole_zero_point(zero_point: jax.Array, low: int, high: int, added: float) -> jax.Array:
-    """A zero point rounded; or with one half added and its fraction dropped, as torch's backward has it."""
+    """Round and clip a zero point; with `added` (one half), add it and drop the fraction, as torch's backward does."""
     value = convert(zero_point.reshape(-1)[0], _FLOAT)
     value = value + number(added, _FLOAT) if added else _nearest(value)
     return jnp.clip(value, number(low, _FLOAT), number(high, _FLOAT)).astype(_LONG)
@@ -98,7 +98,7 @@ def _of_channels(x: jax.Array, scale: Any, zero_point: Any, axis: int, low: int,
 
 
 def _along(values: jax.Array, axis: int, ndim: int) -> jax.Array:
-    """One value for each channel, to be broadcast along the other axes."""
+    """Reshape one value for each channel, so that it broadcasts along the other axes."""
     return values.reshape([-1 if i == axis else 1 for i in range(ndim)])
 
 
@@ -162,7 +162,7 @@ def _learnable_per_channel_backward(
 def _learnable_backward(
     grad: jax.Array, x: jax.Array, scale: jax.Array, zero_point: jax.Array, low: int, high: int, factor: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The gradients by the argument, and by scale and zero point for each element."""
+    """Return the gradients by the argument, and by the scale and the zero point for each element, before summation."""
     grad, x = convert(grad, _FLOAT), convert(x, _FLOAT)
     by = number(factor, _FLOAT)
     inverse = 1 / scale

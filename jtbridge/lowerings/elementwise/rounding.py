@@ -16,11 +16,11 @@ from jtbridge.lowerings._registry import register_lowering
 
 from ._common import elementwise, number, operands, quotient, rounded
 
-_FAR = 1 << 15  # exponents beyond it overflow every dtype, whatever they multiply
+_FAR = 1 << 15  # larger exponents overflow or underflow every dtype, for any mantissa
 
 
 def _rounding(function: Callable[[jax.Array], jax.Array], name: str) -> None:
-    """Integers stay as they are."""
+    """Register a rounding function as a lowering that leaves integers unchanged."""
     elementwise(name, f"prims::{name}")(lambda x: function(x) if jnp.issubdtype(x.dtype, jnp.floating) else x)
 
 
@@ -66,7 +66,7 @@ def _ldexp(x: Any, exponent: Any, *, node: fx.Node) -> jax.Array:
     if jnp.issubdtype(exponent.dtype, jnp.integer) and jnp.issubdtype(x.dtype, jnp.floating):
         near = jnp.clip(exponent.astype(jnp.int64), -_FAR, _FAR)
         return jnp.ldexp(value, near.astype(jnp.int32)).astype(out_dtype(node))
-    # Here the power of two may overflow where the result would not.
+    # This branch computes the power of two, which may overflow where the result would not.
     given = np.dtype(exponent.dtype if jnp.issubdtype(exponent.dtype, jnp.floating) else value.dtype)
     wide = opmath(given)
     power = jnp.power(number(2, wide), exponent.astype(wide))

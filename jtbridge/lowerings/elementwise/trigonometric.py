@@ -29,7 +29,7 @@ _function(jnp.arctanh, "atanh")
 
 
 def _with_cuts(function: Callable[[jax.Array], jax.Array], name: str) -> None:
-    """A function whose cuts, for complex numbers, are on the real axis."""
+    """Register a function whose branch cuts, for complex numbers, are on the real axis."""
     _function(lambda x: by_conjugates(function, x) if jnp.iscomplexobj(x) else function(x), name)
 
 

@@ -1,9 +1,11 @@
-"""Indices for which torch raises on a CPU. A compiled program cannot raise, so its results say so.
+"""Indices that are out of range, for which torch raises on a CPU.
 
-Reading there gives no number: NaN, for integers the least value of the dtype, False. (Of int64 it is the number whose
-halves are both the least int32, for int64 results become int32 while x64 is off.) After a write there the whole
-result is no number, for a write that is dropped in silence could not be told from one that took place. Negative indices
-count from the end where torch's own operator has it so, and are out of range elsewhere.
+A compiled program cannot raise, so its result holds an *invalid value* instead: NaN for floats, the least value of the
+dtype for integers, False for bools. For int64 the invalid value is the number whose 32-bit halves are both the least
+int32, because int64 results become int32 while x64 is off. A read out of range gives the invalid value. A write out of
+range makes every element of the result invalid, because a write that is silently dropped could not be told from one
+that took place. Negative indices count from the end where torch's own operator counts them so, and are out of range
+elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ Places = tuple[Any, ...]
 
 
 def no_number(dtype: np.dtype) -> Any:
-    """What stands for a value that torch would not compute."""
+    """Return the invalid value of a dtype, which stands for a value that torch would not compute."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return complex(np.nan, np.nan)
     if jnp.issubdtype(dtype, jnp.floating):
@@ -33,18 +35,18 @@ def no_number(dtype: np.dtype) -> Any:
 
 
 def read(x: jax.Array, places: Places, *, wrap: bool) -> jax.Array:
-    """Elements at places; no number where a place is out of range."""
+    """Return the elements at places; the invalid value where a place is out of range."""
     return x.at[places].get(mode="fill", fill_value=no_number(x.dtype), wrap_negative_indices=wrap)
 
 
 def read_along(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
-    """Elements at positions along an axis, one for each element of `index`; no negative positions."""
+    """Return elements at positions along an axis, one for each element of `index`; negative ones are out of range."""
     inside = jnp.where(index < 0, jnp.asarray(x.shape[axis], index.dtype), index)
     return jnp.take_along_axis(x, inside, axis, mode="fill", fill_value=no_number(x.dtype))
 
 
 def is_outside(shape: Sequence[int], places: Places, *, wrap: bool) -> jax.Array:
-    """Whether any of the places, one index array or slice for each axis, is out of range."""
+    """Return whether any of the places, one index array or slice for each axis, is out of range."""
     outside = jnp.zeros((), bool)
     for place, size in zip(places, shape, strict=False):
         if not isinstance(place, slice):
@@ -53,7 +55,10 @@ def is_outside(shape: Sequence[int], places: Places, *, wrap: bool) -> jax.Array
 
 
 def no_number_if(outside: jax.Array, result: jax.Array) -> jax.Array:
-    """`result`, or no number for all of it. A branch, not a selection: then `result` need not be copied."""
+    """Return `result`, or an array of the same shape that holds the invalid value, if `outside` is true.
+
+    This is a branch, not a selection, so that `result` need not be copied.
+    """
 
     def nothing(x: jax.Array) -> jax.Array:
         return jnp.full_like(x, no_number(x.dtype))

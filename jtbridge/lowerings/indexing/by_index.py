@@ -1,6 +1,6 @@
-"""Elements at positions given by index tensors, read and written.
+"""Reads and writes of elements at positions given by index tensors.
 
-See :mod:`._out_of_range` for indices that torch refuses.
+See :mod:`._out_of_range` for indices that torch refuses, and for the invalid value.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ def _is_mask(index: jax.Array | None) -> bool:
 
 
 def _places(x: jax.Array, indices: Indices) -> tuple[Any, ...]:
-    """Index tensors as jnp has them: at least 1-d, so that all count as arrays, and of an integer type."""
+    """Return indices for jnp: slices for None, and integer arrays for index tensors.
+
+    The arrays are at least 1-d, so that jnp treats all of them as arrays.
+    """
     if any(_is_mask(i) for i in indices):
         raise TranslationError(
             "a tensor is indexed by a mask of bools, so that the shape depends on data. `torch.where` has a fixed shape"
@@ -100,7 +103,7 @@ def _index_put(
 
 
 def _with_unit_axis(x: jax.Array, places: tuple[Any, ...], values: jax.Array) -> jax.Array:
-    """`values` with the axis that 0-d indices get by being made 1-d."""
+    """Return `values` with the unit axis that a read has because 0-d indices are made 1-d."""
     shape = jax.eval_shape(lambda a: a[places], x).shape
     arrays = [i for i, place in enumerate(places) if not isinstance(place, slice)]
     adjacent = arrays[-1] - arrays[0] + 1 == len(arrays)
@@ -110,7 +113,11 @@ def _with_unit_axis(x: jax.Array, places: tuple[Any, ...], values: jax.Array) ->
 
 
 def _masked_put(x: jax.Array, indices: Indices, values: jax.Array, accumulate: bool) -> jax.Array:
-    """``x[..., mask, ...] = values``, whose shape is that of `x` where one value is for all, or one for each True."""
+    """Return `x` after ``x[..., mask, ...] = values``, or after adding `values` there (`accumulate`).
+
+    Along the axis of the mask, `values` holds one value for all True elements, or one for each. The result has the
+    shape of `x` in both cases.
+    """
     given = [i for i in indices if i is not None]
     if len(given) != 1:
         raise TranslationError("a mask of bools is combined with other index tensors; `torch.where` can be translated")
@@ -154,7 +161,7 @@ def _unsafe_masked_index_put_accumulate(
 
 @register_lowering("masked_scatter")
 def _masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Array:
-    if source.size == 0:  # then the mask is all False
+    if source.size == 0:  # torch requires that the mask is all False then
         return x
     shape = jnp.broadcast_shapes(x.shape, mask.shape)
     mask = jnp.broadcast_to(mask, shape)
@@ -192,4 +199,5 @@ def _repeat_interleave(repeats: jax.Array, *, output_size: int | None = None, no
     places = positions(out_shape(node), 0)
     found = jnp.searchsorted(ends, places, side="right")
     refused = (jnp.sum(repeats, dtype=jnp.int64) != places.size) | jnp.any(repeats < 0)
-    return jnp.where(refused, repeats.size, found).astype(repeats.dtype)  # past the end, where nothing can be read
+    # Where torch refuses the repeats, the indices are past the end, so that every read is out of range.
+    return jnp.where(refused, repeats.size, found).astype(repeats.dtype)

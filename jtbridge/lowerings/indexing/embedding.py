@@ -1,7 +1,7 @@
-"""Rows of a table by number, alone and in bags.
+"""Embeddings: reads of a table's rows by row number, the gradient of the table, and renormalization of rows.
 
-Row numbers that are out of range, for which torch raises on a CPU, read NaN and write nothing.
-Clamping them instead was not clearly faster on a busy CPU, and has not been timed elsewhere.
+Row numbers that are out of range, for which torch raises on a CPU, read NaN and write nothing. Clamping the row numbers
+instead was not clearly faster on a busy CPU, and has not been timed elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> jax.Array:
-    del padding_idx, scale_grad_by_freq, sparse  # of the gradient only
+    del padding_idx, scale_grad_by_freq, sparse  # used by the gradient only
     return read(weight, (indices,), wrap=False)
 
 
@@ -38,14 +38,14 @@ def _embedding_dense_backward(
 def summed_rows(
     grad: jax.Array, rows: jax.Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> jax.Array:
-    """The gradient of a table from those of the rows taken from it."""
+    """Return the gradient of a table from the gradients of the rows that were read."""
     dtype = grad.dtype
     grad = grad.astype(opmath(dtype))
     if scale_grad_by_freq:
         counts = jnp.zeros(num_weights, grad.dtype).at[rows].add(1, mode="drop", wrap_negative_indices=False)
         grad = grad / counts.at[rows].get(mode="clip", wrap_negative_indices=False)[:, None]
     if padding_idx >= 0:
-        rows = jnp.where(rows == padding_idx, num_weights, rows)  # out of range: dropped
+        rows = jnp.where(rows == padding_idx, num_weights, rows)  # out of range, so that the write is dropped
     total = jnp.zeros((num_weights, grad.shape[1]), grad.dtype)
     return total.at[rows].add(grad, mode="drop", wrap_negative_indices=False).astype(dtype)
 

@@ -1,9 +1,11 @@
 """Sums, means and maxima over bags of rows of a table.
 
-A bag is a run of row numbers; ``offsets`` says where each starts. Torch's operators give, beside the result, the bag
-of each row number, the size of each bag and, for a maximum, the row it came from, which their gradients use.
+A bag is a run of row numbers; ``offsets`` holds the start of each bag. Beside the result, torch's operators return the
+bag of each row number, the size of each bag and, for a maximum, the row from which each element came. Their gradients
+use these three results.
 
-Gradients scaled by frequency are divided by how often a row occurs, as documented; torch's CPU kernel mixes up rows.
+Gradients scaled by frequency are divided by the number of times that a row occurs, as torch documents; torch's CPU
+kernel mixes up rows.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _SUM, _MEAN, _MAX = 0, 1, 2
 
 
 def _bags(offsets: jax.Array, length: int) -> jax.Array:
-    """The bag of each position."""
+    """Return the bag of each position in the list of row numbers."""
     places = jnp.arange(length, dtype=offsets.dtype)
     return jnp.searchsorted(offsets, places, side="right").astype(offsets.dtype) - 1
 
@@ -41,10 +43,10 @@ def _embedding_bag(
     *,
     node: fx.Node,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    del scale_grad_by_freq, sparse  # of the gradient only
+    del scale_grad_by_freq, sparse  # used by the gradient only
     count = out_shape(node)[0]
     bags = _bags(offsets[:count], indices.size)
-    kept = jnp.where(indices == padding_idx, count, bags) if padding_idx >= 0 else bags  # out of range: dropped
+    kept = jnp.where(indices == padding_idx, count, bags) if padding_idx >= 0 else bags  # out of range: no write
     size = jnp.zeros(count, bags.dtype).at[kept].add(1, mode="drop")
     rows = read(weight, (indices,), wrap=False)
     source = jnp.zeros(out_shape(node, 3), out_dtype(node, 3))
@@ -56,7 +58,7 @@ def _embedding_bag(
             value = value / jnp.maximum(size, 1).astype(value.dtype)[:, None]
             source = jnp.pad(size, (0, source.shape[0] - count))
         value = value.astype(weight.dtype)
-    # Torch's trace has a size more than there are bags where a last offset says where they end.
+    # With `include_last_offset`, torch's trace has one size more than there are bags.
     sizes = jnp.pad(size if mode != _SUM else jnp.zeros_like(size), (0, out_shape(node, 2)[0] - count))
     offset2bag = bags if out_shape(node, 1) == bags.shape else jnp.zeros(out_shape(node, 1), bags.dtype)
     return (
@@ -75,7 +77,7 @@ def _total(rows: jax.Array, scale: jax.Array | None, bags: jax.Array, count: int
 
 
 def _maximum(rows: jax.Array, indices: jax.Array, bags: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The greatest element of each bag and column, and its row's number: the first of equal ones; 0 without any."""
+    """Return the maximum of each bag and column, and its row number: the first of equal elements. Empty bags give 0."""
     count = size.shape[0]
     shape = (count, rows.shape[1])
     greatest = jnp.full(shape, -jnp.inf, rows.dtype).at[bags].max(rows, mode="drop")
@@ -146,7 +148,7 @@ def _embedding_bag_backward(
 
 
 def _known_bags(offset2bag: jax.Array, offsets: jax.Array, indices: jax.Array, count: int) -> jax.Array:
-    """The bag of each position, which a forward operator that did not need it leaves out."""
+    """Return the bag of each position; a forward operator that does not need `offset2bag` leaves it empty."""
     return offset2bag if offset2bag.size else _bags(offsets[:count], indices.size)
 
 
@@ -160,7 +162,7 @@ def _embedding_bag_per_sample_weights_backward(
     mode: int,
     padding_idx: int = -1,
 ) -> jax.Array:
-    del mode  # weights of samples go with sums only
+    del mode  # per-sample weights occur with sums only
     bags = _known_bags(offset2bag, offsets, indices, grad.shape[0])
     dtype = opmath(grad.dtype)
     rows = read(weight, (indices,), wrap=False).astype(dtype)

@@ -1,7 +1,7 @@
-"""Writing values to positions given by index tensors, alone or combined with what is there.
+"""Writes of values to positions given by index tensors; the values replace the elements or are combined with them.
 
-See :mod:`._out_of_range` for indices that torch refuses. Where several values meet in one
-position and are not combined, one of them stays; torch does not say which either.
+See :mod:`._out_of_range` for indices that torch refuses, and for the invalid value. Where several values are written to
+one position and are not combined, one of the values stays; torch does not specify which one either.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ Places = tuple[Any, ...]
 
 
 def at_axis(index: jax.Array, axis: int) -> Places:
-    """What selects by `index` along one axis."""
+    """Return an index for jnp that selects by `index` along one axis."""
     return (*(slice(None),) * axis, index)
 
 
 def _along(index: jax.Array, axis: int) -> Places:
-    """Index arrays for each element of `index`, which replaces its own coordinate along an axis."""
+    """Return index arrays for each element of `index`: its coordinates, with the element in place of one of them."""
     return tuple(index if i == axis else positions(index.shape, i) for i in range(index.ndim))
 
 
 def write(x: jax.Array, places: Places, values: jax.Array, how: str, wrap: bool = True) -> jax.Array:
-    """`x` with values written to places: ``set``, or combined by ``sum``, ``prod``, ``amax`` or ``amin``.
+    """Return `x` with values written to places: ``set``, or combined by ``sum``, ``prod``, ``amax`` or ``amin``.
 
-    Half precision is accumulated in single precision and rounded once.
+    Half precision is accumulated in float32 and rounded once. Writes out of range are dropped.
     """
     dtype = x.dtype
     if how in ("sum", "prod"):
@@ -57,19 +57,22 @@ def write(x: jax.Array, places: Places, values: jax.Array, how: str, wrap: bool 
 def checked_write(
     x: jax.Array, places: Places, values: jax.Array, how: str, node: fx.Node | None, *, wrap: bool
 ) -> jax.Array:
-    """:func:`write`; no number at all if a place is out of range."""
+    """Return the result of :func:`write`, with every element invalid if a place is out of range."""
     return _checked(write(x, places, values, how, wrap), places, node, wrap=wrap)
 
 
 def _checked(result: jax.Array, places: Places, node: fx.Node | None, *, wrap: bool) -> jax.Array:
-    """What was written to places. A backward is not looked at, for its indices are those of a forward."""
+    """Return the result of a write to places, with every element invalid if a place is out of range.
+
+    Without a node, or in a backward, the places are not checked: the indices of a backward are those of a forward.
+    """
     if node is None or (node.meta.get("custom") or {}).get("backward"):
         return result
     return no_number_if(is_outside(result.shape, places, wrap=wrap), result)
 
 
 def _scatter(x: jax.Array, dim: int, index: jax.Array, src: Any, how: str, node: fx.Node) -> jax.Array:
-    """Torch's scatter: `index` may be smaller than `x`, and `src` larger than `index`."""
+    """Write or combine values as torch's scatter: `index` may be smaller than `x`, and `src` larger than `index`."""
     if index.size == 0:
         return x
     if x.ndim == 0 or index.ndim == 0:
@@ -155,7 +158,7 @@ def _index_reduce(
 def _reduced(
     x: jax.Array, places: Places, values: jax.Array, reduce: str, include_self: bool, node: fx.Node
 ) -> jax.Array:
-    """`values` reduced into places of `x`; without `include_self`, what is there first is left out."""
+    """Return `x` with `values` reduced into places; without `include_self`, the old elements there are left out."""
     dtype = x.dtype
     how = "sum" if reduce == "mean" else reduce
     if reduce in ("sum", "mean", "prod"):
@@ -173,7 +176,7 @@ def _reduced(
 
 
 def _identity(how: str, dtype: np.dtype) -> jax.Array:
-    """What a reduction starts from."""
+    """Return the value from which a reduction starts."""
     if how in ("sum", "prod"):
         return jnp.asarray(how == "prod", dtype)
     if dtype.kind == "b":

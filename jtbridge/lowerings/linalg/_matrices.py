@@ -1,4 +1,7 @@
-"""Factors of matrices, and systems solved with them, for several lowerings. Leading dimensions are batches."""
+"""Factorizations of matrices and solutions of linear systems, which several lowerings share.
+
+Leading dimensions are batch dimensions.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +13,27 @@ from jax.lax import Precision
 
 
 def adjoint(x: jax.Array) -> jax.Array:
-    """The conjugate transpose."""
+    """Return the conjugate transpose of each matrix."""
     return jnp.conj(x.mT)
 
 
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """``a @ b``, on no device in less than the precision of its dtype."""
+    """Return ``a @ b``, computed on every device in at least the precision of its dtype."""
     return jnp.matmul(a, b, precision=Precision.HIGHEST)
 
 
 def real_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype of the real part."""
+    """Return the dtype of the real part of numbers of `dtype`."""
     return np.dtype(np.finfo(dtype).dtype)
 
 
 def identity_like(x: jax.Array, size: int) -> jax.Array:
-    """An identity matrix for each matrix of `x`."""
+    """Return an identity matrix of the given size for each matrix of `x`."""
     return jnp.broadcast_to(jnp.eye(size, dtype=x.dtype), (*x.shape[:-2], size, size))
 
 
 def common_batch(*matrices: jax.Array) -> list[jax.Array]:
-    """Matrices with their batches broadcast together."""
+    """Broadcast the batch dimensions of matrices together."""
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in matrices))
     return [jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in matrices]
 
@@ -38,7 +41,10 @@ def common_batch(*matrices: jax.Array) -> list[jax.Array]:
 def solve_triangular(
     a: jax.Array, b: jax.Array, *, lower: bool, left: bool = True, adjoint: bool = False, unit: bool = False
 ) -> jax.Array:
-    """X of ``A X = B`` (or ``X A = B``), reading one triangle of A."""
+    """Return X of ``A X = B`` (or of ``X A = B`` if not `left`), reading one triangle of A.
+
+    With `adjoint`, A^H takes the place of A. With `unit`, the diagonal of A counts as 1.
+    """
     a, b = common_batch(a, b)
     if b.size == 0:
         return b
@@ -48,7 +54,10 @@ def solve_triangular(
 
 
 def lu_factor(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Packed L and U, the row that each row was swapped with (from 1), and the first zero pivot (from 1; 0 if none)."""
+    """Return packed L and U, the row with which each row was swapped, and the number of the first zero pivot.
+
+    Rows and pivots are counted from 1; 0 means that no pivot is zero.
+    """
     size = min(a.shape[-2:])
     if a.size == 0:
         return a, jnp.zeros((*a.shape[:-2], size), jnp.int32), jnp.zeros(a.shape[:-2], jnp.int32)
@@ -61,32 +70,32 @@ def _diagonal(x: jax.Array) -> jax.Array:
 
 
 def _first(found: jax.Array) -> jax.Array:
-    """The first true position along the last axis, from 1; 0 if there is none."""
+    """Return the first true position along the last axis, counted from 1; 0 if no position is true."""
     return jnp.where(found.any(-1), jnp.argmax(found, -1) + 1, 0).astype(jnp.int32)
 
 
 def lu_diagonal(lu: jax.Array, pivots: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The pivots of U, and the sign of the permutation."""
+    """Return the diagonal of U, and the sign of the row permutation that `pivots` stands for."""
     swaps = jnp.sum(pivots != jnp.arange(1, pivots.shape[-1] + 1), -1)
     return _diagonal(lu), jnp.where(swaps % 2 == 1, -1, 1).astype(lu.dtype)
 
 
 def permutation_of(pivots: jax.Array, size: int) -> jax.Array:
-    """The rows of a matrix in the order in which swaps (from 1) leave them."""
+    """Return the row numbers (from 0) in the order in which the swaps `pivots` (from 1) leave the rows of a matrix."""
     if pivots.shape[-1] == 0 or pivots.size == 0:
         return jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (*pivots.shape[:-1], size))
-    return lax.linalg.lu_pivots_to_permutation(pivots.astype(jnp.int32) - 1, size)  # torch may make them int64
+    return lax.linalg.lu_pivots_to_permutation(pivots.astype(jnp.int32) - 1, size)  # torch's pivots may be int64
 
 
 def take_rows(x: jax.Array, rows: jax.Array) -> jax.Array:
-    """Each matrix's rows in an order of its own."""
+    """Return the rows of each matrix in the order that `rows` gives for this matrix."""
     return jnp.take_along_axis(x, rows[..., None], axis=-2)
 
 
 def lu_solve(
     lu: jax.Array, pivots: jax.Array, b: jax.Array, *, left: bool = True, transposed: bool = False
 ) -> jax.Array:
-    """X of ``A X = B``, or of ``A^H X = B`` where `transposed`; of ``X A = B`` and ``X A^H = B`` where not `left`."""
+    """Return X of ``A X = B``, or of ``A^H X = B`` if `transposed`; if not `left`, of ``X A = B`` or ``X A^H = B``."""
     if not left:
         return adjoint(lu_solve(lu, pivots, adjoint(b), transposed=not transposed))
     rows = permutation_of(pivots, lu.shape[-1])[..., None]

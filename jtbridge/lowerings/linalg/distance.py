@@ -12,13 +12,13 @@ from torch import fx
 from jtbridge.lowerings._common import out_shape
 from jtbridge.lowerings._registry import register_lowering
 
-# From this many rows on torch takes the Euclidean distance by a matrix product, unless told not to.
+# With more rows than this, torch computes the Euclidean distance by a matrix product, unless `compute_mode` forbids it.
 _MANY_ROWS = 25
 _BY_PRODUCT_IF_MANY, _BY_PRODUCT = 0, 1
 
 
 def _distance(difference: jax.Array, p: float) -> jax.Array:
-    """The p-norm along the last axis."""
+    """Return the p-norm of differences along the last axis."""
     size = jnp.abs(difference)
     if p == 0:
         return jnp.sum(size != 0, -1).astype(size.dtype)
@@ -32,7 +32,10 @@ def _distance(difference: jax.Array, p: float) -> jax.Array:
 
 
 def _slope(difference: jax.Array, distance: jax.Array, grad: jax.Array, p: float) -> jax.Array:
-    """`grad` times the derivative of the distance by the difference; 0 where torch has it 0, at no distance."""
+    """Return `grad` times the derivative of the distance with respect to the difference.
+
+    The derivative is 0 where the distance is 0, as in torch.
+    """
     sign, size = jnp.sign(difference), jnp.abs(difference)
     if p == 0:
         return jnp.zeros_like(difference)
@@ -96,11 +99,11 @@ def _pdist_backward(grad: jax.Array, x: jax.Array, p: float, pdist: jax.Array) -
 
 
 def _pairs(n: int) -> tuple[jax.Array, jax.Array]:
-    """The pairs i < j of n rows in order."""
+    """Return the pairs i < j of `n` rows in order, as an array of i and an array of j."""
     rows = jnp.arange(n)
-    starts = rows * (2 * n - rows - 1) // 2  # of the pairs that a row is first in
+    starts = rows * (2 * n - rows - 1) // 2  # the first pair whose first row is this row
     pair = jnp.arange(n * (n - 1) // 2)
     first = jnp.searchsorted(starts, pair, side="right") - 1
-    # The last row is first in none, so its start is that of no pair.
+    # The last row is the first row of no pair, so its start belongs to no pair.
     first = jnp.minimum(first, n - 2)
     return first, pair - starts[first] + first + 1

@@ -1,4 +1,4 @@
-"""Cholesky, LU and QR factors, as LAPACK packs them."""
+"""Cholesky, LU and QR factorizations, with factors packed as in LAPACK."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._matrices import adjoint, identity_like, lu_factor, permutation_of, produc
 
 
 def _cholesky_factor(a: jax.Array, upper: bool) -> jax.Array:
-    """Of the matrices that one triangle of `a` stands for; NaN for those that are not positive definite."""
+    """Return the Cholesky factors of the matrices that one triangle of `a` stores; NaN if not positive definite."""
     if a.size == 0:
         return a
     factor = lax.linalg.cholesky(adjoint(a) if upper else a, symmetrize_input=False)
@@ -38,20 +38,24 @@ def _cholesky_ex(x: jax.Array, *, upper: bool = False, check_errors: bool = Fals
 
 @jax.custom_batching.custom_vmap
 def _first_bad_minor(a: jax.Array, failed: jax.Array) -> jax.Array:
-    """The order of the first leading minor that is not positive, where factoring failed; else 0."""
+    """Return the order of the first leading minor that is not positive, where the factorization failed; elsewhere 0."""
     found = lax.cond(failed.any(), _count_of_positive_minors, lambda a: jnp.zeros(a.shape[:-2], jnp.int32), a)
     return jnp.where(failed, found + 1, 0).astype(jnp.int32)
 
 
 @_first_bad_minor.def_vmap
 def _of_batch(size: int, batched: list[bool], a: jax.Array, failed: jax.Array) -> tuple[jax.Array, bool]:
-    """As one more leading dimension: batched as it is, the branch that is hardly ever needed would always be run."""
+    """Batch `_first_bad_minor` by a leading dimension of its arguments.
+
+    The default batching rule would always run the branch of `lax.cond` that is hardly ever needed.
+    """
     a = a if batched[0] else jnp.broadcast_to(a, (size, *a.shape))
     failed = failed if batched[1] else jnp.broadcast_to(failed, (size, *failed.shape))
     return _first_bad_minor(a, failed), True
 
 
 def _count_of_positive_minors(a: jax.Array) -> jax.Array:
+    """Return the number of leading minors before the first one that is not positive, by Gaussian elimination."""
     n = a.shape[-1]
     lower = jnp.tril(a)
     whole = lower + adjoint(jnp.tril(lower, -1))
@@ -114,12 +118,13 @@ def _lu_unpack(
 
 
 def _permutation(lu: jax.Array, pivots: jax.Array) -> jax.Array:
-    """P of ``A = P L U``."""
+    """Return P of ``A = P L U``."""
     rows = lu.shape[-2]
     return (jnp.arange(rows)[:, None] == permutation_of(pivots, rows)[..., None, :]).astype(lu.dtype)
 
 
 def _triangles(lu: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return L and U of packed factors."""
     size = min(lu.shape[-2:])
     lower = jnp.tril(lu[..., :, :size], -1) + jnp.eye(lu.shape[-2], size, dtype=lu.dtype)
     return lower, jnp.triu(lu[..., :size, :])
@@ -139,6 +144,7 @@ def _qr(a: jax.Array, mode: str = "reduced", *, node: fx.Node) -> tuple[jax.Arra
 
 
 def _reflectors(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return R and the Householder vectors, packed in one matrix, and the scales of the reflectors."""
     if a.size == 0:
         return a, jnp.zeros((*a.shape[:-2], min(a.shape[-2:])), a.dtype)
     transposed, scales = jnp.linalg.qr(a, mode="raw")

@@ -12,7 +12,7 @@ import numpy as np
 from jtbridge.lowerings._common import axis_of, size_of
 from jtbridge.lowerings._registry import register_lowering
 
-# torch's codes: divide by nothing, by the root of the number of elements, by the number.
+# The divisor for each of torch's normalization codes: 1, the square root of the number of elements, that number.
 _DIVISORS = {0: lambda n: 1.0, 1: math.sqrt, 2: float}
 
 
@@ -22,7 +22,7 @@ def _scaled(x: jax.Array, count: int, normalization: int) -> jax.Array:
 
 
 def _complex_transform(x: jax.Array, axes: Sequence[int], forward: bool) -> jax.Array:
-    """The transform without a divisor, dimension by dimension."""
+    """Return the transform without a divisor, computed axis by axis."""
     if size_of(x) == 0:
         return x
     for axis in axes:

@@ -1,4 +1,4 @@
-"""Factors of symmetric (or Hermitian) indefinite matrices, with Bunch-Kaufman pivoting as LAPACK does it."""
+"""LDL factorization of symmetric or Hermitian indefinite matrices, with Bunch-Kaufman pivoting as in LAPACK."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from jtbridge.lowerings._registry import register_lowering
 
 from ._matrices import adjoint, common_batch, permutation_of, solve_triangular, take_rows
 
-# The share of the largest element at which a pivot of one element is big enough.
+# The least size of a 1x1 pivot, as a share of the largest element with which the pivot is compared.
 _SHARE = (1 + math.sqrt(17)) / 8
 
 
 class _State(NamedTuple):
-    """After `k` columns: `rest` is what is left to factor, as a full matrix with zeros where it is done."""
+    """The state of the factorization after `k` columns.
+
+    `rest` is the part that is not yet factored, as a full matrix with zeros in the finished rows and columns.
+    """
 
     k: jax.Array
     rest: jax.Array
@@ -54,7 +57,7 @@ def _factored(a: jax.Array, hermitian: bool) -> tuple[jax.Array, jax.Array, jax.
 
 
 def _size(x: jax.Array) -> jax.Array:
-    """The size by which LAPACK compares: of a complex number it is |re| + |im|."""
+    """Return the sizes by which LAPACK compares numbers: |re| + |im| for a complex number."""
     return jnp.abs(jnp.real(x)) + jnp.abs(jnp.imag(x)) if jnp.iscomplexobj(x) else jnp.abs(x)
 
 
@@ -76,7 +79,7 @@ def _step(state: _State, hermitian: bool) -> _State:
     other = jnp.conj(columns) if hermitian else columns
     done = rows <= jnp.where(double, k + 1, k)
     rest = jnp.where(done[:, None] | done, 0, rest - jnp.where(singular, 0, scaled @ other.T))
-    # The finished columns: the block on the diagonal, the multipliers below it (left alone where the pivot is zero).
+    # The finished columns: the diagonal block, and the multipliers below it (unchanged where the pivot is zero).
     first = jnp.where(below[:, 0] & ~singular, scaled[:, 0], jnp.where(rows >= k, columns[:, 0], 0))
     second = jnp.where(below[:, 0], scaled[:, 1], jnp.where(rows == k + 1, columns[:, 1], 0))
     factors = state.factors.at[:, k].set(first)
@@ -89,7 +92,10 @@ def _step(state: _State, hermitian: bool) -> _State:
 
 
 def _pivot(rest: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The row to swap with, whether the pivot is of two rows, and whether there is none because all is zero."""
+    """Return the row to swap with, whether the pivot has two rows, and whether the matrix is singular at column `k`.
+
+    The matrix is singular there if the column is zero from the diagonal on, or if its diagonal element is NaN.
+    """
     rows = jnp.arange(rest.shape[-1], dtype=jnp.int32)
     sizes = _size(rest)
     here = sizes[k, k]
@@ -104,7 +110,7 @@ def _pivot(rest: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array, jax.Arr
 
 
 def _inverse(block: jax.Array, double: jax.Array, singular: jax.Array) -> jax.Array:
-    """Of a pivot of two rows, or of its first element."""
+    """Return the inverse of a 2x2 pivot (`double`), or of its first element in a matrix of zeros."""
     (a, b), (c, d) = block
     both = jnp.stack([jnp.stack([d, -b]), jnp.stack([-c, a])]) / (a * d - b * c)
     first = jnp.zeros_like(block).at[0, 0].set(1 / jnp.where(singular, 1, a))
@@ -133,7 +139,7 @@ def _ldl_solve(factors: jax.Array, pivots: jax.Array, b: jax.Array, *, hermitian
 
 
 def _unit_lower(factors: jax.Array, targets: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """L, whose columns are stored before the swaps of later columns."""
+    """Return L. Its columns are stored without the row swaps of later columns, which are applied here."""
     n = factors.shape[-1]
     index = jnp.arange(n)
     beside = index[:, None] == index + 1
@@ -149,7 +155,7 @@ def _unit_lower(factors: jax.Array, targets: jax.Array, first: jax.Array, second
 
 
 def _solve_blocks(factors: jax.Array, first: jax.Array, second: jax.Array, b: jax.Array, hermitian: bool) -> jax.Array:
-    """X of ``D X = B`` for the blocks of one and of two rows on the diagonal."""
+    """Return X of ``D X = B``, where D has blocks of one and of two rows on its diagonal."""
     diagonal = jnp.diagonal(factors, axis1=-2, axis2=-1)[..., None]
     beside = jnp.pad(jnp.diagonal(factors, -1, -2, -1), [(0, 0)] * (factors.ndim - 2) + [(0, 1)])[..., None]
     below, above = beside, (jnp.conj(beside) if hermitian else beside)

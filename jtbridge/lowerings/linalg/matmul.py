@@ -1,6 +1,6 @@
 """Matrix products.
 
-Half precision is accumulated in float32 and rounded once, integers wrap around.
+Half precision is accumulated in float32 and rounded once. Integers wrap around.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from jtbridge.lowerings._registry import register_lowering
 
 
 def _exact(a: jax.Array, b: jax.Array) -> jax.Array:
-    """``a @ b`` as accumulated, before it is rounded to half precision."""
+    """Return ``a @ b`` in the dtype of accumulation, before the product is rounded to half precision."""
     dtype = jnp.promote_types(a.dtype, b.dtype)
     return jnp.matmul(a, b, preferred_element_type=opmath(dtype))
 
 
 @register_lowering("mm", "bmm", "dot", "mm.dtype", "bmm.dtype", node=True)
 def _product(a: jax.Array, b: jax.Array, out: Any = None, *, node: fx.Node) -> jax.Array:
-    del out  # the dtype of the result, which the node has too
+    del out  # the dtype of the result, which the node also holds
     return _exact(a, b).astype(out_dtype(node))
 
 
 @register_lowering("mv")
 def _times_vector(matrix: jax.Array, vector: jax.Array) -> jax.Array:
-    # Batched over vectors, this way round the batch stays first: a fifth faster on a CPU than with transposes.
+    # With the vector as the left operand, a batch axis of vectors stays first: a fifth faster on a CPU than with
+    # transposes.
     return _exact(vector, matrix.T).astype(vector.dtype)
 
 
@@ -43,7 +44,7 @@ def _vdot(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _plus(bias: jax.Array, product: jax.Array, beta: Any, alpha: Any, dtype: np.dtype) -> jax.Array:
-    """``beta * bias + alpha * product``, rounded once; with `beta` 0 whatever the bias holds, NaN included."""
+    """Return ``beta * bias + alpha * product``, rounded once. A `beta` of 0 ignores the bias, also if it holds NaN."""
     bias, product = bias.astype(product.dtype), product if alpha == 1 else product * jnp.asarray(alpha, product.dtype)
     if beta == 0:
         shape = jnp.broadcast_shapes(bias.shape, product.shape)
@@ -128,7 +129,7 @@ def _trilinear(
     *,
     node: fx.Node,
 ) -> jax.Array:
-    """The product of three arrays, each lacking the dimensions named by `expand`, summed over `sumdim`."""
+    """Return the product of three arrays, summed over `sumdim`; each array lacks the dimensions in its `expand`."""
     del unroll_dim
     wholes = [jnp.expand_dims(x, tuple(e)) for x, e in zip((i1, i2, i3), (expand1, expand2, expand3), strict=True)]
     shape = jnp.broadcast_shapes(*(x.shape for x in wholes))
@@ -140,7 +141,7 @@ def _trilinear(
     kept = [d for d in range(len(shape)) if d not in sumdim]
     dtype = out_dtype(node)
     found = jnp.einsum(*operands, [d for d in kept if d in present], preferred_element_type=opmath(dtype))
-    # What no operand has is of size 1.
+    # A kept dimension that no operand of the einsum has is of size 1.
     return found.astype(dtype).reshape([shape[d] for d in kept])
 
 
@@ -218,7 +219,7 @@ def _scaled(
 
 
 def _scale_shape(scale: jax.Array, rowwise: tuple[int, int]) -> jax.Array:
-    """A scale that multiplies a product: one number, or one for each row (or column)."""
+    """Shape a scale so that it multiplies a matrix product: one number, or one for each row (or column)."""
     if scale.dtype != jnp.float32 or scale.size not in (1, max(rowwise)):
         raise TranslationError("a scaled product is translated with float32 scales for tensors or rows only")
     return scale.reshape((1, 1) if scale.size == 1 else rowwise)

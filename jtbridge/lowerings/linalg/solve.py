@@ -55,13 +55,16 @@ def _triangular_solve(
     b: jax.Array, a: jax.Array, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[jax.Array, jax.Array]:
     a, b = common_batch(a, b)
-    # Transposed is not conjugated here.
+    # This operator does not conjugate the transpose.
     chosen, lower = (a.mT, upper) if transpose else (a, not upper)
     return solve_triangular(chosen, b, lower=lower, unit=unitriangular), a
 
 
 def _factors_transpose(node: fx.Node) -> bool:
-    """Whether torch factors the transpose for a determinant, to save a copy. Its gradients rely on which it was."""
+    """Return whether torch factors the transpose of a matrix for its determinant.
+
+    Torch does so to save a copy, and its gradients rely on the choice.
+    """
     value = input_value(node, 0)
     return value.is_contiguous() and not value.is_complex()
 
@@ -83,7 +86,10 @@ def _slogdet(a: jax.Array, *, node: fx.Node) -> tuple[jax.Array, jax.Array, jax.
 
 @register_lowering("_linalg_check_errors", node=True)
 def _check_errors(info: jax.Array, api_name: str, *, is_matrix: bool, node: fx.Node) -> tuple[()] | None:
-    """Nothing: a compiled program cannot raise, so where torch would, the results hold NaN or inf."""
+    """Return no result, and check nothing.
+
+    A compiled program cannot raise. Where torch would raise, the results hold NaN or inf.
+    """
     del info, api_name, is_matrix
     return None if node.meta.get("val") is None else ()
 

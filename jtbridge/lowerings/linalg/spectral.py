@@ -1,4 +1,4 @@
-"""Eigenvalues, singular values and functions of matrices by them."""
+"""Eigenvalues, singular values, pseudoinverses by them, and matrix exponentials."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._matrices import adjoint, identity_like, product, real_dtype
 
 
 def _eigh(a: jax.Array, lower: bool) -> tuple[jax.Array, jax.Array]:
-    """Eigenvalues in ascending order and eigenvectors, reading one triangle."""
+    """Return eigenvalues in ascending order and eigenvectors, reading one triangle of `a`."""
     if a.size == 0:
         return jnp.zeros(a.shape[:-1], real_dtype(a.dtype)), a
     vectors, values = lax.linalg.eigh(a, lower=lower, symmetrize_input=False)
@@ -51,7 +51,7 @@ def _eigvals(a: jax.Array, *, node: fx.Node) -> jax.Array:
 def _svd(
     a: jax.Array, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None, node: fx.Node
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    del driver  # a choice among algorithms
+    del driver  # selects an algorithm
     none = jnp.zeros((0,), a.dtype)
     if a.size == 0:
         s = jnp.zeros(out_shape(node, 1), out_dtype(node, 1))
@@ -89,14 +89,18 @@ def _pinv(
     return product(right * inverse[..., None, :], left)
 
 
-# The degree of the Taylor polynomial, and the 1-norm up to which it is exact, as in torch (Blanes, Kopylov, Seydaoglu).
+# The degree of the Taylor polynomial, and the 1-norm up to which the polynomial is exact, as in torch (Blanes, Kopylov,
+# Seydaoglu).
 _DEGREE = 18
 _LARGEST = {np.dtype(np.float32): 3.010066362817634, np.dtype(np.float64): 1.09086371560036}
 
 
 @register_lowering("linalg_matrix_exp")
 def _matrix_exp(x: jax.Array) -> jax.Array:
-    """Scaled, a Taylor polynomial, squared. Rational approximations lose digits where the norm is that of one block."""
+    """Return matrix exponentials by scaling, a Taylor polynomial and repeated squaring.
+
+    Rational approximations lose digits where the norm of the matrix is that of one block.
+    """
     if x.size == 0:
         return x
     a = x.astype(opmath(x.dtype))
@@ -113,7 +117,7 @@ def _matrix_exp(x: jax.Array) -> jax.Array:
 
 
 def _taylor(a: jax.Array) -> jax.Array:
-    """The Taylor polynomial of exp, in blocks of four powers (Paterson and Stockmeyer)."""
+    """Return the Taylor polynomial of exp, computed in blocks of four powers (Paterson and Stockmeyer)."""
     squared = product(a, a)
     powers = (identity_like(a, a.shape[-1]), a, squared, product(squared, a))
     fourth = product(squared, squared)

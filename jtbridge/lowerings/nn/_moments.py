@@ -1,4 +1,4 @@
-"""What normalizations share: moments, the affine map after them, and their gradients."""
+"""Helpers of the normalization lowerings: moments, the affine map after the normalization, and gradients."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Maybe = jax.Array | None
 
 
 def as_computed(*arrays: Maybe) -> list[Any]:
-    """Arrays in the dtype that torch computes in."""
+    """Return the arrays in the dtype that torch computes in: float32 for half precision. `None` stays `None`."""
     return [None if x is None else x.astype(opmath(x.dtype)) for x in arrays]
 
 
 def moments(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Mean and biased variance, with the axes kept."""
+    """Return the mean and the biased variance over some axes, which are kept with length 1."""
     mean = jnp.mean(x, axes, keepdims=True)
     return mean, jnp.mean(jnp.square(x - mean), axes, keepdims=True)
 
@@ -30,7 +30,7 @@ def affine(x: jax.Array, weight: Maybe, bias: Maybe) -> jax.Array:
 
 
 def gradients(results: Sequence[Maybe], like: Sequence[Maybe], mask: Sequence[bool]) -> tuple[Maybe, ...]:
-    """The gradients asked for, in the dtypes of what they are gradients of."""
+    """Return the gradients that `mask` selects, in the dtypes of the inputs `like`, and `None` for the others."""
     return tuple(
         result.astype(x.dtype) if wanted and result is not None and x is not None else None
         for result, x, wanted in zip(results, like, mask, strict=True)
@@ -38,6 +38,6 @@ def gradients(results: Sequence[Maybe], like: Sequence[Maybe], mask: Sequence[bo
 
 
 def centred(grad: jax.Array, unit: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """The gradient without its components along ones and along the normalized values."""
+    """Return the gradient without its components along ones and along the normalized values `unit`."""
     mean = jnp.mean(grad, axes, keepdims=True)
     return grad - mean - unit * jnp.mean(grad * unit, axes, keepdims=True)

@@ -1,4 +1,4 @@
-"""What pooling lowerings share: windows along the last dimensions, and planes addressed by flat indices."""
+"""Helpers of the pooling lowerings: windows over the last dimensions, and planes addressed by flat indices."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Sizes = Sequence[int]
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """The windows of a pooling over the last dimensions of an array."""
+    """The windows of a pooling over the last dimensions of an array. Each field has one entry per pooled dimension."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    inputs: tuple[int, ...]  # lengths of the pooled dimensions
+    outputs: tuple[int, ...]  # numbers of windows
 
     @property
     def rank(self) -> int:
         return len(self.kernel)
 
     def arguments(self, ndim: int) -> dict[str, Any]:
-        """Of `lax.reduce_window`."""
+        """Return the arguments of `lax.reduce_window` for an array of `ndim` dimensions."""
         outer = (1,) * (ndim - self.rank)
         return {
             "window_dimensions": (*outer, *self.kernel),
@@ -41,7 +41,11 @@ class Windows:
         }
 
     def _pads(self) -> tuple[tuple[int, int], ...]:
-        """On the right as much as the last window needs, which with `ceil_mode` may be more than on the left."""
+        """Return the padding before and after each pooled dimension.
+
+        The padding after a dimension reaches to the end of the last window. With `ceil_mode` it may be larger than the
+        padding before the dimension.
+        """
         parts = zip(self.inputs, self.outputs, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         return tuple((p, (o - 1) * s + d * (k - 1) + 1 - n - p) for n, o, k, s, p, d in parts)
 
@@ -49,7 +53,7 @@ class Windows:
 def windows(
     x: jax.Array, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool, rank: int
 ) -> Windows:
-    """The windows that torch's pooling has; no stride means as long as the kernel."""
+    """Return the windows of torch's pooling. An empty stride means a stride equal to the kernel size."""
     sizes = _full(kernel, rank)
     steps = _full(stride, rank) if stride else sizes
     pads, gaps = _full(padding, rank), _full(dilation, rank)
@@ -67,16 +71,16 @@ def _count(length: int, kernel: int, stride: int, padding: int, dilation: int, c
     room = length + 2 * padding - dilation * (kernel - 1) - 1
     count = (room + (stride - 1 if ceil_mode else 0)) // stride + 1
     if ceil_mode and (count - 1) * stride >= length + padding:
-        count -= 1  # a window must begin inside the input or the padding before it
+        count -= 1  # a window must start inside the input or the padding before the input
     return count
 
 
 @dataclasses.dataclass(frozen=True)
 class Bins:
-    """The windows of an adaptive pooling along one dimension: as many as asked for, of about the same length."""
+    """The windows of an adaptive pooling along one dimension: a given number of bins of about the same length."""
 
-    index: np.ndarray  # (bin, place): positions, repeated where a bin is shorter than others
-    inside: np.ndarray  # (bin, place): whether it counts
+    index: np.ndarray  # (bin, place): input positions; a bin shorter than others repeats its first position
+    inside: np.ndarray  # (bin, place): whether the place belongs to the bin
 
     @property
     def lengths(self) -> np.ndarray:
@@ -84,7 +88,7 @@ class Bins:
 
 
 def bins(length: int, count: int) -> Bins:
-    """Torch's bins of an adaptive pooling."""
+    """Return the bins of torch's adaptive pooling of `length` elements to `count` elements."""
     number = np.arange(count)
     start, end = number * length // max(count, 1), -(-(number + 1) * length // max(count, 1))
     place = np.arange(max((end - start).max(initial=0), 0))
@@ -94,23 +98,24 @@ def bins(length: int, count: int) -> Bins:
 
 
 def flat_positions(shape: Sizes) -> np.ndarray:
-    """The flat index of each place of a plane, in 32 bits where they suffice."""
+    """Return the flat index of each element of a plane, in 32 bits if 32 bits suffice."""
     size = math.prod(shape)
     return np.arange(size, dtype=np.int32 if size < 2**31 else np.int64).reshape(shape)
 
 
 def lowest(dtype: np.dtype) -> np.ndarray:
-    """What no value of a dtype is below."""
+    """Return the smallest value of a dtype: -inf for floats."""
     if jnp.issubdtype(dtype, jnp.integer):
         return np.asarray(jnp.iinfo(dtype).min, dtype)
     return np.asarray(-np.inf, dtype)
 
 
 def larger(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Of two values with their places the larger: the first of equal ones, and the last NaN if there is one.
+    """Return the larger of two (value, position) pairs.
 
-    `jnp.where` would be a call in the body of a reduction: XLA's CPU compiler (jaxlib 0.10.2) crashes on some programs
-    with two of them.
+    Of equal values, the pair with the smaller position is returned. NaN is larger than any number; of two NaNs, the
+    pair with the larger position is returned. The code uses `lax.select` because `jnp.where` would be a call in the
+    body of a reduction: XLA's CPU compiler (jaxlib 0.10.2) crashes on some programs with two such calls.
     """
     (x, i), (y, j) = a, b
     x_nan, y_nan = x != x, y != y
@@ -119,7 +124,7 @@ def larger(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 def largest(x: jax.Array, place: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
-    """The largest values along some axes, and their places."""
+    """Return the largest values along some axes, and their positions, which `place` holds for each element."""
     none = np.asarray(np.iinfo(place.dtype).max, place.dtype)
     place = jnp.broadcast_to(place, x.shape)
     value, found = lax.reduce((x, place), (lowest(x.dtype), none), larger, tuple(axes))
@@ -127,12 +132,12 @@ def largest(x: jax.Array, place: jax.Array, axes: Sequence[int]) -> tuple[jax.Ar
 
 
 def added_to_planes(values: jax.Array, index: jax.Array, shape: Sizes, rank: int) -> jax.Array:
-    """Values added up at flat indices of each plane (the last `rank` dimensions) of an array of zeros."""
+    """Return zeros with `values` added at flat indices of each plane (the last `rank` dimensions)."""
     return _into_planes(values, index, shape, rank, add=True)
 
 
 def put_into_planes(values: jax.Array, index: jax.Array, shape: Sizes, rank: int) -> jax.Array:
-    """Values written at flat indices of each plane (the last `rank` dimensions) of an array of zeros."""
+    """Return zeros with `values` written at flat indices of each plane (the last `rank` dimensions)."""
     return _into_planes(values, index, shape, rank, add=False)
 
 

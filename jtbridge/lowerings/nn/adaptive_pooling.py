@@ -18,19 +18,19 @@ Sizes = Sequence[int]
 
 
 def _even(lengths: Sizes, counts: Sizes) -> bool:
-    """Whether all windows are equal and next to each other."""
+    """Return whether all windows have the same length and do not overlap."""
     return all(count and length % count == 0 for length, count in zip(lengths, counts, strict=True))
 
 
 def _split(x: Any, counts: Sizes) -> Any:
-    """The last dimensions, each split in two: which window, and where in it."""
+    """Split each of the last dimensions in two: the window, and the place in the window."""
     outer = x.shape[: x.ndim - len(counts)]
     inner = [n for length, count in zip(x.shape[len(outer) :], counts, strict=True) for n in (count, length // count)]
     return x.reshape(*outer, *inner)
 
 
 def _window_axes(ndim: int, rank: int) -> tuple[int, ...]:
-    """Of an array split so, the axes inside of windows."""
+    """Return the axes inside of windows of an array that `_split` returned."""
     return tuple(ndim - rank + 1 + 2 * i for i in range(rank))
 
 
@@ -95,14 +95,14 @@ def _adaptive_max_pool(x: jax.Array, output_size: Sizes) -> tuple[jax.Array, jax
 def _bin_maxima(x: jax.Array, place: jax.Array, axis: int, count: int) -> tuple[jax.Array, jax.Array]:
     found = bins(x.shape[axis], count)
     shape = (*x.shape[:axis], *found.index.shape, *x.shape[axis + 1 :])
-    # A bin that is shorter than others holds its first element again, which changes no maximum and no place.
+    # A bin that is shorter than others repeats its first element, which changes no maximum and no position.
     index = found.index.reshape(-1)
     values, places = (jnp.take(a, index, axis=axis).reshape(shape) for a in (x, place))
     return largest(values, places, (axis + 1,))
 
 
 def _starts(sample: jax.Array, length: int, count: int, size: int) -> jax.Array:
-    """Where windows begin that are spread at random, the last one at the end."""
+    """Return the starts of windows that are spread at random. The last window ends where the dimension ends."""
     last = jnp.full((*sample.shape, 1), length - size, np.int32)
     if count == 1:
         return last
@@ -116,7 +116,10 @@ def _starts(sample: jax.Array, length: int, count: int, size: int) -> jax.Array:
 def _fractional(
     x: jax.Array, kernel_size: Sizes, output_size: Sizes, samples: jax.Array, order: Sizes
 ) -> tuple[jax.Array, jax.Array]:
-    """`order` says which of a plane's samples each dimension has."""
+    """Return the maxima of a fractional pooling and their flat positions.
+
+    Pooled dimension `i` uses random sample `order[i]` of each plane.
+    """
     rank = len(order)
     lengths = x.shape[x.ndim - rank :]
     planes = x.reshape(-1, *lengths)

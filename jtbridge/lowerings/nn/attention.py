@@ -1,8 +1,8 @@
-"""Attention.
+"""Scaled dot-product attention and its gradient: the operators of torch's flash attention for CPUs.
 
-Long sequences are taken a block of queries at a time, so that the scores of all queries are never there at once; on
-CPUs that is faster too, because a block's scores stay in the cache. Scores are float32 in half precision. Queries may
-have several heads for each head of the keys.
+A long sequence is computed in blocks of queries, so that the scores of all queries never exist at once. On CPUs the
+blocks are faster too, because the scores of a block stay in the cache. Scores of half-precision inputs are float32.
+Several heads of the queries may share one head of the keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jtbridge.errors import TranslationError
 from jtbridge.lowerings._common import opmath
 from jtbridge.lowerings._registry import register_lowering
 
-# Queries of a block, and how many scores a pair of heads must have for blocks to be worth it.
+# The number of queries in a block, and the number of scores of a pair of heads above which blocks pay off.
 _BLOCK, _MANY_SCORES = 128, 512 * 256
 
 
@@ -45,7 +45,7 @@ def _attention(
         top = jnp.max(s, -1, keepdims=True, initial=-jnp.inf)
         p = jnp.exp(s - jnp.where(top == -jnp.inf, 0, top))
         total = jnp.sum(p, -1, keepdims=True)
-        # A query that sees no key gets 0, and 0 for the logarithm.
+        # A query whose keys are all masked gets an output of 0 and a logsumexp of 0.
         total, top = jnp.where(total == 0, 1, total), jnp.where(total == 0, 0, top)
         out = _einsum("bhgqk,bhkd->bhgqd", p.astype(value.dtype), value) / total
         return out.astype(query.dtype), (top + jnp.log(total))[..., 0]
@@ -104,12 +104,12 @@ def _scale(query: jax.Array, scale: float | None) -> float:
 
 
 def _einsum(formula: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Accumulated, and left, in float32 where the arrays are in half precision."""
+    """Return an einsum that is accumulated and returned in float32 for half-precision arrays."""
     return jnp.einsum(formula, a, b, preferred_element_type=opmath(a.dtype))
 
 
 def _grouped(x: jax.Array, groups: int) -> jax.Array:
-    """The heads (dimension 1) by the head of the keys that they share."""
+    """Split the heads (dimension 1) into (group, head in group). A group of query heads shares one head of the keys."""
     return x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
 
 
@@ -123,7 +123,7 @@ def _grouped_mask(mask: jax.Array | None, query: jax.Array, groups: int) -> jax.
 def _scores(
     start: jax.Array, q: jax.Array, mask: jax.Array | None, *, key: jax.Array, scale: float, is_causal: bool
 ) -> jax.Array:
-    """The masked scores of the queries from the `start`-th on, (batch, heads of keys, heads of each, queries, keys)."""
+    """Return the masked scores of the queries from index `start` on: (batch, group, head in group, query, key)."""
     s = _einsum("bhgqd,bhkd->bhgqk", q, key)
     s = s * jnp.asarray(scale, s.dtype)
     if mask is not None:
@@ -135,7 +135,7 @@ def _scores(
 
 
 def _by_blocks(function: Callable[..., Any], query: jax.Array, mask: jax.Array | None, key: jax.Array) -> Any:
-    """``function(start, queries, mask)`` over all queries, its results joined along them."""
+    """Apply ``function(start, queries, mask)`` to blocks of queries, and join the results along the queries."""
 
     def step(start: jax.Array, rows: tuple[jax.Array], mask: jax.Array | None, none: tuple[()]) -> Any:
         return none, function(start, rows[0], mask)
@@ -150,7 +150,10 @@ def _summed_by_blocks(
     key: jax.Array,
     sums: Any,
 ) -> tuple[Any, Any]:
-    """``function(start, rows, mask, sums)`` -> ``(sums, results)`` over blocks of the queries (dimension 3)."""
+    """Apply ``function(start, rows, mask, sums)`` -> ``(sums, results)`` to blocks of queries (dimension 3) in turn.
+
+    Return the last sums, and the results joined along the queries. A short sequence is one block.
+    """
     length = rows[0].shape[3]
     if length <= _BLOCK or length * key.shape[2] <= _MANY_SCORES:
         return function(jnp.int32(0), rows, mask, sums)
@@ -169,7 +172,10 @@ def _summed_by_blocks(
 
 
 def _split(x: jax.Array, blocks: int) -> jax.Array:
-    """The queries (dimension 3) as a first dimension of blocks, filled up with zeros, which add nothing to any sum."""
+    """Split the queries (dimension 3) into a leading dimension of blocks. The last block is filled with zeros.
+
+    The zeros add nothing to any sum.
+    """
     missing = blocks * _BLOCK - x.shape[3]
     x = jnp.pad(x, [(0, missing) if axis == 3 else (0, 0) for axis in range(x.ndim)])
     return jnp.moveaxis(x.reshape(*x.shape[:3], blocks, _BLOCK, *x.shape[4:]), 3, 0)

@@ -1,4 +1,4 @@
-"""Normalization of each channel by its mean and variance over a batch, or by running ones."""
+"""Batch normalization of each channel, by its mean and variance over the batch or by running moments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._moments import Maybe, affine, as_computed, centred, gradients, moments
 
 
 def _per_channel(x: Any, ndim: int) -> Any:
-    """What is given for each channel, as it multiplies (sample, channel, positions...)."""
+    """Return one value per channel, shaped to broadcast with (sample, channel, positions...). `None` stays `None`."""
     return None if x is None else x.reshape(1, -1, *(1,) * (ndim - 2))
 
 
@@ -27,7 +27,7 @@ def _batch_axes(x: jax.Array) -> tuple[int, ...]:
 
 
 class _Normalized:
-    """A batch, normalized by its own moments, which are kept, or by running ones."""
+    """A batch that is normalized by its own moments or by running moments, with the moments that were used."""
 
     def __init__(
         self, x: jax.Array, weight: Maybe, bias: Maybe, running: tuple[Maybe, Maybe], training: bool, eps: float
@@ -44,7 +44,10 @@ class _Normalized:
         self._count = x.size // max(x.shape[1], 1)
 
     def saved(self, node: fx.Node) -> tuple[jax.Array, jax.Array]:
-        """The moments as the backward graph gets them: none if they are not the batch's own."""
+        """Return the mean and the reciprocal standard deviation that the backward takes.
+
+        They are empty arrays if the batch was normalized by running moments.
+        """
         if not self._training:
             return jnp.zeros((0,), out_dtype(node, 1)), jnp.zeros((0,), out_dtype(node, 2))
         return self.mean.reshape(-1).astype(out_dtype(node, 1)), self.rstd.reshape(-1).astype(out_dtype(node, 2))
@@ -52,7 +55,7 @@ class _Normalized:
     def updated(
         self, mean: jax.Array, variance: jax.Array, momentum: float, dtypes: Sequence[np.dtype]
     ) -> tuple[jax.Array, jax.Array]:
-        """The running moments after this batch; its variance counts without bias."""
+        """Return the running moments after this batch. Training mixes in the batch's mean and unbiased variance."""
         if not self._training:
             return mean.astype(dtypes[0]), variance.astype(dtypes[1])
         unbiased = self.variance * (self._count / (self._count - 1) if self._count != 1 else float("nan"))
@@ -87,7 +90,7 @@ def _native_batch_norm(
 def _batch_norm_without_stats(
     x: jax.Array, weight: Maybe, bias: Maybe, training: bool, momentum: float, eps: float, *, node: fx.Node
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    del training, momentum  # without running moments there are only the batch's
+    del training, momentum  # without running moments, the batch's own are used
     found = _Normalized(x, weight, bias, (None, None), True, eps)
     return found.output, *found.saved(node)
 

@@ -1,4 +1,4 @@
-"""Losses of scores for classes against class numbers, and their gradients."""
+"""Losses of class scores against class indices, and their gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .loss import MEAN, NONE, reduced
 
 
 def _picked(x: jax.Array, target: jax.Array, axis: int) -> jax.Array:
-    """The scores of the target classes; NaN where there is no such class, which torch refuses."""
+    """Return the scores of the target classes; NaN for a target that is no class, which torch refuses."""
     index = jnp.expand_dims(target, axis)
     found = jnp.take_along_axis(x, jnp.clip(index, 0, max(x.shape[axis] - 1, 0)), axis)
     return jnp.squeeze(jnp.where(_is_class(index, x.shape[axis]), found, jnp.nan), axis)
@@ -33,7 +33,7 @@ def _is_target(x: jax.Array, target: jax.Array, axis: int) -> jax.Array:
 
 
 def class_weights(x: jax.Array, target: jax.Array, weight: jax.Array | None, ignore_index: int) -> jax.Array:
-    """What each target counts for: the weight of its class, nothing if it is ignored."""
+    """Return the weight of each target: the weight of its class, or 0 if the target is ignored."""
     inner = opmath(x.dtype)
     each = jnp.ones(target.shape, inner) if weight is None else _weight_of(target, weight.astype(inner))
     return jnp.where(target == ignore_index, 0, each)
@@ -78,13 +78,13 @@ def _nll_loss_backward(
 
 
 def _in_rows(*arrays: jax.Array) -> list[jax.Array]:
-    """Scores, and targets that come one per row or as many as classes, of one sample as a batch of one."""
+    """Return arrays as (sample, class). The arrays of a single sample, given without a batch axis, get one."""
     rows = max(arrays[0].ndim, 1) - 1
     return [x if rows else x.reshape(1, -1) for x in arrays]
 
 
 def _margins(x: jax.Array, target: jax.Array, margin: float) -> jax.Array:
-    """How far each class other than the target is above what it may be."""
+    """Return `margin` plus the score of each class minus the score of the target class; 0 for the target class."""
     z = margin - _picked(x, target, 1)[:, None] + x
     return jnp.where(_is_target(x, target, 1), 0, z)
 
@@ -102,7 +102,7 @@ def _multi_margin_loss(
     rows = rows.astype(opmath(x.dtype))
     shape, target = target.shape, target.reshape(-1)
     z = _margins(rows, target, margin)
-    z = jnp.where(z > 0, z if p == 1 else z * z, 0)  # NaN counts as none
+    z = jnp.where(z > 0, z if p == 1 else z * z, 0)  # NaN counts as no violation
     if weight is not None:
         z = z * _weight_of(target, weight.astype(z.dtype))[:, None]
     loss = jnp.sum(z, axis=1) / rows.shape[1]
@@ -136,20 +136,20 @@ def _samples(rows: jax.Array, reduction: int) -> int:
 
 
 def _listed(target: jax.Array) -> jax.Array:
-    """Which entries of the lists of labels count: those before the first negative one."""
+    """Return a mask of the entries of the label lists that count: the entries before the first negative one."""
     return jnp.cumprod(target >= 0, axis=1, dtype=jnp.int32) == 1
 
 
 def _violations(rows: jax.Array, target: jax.Array, is_target: jax.Array) -> jax.Array:
-    """For each listed label and each other class, how far the class is above what it may be: (row, label, class)."""
+    """Return how far each non-target class violates the margin of 1 to each listed label: (sample, label, class)."""
     chosen = jnp.take_along_axis(rows, jnp.clip(target, 0, rows.shape[1] - 1), 1)
     z = 1 - chosen[:, :, None] + rows[:, None, :]
     return jnp.where(_listed(target)[:, :, None] & ~is_target[:, None, :] & (z > 0), z, 0)
 
 
 def _marked(rows: jax.Array, target: jax.Array, marks: jax.Array) -> jax.Array:
-    """Marks of the listed labels, added up by class."""
-    index = jnp.where(_listed(target), target, rows.shape[1])  # past the end is dropped
+    """Return the marks of the listed labels, added up by class."""
+    index = jnp.where(_listed(target), target, rows.shape[1])  # an index past the end is dropped
     return jax.vmap(lambda i, mark: jnp.zeros(rows.shape[1:], rows.dtype).at[i].add(mark, mode="drop"))(index, marks)
 
 

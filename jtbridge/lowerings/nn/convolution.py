@@ -19,7 +19,10 @@ Sizes = Sequence[int]
 
 @dataclasses.dataclass(frozen=True)
 class _Window:
-    """A convolution's geometry as XLA has it: transposed ones spread the input out, with the kernel turned round."""
+    """The geometry of a convolution for XLA.
+
+    A transposed convolution becomes one that dilates its input by `spread` and uses a flipped kernel.
+    """
 
     strides: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
@@ -49,7 +52,7 @@ def _transposed_window(
 
 
 def _turned(weight: jax.Array, groups: int) -> jax.Array:
-    """A transposed convolution's weight as that of the convolution it amounts to."""
+    """Return the weight of the ordinary convolution that computes a transposed convolution with `weight`."""
     ins, outs, *kernel = weight.shape
     weight = jnp.flip(weight, range(2, weight.ndim)).reshape(groups, ins // groups, outs, *kernel)
     return jnp.swapaxes(weight, 1, 2).reshape(groups * outs, ins // groups, *kernel)
@@ -64,7 +67,7 @@ def _convolved(x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
 
 
 def _convolved_by_taps(x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
-    """A sum of products over the kernel's elements. GPUs have no convolution of integers."""
+    """Convolve as a sum of products over the kernel's elements, because GPUs have no convolution of integers."""
     zero = np.zeros((), x.dtype)
     x = lax.pad(x, zero, [(0, 0, 0)] * 2 + [(*p, s - 1) for p, s in zip(window.padding, window.spread, strict=True)])
     kernel = weight.shape[2:]
@@ -91,7 +94,7 @@ def _linear(
     output_padding: Sizes,
     groups: int,
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """The convolution as a function of input and weight, without bias."""
+    """Return the convolution without bias as a function of input and weight."""
     kernel = weight_shape[2:]
     if not transposed:
         window = _window(kernel, stride, padding, dilation, groups)
@@ -169,7 +172,7 @@ def _slow_dilated_convolution(
     padding: Sizes = (0,),
     dilation: Sizes = (1,),
 ) -> jax.Array:
-    weight = weight.reshape(weight.shape[0], -1, *kernel_size)  # some come as a matrix
+    weight = weight.reshape(weight.shape[0], -1, *kernel_size)  # some operators take the weight as a matrix
     batched = x if x.ndim == weight.ndim else x[None]
     groups = batched.shape[1] // weight.shape[1]
     window = _window(kernel_size, stride, padding, dilation, groups)
@@ -196,6 +199,6 @@ def _slow_transposed_convolution(
 
 @register_lowering("conv_tbc")
 def _conv_tbc(x: jax.Array, weight: jax.Array, bias: jax.Array, pad: int = 0) -> jax.Array:
-    """Of (time, batch, channel) by (kernel, channel in, channel out)."""
+    """Convolve `x` (time, batch, channel) with `weight` (kernel, input channel, output channel)."""
     y = _convolved(jnp.transpose(x, (1, 2, 0)), jnp.transpose(weight, (2, 1, 0)), _window((1,), (1,), (pad,), (1,), 1))
     return jnp.transpose(y, (2, 0, 1)) + bias

@@ -1,4 +1,4 @@
-"""Connectionist temporal classification: the loss over all alignments of a labelling, and its gradient."""
+"""Connectionist temporal classification (CTC): the loss over all alignments of a label sequence, and its gradient."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Lengths = Sequence[int] | jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class _Alignment:
-    """A batch of labellings with blanks between the labels and around them: states, of which two follow a label."""
+    """A batch of label sequences as states: the labels, with a blank before, between and after them."""
 
     log_probs: jax.Array  # (time, sample, class)
     states: jax.Array  # (sample, state): the class of each state
-    may_skip: jax.Array  # (sample, state): whether it may be entered from two states before
-    last: jax.Array  # (sample, 1): the number of the last state
+    may_skip: jax.Array  # (sample, state): whether the state may follow the second state before it
+    last: jax.Array  # (sample, 1): the index of the last state
     input_lengths: jax.Array  # (sample,)
 
     @property
@@ -31,7 +31,7 @@ class _Alignment:
         return jnp.arange(self.states.shape[1])[None, :]
 
     def emissions(self) -> jax.Array:
-        """(time, sample, state): the log probability of each state's class."""
+        """Return the log probability of each state's class: (time, sample, state)."""
         return jax.vmap(lambda frame: jnp.take_along_axis(frame, self.states, axis=1))(self.log_probs)
 
 
@@ -50,7 +50,7 @@ def _alignment(log_probs: jax.Array, targets: jax.Array, inputs: Lengths, length
 
 
 def _padded(targets: jax.Array, lengths: jax.Array, longest: int) -> jax.Array:
-    """(sample, label), from that or from all labels in one row."""
+    """Return the targets as (sample, label), from this form or from the labels of all samples in one row."""
     if targets.ndim == 2:
         return targets[:, :longest]
     starts = jnp.cumsum(lengths) - lengths
@@ -65,14 +65,14 @@ def _log_sum(*terms: jax.Array) -> jax.Array:
 
 
 def _shifted(x: jax.Array, by: int) -> jax.Array:
-    """Each state's value of `by` states before it (after it, if negative); log of nothing where there is none."""
+    """Return each state's value `by` states before it (after it if `by` is negative); -inf without such a state."""
     states = x.shape[1]
     padded = jnp.pad(x, ((0, 0), (max(by, 0), max(-by, 0))), constant_values=-jnp.inf)
     return padded[:, :states] if by > 0 else padded[:, -by : states - by]
 
 
 def _forward(a: _Alignment) -> jax.Array:
-    """(time, sample, state): log probability of the frames so far, ending in each state."""
+    """Return the log probability of the frames up to a time, ending in each state: (time, sample, state)."""
     emissions = a.emissions()
     exists = a.number <= a.last
 
@@ -87,10 +87,11 @@ def _forward(a: _Alignment) -> jax.Array:
 
 
 def _backward(a: _Alignment) -> jax.Array:
-    """(time, sample, state): log probability of the frames from here on, starting in each state."""
+    """Return the log probability of the frames from a time on, starting in each state: (time, sample, state)."""
     emissions = a.emissions()
     exists = a.number <= a.last
-    may_skip = jnp.pad(a.may_skip, ((0, 0), (0, 2)))[:, 2:]  # out of a state
+    # Whether a path may skip from a state to the second state after it.
+    may_skip = jnp.pad(a.may_skip, ((0, 0), (0, 2)))[:, 2:]
 
     def step(after: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         emission, time = now
@@ -116,7 +117,7 @@ def _ctc_loss(
     *,
     node: fx.Node,
 ) -> tuple[jax.Array, jax.Array]:
-    del zero_infinity  # what follows sees to it
+    del zero_infinity  # the operators after this one replace infinite losses
     return _loss(log_probs, targets, input_lengths, target_lengths, blank, out_shape(node, 1)[2])
 
 
@@ -159,12 +160,15 @@ def _ctc_loss_backward(
     blank: int,
     zero_infinity: bool = False,
 ) -> jax.Array:
-    """Torch's gradient is that of the scores whose log-softmax the log probabilities are, which it assumes."""
+    """Return the gradient with respect to the scores of which `log_probs` is the log-softmax.
+
+    Torch returns this gradient too: it assumes that the log probabilities are a log-softmax.
+    """
     a = _alignment(log_probs, targets, input_lengths, target_lengths, blank, log_alpha.shape[2])
     log_alpha = jnp.swapaxes(log_alpha, 0, 1)
     impossible = neg_log_likelihood == jnp.inf
     log_posterior = log_alpha + _backward(a) - a.emissions() + neg_log_likelihood[:, None]
-    # of the states that exist; of the other ones alpha holds anything
+    # Only existing states are counted: for the others, `log_alpha` may hold any value.
     exists = a.number <= a.last
     posterior = _by_class(jnp.where(exists, jnp.exp(log_posterior), 0), a)
     unknown = impossible[:, None] | (log_probs == -jnp.inf)
@@ -176,7 +180,7 @@ def _ctc_loss_backward(
 
 
 def _by_class(values: jax.Array, a: _Alignment) -> jax.Array:
-    """Values of states added up by their classes: (time, sample, class)."""
+    """Return the sum of the values of the states of each class: (time, sample, class)."""
 
     def of_sample(rows: Any, classes: Any) -> jax.Array:
         return jnp.zeros((a.log_probs.shape[2], rows.shape[0]), rows.dtype).at[classes].add(rows.T)

@@ -1,4 +1,4 @@
-"""Sampling planes and volumes at given places, and its gradients."""
+"""Grid sampling: interpolation of planes and volumes at given positions, and its gradients."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from jtbridge.errors import TranslationError
 from jtbridge.lowerings._common import opmath
 from jtbridge.lowerings._registry import register_lowering
 
-BILINEAR, NEAREST, BICUBIC = 0, 1, 2  # torch's numbers for interpolations, and for padding
-ZEROS, BORDER, REFLECTION = 0, 1, 2
+BILINEAR, NEAREST, BICUBIC = 0, 1, 2  # torch's numbers of the interpolation modes
+ZEROS, BORDER, REFLECTION = 0, 1, 2  # torch's numbers of the padding modes
 
 
 def _unnormalized(place: jax.Array, size: int, align_corners: bool) -> jax.Array:
-    """From [-1, 1] to the numbers of elements."""
+    """Convert positions in [-1, 1] to fractional element indices."""
     return (place + 1) / 2 * (size - 1) if align_corners else ((place + 1) * size - 1) / 2
 
 
 def _padded(place: jax.Array, size: int, padding: int, align_corners: bool) -> tuple[jax.Array, jax.Array]:
-    """Where outside places are taken from, and the slope of that as torch has it: 0 on the border itself."""
+    """Map positions into the array by the padding mode. Return the mapped positions and the derivative of the map.
+
+    As in torch, the derivative is 0 on the border itself.
+    """
     slope = jnp.ones_like(place)
     if padding == ZEROS:
         return place, slope
@@ -46,7 +49,7 @@ def _reflected(place: jax.Array, twice_low: int, twice_high: int) -> tuple[jax.A
 
 
 def _at(x: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
-    """Elements at whole-numbered places of each dimension, zero outside: (sample, channel, *of places)."""
+    """Return the elements at integral positions of each dimension, 0 outside of `x`: (sample, channel, *positions)."""
     sizes = x.shape[2:]
     inside: Any = True
     flat: Any = 0
@@ -54,13 +57,13 @@ def _at(x: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
     for place, size in zip(places, sizes, strict=True):
         inside = inside & (place >= 0) & (place <= size - 1)
         flat = flat * size + jnp.clip(place, 0, size - 1).astype(number)
-    flat = jnp.where(inside, flat, 0)  # wherever NaN was
+    flat = jnp.where(inside, flat, 0)  # the index of a NaN position is undefined
     found = jax.vmap(lambda planes, index: planes[:, index])(x.reshape(*x.shape[:2], -1), flat)
     return jnp.where(inside[:, None], found, 0)
 
 
 def _weighted(x: jax.Array, places: Sequence[jax.Array], shares: Sequence[jax.Array]) -> jax.Array:
-    """The sum over a few places along each dimension (their last axis), all taken at once."""
+    """Return the weighted sum over a few positions per dimension (the last axis of each array), with one gather."""
     rank = len(places)
 
     def on_own_axis(a: jax.Array, i: int) -> jax.Array:
@@ -73,7 +76,7 @@ def _weighted(x: jax.Array, places: Sequence[jax.Array], shares: Sequence[jax.Ar
 
 
 def _ones(found: jax.Array, share: jax.Array) -> tuple[int, ...]:
-    """The axes of the dimensions that are still to be summed, and the last one."""
+    """Return the shape that aligns `share` with `found`: 1 for each dimension that is summed later, then the taps."""
     return (1,) * (found.ndim - share.ndim - 1) + share.shape[-1:]
 
 
@@ -107,13 +110,13 @@ def _cubic(x: jax.Array, places: Sequence[jax.Array], padding: int, align_corner
 
 
 def _places(x: jax.Array, grid: jax.Array, align_corners: bool) -> list[jax.Array]:
-    """For each dimension of x the places to sample at. The grid has the last dimension first."""
+    """Return the sampling positions for each dimension of `x`. The grid lists the last dimension of `x` first."""
     sizes = x.shape[2:]
     return [_unnormalized(grid[..., -1 - i], size, align_corners) for i, size in enumerate(sizes)]
 
 
 def _sampled(x: jax.Array, places: Sequence[jax.Array], mode: int, padding: int, align_corners: bool) -> jax.Array:
-    """At places that are padded already, but for bicubic sampling, which pads its taps."""
+    """Sample `x` at positions that `_all_padded` returned. Bicubic sampling pads the positions of its taps itself."""
     if mode == BILINEAR:
         return _linear(x, places)
     if mode == NEAREST:

@@ -1,4 +1,4 @@
-"""Cross entropy of a linear layer's results, some rows at a time: the scores of all rows are never held at once."""
+"""Cross entropy of a linear layer's output, one chunk of rows at a time: the scores of all rows never exist at once."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .class_loss import class_weights
 
 
 def _chunks(x: jax.Array, size: int) -> jax.Array:
-    """Rows in chunks of `size`; the last one is filled up with zeros."""
+    """Split rows into chunks of `size`, and fill the last chunk with zeros."""
     count = -(-x.shape[0] // size)
     padding = [(0, count * size - x.shape[0])] + [(0, 0)] * (x.ndim - 1)
     return jnp.pad(x, padding).reshape(count, size, *x.shape[1:])
 
 
 class _Rows:
-    """The scores of some rows, and what follows from them."""
+    """The scores of a chunk of rows, with the losses of the rows and the derivative of the losses."""
 
     def __init__(self, x: jax.Array, weight: jax.Array, bias: jax.Array | None, target: jax.Array, dtype: Any):
         scores = jnp.matmul(x, weight.T, preferred_element_type=dtype)
@@ -35,7 +35,7 @@ class _Rows:
         return jax.nn.logsumexp(self._scores, axis=1) - chosen
 
     def slope(self) -> jax.Array:
-        """Of the loss by the scores."""
+        """Return the derivative of each row's loss with respect to its scores."""
         classes = jnp.arange(self._scores.shape[1], dtype=self._target.dtype)[None, :]
         return jax.nn.softmax(self._scores, axis=1) - (classes == self._target)
 
@@ -52,7 +52,7 @@ def _losses(
     acc_policy: str,
     acc_dtype: torch.dtype,
 ) -> jax.Array:
-    del acc_policy  # where torch rounds in between
+    del acc_policy  # says where torch rounds intermediate results
     dtype = jax_dtype(acc_dtype)
     size = max(min(batch_chunk_size, x.shape[0]), 1)
     inside = jnp.where(target == ignore_index, 0, target)
@@ -83,7 +83,10 @@ def _loss_and_gradients(
     compute_linear_weight_grad: bool,
     compute_linear_bias_grad: bool,
 ) -> tuple[jax.Array, ...]:
-    """The loss, and its gradients by whatever is to have one."""
+    """Return the loss and its gradients with respect to `x`, `linear_weight` and `linear_bias`.
+
+    A gradient that is not requested is an empty array.
+    """
     del acc_policy, allow_retain_graph
     if label_smoothing or reduction not in ("mean", "sum"):
         raise TranslationError(
@@ -93,7 +96,7 @@ def _loss_and_gradients(
     size = max(min(batch_chunk_size, x.shape[0]), 1)
     each = class_weights(x.astype(dtype), target, weight, ignore_index).astype(dtype)
     if reduction == "mean":
-        each = each / jnp.sum(each)  # NaN if all are ignored
+        each = each / jnp.sum(each)  # NaN if all targets are ignored
     inside = jnp.where(target == ignore_index, 0, target)
 
     def step(sums: tuple[Any, ...], rows: tuple[jax.Array, ...]) -> tuple[tuple[Any, ...], Any]:

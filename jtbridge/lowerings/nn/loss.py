@@ -12,18 +12,18 @@ from torch import fx
 from jtbridge.lowerings._common import opmath, out_dtype, size_of
 from jtbridge.lowerings._registry import register_lowering
 
-NONE, MEAN, SUM = 0, 1, 2  # torch's numbers for reductions
+NONE, MEAN, SUM = 0, 1, 2  # torch's numbers of the reductions
 
 
 def reduced(loss: jax.Array, reduction: int) -> jax.Array:
-    """The losses of the elements, their mean, or their sum."""
+    """Return the losses of the elements, their mean, or their sum."""
     if reduction == MEAN:
         return jnp.mean(loss)
     return jnp.sum(loss, dtype=loss.dtype) if reduction == SUM else loss
 
 
 def _share(reduction: int, x: jax.Array) -> float:
-    """What one element's loss counts for in the result."""
+    """Return the factor of one element's loss in the result: 1/n for the mean of n elements."""
     return 1.0 / max(size_of(x), 1) if reduction == MEAN else 1.0
 
 

@@ -1,6 +1,6 @@
-"""Normalization by mean and variance over a batch, a layer or a group of channels, and by norms.
+"""Normalization by the moments of a layer or of a group of channels, and by norms.
 
-Statistics are computed in float32 in half precision.
+Statistics of half-precision inputs are computed in float32.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jtbridge.lowerings._registry import register_lowering
 
 from ._moments import Maybe, affine, as_computed, centred, gradients, moments
 
-# Layers: over the last dimensions.
+# Layer and RMS normalization: over the last dimensions.
 
 
 @register_lowering("native_layer_norm", node=True)
@@ -52,7 +52,7 @@ def _layer_norm_backward(
     scaled = grad if w is None else grad * w
     by_x = centred(scaled, unit, inner) * rstd
     found = by_x, jnp.sum(grad * unit, rows), jnp.sum(grad, rows)
-    # Torch gives an absent bias's gradient if asked, in the weight's dtype.
+    # Torch returns the gradient of an absent bias if requested, in the dtype of the weight.
     return gradients(found, (x, weight, weight if bias is None else bias), output_mask)
 
 
@@ -85,7 +85,7 @@ def _rms_norm_backward(
     return gradients(((scaled - unit * along) * rstd, by_weight), (x, weight), output_mask)
 
 
-# Groups: over some channels and all positions of a sample.
+# Group normalization: over some channels and all positions of a sample.
 
 
 @register_lowering("native_group_norm", node=True)
@@ -111,7 +111,7 @@ def _group_norm(
 
 
 def _channels(group: int, *arrays: Maybe) -> list[Maybe]:
-    """What is given for each channel, as it multiplies (sample, group, channel of the group, position)."""
+    """Return per-channel values, shaped to broadcast with (sample, group, channel of the group, position)."""
     return [None if x is None else x.reshape(1, group, -1, 1) for x in arrays]
 
 
@@ -139,7 +139,7 @@ def _group_norm_backward(
     return gradients(found, (x, parameter, parameter), output_mask)
 
 
-# Norms of slices.
+# Normalization by the norms of slices.
 
 
 @register_lowering("_weight_norm_interface", node=True)

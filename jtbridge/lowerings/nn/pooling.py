@@ -21,7 +21,11 @@ Sizes = Sequence[int]
 
 
 def _divisors(w: Windows, count_include_pad: bool) -> np.ndarray:
-    """How many elements each window has; padding counts if asked for, but not beyond what was asked for."""
+    """Return the number of elements in each window.
+
+    With `count_include_pad`, elements of the given padding count. Elements beyond this padding, which `ceil_mode` may
+    add, never count.
+    """
     counts = np.ones((), np.int64)
     for n, o, k, s, p in zip(w.inputs, w.outputs, w.kernel, w.stride, w.padding, strict=True):
         start = np.arange(o) * s - p
@@ -49,7 +53,7 @@ def _average(
     total = _window_sums(x.astype(opmath(x.dtype)), w)
     by = _divisors(w, count_include_pad) if divisor_override is None else np.full((1,) * rank, divisor_override)
     divisor = jnp.broadcast_to(jnp.asarray(by, total.dtype), total.shape)
-    return lax.div(total, divisor).astype(x.dtype)  # towards zero if of integers
+    return lax.div(total, divisor).astype(x.dtype)  # integers round towards zero
 
 
 def _average_backward(
@@ -100,7 +104,10 @@ def _maximum(
     dilation: Sizes = (1,),
     ceil_mode: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """The values are computed on their own, so that XLA can leave out the places where nothing uses them."""
+    """Return the largest element of each window and its flat position in the plane.
+
+    The values are computed separately, so that XLA can drop the positions if they are not used.
+    """
     w = windows(x, kernel_size, stride, padding, dilation, ceil_mode, rank)
     how = w.arguments(x.ndim)
     value = lax.reduce_window(x, lowest(x.dtype), lax.max, **how)
@@ -122,7 +129,7 @@ def _max_pool3d_with_indices(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.
 
 
 def _added_back(grad: jax.Array, x: jax.Array, indices: jax.Array, rank: int) -> jax.Array:
-    """Gradients of maxima, added up where the maxima came from."""
+    """Return the gradients of maxima, added up at the positions of the maxima."""
     return added_to_planes(grad.astype(opmath(grad.dtype)), indices, x.shape, rank).astype(grad.dtype)
 
 

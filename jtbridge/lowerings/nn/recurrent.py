@@ -1,6 +1,7 @@
-"""Recurrent layers: one loop over the steps, with the large matrix products outside of it where they can be.
+"""Recurrent layers: one scan over the time steps, with the large matrix products outside of the scan where possible.
 
-The operators are those of `jtbridge.capture`, one for a layer and one for its gradient.
+`jtbridge.capture` defines the operators: `jtbridge::recurrent` for a layer, and `jtbridge::recurrent_backward` for the
+gradient of a layer.
 """
 
 from __future__ import annotations

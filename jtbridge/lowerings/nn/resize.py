@@ -1,7 +1,7 @@
 """Resizing the last dimensions: nearest, linear, cubic and antialiased, and their gradients.
 
-Each dimension is resized on its own: every new place is a weighted sum of a few old places, which are known from the
-sizes alone.
+Each dimension is resized on its own: each output element is a weighted sum of a few input elements. Their indices and
+weights depend only on the sizes and options, so they are NumPy arrays.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from jtbridge.lowerings._common import opmath
 from jtbridge.lowerings._registry import register_lowering
 
 Sizes = Sequence[int]
-Taps = tuple[np.ndarray, np.ndarray]  # (new place, tap): which old places, and their weights
+Taps = tuple[np.ndarray, np.ndarray]  # (output element, tap): indices of input elements, and their weights
 
 
 def _precision(x: jax.Array) -> Any:
-    """What places and weights are computed in."""
+    """Return the dtype in which positions and weights are computed."""
     return np.float64 if x.dtype == np.float64 else np.float32
 
 
 def _scale(length: int, count: int, factor: float | None, dtype: Any, align_corners: bool = False) -> Any:
-    """How far apart the new places are, counted in old ones, in the precision that torch computes it in."""
+    """Return the distance between output elements in units of input elements, in the precision that torch uses."""
     if align_corners:
         return dtype(length - 1) / dtype(count - 1) if count > 1 else dtype(0)
     return dtype(1.0 / factor) if factor is not None and factor > 0 else dtype(length) / dtype(count)
@@ -41,7 +41,7 @@ def _nearest_index(length: int, count: int, factor: float | None, exact: bool, d
 
 
 def _backward_nearest_index(length: int, count: int, factor: float | None, exact: bool, dtype: Any) -> np.ndarray:
-    """Which torch computes in other ways than in the forward."""
+    """Return the input index of each output element for the backward. Torch computes it differently in the forward."""
     del dtype
     if count == length or (count == 2 * length and not exact):
         return np.arange(count) * length // count
@@ -49,7 +49,7 @@ def _backward_nearest_index(length: int, count: int, factor: float | None, exact
 
 
 def _taken(x: jax.Array, index: np.ndarray, axis: int) -> jax.Array:
-    """Elements along a dimension; evenly spaced or repeated ones without a gather."""
+    """Return elements along a dimension. Evenly spaced or repeated elements are taken without a gather."""
     length, count = x.shape[axis], len(index)
     if np.array_equal(index, np.arange(length)):
         return x
@@ -77,7 +77,7 @@ def _nearest(
 
 
 def _source(length: int, count: int, factor: float | None, align_corners: bool, dtype: Any) -> np.ndarray:
-    """Where the new places are, counted in old ones."""
+    """Return the positions of the output elements in units of input elements."""
     scale = _scale(length, count, factor, dtype, align_corners)
     number = np.arange(count).astype(dtype)
     return scale * number if align_corners else scale * (number + dtype(0.5)) - dtype(0.5)
@@ -123,7 +123,10 @@ def _lanczos(distance: np.ndarray) -> np.ndarray:
 
 
 def _antialiased_taps(shape: Callable[[np.ndarray], np.ndarray], reach: int) -> Callable[..., Taps]:
-    """Taps weighted by a shape that is as wide as the new places are apart; `reach` is its half width."""
+    """Return a function that computes taps weighted by the filter `shape`, of half width `reach`.
+
+    Where the image shrinks, the filter is widened by the distance between output elements.
+    """
 
     def taps(length: int, count: int, factor: float | None, align_corners: bool, dtype: Any) -> Taps:
         scale = _scale(length, count, factor, dtype, align_corners)
@@ -152,7 +155,7 @@ def _weighted(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
         parts = [_taken(x, index[:, i], axis) * lax.index_in_dim(factor, i, 1, False) for i in range(index.shape[1])]
         return sum(parts[1:], parts[0])
     parts = jnp.take(x, index.reshape(-1), axis=axis).reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
-    return jnp.sum(jnp.where(factor == 0, 0, parts * factor), axis=axis + 1)  # a place without weight may hold NaN
+    return jnp.sum(jnp.where(factor == 0, 0, parts * factor), axis=axis + 1)  # an element of weight 0 may be NaN
 
 
 def _resized(
@@ -160,7 +163,7 @@ def _resized(
 ) -> jax.Array:
     dtype = _precision(x)
     rank = len(output_size)
-    for i in reversed(range(rank)):  # the last dimension first, as torch
+    for i in reversed(range(rank)):  # the last dimension first, as in torch
         axis = x.ndim - rank + i
         x = _weighted(x, taps(x.shape[axis], output_size[i], factors[i], align_corners, dtype), axis)
     return x

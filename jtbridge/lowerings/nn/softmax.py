@@ -22,7 +22,7 @@ def _softmax(x: jax.Array, dim: int, half_to_float: bool, *, node: fx.Node) -> j
 
 @register_lowering("_safe_softmax", node=True)
 def _safe_softmax(x: jax.Array, dim: int, dtype: Any = None, *, node: fx.Node) -> jax.Array:
-    """Softmax that is 0 instead of NaN where everything is masked out."""
+    """Return the softmax, with 0 instead of NaN where all elements are masked out (-inf)."""
     del dtype
     result = out_dtype(node)
     x = x.astype(result)
@@ -63,7 +63,7 @@ def _log_softmax_backward(grad: jax.Array, y: jax.Array, dim: int, input_dtype: 
 def _masked_softmax(
     x: jax.Array, mask: jax.Array, dim: int | None = None, mask_type: int | None = None, *, node: fx.Node
 ) -> jax.Array:
-    """Softmax of the elements where the mask is False, and 0 elsewhere; NaN where no element is left."""
+    """Return the softmax of the elements where the mask is False, 0 elsewhere; NaN where the mask leaves no element."""
     masked = _fitting(mask, x, mask_type)
     top = jnp.where(masked, -jnp.inf, x.astype(opmath(x.dtype)))
     dim = x.ndim - 1 if dim is None else dim
@@ -83,15 +83,15 @@ def _masked_softmax_backward(
 
 
 def _fitting(mask: jax.Array, x: jax.Array, mask_type: int | None) -> jax.Array:
-    if mask_type == 0 and mask.ndim == 2:  # of attention: queries by keys
+    if mask_type == 0 and mask.ndim == 2:  # an attention mask: (query, key)
         return jnp.broadcast_to(mask, x.shape)
-    if mask_type == 1 and mask.ndim == 2 and x.ndim == 4:  # of padding: batch by keys
+    if mask_type == 1 and mask.ndim == 2 and x.ndim == 4:  # a padding mask: (batch, key)
         return jnp.broadcast_to(mask[:, None, None, :], x.shape)
     return jnp.broadcast_to(mask, x.shape)
 
 
 def _weights(x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
-    """The exponentials and their sum."""
+    """Return the exponentials of `x` minus its maximum, and their sum."""
     x = x.astype(opmath(x.dtype))
     if size_of(x) == 0:
         return x, jnp.ones((), x.dtype)

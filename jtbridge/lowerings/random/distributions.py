@@ -1,4 +1,4 @@
-"""Random draws. They follow torch's distributions and supports, not its sequence of numbers."""
+"""Random draws, which follow torch's distributions and supports, but not its sequence of numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Key = Callable[[], jax.Array]
 
 
 def _uniform01(key: Key, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
-    """From [0, 1); of complex numbers both parts."""
+    """Draw uniformly from [0, 1); for complex numbers, both parts."""
     if jnp.issubdtype(dtype, np.complexfloating):
         parts = jax.random.uniform(key(), (2, *shape), np.finfo(dtype).dtype)
         return jax.lax.complex(parts[0], parts[1])
@@ -41,7 +41,7 @@ def _randn(*args: Any, node: fx.Node, key: Key, **kwargs: Any) -> jax.Array:
 
 
 def _whole(key: Key, low: Any, high: Any, node: fx.Node) -> jax.Array:
-    """Whole numbers from [low, high)."""
+    """Draw integers uniformly from [low, high)."""
     return jax.random.randint(key(), out_shape(node), low, high, np.int64).astype(out_dtype(node))
 
 
@@ -88,7 +88,7 @@ def _random_from(x: jax.Array, low: Any, to: Any, *, generator: Any = None, node
 
 
 def _end(dtype: np.dtype) -> int:
-    """One more than the largest number that `random` draws, all below which are exact."""
+    """Return one more than the largest integer that `random` draws; all integers below it are exact in `dtype`."""
     if dtype == np.bool_:
         return 2
     if jnp.issubdtype(dtype, np.floating):
@@ -169,7 +169,7 @@ def _log_normal(
 
 @register_lowering("exponential", node=True, key=True)
 def _exponential(x: jax.Array, lambd: Any = 1.0, *, generator: Any = None, node: fx.Node, key: Key) -> jax.Array:
-    """Never 0, so that one may divide by it."""
+    """Draw from an exponential distribution; never 0, so that a caller may divide by the result."""
     del generator
     wide = opmath(x.dtype)
     drawn = jax.random.exponential(key(), out_shape(node), wide)
@@ -179,7 +179,7 @@ def _exponential(x: jax.Array, lambd: Any = 1.0, *, generator: Any = None, node:
 
 @register_lowering("geometric", node=True, key=True)
 def _geometric(x: jax.Array, p: Any, *, generator: Any = None, node: fx.Node, key: Key) -> jax.Array:
-    """The number of the first success, from 1 on."""
+    """Draw the number of the first success, counted from 1."""
     del generator
     wide = np.dtype(np.float64)
     drawn = jax.random.uniform(key(), out_shape(node), wide, minval=jnp.finfo(wide).tiny, maxval=1.0)
@@ -237,7 +237,10 @@ def _sample_dirichlet(x: jax.Array, generator: Any = None, *, node: fx.Node, key
 def _multinomial(
     x: jax.Array, num_samples: int, replacement: bool = False, *, generator: Any = None, node: fx.Node, key: Key
 ) -> jax.Array:
-    """Indices drawn by weights that need not sum to 1; those of weight 0 are not drawn."""
+    """Draw indices by weights that need not sum to 1.
+
+    With replacement, indices of weight 0 are not drawn. Without replacement, they come after all others.
+    """
     del generator
     shape = out_shape(node)
     if 0 in shape:
@@ -248,8 +251,8 @@ def _multinomial(
         drawn = jax.random.uniform(key(), (rows.shape[0], num_samples), np.float64) * totals[:, -1:]
         found = jax.vmap(lambda total, u: jnp.searchsorted(total, u, side="right"))(totals, drawn)
         last = x.shape[-1] - 1 - jnp.argmax(rows[:, ::-1] > 0, axis=-1, keepdims=True)
-        found = jnp.minimum(found, last)  # where rounding leads past the end
-    else:  # the largest of Gumbel variates, which is a draw one after the other
+        found = jnp.minimum(found, last)  # rounding may lead past the last positive weight
+    else:  # the largest of logits plus Gumbel variates have the distribution of successive draws
         logs = jnp.log(rows.astype(opmath(rows.dtype)))
         _, found = jax.lax.top_k(logs + jax.random.gumbel(key(), rows.shape, logs.dtype), num_samples)
     return found.astype(np.int64).reshape(shape)
@@ -289,7 +292,7 @@ def _rrelu(
     node: fx.Node,
     key: Key,
 ) -> tuple[jax.Array, jax.Array]:
-    """A leaky ReLU whose slopes are drawn, and the slopes."""
+    """Return a leaky ReLU, whose slopes are drawn while training, and the slopes."""
     del generator
     if not training:
         slope = jnp.asarray((float(lower) + float(upper)) / 2, x.dtype)

@@ -46,7 +46,7 @@ def _complex_logcumsumexp(x: jax.Array, axis: int) -> jax.Array:
 
 
 def _complex_logaddexp(a: jax.Array, b: jax.Array) -> jax.Array:
-    """log(exp(a) + exp(b)) without overflow; the imaginary part of a real part of -inf does not count."""
+    """Return log(exp(a) + exp(b)) without overflow. If a real part is -inf, its imaginary part is ignored."""
     bigger = a.real >= b.real
     high, low = jnp.where(bigger, a, b), jnp.where(bigger, b, a)
     both_infinite = jnp.isinf(high.real) & (high.real == low.real)
@@ -66,7 +66,7 @@ def _cummin(x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _running_extreme(x: jax.Array, dim: int, replaces: Callable[..., jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Extremes so far and their places: the last of equal ones, and NaN once there was one."""
+    """Return the running extremes and their indices: the last one of equal elements, and NaN from the first NaN on."""
     if x.ndim == 0:
         return x, jnp.zeros((), np.int64)
 

@@ -1,4 +1,4 @@
-"""Largest and smallest elements, and where the first of them is. A NaN counts as the largest and as the smallest."""
+"""Largest and smallest elements, and the index of the first one. NaN counts as the largest and as the smallest."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _min_dim(x: jax.Array, dim: int, keepdim: bool = False) -> tuple[jax.Array, 
 
 
 def _position(x: jax.Array, dim: int | None, keepdim: bool, *, largest: bool) -> jax.Array:
-    """The index of the first extreme element, or of the first NaN if there is one."""
+    """Return the index of the first extreme element, or of the first NaN if there is one."""
     if x.ndim == 0:
         return jnp.zeros((), np.int64)
     arg = jax.lax.argmax if largest else jax.lax.argmin

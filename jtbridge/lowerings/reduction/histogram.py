@@ -1,4 +1,4 @@
-"""Counts of elements by bins."""
+"""Histograms: counts of elements in bins."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _histogramdd_of_bins(
 
 
 def _even_edges(points: jax.Array, bins: Sequence[int], range: Any) -> list[jax.Array]:
-    """Edges of equal bins, from the least to the largest element unless a range is given."""
+    """Return each dimension's edges of equal bins, from the smallest to the largest element unless a range is given."""
     edges = []
     for dim, count in enumerate(bins):
         column = points[:, dim]
@@ -89,14 +89,17 @@ def _even_edges(points: jax.Array, bins: Sequence[int], range: Any) -> list[jax.
 
 
 def _spaced(low: jax.Array, high: jax.Array, count: int) -> jax.Array:
-    """As `torch.linspace` has it, in the dtype of the ends."""
+    """Return evenly spaced numbers as `torch.linspace` computes them, in the dtype of the ends."""
     index = jax.lax.iota(low.dtype, count)
     gap = (high - low) / (count - 1)
     return jnp.where(index < count // 2, low + gap * index, high - gap * (count - 1 - index))
 
 
 def _counts(points: jax.Array, edges: Sequence[jax.Array], weight: jax.Array | None, density: bool) -> jax.Array:
-    """How many points are in each bin; the last bin has its right edge too, and what is outside is not counted."""
+    """Return the number, weight or density of the points in each bin.
+
+    The last bin includes its right edge. Points outside of all bins are not counted.
+    """
     shape = [len(e) - 1 for e in edges]
     flat, inside = jnp.zeros(points.shape[0], np.int64), jnp.ones(points.shape[0], bool)
     for dim, (line, size) in enumerate(zip(edges, shape, strict=True)):

@@ -1,4 +1,4 @@
-"""Medians, modes, the k-th smallest element, and counts by bins."""
+"""Medians, modes and the k-th smallest element."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _of_nothing(dtype: np.dtype) -> jax.Array:
 
 @register_lowering("median.dim")
 def _median_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
-    """The lower of the two middle elements; the first NaN if there is one."""
+    """Return the lower of the two middle elements, or the first NaN if there is one, and its index."""
     if x.ndim == 0:
         return x, jnp.zeros((), np.int64)
     axis = axis_of(dim, x.ndim)
@@ -61,7 +61,7 @@ def _median_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
 
 @register_lowering("nanmedian.dim")
 def _nanmedian_dim(x: jax.Array, dim: int, keepdim: bool = False) -> Pair:
-    """The lower of the two middle elements that are not NaN."""
+    """Return the lower of the two middle elements that are not NaN, and its index."""
     if x.ndim == 0 or not jnp.issubdtype(x.dtype, np.floating):
         return _median_dim(x, dim, keepdim)
     axis = axis_of(dim, x.ndim)
@@ -78,7 +78,7 @@ def _at(values: jax.Array, places: jax.Array, index: jax.Array, axis: int, keepd
 
 @register_lowering("mode")
 def _mode(x: jax.Array, dim: int = -1, keepdim: bool = False) -> Pair:
-    """The smallest of the most frequent elements, and its last place. No NaN equals another."""
+    """Return the smallest of the most frequent elements, and its last index. No NaN equals another NaN."""
     if x.ndim == 0:
         return x, jnp.zeros((), np.int64)
     axis = axis_of(dim, x.ndim)
@@ -90,5 +90,6 @@ def _mode(x: jax.Array, dim: int = -1, keepdim: bool = False) -> Pair:
     starts = jnp.concatenate([first, after != before], axis=axis)
     run_start = jax.lax.cummax(jnp.where(starts, index, 0), axis=axis)
     run_length = index - run_start
-    longest = jnp.argmax(run_length, axis=axis, keepdims=True)  # the first, so of the smallest value, at its end
+    # The last element of the first of the longest runs, whose value is the smallest.
+    longest = jnp.argmax(run_length, axis=axis, keepdims=True)
     return _at(values, places, longest, axis, keepdim)

@@ -1,4 +1,4 @@
-"""Reductions over runs of elements along an axis, given by their lengths or by where they start."""
+"""Reductions over segments: runs of elements along an axis, given by their lengths or by their offsets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OPERATIONS = {"sum": "sum", "mean": "sum", "prod": "prod", "max": "amax", "min"
 
 
 class _Segments:
-    """Arrays as (batch, place along the axis, rest), and the segment of each place."""
+    """Data as (batch, position along the axis, rest), and the segment of each position."""
 
     def __init__(self, data: jax.Array, lengths: jax.Array | None, offsets: jax.Array | None, axis: int):
         axis = axis_of(axis, data.ndim)
@@ -30,7 +30,7 @@ class _Segments:
         self.data = self.flat(data)
         places = jnp.arange(data.shape[axis], dtype=self.offsets.dtype)
         found = jax.vmap(lambda starts: jnp.searchsorted(starts, places, side="right"))(self.offsets) - 1
-        found = jnp.where(found < 0, self.count, found)  # out of range: of no segment
+        found = jnp.where(found < 0, self.count, found)  # a position in no segment gets an index out of range
         self.where = (jnp.arange(self.offsets.shape[0])[:, None], found)
 
     def flat(self, x: jax.Array) -> jax.Array:
@@ -42,7 +42,7 @@ class _Segments:
         return write(empty, self.where, values, how, wrap=False)
 
     def spread(self, x: jax.Array) -> jax.Array:
-        """The value of its segment for each place; 0 for a place of no segment."""
+        """Return for each position the value of its segment, or 0 if the position is in no segment."""
         return x.at[self.where].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
     @property
@@ -102,9 +102,10 @@ def _segment_reduce_backward(
 
 
 def _of_extreme(segments: _Segments, grad: jax.Array, result: jax.Array) -> jax.Array:
-    """Elements that are the extreme one, or NaN, share a positive gradient; a negative one goes whole to each.
+    """Return the gradient of the maximum or minimum of each segment.
 
-    So torch's CPU kernel has it.
+    As in torch's CPU kernel, elements that equal the extreme element or are NaN share a positive gradient, and each of
+    them gets the whole of a negative gradient.
     """
     reached = (segments.data == segments.spread(result)) | jnp.isnan(segments.data)
     shares = segments.reduced(reached.astype(grad.dtype), "sum", 0)
@@ -112,7 +113,10 @@ def _of_extreme(segments: _Segments, grad: jax.Array, result: jax.Array) -> jax.
 
 
 def _of_product(segments: _Segments, grad: jax.Array, result: jax.Array, initial: Any) -> jax.Array:
-    """By dividing the product by the element; for 0 and NaN, by the product of the others."""
+    """Return the gradient of the product of each segment.
+
+    The gradient is the product divided by the element or, for an element that is 0 or NaN, the product of the others.
+    """
     data = segments.data
     zero, nan = data == 0, jnp.isnan(data)
     zeros = segments.spread(segments.reduced(zero.astype(data.dtype), "sum", 0)) - zero

@@ -1,4 +1,4 @@
-"""Sorting, and searching in what is sorted. NaN sorts as the largest number."""
+"""Sorting, and searching in sorted arrays. NaN sorts as the largest number."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jtbridge.lowerings._registry import register_lowering
 
 
 def sorted_with_indices(x: jax.Array, axis: int, descending: bool = False) -> tuple[jax.Array, jax.Array]:
-    """The elements along an axis in stable order, and where they were."""
+    """Sort along an axis in stable order. Return the sorted elements and their original indices."""
     index = jax.lax.broadcasted_iota(np.int64, x.shape, axis)
-    if descending:  # reversed before and after, which leaves equal elements in their order
+    if descending:  # flipped before and after the sort, so that equal elements keep their order
         x, index = jnp.flip(x, axis), jnp.flip(index, axis)
     values, places = jax.lax.sort((x, index), dimension=axis, is_stable=True, num_keys=1)
     return (jnp.flip(values, axis), jnp.flip(places, axis)) if descending else (values, places)
@@ -49,7 +49,7 @@ def _topk(
         values, places = sorted_with_indices(x, axis, largest)
         return (jax.lax.slice_in_dim(values, 0, k, axis=axis), jax.lax.slice_in_dim(places, 0, k, axis=axis))
     keys = x
-    if jnp.issubdtype(x.dtype, np.floating):  # XLA takes a NaN with its sign bit set for the smallest number
+    if jnp.issubdtype(x.dtype, np.floating):  # XLA's `top_k` takes a NaN with its sign bit set for the smallest number
         keys = jnp.where(jnp.isnan(x), jnp.asarray(jnp.nan, x.dtype), x)
     values, places = jax.lax.top_k(jnp.moveaxis(keys, axis, -1), k)
     return jnp.moveaxis(values, -1, axis), jnp.moveaxis(places, -1, axis).astype(np.int64)
@@ -83,7 +83,7 @@ def _bucketize(
 
 
 def _insertion_points(sequence: jax.Array, x: jax.Array, right: bool, node: fx.Node) -> jax.Array:
-    """Where to insert each of `x` along the last dimension, by a binary search of all of them at once."""
+    """Return the index at which to insert each element of `x` into its row, by one binary search of all elements."""
     shape, length = x.shape, sequence.shape[-1]
     if length == 0 or size_of(x) == 0:
         return jnp.zeros(out_shape(node), out_dtype(node))
@@ -94,7 +94,7 @@ def _insertion_points(sequence: jax.Array, x: jax.Array, right: bool, node: fx.N
         low, high = bounds
         middle = (low + high) // 2
         value = jnp.take_along_axis(rows, middle, axis=-1, mode="clip")
-        # Negated as in torch, for this says where NaN goes.
+        # Negated as in torch, because the negation decides where NaN is inserted.
         after = ~(value > x) if right else ~(value >= x)
         after = after & (low < high)
         return jnp.where(after, middle + 1, low), jnp.where(after, high, middle)

@@ -1,4 +1,4 @@
-"""Sums, products, counts and tests over dimensions."""
+"""Sums, products, means, variances, norms, counts and logical tests over dimensions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _sum(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: Any = 
 
 
 def sum_over(x: jax.Array, axes: tuple[int, ...], keepdim: bool = False) -> jax.Array:
-    """A sum in the dtype of `x`; half precision is summed in float32, and bool is a test."""
+    """Return the sum over `axes` in the dtype of `x`. Half precision is summed in float32; bools give a logical or."""
     if x.dtype == bool:
         return jnp.any(x, axis=axes, keepdims=keepdim)
     return jnp.sum(x, axis=axes, keepdims=keepdim, dtype=opmath(x.dtype)).astype(x.dtype)
@@ -46,7 +46,7 @@ def _mean(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: Any =
 
 
 def mean_over(x: jax.Array, axes: tuple[int, ...], keepdim: bool = False) -> jax.Array:
-    """A mean in the dtype of `x`, NaN of no elements."""
+    """Return the mean over `axes` in the dtype of `x`; NaN if there are no elements."""
     total = jnp.sum(x, axis=axes, keepdims=keepdim, dtype=x.dtype)
     return total / jnp.asarray(_count(x, axes), x.dtype)
 
@@ -86,7 +86,7 @@ def _all_dims(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, node: fx
 
 
 def _listed(dim: Dims, ndim: int) -> tuple[int, ...]:
-    # Here an empty list means no dimension, where other reductions take it for all.
+    # `any.dims` and `all.dims` take an empty list for no dimension; other reductions take an empty list for all.
     return () if dim is not None and not isinstance(dim, int) and len(dim) == 0 else axes_of(dim, ndim)
 
 
@@ -114,7 +114,7 @@ def _logsumexp(x: jax.Array, dim: Dims, keepdim: bool = False, *, node: fx.Node)
 
 @register_lowering("hash_tensor")
 def _hash_tensor(x: jax.Array, dim: Dims = (), *, keepdim: bool = False, mode: int = 0) -> jax.Array:
-    del mode  # there is one
+    del mode  # torch has one mode only
     if jnp.issubdtype(x.dtype, np.floating):
         bits = jax.lax.bitcast_convert_type(x.astype(np.float64), np.uint64)
     else:
@@ -155,7 +155,7 @@ def _variance(x: jax.Array, dim: Dims, correction: Any, keepdim: bool) -> jax.Ar
     x = x.astype(opmath(x.dtype))
     count = _count(x, axes)
     if count:
-        # About the first element, so that equal elements have a variance of exactly 0, as by torch's algorithm.
+        # The first element is subtracted so that equal elements have a variance of exactly 0, as by torch's algorithm.
         x = x - jax.lax.slice_in_dim(x, 0, 1, axis=axes[0]) if len(axes) == 1 else x - _first(x, axes)
     spread = x - mean_over(x, axes, keepdim=True)
     squares = spread.real**2 + spread.imag**2 if jnp.iscomplexobj(x) else spread * spread
@@ -199,7 +199,7 @@ def _dist(x: jax.Array, y: jax.Array, p: Any = 2, *, node: fx.Node) -> jax.Array
 
 
 def norm_over(x: jax.Array, p: Any, axes: tuple[int, ...], keepdim: bool, dtype: np.dtype) -> jax.Array:
-    """A vector norm of real `dtype`; half precision is computed in float32."""
+    """Return the `p`-norm over `axes` in the real dtype `dtype`; half precision is computed in float32."""
     order = 2.0 if p is None else float(p)
     complex_type = jnp.iscomplexobj(x)
     size = x if complex_type else x.astype(opmath(dtype))

@@ -1,4 +1,4 @@
-"""Diagonals, as strided slices of matrices with their two dimensions made one."""
+"""Diagonals, as strided slices of flattened matrices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._common import cast, positions
 
 
 def _line(rows: int, columns: int, offset: int) -> tuple[int, int]:
-    """Where a diagonal starts in a flattened matrix, and its length."""
+    """Return the index at which a diagonal starts in a flattened matrix, and its length."""
     start = offset if offset >= 0 else -offset * columns
     length = min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns)
     return start, max(length, 0)
@@ -34,7 +34,7 @@ def _diagonal(x: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ja
 
 
 def _embedded(line: jax.Array, rows: int, columns: int, offset: int) -> jax.Array:
-    """Zeros with a diagonal (the last axis) in the last two axes."""
+    """Return zeros with `line` (last axis) as a diagonal of the last two axes."""
     start, length = _line(rows, columns, offset)
     batch = line.shape[:-1]
     if length == 0 or line.size == 0:

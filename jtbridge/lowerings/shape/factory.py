@@ -15,7 +15,7 @@ from jtbridge.lowerings._registry import register_lowering
 
 
 def _filled(value: Any, node: fx.Node) -> jax.Array:
-    """An array of the node's shape and dtype; numbers wrap and truncate as in torch."""
+    """Return an array of the node's shape and dtype filled with `value`; numbers wrap and truncate as in torch."""
     dtype = out_dtype(node)
     number = value.astype(dtype) if isinstance(value, jax.Array) else np.asarray(value).astype(dtype)
     return jnp.full(out_shape(node), number, dtype)
@@ -65,7 +65,7 @@ def _steps(start: Any, step: Any, node: fx.Node) -> jax.Array:
     dtype = out_dtype(node)
     if isinstance(start, jax.Array) or isinstance(step, jax.Array):
         raise TranslationError("the numbers of `arange` must be Python numbers, for its size depends on them")
-    # torch counts floats in double precision, and integers from whole numbers.
+    # torch computes float ranges in double precision, and truncates the start and step of integer ranges.
     counting = np.dtype(np.float64) if jnp.issubdtype(dtype, np.floating) else np.dtype(np.int64)
     index = jax.lax.iota(counting, out_shape(node)[0])
     whole = int if counting == np.int64 else float
@@ -87,7 +87,7 @@ def _logspace(start: Any, end: Any, steps: int, base: float = 10.0, *, node: fx.
 
 
 def _spaced(start: Any, end: Any, steps: int, dtype: np.dtype) -> jax.Array:
-    """Evenly spaced numbers, in double precision, counted from the nearer end so that both ends are exact."""
+    """Return evenly spaced numbers in double precision, counted from the nearer end so that both ends are exact."""
     wide = np.dtype(np.complex128 if jnp.issubdtype(dtype, np.complexfloating) else np.float64)
     first, last = (_number(x, dtype).astype(wide) for x in (start, end))
     index = jax.lax.iota(np.int64, steps)
@@ -130,7 +130,7 @@ def _triu_indices(row: int, col: int, offset: int = 0, *, node: fx.Node, **kwarg
 
 
 def _below(rows: int, columns: int, diagonal: int) -> jax.Array:
-    """Which elements of a matrix are on or below a diagonal."""
+    """Return a mask of the elements of a matrix that are on or below a diagonal."""
     shape = (rows, columns)
     row, column = jax.lax.broadcasted_iota(np.int64, shape, 0), jax.lax.broadcasted_iota(np.int64, shape, 1)
     return column - row <= diagonal

@@ -18,7 +18,7 @@ Pad = Callable[[jax.Array, int, int, int], jax.Array]
 @register_lowering("constant_pad_nd")
 def _constant_pad(x: jax.Array, pad: Sequence[int], value: Any = 0) -> jax.Array:
     config = [(0, 0, 0)] * x.ndim
-    for i in range(len(pad) // 2):  # pairs, from the last dimension on; negative ones crop
+    for i in range(len(pad) // 2):  # (before, after) per dimension, from the last one on; negative numbers crop
         config[-1 - i] = (pad[2 * i], pad[2 * i + 1], 0)
     return lax.pad(x, jnp.asarray(value, x.dtype), config)
 

@@ -15,7 +15,7 @@ from ._common import cast, positions
 
 
 def _bounds(length: int, start: int | None, end: int | None, step: int) -> tuple[int, int, int]:
-    """Start, end and number of elements of a slice, as torch clamps them."""
+    """Return the start, end and number of elements of a slice, clamped as in torch."""
     first, last, step = slice(start, end, step).indices(length)
     return first, max(first, last), len(range(first, last, step))
 
@@ -80,7 +80,7 @@ def _slice_backward(
 
 
 def _placed(x: jax.Array, length: int, first: int, step: int, axis: int) -> jax.Array:
-    """`x` at positions `first`, `first + step`, ... of zeros."""
+    """Return zeros with `x` at positions `first`, `first + step`, ... of an axis of `length`."""
     count = x.shape[axis]
     if count == 0:
         return jnp.zeros((*x.shape[:axis], length, *x.shape[axis + 1 :]), x.dtype)

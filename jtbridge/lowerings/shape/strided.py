@@ -1,8 +1,9 @@
-"""Arrays by strides into a tensor's memory.
+"""Arrays that are given by strides into a tensor's memory.
 
-An array has no memory of its own to stride through, but torch's tracing knows how the tensor that it stands for lies in
-memory. From that follows which of its elements, by coordinates, each place in memory holds. Places that the tensor does
-not cover (it is a view of a part of something larger) hold what this array does not have, and are refused.
+A JAX array has no memory to stride through, but torch's tracing records the memory layout of the tensor that the array
+stands for. The layout gives the coordinates of the element at each memory offset. If the tensor is a view of a part of
+a larger tensor, the array lacks the elements at offsets that the view does not cover. Reads at such offsets are
+refused, writes are dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ._common import cast
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """Where the elements of a tensor lie in memory; dimensions of one element, or of one repeated, have length 1."""
+    """The memory layout of a tensor. `_layout` gives a dimension of one element, or of one repeated, the length 1."""
 
     offset: int
     shape: tuple[int, ...]
@@ -36,7 +37,7 @@ class _Layout:
 
     @property
     def order(self) -> list[int]:
-        """The dimensions, slowest first."""
+        """Return the dimensions in the order of their strides, largest first."""
         return sorted(range(len(self.shape)), key=lambda i: (-self.strides[i], i))
 
     @property
@@ -45,12 +46,12 @@ class _Layout:
 
     @property
     def dense(self) -> bool:
-        """Whether its elements fill a stretch of memory, each once."""
+        """Return whether the elements fill a contiguous range of memory, each offset once."""
         return self.nested and self.last - self.offset + 1 == math.prod(self.shape)
 
     @property
     def nested(self) -> bool:
-        """Whether each step of a dimension is longer than all that the faster ones reach."""
+        """Return whether the stride of each dimension exceeds the reach of all dimensions with smaller strides."""
         reach = 0
         for i in reversed(self.order):
             if self.shape[i] > 1:
@@ -70,12 +71,12 @@ def _memory_of(x: torch.Tensor) -> _Layout:
 
 
 def _without_repeats(x: jax.Array, layout: _Layout) -> jax.Array:
-    """One of each element that an expanded tensor repeats."""
+    """Return the array without the repetitions of an expanded tensor: each repeated element once."""
     return x if x.shape == layout.shape else lax.slice(x, (0,) * x.ndim, layout.shape)
 
 
 def _places(wanted: _Layout, shape: Sequence[int]) -> jax.Array:
-    """The place in memory of each element of an array of strides."""
+    """Return the memory offset of each element of an array with the strides of `wanted`."""
     total = jnp.full(tuple(shape), wanted.offset, np.int32 if wanted.last < 2**31 else np.int64)
     for axis, stride in enumerate(wanted.strides):
         if stride:
@@ -84,7 +85,7 @@ def _places(wanted: _Layout, shape: Sequence[int]) -> jax.Array:
 
 
 def _coordinates(places: Any, held: _Layout, module: Any) -> tuple[list[Any], Any]:
-    """The coordinates in an array of what is at places in memory, and where there is such an element."""
+    """Return the coordinates of the elements of `held` at memory offsets, and a mask of the offsets that hold one."""
     rest = places - held.offset
     inside = rest >= 0
     found = [module.zeros_like(rest)] * len(held.shape)
@@ -102,7 +103,7 @@ def _require(condition: bool, why: str) -> None:
 
 
 def _require_covered(wanted: _Layout, held: _Layout) -> None:
-    """Refuse places that `held` has nothing at. Only their end is looked at if all before it is covered."""
+    """Refuse memory offsets at which `held` has no element. If `held` is dense, the first and last offsets decide."""
     if held.dense:
         covered = held.offset <= wanted.offset and wanted.last <= held.last
     else:
@@ -118,7 +119,7 @@ def _require_covered(wanted: _Layout, held: _Layout) -> None:
 
 
 def _in_memory_order(x: jax.Array, held: _Layout) -> jax.Array:
-    """The elements of a dense tensor as they follow in memory."""
+    """Return the elements of a dense tensor in one dimension, in the order of memory."""
     return jnp.transpose(_without_repeats(x, held), held.order).reshape(-1)
 
 
@@ -168,7 +169,7 @@ def _as_strided_scatter(
     if math.prod(size) == 0 or x.size == 0:
         return x
     _require(held.nested and x.shape == held.shape, "the tensor's own elements overlap in memory")
-    # The full sizes: an element that is written repeatedly keeps the last of the values.
+    # The full sizes, without `_layout`: an element that is written several times keeps the last of the values.
     places = _places(_Layout(offset, tuple(size), tuple(stride)), size)
     src = jnp.broadcast_to(cast(src, x.dtype), tuple(size))
     if not held.dense:
@@ -182,7 +183,10 @@ def _as_strided_scatter(
 
 @register_lowering("resize", node=True)
 def _resize(x: jax.Array, size: Sequence[int], *, memory_format: Any = None, node: fx.Node) -> jax.Array:
-    """The elements as they follow in the memory of a clone, in another shape; new ones, which torch leaves open: 0."""
+    """Return the elements in another shape, in the order of a clone's memory.
+
+    New elements, which torch leaves undefined, are 0.
+    """
     del memory_format
     value = input_value(node, 0)
     shape = tuple(size)

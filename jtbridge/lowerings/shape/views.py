@@ -19,7 +19,7 @@ from ._common import cast
 
 @register_lowering("view", "_unsafe_view", "view_copy", "_reshape_copy", node=True)
 def _view(x: jax.Array, size: Sequence[int], *, node: fx.Node) -> jax.Array:
-    del size  # may hold -1
+    del size  # may contain -1
     return jnp.reshape(x, out_shape(node))
 
 
@@ -71,7 +71,7 @@ def _squeeze(x: jax.Array) -> jax.Array:
 
 @register_lowering("squeeze.dim", "squeeze.dims", "squeeze_copy.dim", "squeeze_copy.dims")
 def _squeeze_dims(x: jax.Array, dim: int | Sequence[int]) -> jax.Array:
-    dims = (dim,) if isinstance(dim, int) else dim  # of no dimensions: none, not all
+    dims = (dim,) if isinstance(dim, int) else dim  # an empty list means no dimension, not all
     axes = {axis_of(d, x.ndim) for d in dims}
     return lax.squeeze(x, [i for i, n in enumerate(x.shape) if n == 1 and i in axes])
 
@@ -105,7 +105,7 @@ def _unbind(x: jax.Array, dim: int = 0) -> tuple[jax.Array, ...]:
 @register_lowering("cat", node=True)
 def _cat(tensors: Sequence[jax.Array], dim: int = 0, *, node: fx.Node) -> jax.Array:
     dtype = out_dtype(node)
-    if len(out_shape(node)) != 1:  # an empty 1-d tensor joins tensors of any other shape
+    if len(out_shape(node)) != 1:  # torch ignores empty 1-d tensors among tensors of other shapes
         tensors = [x for x in tensors if x.shape != (0,)]
     return lax.concatenate([cast(x, dtype) for x in tensors], axis_of(dim, len(out_shape(node))))
 
@@ -119,7 +119,10 @@ def _stack(tensors: Sequence[jax.Array], dim: int = 0, *, node: fx.Node) -> jax.
 
 @register_lowering("_chunk_cat", node=True)
 def _chunk_cat(tensors: Sequence[jax.Array], dim: int, num_chunks: int, *, node: fx.Node) -> jax.Array:
-    """Each tensor in so many chunks along `dim`, the last ones filled up with zeros, and like chunks joined flat."""
+    """Split each tensor into `num_chunks` chunks along `dim`, and join the flattened chunks of the same index.
+
+    Zeros fill the last chunks.
+    """
     axis = axis_of(dim, tensors[0].ndim)
     rows = []
     for x in tensors:
@@ -152,7 +155,7 @@ def _roll(x: jax.Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> jax.
         return x
     if len(dims) == 0:
         return jnp.roll(x.reshape(-1), shifts[0]).reshape(x.shape)
-    for shift, dim in zip(shifts, dims, strict=True):  # a dimension may come twice
+    for shift, dim in zip(shifts, dims, strict=True):  # a dimension may occur twice
         x = jnp.roll(x, shift, axis_of(dim, x.ndim)) if x.ndim else x
     return x
 

@@ -1,4 +1,4 @@
-"""Sliding windows over an array, and sums of overlapping windows, which are their gradients."""
+"""Sliding windows over an array, and their gradients, which are sums of overlapping windows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jtbridge.lowerings._common import axis_of, opmath
 from jtbridge.lowerings._registry import register_lowering
 from jtbridge.lowerings.indexing.scatter import at_axis
 
-# Up to so many shifted sums a window's overlaps are summed by shifting, which is faster than by scattering.
+# With at most this many shifts, overlapping windows are summed as shifted arrays, which is faster than a scatter.
 _SHIFTS = 16
 
 
 def _windows(x: jax.Array, axis: int, size: int, step: int, dilation: int = 1) -> jax.Array:
-    """Windows along an axis, which becomes two: the window and the place in it."""
+    """Return the windows along an axis, which becomes two axes: the window, and the place in the window."""
     length = x.shape[axis]
     count = (length - dilation * (size - 1) - 1) // step + 1
     before, after = x.shape[:axis], x.shape[axis + 1 :]
@@ -31,7 +31,7 @@ def _windows(x: jax.Array, axis: int, size: int, step: int, dilation: int = 1) -
 
 
 def _overlapped(grad: jax.Array, axis: int, length: int, step: int, dilation: int = 1) -> jax.Array:
-    """The transpose of `_windows`: the sum of windows, each laid where it was taken."""
+    """Return the transpose of `_windows`: the sum of the windows, each at the position from which it was taken."""
     before, (count, size), after = grad.shape[:axis], grad.shape[axis : axis + 2], grad.shape[axis + 2 :]
     blocks = -(-size // step)
     if dilation == 1 and blocks <= min(_SHIFTS, size):

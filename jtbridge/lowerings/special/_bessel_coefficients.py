@@ -1,4 +1,4 @@
-"""Coefficients of rational and Chebyshev approximations of Bessel and Airy functions: those of Cephes, as in torch."""
+"""Coefficients of rational and Chebyshev approximations of Bessel and Airy functions, from Cephes, as in torch."""
 
 # fmt: off
 AIRY_AN = (

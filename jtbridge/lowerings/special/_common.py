@@ -1,4 +1,4 @@
-"""What lowerings of special functions share."""
+"""Helpers of the lowerings of special functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from jtbridge.lowerings._registry import register_lowering
 
 
 def unary(*names: str) -> Callable[[Callable[[jax.Array], jax.Array]], Callable[[jax.Array], jax.Array]]:
-    """Register a function of one float array; integers become floats, and half precision is computed in float32."""
+    """Return a decorator that registers a function of one float array under `names`.
+
+    Integers become floats, and half precision is computed in float32.
+    """
 
     def register(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
         def lowering(x: jax.Array, *, node: fx.Node) -> jax.Array:
@@ -27,7 +30,7 @@ def unary(*names: str) -> Callable[[Callable[[jax.Array], jax.Array]], Callable[
 
 
 def polynomial(x: jax.Array, coefficients: Sequence[float]) -> jax.Array:
-    """A polynomial by its coefficients, the highest power's first."""
+    """Return the value of a polynomial at `x`. The coefficient of the highest power comes first."""
     total = jnp.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         total = total * x + jnp.asarray(coefficient, x.dtype)
@@ -35,7 +38,10 @@ def polynomial(x: jax.Array, coefficients: Sequence[float]) -> jax.Array:
 
 
 def chebyshev_sum(x: jax.Array, coefficients: Sequence[float]) -> jax.Array:
-    """A Chebyshev series at x/2 by its coefficients, the highest order's first and the lowest's doubled."""
+    """Return the value of a Chebyshev series at x/2.
+
+    The coefficient of the highest order comes first. The coefficient of the lowest order is given doubled.
+    """
     before, last, total = jnp.zeros_like(x), jnp.zeros_like(x), jnp.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         before, last = last, total
@@ -44,5 +50,5 @@ def chebyshev_sum(x: jax.Array, coefficients: Sequence[float]) -> jax.Array:
 
 
 def quotient(x: jax.Array, numerator: Sequence[float], denominator: Sequence[float]) -> jax.Array:
-    """The quotient of two polynomials."""
+    """Return the value of the quotient of two polynomials at `x`."""
     return polynomial(x, numerator) / polynomial(x, denominator)

@@ -1,4 +1,4 @@
-"""Bessel and Airy functions, by torch's approximations (which are those of Cephes)."""
+"""Bessel and Airy functions, most of them by torch's approximations, which are those of Cephes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _ORDER_1 = (table.ORDER_1_PP, table.ORDER_1_PQ, table.ORDER_1_QP, table.ORDER_1_
 def _far_parts(
     x: jax.Array, phase: float, tables: tuple[Sequence[float], ...]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The amplitudes and the angle of a Bessel function far from 0."""
+    """Return the two amplitudes and the angle of a Bessel function far from 0."""
     pp, pq, qp, qq = tables
     inverse = 25.0 / (x * x)
     return quotient(inverse, pp, pq), 5.0 / x * quotient(inverse, qp, qq), x - phase
@@ -89,7 +89,7 @@ def _far(x: jax.Array, wave: jax.Array) -> jax.Array:
 
 
 def _with_pole(x: jax.Array, value: jax.Array, pole: float) -> jax.Array:
-    """NaN of negative numbers and an infinity at 0."""
+    """Return `value`, with NaN for negative numbers and the infinity `pole` at 0."""
     return jnp.where(x == 0, pole, jnp.where(x < 0, jnp.nan, value)).astype(x.dtype)
 
 
@@ -160,11 +160,11 @@ def _airy_right(x: jax.Array) -> jax.Array:
 
 
 def _airy_middle(x: jax.Array) -> jax.Array:
-    """The power series, whose terms are below double precision after these for |x| < 2.09."""
+    """Return the power series, of which the omitted terms are below double precision for |x| < 2.09."""
     terms = 18
     cube = x * x * x
     f, g = jnp.ones_like(x), jnp.ones_like(x)
-    for k in range(terms, 0, -1):  # innermost first
+    for k in range(terms, 0, -1):  # Horner's scheme, innermost term first
         f = 1.0 + f * cube / ((3 * k - 1) * (3 * k))
         g = 1.0 + g * cube / ((3 * k) * (3 * k + 1))
     return 0.355028053887817239260 * f - 0.258819403792806798405 * x * g

@@ -16,7 +16,7 @@ from jtbridge.lowerings._registry import register_lowering
 from ._common import chebyshev_sum, unary
 
 
-# In single precision XLA's gamma functions lose digits, which an exponential of them multiplies.
+# Double precision: XLA's single-precision gamma functions lose digits, and an exponential amplifies the error.
 @unary("lgamma")
 def _lgamma(x: jax.Array) -> jax.Array:
     return jax.lax.lgamma(x.astype(np.float64)).astype(x.dtype)
@@ -38,12 +38,15 @@ def _polygamma(n: int, x: jax.Array, *, node: fx.Node) -> jax.Array:
         return _trigamma(x).astype(result)
     scale = math.gamma(n + 1.0) if n < 170 else math.inf
     order = jnp.full_like(x, n + 1)
-    # The sign and the factorial of the n-th derivative of digamma.
+    # The n-th derivative of digamma is this sign and factorial times the Hurwitz zeta function.
     return ((1 if n % 2 else -1) * scale * _hurwitz(order, x)).astype(result)
 
 
 def _trigamma(x: jax.Array) -> jax.Array:
-    """The second derivative of lgamma; left of 1/2 by its reflection, with the sine of a rounded product as torch."""
+    """Return the second derivative of lgamma.
+
+    Left of 1/2 the reflection formula is used, with the sine of a rounded product, as in torch.
+    """
     sine = jnp.sin(math.pi * x)
     left = x < 0.5
     right = jax.lax.zeta(jnp.full_like(x, 2), jnp.where(left, 1.0 - x, x))
@@ -74,7 +77,7 @@ def _erfc(x: jax.Array) -> jax.Array:
 @unary("erfinv")
 def _erfinv(y: jax.Array) -> jax.Array:
     x = jax.lax.erf_inv(y)
-    # A step of Newton's method, since XLA's approximation loses digits near 1.
+    # One step of Newton's method, because XLA's approximation loses digits near 1.
     size = jnp.abs(y)
     slope = 2 / math.sqrt(math.pi) * jnp.exp(-x * x)
     miss = jnp.where(size > 0.5, ((1.0 - size) - jax.lax.erfc(jnp.abs(x))) * jnp.sign(y), jax.lax.erf(x) - y)
@@ -84,7 +87,7 @@ def _erfinv(y: jax.Array) -> jax.Array:
 
 @unary("special_erfcx")
 def _erfcx(x: jax.Array) -> jax.Array:
-    """exp(x^2) erfc(x) without overflow, in double precision since logarithms are taken of it."""
+    """Return exp(x^2) erfc(x) without overflow, in double precision because `_log_ndtr` takes the logarithm."""
     wide = x.astype(np.float64)
     size = jnp.abs(wide)
     # (1 + 2x) erfcx(x) as a Chebyshev series in (x - 3.75) / (x + 3.75), after Shepherd and Laframboise (1981).
@@ -160,9 +163,9 @@ def _zeta(x: Any, q: Any, *, node: fx.Node) -> jax.Array:
 
 
 def _hurwitz(s: jax.Array, q: jax.Array) -> jax.Array:
-    """The sum of (q + k)^-s over k, which XLA's zeta has for positive q only.
+    """Return the Hurwitz zeta function: the sum of (q + k)^-s over k. XLA's zeta takes positive q only.
 
-    Of negative q and whole s, the terms up to the sign change are those of the difference of two such sums.
+    For negative q and integral s, the terms up to the sign change of q + k are the difference of two such sums.
     """
     whole = s == jnp.floor(s)
     negative = (q < 0) & (q != jnp.floor(q)) & whole & (s > 1)

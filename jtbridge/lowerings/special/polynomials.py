@@ -1,4 +1,4 @@
-"""Orthogonal polynomials of degrees that are data."""
+"""Orthogonal polynomials whose degrees are elements of arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Function = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def _polynomial(name: str) -> Callable[[Function], Function]:
-    """Register a function of numbers and degrees (int64), under its three overloads."""
+    """Return a decorator that registers a function of (x, int64 degrees) for the three overloads of a polynomial."""
 
     def register(function: Function) -> Function:
         def lowering(x: Any, n: Any, *, node: fx.Node) -> jax.Array:
@@ -37,9 +37,10 @@ def _polynomial(name: str) -> Callable[[Function], Function]:
 
 
 def _by_recurrence(n: jax.Array, second: jax.Array, step: Step) -> jax.Array:
-    """The n-th of a sequence that starts with 1 and `second`, where ``step(k, q, p)`` follows p and q as number k + 1.
+    """Return element `n` of a sequence that starts with 1 and `second`.
 
-    All elements advance together, to the highest degree among them; NaN ends an element as in torch.
+    ``step(k, q, p)`` computes element k + 1 from element k (q) and element k - 1 (p). All array elements advance
+    together, up to the highest degree among them. As in torch, an array element that becomes NaN stays NaN.
     """
 
     def unfinished(state: tuple[jax.Array, ...]) -> jax.Array:
@@ -62,7 +63,11 @@ def _sign(n: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def _chebyshev(x: jax.Array, n: jax.Array, limit: int, kind: str) -> jax.Array:
-    """A Chebyshev polynomial: by cosines inside (-1, 1) for degrees over the limit, else by recurrence."""
+    """Return a Chebyshev polynomial.
+
+    Degrees over `limit` use the closed form inside (-1, 1). At -1 and 1 the values are known. All else is computed by
+    recurrence.
+    """
     degree = n.astype(x.dtype)
     closed, right, left, second = _FORMS[kind](x, degree, _sign(n, x.dtype))
     inside = (n > limit) & (jnp.abs(x) < 1)
@@ -71,7 +76,7 @@ def _chebyshev(x: jax.Array, n: jax.Array, limit: int, kind: str) -> jax.Array:
     return jnp.where(ends, jnp.where(x > 0, right, left), jnp.where(inside, closed, series))
 
 
-# Each kind: its closed form, its values at 1 and at -1, and its polynomial of degree 1.
+# Each kind returns its closed form, its values at 1 and at -1, and its polynomial of degree 1.
 def _first_kind(x: jax.Array, n: jax.Array, sign: jax.Array) -> tuple[jax.Array, ...]:
     return jnp.cos(n * jnp.arccos(x)), jnp.ones_like(x), sign, x
 
@@ -110,7 +115,7 @@ for _kind, _limit, _shifted_limit in (("t", 6, 6), ("u", 8, 6), ("v", 8, 6), ("w
 
 
 def _hermite(x: jax.Array, n: jax.Array, second: jax.Array, step: Step) -> jax.Array:
-    limit = 512 if x.dtype == np.float64 else 128  # torch's, beyond which it has NaN
+    limit = 512 if x.dtype == np.float64 else 128  # torch's limit, beyond which torch returns NaN
     value = _by_recurrence(jnp.minimum(n, limit), second, step)
     return jnp.where(n > limit, jnp.asarray(jnp.nan, x.dtype), value)
 

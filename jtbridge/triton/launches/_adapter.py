@@ -24,7 +24,7 @@ class AdapterSignature:
     """The parameters of an adapter, and how it computes the arguments of the user's kernel.
 
     Attributes:
-        inputs: positions of memories, and names of numbers.
+        inputs: the inputs in order, a memory by its position and a number by its name.
         outputs: names of the memories that the kernel writes.
         constants: values that are part of the code.
         autotuned: names of the constants that a configuration supplies.
@@ -32,7 +32,7 @@ class AdapterSignature:
         memories: the name of each memory by position: the name of the first tensor in it.
         tensors: by the name of each tensor, the name of its memory and the index of its first element there.
         loaded: names of the tensors that are late scalars, which the adapter loads.
-        casts: by the name of each number to which jax-triton gives another type than Triton, Triton's type.
+        casts: by the name of each number whose type differs between jax-triton and Triton, Triton's type.
     """
 
     inputs: tuple[int | str, ...]
@@ -52,7 +52,7 @@ class AdapterSignature:
         Args:
             launch: the launch.
             fresh: positions of written memories that have no values before the launch, and are not passed.
-            configuration: one of its configurations.
+            configuration: one of the launch's configurations.
         """
         views = dict(zip(launch.tensors, launch.views, strict=True))
         memories = {position: name for name, (position, _) in reversed(_starts(views).items())}

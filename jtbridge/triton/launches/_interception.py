@@ -1,4 +1,4 @@
-"""Replace launches of Triton kernels by the operator ``jtbridge::launch`` while a function is traced."""
+"""Replacement of launches of Triton kernels by the operator ``jtbridge::launch`` while a function is traced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ._operator import RUNNING, launch_operator, register_launch
 
 
 def with_intercepted_launches(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call` with its launches replaced by operators."""
+    """Return `call` with its launches of Triton kernels replaced by operators."""
 
     @functools.wraps(call)
     def run(*tensors: torch.Tensor) -> Any:
@@ -45,7 +45,7 @@ class _ActiveInterceptions(threading.local):
 
 _ACTIVE = _ActiveInterceptions()
 _PATCH_LOCK = threading.Lock()
-_patches: list[contextlib.ExitStack] = []  # the same stack once for each block that any thread is in
+_patches: list[contextlib.ExitStack] = []  # the same stack once per active block of any thread
 
 
 @contextlib.contextmanager
@@ -69,7 +69,7 @@ def patched_launches() -> Iterator[list[str]]:
 
 
 def _patch_triton() -> contextlib.ExitStack:
-    """Make Triton's launches check whether their thread intercepts them. Closing the result undoes it."""
+    """Patch Triton's launches to check whether their thread intercepts them. Closing the result removes the patch."""
 
     def intercepting(run: Callable[..., Any]) -> Callable[..., Any]:
         def run_or_intercept(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:

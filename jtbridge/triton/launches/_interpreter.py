@@ -1,4 +1,4 @@
-"""Run a Triton kernel on a CPU, in Triton's interpreter.
+"""Interpretation of Triton kernels on a CPU, by Triton's interpreter.
 
 Triton itself interprets only in a process that was started with ``TRITON_INTERPRET=1``. Here a kernel that was defined
 to be compiled is interpreted. The interpreter replaces functions of `triton.language`; they are restored afterwards.
@@ -26,7 +26,7 @@ from ._libdevice import interpreted_library
 
 
 def interpret(launch: Launch, memories: Sequence[torch.Tensor]) -> None:
-    """Run a kernel on memories of a CPU, which it modifies."""
+    """Run a kernel on memories of a CPU, which the kernel modifies."""
     with LANGUAGE_LOCK:
         _interpret(launch, memories)
 
@@ -53,7 +53,7 @@ def _interpret(launch: Launch, memories: Sequence[torch.Tensor]) -> None:
 
 
 def _failure(function: Any, cause: BaseException) -> LaunchError:
-    """Return an error that says what failed in a kernel, with the file and line."""
+    """Return an error that describes a failure in a kernel, with the file and line."""
     file = function.fn.__code__.co_filename
     lines = [line for frame, line in traceback.walk_tb(cause.__traceback__) if frame.f_code.co_filename == file]
     place = f" at {file}:{lines[-1]}" if lines else ""

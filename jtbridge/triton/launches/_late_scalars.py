@@ -54,7 +54,7 @@ class LateScalar:
 
 
 class _LateScalarMode(TorchFunctionMode):
-    """Make ``.item()`` return late scalars, and assume that assertions about tensors hold."""
+    """A mode in which ``.item()`` returns late scalars and assertions about tensors are assumed to hold."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ class LaunchConfiguration:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Launch:
-    """``kernel[grid](...)`` without its tensors.
+    """The launch ``kernel[grid](...)`` without its tensors.
 
     Attributes:
         kernel: the user's kernel: ``triton.jit``, possibly under ``triton.heuristics`` and ``triton.autotune``.
@@ -47,7 +47,7 @@ class Launch:
         numbers: the names among `tensors` of late scalars: the kernel takes the number in a tensor of one element.
         values: the other arguments by name: numbers and constants.
         options: `num_warps`, `num_stages` and `num_ctas` that the launch asks for.
-        views: for each tensor, its memory and its place there.
+        views: for each tensor, its memory and its place in that memory.
         written: the positions of the memories that the kernel writes.
     """
 
@@ -191,7 +191,7 @@ def _pruned(kernel: Any, named: Mapping[str, Any]) -> list[Any]:
     tuner.nargs, tuner.perf_model = dict(named), None
     tuner.configs = tuner.prune_configs(dict(named))
     tuner.early_config_prune, tuner.perf_model = None, kernel.perf_model
-    return tuner.prune_configs({})  # `perf_model` gets each argument once
+    return tuner.prune_configs({})  # `nargs` passes the arguments to `perf_model`, once
 
 
 def _refuse_hooks(tuner: Any) -> None:

@@ -1,4 +1,4 @@
-"""NVIDIA's mathematical library (libdevice) in torch, which Triton's interpreter lacks."""
+"""Replacements in torch for NVIDIA's mathematical library (libdevice), which Triton's interpreter lacks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _half_away_from_zero(x: torch.Tensor) -> torch.Tensor:
     return torch.where((x - whole).abs() >= 0.5, whole + x.sign(), whole)
 
 
-# The functions that torch does not have under the same name with the same meaning; None: there is no equivalent.
+# Libdevice's functions for which torch has no function of the same name and meaning. None: torch has no equivalent.
 _TORCH_FUNCTIONS: dict[str, Callable[..., torch.Tensor] | None] = {
     "div_rn": torch.div,
     "fabs": torch.abs,

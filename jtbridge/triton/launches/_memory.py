@@ -40,7 +40,7 @@ class MemoryView:
 
 
 def memories_of(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[MemoryView]]:
-    """Return the memories of tensors, and for each tensor its place there."""
+    """Return the memories of tensors, and for each tensor its place in a memory."""
     wholes = [_whole(tensor) for tensor in tensors]
     memories: list[torch.Tensor] = []
     for whole in sorted(wholes, key=lambda x: -x.numel()):
@@ -62,10 +62,10 @@ def overlaps_written(memories: Sequence[torch.Tensor], written: Sequence[int]) -
 
 
 def refuse_hidden_views(memories: Sequence[torch.Tensor], written: Sequence[int], kernel: str) -> None:
-    """Raise if a memory is a view of a storage, inside torch.vmap, which would batch the storage in another layout.
+    """Raise if a memory does not cover its storage. Inside torch.vmap the storage is batched in another layout.
 
     Raises:
-        LaunchError: a memory does not cover its storage.
+        LaunchError: a memory does not cover its storage, or a written memory shares its storage with another.
     """
     seen = [memory for memory in memories if _storage(memory) >= 0]
     parts = [memory for memory in seen if memory.untyped_storage().nbytes() != memory.numel() * memory.element_size()]

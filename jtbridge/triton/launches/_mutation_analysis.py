@@ -1,4 +1,4 @@
-"""Find the parameters that a Triton kernel writes, in its intermediate representation (TTIR).
+"""Analysis of a Triton kernel's intermediate representation (TTIR): the parameters that the kernel writes.
 
 The pointer operand of each store is followed back, through pointer arithmetic, branches and loops, to the parameters
 that it can come from. A pointer from elsewhere, for example one that is loaded from memory, can be any parameter.
@@ -77,8 +77,8 @@ class _PointerFlow:
 
     Attributes:
         sources: for each value, the values from which it is computed if it is a pointer.
-        targets: the pointers to which something is stored.
-        parameters: by value, the name of the parameter that it is.
+        targets: the pointers to which the kernel stores.
+        parameters: for each value that is a parameter, the parameter's name.
     """
 
     def __init__(self, ttir: str, parameters: Collection[str]):

@@ -1,4 +1,4 @@
-"""The torch operator of a launch: it takes memories, and returns new values of those that the kernel writes."""
+"""The torch operator of a launch: it takes memories, and returns new values of the written memories."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def register_launch(launch: Launch) -> int:
 
 
 def find_launch(number: int) -> Launch:
-    """Return the launch of a number."""
+    """Return the launch with a number of :func:`register_launch`."""
     return _LAUNCHES[number]
 
 
 class _Running(threading.local):
-    """Whether this thread runs a kernel by Triton itself, which is not intercepted."""
+    """A flag of this thread: it runs a kernel with Triton itself, so launches are not intercepted."""
 
     kernel = False
 
@@ -42,7 +42,7 @@ RUNNING = _Running()
 
 
 def run_on_gpu(launch: Launch, memories: Sequence[torch.Tensor]) -> None:
-    """Launch a kernel by Triton on memories of a GPU, which it modifies."""
+    """Launch a kernel with Triton on memories of a GPU, which the kernel modifies."""
     RUNNING.kernel = True
     try:
         launch.kernel.run(grid=launch.grid, warmup=False, **launch.evaluated_arguments(memories), **launch.options)

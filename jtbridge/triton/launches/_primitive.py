@@ -1,4 +1,4 @@
-"""The JAX primitive of a launch: it takes memories, and returns new values of those that the kernel writes."""
+"""The JAX primitive of a launch: it takes memories, and returns new values of the written memories."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _refuse_platform(*arrays: Any, launch: Launch, **_: Any) -> NoReturn:
 def _lower_compiled(
     *arrays: Any, launch: Launch, types: tuple[ArrayType, ...], fresh: tuple[int, ...], platform: str
 ) -> list[Any]:
-    """Compile the kernel by jax-triton, behind an adapter.
+    """Compile the kernel with jax-triton, behind an adapter.
 
     Raises:
         LaunchError: the kernel cannot be compiled for the platform.
