@@ -1,6 +1,6 @@
 """jtbridge: any PyTorch function as a JAX function.
 
-``@jtbridge.wrap`` is the one to start with. See :mod:`jtbridge.errors` for everything that is raised.
+Start with ``@jtbridge.wrap``. :mod:`jtbridge.errors` lists all exceptions and warnings.
 """
 
 import importlib
@@ -39,7 +39,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# Imported when they are first used: an eager call needs none of them, and they take longer to import than it runs.
+# These names are imported on first use: an eager call needs none of them, and their import takes longer than the call.
 _MODULES = {
     "CheckReport": "_check",
     "Explanation": "_explain",

@@ -1,4 +1,4 @@
-"""``python -m jtbridge --version``: the versions of jtbridge and of what it stands on."""
+"""``python -m jtbridge --version``: the versions of jtbridge, jax, torch and Python."""
 
 from __future__ import annotations
 

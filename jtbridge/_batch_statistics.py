@@ -1,8 +1,9 @@
-"""Batch normalisation whose running statistics are among the tensors that are differentiated by.
+"""Batch normalisation with running statistics that require a gradient.
 
 Torch refuses to run ``batch_norm`` on running statistics that require a gradient. A JAX program often differentiates
-by a whole dictionary of parameters and buffers. In training the result does not depend on the statistics, which get no
-gradient from it; in evaluation it is a formula of theirs, which is written out here.
+with respect to a whole dictionary of parameters and buffers, which includes the running statistics. In training the
+result does not depend on the running statistics, so they get no gradient from the result. In evaluation the result is a
+formula of the running statistics, which is written out here.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from torch.overrides import TorchFunctionMode
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether torch raised an error because running statistics require a gradient."""
+    """Return whether `error` is torch's refusal of running statistics that require a gradient."""
     return "is not differentiable with respect to argument 'running_" in str(error)
 
 
 class DifferentiableStatistics(TorchFunctionMode):
-    """While active, batch_norm takes running statistics that require a gradient."""
+    """Mode in which batch_norm accepts running statistics that require a gradient."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return _REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
@@ -88,7 +89,7 @@ _REPLACEMENTS = {
 
 
 def call(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The result of a function of torch; where it refuses running statistics that require a gradient, with ours."""
+    """Call a function of torch; if torch refuses its running statistics, call the replacement from this file."""
     try:
         return func(*args, **kwargs)
     except RuntimeError as error:

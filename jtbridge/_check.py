@@ -1,4 +1,4 @@
-"""Every backend beside torch itself, on the user's own inputs: :func:`jtbridge.check`."""
+"""Comparison of every backend with torch itself, on the user's own inputs: :func:`jtbridge.check`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ _MODES = ("value", "vjp", "jvp", "vmap")
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """One backend in one mode.
+    """Comparison of one backend with torch in one mode.
 
     Attributes:
-        backend, mode: which ("value", "vjp", "jvp" or "vmap").
-        difference: the largest absolute difference from torch, as a share of the largest magnitude of that result;
-            None where it could not be compared.
-        ok: whether it is within rounding of the dtype.
-        note: why there is no difference to give, or what went wrong.
+        backend: the name of the backend.
+        mode: "value", "vjp", "jvp" or "vmap".
+        difference: the largest absolute difference from torch's result, as a share of the largest magnitude of that
+            result; None if no difference was computed.
+        ok: whether the difference is within rounding of the dtype. For a function that draws: whether the same key
+            gives the same result. True for a mode that did not run because there is nothing to differentiate, or
+            because the backend cannot translate the function.
+        note: why there is no difference, or the error of the backend; else empty.
     """
 
     backend: str
@@ -47,7 +50,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class CheckReport:
-    """What :func:`check` found. Printing it gives a table; ``ok`` says whether everything that ran agrees."""
+    """Report of :func:`check`. Printing it gives a table; ``ok`` says whether everything that ran agrees with torch."""
 
     function: str
     comparisons: tuple[Comparison, ...]
@@ -68,21 +71,21 @@ class CheckReport:
 
 
 def check(fn: Any, *args: Any, **kwargs: Any) -> CheckReport:
-    """Run a function on your own inputs with every available backend, and compare with torch itself.
+    """Run a function on your own inputs with every available backend, and compare the results with torch's.
 
-    The value, a vector-Jacobian product, a Jacobian-vector product (both along random directions) and two rows under
-    ``jax.vmap``, each under ``jax.jit``.
+    Four results are compared, each under ``jax.jit``: the value, a vector-Jacobian product and a Jacobian-vector
+    product along random directions, and two rows under ``jax.vmap``.
 
     Args:
         fn: a wrapped function, or a torch function. Functions with ordered effects cannot be checked.
-        args, kwargs: as for a call, ``rng=`` included. A function that draws has other random numbers in torch, so
-            all that is looked at is that the same key gives the same result.
+        args, kwargs: the arguments of a call, ``rng=`` included. A function that draws gets other random numbers from
+            torch, so it is not compared with torch: the same key must give the same result twice.
 
     Returns:
-        A report to print; ``.ok`` says whether all agree to within rounding.
+        A report to print; ``.ok`` says whether all results agree to within rounding.
 
     Raises:
-        JtbridgeError: whatever a call would raise before it runs.
+        JtbridgeError: any error that a call would raise before it runs.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge, torch
@@ -123,8 +126,8 @@ def _compared(backend: str, wrapped: Wrapped, args: tuple, kwargs: dict[str, Any
 @dataclasses.dataclass(frozen=True)
 class _Case:
     inputs: list[Any]
-    program: Callable[[Callable[..., Any]], Callable[..., Any]]  # from the function of flat arrays to what is compared
-    reference: TorchFunction  # of the same inputs
+    program: Callable[[Callable[..., Any]], Callable[..., Any]]  # maps the function of flat arrays to the one compared
+    reference: TorchFunction  # torch's function of the same inputs
 
 
 def _value(traced: TracedFunction, operands: list[Any]) -> _Case:
@@ -166,7 +169,10 @@ def _jvp(traced: TracedFunction, operands: list[Any]) -> _Case | None:
 
 
 def _vmap(traced: TracedFunction, operands: list[Any]) -> _Case | None:
-    """Two rows: the inputs, and those with the floats scaled. Constants and the key are shared."""
+    """Return the case of two rows: the inputs, and the inputs with the floats halved.
+
+    Constants and the key have no batch axis.
+    """
     count = traced.first_constant
     if not count or not traced.out_types:
         return None
@@ -208,7 +214,7 @@ def _differentiated(traced: TracedFunction) -> tuple[tuple[int, ...], tuple[int,
 def _of(
     call: Callable[..., Any], operands: Sequence[Any], wrt: Sequence[int], outs: Sequence[int]
 ) -> Callable[..., Any]:
-    """The float results as a function of the float arguments."""
+    """Return the differentiable results `outs` as a function of the differentiable arguments `wrt`."""
 
     def of_differentiated(*differentiated: Any) -> list[Any]:
         filled = list(operands)
@@ -221,7 +227,7 @@ def _of(
 
 
 def _random(types: Sequence[ArrayType]) -> list[np.ndarray]:
-    """Directions for derivatives, the same in every run."""
+    """Return random directions for derivatives, the same in every run."""
     generator = np.random.default_rng(0)
     found = []
     for type_ in types:

@@ -1,9 +1,9 @@
 """Normalisations and distances written out in elementary operators, for derivatives beyond the first.
 
-Torch's fused normalisations keep the mean and the deviation of the forward and take them for constants when their
-backward is differentiated more than once more, or under torch.vmap: the result is wrong, in silence (torch 2.13:
-layer_norm and batch_norm in training, and by way of it instance_norm; group_norm keeps the same). Of `cdist` torch has
-the gradient alone: no second derivative, and no forward mode.
+Torch's fused normalisations save the mean and the deviation of the forward. When their backward is differentiated more
+than once, or is differentiated under torch.vmap, torch treats the saved values as constants, and the result is silently
+wrong (torch 2.13: layer_norm, batch_norm in training, and instance_norm, which calls batch_norm; group_norm saves the
+same values). For `cdist` torch has a gradient only: no second derivative, and no forward mode.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-# The operators that these replace, by the end of their name in a graph.
+# The operators that this file replaces, by the end of their name in a graph.
 FUSED = (
     *("layer_norm", "batch_norm", "group_norm", "_batch_norm_legit", "_batch_norm_with_update"),
     "_cdist_forward",
@@ -23,7 +23,7 @@ FUSED = (
 
 
 class CompositeNorms(TorchFunctionMode):
-    """While active, layer_norm, batch_norm, instance_norm, group_norm and cdist are written out."""
+    """Mode in which layer_norm, batch_norm, instance_norm, group_norm and cdist run as elementary operators."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return _REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
@@ -35,7 +35,7 @@ def _normalised(x: torch.Tensor, dims: tuple[int, ...], eps: float) -> torch.Ten
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    """Half precision is normalised in float32, as the fused kernels do."""
+    """Convert half precision to float32, in which torch's fused kernels normalise too."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -111,7 +111,7 @@ def _functional_instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    if not use_input_stats or running_mean is not None:  # rows of running statistics: left to torch
+    if not use_input_stats or running_mean is not None:  # running statistics: left to torch
         return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
     dims = tuple(range(2, input.dim()))
     return _scaled(_normalised(_wide(input), dims, eps), weight, bias, _per_channel(input)).to(input.dtype)

@@ -21,21 +21,21 @@ def config(
     tune: bool | None = None,
     tuning_folder: str | os.PathLike[str] | None = None,
 ) -> Iterator[None]:
-    """Settings for what is called or traced inside the block. A program that was compiled before keeps its own.
+    """Set options for calls and traces inside the block. A program that was compiled before keeps its own options.
 
     Args:
-        backend: "auto" or a name of :func:`jtbridge.backends`, for every wrapped function. It comes before the
+        backend: "auto" or a name of :func:`jtbridge.backends`, for every wrapped function. It overrides the
             ``backend=`` of :func:`jtbridge.wrap`.
-        verify: whether the first result of every program that is traced is compared with torch's. It comes before the
-            ``verify=`` of :func:`jtbridge.wrap`, which says how.
-        tune: whether the Triton kernels of :mod:`jtbridge.kernels` are tuned: where a program is lowered for a GPU,
+        verify: whether the first result of every traced program is compared with torch's. It overrides the
+            ``verify=`` of :func:`jtbridge.wrap`, which describes the comparison.
+        tune: whether the Triton kernels of :mod:`jtbridge.kernels` are tuned. When a program is lowered for a GPU,
             each kernel is timed in a few configurations, on torch's stream and in torch's memory, and the fastest is
-            used from then on, in later processes too. It takes seconds for each kernel and size. A program of several
-            processes does not tune, and uses what was tuned before.
-        tuning_folder: where what was tuned is kept; ``$XDG_CACHE_HOME/jtbridge/tuning`` if it is not given.
+            used from then on, in later processes too. Tuning takes seconds for each kernel and size. A program of
+            several processes does not tune; it uses the configurations that were tuned before.
+        tuning_folder: the folder of the tuned configurations; ``$XDG_CACHE_HOME/jtbridge/tuning`` if it is not given.
 
     Raises:
-        BackendError: there is no such backend; the message lists the known ones.
+        BackendError: there is no such backend; the message lists the known backends.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge, torch
@@ -49,7 +49,7 @@ def config(
         if tune is None and tuning_folder is None:
             yield
         else:
-            from .kernels import _tuning  # not where nothing is tuned, for it takes time to import
+            from .kernels import _tuning  # imported only for tuning, because the import takes time
 
             with _tuning.settings(tune, tuning_folder):
                 yield
@@ -59,11 +59,11 @@ def config(
 
 
 def backend_or(default: str) -> str:
-    """The backend of the enclosing :func:`config` block, else `default`."""
+    """Return the backend of the enclosing :func:`config` block, else `default`."""
     return _BACKEND.get() or default
 
 
 def verify_or(default: bool) -> bool:
-    """Whether the enclosing :func:`config` block verifies, else `default`."""
+    """Return the ``verify`` option of the enclosing :func:`config` block, else `default`."""
     found = _VERIFY.get()
     return default if found is None else found

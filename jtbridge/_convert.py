@@ -22,11 +22,11 @@ def to_jax(tree: Any, *, copy: bool = True) -> Any:
     Args:
         tree: a JAX pytree with tensors of any shape and strides; conjugate and negative views and tensors that
             require grad included (they are resolved and detached). Other leaves are left alone. 64-bit dtypes
-            become 32-bit ones while x64 is off, as JAX does itself.
-        copy: with True, the array has memory of its own. With False it shares the tensor's memory through DLPack
-            where it can, so writing to the tensor later changes the array: do not. It cannot, and copies, for
-            tensors that are not contiguous, lazily conjugated or negated, or of a dtype that changes width. The array
-            is then committed to its device, as arrays from DLPack are.
+            become 32-bit ones while x64 is off, as in JAX itself.
+        copy: with True, the array has memory of its own. With False, the array shares the tensor's memory through
+            DLPack if possible: a later write to the tensor changes the array, so do not write to the tensor. A CPU
+            tensor is copied all the same if it is not contiguous, is lazily conjugated or negated, or has a dtype that
+            changes width. An array that shares memory is committed to its device, as all arrays from DLPack are.
 
     Raises:
         DTypeError: JAX has no such dtype.
@@ -48,9 +48,9 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
 
     Args:
         tree: a JAX pytree; NumPy arrays are converted too (always copied), other leaves are left alone.
-        copy: with False, tensors share the memory of arrays on one CPU device through DLPack, and refuse to be
-            written to, in place or through a view: a JAX array never changes. Arrays on several devices are
-            gathered, which copies. With True each tensor has memory of its own and can be written to.
+        copy: with False, the tensor of an array on one device shares the array's memory through DLPack. The tensor
+            refuses writes, in place or through a view, because a JAX array never changes. An array on several devices
+            is gathered, which copies. With True, each tensor has CPU memory of its own and can be written to.
 
     Raises:
         DTypeError: torch has no such dtype.

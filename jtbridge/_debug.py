@@ -1,7 +1,8 @@
 """JAX's debugging switches: ``jax_debug_nans``, ``jax_debug_infs`` and ``jax.disable_jit``.
 
-JAX checks the results of its own primitives and of compiled programs. A compiled program with a NaN among its results
-is run again operation by operation, so a primitive that checks its own results is the one that gets named.
+JAX checks the results of its own primitives and of compiled programs. If a compiled program has a NaN among its
+results, JAX runs the program again operation by operation. The error then names the first primitive that checks its own
+results and finds a NaN.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import numpy as np
 
 @contextlib.contextmanager
 def without_debug_switches() -> Iterator[None]:
-    """Compile programs, and leave their results unchecked, whatever JAX's debugging switches say.
+    """Switch ``jax.disable_jit``, ``jax_debug_nans`` and ``jax_debug_infs`` off inside the block.
 
-    Under ``jax.disable_jit`` the program of a primitive would bind the same primitive again, without an end. Under
-    ``jax_debug_nans`` JAX runs a program with a NaN again without ``jit``, which would do the same.
+    Under ``jax.disable_jit`` the program of a primitive would bind the same primitive again, without end. Under
+    ``jax_debug_nans`` JAX runs a program with a NaN again without ``jit``, with the same consequence.
     """
     if not (jax.config.jax_disable_jit or wanted_checks()):  # type: ignore[attr-defined]
         yield
@@ -29,7 +30,7 @@ def without_debug_switches() -> Iterator[None]:
 
 
 def check_results(name: str, results: Sequence[jax.Array]) -> None:
-    """Check the results of the torch function `name` as ``jax_debug_nans`` and ``jax_debug_infs`` ask for.
+    """Check the results of the torch function `name` for NaNs and infinities, as far as JAX's switches are on.
 
     Raises:
         FloatingPointError: a result holds a NaN or an infinity, and the switch for it is on.
@@ -44,7 +45,7 @@ def check_results(name: str, results: Sequence[jax.Array]) -> None:
 
 
 def wanted_checks() -> dict[str, np.ufunc]:
-    """What to look for, by the name that JAX's messages give it."""
+    """Return the NumPy tests that JAX's switches ask for, by the names that JAX's messages use."""
     nans = {"nan": np.isnan} if jax.config.jax_debug_nans else {}  # type: ignore[attr-defined]
     infs = {"inf": np.isinf} if jax.config.jax_debug_infs else {}  # type: ignore[attr-defined]
     return {**nans, **infs}

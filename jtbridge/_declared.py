@@ -15,14 +15,14 @@ def check_declared(declared: Sequence[ArrayType], found: Sequence[ArrayType], na
     """Refuse the results of a function if `output_shapes` declares other types.
 
     Raises:
-        OutputMismatchError: they differ.
+        OutputMismatchError: the declared types differ from the types of the results.
     """
     if tuple(declared) != tuple(found):
         raise wrong_declaration(name, declared, found)
 
 
 def wrong_declaration(name: str, declared: Sequence[ArrayType], found: Sequence[ArrayType]) -> OutputMismatchError:
-    """The error for a declaration that is not what the function returns."""
+    """Return the error for a declaration that differs from the results of the function."""
     return OutputMismatchError(
         f"`output_shapes` of `{name}` declares {_show(declared)}, but for these arguments it returns {_show(found)}. "
         "Leave `output_shapes` out, or correct it."
@@ -30,7 +30,7 @@ def wrong_declaration(name: str, declared: Sequence[ArrayType], found: Sequence[
 
 
 def declared_types(output_shapes: Any) -> tuple[tuple[ArrayType, ...], Any]:
-    """The types that are declared, and their tree.
+    """Return the types that `output_shapes` declares, and their pytree structure.
 
     Raises:
         ShapeInferenceError: a leaf has no shape and dtype.

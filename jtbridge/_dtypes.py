@@ -1,8 +1,8 @@
-"""The dtypes both sides have, and how integers and floats change width at the border.
+"""Dtypes that JAX and torch both have, and the changes of width between them.
 
-While ``jax_enable_x64`` is off, JAX's integers are int32 where torch's are int64, and JAX has no 64-bit floats.
-So a JAX int32 array reaches torch as int64 (labels, token ids and indices must be int64 there), unless
-``int32="keep"``, and 64-bit results come back as 32-bit ones, as JAX itself does with 64-bit NumPy arrays.
+While ``jax_enable_x64`` is off, JAX uses int32 where torch uses int64, and JAX has no 64-bit floats. A JAX int32 array
+therefore reaches torch as int64, unless ``int32="keep"``: labels, token ids and indices must be int64 in torch. A
+64-bit result comes back as a 32-bit array, as 64-bit NumPy arrays do in JAX.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 
 from .errors import DTypeError
 
-# Stands for an int64 that torch would not compute: also as int32, which keeps its lower half, it is the least integer.
+# Marks an int64 that torch would not compute: torch raises on a CPU. Both halves of the number are the least int32, so
+# the number becomes the least int32 where int64 results become int32, which keeps the lower half.
 NO_INT64 = -(2**63) + 2**31
 
 # Sources: https://docs.pytorch.org/docs/stable/tensor_attributes.html and jax.numpy's dtype list.
@@ -49,7 +50,7 @@ _PAIRS: tuple[tuple[torch.dtype, np.dtype], ...] = tuple(
 _TO_TORCH = {numpy: torch_dtype for torch_dtype, numpy in _PAIRS}
 _TO_NUMPY = dict(_PAIRS)
 
-# NumPy dtypes that torch.from_numpy refuses, and the plain integer of the same width to view them through.
+# NumPy dtypes that torch.from_numpy refuses, each with the integer dtypes of the same width to view its arrays through.
 _CARRIERS: dict[np.dtype, tuple[np.dtype, torch.dtype]] = {
     numpy: ((np.dtype(np.uint8), torch.uint8) if numpy.itemsize == 1 else (np.dtype(np.int16), torch.int16))
     for numpy in _TO_TORCH
@@ -58,7 +59,7 @@ _CARRIERS: dict[np.dtype, tuple[np.dtype, torch.dtype]] = {
 
 
 def torch_dtype(dtype: np.dtype, what: str) -> torch.dtype:
-    """The torch dtype of the same bits as a NumPy/JAX dtype; `what` names the array in the error."""
+    """Return the torch dtype with the same bits as a NumPy or JAX dtype; `what` names the array in the error."""
     try:
         return _TO_TORCH[np.dtype(dtype)]
     except (KeyError, TypeError):
@@ -75,13 +76,14 @@ def argument_dtypes(
     """Return the torch dtypes in which the array arguments of a function reach it.
 
     Args:
-        dtypes: of the arrays.
+        dtypes: the dtypes of the arrays.
         names: returns the names of the arguments, for the error.
-        function: its name.
-        keep_int32: whether int32 stays int32 while x64 is off. Else it becomes int64, torch's dtype of integers.
+        function: the name of the function.
+        keep_int32: whether int32 stays int32 while x64 is off. Otherwise int32 becomes int64, torch's dtype of
+            integers.
 
     Raises:
-        DTypeError: torch does not have one of them.
+        DTypeError: torch does not have one of the dtypes.
     """
     widen = not keep_int32 and not jax.config.jax_enable_x64  # type: ignore[attr-defined]
     found = []
@@ -92,7 +94,7 @@ def argument_dtypes(
 
 
 def numpy_dtype(dtype: torch.dtype, what: str) -> np.dtype:
-    """The NumPy dtype of the same bits as a torch dtype; `what` names the tensor in the error."""
+    """Return the NumPy dtype with the same bits as a torch dtype; `what` names the tensor in the error."""
     try:
         return _TO_NUMPY[dtype]
     except KeyError:
@@ -103,15 +105,18 @@ def numpy_dtype(dtype: torch.dtype, what: str) -> np.dtype:
 
 
 def canonical_dtype(dtype: np.dtype) -> np.dtype:
-    """What JAX makes of a dtype: 64-bit types become 32-bit ones while x64 is off."""
+    """Return the dtype that JAX uses for a dtype: 64-bit types become 32-bit types while x64 is off."""
     return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
 
 
 def carrier(dtype: np.dtype) -> tuple[np.dtype, torch.dtype] | None:
-    """For bfloat16 and the float8 types: the integer type to cross NumPy with. None where none is needed."""
+    """Return the integer dtypes of NumPy and torch through which an array of this dtype crosses NumPy.
+
+    Bfloat16 and the float8 types need such a dtype. For other dtypes the result is None.
+    """
     return _CARRIERS.get(dtype)
 
 
 def is_differentiable(dtype: np.dtype) -> bool:
-    """Whether arrays of this dtype have tangents of their own dtype (float or complex)."""
+    """Return whether arrays of this dtype have tangents of their own dtype (float or complex)."""
     return jax.dtypes.issubdtype(dtype, np.inexact)

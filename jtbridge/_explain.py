@@ -1,4 +1,4 @@
-"""Which backend a function gets, and why: :func:`jtbridge.explain`."""
+"""Report on the backend that a function gets, and why: :func:`jtbridge.explain`."""
 
 from __future__ import annotations
 
@@ -34,27 +34,29 @@ _DTYPE_CHANGES = frozenset({torch.ops.aten._to_copy.default})
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What :func:`explain` found. Printing it gives a report.
+    """Report of :func:`explain`. Printing it gives text.
 
     Attributes:
         function: the name of the function, with its arguments' dtypes and shapes.
-        eager: what an eager call runs: torch itself, or the program of a backend.
-        backend: the one that is used inside ``jit`` and the like.
-        gradient: the backend of its gradient; None if it has nothing to differentiate.
-        reasons: for every other backend that comes before it, why it is not used.
-        trials: the strategies that looked for the result types, in order, each with why it failed; the last succeeded.
-        operators: how often each operator is run by the forward graph, less what is computed once, of constants; None
-            if there is no graph, for torch cannot trace the function.
-        decomposed: those of them that run as torch's decomposition into others.
-        missing: operators that prevent a translation, for they have neither a lowering nor a decomposition; also those
-            inside decompositions.
-        random: random operators.
-        mutated: names of the arguments it writes to (their copies, that is).
-        casts: conversions of dtype, as ``"float32 -> float64"``, at the border and inside, with their count.
-        kernels: how often each Triton kernel is in it where it is lowered for a GPU: those that the function launches,
-            and with backend "triton" those of `jtbridge.kernels` (empty where Triton is not installed).
+        eager: how an eager call runs: by torch itself, or by the program of a backend.
+        backend: the backend inside ``jit`` and other traced programs.
+        gradient: the backend of the gradient; None if there is nothing to differentiate, or effects are ordered.
+        reasons: for every backend that ``"auto"`` prefers to this one, why it is not used.
+        trials: the strategies tried to find the result types, in order, each with the reason of its failure; the last
+            one succeeded.
+        operators: how often the forward graph runs each operator, without operators on constants, which are computed
+            once; None if there is no graph, because torch cannot trace the function.
+        decomposed: the operators that run as torch's decomposition into other operators.
+        missing: operators that prevent a translation, because they have neither a lowering nor a decomposition;
+            operators inside decompositions are included.
+        random: operators that draw random numbers.
+        mutated: names of the arguments that the function writes to (it writes to copies).
+        casts: how often each dtype conversion occurs, such as ``"float32 -> float64"``, on entry, inside and on exit.
+        kernels: how often each Triton kernel is in the program that backend "triton" lowers for a GPU: the kernels
+            that the function launches, and the kernels of `jtbridge.kernels`. Empty if Triton is not installed, the
+            function cannot be translated, or another backend than "auto" and "triton" was asked for.
         constants: number and bytes of the closed-over tensors that became arrays.
-        seconds: time to capture the forward graph.
+        seconds: time to trace the function.
     """
 
     function: str
@@ -74,7 +76,7 @@ class Explanation:
     seconds: float
 
     def rows(self) -> list[tuple[str, str]]:
-        """The report as headings and texts."""
+        """Return the report as pairs of heading and text."""
         count, size = self.constants
         return [
             ("function", self.function),
@@ -102,7 +104,7 @@ class Explanation:
     __repr__ = __str__
 
     def show(self) -> None:
-        """Print it: as a table by `rich` if that is installed and this is a terminal, else as plain text."""
+        """Print the report: as a table by `rich` if that is installed and stdout is a terminal, else as plain text."""
         try:
             from rich.console import Console
             from rich.table import Table
@@ -119,18 +121,18 @@ class Explanation:
 
 
 def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
-    """Say which backend a function would be run with for some arguments, and why not the ones before it.
+    """Report which backend would run a function for these arguments, and why the backends before it would not.
 
     Args:
         fn: a wrapped function, or a torch function.
-        args, kwargs: as for a call, ``rng=`` included. Nothing is computed, unless torch cannot trace the function:
-            then it may run once on zeros.
+        args, kwargs: the arguments of a call, ``rng=`` included. Nothing is computed, unless torch cannot trace the
+            function: then the function may run on example arguments, the first of which are zeros.
 
     Returns:
         A report to print; ``.show()`` prints it as a table in a terminal where `rich` is installed.
 
     Raises:
-        JtbridgeError: whatever a call would raise before it runs.
+        JtbridgeError: any error that a call would raise before it runs.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge, torch
@@ -168,7 +170,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
 
 
 def _eager(wrapped: Wrapped, args: tuple, kwargs: dict[str, Any], traced: str) -> str:
-    """What an eager call runs, and why that is not torch itself."""
+    """Return how an eager call runs; if not by torch itself, with the reason."""
     if translates(wrapped.backend) and wrapped.backend != "auto" and not wrapped.ordered:
         return f"{traced}, as under jax.jit: backend={wrapped.backend!r} was asked for"
     arrays, _, _ = wrapped.flattened(args, dict(kwargs))
@@ -177,7 +179,7 @@ def _eager(wrapped: Wrapped, args: tuple, kwargs: dict[str, Any], traced: str) -
 
 
 def _graph(traced: TracedFunction) -> fx.GraphModule | None:
-    """The forward graph, if there is one."""
+    """Return the forward graph, or None if torch cannot trace the function."""
     try:
         return captured(traced)
     except TranslationError:
@@ -185,7 +187,7 @@ def _graph(traced: TracedFunction) -> fx.GraphModule | None:
 
 
 def _nodes(module: fx.GraphModule) -> list[fx.Node]:
-    """The operators of a graph."""
+    """Return the operator nodes of a graph."""
     return [node for node in module.graph.nodes if node.op == "call_function" and hasattr(node.target, "tags")]
 
 
@@ -209,7 +211,7 @@ def _random(traced: TracedFunction, nodes: Sequence[fx.Node]) -> tuple[str, ...]
 
 
 def _kernels(traced: TracedFunction) -> dict[str, int]:
-    """The kernels in the translated function."""
+    """Count the Triton kernels in the translated function."""
     if triton_unsupported_reason() is not None or untranslatable_reason(traced) is not None:
         return {}
     found: collections.Counter[str] = collections.Counter()
@@ -225,7 +227,7 @@ def _kernels(traced: TracedFunction) -> dict[str, int]:
 
 
 def _casts(traced: TracedFunction, nodes: Sequence[fx.Node]) -> dict[str, int]:
-    """Conversions of dtype: of arguments into torch, and between operators, results back included."""
+    """Count the dtype conversions of arguments, between operators, and of results."""
     changes: collections.Counter[str] = collections.Counter()
     if not nodes:
         for type_, dtype in zip(traced.in_types, traced.in_torch_dtypes, strict=False):

@@ -17,20 +17,22 @@ from .errors import ArgumentError
 
 
 def export(fn: Any, *args: Any, platforms: Sequence[str] | None = None, **kwargs: Any) -> jax.export.Exported:
-    """Translate a function for good: the result can be saved, and run later where torch is not installed.
+    """Translate a function into a program that can be saved, and run later without torch.
 
-    Closed-over weights become part of the program. It holds no derivative; export ``jax.grad(f)`` to have that.
+    Closed-over weights become part of the program. The program contains no derivative; for a derivative, export
+    ``jax.grad(f)``.
 
     Args:
-        fn: a wrapped function, a torch module, or a JAX function that uses wrapped ones.
-        args, kwargs: like those of a call; of arrays only the shapes and dtypes count, so ``jax.ShapeDtypeStruct``
-            will do. Its sizes may be symbols (``jax.export.symbolic_shape("b, 16")``) for one wrapped function of
-            arrays; what comes out then runs with any size. Static arguments must be keywords, and are fixed.
-        platforms: the XLA platforms to lower for, such as ``("cpu", "cuda", "tpu")``; the present one if left out.
+        fn: a wrapped function, a torch module, or a JAX function that calls wrapped functions.
+        args, kwargs: the arguments of a call. Of an array only the shape and dtype count, so ``jax.ShapeDtypeStruct``
+            will do. For a single wrapped function of arrays the sizes may be symbols
+            (``jax.export.symbolic_shape("b, 16")``); the program then runs with any size. Static arguments must be
+            keywords, and their values are fixed in the program.
+        platforms: the XLA platforms to lower for, such as ``("cpu", "cuda", "tpu")``; by default the present platform.
 
     Returns:
-        A `jax.export.Exported` of the arrays: ``.call(*arrays)`` runs it, ``.serialize()`` turns it into bytes for
-        ``jax.export.deserialize``.
+        A `jax.export.Exported` that takes the arrays: ``.call(*arrays)`` runs it, ``.serialize()`` turns it into bytes
+        for ``jax.export.deserialize``.
 
     Raises:
         TranslationError: an operator has no lowering, or torch's code works for some sizes only.

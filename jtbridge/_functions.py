@@ -1,8 +1,9 @@
-"""Torch functions on flat tensors: what the primitives carry and the backends run.
+"""Torch functions of flat tensors: the parameters of the primitives, which the backends run.
 
-A :class:`TorchFunction` takes and returns tensors of JAX's dtypes, and knows the types of both. The user's function
-becomes one (:class:`TracedFunction`); its derivatives, batched forms and captured graphs are others. Two of them are
-equal when they compute the same from the same traced function, so that two traces of one program give the same program.
+A :class:`TorchFunction` takes and returns tensors of JAX's dtypes, and holds the types of both. The traced function
+(:class:`TracedFunction`) is made from the user's function. The derived functions and captured graphs are other torch
+functions. Two torch functions are equal if they compute the same from the same traced function, so two traces of one
+program give the same program.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ._torch_state import TorchState
 from .errors import ArgumentError, DeviceError, OutputMismatchError
 
 Tensors = tuple[torch.Tensor, ...]
-SEQUENTIAL = "sequential vmap"  # the notice that the rows of a batch run one after another
+SEQUENTIAL = "sequential vmap"  # key of the warning that the rows of a batch run one after another
 _CPU = torch.device("cpu")
 
 
@@ -43,24 +44,24 @@ class ArrayType:
 
 
 class TorchFunction:
-    """A function from tensors to a tuple of tensors, with known types."""
+    """Function from flat tensors to a tuple of tensors, with known types."""
 
     in_types: tuple[ArrayType, ...]
     out_types: tuple[ArrayType, ...]
 
     @property
     def base(self) -> TracedFunction:
-        """The user's function that this one is made from."""
+        """Return the traced function that this function is made from."""
         raise NotImplementedError
 
     @property
     def state(self) -> TorchState:
-        """Torch's settings to run under."""
+        """Return the torch settings under which this function runs."""
         raise NotImplementedError
 
     @property
     def order(self) -> int:
-        """How many derivatives deep this is."""
+        """Return the number of nested derivatives in this function."""
         raise NotImplementedError
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
@@ -69,15 +70,15 @@ class TorchFunction:
 
 @dataclasses.dataclass(frozen=True)
 class OutputTree:
-    """How the result of a torch function is taken apart: its tree, and which leaves are arrays."""
+    """Structure of the result of a torch function: its pytree, and which leaves are arrays."""
 
     tree: Any
     array_positions: tuple[int, ...]
-    statics: tuple[Any, ...]  # the other leaves: Python values that depend on shapes alone
-    order: Any = None  # see `key_order`: how the dicts of the result were filled, where JAX's order is another
+    statics: tuple[Any, ...]  # one entry for each leaf; for a leaf that is no array, its value, which depends on shapes
+    order: Any = None  # see `key_order`: the insertion order of the result's dicts, if JAX's order is another
 
     def unflatten(self, arrays: Sequence[Any]) -> Any:
-        """Put a result together from its array leaves."""
+        """Build a result from its array leaves."""
         leaves = list(self.statics)
         for position, array in zip(self.array_positions, arrays, strict=True):
             leaves[position] = array
@@ -89,13 +90,13 @@ class OutputTree:
 
 @dataclasses.dataclass(frozen=True)
 class Effects:
-    """What a function does besides computing its result.
+    """Side effects of a function.
 
     Attributes:
-        mutated: positions of the arguments that it writes to.
-        random_operator: an operator that draws random numbers.
-        launches: a Triton kernel that it launches.
-        modules: that it calls.
+        mutated: positions of the arguments that the function writes to.
+        random_operator: an operator that draws random numbers, if any.
+        launches: a Triton kernel that the function launches, if any.
+        modules: weak references to the modules that the function calls.
     """
 
     mutated: tuple[int, ...] = ()
@@ -106,16 +107,16 @@ class Effects:
 
 @dataclasses.dataclass(frozen=True)
 class AutogradTraits:
-    """How a function uses autograd.
+    """Facts about a function's use of autograd.
 
     Attributes:
-        switches_grad_mode: it switches gradient recording on or off.
-        inner_autograd: it takes gradients inside.
-        uses_data: it reads `.data`, a detach that torch.func does not see.
-        breaks_inner_graph: it calls `torch.autograd.grad` without `create_graph=True`.
-        fused_norm: an operator that torch differentiates wrongly beyond the first derivative.
-        zero_tangent: an operator whose forward derivative torch takes for 0.
-        runs_without_grad: its result is the same with gradient recording off, and cheaper.
+        switches_grad_mode: the function switches gradient recording on or off.
+        inner_autograd: the function takes gradients inside.
+        uses_data: the function reads `.data`, a detach that torch.func does not see.
+        breaks_inner_graph: the function takes gradients inside, and never with `create_graph=True`.
+        fused_norm: an operator that torch differentiates wrongly beyond the first derivative, if any.
+        zero_tangent: an operator whose tangent torch's forward mode wrongly computes as 0, if any.
+        runs_without_grad: the function gives the same result with gradient recording off, at less cost.
     """
 
     switches_grad_mode: bool = False
@@ -129,16 +130,19 @@ class AutogradTraits:
 
 @dataclasses.dataclass(frozen=True)
 class FunctionTraits:
-    """What a trace showed of a function besides its types.
+    """Facts about a function that its trace shows, besides its types.
 
     Attributes:
-        effects, autograd: of the function.
-        operators: how many it runs.
-        custom_operator: an operator that is not torch's own.
-        unbatchable: an operator that torch.vmap computes wrongly.
-        untraceable: why it could not be traced on fake tensors.
-        only_branches: it is untraceable, but it reads values only to branch on them: it can be translated.
-        uses_default_dtype: it may depend on torch's default dtype, so the traced function holds for one default alone.
+        effects: the side effects of the function.
+        autograd: the function's use of autograd.
+        operators: the number of operators that the function runs.
+        custom_operator: an operator that is not torch's own, if any.
+        unbatchable: an operator that torch.vmap computes wrongly, if any.
+        untraceable: why the function cannot be traced on fake tensors; None if it can be.
+        only_branches: the function is untraceable only because it reads values to branch on them or to assert something
+            about them, so it can be translated.
+        uses_default_dtype: the function may depend on torch's default dtype, so the traced function is valid for one
+            default dtype only.
     """
 
     effects: Effects = Effects()
@@ -152,16 +156,16 @@ class FunctionTraits:
 
     @property
     def untranslatable(self) -> str | None:
-        """Why it cannot be translated, as far as that is known without trying."""
+        """Return why the function cannot be translated, as far as its trace shows; None if no reason is known."""
         return None if self.only_branches else self.untraceable
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class TracedFunction(TorchFunction):
-    """The user's torch function for one signature, on flat tensors of JAX's dtypes."""
+    """Record of the user's torch function for one signature, callable on flat tensors of JAX's dtypes."""
 
     name: str
-    call: Callable[..., Any]  # takes the array arguments alone, as tensors of torch's dtypes
+    call: Callable[..., Any]  # takes only the array arguments, as tensors of torch's dtypes
     argument_names: tuple[str, ...]
     in_types: tuple[ArrayType, ...]  # of the arguments, then of `constants`, then of the seed
     in_torch_dtypes: tuple[torch.dtype, ...]  # of the arguments
@@ -172,30 +176,30 @@ class TracedFunction(TorchFunction):
     seeded: bool  # the last input is a seed
     return_mutated: bool
     residuals: str
-    # Closed-over tensors that are inputs too, for backends that translate; those that call have them already.
+    # Closed-over tensors that are inputs too, for backends that translate. A call of torch ignores these inputs.
     constants: tuple[torch.Tensor, ...] = ()
-    graph: Any = None  # the captured graph, where there is one already
-    notices: set[str] = dataclasses.field(default_factory=set)  # what the user was told of this function
-    guard: Any = None  # a `StateGuard`: puts back what the function changes where it is traced
-    trials: Sequence[Any] = ()  # the strategies by which its result types were looked for, for `explain`
+    graph: Any = None  # the captured graph, if there is one already
+    notices: set[str] = dataclasses.field(default_factory=set)  # keys of the warnings already given
+    guard: Any = None  # a `StateGuard`: restores the state that the function changes while it is traced
+    trials: Sequence[Any] = ()  # the strategies tried to find the result types, for `explain`
 
     def __post_init__(self) -> None:
-        self.constant_arrays: tuple[Any, ...] = ()  # of `constants`, as they were when it was captured
+        self.constant_arrays: tuple[Any, ...] = ()  # the values of `constants` when the graph was captured
         if not self.traits.uses_default_dtype:
             self.trace_state = self.trace_state.for_any_default_dtype()
-        self.symbolic: Any = None  # the program for symbolic sizes, where this was made for an example of them
-        self.translations: dict[tuple[TorchFunction, bool, str], Any] = {}  # as JAX programs, or why that cannot be
-        self.sequential: set[TorchFunction] = set()  # batched forms that torch.vmap could not do
-        self.checked_graphs: set[tuple[int, ...]] = set()  # the inputs by which the next was looked for
-        self.verified = False  # its first result was compared with torch's
-        self.reads_graph = False  # it looks at the graph that autograd records, or hooks into it
-        self.once_differentiable: str | None = None  # an autograd.Function that torch differentiates once
-        self.nonlinearities: dict[tuple[TorchFunction, tuple[int, ...]], str | None] = {}  # by the inputs looked at
-        self.probed: set[TorchFunction] = set()  # batched forms that were tried already
-        self.double_reverse: set[TorchFunction] = set()  # forward modes that torch lacks a rule for
-        self.differentiable_statistics = False  # running statistics are among what it is differentiated by
-        self.splits: dict[Any, Any] = {}
-        self.compiled: dict[Any, Any] = {}  # eager calls on several devices, or on another than a CPU
+        self.symbolic: Any = None  # the program for symbolic sizes, if this record is of example sizes
+        self.translations: dict[tuple[TorchFunction, bool, str], Any] = {}  # JAX programs, or the errors of translation
+        self.sequential: set[TorchFunction] = set()  # batches that torch.vmap cannot run
+        self.checked_graphs: set[tuple[int, ...]] = set()  # differentiated inputs whose autograd graph was examined
+        self.verified = False  # the first result was compared with torch's
+        self.reads_graph = False  # the function reads autograd's graph or adds hooks to it
+        self.once_differentiable: str | None = None  # the name of an autograd.Function with no second derivative
+        self.nonlinearities: dict[tuple[TorchFunction, tuple[int, ...]], str | None] = {}  # results of `nonlinearity`
+        self.probed: set[TorchFunction] = set()  # batches that `probe_vmap` has examined
+        self.double_reverse: set[TorchFunction] = set()  # JVPs that take two reverse modes
+        self.differentiable_statistics = False  # running statistics are among the differentiated inputs
+        self.splits: dict[Any, Any] = {}  # the results of `split`
+        self.compiled: dict[Any, Any] = {}  # compiled programs of eager calls, see `run_now`
         self._copied = (
             tuple(range(len(self.in_torch_dtypes))) if self.traits.untraceable else self.traits.effects.mutated
         )
@@ -210,11 +214,11 @@ class TracedFunction(TorchFunction):
         )
         self._single = len(self.out_types) == 1 and self.out_tree.tree.num_nodes == 1
         self._plain = not (self._copied or self._cast or self._locks or self.seeded or self.traits.untraceable)
-        # Whether `call` takes the tensors as they come and returns just one: nothing stands between it and XLA.
+        # Whether `call` takes the tensors unchanged and returns a single tensor, so a backend may call it directly.
         self.direct = self._plain and self._single and not self.constants
 
     def __repr__(self) -> str:
-        return self.name  # what a printed jaxpr shows
+        return self.name  # shown in a printed jaxpr
 
     @property
     def base(self) -> TracedFunction:
@@ -230,15 +234,15 @@ class TracedFunction(TorchFunction):
         return 0
 
     def guarded(self, look: Callable[[], Any]) -> Any:
-        """The result of `look`, which traces this function or a derivative of it, without leaving anything behind."""
+        """Return the result of `look`, which traces this function or a derivative; restore the state it changes."""
         with TRACING, self.locked():
             return look() if self.guard is None else self.guard.run(look)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the locks of the modules that this function calls: another thread may have their parameters exchanged.
+        """Hold the locks of the modules that this function calls: another thread may have exchanged their parameters.
 
-        They are taken after `TRACING` and before the lock of forward mode.
+        The locks are taken after `TRACING` and before the lock of forward mode.
         """
         with contextlib.ExitStack() as stack:
             for lock in self._locks:
@@ -247,7 +251,7 @@ class TracedFunction(TorchFunction):
 
     @property
     def first_constant(self) -> int:
-        """The position of the first constant among the inputs."""
+        """Return the position of the first constant among the inputs."""
         return len(self.in_torch_dtypes)
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
@@ -259,7 +263,7 @@ class TracedFunction(TorchFunction):
         return self._run(tensors, self.checked)
 
     def of_symbolic_sizes(self, *tensors: torch.Tensor) -> Tensors:
-        """The same for tensors whose sizes are symbols: the shapes of the results are not looked at."""
+        """Run the function on tensors with symbolic sizes, without a check of the result shapes."""
 
         def cast(out: Any, inputs: Sequence[torch.Tensor]) -> Tensors:
             arrays = self._arrays(out, inputs)
@@ -274,7 +278,7 @@ class TracedFunction(TorchFunction):
             if self.seeded:
                 stack.enter_context(_rng.seeded(tensors[-1]))
                 tensors = tensors[:-1]
-            elif self.traits.untranslatable:  # nobody has seen what else it does
+            elif self.traits.untranslatable:  # no trace has shown whether it draws
                 stack.enter_context(_rng.refused(self.name))
             inputs = list(tensors)
             for i, dtype in self._cast:
@@ -284,7 +288,7 @@ class TracedFunction(TorchFunction):
             return finish(self.call(*inputs), inputs)
 
     def is_expected(self, out: Any) -> bool:
-        """Whether a result of a `direct` function needs no more than to be copied out."""
+        """Return whether a result of a `direct` function is a CPU tensor of the expected type, ready to copy out."""
         return (
             type(out) is torch.Tensor
             and out.is_cpu
@@ -293,7 +297,7 @@ class TracedFunction(TorchFunction):
         )
 
     def checked(self, out: Any, inputs: Sequence[torch.Tensor] = ()) -> Tensors:
-        """Flatten a result, check it against the traced one, and cast it to JAX's dtypes."""
+        """Flatten a result, check it against the traced result, and cast it to JAX's dtypes."""
         device = inputs[0].device if inputs else _CPU
         if self._single and isinstance(out, torch.Tensor):
             return (self._checked(0, out, device),)
@@ -346,26 +350,26 @@ _MODULE_LOCKS: weakref.WeakKeyDictionary[torch.nn.Module, threading.RLock] = wea
 
 
 def _locks_for(traits: FunctionTraits) -> tuple[Any, ...]:
-    """One lock per module called, in a fixed order.
+    """Return the locks of the modules that a function calls, in a fixed order.
 
-    XLA runs calls of several devices at once, and torch.func.functional_call swaps a module's parameters in
-    place while it runs. A function that calls no module takes no lock.
+    XLA runs calls of several devices at once, and torch.func.functional_call exchanges a module's parameters in place
+    while it runs. A function that calls no module takes no lock.
     """
     return module_locks([module for ref in traits.effects.modules if (module := ref()) is not None])
 
 
 def module_locks(modules: Sequence[torch.nn.Module]) -> tuple[Any, ...]:
-    """The locks of those modules that are not part of another one of them."""
+    """Return the locks of the outermost modules: the modules that are not part of another one in `modules`."""
     children = {id(child) for module in modules for child in module.modules() if child is not module}
     roots = sorted((module for module in modules if id(module) not in children), key=id)
     return tuple(_MODULE_LOCKS.setdefault(module, threading.RLock()) for module in roots)
 
 
 def is_array_leaf(leaf: Any, untraceable: bool) -> bool:
-    """Whether an output leaf becomes a JAX array.
+    """Return whether an output leaf becomes a JAX array.
 
-    A Python number of a traced function depends on shapes alone and stays one; of an opaque function it may
-    depend on the data.
+    A Python number that a traceable function returns depends on shapes alone and stays a number. A Python number that
+    an untraceable function returns may depend on the data and becomes an array.
     """
     if isinstance(leaf, torch.Tensor | np.ndarray | np.generic):
         return True
@@ -373,7 +377,7 @@ def is_array_leaf(leaf: Any, untraceable: bool) -> bool:
 
 
 def as_tensor(leaf: Any) -> torch.Tensor:
-    """An output leaf as a tensor: NumPy arrays and Python numbers included."""
+    """Return an output leaf as a tensor; convert NumPy arrays and Python numbers."""
     if isinstance(leaf, torch.Tensor):
         if leaf.layout is not torch.strided:
             raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Whether the caller is a wrapped function that is running, in which torch calls torch."""
+"""Test for calls from inside a running wrapped function, where a wrapped function is a plain torch function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _RUNNING = threading.local()
 
 
 def marked(call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, the user's torch function, with :func:`is_inside` true on its thread while it runs."""
+    """Return `call`, the user's torch function, with :func:`is_inside` true on its thread while it runs."""
 
     @functools.wraps(call, assigned=(), updated=())
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -26,5 +26,5 @@ def marked(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_inside() -> bool:
-    """Whether a wrapped function is running, or being traced, on this thread."""
+    """Return whether a wrapped function is running, or being traced, on this thread."""
     return getattr(_RUNNING, "inside", False)

@@ -1,4 +1,4 @@
-"""Pickling of wrapped functions, as of Python functions: by name where there is one, else by their parts."""
+"""Pickling of wrapped functions: by name, as Python functions, if the name leads to them; else by their parts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 
 def reduced(wrapped: Any, rebuild: Callable[..., Any], *parts: Any) -> Any:
-    """What ``__reduce__`` of a wrapped function returns.
+    """Return the value for ``__reduce__`` of a wrapped function.
 
-    A function that was decorated in a module is found there by its name, under which the plain function cannot be
-    found any more. Another process need not have the same ``__main__``: from there `cloudpickle`, where it is used,
-    takes the plain function along.
+    In the module of a decorated function, the function's name leads to the wrapped function, and no name leads to the
+    plain function. Such a wrapped function is pickled by its name. Another process may have another ``__main__``: a
+    wrapped function of ``__main__`` is pickled together with its plain function by `cloudpickle`, if that is imported.
 
     Args:
         wrapped: the wrapped function.
-        rebuild: makes it of its parts.
-        parts: what it is made of: the plain function first.
+        rebuild: makes the wrapped function from its parts.
+        parts: the parts of the wrapped function, the plain function first.
     """
     module, name = getattr(wrapped, "__module__", None), getattr(wrapped, "__qualname__", None)
     if module is None or name is None or _found(module, name) is not wrapped:
@@ -35,7 +35,7 @@ def _load(rebuild: Callable[..., Any], data: bytes) -> Any:
 
 
 def _found(module: str, qualname: str) -> Any:
-    """What a module has under a name."""
+    """Return the object that a module holds under a qualified name; None if there is no such object."""
     value: Any = sys.modules.get(module)
     for part in qualname.split("."):
         value = getattr(value, part, None)

@@ -1,4 +1,4 @@
-"""What a function does besides computing its result: :func:`jtbridge.purity`."""
+"""Report of the side effects of a function: :func:`jtbridge.purity`."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ _CLOCKS = {
     *(time.localtime, time.gmtime, time.ctime, time.strftime),
 }
 _STANDARD = frozenset(sys.stdlib_module_names - {"importlib", "linecache", "inspect", "tokenize"})
-_QUIET = _STANDARD - {"logging", "warnings"}  # which print and read the clock to say what they are told to
+_QUIET = _STANDARD - {"logging", "warnings"}  # these two print and read the clock as part of their work
 _DATES = {"now", "utcnow", "today"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that keeps a function from being pure, or that ``jit`` freezes.
+    """One side effect of a function, or one read of state whose value ``jit`` freezes.
 
     Attributes:
         kind: "argument mutated", "state written", "lazily built", "state read", "random numbers", "output", "file",
             "clock", "input" or "results differ".
-        what: the name of what is concerned, such as ``counter["n"]`` or ``print``.
-        line: file and line where it first happens, as ``"train.py:12"``; empty if that is not known.
-        remedy: how to write it instead.
+        what: the name of the state or function concerned, such as ``counter["n"]`` or ``print``.
+        line: file and line of the first occurrence, such as ``"train.py:12"``; empty if the line is not known.
+        remedy: how to write the function instead.
     """
 
     kind: str
@@ -77,11 +77,11 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class PurityReport:
-    """What :func:`purity` found. Printing it gives a table.
+    """Report of :func:`purity`. Printing it gives a table.
 
     Attributes:
         function: the name of the function.
-        findings: what it does besides computing its result, each thing once.
+        findings: the side effects of the function, each once.
     """
 
     function: str
@@ -89,15 +89,15 @@ class PurityReport:
 
     @property
     def is_pure(self) -> bool:
-        """Whether nothing was found but state that is read and constants that are built once."""
+        """Return whether the only findings are state that is read and constants that are built once."""
         return all(finding.kind in _HARMLESS for finding in self.findings)
 
     def of_kind(self, kind: str) -> tuple[Finding, ...]:
-        """The findings of one kind."""
+        """Return the findings of one kind."""
         return tuple(finding for finding in self.findings if finding.kind == kind)
 
     def rows(self) -> list[tuple[str, str]]:
-        """The report as headings and texts."""
+        """Return the report as pairs of heading and text."""
         return [
             ("function", self.function),
             ("pure", "yes" if self.is_pure else "no"),
@@ -113,22 +113,23 @@ class PurityReport:
 
 
 def purity(fn: Any, *args: Any, **kwargs: Any) -> PurityReport:
-    """Run a function on copies of some arguments, and say what it does besides computing its result.
+    """Run a function on copies of its arguments, and report its side effects.
 
-    It runs two to four times, in torch, on real values, and the state that it reaches and the generators are put back
-    after each run. What it prints is printed, and files that it writes are written; at ``input()`` the run ends. What
-    happens in C alone, or in branches that are not taken for these arguments, is not seen. A profiler or debugger of
-    this thread does not see the runs.
+    The function runs two to four times, in torch, on real values. The state that it reaches and the generators are
+    restored after each run. Its output is printed, and its files are written; ``input()`` ends the run. Side effects
+    inside C code, and in branches that are not taken for these arguments, are not seen. A profiler or debugger of this
+    thread does not see the runs.
 
     Args:
         fn: a wrapped function, or a torch function.
-        args, kwargs: as for a call, ``rng=`` included. With ``rng=`` drawing with torch is pure.
+        args, kwargs: the arguments of a call, ``rng=`` included. With ``rng=``, a function that draws with torch is
+            pure.
 
     Returns:
         A report to print.
 
     Raises:
-        Exception: whatever the function raises.
+        Exception: any exception that the function raises.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge
@@ -147,16 +148,16 @@ class _Run(NamedTuple):
     """One run of the function."""
 
     result: list[Any]
-    changes: list[Change]  # of the state that it reaches
-    parts: tuple[ReachableState, ...]  # what changed of the state, and of the arguments
+    changes: list[Change]  # of the state that the function reaches
+    parts: tuple[ReachableState, ...]  # the parts of the state and of the arguments that changed
 
 
 class _InputWanted(BaseException):
-    """Ends a run that asks the user for input."""
+    """Exception that ends a run which asks the user for input."""
 
 
 class _Examination:
-    """Runs one function on one set of arguments, and collects what is found."""
+    """Examination of one function on one set of arguments, which collects the findings."""
 
     def __init__(self, wrapped: Wrapped, args: tuple, kwargs: dict[str, Any]):
         self._fn = wrapped.function
@@ -176,12 +177,12 @@ class _Examination:
         self._containers = [*zip(positional, self._args, strict=True), *self._kwargs.items()]
         self._seed = None if rng is None else [int(x) for x in np.asarray(_rng.seed_from_key(rng))]
         self._found: dict[tuple[str, str], str] = {}  # (kind, what) -> line
-        self._remedies: dict[str, str] = {}  # other ones than those of the kind
+        self._remedies: dict[str, str] = {}  # what -> a remedy that replaces the one of the kind
         self._watch = _Watch(self.note)
         self._name = getattr(wrapped, "__name__", type(self._fn).__name__)
 
     def report(self) -> PurityReport:
-        """Run the function as often as it takes."""
+        """Run the function as often as the findings need, and return the report."""
         module = self._fn if isinstance(self._fn, torch.nn.Module) else getattr(self._fn, "__self__", None)
         if isinstance(module, torch.nn.Module):
             count = len([*module.parameters(), *module.buffers()])
@@ -205,16 +206,16 @@ class _Examination:
         )
 
     def note(self, kind: str, what: str, line: str, remedy: str | None = None) -> None:
-        """Something was found; the first line counts."""
+        """Record a finding; the first known line is kept."""
         if remedy is not None:
             self._remedies[what] = remedy
         if not self._found.get((kind, what)):
             self._found[kind, what] = line
 
     def _run(self, before: _Run | None = None) -> _Run | None:
-        """Run it once and put back what it changes; None if it asks for input.
+        """Run the function once and restore the state that it changes; return None if the function asks for input.
 
-        With `before`, an earlier run, the lines are found where what changed then changes.
+        With `before`, an earlier run, also find the lines that change the state which changed in that run.
         """
         drawn = GlobalDraws(self._name, refusing=False)
         lines = contextlib.nullcontext() if before is None else self._watch.lines_of(*before.parts)
@@ -241,7 +242,7 @@ class _Examination:
 
     @contextlib.contextmanager
     def _put_back(self) -> Iterator[tuple[ReachableState, ReachableState]]:
-        """Put back the state and the arguments, which are given, after what runs inside."""
+        """Yield the state and the arguments, and restore both after the block."""
         state, arguments, saved = ReachableState(self._roots), ReachableState(self._containers), WrittenValues()
         try:
             with _WriteAndDrawMode(self.note, saved, state, arguments, self._seed is not None):
@@ -256,7 +257,10 @@ class _Examination:
                     tensor.copy_(value)
 
     def _is_constant(self, first: _Run) -> bool:
-        """Whether what a run wrote is written by the first call alone, and does not depend on the arguments."""
+        """Return whether a run wrote only lazily built constants.
+
+        On other arguments the function must write the same values, and in a further run nothing.
+        """
         for tensor in self._tensors:
             if tensor.is_floating_point():
                 tensor.mul_(0.5).add_(0.25)
@@ -272,16 +276,16 @@ class _Examination:
 
 
 class _Watch:
-    """Sees the calls and lines of this thread."""
+    """Recorder of the calls and lines that run on this thread."""
 
     def __init__(self, note: Callable[[str, str, str], None]):
         self._note_line = note
         self._codes: set[types.CodeType] = set()
-        self.lines: dict[str, str] = {}  # where each piece of state was changed
+        self.lines: dict[str, str] = {}  # for each changed piece of state, the line that changed it
 
     @contextlib.contextmanager
     def calls(self) -> Iterator[None]:
-        """Look at each call."""
+        """Record each call inside the block."""
         outer = sys.getprofile()
         sys.setprofile(self._see)
         try:
@@ -291,7 +295,7 @@ class _Watch:
 
     @contextlib.contextmanager
     def lines_of(self, *parts: ReachableState) -> Iterator[None]:
-        """Look after each line of the user's whether one of these states has changed."""
+        """Find the lines that change these states: after each line of the user's code, compare the states."""
         last = [""]
 
         def check() -> None:
@@ -364,7 +368,7 @@ class _Watch:
             self._note("random numbers", "the system's generator", frame)
 
     def _note(self, kind: str, what: str, frame: Any, *, through: frozenset[str] = _QUIET) -> None:
-        """Note what a function of the user's does, itself or through functions of some libraries."""
+        """Record a side effect of the user's code: a call in that code, or in functions of the libraries `through`."""
         while frame is not None and not _is_users(frame):
             if (frame.f_globals.get("__name__") or "").partition(".")[0] not in through:
                 return
@@ -374,7 +378,7 @@ class _Watch:
 
 
 class _WriteAndDrawMode(TorchDispatchMode):
-    """Sees operators that write, so that the values can be put back, and those that draw."""
+    """Mode that saves tensors before an operator writes to them, and records operators that write or draw."""
 
     def __init__(
         self,
@@ -410,7 +414,7 @@ class _WriteAndDrawMode(TorchDispatchMode):
 
 
 def _is_data(value: Any) -> bool:
-    """Whether a variable is state: a value, a container, a tensor, a module, an object of the user's."""
+    """Return whether a variable holds state: a value, container, tensor, module, or object of a user's class."""
     if isinstance(value, torch.Tensor | np.ndarray | torch.nn.Module | list | dict | set | tuple):
         return True
     if isinstance(value, int | float | complex | str | bytes):
@@ -423,7 +427,7 @@ def _is_users(frame: Any) -> bool:
 
 
 def _imports(frame: Any) -> bool:
-    """Whether a frame runs because a module is imported."""
+    """Return whether a frame runs because a module is being imported."""
     while frame is not None and frame.f_globals.get("__name__") != __name__:
         if frame.f_globals.get("__name__") == "importlib._bootstrap":
             return True

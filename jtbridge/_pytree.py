@@ -1,9 +1,9 @@
-"""Output trees: torch's own containers become JAX pytree nodes of the same class.
+"""Containers of torch code as JAX pytree nodes of the same class.
 
-JAX knows tuples, lists, dicts, None and named tuples. Hugging Face's ModelOutput and other torch pytree nodes, its
-caches of keys and values, and plain dataclasses, are registered with JAX the first time a wrapped function returns or
-takes one, so that ``jax.jit(f)(x).last_hidden_state`` reads as it does in torch. A class that is registered already is
-left alone.
+JAX knows tuples, lists, dicts, None and named tuples. Other containers are registered with JAX the first time a wrapped
+function returns or takes one: Hugging Face's ModelOutput and other torch pytree nodes, Hugging Face's caches of keys
+and values, and plain dataclasses. So ``jax.jit(f)(x).last_hidden_state`` reads as it does in torch. A class that is
+registered already is left alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ._static import static_key
 
 
 class _Context:
-    """What torch's pytree keeps beside the children; it may be unhashable, and JAX needs it hashable."""
+    """Hashable wrapper of a node's static part: torch's may be unhashable, and JAX needs a hashable one."""
 
     __slots__ = ("value",)
 
@@ -63,9 +63,10 @@ def _register_dataclass(cls: type) -> None:
 
 @jax.tree_util.register_pytree_with_keys_class
 class InOrder:
-    """A dict whose children are in the order of its keys: JAX itself sorts a dict, and torch code may read its order.
+    """Pytree node for a dict, with its children in insertion order.
 
-    Put together again it is a dict of the same type.
+    JAX itself sorts the keys of a dict, and torch code may read their order. Unflattening gives a dict of the same
+    type.
     """
 
     def __init__(self, mapping: dict[Any, Any]):
@@ -85,7 +86,7 @@ class InOrder:
 
 
 def in_order(tree: Any) -> Any:
-    """`tree` with :class:`InOrder` in the place of every dict that JAX would sort."""
+    """Return `tree` with an :class:`InOrder` in place of every dict that JAX would sort."""
     return jax.tree_util.tree_map(lambda leaf: InOrder(leaf) if _is_sorted(leaf) else leaf, tree, is_leaf=_is_sorted)
 
 
@@ -94,10 +95,10 @@ def _is_sorted(node: Any) -> bool:
 
 
 def key_order(tree: Any) -> tuple[Any, tuple[int, ...]] | None:
-    """The structure of a tree with its dicts in the order in which they were filled; None if JAX keeps that order.
+    """Return the structure of a tree with its dicts in insertion order; None if that is JAX's order too.
 
     Returns:
-        That structure, and for each of its leaves the number that the leaf has in JAX's own order.
+        The structure, and for each of its leaves the number of the leaf in JAX's own order.
     """
     ordered = in_order(tree)
     paths, structure = jax.tree_util.tree_flatten_with_path(ordered)
@@ -106,13 +107,14 @@ def key_order(tree: Any) -> tuple[Any, tuple[int, ...]] | None:
     return None if found == tuple(range(len(found))) else (structure, found)
 
 
-# The attributes that are children of a node which JAX made, where they may be anything.
+# The attribute of a cache rebuilt by JAX that names the attributes which are children. JAX may put any object in the
+# place of a child, so the values do not tell which attributes are children.
 _CHILDREN = "_jtbridge_children"
 _STATIC = (bool, int, float, complex, str, type, type(None), torch.dtype, torch.device)
 
 
 def _register_cache(cls: type) -> None:
-    """A Hugging Face cache, or a layer of one: numbers, flags and dtypes are static, all other attributes are not."""
+    """Register a Hugging Face cache, or a layer of one, with numbers, flags and dtypes as its static attributes."""
 
     def flatten_for_jax(node: Any) -> tuple[tuple[Any, ...], _Context]:
         attributes = {name: value for name, value in vars(node).items() if name != _CHILDREN}
@@ -137,7 +139,10 @@ def _is_static(value: Any) -> bool:
 
 
 def register_node(leaf: Any) -> bool:
-    """Teach JAX the class of `leaf` if it is a container that torch or dataclasses can take apart."""
+    """Register the class of `leaf` with JAX if it is a torch pytree node, a dataclass or a cache.
+
+    The result is whether the class was registered.
+    """
     cls = type(leaf)
     if cls.__module__ in ("builtins", "torch"):
         return False
@@ -155,7 +160,7 @@ def register_node(leaf: Any) -> bool:
 
 
 def flatten_output(out: Any) -> tuple[list[Any], Any]:
-    """The leaves of a torch function's result and the JAX tree that puts them together again."""
+    """Return the leaves of a torch function's result, and the JAX pytree structure that rebuilds it."""
     if isinstance(out, torch.Tensor):
         return [out], _LEAF
     leaves, tree = jax.tree_util.tree_flatten(out)

@@ -1,4 +1,4 @@
-"""Telling the user that a new Python number in every call costs a new trace in every call."""
+"""Warning for a function that is traced again in every call, for a new value of a Python number."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any
 
 from .errors import RetracingWarning
 
-_ENOUGH = 8  # signatures that differ in a number alone
+_ENOUGH = 8  # signatures that differ in one number only
 
 
 class NumberWatch:
-    """Counts the signatures of one function that differ in the value of a single Python number."""
+    """Counter of the signatures of one function that differ only in the value of a single Python number."""
 
     def __init__(self) -> None:
-        self._seen: dict[Any, set[Any]] | None = {}  # the rest of a signature -> the numbers seen; None once told
+        self._seen: dict[Any, set[Any]] | None = {}  # rest of a signature -> numbers seen; None after the warning
 
     def see(self, name: str, argument: Any, tree: Any, keys: tuple[Any, ...], types: Any, statics: tuple) -> None:
-        """Take note of a signature that is traced, and warn once when there are too many.
+        """Record the signature of a trace, and warn once if too many signatures differ in one number only.
 
         Args:
-            name: of the function.
-            argument: from a position among the leaves to the name of the argument there.
-            tree: of the arguments.
+            name: the name of the function.
+            argument: returns the name of the argument at a position among the leaves.
+            tree: the pytree of the arguments.
             keys: a hashable key of every leaf.
-            types: of the arrays.
-            statics: the leaves that are no arrays.
+            types: the types of the arrays.
+            statics: the leaves, with a marker in place of each array.
         """
         if self._seen is None:
             return

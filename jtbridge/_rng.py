@@ -2,7 +2,7 @@
 
 A call with a key draws from a generator of its own, which the key seeds: the same key gives the same draws, in the
 forward and in the backward alike. Torch's default generators, one per device and process, are neither read nor written,
-so other threads that draw from them see nothing of it.
+so other threads that draw from them are not affected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CPU = torch.device("cpu")
 
 
 def seed_from_key(key: Any) -> jax.Array:
-    """64 random bits, as uint32[2], from a new-style or a raw uint32 JAX key (batched under vmap)."""
+    """Return 64 random bits, as uint32[2], from a new-style or a raw uint32 JAX key (batched under vmap)."""
     if not isinstance(key, jax.Array) or not (
         jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32
     ):
@@ -34,9 +34,9 @@ def seed_from_key(key: Any) -> jax.Array:
 
 
 def seeded(seed: torch.Tensor) -> contextlib.AbstractContextManager[None]:
-    """Run with the draws of this thread seeded by `seed` (uint32[2]); torch's own generators are not touched.
+    """Seed the draws of this thread inside the block by `seed` (uint32[2]); leave torch's own generators alone.
 
-    A seed on a GPU is waited for.
+    To read a seed on a GPU, the call waits for the GPU. Inside :func:`tracing` nothing is seeded.
     """
     if is_tracing():
         return contextlib.nullcontext()
@@ -45,17 +45,17 @@ def seeded(seed: torch.Tensor) -> contextlib.AbstractContextManager[None]:
 
 
 def seeded_by(low: int, high: int) -> contextlib.AbstractContextManager[None]:
-    """The same for the two words of a seed as Python ints."""
+    """Seed the draws of this thread inside the block by the two words of a seed as Python ints; see :func:`seeded`."""
     return contextlib.nullcontext() if is_tracing() else drawing_from(_Seeded((high << 32) | low))
 
 
 @contextlib.contextmanager
 def drawing_again(state: torch.Tensor) -> Iterator[None]:
-    """Draw from an earlier state of the CPU's generator on, and leave the generator where the draws end.
+    """Draw inside the block from an earlier state of the CPU's generator, and leave the generator where the draws end.
 
-    If nothing is drawn it is left alone: another thread may have drawn from it since.
+    If nothing is drawn, the generator is left alone: another thread may have drawn from it since.
     """
-    if draw_source() is not None:  # of this thread alone
+    if draw_source() is not None:  # then the state that is set is that of this thread's own generator
         torch.set_rng_state(state)
         yield
         return
@@ -69,18 +69,18 @@ def drawing_again(state: torch.Tensor) -> Iterator[None]:
 
 
 def drawing_apart() -> contextlib.AbstractContextManager[None]:
-    """Draw the numbers that the CPU's default generator would give, without advancing it."""
+    """Draw inside the block the numbers that the CPU's default generator would give, without advancing it."""
     return drawing_from(EarlierDraws(torch.get_rng_state()))
 
 
 def first_operator_seeded() -> str | None:
-    """The first random operator of torch that ran inside :func:`seeded`; None if none did."""
+    """Return the first random operator that ran inside the present :func:`seeded` block; None if none did."""
     source = draw_source()
     return source.operator if isinstance(source, _Seeded) else None
 
 
 def is_seeded_generator(generator: torch.Generator) -> bool:
-    """Whether a generator is the one that this thread's draws were given by :func:`seeded` or :func:`drawing_apart`."""
+    """Return whether :func:`seeded` or :func:`drawing_apart` gave this generator to the draws of this thread."""
     source = draw_source()
     own = [*source.generators.values()] if isinstance(source, _Seeded) else []
     own += [source.cpu] if isinstance(source, EarlierDraws) else []
@@ -88,12 +88,12 @@ def is_seeded_generator(generator: torch.Generator) -> bool:
 
 
 class _Seeded:
-    """Generators with one seed, one on each device that is drawn on."""
+    """Source of draws: generators with one seed, one on each device that is drawn on."""
 
     def __init__(self, seed: int):
         self._seed = seed
         self.generators: dict[torch.device, torch.Generator] = {}
-        self.operator: str | None = None  # the first that drew
+        self.operator: str | None = None  # the first operator that drew
 
     def generator(self, device: torch.device, operator: str) -> torch.Generator:
         self.operator = self.operator or operator
@@ -107,10 +107,10 @@ class _Seeded:
 
 
 class _Numbered:
-    """Draws that are counted while a function is traced: the seed of the generator is the number of the next one.
+    """Source that counts the draws of a traced function: the seed of its generator is the number of the next draw.
 
-    Its state is saved and put back by ``torch.utils.checkpoint`` as that of the default generator would be, so a
-    recomputation has the numbers of the forward again.
+    ``torch.utils.checkpoint`` saves and restores the state of this generator as it does that of the default generator,
+    so a recomputation gets the same numbers as the forward.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class _Numbered:
 
 
 class _Refusing:
-    """No draws: a random operator raises before it has drawn."""
+    """Source that refuses draws: a random operator raises before it has drawn."""
 
     def __init__(self, name: str):
         self._name = name
@@ -147,9 +147,9 @@ class _Refusing:
 
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
-    """While a graph is traced seeds have no value yet, and nothing is drawn: :func:`seeded` does nothing.
+    """Count the draws inside the block from 0, for :func:`next_draw`, and make :func:`seeded` do nothing.
 
-    Draws are counted from 0 by :func:`next_draw`.
+    While a graph is traced, seeds have no value yet, and nothing is drawn.
     """
     before = getattr(_TRACING, "draws", None)
     _TRACING.draws = _Numbered()
@@ -161,22 +161,22 @@ def tracing() -> Iterator[None]:
 
 
 def is_tracing() -> bool:
-    """Whether this thread is inside :func:`tracing`."""
+    """Return whether this thread is inside :func:`tracing`."""
     return getattr(_TRACING, "draws", None) is not None
 
 
 def next_draw() -> int:
-    """The number of the next draw inside :func:`tracing`; a recomputation gets those that the forward got."""
+    """Return the number of the next draw inside :func:`tracing`. A recomputation gets the numbers of its forward."""
     return _TRACING.draws.next()
 
 
 def refused(name: str) -> contextlib.AbstractContextManager[None]:
-    """Raise if the body draws from torch's generators: for functions that could not be traced beforehand."""
+    """Raise if the block draws from torch's generators: for functions that could not be traced beforehand."""
     return contextlib.nullcontext() if is_tracing() else drawing_from(_Refusing(name))
 
 
 def without_key(name: str, operator: str) -> str:
-    """The message for a function that draws without a key."""
+    """Return the error message for a function that draws without a key."""
     return (
         f"`{name}` draws random numbers ({operator}) but was called without a key. Pass a JAX key as "
         "`rng=`, for example `f(x, rng=jax.random.key(0))`; the same key gives the same numbers. "

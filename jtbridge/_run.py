@@ -1,4 +1,4 @@
-"""Running a torch function under the settings it was traced with, and telling errors apart."""
+"""Runs of a torch function under the torch settings of its trace, and the errors of such runs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SHOWN = 6  # arguments at either end of a long list
 
 
 def runner(fn: TorchFunction) -> Callable[[Callable[[], Sequence[torch.Tensor]]], Tensors]:
-    """A function that runs `fn` on the tensors that its argument makes, both under the torch settings of `fn`.
+    """Return a function that runs `fn` on the tensors that its argument makes, under the torch settings of `fn`.
 
-    The tensors are made there too: one made in inference mode cannot be differentiated outside it.
+    The tensors are made under these settings too: a tensor made in inference mode cannot be differentiated outside it.
     """
     call = _with_values(fn)
     state = fn.state
@@ -53,7 +53,7 @@ def _with_values(fn: TorchFunction) -> Callable[..., Tensors]:
 
 
 def as_call_error(fn: TorchFunction, error: BaseException) -> JtbridgeError:
-    """What a compiled program is told: XLA passes on text only, so the torch traceback goes into the text."""
+    """Return the error for a compiled program: XLA passes on text only, so the text includes the torch traceback."""
     if isinstance(error, JtbridgeError):
         return error
     lines = "".join(traceback.format_exception(error)).rstrip()
@@ -64,7 +64,7 @@ def as_call_error(fn: TorchFunction, error: BaseException) -> JtbridgeError:
 
 
 def describe_arguments(fn: TorchFunction) -> str:
-    """The arguments of a function as `name: dtype[shape]`; of many the first and the last ones."""
+    """Return the arguments of a function as `name: dtype[shape]`; of many arguments the first and the last ones."""
     flat = fn.base
     parts = [
         f"{name}: {type_.dtype}{list(type_.shape)}"

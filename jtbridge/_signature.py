@@ -1,4 +1,4 @@
-"""From the arguments of a call to flat arrays and a hashable signature of everything else."""
+"""Split of the arguments of a call into flat arrays and a hashable signature of everything else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._pytree import in_order, register_node
 from ._static import static_key
 from .errors import ArgumentError, DTypeError
 
-ARRAY = object()  # stands where an array was among the leaves of a signature
+ARRAY = object()  # marks the place of an array among the leaves of a signature
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Signature:
     """The arguments of a call without the values of its arrays. Equal signatures share a traced function."""
 
     tree: Any
-    keys: tuple[Any, ...]  # hashable stand-ins for the static leaves, `ARRAY` for arrays
-    types: tuple[tuple[tuple[int, ...], np.dtype], ...]
-    statics: tuple[Any, ...] = dataclasses.field(compare=False)  # the static leaves themselves
+    keys: tuple[Any, ...]  # a hashable key for each static leaf, `ARRAY` for each array
+    types: tuple[tuple[tuple[int, ...], np.dtype], ...]  # the shape and dtype of each array
+    statics: tuple[Any, ...] = dataclasses.field(compare=False)  # the static leaves themselves, `ARRAY` for each array
 
 
 def flatten_arguments(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[jax.Array], Signature]:
@@ -55,14 +55,14 @@ def flatten_arguments(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[l
 
 
 def _flattened(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Any, list[Any], Any]:
-    """The arguments with their dicts in the order in which they were filled, their leaves and their tree."""
+    """Return the arguments with their dicts in insertion order, their leaves, and their pytree."""
     args, kwargs = in_order((args, kwargs))
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
     return args, kwargs, leaves, tree
 
 
 def rebuild_call(fn: Callable, signature: Signature) -> Callable[..., Any]:
-    """`fn` as a function of the arrays of its signature alone."""
+    """Return `fn` as a function of the array arguments of its signature only."""
     positions = [i for i, key in enumerate(signature.keys) if key is ARRAY]
     if signature.tree == jax.tree_util.tree_structure(((0,) * len(positions), {})):
         return fn  # plain positional arrays
@@ -79,7 +79,7 @@ def rebuild_call(fn: Callable, signature: Signature) -> Callable[..., Any]:
 
 
 def argument_names(fn: Callable, signature: Signature) -> tuple[str, ...]:
-    """A name for each array argument, such as ``x`` or ``params['w']``."""
+    """Return a name for each array argument, such as ``x`` or ``params['w']``."""
     leaves = [i if key is ARRAY else None for i, key in enumerate(signature.keys)]
     args, kwargs = signature.tree.unflatten([_Place(i) for i in range(len(leaves))])
     parameters = parameter_names(fn)
@@ -88,7 +88,7 @@ def argument_names(fn: Callable, signature: Signature) -> tuple[str, ...]:
 
 
 def static_arguments(fn: Callable, signature: Signature) -> list[tuple[str, Any]]:
-    """The arguments that are no arrays, each with its name."""
+    """Return the static arguments, each with its name."""
     args, kwargs = signature.tree.unflatten(list(range(len(signature.statics))))
     parameters = parameter_names(fn)
     paths = jax.tree_util.tree_flatten_with_path((args, kwargs))[0]
@@ -97,7 +97,7 @@ def static_arguments(fn: Callable, signature: Signature) -> list[tuple[str, Any]
 
 
 def static_name(fn: Callable, signature: Signature, position: int) -> str:
-    """A name for the leaf of the arguments at a position."""
+    """Return a name for the argument leaf at a position."""
     args, kwargs = signature.tree.unflatten(range(len(signature.keys)))
     path = jax.tree_util.tree_flatten_with_path((args, kwargs))[0][position][0]
     return _path_name(path, parameter_names(fn))
@@ -118,7 +118,7 @@ def _path_name(path: Sequence[Any], parameters: Sequence[str]) -> str:
 
 
 def parameter_names(fn: Callable) -> list[str]:
-    """The names of its positional parameters."""
+    """Return the names of the positional parameters of a function."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):  # built-in torch functions have no signature
@@ -150,18 +150,22 @@ def _as_array(leaf: Any, describe: Callable[[], str]) -> jax.Array:
 
 
 def _is_container(leaf: Any) -> bool:
-    """Whether a leaf is a dataclass or a torch container that holds arrays, or that could not be hashed."""
+    """Return whether a leaf may be a container that JAX does not know yet.
+
+    A dataclass counts if it holds arrays or cannot be hashed. For an object of any other class, `register_node`
+    decides.
+    """
     if isinstance(leaf, jax.Array | np.ndarray | np.generic | torch.Tensor | torch.nn.Module | type):
         return False
     if not dataclasses.is_dataclass(leaf):
-        return True  # register_node looks whether torch knows it
+        return True  # `register_node` decides
     values = jax.tree_util.tree_leaves([getattr(leaf, f.name, None) for f in dataclasses.fields(leaf)])
     holds_arrays = any(isinstance(v, jax.Array | np.ndarray | torch.Tensor) for v in values)
     return holds_arrays or type(leaf).__hash__ is None
 
 
 def _static_key(leaf: Any, describe: Callable[[], str]) -> Any:
-    """A hashable key that tells 1, 1.0 and True, and 0.0 and -0.0, apart."""
+    """Return a hashable key that differs between 1, 1.0 and True, and between 0.0 and -0.0."""
     try:
         return static_key(leaf)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Keys that tell static values apart by type and value: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+"""Keys that distinguish static values by type and value: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ import torch
 def static_key(value: Any) -> Any:
     """Return a hashable key; two values that may behave differently have different keys.
 
-    Containers, dataclasses and other objects with an ``__eq__`` of their own are looked into: Python's ``==`` says
-    that ``Config(1)`` and ``Config(True)`` are equal. An object without ``__eq__`` is equal to itself alone.
+    The key contains the parts of containers, dataclasses and other objects with an ``__eq__`` of their own, because
+    Python's ``==`` says that ``Config(1)`` and ``Config(True)`` are equal. An object without ``__eq__`` equals only
+    itself.
 
     Raises:
         TypeError: `value` is not hashable.
     """
-    if not isinstance(value, slice):  # which Python 3.11 cannot hash
+    if not isinstance(value, slice):  # Python 3.11 cannot hash a slice
         hash(value)
     return _key(value, ())
 
 
 def value_key(value: Any) -> Any:
-    """The key of a value that need not be hashable; the key may be neither."""
+    """Return the key of a value that need not be hashable; the key need not be hashable either."""
     return _key(value, ())
 
 
 def same_static(a: Any, b: Any) -> bool:
-    """Whether two static values are interchangeable. A nan is the same as a nan of the same bits."""
+    """Return whether two static values are interchangeable. A NaN is the same as a NaN of the same bits."""
     if a is b:
         return True
     return type(a) is type(b) and value_key(a) == value_key(b)
@@ -62,7 +63,7 @@ def _key(value: Any, inside: tuple[int, ...]) -> Any:
         return kind, tuple(_key(part, inside) for part in (value.start, value.stop, value.step))
     if isinstance(value, torch.Tensor | jax.Array) or kind.__eq__ is object.__eq__:
         return kind, _Identity(value)
-    if kind.__module__ == "decimal":  # 1.0 and 1 are equal there, and print differently
+    if kind.__module__ == "decimal":  # the decimals 1.0 and 1 are equal, and print differently
         return kind, str(value)
     return kind, _Equality(value), _attributes(value, inside)
 
@@ -72,7 +73,7 @@ _BY_EQUALITY = (type, enum.Enum, types.FunctionType, types.MethodType, types.Bui
 
 
 class _Identity:
-    """Equal for one and the same object, which it keeps alive."""
+    """Key of an object that equals only keys of the same object, and keeps the object alive."""
 
     def __init__(self, value: Any):
         self._value = value
@@ -85,7 +86,7 @@ class _Identity:
 
 
 class _Equality:
-    """Equal where two objects are by their own ``==``. Objects that cannot be hashed have their class's hash."""
+    """Key that compares objects by their own ``==``. The key of an object without a hash has its class's hash."""
 
     def __init__(self, value: Any):
         self._value = value
@@ -104,7 +105,7 @@ def _attributes(value: Any, inside: tuple[int, ...]) -> Any:
 
 
 def _slots(kind: type) -> list[str]:
-    """The names of the attributes that the classes of an object hold in slots."""
+    """Return the names of the attributes that a class and its bases hold in slots."""
     found: list[str] = []
     for base in kind.__mro__:
         slots = base.__dict__.get("__slots__", ())

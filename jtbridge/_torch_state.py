@@ -1,7 +1,7 @@
 """Torch's settings, most of them thread-local, as they were when a call was traced.
 
-XLA runs a callback on a thread of its own, or on whichever thread waits for the result, so grad mode, autocast,
-inference mode, default device and default dtype there need not be those of the traced program.
+XLA runs a callback on a thread of its own, or on whichever thread waits for the result. The grad mode, autocast,
+inference mode, default device and default dtype of that thread may differ from those of the traced program.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 @dataclasses.dataclass(frozen=True)
 class TorchState:
-    """A hashable snapshot of the settings that change what torch computes, part of the key of a traced function."""
+    """Hashable snapshot of the settings that change torch's results. It is part of the key of a traced function."""
 
     grad: bool
     inference: bool
     autocast: tuple[tuple[str, torch.dtype], ...]  # device types with autocast on, and their dtype
-    dtype: torch.dtype | None  # the default; None for a function that does not depend on it
+    dtype: torch.dtype | None  # the default dtype; None for a function that does not depend on it
     device: torch.device | None  # None: torch's own default
     matmul_precision: str  # how float32 is multiplied on a GPU: "highest", "high" or "medium"
 
     @classmethod
     def current(cls) -> TorchState:
-        """The settings of this thread."""
+        """Return the settings of this thread."""
         return cls(
             grad=torch.is_grad_enabled(),
             inference=torch.is_inference_mode_enabled(),
@@ -44,7 +44,7 @@ class TorchState:
         )
 
     def activity_check(self) -> Callable[[], bool]:
-        """A function that tells whether this thread has just these settings already. It runs before every call."""
+        """Return a function that tests whether this thread has these settings already. It runs before every call."""
         if self.device is not None or self.autocast:
             return lambda: False
         grad, inference, dtype = self.grad, self.inference, self.dtype
@@ -69,10 +69,10 @@ class TorchState:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Give this thread these settings, and its own back afterwards, also after an exception.
+        """Give this thread these settings inside the block, and restore its own afterwards, also after an exception.
 
         Raises:
-            DTypeError: the default dtype is another one, which torch has once for all threads.
+            DTypeError: the default dtype differs. Torch has one default dtype for all threads, so it is not changed.
         """
         if self.dtype not in (None, torch.get_default_dtype()):
             raise DTypeError(
@@ -93,24 +93,28 @@ class TorchState:
             yield
 
     def for_any_default_dtype(self) -> TorchState:
-        """The same, for a function that does not depend on the default dtype."""
+        """Return the same settings for a function that does not depend on the default dtype."""
         return dataclasses.replace(self, dtype=None)
 
     def without_grad(self) -> TorchState:
-        """The same, with gradient recording off."""
+        """Return the same settings with gradient recording off."""
         return dataclasses.replace(self, grad=False)
 
     def differentiable(self) -> TorchState:
-        """The same, with gradient recording on: for derivatives, whatever was set around the call."""
+        """Return the same settings with gradient recording on, for derivatives, whatever was set around the call."""
         return dataclasses.replace(self, grad=True, inference=False)
 
     def without_casts(self) -> TorchState:
-        """For graphs captured after autocast: nothing is recorded or cast again."""
+        """Return the settings for a graph captured after autocast: no gradient recording and no second cast."""
         return dataclasses.replace(self, grad=False, inference=False, autocast=())
 
 
 def _products() -> str:
-    """How float32 is multiplied on a GPU. Torch has a setting for each of its backends too, and no name for a mix."""
+    """Return the matmul precision of float32 on a GPU.
+
+    Torch also has one precision for each of its backends. If they differ, torch has no name for the mixture and raises;
+    then the precision of CUDA's matmul is returned.
+    """
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Calls of a wrapped function inside a traced program: the records of what was traced, and where they are kept."""
+"""Calls of a wrapped function inside a traced program, and the caches of its traced functions."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from .state import StateGuard, saving_state_once
 from .translate import hinted_shapes, is_symbolic, symbolic_program, torch_symbolic, with_constants
 from .triton.launches import with_intercepted_launches
 
-_MAX_TRACED = 512  # signatures kept per wrapped function; compiled programs hold on to their own
+_MAX_TRACED = 512  # traced functions in a cache; a compiled program keeps its own alive
 _SEED = ArrayType(_rng.SEED_SHAPE, np.dtype(np.uint32))
 
 _Cache = collections.OrderedDict[Any, TracedFunction]
 
 
 class TracedCalls:
-    """The traced forms of one wrapped function.
+    """Traced functions of one wrapped function.
 
     Args:
         fn: the torch function.
-        name: for messages.
-        options: of :func:`jtbridge.wrap`.
-        notices: what the user was told of the function already.
+        name: the name of the function, for messages.
+        options: the options of :func:`jtbridge.wrap`.
+        notices: keys of the warnings already given about the function.
     """
 
     def __init__(self, fn: Callable[..., Any], name: str, options: dict[str, Any], notices: set[str]):
@@ -54,8 +54,8 @@ class TracedCalls:
         self._ordered = options["effects"] == "ordered"
         self._notices = notices
         self._numbers = NumberWatch()
-        # What was traced: by the outermost JAX trace that it is part of, for as long as that lasts, and for eager calls
-        # of a backend that translates until `clear`.
+        # Traced functions: by the outermost JAX trace that they are part of, for as long as that trace lasts; and for
+        # eager calls of a backend that translates, until `clear`.
         self._by_trace: weakref.WeakKeyDictionary[Any, _Cache] = weakref.WeakKeyDictionary()
         self.eager_plans: _Cache = collections.OrderedDict()
 
@@ -63,9 +63,9 @@ class TracedCalls:
         """Call the function as part of a traced program.
 
         Args:
-            arrays, signature: of the call.
+            arrays, signature: the arguments of the call.
             rng: a JAX key, or None.
-            backend: what runs the function.
+            backend: the name of the backend that runs the function.
             verify: whether the first result of each program is compared with torch's.
         """
         traced, operands = self.prepared(arrays, signature, rng, backend)
@@ -99,11 +99,11 @@ class TracedCalls:
         return traced, operands
 
     def clear(self) -> None:
-        """Forget what was traced in eager calls."""
+        """Drop the traced functions of eager calls."""
         self.eager_plans.clear()
 
     def _cache(self, arrays: Sequence[Any], backend: str) -> _Cache:
-        """Return the cache that a function traced now belongs to."""
+        """Return the cache for a function that is traced now."""
         trace = outermost_trace()
         if trace is not None:
             return self._by_trace.setdefault(trace, collections.OrderedDict())
@@ -126,7 +126,7 @@ class TracedCalls:
         return traced
 
     def _trace_symbolic(self, signature: Signature, seeded: bool, backend: str) -> TracedFunction:
-        """For sizes that are symbols: made for an example of each, with a program for all of them."""
+        """Trace the function for symbolic sizes: for an example of each size, with one program for all sizes."""
         if not translates(backend) or self._ordered:
             raise BackendError(
                 f"`{self._name}` was given symbolic sizes, which only a translated function can have: "
@@ -148,7 +148,7 @@ class TracedCalls:
         """Trace the function.
 
         Args:
-            signature: of the call.
+            signature: the signature of the call.
             state: torch's settings to trace under.
             seeded: whether the call has a key.
             keep_seed: whether the seed stays an input if the function draws nothing.
@@ -187,7 +187,7 @@ class TracedCalls:
             guard=guard,
         )
         with TRACING, contextlib.ExitStack() as stack:
-            for lock in module_locks(closed_over_modules(self._fn)):  # a call of it may be running on XLA's threads
+            for lock in module_locks(closed_over_modules(self._fn)):  # XLA's threads may be calling the modules
                 stack.enter_context(lock)
             found = infer(request)
         traits = found.traits
@@ -197,7 +197,7 @@ class TracedCalls:
         mutated = tuple(in_types[i] for i in traits.effects.mutated) if return_mutated else ()
         return TracedFunction(
             name=self._name,
-            # Of what an opaque function launches in a call, looking at it may have shown nothing.
+            # An untraceable function may launch kernels in a call that inference has not seen.
             call=with_intercepted_launches(call) if traits.effects.launches or traits.untraceable else call,
             argument_names=names,
             in_types=(*in_types, _SEED) if seeded else in_types,
@@ -216,6 +216,6 @@ class TracedCalls:
 
 
 def _on_torch_platform(arrays: Sequence[Any]) -> bool:
-    """Whether all arrays lie on devices of which torch has some."""
+    """Return whether all arrays lie on devices of platforms that torch has here."""
     found = {device.platform for x in arrays if not isinstance(x, jax.core.Tracer) for device in x.devices()}
     return found <= ({"cpu", "gpu", "cuda", "rocm"} if torch.cuda.is_available() else {"cpu"})

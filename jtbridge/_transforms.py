@@ -1,8 +1,8 @@
-"""Torch-side derivatives and batching of torch functions, closed under composition.
+"""Derived functions: derivatives and batches of torch functions, taken by torch, and closed under composition.
 
-Each is a :class:`TorchFunction` made from another one, so ``Vmap(Vjp(f))`` or ``Vjp(Vjp(f))`` need no rule of
-their own. Everything follows JAX's conventions: a cotangent of a complex array is the conjugate of torch's, since
-JAX transposes without conjugating (https://docs.jax.dev/en/latest/notebooks/autodiff_cookbook.html).
+Each derived function is a :class:`TorchFunction` made from another one, so ``Vmap(Vjp(f))`` or ``Vjp(Vjp(f))`` need no
+rule of their own. Derived functions follow JAX's conventions: a cotangent of a complex array is the conjugate of
+torch's, since JAX transposes without conjugating (https://docs.jax.dev/en/latest/notebooks/autodiff_cookbook.html).
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ class _Derived(TorchFunction):
 
 @dataclasses.dataclass(frozen=True)
 class Vjp(_Derived):
-    """``(x, ct) -> ct @ Df(x)`` for the inputs `wrt` and the outputs `outs`, by torch's reverse mode."""
+    """Vector-Jacobian product ``(x, ct) -> ct @ Df(x)`` for the inputs `wrt` and the outputs `outs`.
+
+    It is computed by torch's reverse mode.
+    """
 
     wrt: tuple[int, ...]
     outs: tuple[int, ...]
@@ -82,7 +85,7 @@ class Vjp(_Derived):
         cotangents: Sequence[torch.Tensor],
         around: contextlib.AbstractContextManager[Any] | None = None,
     ) -> tuple[Tensors, Tensors]:
-        """Results and gradients (torch's convention) by plain autograd, which every torch function supports.
+        """Return results and gradients (torch's convention) by plain autograd, which every torch function supports.
 
         The gradients can be differentiated again if a primal or a cotangent requires grad. `around` is active while the
         function runs, and not while it is differentiated.
@@ -92,12 +95,12 @@ class Vjp(_Derived):
             inputs = list(primals)
             for i in self.wrt:
                 x = primals[i]
-                # A tensor of its own even if the same array was passed twice; part of the outer graph if any.
+                # A new tensor, even if the same array was passed twice; part of the outer graph, if there is one.
                 inputs[i] = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
             with around or contextlib.nullcontext():
                 results = self._results(inputs)
             pairs = [(results[o], ct) for o, ct in zip(self.outs, cotangents, strict=True) if results[o].requires_grad]
-            if again and self.base.traits.untraceable:  # the others were looked at while they were traced
+            if again and self.base.traits.untraceable:  # traceable functions were examined before they run
                 self.base.once_differentiable = once_differentiable_in([y for y, _ in pairs])
                 refuse_once_differentiable(self.base, 2)
             if not pairs:
@@ -127,7 +130,10 @@ class Vjp(_Derived):
             return self.fn(*inputs)
 
     def _by_functorch(self, primals: Tensors, cotangents: Sequence[torch.Tensor]) -> Tensors:
-        """Under torch.vmap or torch.func.jvp, where plain autograd does not reach."""
+        """Return the gradients by torch.func, for calls under torch.vmap or torch.func.jvp.
+
+        Plain autograd does not work under these transforms.
+        """
 
         of_wrt = _of_differentiated(self, primals)
         pullback = torch.func.vjp(of_wrt, *(primals[i] for i in self.wrt))[1]
@@ -140,12 +146,13 @@ _UNITS = (1, 1j)  # the real part of (1j * dy) is minus the imaginary part of dy
 
 @dataclasses.dataclass(frozen=True)
 class Jvp(_Derived):
-    """``(x, dx) -> Df(x) @ dx`` for the inputs `wrt` and the outputs `outs`.
+    """Jacobian-vector product ``(x, dx) -> Df(x) @ dx`` for the inputs `wrt` and the outputs `outs`.
 
-    By two reverse modes: the transpose in ``ct`` of ``ct -> ct @ Df(x)``, which follows every rule that the gradient
-    follows. A first derivative of torch's own operators goes through torch's forward mode, which is faster and right
-    there. Elsewhere it is not: it ignores `no_grad`, drops the tangents of custom operators, and its formulas for
-    layer_norm, linalg.solve and others cannot be differentiated again, all in silence (torch 2.13).
+    The product is computed by two reverse modes: the transpose in ``ct`` of ``ct -> ct @ Df(x)``, which follows every
+    rule that the gradient follows. For a first derivative of torch's own operators, torch's forward mode is used, which
+    is faster and right there. Elsewhere torch's forward mode is silently wrong (torch 2.13): it ignores `no_grad`,
+    drops the tangents of custom operators, and its formulas for layer_norm, linalg.solve and others cannot be
+    differentiated again.
     """
 
     wrt: tuple[int, ...]
@@ -184,7 +191,7 @@ class Jvp(_Derived):
             or traits.autograd.inner_autograd
             or traits.custom_operator
             or traits.autograd.zero_tangent
-            or traits.untraceable  # nobody has seen whether its gradient is what forward mode computes
+            or traits.untraceable  # no trace has shown whether forward mode agrees with the gradient
             or self.base.reads_graph
             or differentiating()
             or any(tensor.requires_grad for tensor in tensors)
@@ -195,12 +202,15 @@ class Jvp(_Derived):
         primals, tangents = tensors[:count], tensors[count:]
 
         of_wrt = _of_differentiated(self, primals)
-        # The locks of modules first: a thread that traces holds them when it comes here.
+        # The locks of modules are taken first: a thread that traces already holds them here.
         with self.base.locked(), _FORWARD_MODE:
             return torch.func.jvp(of_wrt, tuple(primals[i] for i in self.wrt), tuple(tangents))[1]
 
     def by_reverse_mode(self, tensors: Tensors) -> Tensors:
-        """By two reverse modes; by the rows of the Jacobian where torch cannot differentiate a gradient."""
+        """Compute the product by two reverse modes, or by the rows of the Jacobian.
+
+        The rows are used if torch cannot differentiate a gradient.
+        """
         try:
             return self._by_two_vjps(tensors)
         except RuntimeError as error:
@@ -209,9 +219,10 @@ class Jvp(_Derived):
             return self._by_rows(tensors, error)
 
     def _by_rows(self, tensors: Tensors, cause: RuntimeError) -> Tensors:
-        """Every element of ``Df(x) @ dx`` as the product of a gradient and dx. No derivative of a gradient is needed.
+        """Compute every element of ``Df(x) @ dx`` as the product of a gradient and dx.
 
-        Torch's forward mode would need none either, but see above what it ignores.
+        No derivative of a gradient is needed. Torch's forward mode would not need one either, but it is wrong in the
+        cases that :class:`Jvp` lists.
         """
         count = len(self.fn.in_types)
         primals, tangents = tensors[:count], tensors[count:]
@@ -260,8 +271,8 @@ class Jvp(_Derived):
         primals, tangents = tensors[:count], tensors[count:]
         pullback = Vjp(self.fn, self.wrt, self.outs)
         transpose = Vjp(pullback, tuple(range(count, count + len(self.outs))), tuple(range(len(self.wrt))))
-        # The pullback is linear in the cotangent, so where it is differentiated does not matter. Not at zero, though:
-        # the backward of logcumsumexp takes the logarithm of the cotangent, whose derivative is NaN there.
+        # The pullback is linear in the cotangent, so it may be differentiated at any cotangent. Zero is excluded: the
+        # backward of logcumsumexp takes the logarithm of the cotangent, whose derivative is NaN at zero.
         anywhere = [
             torch.ones(type_.shape, dtype=torch_dtype(type_.dtype, "a cotangent"), device=tensors[0].device)
             for type_ in self.out_types
@@ -271,9 +282,10 @@ class Jvp(_Derived):
 
 @dataclasses.dataclass(frozen=True)
 class Vmap(_Derived):
-    """`fn` over a batch in one call: `dims` says where each input has its batch axis.
+    """`fn` over a batch of `size` rows in one call.
 
-    Results have it first, but for those at `summed`, which are added up over the batch.
+    `dims` holds the batch axis of each input, None for an input without one. Results have the batch axis first, except
+    the results at the positions `summed`, which are summed over the batch.
     """
 
     dims: tuple[int | None, ...]
@@ -312,27 +324,27 @@ class Vmap(_Derived):
         if (
             self in self.base.sequential
             or traits.unbatchable
-            or (self.base.reads_graph and self.order > 0)  # inside torch.func a weight requires no gradient
-            or (traits.autograd.uses_data and self.order > 0)  # `.data` of a tensor inside torch.func is no detach
+            or (self.base.reads_graph and self.order > 0)  # inside torch.func a weight does not require a gradient
+            or (traits.autograd.uses_data and self.order > 0)  # inside torch.func, `.data` does not detach a tensor
         ):
             return self.by_loop(tensors)
         try:
             return self.by_torch_vmap(tensors)
         except Exception:  # noqa: BLE001
-            # If the rows themselves are at fault the loop raises the real error.
+            # If a row fails by itself, the loop raises the real error.
             result = self.by_loop(tensors)
             self.base.sequential.add(self)
             return result
 
     def by_torch_vmap(self, tensors: Tensors) -> Tensors:
-        """One call for all rows; raises where torch cannot batch the function."""
-        # "same": a key that is not batched draws the same numbers for every row, as in JAX.
+        """Run all rows by one call of torch.vmap, which raises if it cannot batch the function."""
+        # randomness="same": a key that is not batched draws the same numbers for every row, as in JAX.
         with VmapGuard(tensors, self.dims):
             return torch.func.vmap(self.fn.__call__, in_dims=self.dims, randomness="same")(*tensors)
 
     def by_loop(self, tensors: Tensors) -> Tensors:
-        """Row by row; right for every function."""
-        # A row is a copy, in memory of its own: as_strided and the like count from the start of the memory.
+        """Run the rows one after another, which is right for every function."""
+        # A row is copied to memory of its own: as_strided and similar operators count from the start of the memory.
         rows = [
             self.fn(*(t if d is None else t.select(d, i).clone() for t, d in zip(tensors, self.dims, strict=True)))
             for i in range(self.size)
@@ -348,7 +360,10 @@ class Vmap(_Derived):
 
 
 def of_results(transpose: TorchFunction, used: Sequence[int]) -> TorchFunction:
-    """A vector-Jacobian product, batched or not, of some of the results that it is of, by their numbers among these."""
+    """Restrict a vector-Jacobian product, batched or not, to the cotangents of some results.
+
+    `used` holds the positions of these results among the results that the product takes cotangents of.
+    """
     if isinstance(transpose, Vmap):
         inner = of_results(transpose.fn, used)
         count = len(transpose.dims) - _cotangents(transpose)
@@ -359,7 +374,7 @@ def of_results(transpose: TorchFunction, used: Sequence[int]) -> TorchFunction:
 
 
 def _cotangents(transpose: TorchFunction) -> int:
-    """How many cotangents a vector-Jacobian product takes, batched or not."""
+    """Return the number of cotangents that a vector-Jacobian product, batched or not, takes."""
     while isinstance(transpose, Vmap):
         transpose = transpose.fn
     assert isinstance(transpose, Vjp)
@@ -367,13 +382,13 @@ def _cotangents(transpose: TorchFunction) -> int:
 
 
 def differentiable_norms(fn: TorchFunction) -> contextlib.AbstractContextManager:
-    """Write normalisations out while `fn`, a derivative beyond the first, runs."""
+    """Write normalisations out inside the block, if `fn` is a derivative beyond the first."""
     needed = fn.order > 1 and fn.base.traits.autograd.fused_norm is not None
     return CompositeNorms() if needed else contextlib.nullcontext()
 
 
 def refuse_once_differentiable(traced: TracedFunction, order: int) -> None:
-    """Raise where torch would give zeros for a second derivative that it does not have."""
+    """Raise if torch has no second derivative, for which it would give zeros."""
     name = traced.once_differentiable
     if name is not None and order > 1:
         raise DifferentiationError(
@@ -384,7 +399,7 @@ def refuse_once_differentiable(traced: TracedFunction, order: int) -> None:
 
 
 def _of_differentiated(derivative: Vjp | Jvp, primals: Tensors) -> Callable[..., Tensors]:
-    """The function to differentiate, of its moving inputs to its differentiated outputs, the others held fixed."""
+    """Return the function from the differentiated inputs to the differentiated outputs, with the other inputs fixed."""
 
     def of_wrt(*differentiated: torch.Tensor) -> Tensors:
         inputs = list(primals)
@@ -397,12 +412,12 @@ def _of_differentiated(derivative: Vjp | Jvp, primals: Tensors) -> Callable[...,
 
 
 def conjugate(tensor: torch.Tensor) -> torch.Tensor:
-    """Cross between torch's and JAX's convention for complex gradients; real tensors stay as they are."""
+    """Convert a gradient between torch's and JAX's convention for complex numbers; real tensors stay as they are."""
     return tensor.conj() if tensor.is_complex() else tensor
 
 
 def _dense(grad: torch.Tensor) -> torch.Tensor:
-    """A gradient as JAX can hold it: embeddings with ``sparse=True`` give sparse ones."""
+    """Return a gradient as a dense tensor, as JAX needs it: embeddings with ``sparse=True`` have sparse gradients."""
     return grad if grad.layout is torch.strided else grad.to_dense()
 
 

@@ -1,4 +1,4 @@
-"""Comparing a traced program with torch: what ``verify=True`` does, and the tolerances of :func:`jtbridge.check`."""
+"""Comparison of a traced program with torch, for ``verify=True``, and the tolerances of :func:`jtbridge.check`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ._functions import TracedFunction
 from ._host import to_numpy
 from .errors import VerificationError
 
-# Relative to the largest magnitude of a result: a few hundred roundings.
+# Allowed differences, relative to the largest magnitude of a result.
 _TOLERANCES = {np.dtype(np.float64): 1e-10, np.dtype(np.complex128): 1e-10, np.dtype(np.float16): 2e-2}
 _SINGLE, _BFLOAT16 = 2e-4, 1e-1
 
 
 def verify(traced: TracedFunction, operands: Sequence[Any], results: Sequence[Any]) -> None:
-    """Compare the results of a traced program with torch's own, once, when the values are there.
+    """Add a callback to the program that compares its results with torch's own, once, when the values are known.
 
-    It is a callback of the program that JAX runs: under ``jit`` it is called when the program runs, under ``vmap`` for
-    each row and in a loop for each step, and only the first call compares. Under ``grad`` the values are compared, the
-    gradient is not. A function that draws random numbers has others in torch and is not compared.
+    JAX runs the callback with the program: under ``jit`` when the program runs, under ``vmap`` for each row and in a
+    loop for each step. Only the first call compares. Under ``grad`` the values are compared, the gradient is not. A
+    function that draws random numbers is not compared, because torch draws other numbers.
     """
     if traced.verified or traced.traits.effects.random_operator is not None:
         return
@@ -59,7 +59,11 @@ def _as_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def difference(got: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference as a share of the largest finite magnitude; infinite where NaN or infinity differ."""
+    """Return the largest difference as a share of the largest finite magnitude.
+
+    The difference is absolute if all expected values are zero. It is infinite if shapes, dtypes, integers or booleans
+    differ, or if NaNs or infinities are in other places.
+    """
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return float("inf")
     if got.dtype.kind in "biu":
@@ -75,5 +79,5 @@ def difference(got: np.ndarray, expected: np.ndarray) -> float:
 
 
 def tolerance(dtype: Any) -> float:
-    """The difference that rounding may make in results of a dtype."""
+    """Return the difference that rounding may cause in results of a dtype."""
     return _BFLOAT16 if dtype == jnp.bfloat16 else _TOLERANCES.get(np.dtype(dtype), _SINGLE)

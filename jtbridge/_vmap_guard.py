@@ -1,4 +1,4 @@
-"""Keeps torch.vmap from computing in silence something else than the rows, one after another, would (torch 2.13)."""
+"""Guard against silent errors of torch.vmap: results that differ from the rows one after another (torch 2.13)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from ._compat import StorageWeakRef, innermost, is_shared, storage_id
 
-# By name, whether they are called as a function, a method, or an operator of `torch.ops`.
+# Kinds by name, the same for a function, a method, and an operator of `torch.ops`.
 _KINDS = {
     **dict.fromkeys(("reshape", "reshape_as", "flatten", "ravel", "contiguous"), "by strides"),  # a view, or a copy
     **dict.fromkeys(("stride", "is_contiguous", "dim_order"), "tells strides"),
@@ -27,14 +27,15 @@ _KINDS = {
 
 
 class VmapGuard(TorchFunctionMode):
-    """Raises where torch.vmap would be wrong, so that the rows of the batch run one after another.
+    """Mode that raises where torch.vmap would be wrong, so that the rows of the batch run one after another.
 
     A result that is a view of its argument for one row may be a copy for a batch, and the other way round. The values
-    differ once one of the two is written to while the other is in use:
+    differ once the argument or the result is written to while the other one is in use:
 
-    - ``x[i]`` is a view of `x` for a tensor of one integer, and a copy where that is another integer in each row.
+    - ``x[i]`` is a view of `x` for a tensor of one integer, and a copy if the integer differs between the rows.
     - Whether ``x.reshape(...)`` is a view depends on the strides of `x`, and many operators give a batch other strides
-      than a row. They are known to be the same for the arguments of the function, and for copies of these.
+      than a row. The strides are known to be the same for contiguous arguments with the batch axis first, and for
+      contiguous copies of such arguments.
 
     Args:
         tensors: the arguments of torch.vmap.
@@ -49,7 +50,10 @@ class VmapGuard(TorchFunctionMode):
 
     @functools.cached_property
     def _same_strides(self) -> dict[int, StorageWeakRef]:
-        """Storages with the strides of a row, by `storage_id`, which a reference keeps from being used again."""
+        """Return the storages of tensors with the strides of a row, by `storage_id`.
+
+        A reference to each storage keeps its id from being used again.
+        """
         columns = [tensor for tensor, dim in zip(*self._arguments, strict=True) if dim == 0 and tensor.is_contiguous()]
         return dict(map(_storage, columns))
 
@@ -97,15 +101,15 @@ class VmapGuard(TorchFunctionMode):
 
 
 class _Pair:
-    """The argument and the result of an operator that may be a view, or a copy, for a batch but not for a row."""
+    """Argument and result of an operator that may return a view for a row and a copy for a batch, or vice versa."""
 
     def __init__(self, x: torch.Tensor, result: torch.Tensor, was_shared: bool):
         self._x = weakref.ref(x)
-        self._was_shared = was_shared  # with other tensors than x and the result
+        self._was_shared = was_shared  # whether x shared its memory with another tensor than the result
         self._storages = [StorageWeakRef(innermost(tensor).untyped_storage()) for tensor in (x, result)]
 
     def is_seen_in_both(self, storage: int) -> bool:
-        """Whether a write to a storage is to one of the two while the other is in use."""
+        """Return whether a write to a storage changes the argument or the result while the other one is in use."""
         of_x, of_result = self._storages
         if of_x.cdata == of_result.cdata == storage:
             return self._was_shared or self._x() is not None
@@ -120,7 +124,7 @@ def _storage(tensor: torch.Tensor) -> tuple[int, StorageWeakRef]:
 
 @functools.lru_cache(maxsize=1024)
 def _kind(func: Callable[..., Any]) -> str | None:
-    name = getattr(func, "__name__", "").partition(".")[0]  # of "add_.Tensor", say
+    name = getattr(func, "__name__", "").partition(".")[0]  # "add_" for "add_.Tensor"
     return "write" if name.endswith("_") and not name.endswith("__") else _KINDS.get(name)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Wrapped:
-    """A torch function as a JAX function. Made by :func:`jtbridge.wrap`."""
+    """A torch function as a JAX function, made by :func:`jtbridge.wrap`."""
 
     def __init__(self, fn: Callable[..., Any], options: dict[str, Any]):
         functools.update_wrapper(self, fn, updated=())
@@ -43,7 +43,7 @@ class Wrapped:
             )
         self._prefix: tuple[Any, ...] = ()
         self._keywords: dict[str, Any] = {}
-        while isinstance(fn := _unwrapped(fn), functools.partial):  # its arrays are arguments, not constants
+        while isinstance(fn := _unwrapped(fn), functools.partial):  # arrays in a partial are arguments, not constants
             self._prefix = fn.args + self._prefix
             self._keywords = {**fn.keywords, **self._keywords}
             fn = fn.func
@@ -52,7 +52,7 @@ class Wrapped:
         self._marked = marked(self._fn)
         self._takes_rng = _has_parameter(self._fn, "rng")
         self._options = options
-        # Whether a call needs nothing done around it: see `call_directly`.
+        # Whether no option asks for work before or after the call of torch: see `call_directly`.
         self._is_simple = not (
             self._prefix
             or self._keywords
@@ -60,7 +60,7 @@ class Wrapped:
             or options["effects"]
             or options["output_shapes"]
         )
-        self._notices: set[str] = set()  # what was said of this function already
+        self._notices: set[str] = set()  # keys of the warnings already given about this function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_inside():
@@ -79,7 +79,7 @@ class Wrapped:
         return self._traced.call(arrays, signature, rng, backend=self.backend, verify=verify)
 
     def _inside_torch(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """A call by torch code inside a wrapped function: that of the plain torch function."""
+        """Call the plain torch function, for a call by torch code inside a wrapped function."""
         if self._options["return_mutated"] or (not self._takes_rng and "rng" in kwargs):
             option = "return_mutated=True" if self._options["return_mutated"] else "rng="
             raise ArgumentError(
@@ -91,22 +91,22 @@ class Wrapped:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The torch function, without the arguments that a ``functools.partial`` fixed."""
+        """Return the torch function, without the arguments that a ``functools.partial`` fixed."""
         return self._fn
 
     @property
     def backend(self) -> str:
-        """The backend that is asked for, here and now."""
+        """Return the name of the backend: from the enclosing ``config`` block, else from the option of ``wrap``."""
         return backend_or(self._options["backend"])
 
     @property
     def ordered(self) -> bool:
-        """Whether its side effects are kept in order."""
+        """Return whether side effects are kept in order."""
         return self._options["effects"] == "ordered"
 
     @functools.cached_property
     def _traced(self) -> TracedCalls:
-        from ._traced import TracedCalls  # imports all that captures and translates, which takes a while
+        from ._traced import TracedCalls  # a slow import: it includes capture and translation
 
         return TracedCalls(self._fn, self._name, self._options, self._notices)
 
@@ -116,13 +116,13 @@ class Wrapped:
         return self._traced.prepared(arrays, signature, rng, self.backend)
 
     def flattened(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[jax.Array], Signature, Any]:
-        """The flat arrays of a call, its signature, and the JAX key that it was given."""
+        """Return the flat arrays of a call, its signature, and its JAX key, or None if the call has no key."""
         rng = None if self._takes_rng else kwargs.pop("rng", None)
         args, kwargs = (*self._prefix, *args), {**self._keywords, **kwargs}
         return *flatten_arguments(self._name, args, kwargs), rng
 
     def torch_dtypes(self, signature: Signature, names: tuple[str, ...]) -> tuple[torch.dtype, ...]:
-        """The dtypes that the arrays of a call have as tensors."""
+        """Return the torch dtypes in which the arrays of a call reach the function."""
         dtypes = (np.dtype(dtype) for _, dtype in signature.types)
         return argument_dtypes(dtypes, lambda: names, self._name, keep_int32=self._options["int32"] == "keep")
 
@@ -142,12 +142,12 @@ class Wrapped:
         return f"<jtbridge.wrap of {self._name}>"
 
     def clear_cache(self) -> None:
-        """Forget what was traced in eager calls of a backend that translates: the next one reads all state anew."""
+        """Drop the traces of eager calls of a backend that translates: the next call reads all state again."""
         if "_traced" in self.__dict__:
             self._traced.clear()
 
     def _call_eagerly(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Run torch itself; NotImplemented where a program is to be translated, or torch lacks the device."""
+        """Run torch itself; return NotImplemented if the call is to be translated, or torch lacks the device."""
         if self.backend != "auto" and translates(self.backend) and not self.ordered:
             return NotImplemented
         if self.ordered:
@@ -185,11 +185,10 @@ def wrap(
     ``checkpoint``, ``scan``, ``while_loop``, ``cond``, ``map`` and ``shard_map``, in any nesting and to any order.
     Gradients are torch's own. JAX arrays are never written to.
 
-    Called with any JAX pytree of arguments: JAX arrays (tracers included), NumPy arrays and torch tensors reach
-    `fn` as tensors of the same shape; every other leaf (Python numbers, strings, None, modules, ...) reaches it
-    as it is and must be hashable. A call may pass ``rng=``, a JAX key, which makes random operators a pure
-    function of it. Shapes and dtypes may change from call to call. Tensors and modules `fn` closes over are
-    constants.
+    The arguments of a call may be any JAX pytrees. JAX arrays (tracers included), NumPy arrays and torch tensors reach
+    `fn` as tensors of the same shape. Every other leaf (Python numbers, strings, None, modules, ...) reaches `fn` as it
+    is and must be hashable. A call may pass ``rng=``, a JAX key, which makes random operators a pure function of the
+    key. Shapes and dtypes may change from call to call. Tensors and modules that `fn` closes over are constants.
 
     Args:
         fn: any callable of tensors: a function, lambda, method, ``functools.partial``, ``nn.Module``, TorchScript
@@ -198,36 +197,38 @@ def wrap(
         backend: "auto", or one of :func:`jtbridge.backends`.
         output_shapes: a tree of ``jax.ShapeDtypeStruct`` like the result, for functions whose output shapes cannot be
             found without running them.
-        residuals: "save" runs the torch forward once in reverse mode and keeps what torch's partitioner decides
-            as JAX arrays; "recompute" keeps the arguments only and runs the forward again.
+        residuals: "save" runs the torch forward once in reverse mode and keeps the residuals that torch's partitioner
+            chooses, as JAX arrays; "recompute" keeps only the arguments and runs the forward again.
         return_mutated: with True the result is ``(out, mutated)``, where `mutated` maps the name of every array
-            argument that `fn` wrote to, such as ``x`` or ``params['w']``, to its new value. With False such writes
-            stay inside.
+            argument that `fn` wrote to, such as ``x`` or ``params['w']``, to its new value. With False the caller does
+            not see such writes.
         effects: "ordered" for functions that print, log, draw from torch's own generator or keep state: every
             call happens, in program order. Such a function cannot be differentiated or vmapped. To find the shapes of
-            its results it also runs when it is traced, on tensors without values, or on zeros if it reads values, and
-            the state that it reaches is put back; with `output_shapes` it does not.
-        int32: while x64 is off JAX's integers are int32 where torch's are int64, so int32 arrays reach `fn` as
-            int64. "keep" leaves them int32.
-        verify: with True the first result of every program that is traced is compared with torch's own for the same
-            values, to within rounding, which finds a function that does something else while it is traced. It is done
-            when the program runs, once: under ``jit`` by a callback to the host, under ``vmap`` for the first row, in
-            a loop for the first step, under ``grad`` for the value alone. A difference is a `VerificationError`, of
-            which a compiled program raises the text as JAX's error. Functions that draw are not compared.
-        purity: what happens where a function that writes to state which it reaches (a closure, a global, an attribute,
-            a list, an iterator), or draws from Python's or NumPy's global generator, is traced for ``jit``, ``scan``
-            and the like: "error" raises :class:`~jtbridge.errors.MutationError` or
+            its results, the function also runs when it is traced, on tensors without values, or on example arguments
+            if it reads values, and the state that it reaches is restored. With `output_shapes` it does not run when it
+            is traced.
+        int32: while x64 is off, JAX uses int32 where torch uses int64, so int32 arrays reach `fn` as int64. With
+            "keep" they stay int32.
+        verify: with True the first result of every traced program is compared with torch's own for the same values, to
+            within rounding. This finds a function that computes something else while it is traced. The comparison
+            happens once, when the program runs: under ``jit`` by a callback to the host, under ``vmap`` for the first
+            row, in a loop for the first step, under ``grad`` for the value alone. A difference raises
+            `VerificationError`; a compiled program raises its text as JAX's error. Functions that draw are not
+            compared.
+        purity: the reaction if a function that is traced for ``jit``, ``scan`` and the like writes to state that it
+            reaches (a closure, a global, an attribute, a list, an iterator), or draws from Python's or NumPy's global
+            generator. "error" raises :class:`~jtbridge.errors.MutationError` or
             :class:`~jtbridge.errors.RandomnessError`, "warn" warns (:class:`~jtbridge.errors.PurityWarning`) and
-            "allow" says nothing. In each case tracing leaves the state as it was. :func:`jtbridge.purity` tells all
-            that is impure in a function.
+            "allow" does neither. In each case the state is restored after the trace. :func:`jtbridge.purity` reports
+            all side effects of a function.
 
     Returns:
         A function of the same arguments that returns `fn`'s result with JAX arrays for tensors. Python numbers and
         other values that depend on shapes alone come back as they are.
 
     Raises:
-        BackendError, ArgumentError, DTypeError: at once, for what cannot work.
-        JtbridgeError: any other class of :mod:`jtbridge.errors`, when it is called.
+        BackendError, ArgumentError: at once, for an option or a callable that cannot work.
+        JtbridgeError: any class of :mod:`jtbridge.errors`, when the result is called.
 
     Example:
         >>> import jax, jax.numpy as jnp, jtbridge, torch
@@ -253,12 +254,12 @@ def wrap(
 
 
 def as_wrapped(fn: Any) -> Wrapped:
-    """A wrapped function as it is, any other callable wrapped."""
+    """Return a wrapped function as it is, and any other callable wrapped."""
     return fn if isinstance(fn, Wrapped) else wrap(fn)
 
 
 def _wrapped(fn: Any, options: dict[str, Any]) -> Any:
-    """What `wrap` makes of a function, or of a descriptor over one in a class."""
+    """Wrap a function, or a ``staticmethod`` or ``classmethod`` over a function."""
     if isinstance(fn, staticmethod | classmethod):
         return type(fn)(Wrapped(_callable(fn.__func__), options))
     if isinstance(fn, property):
@@ -267,7 +268,7 @@ def _wrapped(fn: Any, options: dict[str, Any]) -> Any:
 
 
 def _unwrapped(fn: Any) -> Any:
-    """The torch function of one that is wrapped already, whose options no longer count; any other as it is."""
+    """Return the torch function of a wrapped function, whose options no longer count; any other function as it is."""
     if isinstance(fn, types.MethodType) and isinstance(fn.__func__, Wrapped):
         fn = functools.partial(fn.__func__, fn.__self__)
     while isinstance(fn, Wrapped):
@@ -297,7 +298,7 @@ _SUSPENDED = (
 
 
 def _bodies(fn: Any) -> list[Any]:
-    """The functions that run when a callable is called."""
+    """Return the functions that run when a callable is called."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     fn = _unwrapped(fn)

@@ -1,4 +1,4 @@
-"""Which arguments an operator of torch writes to."""
+"""Arguments that a torch operator writes to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from ._compat import OpOverload, schema_of
 
-# Batch norm writes its running statistics without saying so in its schema.
+# Batch norm writes to its running statistics, which its schema does not declare.
 _UNDECLARED_WRITES: dict[str, tuple[int, tuple[int, ...]]] = {
     # name: (position of `training`, positions written)
     "aten::native_batch_norm": (5, (3, 4)),
@@ -20,7 +20,7 @@ _UNDECLARED_WRITES: dict[str, tuple[int, tuple[int, ...]]] = {
 
 
 def written_tensors(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The arguments that an operator writes to."""
+    """Return the arguments that an operator writes to."""
     written = []
     for position, name in _written_arguments(fn):
         value = kwargs.get(name, args[position] if position < len(args) else None)
@@ -33,7 +33,7 @@ def written_tensors(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> list
 
 @functools.lru_cache(maxsize=4096)
 def _written_arguments(fn: OpOverload) -> tuple[tuple[int, str], ...]:
-    """Position and name of the arguments that the schema of an operator says it writes to."""
+    """Return the position and name of each argument that an operator writes to by its schema."""
     return tuple(
         (position, argument.name)
         for position, argument in enumerate(schema_of(fn).arguments)

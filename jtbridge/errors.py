@@ -1,14 +1,14 @@
-"""Every exception and warning of jtbridge.
+"""Exceptions and warnings of jtbridge.
 
-Each message says what happened, to which argument or operator, what was expected, and what to do about it.
-All of them derive from :class:`JtbridgeError`, so ``except jtbridge.errors.JtbridgeError`` catches them all.
+Each message says what happened, to which argument or operator, what was expected, and what to do about it. All
+exceptions derive from :class:`JtbridgeError`, so ``except jtbridge.errors.JtbridgeError`` catches them all.
 """
 
 from __future__ import annotations
 
 
 class JtbridgeError(Exception):
-    """Base class of everything jtbridge raises on purpose."""
+    """Base class of all exceptions that jtbridge raises on purpose."""
 
 
 class ArgumentError(JtbridgeError, TypeError):
@@ -16,11 +16,14 @@ class ArgumentError(JtbridgeError, TypeError):
 
 
 class DTypeError(JtbridgeError, TypeError):
-    """A dtype exists on one side only. The message names it and the side that lacks it."""
+    """A dtype exists in JAX or in torch only, or torch's default dtype differs from the one of the trace.
+
+    The message names the dtype, and the side that lacks it.
+    """
 
 
 class ShapeInferenceError(JtbridgeError):
-    """The output shapes could not be found out without the real inputs. Pass ``output_shapes=``."""
+    """The output shapes cannot be found without the real inputs. Pass ``output_shapes=``."""
 
 
 class DataDependentShapeError(ShapeInferenceError):
@@ -28,43 +31,43 @@ class DataDependentShapeError(ShapeInferenceError):
 
 
 class RandomnessError(JtbridgeError):
-    """The function drew random numbers, but was called without ``rng=`` (or from a generator of its own)."""
+    """The function draws random numbers without ``rng=``, or from a generator other than torch's default one."""
 
 
 class MutationError(JtbridgeError):
-    """The function keeps state: it wrote to a buffer of a module, or used what it kept of an earlier call."""
+    """The function keeps state: it writes to state that it reaches, or uses a tensor stored in an earlier call."""
 
 
 class DifferentiationError(JtbridgeError, RuntimeError):
-    """Torch itself would not give the derivative that was asked for."""
+    """Torch cannot compute the requested derivative, or would compute it wrongly."""
 
 
 class EffectsError(JtbridgeError):
-    """A function with ordered effects was put under a transformation that cannot keep the order."""
+    """A function with ordered effects is under a transformation that cannot keep the order."""
 
 
 class OutputMismatchError(JtbridgeError):
-    """At run time the function returned another shape, dtype or tree than when it was traced."""
+    """The function returned another shape, dtype or tree than in its trace, or than ``output_shapes=`` declares."""
 
 
 class VerificationError(JtbridgeError):
     """With ``verify=True``, a translated function gave another result than torch does for the same values.
 
-    A compiled program passes on text alone: what reaches its caller is JAX's own error around this text.
+    A compiled program passes on text alone: its caller gets JAX's own error around this text.
     """
 
 
 class TorchCallError(JtbridgeError, RuntimeError):
     """The torch function raised inside a compiled JAX program.
 
-    The text holds the original type, message and torch traceback. XLA passes on text alone, so what reaches the
-    caller of a compiled program is JAX's own ``jax.errors.JaxRuntimeError`` (or ValueError) around that text. In
-    eager calls the original exception is raised as it is instead.
+    The text holds the original type, message and torch traceback. XLA passes on text alone, so the caller of a compiled
+    program gets JAX's own ``jax.errors.JaxRuntimeError`` (or ValueError) around that text. An eager call raises the
+    original exception instead.
     """
 
 
 class BackendError(JtbridgeError):
-    """A backend name is unknown, or the backend cannot run here. The message lists all with their reasons."""
+    """A backend name is unknown, or the backend cannot run here. The message lists all backends with their reasons."""
 
 
 class TranslationError(JtbridgeError):
@@ -72,7 +75,7 @@ class TranslationError(JtbridgeError):
 
 
 class LoweringError(JtbridgeError, ValueError):
-    """A lowering was registered for an operator that does not exist, or that has one already."""
+    """A lowering was registered for an operator that does not exist, or that already has a lowering."""
 
 
 class LaunchError(JtbridgeError):
@@ -92,7 +95,7 @@ class CalledWarning(UserWarning):
 
 
 class PurityWarning(UserWarning):
-    """A function that is traced writes to state, or draws without a key, and is wrapped with ``purity="warn"``."""
+    """A traced function with ``purity="warn"`` writes to state, or draws from Python's or NumPy's global generator."""
 
 
 class RetracingWarning(UserWarning):
@@ -100,4 +103,4 @@ class RetracingWarning(UserWarning):
 
 
 class TuningWarning(UserWarning):
-    """A kernel has its default configuration where tuning was asked for, or where what was tuned cannot be read."""
+    """A kernel was to be tuned and is not, or a tuned configuration cannot be read or written."""

@@ -1,7 +1,7 @@
-"""``torch_backward[fn](x..., saved..., ct...) -> grads...``: the backward graph on the arrays the forward kept.
+"""``torch_backward[fn](x..., saved..., ct...) -> grads...``: the backward graph on the arrays that the forward saved.
 
-Its value is that of ``fn(x, ct)``, a vector-Jacobian product, and so are its derivatives: they are taken of `fn`,
-which runs torch's autograd on x itself, not of the graph, in which an `autograd.Function` is already inlined.
+The value of the primitive is ``fn(x, ct)``, a vector-Jacobian product. Derivatives are taken of `fn`, which runs
+torch's autograd on x itself. They are not taken of the graph, in which an `autograd.Function` is already inlined.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _select(*args: Any, fn: TorchFunction, backward: TorchFunction, counts: tupl
 torch_backward_p = new_primitive("torch_backward", _select)
 
 
-# jvp:  of the function (x, ct) -> ct @ Df(x) that it stands for.
+# jvp:  the derivative of the function (x, ct) -> ct @ Df(x), which is fn.
 def _jvp(
     primals: Sequence[Any],
     tangents: Sequence[Any],
@@ -46,7 +46,7 @@ def _jvp(
     return results, tangents_out(fn, results, args, differentiated, backend)
 
 
-# transpose in ct:  dx -> Df(x) dx, as the transpose of the function it stands for.
+# transpose in ct:  dx -> Df(x) dx, as the transpose of fn.
 def _transpose(
     cotangents: Sequence[Any],
     *operands: Any,
@@ -61,7 +61,7 @@ def _transpose(
     return [*found[:inputs], *[None] * saved, *found[inputs:]]
 
 
-# batching:  the graph and the function it stands for, over the whole batch.
+# batching:  the graph and fn, over the whole batch.
 def _batch(
     args: Sequence[Any],
     dims: Sequence[Any],
@@ -74,7 +74,7 @@ def _batch(
     inputs, saved = counts
     size = batch_size(args, dims)
     args, dims = batch_first(args, dims)
-    if all(dim is None for dim in dims[inputs:]):  # a batch of x alone, which a linear function's backward ignores
+    if all(dim is None for dim in dims[inputs:]):  # only x is batched, and the backward of a linear function ignores x
         cotangents = [to_front(ct, None, size) for ct in args[inputs + saved :]]
         args, dims = [*args[: inputs + saved], *cotangents], (*dims[: inputs + saved], *(0,) * len(cotangents))
     batched = Vmap(backward, dims[inputs:], size)

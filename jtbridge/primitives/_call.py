@@ -26,8 +26,8 @@ def torch_call(*args: Any, fn: TorchFunction, backend: str) -> list[Any]:
     return bind(torch_call_p, *args, fn=fn, backend=backend)
 
 
-# jvp:  y = f(x),  dy = Df(x) dx.  In a program that is being staged the tangents may be transposed later, as those of
-# jax.checkpoint and scan are: there the forward keeps what the backward needs, and what is not used is removed by XLA.
+# jvp:  y = f(x),  dy = Df(x) dx.  In a staged program the tangents may be transposed later, as in jax.checkpoint and
+# scan. The forward then saves residuals for the backward, and XLA removes unused residuals.
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction, backend: str) -> Any:
     wrt = nonzero_inputs(fn.in_types, [type(t) is not ad.Zero for t in tangents])
     outs = differentiable(fn.out_types)
@@ -44,7 +44,10 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction, 
 def _forward(
     primals: Sequence[Any], fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], backend: str
 ) -> tuple[list[Any], list[Any], TorchFunction | None]:
-    """The results, with what the backward needs and the backward itself, if it can be split off."""
+    """Return the results, the arrays that the backward needs, and the backward.
+
+    If the backward cannot be split off, there are no such arrays, and the backward is None.
+    """
     kept = split(fn, wrt, outs, translated=will_translate(fn, backend))
     if not isinstance(kept, Split):
         return torch_call(*primals, fn=fn, backend=backend), [], None
@@ -64,7 +67,7 @@ def _linearize(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: TorchF
     check_differentiable(fn, wrt, again=fn.order > 0 or not is_vjp)
     if is_vjp:
         results, saved, backward = _forward(primals, fn, wrt, outs, backend)
-    else:  # forward mode keeps nothing
+    else:  # forward mode needs no residuals
         results, saved, backward = torch_call(*primals, fn=fn, backend=backend), [], None
     zeros = zero_tangents(results)
 

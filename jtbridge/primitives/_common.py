@@ -1,4 +1,4 @@
-"""What the primitives share: running eagerly, abstract values, lowering, and moving batch axes."""
+"""Shared parts of the primitives: eager runs, abstract values, lowering, and whether a function will be translated."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from jtbridge.translate import precision, untranslatable_reason
 
 
 def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence[Any]]]) -> Primitive:
-    """A primitive whose value is that of a torch function.
+    """Return a primitive that computes the value of a torch function.
 
-    `select(*operands, **params)` gives the function to run and the operands it takes.
+    `select(*operands, **params)` returns the function to run and the operands that it takes.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -34,7 +34,7 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
         fn, operands = select(*args, **params)
         with without_debug_switches():
             results = run_now(primitive, fn, operands, args, dict(params, backend=backend))
-        # What a forward pass keeps beside its results is not the user's: a mask may well be infinite.
+        # Residuals beside the results are not checked, because the user does not see them: a mask may be infinite.
         function = _function_of(params)
         check_results(describe(function), results[: len(function.out_types)])
         return results
@@ -54,7 +54,7 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
                 f"`{fn.base.name}` is called, not translated, and a call out of XLA cannot be lowered for several "
                 f"platforms at once ({', '.join(platforms)}). Lower for one platform at a time."
             )
-        # A program with Triton kernels has none of them on a platform without: it serves all.
+        # A program with Triton kernels serves all platforms: without Triton, a kernel is lowered to its reference.
         widest = next((each for each in chosen if each.name == "triton"), chosen[0])
         return widest.lower(ctx.replace(avals_in=list(avals)), fn, operands)
 
@@ -78,12 +78,12 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
 
 
 def _function_of(params: dict[str, Any]) -> TorchFunction:
-    """The function whose value a primitive has, and perhaps residuals beside it."""
+    """Return the function whose results are the first results of a primitive; residuals may follow them."""
     return params["fn"] if "fn" in params else params["forward"]
 
 
 def bind(primitive: Primitive, *args: Any, **params: Any) -> list[Any]:
-    """Bind with all operands as varying over the mesh axes of a shard_map as the others."""
+    """Bind a primitive; inside a shard_map, first make all operands vary over the same mesh axes."""
     register_with_jet()
     return primitive.bind(*unify_varying_axes(args), **params)
 
@@ -95,7 +95,11 @@ def run_now(
     args: Sequence[Any],
     params: dict[str, Any],
 ) -> list[jax.Array]:
-    """Run eagerly: torch directly where it is called and all arrays lie on one CPU device, else a compiled program."""
+    """Run a primitive eagerly.
+
+    If the backend calls torch and all arrays lie on one CPU device, torch runs directly. Otherwise a compiled program
+    runs.
+    """
     arrays = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in operands]
     devices = {device for x in arrays for device in x.sharding.device_set}
     platform = next(iter(devices)).platform if devices else jax.default_backend()
@@ -109,18 +113,18 @@ def run_now(
     key = (primitive, *sorted(params.items(), key=lambda item: item[0]), places, settings)
     compiled = fn.base.compiled
     if key not in compiled:
-        # Not the function that `jax.jit` returns: JAX's cache would hold its program, which holds `fn`, which would
-        # hold that function, without an end.
+        # The compiled program is stored, not the function that `jax.jit` returns. JAX's cache would hold the program of
+        # that function, which holds `fn`, which would hold that function: none of them would ever be freed.
         compiled[key] = jax.jit(functools.partial(primitive.bind, **params)).lower(*args).compile()
     return compiled[key](*args)
 
 
 def will_translate(fn: TorchFunction, backend: str) -> bool:
-    """Whether a function will be translated rather than called."""
+    """Return whether a function will be translated rather than called."""
     return translates(backend) and untranslatable_reason(fn) is None
 
 
 def probe(fn: Vmap, backend: str) -> None:
-    """Find out how a batched function will run, if torch is to run it."""
+    """Find out whether torch.vmap can batch a function, if torch is to run it."""
     if not will_translate(fn, backend):
         probe_vmap(fn)

@@ -1,7 +1,8 @@
-"""``torch_forward[fn](x...) -> (y..., residuals...)``: run a torch function and keep what its backward needs.
+"""``torch_forward[fn](x...) -> (y..., residuals...)``: a torch function, with the residuals that its backward needs.
 
-The residuals are a hint, not a part of the mathematics: what uses them (`torch_backward`) computes the same as a
-function of x alone, and is differentiated as that. So their tangents are zero.
+The residuals save time and are no part of the mathematics: `torch_backward`, which uses the residuals, computes a
+function of x and the cotangents alone, and is differentiated as that function. So the tangents of the residuals are
+zero.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction, 
     return results, y_tangents + zero_tangents(results[len(fn.out_types) :])
 
 
-# transpose, of a linear f:  ct -> ct @ Df(0). What it keeps is constant.
+# transpose, of a linear f:  ct -> ct @ Df(0). The residuals are constants.
 def _transpose(cotangents: Sequence[Any], *operands: Any, fn: TorchFunction, forward: Any, backend: str) -> list[Any]:
     del forward
     return transpose_linear(fn, cotangents[: len(fn.out_types)], operands, backend)

@@ -1,7 +1,8 @@
 """``torch_linear[f](x..., saved..., dx...) -> dy...``: Df(x) dx, linear in dx.
 
-It carries both ways to run it: `forward` computes (x, dx) -> dy, `transpose` computes (x, ct) -> ct @ Df(x), and
-`backward`, if there is one, computes the same as `transpose` from the saved arrays without running f again.
+Its parameters are functions for both directions: `forward` computes (x, dx) -> dy, `transpose` computes
+(x, ct) -> ct @ Df(x), and `backward`, unless it is None, computes the same as `transpose` from the saved arrays,
+without running f again.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def differential(
     saved: Sequence[Any] = (),
     backward: TorchFunction | None = None,
 ) -> list[Any]:
-    """``Df(args) tangents`` for the moving inputs `wrt`: a tangent for each float or complex result of `fn`."""
+    """Return ``Df(args) tangents`` for the differentiated inputs `wrt`: a tangent for each differentiable result."""
     outs = differentiable(fn.out_types)
     return bind(
         torch_linear_p,
@@ -56,7 +57,7 @@ def differential(
 def tangents_out(
     fn: TorchFunction, results: Sequence[Any], args: Sequence[Any], tangents: Sequence[Any], backend: str
 ) -> list[Any]:
-    """The tangents of all results: `differential` where there is one, symbolic zeros elsewhere."""
+    """Return the tangents of all results: `differential` of float and complex results, symbolic zeros of others."""
     out = zero_tangents(results)
     wrt = nonzero_inputs(fn.in_types, [type(t) is not ad.Zero for t in tangents])
     outs = differentiable(fn.out_types)
@@ -98,7 +99,7 @@ def _transpose(
     if all(type(ct) is ad.Zero for ct in cotangents):
         return [None] * (inputs + saved) + [ad.Zero(t.aval) if ad.is_undefined_primal(t) else None for t in linear]
     ct = [ad.instantiate_zeros(c) for c in cotangents]
-    if backward is None:  # without the results that nobody uses, whose gradient torch takes for none, not for zeros
+    if backward is None:  # unused results are left out: their gradients are None in torch, not zeros
         used = [i for i, c in enumerate(cotangents) if type(c) is not ad.Zero]
         grads = torch_call(*x, *(ct[i] for i in used), fn=of_results(transpose, used), backend=backend)
     else:
@@ -117,7 +118,7 @@ def _transpose(
     ]
 
 
-# batching:  every dx gets a batch axis, so that the transpose never has to sum over one.
+# batching:  every dx gets a batch axis, so that the transpose never has to sum over the batch.
 def _batch(
     args: Sequence[Any],
     dims: Sequence[Any],

@@ -1,6 +1,7 @@
 """``torch_ordered[fn](x...) -> y...``: run a torch function for its side effects too, in program order.
 
-It is `jax.experimental.io_callback(ordered=True)` with messages of its own where the order cannot be kept.
+The primitive is `jax.experimental.io_callback(ordered=True)` with error messages of its own for transformations that
+cannot keep the order.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ torch_ordered_p.multiple_results = True
 
 
 def torch_ordered(*args: Any, fn: TracedFunction) -> list[Any]:
-    """Run `fn`, keeping every call and their order."""
+    """Run `fn` as part of a JAX program that keeps every call and the order of the calls."""
     return bind(torch_ordered_p, *args, fn=fn)
 
 

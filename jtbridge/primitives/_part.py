@@ -1,12 +1,13 @@
 """``torch_part[fn, part](x..., saved...) -> outputs``: a part of a translated forward pass.
 
-A policy of ``jax.checkpoint`` says of every operation whether its result is saved or computed again. It is asked about
-the operations of the translated program of a ``torch_forward``, which is cut in two accordingly:
+A policy of ``jax.checkpoint`` decides for every operation whether its result is saved or computed again. The translated
+program of a ``torch_forward`` is cut in two by the policy's decisions on the operations of the program:
 
     first part    x -> (y, residuals, saved)
     second part   (x, saved) -> the y and residuals that are not saved
 
-As in ``torch_forward``, everything but y is a hint: it is a function of x, and what uses it is differentiated by x.
+As in ``torch_forward``, the tangents of all outputs but y are zero: these outputs are functions of x, and the functions
+that use them are differentiated with respect to x.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from ._forward import torch_forward_p
 from ._linear import tangents_out
 
 torch_part_p = new_primitive("torch_part", lambda *args, fn, part, results: (part, args))
-Results = tuple[int | None, ...]  # of each output of a part, which result of the function it is; None for residuals
+Results = tuple[int | None, ...]  # for each output of a part, its position in the function's results; None for others
 
 
-# jvp:  dy = Df(x) dx, and zero for all else.
+# jvp:  dy = Df(x) dx, and zero for all other outputs.
 def _jvp(
     primals: Sequence[Any],
     tangents: Sequence[Any],
@@ -76,7 +77,10 @@ def _batch(
 
 
 def _cut(policy: Callable[..., Any], equation: Any) -> Any:
-    """What a policy makes of a ``torch_forward``."""
+    """Cut a ``torch_forward`` in two by a policy.
+
+    The result is "save" or "recompute" for all of the equation, or the two equations in the form of `add_policy_rule`.
+    """
     fn, forward, backend = (equation.params[name] for name in ("fn", "forward", "backend"))
     avals = [x.aval for x in equation.invars]
     if not will_translate(forward, backend):
@@ -84,7 +88,7 @@ def _cut(policy: Callable[..., Any], equation: Any) -> Any:
     cut = cut_by_policy(translate(forward), policy)
     if not cut.again.jaxpr.eqns:
         return "save"
-    # The program has 64-bit types and keys inside, which no variable outside may hold.
+    # The program has 64-bit types and keys inside, which a variable outside the program may not have.
     if not cut.saved or not all(map(_may_be_saved, cut.again.in_avals[: len(cut.saved)])):
         return "recompute"
     outs = equation.outvars
@@ -95,7 +99,7 @@ def _cut(policy: Callable[..., Any], equation: Any) -> Any:
     is_new = [variable not in outs for variable in saved]
     first, _ = without_unused(cut.known, [True] * len(outs) + is_new, [True] * len(avals))
     count = len(saved)
-    # The inputs come first, as in the function.
+    # The inputs of the function come first, then the saved values.
     order = [*range(count, count + len(avals)), *range(count)]
     second = _reordered(cut.again, order)
 
@@ -140,7 +144,7 @@ def _part_of(fn: TorchFunction, program: ClosedJaxpr) -> ProgramPart:
 
 
 def _prune(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
-    """Leave out what nothing uses, so that nothing is saved for it."""
+    """Remove the unused outputs of a part, so that nothing is saved for them."""
     fn, part, results = (equation.params[name] for name in ("fn", "part", "results"))
     if not isinstance(part, ProgramPart):
         return [True] * len(equation.invars), equation

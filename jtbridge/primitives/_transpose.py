@@ -2,7 +2,7 @@
 
     y = f(x, a), linear in x:    x_bar = y_bar @ D_x f(0, a)
 
-As in JAX a constant term drops out: the transpose of ``x + a`` is that of ``x``.
+As in JAX, a constant term drops out: ``x + a`` and ``x`` have the same transpose.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from jtbridge.translate import nonlinearity
 
 
 def transpose_linear(fn: TorchFunction, cotangents: Sequence[Any], operands: Sequence[Any], backend: str) -> list[Any]:
-    """The cotangents of the inputs that `fn` is linear in, None for the others.
+    """Return the cotangents of the inputs in which `fn` is transposed, None for the other inputs.
 
     Args:
         fn: the function.
-        cotangents: of its results; symbolic zeros included.
-        operands: its inputs, with an undefined primal for each that it is to be transposed in.
-        backend: what runs the vector-Jacobian product.
+        cotangents: the cotangents of its results; symbolic zeros included.
+        operands: its inputs, with an undefined primal for each input in which `fn` is transposed.
+        backend: the name of the backend for the vector-Jacobian product.
 
     Raises:
-        DifferentiationError: `fn` is not linear in these inputs, or nobody can tell.
+        DifferentiationError: `fn` is not linear in these inputs, or it is not known to be.
     """
     from ._call import torch_call
 

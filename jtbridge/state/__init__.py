@@ -1,9 +1,9 @@
-"""State that a user's function reaches: found, compared before and after a run, and put back.
+"""State that a user's function reaches: how it is found, compared before and after a run, and restored.
 
-- `_reachable.py` walks from a function to everything that it can read, and compares two such walks.
-- `_guard.py` runs a function where it is traced, puts back what it wrote, and refuses it by the name of what it writes.
-- `_written_values.py` keeps the values of tensors that are written to.
-- `_escaped.py` replaces tensors without values that a function stored while it was traced.
+- `_reachable.py` walks from a function to everything that the function can read, and compares two such walks.
+- `_guard.py` runs a function for a trace, restores the state that it wrote, and raises an error that names this state.
+- `_written_values.py` saves and restores the values of tensors that operators write to.
+- `_escaped.py` replaces fake tensors that a function stored while it was traced.
 """
 
 from ._escaped import PoisonTensor, poison_tensor, replace

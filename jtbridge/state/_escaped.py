@@ -1,4 +1,4 @@
-"""What a function kept of a trace, when that is over: other tensors in the place of those without values."""
+"""Replacement of escaped fake tensors, which a function stored while it was traced, after the trace."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from jtbridge.errors import MutationError
 
 
 def replace(pairs: list[tuple[FakeTensor, torch.Tensor]]) -> None:
-    """Put tensors in the place of others, as far as torch itself does not refer to those.
+    """Replace fake tensors by other tensors, and take them off the list, unless torch itself refers to them.
 
-    What was made of a tensor refers to it until it is replaced itself, and gone: the list is emptied.
+    A view or a graph of a fake tensor refers to it until the view is replaced and freed. A failed replacement is
+    therefore tried again after others have succeeded.
     """
     failed = 0
     while failed < len(pairs):
@@ -29,7 +30,7 @@ def replace(pairs: list[tuple[FakeTensor, torch.Tensor]]) -> None:
 
 
 class PoisonTensor(torch.Tensor):
-    """What stands where a tensor without a value was kept."""
+    """Tensor that raises when it is used. It replaces an escaped fake tensor whose value is not known."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -39,5 +40,5 @@ class PoisonTensor(torch.Tensor):
 
 
 def poison_tensor() -> torch.Tensor:
-    """A tensor that says why it cannot be used."""
+    """Return a tensor that raises when it is used, with an error that says why."""
     return tensor_of_class(PoisonTensor)

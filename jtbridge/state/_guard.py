@@ -1,7 +1,7 @@
-"""No trace leaves anything behind: state that a function writes while it is traced is put back, and refused.
+"""Guard for traces: it restores the state that a function writes while it is traced, and raises an error.
 
-A lazily built constant is not state. It is told by running the function again: what it writes does not depend on the
-arguments, and the second run changes nothing any more. It stays, as it does when torch runs the function.
+A lazily built constant is allowed. The guard recognises it by a second run of the function: the written value does not
+depend on the arguments, and the second run changes nothing. The constant is kept, as when torch runs the function.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from ._reachable import GLOBAL_NUMPY_RANDOM, GLOBAL_RANDOM, Change, ReachableSta
 
 Result = TypeVar("Result")
 _SHOWN = 4  # changes in a message
-# `.states`: those that the guards running on this thread put back, the innermost last. `.saved`: the state that each
-# guard's last run started from and did not change, inside of `saving_state_once`.
+# `.states`: the states that the guards running on this thread restore, the innermost last. `.saved`: for each guard,
+# the state that its last run started from and did not change, inside of `saving_state_once`.
 _RUNNING = threading.local()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StateGuard:
-    """Runs one function of the user where it is traced.
+    """Guard that runs one function of the user while it is traced.
 
     Args:
-        name: of the function.
+        name: the name of the function.
         roots: the function, and its static arguments with their names.
-        purity: "error", "warn" or "allow": what happens when it writes to state, or draws from a global generator.
-        ordered: whether side effects are wanted: then state is put back, and nothing is said.
-        said: what was said of this function already.
+        purity: "error", "warn" or "allow": the reaction if the function writes to state, or draws from a global
+            generator.
+        ordered: whether the function has ordered effects: the state is then restored without an error or a warning.
+        said: the warnings already given about the function.
     """
 
     name: str
@@ -49,15 +50,15 @@ class StateGuard:
     said: set[str] = dataclasses.field(default_factory=set)
 
     def run(self, look: Callable[[], Result], *, again: Callable[[], Result] | None = None) -> Result:
-        """The result of `look`, which runs the function.
+        """Run `look`, which runs the function; return its result and restore the state that the function writes.
 
         Args:
             look: runs the function in some way that has no use for its side effects.
-            again: runs it once more, on other values if `look` computes with values. By default `look` does.
+            again: runs the function once more, on other values if `look` computes with values. By default `look` does.
 
         Raises:
-            MutationError: the function writes to state that it reaches. The state is as it was.
-            RandomnessError: it draws from Python's or NumPy's global generator.
+            MutationError: the function writes to state that it reaches. The state is restored.
+            RandomnessError: the function draws from Python's or NumPy's global generator.
         """
         saved = getattr(_RUNNING, "saved", None)  # see `saving_state_once`
         before = saved.pop(self, None) if saved is not None else None
@@ -114,7 +115,7 @@ class StateGuard:
         return result
 
     def _is_settled(self, look: Callable[[], Any]) -> bool:
-        """Whether one more run changes nothing."""
+        """Return whether one more run changes nothing."""
         after = ReachableState(self.roots)
         try:
             with _starting_from(after):
@@ -144,10 +145,10 @@ class StateGuard:
 
 @contextlib.contextmanager
 def saving_state_once() -> Iterator[None]:
-    """Have the guards save state once where several of their runs follow each other on this thread.
+    """Let successive runs of a guard on this thread share one snapshot of the state.
 
-    In the block no code of the user runs but inside of :meth:`StateGuard.run`: state that one run left as it was is
-    what the next one starts from.
+    Inside the block, user code runs only inside of :meth:`StateGuard.run`. State that one run left unchanged is
+    therefore the state that the next run starts from, and is not saved again.
     """
     outer = getattr(_RUNNING, "saved", None)
     _RUNNING.saved = {}
@@ -169,7 +170,7 @@ def _starting_from(state: ReachableState) -> Iterator[None]:
 
 
 def start_over() -> None:
-    """Put back what earlier attempts to trace the function changed: the next one is about to begin."""
+    """Restore the state that earlier attempts to trace the function changed, before the next attempt begins."""
     states = getattr(_RUNNING, "states", ())
     if states:
         state, is_changed = states[-1]
@@ -182,28 +183,29 @@ NO_GUARD = StateGuard("", (), purity="allow")
 
 
 class GlobalDraws:
-    """Whether this thread draws from the global generators of Python and NumPy.
+    """Recorder of this thread's draws from the global generators of Python and NumPy.
 
-    Their states are shared with other threads, so a changed state does not tell who drew. While :meth:`watched`, the
-    profiler of this thread alone sees each call of Python's generator, before it draws. NumPy's functions are invisible
-    to it: the state is compared over the stretches of code, between two visible events, of functions that name it.
+    Other threads share the generators, so a changed state does not tell which thread drew. While :meth:`watched`, the
+    profiler of this thread sees each call of Python's generator, before the draw. The profiler does not see NumPy's
+    functions. NumPy's state is therefore compared over each stretch of code between two profiler events, if the code of
+    the running function names `random`.
 
     Args:
-        name: of the function that runs.
+        name: the name of the function that runs.
         refusing: whether to raise at the first draw, so that the generators are left alone.
     """
 
     def __init__(self, name: str, *, refusing: bool):
-        self.lines: dict[str, str] = {}  # where it first drew: from "Python" and "NumPy"
+        self.lines: dict[str, str] = {}  # for "Python" and "NumPy", the line of the first draw
         self._name = name
         self._refusing = refusing
-        self._python: Any = None  # the states before the first draw
+        self._python: Any = None  # the states before the first draws
         self._numpy: Any = None
         self._stretch: tuple[Any, dict[str, Any]] | None = None  # a frame that may draw, and NumPy's state before it
 
     @property
     def message(self) -> str:
-        """What to tell the user; empty if nothing was drawn."""
+        """Return the error message about the first draw; empty if nothing was drawn."""
         return "".join(
             f"`{self._name}` draws random numbers from {source}'s global generator ({line}), which a JAX program would "
             "do once, when it is traced. Draw with torch and pass a JAX key as `rng=`, pass the numbers as an "
@@ -213,7 +215,7 @@ class GlobalDraws:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Look at every call of this thread, and have the generators give again what was drawn."""
+        """Record the draws inside the block, and afterwards restore the generators to the states before them."""
         outer = sys.getprofile()
 
         def profile(frame: Any, event: str, arg: Any) -> None:
@@ -241,7 +243,7 @@ class GlobalDraws:
             if not self._refusing:
                 self._python = self._python or random.getstate()
             self._note("Python", frame)
-        # After a call, or a return to it, the code of a frame runs until the next event.
+        # Until the next event, Python code runs in the called frame after a call, in the calling frame after a return.
         running = frame.f_back if event == "return" else None if event == "c_call" else frame
         if running is not None and "random" in names_in(running.f_code):
             self._stretch = running, _numpy_state()
@@ -259,10 +261,10 @@ def _numpy_state() -> dict[str, Any]:
 
 
 class Attempt:
-    """The state that a function reaches, and that of the global generators, before a run of it that may fail midway.
+    """Snapshot of the state that a function reaches, and of the global generators, before a run that may fail midway.
 
     Args:
-        name: of the function.
+        name: the name of the function.
         roots: the function, and its static arguments with their names.
     """
 
@@ -273,14 +275,14 @@ class Attempt:
         self._others = (random.getstate(), np.random.get_state()) if self._state.may_draw else None
 
     def changed(self) -> str:
-        """The names of what was changed since, for a message; empty if nothing was."""
+        """Return the names of the state that changed since the snapshot, for a message; empty if none did."""
         return ", ".join([*dict.fromkeys(map(str, self._state.differences()))][:_SHOWN])
 
     def undo(self) -> contextlib.AbstractContextManager[None]:
-        """Put everything back as it was. What runs in the context draws from where the failed run began to draw.
+        """Restore the snapshot, and return a context in which torch draws from the generator's state in the snapshot.
 
         Raises:
-            MutationError: something was changed that cannot be put back.
+            MutationError: the run changed state that cannot be restored.
         """
         if self._others is not None:
             random.setstate(self._others[0])
@@ -294,7 +296,7 @@ class Attempt:
         return drawing_again(self._of_torch)
 
     def refuse_repetition(self) -> None:
-        """Raise if something was changed since: a failed run before, which was not expected to, changed it as well."""
+        """Raise if state changed since the snapshot: the failed run before the snapshot then changed this state too."""
         if changed := self.changed():
             raise MutationError(
                 f"`{self._name}` could not be batched by torch.vmap this time, and changed {changed} once in the "

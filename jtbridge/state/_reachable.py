@@ -1,13 +1,13 @@
-"""The mutable state that a function reaches, saved before the function is traced.
+"""Snapshots of the mutable state that a function reaches, taken before the function is traced.
 
-Tracing runs a function on tensors without values. Python code in it that counts calls, appends to a list, advances an
-iterator or assigns an attribute really runs then. :class:`ReachableState` saves what the function could change, says
-afterwards what did change, with a readable path such as ``self.calls``, and puts it back.
+Tracing runs a function on tensors without values. Python code in the function that counts calls, appends to a list,
+advances an iterator or assigns an attribute really runs then. :class:`ReachableState` saves the state that the function
+could change, names the changes afterwards with a readable path such as ``self.calls``, and restores the state.
 
-Reached are closures, default arguments, the globals that the code of the function or of a helper names, the object that
-a method belongs to, and from there attributes, items of containers, methods and class attributes. Functions and objects
-of torch, JAX, NumPy and the standard library are not followed, except modules, optimizers and containers. State outside
-Python objects (of a C extension, of a file) and the contents of ``functools.cache`` are not seen.
+A function reaches its closures, its default arguments, the globals that its code or the code of a helper names, and the
+object that a method belongs to; and from there attributes, items of containers, methods and class attributes. Functions
+and objects of torch, JAX, NumPy and the standard library are not followed, except modules, optimizers and containers.
+State outside Python objects (of a C extension, of a file) and the contents of ``functools.cache`` are not seen.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ._escaped import PoisonTensor
 
 _MISSING = object()
 _MOST_OBJECTS = 200_000
-_MOST_BYTES_OF_A_TENSOR = 1 << 14  # values of larger tensors are not copied: only NumPy could write to them unseen
+_MOST_BYTES_OF_A_TENSOR = 1 << 14  # larger tensors are not copied: only a write by NumPy could go unseen
 _MOST_BYTES = 1 << 26  # of all arrays and tensors that are copied
 _DEPTH = 20  # how deep two new objects are compared
 _LIBRARIES = sys.stdlib_module_names | {
@@ -72,9 +72,9 @@ GLOBAL_NUMPY_RANDOM = np.random.rand.__self__  # type: ignore[attr-defined]
 
 
 class Path(NamedTuple):
-    """Where an object was found: the path of the object that holds it, and how ("root", "global", "attribute", "item").
+    """Path to an object: the path of its holder, and the step from there ("root", "global", "attribute" or "item").
 
-    A root is a variable of a closure or an argument; its parent does not count.
+    A root is a variable of a closure or an argument. The path of a root has no parent.
     """
 
     parent: Path | None
@@ -94,12 +94,12 @@ class Path(NamedTuple):
 
     @property
     def is_global(self) -> bool:
-        """Whether it is a global variable, or reached from one."""
+        """Return whether the object is a global variable, or is reached from one."""
         return self.kind == "global" or (self.parent is not None and self.parent.is_global)
 
 
 class Change(NamedTuple):
-    """A piece of state that is no longer what it was."""
+    """One change of state: where it is, and its values before and after."""
 
     path: Path
     before: Any
@@ -107,7 +107,7 @@ class Change(NamedTuple):
 
     @property
     def depends_on_arguments(self) -> bool:
-        """Whether it became a tensor of the trace that depends on the arguments."""
+        """Return whether the new value holds a tensor of the trace that depends on the arguments."""
         return _holds_traced(self.after, _DEPTH)
 
     def __str__(self) -> str:
@@ -115,12 +115,12 @@ class Change(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """How one kind of mutable object is read, written, and compared."""
+    """Functions that read, write and compare one kind of mutable object."""
 
     read: Callable[[Any], Any]
     write: Callable[[Any, Any], None]
-    compare: Callable[[Any, Any], Iterator[tuple[str, Any, Any, Any]]]  # gives step, key, before, after
-    # Whether an object certainly still has some contents: a fast test, for nearly all objects have them.
+    compare: Callable[[Any, Any], Iterator[tuple[str, Any, Any, Any]]]  # yields step, key, before, after
+    # A fast test whether an object certainly still has the saved contents, as nearly all objects do.
     is_unchanged: Callable[[Any, Any], bool] = lambda thing, contents: False
 
 
@@ -131,7 +131,7 @@ class _Record(NamedTuple):
     path: Path
 
     def differences(self) -> Iterator[tuple[str, Any, Any, Any]]:
-        """What the object no longer has in common with its contents at the time: step, key, before, after."""
+        """Return the differences between the saved and the present contents, each as step, key, before, after."""
         if self.kind.is_unchanged(self.thing, self.contents):
             return iter(())
         return self.kind.compare(self.contents, self.kind.read(self.thing))
@@ -141,14 +141,14 @@ class _Record(NamedTuple):
 
 
 class _EmptyContainers(NamedTuple):
-    """The dicts and sets of a module, of hooks and the like, that were empty."""
+    """The dicts and sets of a module that were empty when the state was saved, such as its tables of hooks."""
 
     names: Sequence[str]
     containers: Sequence[dict | set]
     path: Path  # of the module
 
     def filled(self) -> Iterator[_Record]:
-        """Records of the containers that are not empty any more."""
+        """Yield records of the containers that are no longer empty."""
         for name, container in zip(self.names, self.containers, strict=True):
             if container:
                 kind = _SET if isinstance(container, set) else _kind_of_dict(container)
@@ -163,13 +163,13 @@ class _Position(NamedTuple):
 
 
 class ReachableState:
-    """The state that some objects reach, as it is now.
+    """Snapshot of the state that some objects reach.
 
     Args:
         roots: the objects to start from, each with its name: the function, without a name, and its static arguments.
 
     Attributes:
-        may_draw: whether the code that is reached names the global generator of Python or NumPy.
+        may_draw: whether the reached code names the global generator of Python or NumPy.
     """
 
     def __init__(self, roots: Iterable[tuple[str, Any]]):
@@ -177,12 +177,12 @@ class ReachableState:
         self._records: list[_Record] = []
         self._empty: list[_EmptyContainers] = []
         self._positions: list[_Position] = []
-        self._derived: list[tuple[dict[str, Any], str, Any]] = []  # attributes of modules that each call computes anew
-        self._seen: dict[int, Any] = {}  # by id; it keeps the objects, so that no id is used twice
-        self._names: set[str] = {"forward"}  # what the code names
+        self._derived: list[tuple[dict[str, Any], str, Any]] = []  # attributes of modules, computed in each call
+        self._seen: dict[int, Any] = {}  # by id; holding the objects keeps their ids from being used again
+        self._names: set[str] = {"forward"}  # the names of globals and attributes in the reached code
         self._classes: set[type] = set()
-        self._methods: dict[str, list[tuple[Any, Path]]] = {}  # of these classes, that the code has not named so far
-        self._modules: list[dict[str, Any]] = []  # the variables of the user's modules that are named
+        self._methods: dict[str, list[tuple[Any, Path]]] = {}  # methods of these classes that no reached code names yet
+        self._modules: list[dict[str, Any]] = []  # the variables of the user's Python modules that are reached
         self._visitors: dict[type, Callable[[Any, Path], None]] = {}
         self._scopes: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self._bytes = 0
@@ -195,7 +195,7 @@ class ReachableState:
                 self._record((scope, names), _GLOBALS, Path(None, "global", ""))
 
     def differences(self) -> list[Change]:
-        """What is no longer as it was."""
+        """Return the changes of the state since the snapshot."""
         found = []
         with outside_modes(), torch.no_grad():
             for record in self._all_records():
@@ -208,7 +208,7 @@ class ReachableState:
         return found
 
     def changed_part(self) -> ReachableState:
-        """The part of this state that is no longer as it was."""
+        """Return the part of the snapshot whose state has changed since."""
         part = ReachableState(())
         with outside_modes(), torch.no_grad():
             part._records = [record for record in self._all_records() if record.is_changed()]
@@ -216,12 +216,12 @@ class ReachableState:
         return part
 
     def tensors(self) -> Iterator[tuple[torch.Tensor, Path]]:
-        """The tensors in it, and where they are."""
+        """Return the tensors in the snapshot, each with its path."""
         kinds = (_TENSOR, _SMALL_TENSOR, _DENSE_TENSOR)
         return ((record.thing, record.path) for record in self._records if record.kind in kinds)
 
     def restore(self) -> None:
-        """Put everything back, except generators that were advanced and iterators that cannot be copied."""
+        """Restore the state, except Python generators that were advanced and iterators that cannot be copied."""
         with outside_modes(), torch.no_grad():
             fresh = {id(found.iterator): found.copy for found in self._advanced() if found.copy is not None}
             for record in self._all_records():
@@ -230,7 +230,7 @@ class ReachableState:
                     record.kind.write(record.thing, wanted)
 
     def restore_derived(self) -> None:
-        """Put back the weights that torch's old hooks assign before each call of a module."""
+        """Restore the module attributes that torch computes in each call: derived weights, lists of RNN weights."""
         for attributes, name, value in self._derived:
             attributes[name] = value
 
@@ -253,11 +253,11 @@ class ReachableState:
         self._visitors[cls](thing, path)
 
     def _visitor(self, thing: Any) -> Callable[[Any, Path], None]:
-        """What is done with objects of the type of `thing`."""
+        """Return the method that visits objects of the type of `thing`."""
         if isinstance(thing, VALUES):
             return _pass_by
         if isinstance(thing, torch.Tensor):
-            # A subclass that dispatches in Python has no memory of its own to look at.
+            # A subclass that dispatches in Python has no memory of its own to compare.
             is_plain = type(thing).__torch_dispatch__ is _NO_DISPATCH  # type: ignore[attr-defined]
             return self._tensor if is_plain and not isinstance(thing, FakeTensor | PoisonTensor) else _pass_by
         for types_, visit in (
@@ -301,7 +301,7 @@ class ReachableState:
         self._subclass(thing, path)
 
     def _subclass(self, thing: Any, path: Path) -> None:
-        """The rest of an object of a subclass of a container."""
+        """Visit the attributes and the class of a container, if its class is a user's subclass."""
         if not of_library(type(thing).__module__):
             self._attributes(thing, path)
             self._class(type(thing), Path(None, "root", type(thing).__name__))
@@ -403,7 +403,7 @@ class ReachableState:
                 self._queue.append((value, Path(path, "attribute", name)))
 
     def _wrapper(self, thing: Any, path: Path) -> None:
-        """A ``functools.partial``, a cached function, a property and the like."""
+        """Visit a ``functools.partial``, a cached function, a property or a similar wrapper."""
         if isinstance(thing, functools.partial):
             self._queue.extend((value, path) for value in (thing.func, *thing.args, *thing.keywords.values()))
         self._queue.extend((fn, path) for fn in _functions_of(thing))
@@ -431,7 +431,7 @@ class ReachableState:
     def _attributes_of_module(self, attributes: dict[str, Any], path: Path) -> None:
         self._derived += [(attributes, name, attributes.get(name)) for name in _derived(attributes)]
         self._record(attributes, _MODULE, path)
-        # A module has more than ten dicts, most of which are empty: one test of all of them tells that they still are.
+        # A module has more than ten dicts, most of which are empty. One test shows that all of them are still empty.
         empty = {name: value for name, value in attributes.items() if type(value) in _CONTAINERS and not value}
         self._empty.append(_EmptyContainers(tuple(empty), tuple(empty.values()), path))
         followed = (item for item in attributes.items() if item[0] not in empty and item[0] not in _RNN_WEIGHTS)
@@ -439,29 +439,29 @@ class ReachableState:
 
 
 def _pass_by(thing: Any, path: Path) -> None:
-    """Nothing of an object is state."""
+    """Ignore an object that holds no state."""
 
 
 def _or_self(path: Path) -> Path:
-    """The path of an object that is the function itself, or that it is a method of."""
+    """Return the path of an object, `self` if the object is the function itself or the object of a method."""
     return Path(None, "root", "self") if path == Path(None, "root", "") else path
 
 
 def _functions_of(method: Any) -> list[types.FunctionType]:
-    """The functions behind a method, a property or a cached function."""
+    """Return the functions behind a method, a property or a cached function."""
     parts = [method, *(getattr(method, name, None) for name in ("__func__", "fget", "func", "__wrapped__"))]
     return [part for part in parts if isinstance(part, types.FunctionType)]
 
 
 @functools.lru_cache(maxsize=4096)
 def names_in(code: types.CodeType) -> frozenset[str]:
-    """The names of globals and attributes in a piece of code, and in the functions that it defines."""
+    """Return the names of globals and attributes in a code object, and in the functions that it defines."""
     inner = (names_in(part) for part in code.co_consts if isinstance(part, types.CodeType))
     return frozenset(code.co_names).union(*inner)
 
 
 def same(a: Any, b: Any, depth: int = _DEPTH) -> bool:
-    """Whether two values are interchangeable: the same object, or equal ones of the same type that hold no state."""
+    """Return whether two values are interchangeable: the same object, or objects of one type with equal contents."""
     if a is b:
         return True
     if type(a) is not type(b) or depth == 0 or isinstance(a, FakeTensor | PoisonTensor):
@@ -543,7 +543,7 @@ def _compare_items(step: str) -> Callable[[dict, dict], Iterator[tuple[str, Any,
 
 
 def _has_items(thing: dict, contents: dict) -> bool:
-    """Whether a dict has the same objects as another one, in the same order."""
+    """Return whether a dict has the same objects as another one, in the same order."""
     return (
         len(thing) == len(contents)
         and all(map(operator.is_, dict.values(thing), dict.values(contents)))
@@ -678,14 +678,14 @@ def _read_tensor(tensor: torch.Tensor) -> tuple:
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
-    """The memory of a contiguous tensor on the CPU, whatever its dtype. It takes a tenth of the time of a clone."""
+    """Return the memory of a contiguous tensor on the CPU, of any dtype, in a tenth of the time of a clone."""
     size = tensor.nbytes
-    fits = size and _end_of(tensor) <= tensor.untyped_storage().nbytes()  # a storage may be made smaller
+    fits = size and _end_of(tensor) <= tensor.untyped_storage().nbytes()  # a storage may have shrunk
     return ctypes.string_at(tensor.data_ptr(), size) if fits else b""
 
 
 def _end_of(tensor: torch.Tensor) -> int:
-    """Where a contiguous tensor ends in its storage."""
+    """Return the byte offset in its storage at which a contiguous tensor ends."""
     return int(tensor.storage_offset()) * tensor.itemsize + tensor.nbytes
 
 
@@ -733,10 +733,10 @@ def _write_tensor(tensor: torch.Tensor, contents: tuple) -> None:
 
 
 def _module_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Those of a module, without what torch's old weight_norm and spectral_norm compute anew in each call.
+    """Return the attributes of a module, except the attributes that torch computes in each call.
 
-    Without, too, the lists of its weights that a recurrent module renews whenever one of them is assigned, as
-    `torch.func.functional_call` does.
+    Torch's old weight_norm and spectral_norm compute weights in each call. A recurrent module renews the lists of its
+    weights whenever one of the weights is assigned, as `torch.func.functional_call` does.
     """
     derived = _derived(attributes)
     return {name: value for name, value in attributes.items() if name not in derived} if derived else dict(attributes)
@@ -799,7 +799,7 @@ _TORCH_GENERATOR = _Kind(lambda thing: thing.get_state(), lambda thing, state: t
 
 
 def _generator_kind(thing: Any) -> _Kind | None:
-    """How the state of a generator of random numbers is saved; the global ones are shared with other threads."""
+    """Return how to save the state of a random generator; None for global generators, which other threads share."""
     if isinstance(thing, random.Random) and not isinstance(thing, random.SystemRandom) and thing is not GLOBAL_RANDOM:
         return _PYTHON_GENERATOR
     if isinstance(thing, np.random.RandomState) and thing is not GLOBAL_NUMPY_RANDOM:
@@ -815,7 +815,7 @@ def _generator_kind(thing: Any) -> _Kind | None:
 
 
 def _position(iterator: Any) -> Any:
-    """Something that differs once an iterator has advanced; None if that cannot be told."""
+    """Return a value that differs once an iterator has advanced; None if there is no such value."""
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame
         return () if frame is None else (frame.f_lasti, tuple(frame.f_locals.values()))
@@ -854,7 +854,7 @@ def _parts(position: Any) -> Iterator[Any]:
 
 
 def _replaced(contents: Any, fresh: dict[int, Any]) -> Any:
-    """The contents of an object with fresh iterators for those that were advanced."""
+    """Return the contents of an object with fresh iterators in place of advanced ones."""
     if isinstance(contents, dict) and any(id(value) in fresh for value in contents.values()):
         return {key: fresh.get(id(value), value) for key, value in contents.items()}
     if isinstance(contents, list) and any(id(value) in fresh for value in contents):

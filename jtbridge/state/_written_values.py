@@ -1,4 +1,4 @@
-"""The values of tensors that a function with side effects writes to where it runs on zeros, saved and put back."""
+"""Values of tensors that operators write to, saved before the writes and restored after the run."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from jtbridge._compat import storage_id
 
 
 class WrittenValues:
-    """Saves tensors just before they are written to, and puts their values back."""
+    """Store of tensors' values, saved just before the tensors are written to."""
 
     def __init__(self) -> None:
-        self._storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}  # with a copy
+        self._storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}  # a storage and its copy
         self._memories: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def save(self, tensor: torch.Tensor) -> None:
-        """An operator is about to write to `tensor`."""
+        """Save the storage of `tensor`, to which an operator is about to write."""
         if tensor.layout is torch.strided and storage_id(tensor) not in self._storages:
             storage = tensor.untyped_storage()
             self._storages[storage_id(tensor)] = storage, storage.clone()
 
     def save_memory(self, tensor: torch.Tensor) -> None:
-        """``tensor.data`` is about to be assigned to."""
+        """Save the memory of `tensor`, before an assignment to ``tensor.data``."""
         self._memories.append((tensor, tensor.detach()))
 
     def restore(self) -> None:
-        """Give every saved tensor its memory and its values back."""
+        """Restore the memory and the values of every saved tensor."""
         for tensor, memory in reversed(self._memories):
             tensor.data = memory
         for storage, values in self._storages.values():
