@@ -16,8 +16,10 @@ def closed_over_modules(fn: Callable) -> list[torch.nn.Module]:
 
 
 def device_closed_over(fn: Callable) -> str:
-    """Return "cuda" if a tensor or a module's parameter that a function closes over is on a GPU, else "cpu"."""
-    tensors = [t for x in closed_over(fn) for t in ([x] if isinstance(x, torch.Tensor) else x.parameters())]
+    """Return "cuda" if a tensor, or a parameter or buffer of a module, that a function closes over is on a GPU."""
+    tensors: list[torch.Tensor] = []
+    for value in closed_over(fn):
+        tensors += [value] if isinstance(value, torch.Tensor) else [*value.parameters(), *value.buffers()]
     return "cuda" if any(tensor.is_cuda for tensor in tensors if not isinstance(tensor, PoisonTensor)) else "cpu"
 
 

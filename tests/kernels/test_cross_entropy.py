@@ -240,3 +240,8 @@ def test_one_program_has_the_kernels_for_a_gpu(platforms):
     names = ["cross_entropy_forward", "cross_entropy_backward"]
     assert kernels_in(jax.grad(cross_entropy), x, labels, platforms=platforms) == names
     assert kernels_in(cross_entropy, x, labels, platforms=("cpu",)) == []
+
+
+def test_a_large_unsigned_label_is_no_ignored_one():
+    wrapping = np.asarray([2**32 - 100, 3], np.uint32)
+    assert op.as_labels(jnp.asarray(wrapping)).tolist() == [2**31 - 1, 3]

@@ -1,6 +1,9 @@
 """Reading and writing by index tensors and masks."""
 
+import math
+
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -154,3 +157,28 @@ def test_out_of_range_reads_are_not_plausible_values():
         got = jtbridge.wrap(function, backend="xla")(jnp.ones(3), index)
         assert got[0] == 1
         assert jnp.isnan(got[1])
+
+
+def put(x: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[mask] = values
+    return x
+
+
+def put_accumulated(x: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return x.index_put((mask,), values, accumulate=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
+@pytest.mark.parametrize("chosen", [0, 2])
+@pytest.mark.parametrize("count", range(4))
+@pytest.mark.parametrize("fn", [put, put_accumulated, torch.Tensor.masked_scatter])
+def test_masked_writes_of_a_wrong_number_of_values_are_seen(fn, count: int, chosen: int, dtype: torch.dtype):
+    x, mask = torch.arange(4).to(dtype), torch.arange(4) < chosen
+    values = torch.arange(7, 7 + count).to(dtype)
+    got = jtbridge.wrap(fn, backend="xla", int32="keep")(*map(jtbridge.to_jax, (x, mask, values)))
+    try:
+        want = fn(x, mask, values).tolist()
+    except RuntimeError:
+        want = [math.nan if dtype.is_floating_point else -(2**31)] * 4
+    np.testing.assert_array_equal(got, want)

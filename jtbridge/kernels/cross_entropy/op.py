@@ -97,7 +97,11 @@ def as_labels(labels: jax.Array) -> jax.Array:
     labels = jnp.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"`labels` is {labels.dtype}, expected integers: class indices, not probabilities")
-    return labels if labels.dtype in LABELS else labels.astype(jnp.int32)
+    if labels.dtype in LABELS:
+        return labels
+    # A large unsigned label must not wrap to the `ignore_index`.
+    largest = min(jnp.iinfo(labels.dtype).max, jnp.iinfo(jnp.int32).max)
+    return jnp.minimum(labels, jnp.asarray(largest, labels.dtype)).astype(jnp.int32)
 
 
 def check_options(label_smoothing: float, reduction: str) -> None:

@@ -124,19 +124,21 @@ def _masked_put(x: jax.Array, indices: Indices, values: jax.Array, accumulate: b
     mask, before = given[0] != 0, next(i for i, index in enumerate(indices) if index is not None)
     after = x.ndim - before - mask.ndim
     values = values.reshape((1,) * (before + 1 + after - values.ndim) + values.shape)
+    count = jnp.sum(mask, dtype=jnp.int32)
     if values.shape[before] == 0:
-        return x
-    rank = jnp.cumsum(mask.reshape(-1), dtype=jnp.int32) - 1
-    spread = (*values.shape[:before], *mask.shape, *values.shape[before + 1 :])
+        return no_number_if(count > 0, x)
     if values.shape[before] == 1:
+        wrong_count = None
         values = values.reshape(*values.shape[:before], *(1,) * mask.ndim, *values.shape[before + 1 :])
     else:
-        wrong_count = jnp.sum(mask, dtype=jnp.int32) != values.shape[before]
-        values = no_number_if(wrong_count, jnp.take(values, rank, before, mode="clip").reshape(spread))
-        mask |= wrong_count
+        wrong_count = count != values.shape[before]
+        rank = jnp.cumsum(mask.reshape(-1), dtype=jnp.int32) - 1
+        spread = (*values.shape[:before], *mask.shape, *values.shape[before + 1 :])
+        values = jnp.take(values, rank, before, mode="clip").reshape(spread)
     mask = mask.reshape(*mask.shape, *(1,) * after)
     new = (x | values if x.dtype == bool else x + values) if accumulate else values
-    return jnp.where(mask, new, x)
+    result = jnp.where(mask, new, x)
+    return result if wrong_count is None else no_number_if(wrong_count, result)
 
 
 @register_lowering("_unsafe_masked_index", node=True)
@@ -161,10 +163,10 @@ def _unsafe_masked_index_put_accumulate(
 
 @register_lowering("masked_scatter")
 def _masked_scatter(x: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Array:
-    if source.size == 0:  # torch requires that the mask is all False then
-        return x
     shape = jnp.broadcast_shapes(x.shape, mask.shape)
     mask = jnp.broadcast_to(mask, shape)
+    if source.size == 0:  # torch requires that the mask is all False then
+        return no_number_if(jnp.any(mask), jnp.broadcast_to(x, shape))
     rank = jnp.cumsum(mask.reshape(-1), dtype=jnp.int64) - 1
     values = source.reshape(-1).at[rank].get(mode="clip", wrap_negative_indices=False)
     too_few = jnp.sum(mask, dtype=jnp.int64) > source.size

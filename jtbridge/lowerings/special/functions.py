@@ -136,10 +136,6 @@ def _both(x: Any, y: Any, node: fx.Node) -> tuple[jax.Array, jax.Array]:
     return a, b
 
 
-def _of_infinite_order(a: jax.Array, x: jax.Array) -> jax.Array:
-    return (a == jnp.inf) & (x >= 0) & (x < jnp.inf)
-
-
 @register_lowering("igamma", node=True)
 def _igamma(a: jax.Array, x: jax.Array, *, node: fx.Node) -> jax.Array:
     a, x = _both(a, x, node)
