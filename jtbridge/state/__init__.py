@@ -1,14 +1,18 @@
 """State that a user's function reaches: how it is found, compared before and after a run, and restored.
 
 - `_reachable.py` walks from a function to everything that the function can read, and compares two such walks.
+- `_kinds.py` reads, writes and compares one object of each kind, and `_iterators.py` the position of an iterator.
+- `_comparison.py` compares values, and finds tensors of a trace in them.
 - `_guard.py` runs a function for a trace, restores the state that it wrote, and raises an error that names this state.
 - `_written_values.py` saves and restores the values of tensors that operators write to.
 - `_escaped.py` replaces fake tensors that a function stored while it was traced.
 """
 
+from ._comparison import same
 from ._escaped import PoisonTensor, poison_tensor, replace
 from ._guard import NO_GUARD, Attempt, GlobalDraws, StateGuard, saving_state_once, start_over
-from ._reachable import Change, ReachableState, of_library, same
+from ._kinds import of_library
+from ._reachable import Change, ReachableState
 from ._written_values import WrittenValues
 
 __all__ = [

@@ -21,7 +21,9 @@ import torch
 from jtbridge._rng import drawing_again
 from jtbridge.errors import JtbridgeError, MutationError, PurityWarning, RandomnessError
 
-from ._reachable import GLOBAL_NUMPY_RANDOM, GLOBAL_RANDOM, Change, ReachableState, names_in, same
+from ._comparison import same
+from ._kinds import GLOBAL_NUMPY_RANDOM, GLOBAL_RANDOM
+from ._reachable import Change, ReachableState, names_in
 
 Result = TypeVar("Result")
 _SHOWN = 4  # changes in a message

@@ -1,0 +1,87 @@
+"""Compare values of state, and find tensors of a trace in them."""
+
+from __future__ import annotations
+
+import collections
+import types
+from typing import Any
+
+import numpy as np
+import torch
+
+from jtbridge._compat import FakeTensor
+
+from ._escaped import PoisonTensor
+
+MISSING = object()
+DEPTH = 20  # how deep two new objects are compared
+PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
+VALUES = (
+    *PLAIN,
+    *(range, slice, type(...), torch.layout, torch.memory_format, np.generic, np.dtype),
+    *(types.CodeType, types.BuiltinFunctionType, types.GetSetDescriptorType, types.MemberDescriptorType),
+)
+
+
+def same(a: Any, b: Any, depth: int = DEPTH) -> bool:
+    """Return whether two values are interchangeable: the same object, or objects of one type with equal contents."""
+    if a is b:
+        return True
+    if type(a) is not type(b) or depth == 0 or isinstance(a, FakeTensor | PoisonTensor):
+        return False
+    if isinstance(a, torch.Tensor):
+        return same_tensors(a, b)
+    if isinstance(a, np.ndarray):
+        return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    if isinstance(a, float | complex):
+        return a == b or (a != a and b != b)
+    if isinstance(a, (*VALUES, types.MethodType)):
+        return bool(a == b)
+    if isinstance(a, list | tuple | collections.deque):
+        return len(a) == len(b) and all(same(x, y, depth - 1) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return len(a) == len(b) and all(
+            same(k, m, depth - 1) and same(v, w, depth - 1) for (k, v), (m, w) in zip(a.items(), b.items(), strict=True)
+        )
+    if isinstance(a, set | frozenset | bytearray):
+        return a == b
+    if isinstance(a, types.FunctionType):
+        return a.__code__ is b.__code__ and same(_closed_over(a), _closed_over(b), depth - 1)
+    attributes = getattr(a, "__dict__", None)
+    return isinstance(attributes, dict) and same(attributes, b.__dict__, depth - 1)
+
+
+def same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors have the same type and elements; NaN equals NaN."""
+    if any(getattr(a, name) != getattr(b, name) for name in ("shape", "dtype", "device", "layout", "requires_grad")):
+        return False
+    if a.layout is not torch.strided or a.dtype.is_complex or a.is_quantized:
+        return a.layout is torch.strided and torch.equal(a.detach(), b.detach())
+    return torch.allclose(a.detach(), b.detach(), rtol=0, atol=0, equal_nan=True)
+
+
+def _closed_over(fn: types.FunctionType) -> list[Any]:
+    return [*map(read_cell, fn.__closure__ or ()), fn.__defaults__, fn.__kwdefaults__]
+
+
+def holds_traced(value: Any, depth: int) -> bool:
+    """Return whether a value is, or holds, a tensor or a symbolic number of a trace, down to a depth."""
+    if isinstance(value, FakeTensor | PoisonTensor | torch.SymInt | torch.SymFloat | torch.SymBool):
+        return True
+    if depth == 0 or isinstance(value, (torch.Tensor, type, types.ModuleType, *VALUES)):
+        return isinstance(value, torch.Tensor) and value.is_leaf and isinstance(value.grad, FakeTensor | PoisonTensor)
+    if isinstance(value, dict):
+        return any(holds_traced(part, depth - 1) for part in [*dict.keys(value), *dict.values(value)])
+    if isinstance(value, list | tuple | set | frozenset | collections.deque):
+        return any(holds_traced(part, depth - 1) for part in value)
+    attributes = getattr(value, "__dict__", None)
+    is_walked = isinstance(attributes, dict) and not isinstance(value, types.FunctionType)
+    return is_walked and holds_traced(attributes, min(depth - 1, 3))  # objects may refer to each other in a circle
+
+
+def read_cell(cell: types.CellType) -> Any:
+    """Return the contents of a closure cell, or `MISSING`."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return MISSING

@@ -1,0 +1,332 @@
+"""The kinds of mutable objects: how each is read, written and compared."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import functools
+import operator
+import random
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from ._comparison import MISSING, read_cell, same, same_tensors
+
+_LIBRARIES = sys.stdlib_module_names | {
+    *("torch", "torchgen", "functorch", "triton", "jax", "jaxlib", "numpy", "scipy", "sympy", "jtbridge"),
+    *("typing_extensions", "ml_dtypes", "pytest", "_pytest", "pluggy", "hypothesis"),
+}
+
+
+METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
+MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+# Torch's old hooks that compute a weight from others before each call, and assign it to the module.
+_DERIVING_HOOKS = (WeightNorm, SpectralNorm)
+GLOBAL_RANDOM = random.random.__self__  # type: ignore[attr-defined]
+GLOBAL_NUMPY_RANDOM = np.random.rand.__self__  # type: ignore[attr-defined]
+
+
+class Kind(NamedTuple):
+    """Functions that read, write and compare one kind of mutable object."""
+
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], None]
+    compare: Callable[[Any, Any], Iterator[tuple[str, Any, Any, Any]]]  # yields step, key, before, after
+    # A fast test whether an object certainly still has the saved contents, as nearly all objects do.
+    is_unchanged: Callable[[Any, Any], bool] = lambda thing, contents: False
+
+
+@functools.lru_cache(maxsize=1024)
+def of_library(module: str) -> bool:
+    """Return whether a module is of the standard library or of a library that users' state is not looked for in."""
+    return module.partition(".")[0] in _LIBRARIES or module == "builtins"
+
+
+def slots(cls: type) -> list[str]:
+    """Return the names of the `__slots__` of a class and its bases."""
+    names = [vars(base).get("__slots__", ()) for base in cls.__mro__ if not of_library(base.__module__)]
+    flat = [name for found in names for name in ([found] if isinstance(found, str) else found)]
+    return [name for name in flat if not name.startswith("__")]
+
+
+def _compare_items(step: str) -> Callable[[dict, dict], Iterator[tuple[str, Any, Any, Any]]]:
+    def compare(before: dict, after: dict) -> Iterator[tuple[str, Any, Any, Any]]:
+        if len(before) == len(after) and all(
+            k is m and v is w for (k, v), (m, w) in zip(before.items(), after.items(), strict=True)
+        ):
+            return
+        for key in [*before, *(key for key in after if key not in before)]:
+            was, now = before.get(key, MISSING), after.get(key, MISSING)
+            if not same(was, now):
+                yield step, key, was, now
+
+    return compare
+
+
+def _has_items(thing: dict, contents: dict) -> bool:
+    """Return whether a dict has the same objects as another one, in the same order."""
+    return (
+        len(thing) == len(contents)
+        and all(map(operator.is_, dict.values(thing), dict.values(contents)))
+        and all(map(operator.is_, dict.keys(thing), dict.keys(contents)))
+    )
+
+
+def _has_elements(thing: Sequence[Any], contents: Sequence[Any]) -> bool:
+    return len(thing) == len(contents) and all(map(operator.is_, thing, contents))
+
+
+def _compare_sequence(before: Sequence[Any], after: Sequence[Any]) -> Iterator[tuple[str, Any, Any, Any]]:
+    if len(before) != len(after):
+        yield "", None, before, after
+        return
+    for i, (was, now) in enumerate(zip(before, after, strict=True)):
+        if was is not now and not same(was, now):
+            yield "item", i, was, now
+
+
+def _compare_value(before: Any, after: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+    if not same(before, after):
+        yield "", None, before, after
+
+
+def _compare_tensors(before: tuple, after: tuple) -> Iterator[tuple[str, Any, Any, Any]]:
+    for name, was, now in zip(("grad", "requires_grad", "data"), before, after, strict=False):
+        if name == "data":
+            changed = _memory(was) != _memory(now)
+        else:
+            changed = not same(was, now)
+        if changed:
+            yield "attribute", name, was, now
+    if len(before) > 3:
+        values, memory = before[3], after[2]
+        has_values = _bytes_of(memory) == values if isinstance(values, bytes) else same(values, memory)
+        if not has_values:
+            yield "", None, values, memory
+
+
+def _compare_sets(before: set, after: set) -> Iterator[tuple[str, Any, Any, Any]]:
+    if len(before) != len(after) or before != after:
+        yield "", None, before, after
+
+
+def kind_of_dict(thing: dict) -> Kind:
+    return _ORDERED if isinstance(thing, collections.OrderedDict) else _DICT
+
+
+def _write_dict(base: type) -> Callable[[dict, dict], None]:
+    def write(thing: dict, contents: dict) -> None:
+        base.clear(thing)  # type: ignore[attr-defined]
+        for key, value in contents.items():
+            base.__setitem__(thing, key, value)  # type: ignore[attr-defined]
+
+    return write
+
+
+def _write_deque(thing: collections.deque, contents: list[Any]) -> None:
+    thing.clear()
+    thing.extend(contents)
+
+
+def _write_set(thing: set, contents: set) -> None:
+    set.clear(thing)
+    set.update(thing, contents)
+
+
+def _write_bytes(thing: bytearray, contents: bytes) -> None:
+    thing[:] = contents
+
+
+def _write_array(thing: np.ndarray, contents: np.ndarray) -> None:
+    thing[...] = contents
+
+
+def _write_cell(cell: types.CellType, contents: Any) -> None:
+    if contents is MISSING:
+        del cell.cell_contents
+    else:
+        cell.cell_contents = contents
+
+
+def _read_globals(thing: tuple[dict[str, Any], set[str]]) -> dict[str, Any]:
+    scope, names = thing
+    return {name: scope[name] for name in names if name in scope}
+
+
+def _write_globals(thing: tuple[dict[str, Any], set[str]], contents: dict[str, Any]) -> None:
+    scope, names = thing
+    for name in names:
+        if name in contents:
+            scope[name] = contents[name]
+        else:
+            scope.pop(name, None)
+
+
+def _read_class(cls: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(cls).items() if not name.startswith(("__", "_abc_"))}
+
+
+def _write_class(cls: type, contents: dict[str, Any]) -> None:
+    now = _read_class(cls)
+    for name in now.keys() - contents.keys():
+        delattr(cls, name)
+    for name, value in contents.items():
+        if now.get(name, MISSING) is not value:
+            setattr(cls, name, value)
+
+
+def _read_slots(thing: Any) -> dict[str, Any]:
+    return {name: getattr(thing, name) for name in slots(type(thing)) if hasattr(thing, name)}
+
+
+def _write_slots(thing: Any, contents: dict[str, Any]) -> None:
+    for name in slots(type(thing)):
+        if name in contents:
+            object.__setattr__(thing, name, contents[name])
+        elif hasattr(thing, name):
+            object.__delattr__(thing, name)
+
+
+def _read_tensor(tensor: torch.Tensor) -> tuple:
+    return (tensor.grad if tensor.is_leaf else None), tensor.requires_grad, tensor.detach()
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    """Return the memory of a contiguous tensor on the CPU, of any dtype, in a tenth of the time of a clone."""
+    size = tensor.nbytes
+    fits = size and _end_of(tensor) <= tensor.untyped_storage().nbytes()  # a storage may have shrunk
+    return ctypes.string_at(tensor.data_ptr(), size) if fits else b""
+
+
+def _end_of(tensor: torch.Tensor) -> int:
+    """Return the byte offset in its storage at which a contiguous tensor ends."""
+    return int(tensor.storage_offset()) * tensor.itemsize + tensor.nbytes
+
+
+def _has_bytes(tensor: torch.Tensor, contents: tuple) -> bool:
+    grad, requires_grad, memory, values = contents
+    return (
+        tensor.requires_grad is requires_grad
+        and (not tensor.is_leaf or tensor.grad is grad)
+        and _memory(tensor) == _memory(memory)
+        and _bytes_of(tensor) == values
+    )
+
+
+def _has_memory(tensor: torch.Tensor, contents: tuple) -> bool:
+    grad, requires_grad, memory = contents
+    return (
+        tensor.requires_grad is requires_grad
+        and (not tensor.is_leaf or tensor.grad is grad)
+        and _memory(tensor) == _memory(memory)
+    )
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    place = tensor.data_ptr() if tensor.layout is torch.strided else None
+    return place, tensor.shape, tensor.dtype
+
+
+def _write_tensor(tensor: torch.Tensor, contents: tuple) -> None:
+    grad, requires_grad, memory, *values = contents
+    if _memory(tensor) != _memory(memory):
+        tensor.data = memory
+    if tensor.is_leaf:
+        tensor.requires_grad_(requires_grad)
+        tensor.grad = grad
+    if not values:
+        return
+    if not isinstance(values[0], bytes):
+        if not same_tensors(values[0], memory):
+            memory.copy_(values[0])
+    elif _bytes_of(memory) != values[0]:
+        storage = memory.untyped_storage()
+        if storage.nbytes() < _end_of(memory):
+            storage.resize_(_end_of(memory))
+        ctypes.memmove(memory.data_ptr(), values[0], len(values[0]))
+
+
+def _module_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a module, except the attributes that torch computes in each call.
+
+    Torch's old weight_norm and spectral_norm compute weights in each call. A recurrent module renews the lists of its
+    weights whenever one of the weights is assigned, as `torch.func.functional_call` does.
+    """
+    derived = derived_names(attributes)
+    return {name: value for name, value in attributes.items() if name not in derived} if derived else dict(attributes)
+
+
+def derived_names(attributes: dict[str, Any]) -> set[str]:
+    hooks = attributes.get("_forward_pre_hooks") or {}
+    return {hook.name for hook in hooks.values() if isinstance(hook, _DERIVING_HOOKS)} | (
+        RNN_WEIGHTS & attributes.keys()
+    )
+
+
+RNN_WEIGHTS = frozenset({"_flat_weights", "_flat_weight_refs"})
+
+
+def _write_module(attributes: dict[str, Any], contents: dict[str, Any]) -> None:
+    for name in _module_attributes(attributes).keys() - contents.keys():
+        del attributes[name]
+    attributes.update(contents)
+
+
+NO_DISPATCH = torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+CONTAINERS = (dict, collections.OrderedDict, set)
+_DICT = Kind(dict.copy, _write_dict(dict), _compare_items("item"), _has_items)
+_ORDERED = Kind(
+    lambda thing: dict(dict.items(thing)),
+    _write_dict(collections.OrderedDict),
+    _compare_items("item"),
+    _has_items,
+)
+LIST = Kind(
+    lambda thing: thing[:],
+    lambda thing, contents: list.__setitem__(thing, slice(None), contents),
+    _compare_sequence,
+    _has_elements,
+)
+DEQUE = Kind(list, _write_deque, _compare_sequence, _has_elements)
+SET = Kind(set.copy, _write_set, _compare_sets)
+BYTES = Kind(bytes, _write_bytes, _compare_value)
+ARRAY = Kind(np.copy, _write_array, _compare_value)
+CELL = Kind(read_cell, _write_cell, _compare_value, lambda cell, contents: read_cell(cell) is contents)
+GLOBALS = Kind(_read_globals, _write_globals, _compare_items("global"))
+CLASS = Kind(_read_class, _write_class, _compare_items("attribute"))
+SLOTS = Kind(_read_slots, _write_slots, _compare_items("attribute"))
+ATTRIBUTES = Kind(dict.copy, _write_dict(dict), _compare_items("attribute"), _has_items)
+MODULE = Kind(_module_attributes, _write_module, _compare_items("attribute"), _has_items)
+TENSOR = Kind(_read_tensor, _write_tensor, _compare_tensors, _has_memory)
+SMALL_TENSOR = Kind(lambda t: (*_read_tensor(t), t.detach().clone()), _write_tensor, _compare_tensors)
+DENSE_TENSOR = Kind(lambda t: (*_read_tensor(t), _bytes_of(t)), _write_tensor, _compare_tensors, _has_bytes)
+_PYTHON_GENERATOR = Kind(lambda thing: thing.getstate(), lambda thing, state: thing.setstate(state), _compare_value)
+_NUMPY_STATE = Kind(
+    lambda thing: thing.get_state(legacy=False), lambda thing, state: thing.set_state(state), _compare_value
+)
+_NUMPY_GENERATOR = Kind(
+    lambda thing: thing.bit_generator.state,
+    lambda thing, state: setattr(thing.bit_generator, "state", state),
+    _compare_value,
+)
+_TORCH_GENERATOR = Kind(lambda thing: thing.get_state(), lambda thing, state: thing.set_state(state), _compare_value)
+
+
+def generator_kind(thing: Any) -> Kind | None:
+    """Return how to save the state of a random generator; None for global generators, which other threads share."""
+    if isinstance(thing, random.Random) and not isinstance(thing, random.SystemRandom) and thing is not GLOBAL_RANDOM:
+        return _PYTHON_GENERATOR
+    if isinstance(thing, np.random.RandomState) and thing is not GLOBAL_NUMPY_RANDOM:
+        return _NUMPY_STATE
+    if isinstance(thing, np.random.Generator):
+        return _NUMPY_GENERATOR
+    if isinstance(thing, torch.Generator) and thing is not torch.default_generator:
+        return _TORCH_GENERATOR
+    return None
