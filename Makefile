@@ -2,7 +2,7 @@
 #
 #   make demo                    sentence embeddings by a torch model, in JAX
 #   make test                    style, types and tests
-#   make test-operators          every family of translated operators at its edge cases, and third derivatives
+#   make test-operators          every family of translated operators at its edge cases, and higher derivatives
 #   make test-kernels            Triton's kernels: interpreted, compiled for two GPUs, and lowered; no GPU needed;
 #                                and the chains of operators that they are for
 #   make test-kernels-all        compiles what tuning may choose too, for more GPUs; test-kernels compiles the defaults
@@ -50,6 +50,9 @@ endif
 # Nothing installed later may move torch or jax.
 constraints := $(VENV)/constraints.txt
 pip := $(PY) -m pip --disable-pip-version-check install --quiet
+# Tests of higher derivatives and of packed sequences, which `make test` leaves to `make test-operators`.
+long-tests := tests/transforms/test_hessian.py tests/transforms/test_third_order.py tests/translate/test_packed.py
+
 # One process keeps one core busy: pytest runs $(JOBS) of them, and torch would start a thread per core in each.
 threads := OMP_NUM_THREADS=1
 
@@ -104,7 +107,7 @@ format: $(test-deps)
 test: $(test-deps) $(LINT)
 	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' --ignore tests/lowerings --ignore tests/conformance \
 		--ignore tests/kernels --ignore tests/launches --ignore tests/translate/chains \
-		--ignore tests/test_bench_gpu.py --ignore tests/transforms/test_third_order.py \
+		--ignore tests/test_bench_gpu.py $(addprefix --ignore ,$(long-tests)) \
 		--ignore tests/soundness --ignore tests/fuzz --ignore tests/docs $(ARGS)
 
 # NO_MKDOCS_2_WARNING: mkdocs-material prints a notice about itself.
@@ -122,7 +125,7 @@ test-fuzz: $(test-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/fuzz $(ARGS)
 
 test-operators: $(test-deps)
-	$(threads) $(PY) -m pytest -n $(JOBS) tests/lowerings tests/transforms/test_third_order.py $(ARGS)
+	$(threads) $(PY) -m pytest -n $(JOBS) tests/lowerings $(long-tests) $(ARGS)
 
 test-kernels: $(kernels-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu and not exhaustive' \
