@@ -90,6 +90,9 @@ def exported(results: list[torch.Tensor], arrays: list[jax.Array], fn: TorchFunc
     return found
 
 
+_MOST_NOTICES = 512  # beyond these, every new batch is prepared to be undone
+
+
 def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Result:
     """Return the result of a run. If torch.vmap cannot batch the function, run again row by row."""
     flat = eager_function(fn)
@@ -121,7 +124,7 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
                 stacklevel=2,
             )
         return result
-    if attempt is not None and not attempt.changed():
+    if attempt is not None and len(flat.notices) < _MOST_NOTICES and not attempt.changed():
         flat.notices.add(batch)
     return result
 
