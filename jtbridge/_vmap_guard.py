@@ -17,7 +17,8 @@ from ._compat import StorageWeakRef, innermost, is_shared, storage_id
 _KINDS = {
     **dict.fromkeys(("reshape", "reshape_as", "flatten", "ravel", "contiguous"), "by strides"),  # a view, or a copy
     **dict.fromkeys(("stride", "is_contiguous", "dim_order"), "tells strides"),
-    **dict.fromkeys(("clone", "to"), "keeps strides"),
+    **dict.fromkeys(("clone", "to", "empty_like", "zeros_like", "ones_like", "full_like"), "keeps strides"),
+    **dict.fromkeys(("new_empty", "new_zeros", "new_ones", "new_full"), "keeps strides"),
     **dict.fromkeys(("__getitem__", "lift"), "view"),
     **dict.fromkeys(("__setitem__", "__set__"), "write"),
     **dict.fromkeys(("as_strided_scatter", "_reshape_alias"), "wrong"),
@@ -35,7 +36,7 @@ class VmapGuard(TorchFunctionMode):
     - ``x[i]`` is a view of `x` for a tensor of one integer, and a copy if the integer differs between the rows.
     - Whether ``x.reshape(...)`` is a view depends on the strides of `x`, and many operators give a batch other strides
       than a row. The strides are known to be the same for contiguous arguments with the batch axis first, and for
-      contiguous copies of such arguments.
+      contiguous copies of such arguments, and contiguous tensors made like them.
 
     Args:
         tensors: the arguments of torch.vmap.
