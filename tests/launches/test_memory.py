@@ -76,9 +76,10 @@ def test_batches_of_views(name):
     batch = jnp.stack([X, -X, 2 * X])
     translated = jax.vmap(jtbridge.wrap(f, backend="xla"), in_axes=2, out_axes=0)
     np.testing.assert_array_equal(translated(jnp.moveaxis(batch, 0, 2)), want(batch))
-    whole = name in ("by_the_shapes_of_views", "put_twice")  # of other views torch.vmap hides what they are views of
+    # Of other views torch.vmap hides what they are views of; of "put_twice" it may give a batch other strides.
+    whole = name == "by_the_shapes_of_views"
     with (
-        contextlib.nullcontext() if whole else pytest.warns(errors.SequentialVmapWarning, match="inside torch.vmap on")
+        contextlib.nullcontext() if whole else pytest.warns(errors.SequentialVmapWarning, match=r"torch\.vmap"),
     ):
         np.testing.assert_array_equal(jax.vmap(jtbridge.wrap(f, backend="dlpack"))(batch), want(batch))
 
