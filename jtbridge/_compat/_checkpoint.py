@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ._draws import EarlierDraws, draw_source, drawing_from
+from ._torch import graph_nodes
 
 Gradients = list[torch.Tensor | None]
 
@@ -37,19 +38,10 @@ def reentrant_checkpoints(results: Sequence[torch.Tensor], inputs: Sequence[torc
 
 
 def _checkpoints(results: Sequence[torch.Tensor]) -> list[Any]:
-    with torch._C.DisableTorchFunction():  # a torch function mode must not attribute this access to the user's function
-        pending = [tensor.grad_fn for tensor in results if tensor.grad_fn is not None]
-    seen = set(pending)
-    found = []
-    while pending:
-        node = pending.pop()
-        if getattr(getattr(type(node), "_forward_cls", None), "__name__", "") == "CheckpointFunction":
-            found.append(node)
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                pending.append(following)
-    return found
+    def name(node: Any) -> str:
+        return getattr(getattr(type(node), "_forward_cls", None), "__name__", "")
+
+    return [node for node in graph_nodes(results) if name(node) == "CheckpointFunction"]
 
 
 class _ByGrad(torch.autograd.Function):

@@ -58,7 +58,7 @@ def once_differentiable_in(tensors: Sequence[torch.Tensor]) -> str | None:
     zeros. `_forward_cls` is the only way from a graph node to its Function.
     """
     wrapper = torch.autograd.function.once_differentiable(lambda ctx: None)
-    for node in _graph_nodes(tensors):
+    for node in graph_nodes(tensors):
         function = getattr(type(node), "_forward_cls", None)
         if function is not None and getattr(function.backward, "__code__", None) is wrapper.__code__:
             return function.__name__
@@ -73,13 +73,14 @@ def materializes_gradients(tensors: Sequence[torch.Tensor]) -> bool:
     `_input_metadata` has one entry for each of its results.
     """
     return not any(
-        hasattr(type(node), "_forward_cls") and len(node._input_metadata) > 1 for node in _graph_nodes(tensors)
+        hasattr(type(node), "_forward_cls") and len(node._input_metadata) > 1 for node in graph_nodes(tensors)
     )
 
 
-def _graph_nodes(tensors: Sequence[torch.Tensor]) -> list[Any]:
+def graph_nodes(tensors: Sequence[torch.Tensor]) -> list[Any]:
     """Return the nodes of the autograd graph of some tensors."""
-    found = list(dict.fromkeys(tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None))
+    with torch._C.DisableTorchFunction():  # a torch function mode must not attribute this access to the user's function
+        found = list(dict.fromkeys(tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None))
     seen = set(found)
     for node in found:  # the loop appends to `found`
         for following, _ in node.next_functions:

@@ -10,6 +10,8 @@ import torch._C._functorch as functorch_bindings
 # Tried on torch 2.13. The only class for weak references to storages; it is not documented.
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef
 
+from ._torch import graph_nodes
+
 
 def run_backward(
     outputs: Sequence[torch.Tensor],
@@ -61,14 +63,7 @@ def innermost(tensor: torch.Tensor) -> torch.Tensor:
 
 def node_names(tensors: Sequence[torch.Tensor]) -> set[str]:
     """Return the names of the nodes in the autograd graph of some tensors."""
-    pending = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    seen = set(pending)
-    while pending:
-        for following, _ in pending.pop().next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                pending.append(following)
-    return {node.name() for node in seen}
+    return {node.name() for node in graph_nodes(tensors)}
 
 
 def has_error_node(tensors: Sequence[torch.Tensor]) -> bool:
