@@ -13,12 +13,12 @@ from .backends import BackendStatus, backends
 
 if TYPE_CHECKING:
     from . import kernels as kernels
-    from ._check import CheckReport, check
-    from ._convert import to_jax, to_torch
-    from ._explain import Explanation, explain
     from ._export import export
-    from ._purity import PurityReport, purity
+    from .core.convert import to_jax, to_torch
     from .lowerings import register_lowering
+    from .reports._check import CheckReport, check
+    from .reports._explain import Explanation, explain
+    from .reports._purity import PurityReport, purity
 
 __all__ = [
     "BackendStatus",
@@ -41,16 +41,16 @@ __version__ = "0.1.0"
 
 # These names are imported on first use: an eager call needs none of them, and their import takes longer than the call.
 _MODULES = {
-    "CheckReport": "_check",
-    "Explanation": "_explain",
-    "PurityReport": "_purity",
-    "check": "_check",
-    "explain": "_explain",
+    "CheckReport": "reports._check",
+    "Explanation": "reports._explain",
+    "PurityReport": "reports._purity",
+    "check": "reports._check",
+    "explain": "reports._explain",
     "export": "_export",
-    "purity": "_purity",
+    "purity": "reports._purity",
     "register_lowering": "lowerings",
-    "to_jax": "_convert",
-    "to_torch": "_convert",
+    "to_jax": "core.convert",
+    "to_torch": "core.convert",
 }
 
 

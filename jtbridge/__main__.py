@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import platform
 
 import jax
 import torch
 
-import jtbridge
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m jtbridge", description="Any PyTorch function as a JAX function.")
-    versions = f"jtbridge {jtbridge.__version__}, jax {jax.__version__}, torch {torch.__version__}"
+    versions = f"jtbridge {importlib.metadata.version('jtbridge')}, jax {jax.__version__}, torch {torch.__version__}"
     parser.add_argument("--version", action="version", version=f"{versions}, Python {platform.python_version()}")
     parser.parse_args()
     parser.print_help()

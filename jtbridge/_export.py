@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from ._config import config
-from ._convert import to_jax
 from ._wrap import wrap
+from .core.convert import to_jax
 from .errors import ArgumentError
 
 

@@ -16,17 +16,17 @@ import torch
 
 from ._compat import Context, current_context, unwrap_compiled
 from ._config import backend_or, verify_or
-from ._dtypes import argument_dtypes
-from ._nesting import is_inside, marked
-from ._pickling import reduced
-from ._signature import Signature, flatten_arguments
 from .backends import check_name, translates
-from .eager import call_directly, call_now
+from .calls.eager import call_directly, call_now
+from .core.dtypes import argument_dtypes
+from .core.nesting import is_inside, marked
+from .core.pickling import reduced
+from .core.signature import Signature, flatten_arguments
 from .errors import ArgumentError
 
 if TYPE_CHECKING:
-    from ._functions import TracedFunction
-    from ._traced import TracedCalls
+    from .calls.traced import TracedCalls
+    from .core.functions import TracedFunction
 
 
 class Wrapped:
@@ -61,6 +61,7 @@ class Wrapped:
             or options["output_shapes"]
         )
         self._notices: set[str] = set()  # keys of the warnings already given about this function
+        self._clean_batches: set[Any] = set()  # see `row_by_row_if_needed`
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_inside():
@@ -106,7 +107,7 @@ class Wrapped:
 
     @functools.cached_property
     def _traced(self) -> TracedCalls:
-        from ._traced import TracedCalls  # a slow import: it includes capture and translation
+        from .calls.traced import TracedCalls  # a slow import: it includes capture and translation
 
         return TracedCalls(self._fn, self._name, self._options, self._notices)
 
@@ -163,6 +164,7 @@ class Wrapped:
             return_mutated=self._options["return_mutated"],
             output_shapes=self._options["output_shapes"],
             notices=self._notices,
+            clean_batches=self._clean_batches,
             capture=lambda signature, seeded: self._traced.capture(signature, seeded),
         )
 

@@ -25,7 +25,7 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.dtype is torch.bfloat16 or "float8" in str(tensor.dtype):
         return tensor.to(torch.float64).numpy()
-    return tensor.numpy()
+    return tensor.numpy(force=True)  # torch.func.jvp may return a zero tensor without memory
 
 
 def jax_dtype(dtype: torch.dtype) -> np.dtype:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge._dtypes import _PAIRS
+from jtbridge.core.dtypes import _PAIRS
 from jtbridge.errors import ArgumentError, DTypeError, MutationError
 
 from .compare import assert_matches

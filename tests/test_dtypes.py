@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge._dtypes import _PAIRS
+from jtbridge.core.dtypes import _PAIRS
 
 from .compare import assert_close, assert_matches
 

@@ -43,7 +43,7 @@ def test_a_callback_is_lowered_only_where_it_can_run():
 
 
 def test_it_is_a_call_with_xlas_buffers_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys.modules["jtbridge.backends._dlpack"], "without_gpu", lambda platform: None)
+    monkeypatch.setattr(sys.modules["jtbridge.backends.dlpack"], "without_gpu", lambda platform: None)
     f = jtbridge.wrap(lambda x: torch.sin(x) * 2, backend="dlpack")
     traced = jax.jit(jax.value_and_grad(lambda x: f(x).sum())).trace(jnp.ones(3))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()

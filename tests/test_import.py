@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import pathlib
 import re
 import subprocess
@@ -18,27 +19,19 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From bottom to top. A file imports from rows below its own, and from its own folder.
 LAYERS: list[set[str]] = [
-    {"errors", "_nesting", "_pickling"},
-    {"_compat", "_dtypes", "_retracing"},
-    {"_static"},
-    {"_pytree", "_torch_state", "_rng", "_composite", "_batch_statistics", "_debug", "_writes", "_vmap_guard"},
-    {"_functions"},
-    {"_host", "_run", "_declared", "_rules"},
+    {"errors", "__main__"},
+    {"_compat"},
+    {"core"},
     {"state", "triton"},
-    {"_transforms", "lowerings"},
-    {"_convert", "capture", "kernels"},
-    {"_signature"},
+    {"transforms", "lowerings"},
+    {"capture", "kernels"},
     {"translate"},
     {"backends"},
-    {"primitives"},
-    {"eager"},
-    {"_config"},
-    {"_verify"},
-    {"_traced"},
+    {"primitives", "_config"},
+    {"calls"},
     {"_wrap"},
-    {"_check", "_explain", "_export", "_purity"},
+    {"reports", "_export"},
     {"__init__"},
-    {"__main__"},
 ]
 ROW = {name: row for row, names in enumerate(LAYERS) for name in names}
 
@@ -76,6 +69,37 @@ def test_files_import_from_below(path: pathlib.Path):
 
 def test_rows_name_what_exists():
     assert {unit(path) for path in FILES} == set(ROW)
+
+
+def module_of(path: pathlib.Path) -> str:
+    """The dotted name of a file; of a folder for its `__init__.py`."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(path: pathlib.Path) -> set[str]:
+    """The modules of the package that a file imports when it runs, inside functions too."""
+    modules = {module_of(file) for file in FILES}
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body.clear()
+    folder = path.relative_to(PACKAGE.parent).parent.parts
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            base = folder[: len(folder) - node.level + 1] if node.level else ()
+            base = ".".join((*base, node.module) if node.module else base)
+            for alias in node.names:
+                whole = f"{base}.{alias.name}"
+                found.add(whole if whole in modules else base)
+    return found & modules - {module_of(path)}
+
+
+def test_no_files_import_one_another_in_a_circle():
+    graph = {module_of(path): imported_modules(path) for path in FILES}
+    assert sum(map(len, graph.values())) > len(graph)  # the imports are found
+    graphlib.TopologicalSorter(graph).prepare()  # raises for a circle
 
 
 HOMES = {"_compat": ("torch", "jax", "jaxlib", "functorch"), "triton": ("triton",)}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge import _traced
+from jtbridge.calls.traced import _call
 
 X = jnp.arange(3.0)
 
@@ -94,18 +94,18 @@ def test_a_result_does_not_keep_its_function(backend: str):
 
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.RetracingWarning")
 def test_traced_functions_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_traced, "_MAX_TRACED", 4)
+    monkeypatch.setattr(_call, "_MAX_TRACED", 4)
     f = jtbridge.wrap(lambda x, n: x * n, backend="xla")
     compiled = jax.jit(lambda x: f(x, 0))
     compiled(X)
     for n in range(10):
         assert f(X, n).tolist() == (X * n).tolist()
-        assert len(f._traced.eager_plans) <= 4
-    kept = [signature.statics[1] for signature, *_ in f._traced.eager_plans]
+        assert len(f._traced.outside_traces) <= 4
+    kept = [signature.statics[1] for signature, *_ in f._traced.outside_traces]
     assert kept == [6, 7, 8, 9]
     f(X, 6)
     f(X, 10)
-    assert [signature.statics[1] for signature, *_ in f._traced.eager_plans] == [8, 9, 6, 10]
+    assert [signature.statics[1] for signature, *_ in f._traced.outside_traces] == [8, 9, 6, 10]
     assert compiled(X).tolist() == [0, 0, 0]  # a program outlives its plan
 
 
@@ -116,9 +116,14 @@ def test_plans_do_not_grow_with_equal_calls():
         for n in (2, 3):
             jax.grad(f)(jnp.ones(3), n)
             jax.jit(jax.vmap(jax.grad(f), in_axes=(0, None)), static_argnums=1)(jnp.ones((2, 3)), n)
-        plans = f._traced.eager_plans.values()
-        sizes.append([(len(p.splits), len(p.sequential), len(p.double_reverse), len(p.compiled)) for p in plans])
-    assert len(f._traced.eager_plans) == 2
+        traced = f._traced.outside_traces.values()
+        sizes.append(
+            [
+                (len(p.cache.splits), len(p.cache.sequential), len(p.cache.double_reverse), len(p.cache.compiled))
+                for p in traced
+            ]
+        )
+    assert len(f._traced.outside_traces) == 2
     assert sizes[0] == sizes[1] == sizes[2]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -222,3 +223,71 @@ def test_module_buffers_as_arguments(backend: str):
     assert_matches(out, norm(torch.from_numpy(x)).detach(), tolerance=1e-5)
     assert_matches(mutated["state['running_mean']"], norm.running_mean)
     assert_matches(mutated["state['running_var']"], norm.running_var)
+
+
+def _by_frombuffer(x: torch.Tensor) -> None:
+    torch.frombuffer(memoryview(x.numpy()), dtype=torch.float32).add_(1)
+
+
+# Ways to write to the memory of an argument that no operator on the argument shows.
+BEHIND_TORCH = {
+    "numpy": lambda x: x.numpy().fill(9),
+    "detached_numpy": lambda x: x.detach().numpy().fill(9),
+    "array": lambda x: np.asarray(x).fill(9),
+    "bytes": lambda x: x.view(torch.uint8).numpy().fill(0),
+    "buffer": _by_frombuffer,
+    "data": lambda x: x.data.fill_(9),
+    "storage": lambda x: x.untyped_storage().fill_(0),
+    "set": lambda x: torch.tensor([]).set_(x.untyped_storage(), 0, (4,)).zero_(),
+    "address": lambda x: ctypes.memset(x.data_ptr(), 0, 8),
+    "from_dlpack": lambda x: torch.from_dlpack(x).add_(1),
+    "dlpack_method": lambda x: torch.utils.dlpack.from_dlpack(x.__dlpack__()).add_(1),
+    "to_dlpack": lambda x: torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x)).add_(1),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND_TORCH)
+def test_the_memory_of_a_large_argument_is_left_alone(name: str):
+    """An eager call shares the memory of a large argument with torch until it is written to."""
+
+    def write(x):
+        BEHIND_TORCH[name](x)
+        return x.double().sum()
+
+    x = jnp.ones(1 << 18)
+    assert float(jtbridge.wrap(write)(x)) == float(write(torch.ones(1 << 18))) != 1 << 18
+    assert float((x + 0).sum()) == 1 << 18
+
+
+def test_to_dlpack_of_torch_is_as_before():
+    x = torch.arange(3.0)
+    assert torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x)).data_ptr() == x.data_ptr()
+
+
+# What a function may keep of a large result that it returns, and how that writes to the memory of the result later.
+KEPT_OF_A_RESULT = {
+    "tensor": (lambda y: y, lambda kept: kept.mul_(7)),
+    "view": (lambda y: y[3:], lambda kept: kept.mul_(7)),
+    "detached": (lambda y: y.detach(), lambda kept: kept.mul_(7)),
+    "numpy": (lambda y: y.numpy(), lambda kept: kept.fill(7)),
+    "storage": (lambda y: y.untyped_storage(), lambda kept: kept.fill_(7)),
+    "buffer": (lambda y: memoryview(y.numpy()), lambda kept: kept.__setitem__(0, 7.0)),
+    "dlpack": (torch.from_dlpack, lambda kept: kept.mul_(7)),
+    "closure": (lambda y: lambda: y, lambda kept: kept().mul_(7)),
+}
+
+
+@pytest.mark.parametrize("name", KEPT_OF_A_RESULT)
+def test_a_large_result_is_left_alone(name: str):
+    """The array takes over the memory of a large result, if nothing else refers to the memory."""
+    keep, write = KEPT_OF_A_RESULT[name]
+    kept = []
+
+    def f(x):
+        y = x * 2
+        kept.append(keep(y))
+        return y
+
+    y = jtbridge.wrap(f)(jnp.ones(1 << 18))
+    write(kept.pop())
+    assert float((y + 0).sum()) == 2 << 18

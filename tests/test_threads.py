@@ -14,8 +14,8 @@ import torch
 from jax.sharding import PartitionSpec as P
 
 import jtbridge
-from jtbridge import _transforms
-from jtbridge._functions import module_locks
+from jtbridge.core.module_locks import module_locks
+from jtbridge.transforms import _jvp
 
 from .compare import assert_matches
 
@@ -90,7 +90,7 @@ def test_locks_of_modules_are_taken_before_the_lock_of_forward_mode(own: str, mo
         def __exit__(self, *error: object) -> None:
             pass
 
-    monkeypatch.setattr(_transforms, "_FORWARD_MODE", Recording())
+    monkeypatch.setattr(_jvp, "_FORWARD_MODE", Recording())
     f = jtbridge.wrap(module, backend=own)
     jax.block_until_ready(jax.jit(lambda x: jax.jvp(f, (x,), (x,)))(jnp.ones(2)))
     assert held

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge.errors import SequentialVmapWarning
+from jtbridge.capture import _watchdog
+from jtbridge.errors import SequentialVmapWarning, ShapeInferenceError
 
 from . import reference
 from .compare import assert_matches
@@ -165,3 +168,33 @@ def test_gradient_of_a_linear_function_is_batched(backend: str):
     f = jtbridge.wrap(lambda x: (x * 2).sum())
     assert jax.vmap(jax.grad(f))(jnp.ones((2, 3))).tolist() == [[2] * 3] * 2
     assert jax.jit(jax.vmap(jax.grad(f)))(jnp.ones((2, 3))).tolist() == [[2] * 3] * 2
+
+
+def test_a_loop_without_torch_that_never_ends_for_example_arguments_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_watchdog, "SECONDS", 1.0)
+
+    def f(x):
+        array = x.numpy()
+        while array[0] != 10:
+            with contextlib.suppress(Exception):  # the end of the run is no exception that user code can catch
+                array = array * 1
+        return x
+
+    x = jnp.full(2, 10.0)
+    assert jtbridge.wrap(f)(x).tolist() == [10, 10]
+    with pytest.raises(ShapeInferenceError, match=r"it runs for 1 s without calling torch, and may not end"):
+        jax.jit(jtbridge.wrap(f))(x)
+    assert jtbridge.purity(torch.sin, x).findings == ()  # a thread that was interrupted can be traced line by line
+    declared = jtbridge.wrap(f, backend="dlpack", output_shapes=jax.ShapeDtypeStruct((2,), jnp.float32))
+    assert jax.jit(declared)(x).tolist() == [10, 10]
+
+
+def test_a_long_call_of_a_compiled_library_is_not_ended(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_watchdog, "SECONDS", 0.2)
+
+    def f(x):
+        array = x.numpy()
+        time.sleep(0.5)
+        return torch.from_numpy(array * 2)
+
+    assert jax.jit(jtbridge.wrap(f, backend="dlpack"))(ROWS).tolist() == (ROWS * 2).tolist()

@@ -12,6 +12,7 @@ from ._draws import drawing_from as drawing_from
 from ._draws import inside_mode as inside_mode
 from ._draws import random_state_of as random_state_of
 from ._draws import same_generator as same_generator
+from ._interrupts import raise_in_thread as raise_in_thread
 from ._jax import ORDERED_EFFECT as ORDERED_EFFECT
 from ._jax import Primitive as Primitive
 from ._jax import add_linearization as add_linearization
@@ -39,6 +40,7 @@ from ._jax_traces import Context as Context
 from ._jax_traces import current_context as current_context
 from ._jax_traces import outermost_trace as outermost_trace
 from ._shared_tensor import SharedTensor as SharedTensor
+from ._to_dlpack import exports_to_dlpack_seen as exports_to_dlpack_seen
 from ._torch import DataDependentOutputException as DataDependentOutputException
 from ._torch import DynamicOutputShapeException as DynamicOutputShapeException
 from ._torch import FakeTensor as FakeTensor

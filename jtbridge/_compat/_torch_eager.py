@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -36,9 +39,19 @@ def is_shared(tensor: torch.Tensor) -> bool:
 
     Tried on torch 2.13. Python counts references to the tensor, not the references of C++ to its memory.
     """
-    storage = tensor.untyped_storage()
-    # `tensor` and `storage` are two of the users.
-    return torch._C._storage_Use_Count(storage._cdata) > 2  # type: ignore[attr-defined]
+    return any(map(operator.gt, _users(tensor), _users_of_one_tensor()))
+
+
+def _users(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the number of C++ and of Python references to a tensor's storage."""
+    with torch._C.DisableTorchFunction():  # a mode's handler would hold references of its own
+        storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _users_of_one_tensor() -> tuple[int, int]:
+    return _users(innermost(torch.empty(1)))  # the first call may be inside `torch.func`
 
 
 def replace_memory(storage: torch.UntypedStorage) -> None:

@@ -6,12 +6,13 @@ The files of the backends are imported on first use, to keep ``import jtbridge``
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._status import BackendStatus, backends, check_name, translates
+from ._lookup import backends, check_name, may_use_kernels, translates
+from ._status import BackendStatus
 
 if TYPE_CHECKING:
     from ._base import Backend
-    from ._callback import call_on_host, numpy_callback
     from ._registry import choose, unsupported_reasons
+    from .callback import call_on_host, numpy_callback
 
 __all__ = [
     "Backend",
@@ -20,12 +21,13 @@ __all__ = [
     "call_on_host",
     "check_name",
     "choose",
+    "may_use_kernels",
     "numpy_callback",
     "translates",
     "unsupported_reasons",
 ]
 
-_MODULES = {"Backend": "_base", "call_on_host": "_callback", "numpy_callback": "_callback"}
+_MODULES = {"Backend": "_base", "call_on_host": "callback", "numpy_callback": "callback"}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,14 +8,25 @@ from typing import Any, Protocol
 import jax
 from jax.interpreters import mlir
 
-from jtbridge._functions import TorchFunction
+from jtbridge.core.functions import TorchFunction
 
 
 class Backend(Protocol):
-    """A way to run a torch function inside a JAX program. A new backend is a file and an entry in `_registry.py`."""
+    """A way to run a torch function inside a JAX program.
+
+    A new backend is one file of this folder, whose name has no underscore, with its instances in `BACKENDS`.
+
+    Attributes:
+        name: the value of ``backend=`` that selects the backend.
+        kind: "translate" (the ATen graph becomes JAX operations) or "call" (torch runs inside the program).
+        preference: a number; ``backend="auto"`` takes the usable backend with the smallest one.
+        kernels: whether the programs of this backend contain Triton kernels.
+    """
 
     name: str
     kind: str
+    preference: int
+    kernels: bool
 
     def unavailable_reason(self, platform: str) -> str | None:
         """Return why the backend cannot run on an XLA platform ("cpu", "cuda", ...); None if it can."""

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.utils.dlpack
 
-from jtbridge._functions import TorchFunction
-from jtbridge._run import as_call_error
+from jtbridge.core.functions import TorchFunction
+from jtbridge.core.run import as_call_error
 from jtbridge.errors import DeviceError
 
 

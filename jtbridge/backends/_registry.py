@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import warnings
 
 import jax
 
-from jtbridge._functions import TorchFunction
+from jtbridge.core.functions import TorchFunction
 from jtbridge.errors import BackendError, CalledWarning, TranslationError
 
 from ._base import Backend
-from ._callback import CallbackBackend
-from ._dlpack import DlpackBackend
 from ._status import BackendStatus
-from ._translate import TritonBackend, XlaBackend
 
-_BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (TritonBackend(), XlaBackend(), DlpackBackend(), CallbackBackend())
-}
+
+def _discovered() -> list[Backend]:
+    """Return the `BACKENDS` of the files of this folder whose names have no underscore."""
+    package = __name__.rpartition(".")[0]
+    found: list[Backend] = []
+    for file in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        if not file.name.startswith("_"):
+            found += importlib.import_module(f"{package}.{file.name}").BACKENDS
+    return sorted(found, key=lambda backend: backend.preference)
+
+
+_BACKENDS = {backend.name: backend for backend in _discovered()}
 
 
 def statuses(platform: str | None) -> tuple[BackendStatus, ...]:

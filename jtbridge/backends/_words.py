@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtbridge._functions import ArrayType
+from jtbridge.core.array_types import ArrayType
 
 _WORD = np.dtype(np.uint32)
 

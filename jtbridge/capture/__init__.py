@@ -2,13 +2,14 @@
 
 from ._closures import closed_over_modules, device_closed_over
 from ._constants import large_constants, lift_constants, with_places_for
-from ._effects import draws
 from ._infer import infer
 from ._joint import GraphFunction, Split, forward_graph, from_bytes, split, to_bytes
 from ._probe import check_differentiable, probe_vmap
 from ._request import AbstractResult, TraceRequest, Trial
-from ._trace import examples, origin, trace, trace_on
+from ._trace import examples, trace, trace_on
 from .chains import FUNCTIONS as FUSABLE_FUNCTIONS
+from .modes.effects import draws
+from .modes.provenance import origin
 
 __all__ = [
     "FUSABLE_FUNCTIONS",

@@ -9,26 +9,29 @@ from typing import Any, NoReturn
 
 import torch
 
-from jtbridge import _rng
 from jtbridge._compat import DataDependentOutputException, FakeTensorMode, forget_tensors, tracing
-from jtbridge._dtypes import canonical_dtype, numpy_dtype
-from jtbridge._functions import ArrayType, AutogradTraits, Effects, FunctionTraits, OutputTree, as_tensor, is_array_leaf
-from jtbridge._pytree import flatten_output, key_order
-from jtbridge._torch_state import TorchState
+from jtbridge.core import random_numbers
+from jtbridge.core.array_types import ArrayType, OutputTree, as_tensor, is_array_leaf
+from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
+from jtbridge.core.pytree import flatten_output, key_order
+from jtbridge.core.torch_state import TorchState
+from jtbridge.core.traits import AutogradTraits, Effects, FunctionTraits
 from jtbridge.errors import DeviceError, MutationError, RandomnessError
 from jtbridge.state import WrittenValues, start_over
 from jtbridge.triton import intercepted_launches
 from jtbridge.triton.launches import LateScalar
 
-from ._branches import BranchOracle, BranchReplayMode
-from ._constant_eval import ConstantEvalMode
 from ._dependent import DependentTensor
-from ._effects import EffectRecorder
-from ._exceptions import none_caught
-from ._fused_lstm import WithoutFusedLstm
-from ._overrides import CopiedTensors
 from ._request import TraceRequest
 from ._unbacked import PathTrace
+from ._watchdog import ended_if_endless
+from .modes.branches import BranchOracle, BranchReplayMode
+from .modes.constant_eval import ConstantEvalMode
+from .modes.effects import EffectRecorder
+from .modes.exceptions import none_caught
+from .modes.fused_lstm import WithoutFusedLstm
+from .modes.overrides import CopiedTensors
+from .rewrites.indexing import refuse_stale_copies
 
 
 def run_on_fakes(
@@ -57,7 +60,7 @@ def run_on_fakes(
         start_over()
     mode = FakeTensorMode(allow_non_fake_inputs=True) if path is None else path.mode
     try:
-        with mode as known.mode, tracing(), _rng.tracing(), state.applied():
+        with mode as known.mode, tracing(), random_numbers.tracing(), state.applied():
             inputs = [
                 torch.empty(shape, dtype=dtype, device=request.device)
                 for shape, dtype in zip(request.shapes, request.dtypes, strict=True)
@@ -77,6 +80,7 @@ def run_on_fakes(
             ):
                 out = request.call(*inputs)
                 leaves, tree = flatten_output(out)
+                refuse_stale_copies(leaves)
                 recorder.calls.add_results(leaves)
                 recorder.result_order = key_order(out)
         leaves = [_type_of(leaf) if path is None else path.type_of(leaf) for leaf in leaves]
@@ -108,10 +112,11 @@ def run_on_values(request: TraceRequest, inputs: Sequence[torch.Tensor]) -> tupl
     """Run the function on copies of `inputs`; return the result and the recorder of its effects."""
     saved = WrittenValues() if request.ordered else None
     try:
-        with _rng.seeded_by(0, 0), request.state.applied():
+        with random_numbers.seeded_by(0, 0), request.state.applied():
             copies = [tensor.clone() for tensor in inputs]
             recorder = EffectRecorder(copies, None, _write_refusal(request), saved)
-            with recorder.watching(), intercepted_launches() as recorder.launches:
+            watchdog = ended_if_endless(lambda: recorder.operators)
+            with watchdog, recorder.watching(), intercepted_launches() as recorder.launches:
                 return request.call(*copies), recorder
     finally:
         if saved is not None:
@@ -157,7 +162,7 @@ def traits_of(
                 "and seed the generator inside the function, which then draws the same numbers in each call."
             )
         if recorder.random_operator is not None and not request.seeded:
-            raise RandomnessError(_rng.without_key(request.name, recorder.random_operator))
+            raise RandomnessError(random_numbers.without_key(request.name, recorder.random_operator))
     effects = Effects(
         mutated=recorder.mutated_inputs(),
         random_operator=recorder.random_operator,

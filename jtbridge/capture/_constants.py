@@ -8,8 +8,8 @@ import torch
 from torch import fx
 
 from jtbridge._compat import is_zero
-from jtbridge._dtypes import canonical_dtype, numpy_dtype
-from jtbridge._functions import TracedFunction
+from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
+from jtbridge.core.functions import TracedFunction
 
 _SMALL = 256  # elements: a constant of up to this size is written into the program
 

@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 import jax
 import torch
 
-from jtbridge._functions import ArrayType, FunctionTraits
+from jtbridge.core.array_types import ArrayType
+from jtbridge.core.traits import FunctionTraits
 from jtbridge.errors import DataDependentShapeError
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
+
+Example = Callable[..., torch.Tensor]  # from a shape, and keywords `dtype` and `device`
 
 
 def example_arguments(
@@ -15,7 +17,7 @@ def example_arguments(
     A result whose shape depends on data rarely has the same shape for all three sets. The integers of the third set are
     2 and 1 in descending order, because these are valid as lengths of sequences, indices and tokens.
     """
-    for make in (torch.zeros, torch.ones, _mixed):
+    for make in EXAMPLES:
         yield [make(shape, dtype=dtype, device=device) for shape, dtype in zip(shapes, dtypes, strict=True)]
 
 
@@ -26,3 +28,6 @@ def _mixed(shape: Sequence[int], *, dtype: torch.dtype, device: str) -> torch.Te
         return (values if dtype is torch.bool else values + 1).reshape(shape).to(device, dtype)
     # Quadratic residues: numbers of both signs in no order, the same in every process, without a generator.
     return (((torch.arange(count) * 37 + 11) ** 2 % 101 - 50) / 25).reshape(shape).to(device, dtype)
+
+
+EXAMPLES: tuple[Example, ...] = (torch.zeros, torch.ones, _mixed)

@@ -15,19 +15,20 @@ import numpy as np
 import torch
 from torch import fx
 
-from jtbridge import _rng
 from jtbridge._compat import OpOverload, TorchDispatchMode, forgetting_graph_sources, materializes_gradients, schema_of
-from jtbridge._dtypes import canonical_dtype, numpy_dtype
-from jtbridge._functions import ArrayType, Tensors, TorchFunction, TracedFunction
-from jtbridge._torch_state import TorchState
-from jtbridge._transforms import Vjp, Vmap, conjugate
+from jtbridge.core import random_numbers
+from jtbridge.core.array_types import ArrayType, Tensors
+from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
+from jtbridge.core.functions import TorchFunction, TracedFunction
+from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import DTypeError, MutationError, RandomnessError
-from jtbridge.triton.launches import with_intercepted_launches
+from jtbridge.transforms import Vjp, Vmap, conjugate
+from jtbridge.triton import with_intercepted_launches
 
 from ._constants import lift_constants
 from ._destinations import with_destinations
-from ._graph_reads import GraphReads
 from ._trace import trace
+from .modes.graph_reads import GraphReads
 
 _RULE = 8  # a batching rule makes at most so many operators from one
 
@@ -66,7 +67,7 @@ class GraphFunction(TorchFunction):
         run = self._run if not tensors or tensors[0].is_cpu else self._on_gpu(tensors[0].device)
         if self.seed is None:
             return run(*tensors)
-        with _rng.seeded(tensors[self.seed]):
+        with random_numbers.seeded(tensors[self.seed]):
             return run(*tensors)
 
     def _on_gpu(self, device: torch.device) -> Callable[..., Tensors]:
@@ -115,7 +116,7 @@ def split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], *, tra
     Without a split, the backward runs the forward again. A batched function is traced under torch.vmap and then split.
     If it will be `translated`, the function of one row is split, and the forward and the backward are batched.
     """
-    splits = fn.base.splits
+    splits = fn.base.cache.splits
     key = (fn, wrt, outs, translated)
     if key not in splits:
         splits[key] = (
@@ -149,7 +150,7 @@ def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], t
     reason = traits.untranslatable if translated else traits.untraceable
     if reason:
         return f"it cannot be traced: {reason}"
-    if fn.base.seeded and fn.in_types[-1].shape != _rng.SEED_SHAPE:
+    if fn.base.seeded and fn.in_types[-1].shape != random_numbers.SEED_SHAPE:
         return "every row of the batch draws with a key of its own"
     if fn.order > 0:
         return "only first derivatives keep residuals"
@@ -219,7 +220,7 @@ def _trace(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], trans
         cotangents = [conjugate(ct) for ct in tensors[count:]]
         reads = GraphReads()
         results, grads = pullback.by_autograd(tensors[:count], cotangents, around=reads)
-        fn.base.reads_graph = fn.base.reads_graph or reads.found
+        fn.base.cache.reads_graph = fn.base.cache.reads_graph or reads.found
         if len(outs) > 1 and (reads.hooks or not materializes_gradients([results[o] for o in outs])):
             raise _CannotSplit("its backward may tell a gradient of zeros from none")
         return [*(y.detach() for y in results), *(conjugate(g) for g in grads)]

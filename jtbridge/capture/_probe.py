@@ -8,24 +8,24 @@ from collections.abc import Sequence
 
 import torch
 
-from jtbridge import _rng
 from jtbridge._compat import fake_tensors, once_differentiable_in, tracing
-from jtbridge._functions import SEQUENTIAL, TorchFunction, TracedFunction
-from jtbridge._transforms import Jvp, Vjp, Vmap, refuse_once_differentiable
+from jtbridge.core import random_numbers
+from jtbridge.core.functions import SEQUENTIAL, TorchFunction, TracedFunction
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
+from jtbridge.transforms import Jvp, Vjp, Vmap, refuse_once_differentiable
 
-from ._graph_reads import GraphReads
 from ._trace import called_on, examples
+from .modes.graph_reads import GraphReads
 
 
 def probe_vmap(fn: Vmap) -> None:
     """Test before `fn` runs whether torch.vmap can batch it; if not, warn once and have `fn` run row by row."""
     traced = fn.base
-    if fn in traced.probed or fn.size == 0:
+    if fn in traced.cache.probed or fn.size == 0:
         return
-    traced.probed.add(fn)
+    traced.cache.probed.add(fn)
     if traced.seeded and fn.dims[len(traced.in_types) - 1] is not None:
-        traced.sequential.add(fn)  # every row draws with a key of its own: no batched form could
+        traced.cache.sequential.add(fn)  # every row draws with a key of its own: no batched form could
         return
     reason = traced.traits.untraceable or _known_wrong(traced) or traced.guarded(lambda: _vmap_fails(fn))
     if reason is None:
@@ -38,7 +38,7 @@ def probe_vmap(fn: Vmap) -> None:
             SequentialVmapWarning,
             stacklevel=2,
         )
-    traced.sequential.add(fn)
+    traced.cache.sequential.add(fn)
 
 
 def _known_wrong(traced: TracedFunction) -> str | None:
@@ -53,7 +53,7 @@ def _vmap_fails(fn: Vmap) -> str | None:
             fake_tensors(),
             tracing(),
             fn.state.applied(),
-            _rng.tracing(),
+            random_numbers.tracing(),
         ):
             fn.by_torch_vmap(tuple(examples(fn.in_types, called_on())))
     except Exception as error:  # noqa: BLE001  (any failure means: row by row)
@@ -74,7 +74,7 @@ def check_differentiable(fn: TorchFunction, wrt: tuple[int, ...], *, again: bool
     wrt = _innermost(fn, wrt)
     if (
         traced.traits.untraceable
-        or wrt in traced.checked_graphs
+        or wrt in traced.cache.checked_graphs
         or not (again or traced.traits.autograd.breaks_inner_graph)
     ):
         refuse_once_differentiable(traced, fn.order + 1)
@@ -87,7 +87,7 @@ def check_differentiable(fn: TorchFunction, wrt: tuple[int, ...], *, again: bool
         for i in wrt:
             with contextlib.suppress(RuntimeError):
                 traced.guarded(lambda i=i: _look_at_graph(traced, (i,)))
-    traced.checked_graphs.add(wrt)
+    traced.cache.checked_graphs.add(wrt)
     refuse_once_differentiable(traced, fn.order + 1)
 
 
@@ -97,7 +97,7 @@ def _look_at_graph(traced: TracedFunction, wrt: tuple[int, ...]) -> None:
         fake_tensors(),
         tracing(),
         traced.trace_state.differentiable().applied(),
-        _rng.tracing(),
+        random_numbers.tracing(),
     ):
         inputs = [
             x.requires_grad_().clone() if i in wrt else x  # a clone, because the function may write to it
@@ -105,10 +105,10 @@ def _look_at_graph(traced: TracedFunction, wrt: tuple[int, ...]) -> None:
         ]
         with GraphReads() as reads:
             results = traced(*inputs)
-    traced.reads_graph = traced.reads_graph or reads.found
+    traced.cache.reads_graph = traced.cache.reads_graph or reads.found
     if traced.traits.autograd.breaks_inner_graph:
         _refuse_broken_graph(traced, results)
-    traced.once_differentiable = traced.once_differentiable or once_differentiable_in(results)
+    traced.cache.once_differentiable = traced.cache.once_differentiable or once_differentiable_in(results)
 
 
 def _innermost(fn: TorchFunction, wrt: tuple[int, ...]) -> tuple[int, ...]:

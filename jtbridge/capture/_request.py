@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from jtbridge._functions import ArrayType, FunctionTraits, OutputTree
-from jtbridge._torch_state import TorchState
+from jtbridge.core.array_types import ArrayType, OutputTree
+from jtbridge.core.torch_state import TorchState
+from jtbridge.core.traits import FunctionTraits
 from jtbridge.state import NO_GUARD, StateGuard
 
 

@@ -13,26 +13,27 @@ from jtbridge._compat import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     asked_whether_fake,
-    taken_for_fake,
 )
-from jtbridge._declared import check_declared, declared_types, wrong_declaration
-from jtbridge._functions import FunctionTraits, OutputTree, as_tensor, is_array_leaf
-from jtbridge._pytree import flatten_output, key_order
-from jtbridge._static import same_static
+from jtbridge.core.array_types import OutputTree, as_tensor, is_array_leaf
+from jtbridge.core.declared import check_declared, declared_types, wrong_declaration
+from jtbridge.core.pytree import flatten_output, key_order
+from jtbridge.core.static import same_static
+from jtbridge.core.traits import FunctionTraits
 from jtbridge.errors import JtbridgeError, ShapeInferenceError
 from jtbridge.triton.launches import with_late_scalars
 
 from ._abstract import output_types, run_on_fakes, run_on_values, traits_of
-from ._branches import BranchOracle, all_ways
-from ._caught import MOST_PLACES, RaisingAt
-from ._closed_over import may_be_on_gpu
+from ._asked_if_fake import differs_if_fake
 from ._dependent import Outcome, agreed, are_possible, without_empty_sizes
-from ._effects import EffectRecorder
 from ._examples import example_arguments
-from ._overrides import OverrideMode
+from ._frames import line_of
 from ._request import AbstractResult, TraceRequest
-from ._trace import line_of
 from ._unbacked import PathTrace, explored
+from .modes.branches import BranchOracle, all_ways
+from .modes.caught import MOST_PLACES, RaisingAt
+from .modes.closed_over import may_be_on_gpu
+from .modes.effects import EffectRecorder
+from .modes.overrides import OverrideMode
 
 _DIFFERS_IF_FAKE = "its model (of transformers) computes something else when it is traced"
 _Trace = tuple[Any, EffectRecorder]  # the leaves and the tree of the result, and the record of effects
@@ -100,7 +101,7 @@ def _traced(request: TraceRequest, trace: Callable[[], _Trace]) -> AbstractResul
     reason = _not_in_a_graph(recorder) or _depends_on_what_torch_raises(
         request, recorder.may_raise, lambda attempt: run_on_fakes(attempt, request.state)
     )
-    if reason is None and is_asked and _differs_if_fake(request):
+    if reason is None and is_asked and differs_if_fake(request):
         reason = _DIFFERS_IF_FAKE
     traits = traits_of(request, recorder, reason, without_grad)
     only_asserts = recorder.asserts and not recorder.sets_data and not recorder.own_generator
@@ -173,38 +174,6 @@ def _depends_on_what_torch_raises(
     return None
 
 
-def _differs_if_fake(request: TraceRequest) -> bool:
-    """Return whether a model that asks if tensors are fake gives other results if they are, on example arguments."""
-    if request.ordered:
-        return False
-    for inputs in example_arguments(request.shapes, request.dtypes, request.device):
-        found = []
-        for around in (contextlib.nullcontext(), taken_for_fake()):
-            try:
-                with around:
-                    out, _ = request.guard.run(lambda inputs=inputs: run_on_values(request, inputs))
-            except JtbridgeError:
-                raise
-            except Exception:  # noqa: BLE001  (not every function takes such arguments)
-                break
-            found.append([leaf for leaf in flatten_output(out)[0] if isinstance(leaf, torch.Tensor)])
-        if len(found) == 2 and not all(map(_nearly_equal, *found)):
-            return True
-    return False
-
-
-def _nearly_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two results differ by rounding alone."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not (a.is_floating_point() or a.is_complex()):
-        return torch.equal(a, b)
-    allowed = max(1e-4, 30 * torch.finfo(a.dtype).eps)
-    a, b = a.detach(), b.detach()
-    scale = float(a[a.isfinite()].abs().max()) if bool(a.isfinite().any()) else 1.0
-    return torch.allclose(a, b, rtol=allowed, atol=allowed * scale, equal_nan=True)
-
-
 def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     """Trace every path through a function that reads values only to branch on them.
 
@@ -233,7 +202,7 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
     if reason is None:
         places = dict.fromkeys(place for recorder in recorders for place in recorder.may_raise)
         reason = _depends_on_what_torch_raises(request, places, trace)
-    if reason is None and asked_whether_fake() and _differs_if_fake(request):
+    if reason is None and asked_whether_fake() and differs_if_fake(request):
         reason = _DIFFERS_IF_FAKE
     if reason is not None:
         raise StrategyError(reason)

@@ -21,12 +21,12 @@ from jtbridge._compat import (
     known_size,
     unbacked_fake_mode,
 )
-from jtbridge._run import KEPT
-from jtbridge.errors import JtbridgeError, MutationError
+from jtbridge.core.run import escaped_tensor_error
+from jtbridge.errors import JtbridgeError
 
 from ._dependent import DependentTensor
-from ._least_squares import LEAST_SQUARES, least_squares_results
-from ._trace import user_line
+from ._frames import user_line
+from .rewrites.least_squares import LEAST_SQUARES, least_squares_results
 
 _PATHS = 6  # traces of one function
 _QUESTIONS = 32  # in one trace: a loop that ends by a condition on data may go on for ever
@@ -83,7 +83,7 @@ class PathTrace:
 
     def _answer(self, kind: type, low: int | None, high: int | None) -> Any:
         if self._over:
-            raise MutationError(KEPT)
+            raise escaped_tensor_error()
         number = len(self.choices)
         if number >= _QUESTIONS:
             raise RuntimeError(f"it asks for more than {_QUESTIONS} values that depend on data")

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jtbridge._functions import ArrayType
-from jtbridge._host import reader, to_numpy
+from jtbridge.core.array_types import ArrayType
+from jtbridge.core.host_memory import reader, to_numpy
 from jtbridge.triton import LANGUAGE_LOCK, fixed_interpreter, triton_call
 
 Grid = tuple[int, ...]

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jtbridge._dtypes import torch_dtype
+from jtbridge.core.dtypes import torch_dtype
 
 _DEVICE = "cuda"
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from jtbridge._dtypes import numpy_dtype
+from jtbridge.core.dtypes import numpy_dtype
 
 _HALF = (np.dtype(np.float16), np.dtype(jnp.bfloat16))
 

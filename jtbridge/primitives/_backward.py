@@ -11,10 +11,11 @@ from typing import Any
 
 from jax.interpreters import ad, batching
 
-from jtbridge._functions import TorchFunction
-from jtbridge._rules import batch_first, batch_size, to_front
-from jtbridge._transforms import Vmap
+from jtbridge.core.functions import TorchFunction
+from jtbridge.core.rules import batch_first, batch_size, to_front
+from jtbridge.transforms import Vmap
 
+from ._binding import tangents_out
 from ._common import bind, new_primitive, probe
 from ._transpose import transpose_linear
 
@@ -37,8 +38,6 @@ def _jvp(
     counts: tuple[int, int],
     backend: str,
 ) -> Any:
-    from ._linear import tangents_out
-
     results = bind(torch_backward_p, *primals, fn=fn, backward=backward, counts=counts, backend=backend)
     inputs, saved = counts
     args = [*primals[:inputs], *primals[inputs + saved :]]

@@ -8,22 +8,15 @@ from typing import Any
 from jax.interpreters import ad, batching
 
 from jtbridge._compat import add_linearization, is_staging
-from jtbridge._functions import TorchFunction
-from jtbridge._rules import batch_first, batch_size, differentiable, nonzero_inputs, zero_tangents
-from jtbridge._transforms import Vmap
 from jtbridge.capture import Split, check_differentiable, split
+from jtbridge.core.functions import TorchFunction
+from jtbridge.core.rules import batch_first, batch_size, differentiable, nonzero_inputs, zero_tangents
+from jtbridge.transforms import Vmap
 
-from ._common import bind, new_primitive, probe, will_translate
+from ._binding import differential, tangents_out, torch_call, torch_call_p
+from ._common import bind, probe, will_translate
 from ._forward import torch_forward_p
-from ._linear import differential, tangents_out
 from ._transpose import transpose_linear
-
-torch_call_p = new_primitive("torch_call", lambda *args, fn: (fn, args))
-
-
-def torch_call(*args: Any, fn: TorchFunction, backend: str) -> list[Any]:
-    """Run `fn`, a torch function of flat arrays, as part of a JAX program."""
-    return bind(torch_call_p, *args, fn=fn, backend=backend)
 
 
 # jvp:  y = f(x),  dy = Df(x) dx.  In a staged program the tangents may be transposed later, as in jax.checkpoint and

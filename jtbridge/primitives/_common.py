@@ -12,13 +12,13 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jtbridge._compat import add_nan_check, call_aval, refuse_in_jet, register_with_jet, unify_varying_axes
-from jtbridge._debug import check_results, without_debug_switches
-from jtbridge._functions import TorchFunction
-from jtbridge._rules import describe
-from jtbridge._transforms import Vmap
 from jtbridge.backends import choose, translates
 from jtbridge.capture import probe_vmap
+from jtbridge.core.debug import check_results, without_debug_switches
+from jtbridge.core.functions import TorchFunction
+from jtbridge.core.rules import describe
 from jtbridge.errors import BackendError, DifferentiationError
+from jtbridge.transforms import Vmap
 from jtbridge.translate import precision, untranslatable_reason
 
 
@@ -55,8 +55,8 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
                 f"platforms at once ({', '.join(platforms)}). Lower for one platform at a time."
             )
         # A program with Triton kernels serves all platforms: without Triton, a kernel is lowered to its reference.
-        widest = next((each for each in chosen if each.name == "triton"), chosen[0])
-        return widest.lower(ctx.replace(avals_in=list(avals)), fn, operands)
+        serving_all = next((each for each in chosen if each.kernels), chosen[0])
+        return serving_all.lower(ctx.replace(avals_in=list(avals)), fn, operands)
 
     def refuse_jet(**params: Any) -> NoReturn:
         fn = _function_of(params)
@@ -111,7 +111,7 @@ def run_now(
     places = tuple((x.sharding, x.committed, x.weak_type) for x in args)
     settings = (precision(fn.base), jax.config.jax_default_device)  # type: ignore[attr-defined]
     key = (primitive, *sorted(params.items(), key=lambda item: item[0]), places, settings)
-    compiled = fn.base.compiled
+    compiled = fn.base.cache.compiled
     if key not in compiled:
         # The compiled program is stored, not the function that `jax.jit` returns. JAX's cache would hold the program of
         # that function, which holds `fn`, which would hold that function: none of them would ever be freed.

@@ -12,12 +12,12 @@ from typing import Any
 
 from jax.interpreters import ad, batching
 
-from jtbridge._functions import TorchFunction
-from jtbridge._rules import batch_first, batch_size, zero_tangents
-from jtbridge._transforms import Vmap
+from jtbridge.core.functions import TorchFunction
+from jtbridge.core.rules import batch_first, batch_size, zero_tangents
+from jtbridge.transforms import Vmap
 
+from ._binding import tangents_out
 from ._common import bind, new_primitive, probe
-from ._linear import tangents_out
 from ._transpose import transpose_linear
 
 torch_forward_p = new_primitive("torch_forward", lambda *args, fn, forward: (forward, args))

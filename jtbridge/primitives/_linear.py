@@ -12,68 +12,20 @@ from typing import Any
 
 from jax.interpreters import ad, batching
 
-from jtbridge._functions import TorchFunction
-from jtbridge._rules import batch_first, batch_size, differentiable, nonzero_inputs, to_front, zero_tangents
-from jtbridge._transforms import Jvp, Vjp, Vmap, of_results
-from jtbridge.capture import check_differentiable
+from jtbridge.core.functions import TorchFunction
+from jtbridge.core.rules import batch_first, batch_size, to_front
+from jtbridge.transforms import Vmap, of_results
 
 from ._backward import torch_backward_p
-from ._common import bind, new_primitive, probe
-
-
-def _select(*args: Any, forward: TorchFunction, counts: tuple[int, int], **_: Any) -> Any:
-    inputs, saved = counts
-    return forward, [*args[:inputs], *args[inputs + saved :]]
-
-
-torch_linear_p = new_primitive("torch_linear", _select)
-
-
-def differential(
-    fn: TorchFunction,
-    wrt: tuple[int, ...],
-    args: Sequence[Any],
-    tangents: Sequence[Any],
-    *,
-    backend: str,
-    saved: Sequence[Any] = (),
-    backward: TorchFunction | None = None,
-) -> list[Any]:
-    """Return ``Df(args) tangents`` for the differentiated inputs `wrt`: a tangent for each differentiable result."""
-    outs = differentiable(fn.out_types)
-    return bind(
-        torch_linear_p,
-        *args,
-        *saved,
-        *tangents,
-        forward=Jvp(fn, wrt, outs),
-        transpose=Vjp(fn, wrt, outs),
-        backward=backward,
-        counts=(len(args), len(saved)),
-        backend=backend,
-    )
-
-
-def tangents_out(
-    fn: TorchFunction, results: Sequence[Any], args: Sequence[Any], tangents: Sequence[Any], backend: str
-) -> list[Any]:
-    """Return the tangents of all results: `differential` of float and complex results, symbolic zeros of others."""
-    out = zero_tangents(results)
-    wrt = nonzero_inputs(fn.in_types, [type(t) is not ad.Zero for t in tangents])
-    outs = differentiable(fn.out_types)
-    if wrt and outs:
-        check_differentiable(fn, wrt, again=True)
-        moved = differential(fn, wrt, args, [tangents[i] for i in wrt], backend=backend)
-        for o, tangent in zip(outs, moved, strict=True):
-            out[o] = tangent
-    return out
+from ._binding import linear_operands, tangents_out, torch_call, torch_linear_p
+from ._common import bind, probe
 
 
 # jvp at (x, dx) along (x', dx'):  D(Df(x) dx) = derivative of the function (x, dx) -> Df(x) dx.
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, backend: str, **params: Any) -> Any:
     results = bind(torch_linear_p, *primals, backend=backend, **params)
-    forward, args = _select(*primals, **params)
-    _, differentiated = _select(*tangents, **params)
+    forward, args = linear_operands(*primals, **params)
+    _, differentiated = linear_operands(*tangents, **params)
     inputs, saved = params["counts"]
     if all(type(t) is ad.Zero for t in differentiated[:inputs]):  # the map is linear in dx: the same map again
         linear = [ad.instantiate_zeros(t) for t in differentiated[inputs:]]
@@ -91,8 +43,6 @@ def _transpose(
     counts: tuple[int, int],
     backend: str,
 ) -> Any:
-    from ._call import torch_call
-
     del forward
     inputs, saved = counts
     x, residuals, linear = args[:inputs], args[inputs : inputs + saved], args[inputs + saved :]

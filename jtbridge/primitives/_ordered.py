@@ -16,9 +16,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jtbridge._compat import ORDERED_EFFECT, call_aval
-from jtbridge._debug import check_results
-from jtbridge._functions import TracedFunction
 from jtbridge.backends import call_on_host, numpy_callback
+from jtbridge.core.debug import check_results
+from jtbridge.core.functions import TracedFunction
 from jtbridge.errors import EffectsError
 
 from ._common import bind

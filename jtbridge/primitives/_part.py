@@ -20,15 +20,16 @@ from jax.extend.core import ClosedJaxpr
 from jax.interpreters import ad, batching
 
 from jtbridge._compat import add_policy_rule, add_pruning, cut_by_policy, is_dropped, new_variable, without_unused
-from jtbridge._dtypes import canonical_dtype
-from jtbridge._functions import ArrayType, TorchFunction
-from jtbridge._rules import batch_first, batch_size, zero_tangents
-from jtbridge._transforms import Vmap
+from jtbridge.core.array_types import ArrayType
+from jtbridge.core.dtypes import canonical_dtype
+from jtbridge.core.functions import TorchFunction
+from jtbridge.core.rules import batch_first, batch_size, zero_tangents
+from jtbridge.transforms import Vmap
 from jtbridge.translate import ProgramPart, translate
 
+from ._binding import tangents_out
 from ._common import bind, new_primitive, will_translate
 from ._forward import torch_forward_p
-from ._linear import tangents_out
 
 torch_part_p = new_primitive("torch_part", lambda *args, fn, part, results: (part, args))
 Results = tuple[int | None, ...]  # for each output of a part, its position in the function's results; None for others

@@ -13,12 +13,14 @@ from typing import Any
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from jtbridge._functions import TorchFunction
-from jtbridge._rules import describe, differentiable
-from jtbridge._transforms import Vjp
 from jtbridge.capture import check_differentiable
+from jtbridge.core.functions import TorchFunction
+from jtbridge.core.rules import describe, differentiable
 from jtbridge.errors import DifferentiationError
+from jtbridge.transforms import Vjp
 from jtbridge.translate import nonlinearity
+
+from ._binding import torch_call
 
 
 def transpose_linear(fn: TorchFunction, cotangents: Sequence[Any], operands: Sequence[Any], backend: str) -> list[Any]:
@@ -33,8 +35,6 @@ def transpose_linear(fn: TorchFunction, cotangents: Sequence[Any], operands: Seq
     Raises:
         DifferentiationError: `fn` is not linear in these inputs, or it is not known to be.
     """
-    from ._call import torch_call
-
     is_linear = [ad.is_undefined_primal(operand) for operand in operands]
     outs = tuple(o for o in differentiable(fn.out_types) if type(cotangents[o]) is not ad.Zero)
     wrt = tuple(i for i in differentiable(fn.in_types) if is_linear[i])

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from jtbridge._compat import FakeTensor, replace_fake, tensor_of_class
-from jtbridge._run import KEPT
-from jtbridge.errors import MutationError
+from jtbridge.core.run import escaped_tensor_error
 
 
 def replace(pairs: list[tuple[FakeTensor, torch.Tensor]]) -> None:
@@ -34,7 +33,7 @@ class PoisonTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise MutationError(KEPT)
+        raise escaped_tensor_error()
 
     __torch_dispatch__ = __torch_function__  # type: ignore[assignment]
 

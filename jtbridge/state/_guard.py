@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from jtbridge._rng import drawing_again
+from jtbridge.core.random_numbers import drawing_again
 from jtbridge.errors import JtbridgeError, MutationError, PurityWarning, RandomnessError
 
 from ._comparison import same
@@ -42,14 +42,14 @@ class StateGuard:
         purity: "error", "warn" or "allow": the reaction if the function writes to state, or draws from a global
             generator.
         ordered: whether the function has ordered effects: the state is then restored without an error or a warning.
-        said: the warnings already given about the function.
+        notices: the warnings already given about the function.
     """
 
     name: str
     roots: tuple[tuple[str, Any], ...]
     purity: str = "error"
     ordered: bool = False
-    said: set[str] = dataclasses.field(default_factory=set)
+    notices: set[str] = dataclasses.field(default_factory=set)
 
     def run(self, look: Callable[[], Result], *, again: Callable[[], Result] | None = None) -> Result:
         """Run `look`, which runs the function; return its result and restore the state that the function writes.
@@ -111,12 +111,12 @@ class StateGuard:
         if self.ordered:
             before.restore()
             return result
-        if any(change.depends_on_arguments for change in changes) or not self._is_settled(look):
+        if any(change.depends_on_arguments for change in changes) or not self._changes_nothing_again(look):
             before.restore()
             self._report(MutationError, self._message(changes))
         return result
 
-    def _is_settled(self, look: Callable[[], Any]) -> bool:
+    def _changes_nothing_again(self, look: Callable[[], Any]) -> bool:
         """Return whether one more run changes nothing."""
         after = ReachableState(self.roots)
         try:
@@ -130,8 +130,8 @@ class StateGuard:
     def _report(self, error: type[JtbridgeError], message: str, cause: BaseException | None = None) -> None:
         if self.purity == "error":
             raise error(message) from cause
-        if self.purity == "warn" and message not in self.said:
-            self.said.add(message)
+        if self.purity == "warn" and message not in self.notices:
+            self.notices.add(message)
             warnings.warn(message, PurityWarning, stacklevel=3)
 
     def _message(self, changes: Sequence[Change]) -> str:

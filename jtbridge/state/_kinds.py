@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import ctypes
 import functools
 import operator
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -279,6 +280,17 @@ def _write_module(attributes: dict[str, Any], contents: dict[str, Any]) -> None:
     attributes.update(contents)
 
 
+def _write_context_variable(variable: contextvars.ContextVar, value: Any) -> None:
+    if value is not MISSING:  # a variable cannot be made unset again
+        variable.set(value)
+
+
+def _write_environment(environment: MutableMapping[str, str], contents: dict[str, str]) -> None:
+    for name in environment.keys() - contents.keys():
+        del environment[name]
+    environment.update({name: value for name, value in contents.items() if environment.get(name) != value})
+
+
 NO_DISPATCH = torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 CONTAINERS = (dict, collections.OrderedDict, set)
 _DICT = Kind(dict.copy, _write_dict(dict), _compare_items("item"), _has_items)
@@ -307,6 +319,8 @@ MODULE = Kind(_module_attributes, _write_module, _compare_items("attribute"), _h
 TENSOR = Kind(_read_tensor, _write_tensor, _compare_tensors, _has_memory)
 SMALL_TENSOR = Kind(lambda t: (*_read_tensor(t), t.detach().clone()), _write_tensor, _compare_tensors)
 DENSE_TENSOR = Kind(lambda t: (*_read_tensor(t), _bytes_of(t)), _write_tensor, _compare_tensors, _has_bytes)
+CONTEXT_VARIABLE = Kind(lambda thing: thing.get(MISSING), _write_context_variable, _compare_value)
+ENVIRONMENT = Kind(dict, _write_environment, _compare_items("item"))
 _PYTHON_GENERATOR = Kind(lambda thing: thing.getstate(), lambda thing, state: thing.setstate(state), _compare_value)
 _NUMPY_STATE = Kind(
     lambda thing: thing.get_state(legacy=False), lambda thing, state: thing.set_state(state), _compare_value

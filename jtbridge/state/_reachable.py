@@ -13,9 +13,12 @@ State outside Python objects (of a C extension, of a file) and the contents of `
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
 import json
+import os
 import random
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
@@ -35,8 +38,10 @@ from ._kinds import (
     CELL,
     CLASS,
     CONTAINERS,
+    CONTEXT_VARIABLE,
     DENSE_TENSOR,
     DEQUE,
+    ENVIRONMENT,
     GLOBAL_NUMPY_RANDOM,
     GLOBAL_RANDOM,
     GLOBALS,
@@ -62,7 +67,10 @@ _MOST_OBJECTS = 200_000
 _MOST_BYTES_OF_A_TENSOR = 1 << 14  # larger tensors are not copied: only a write by NumPy could go unseen
 _MOST_BYTES = 1 << 26  # of all arrays and tensors that are copied
 _WRAPPERS = (type(functools.cache(lambda: None)), functools.partial, *METHODS[1:])
-_FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, types.SimpleNamespace)
+_FOLLOWED = (
+    *(torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, types.SimpleNamespace),
+    threading.local,  # its attributes on this thread
+)
 
 
 class Path(NamedTuple):
@@ -250,6 +258,7 @@ class ReachableState:
             (set, self._set),
             (bytearray, lambda thing, path: self._record(thing, BYTES, path)),
             (np.ndarray, self._array),
+            (contextvars.ContextVar, lambda thing, path: self._record(thing, CONTEXT_VARIABLE, path)),
             (types.FunctionType, self._function),
             ((*ITERATORS, types.GeneratorType), self._iterator),
             (types.ModuleType, self._module),
@@ -350,6 +359,9 @@ class ReachableState:
             self._queue.append((value, Path(None, "root", name)))
         used = names_in(fn.__code__)
         self.may_draw |= "random" in used
+        if "environ" in used and id(os.environ) not in self._seen:
+            self._seen[id(os.environ)] = os.environ
+            self._record(os.environ, ENVIRONMENT, Path(None, "global", "os.environ"))
         self._scope(fn.__globals__, used)
         new = used - self._names
         if new:

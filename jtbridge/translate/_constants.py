@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from jtbridge._compat import outermost_trace
-from jtbridge._convert import to_jax
-from jtbridge._dtypes import numpy_dtype
-from jtbridge._functions import ArrayType, TracedFunction
 from jtbridge.capture import large_constants, lift_constants, with_places_for
+from jtbridge.core.array_types import ArrayType
+from jtbridge.core.convert import to_jax
+from jtbridge.core.dtypes import numpy_dtype
+from jtbridge.core.functions import TracedFunction
 from jtbridge.errors import TranslationError
 
 from ._program import graph_of, precision
@@ -32,7 +33,7 @@ def with_constants(traced: TracedFunction) -> TracedFunction:
     try:
         module = graph_of(traced)
     except TranslationError as error:
-        traced.translations |= dict.fromkeys(
+        traced.cache.translations |= dict.fromkeys(
             [(traced, kernels, precision(traced)) for kernels in (False, True)], error.with_traceback(None)
         )
         return traced
@@ -40,8 +41,9 @@ def with_constants(traced: TracedFunction) -> TracedFunction:
     types = tuple(ArrayType(tuple(t.shape), np.dtype(numpy_dtype(t.dtype, "a constant"))) for t in constants)
     first = traced.first_constant
     in_types = (*traced.in_types[:first], *types, *traced.in_types[first:])
-    lifted = dataclasses.replace(traced, in_types=in_types, constants=constants, graph=module)
-    lifted.constant_arrays = constant_arrays(constants)
+    lifted = dataclasses.replace(
+        traced, in_types=in_types, constants=constants, constant_arrays=constant_arrays(constants), graph=module
+    )
     with_places_for(module, first, constants)
     lift_constants(module, lifted)
     return lifted

@@ -14,11 +14,11 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from jtbridge._compat import FakeTensor, OpOverload, has_batching_rule, is_zero
-from jtbridge._dtypes import numpy_dtype
-from jtbridge._host import to_numpy
-from jtbridge._run import KEPT
 from jtbridge.capture import from_bytes, origin, to_bytes
-from jtbridge.errors import LoweringError, MutationError, TranslationError
+from jtbridge.core.dtypes import numpy_dtype
+from jtbridge.core.host_memory import to_numpy
+from jtbridge.core.run import escaped_tensor_error
+from jtbridge.errors import LoweringError, TranslationError
 from jtbridge.lowerings import find, find_kernel
 
 from ._decompose import batched_decomposition, decomposition, tensor_inputs
@@ -32,7 +32,7 @@ def _constant(tensor: torch.Tensor) -> np.ndarray:
     if is_zero(tensor):
         return np.zeros(tuple(tensor.shape), numpy_dtype(tensor.dtype, "a constant"))
     if isinstance(tensor, FakeTensor):
-        raise MutationError(KEPT)
+        raise escaped_tensor_error()
     if tensor.device.type not in ("cpu", "cuda"):
         raise TranslationError(f"it holds a constant on device `{tensor.device}`")
     return to_numpy(tensor.cpu())

@@ -12,10 +12,10 @@ from jax.extend.core import jaxpr_as_fun
 from torch import fx
 
 from jtbridge._compat import OpOverload, overload_name, schema_of
-from jtbridge._functions import TorchFunction
-from jtbridge._transforms import Jvp, Vjp, Vmap
 from jtbridge.capture import origin
+from jtbridge.core.functions import TorchFunction
 from jtbridge.errors import TranslationError
+from jtbridge.transforms import Jvp, Vjp, Vmap
 
 from ._program import captured, jax_semantics, precision, translate
 
@@ -31,7 +31,7 @@ def nonlinearity(fn: TorchFunction, wrt: tuple[int, ...]) -> str | None:
         fn = fn.fn
     if isinstance(fn, Vjp | Jvp) and min(wrt) >= len(fn.fn.in_types):
         return None  # a derivative is linear in its tangents or cotangents
-    known = fn.base.nonlinearities
+    known = fn.base.cache.nonlinearities
     if (fn, wrt) not in known:
         known[fn, wrt] = _nonlinearity(fn, wrt)
     return known[fn, wrt]

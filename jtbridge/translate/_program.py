@@ -19,11 +19,12 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from torch import fx
 
 from jtbridge._compat import forgetting_graph_sources
-from jtbridge._functions import ArrayType, TorchFunction, TracedFunction
-from jtbridge._torch_state import TorchState
-from jtbridge._transforms import Jvp, Vjp, Vmap
 from jtbridge.capture import GraphFunction, lift_constants, trace
+from jtbridge.core.array_types import ArrayType
+from jtbridge.core.functions import TorchFunction, TracedFunction
+from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import JtbridgeError, TranslationError
+from jtbridge.transforms import Jvp, Vjp, Vmap
 
 from ._high_rank import with_guarded_sums
 from ._interpret import Interpretation
@@ -77,7 +78,7 @@ def translate(fn: TorchFunction, *, kernels: bool = False) -> ClosedJaxpr:
     """
     if isinstance(fn, ProgramPart):
         return fn.program
-    cache = fn.base.translations
+    cache = fn.base.cache.translations
     key = (fn, kernels, precision(fn.base))
     if key not in cache:
         try:
@@ -255,8 +256,8 @@ def _without_forward_mode(fn: TorchFunction) -> bool:
     """
     changed = False
     while isinstance(fn, Jvp | Vjp):
-        if isinstance(fn, Jvp) and fn not in fn.base.double_reverse:
-            fn.base.double_reverse.add(fn)
+        if isinstance(fn, Jvp) and fn not in fn.base.cache.double_reverse:
+            fn.base.cache.double_reverse.add(fn)
             changed = True
         fn = fn.fn
     return changed
@@ -274,21 +275,21 @@ def _traced(fn: TorchFunction) -> fx.GraphModule:
     def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         return [y.detach() for y in fn(*tensors)]
 
-    by_reverse_mode = len(traced.double_reverse)
+    by_reverse_mode = len(traced.cache.double_reverse)
     try:
         with forgetting_graph_sources(), fn.state.applied():
             module = traced.guarded(lambda: trace(run, fn.in_types, to_run=False))
     except JtbridgeError:
         raise
     except Exception as error:
-        if len(traced.double_reverse) > by_reverse_mode or _without_forward_mode(fn):
+        if len(traced.cache.double_reverse) > by_reverse_mode or _without_forward_mode(fn):
             return _traced(fn)
         lines = str(error).strip().splitlines()
         raise TranslationError(
             f"`{traced.name}` cannot be traced ({type(fn).__name__}): {type(error).__name__}: "
             f"{lines[0] if lines else ''}"
         ) from error
-    if len(traced.double_reverse) > by_reverse_mode:  # the graph has operators from before forward mode failed
+    if len(traced.cache.double_reverse) > by_reverse_mode:  # the graph has operators from before forward mode failed
         return _traced(fn)
     lift_constants(module, traced)
     module.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))

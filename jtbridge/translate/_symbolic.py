@@ -16,8 +16,8 @@ from jax.interpreters import mlir
 from torch import fx
 
 from jtbridge._compat import broken_assumption, symbolic_shapes, symbolic_tensors
-from jtbridge._functions import TracedFunction
 from jtbridge.capture import examples, trace_on
+from jtbridge.core.functions import TracedFunction
 from jtbridge.errors import TranslationError
 
 from ._interpret import Interpretation

@@ -9,6 +9,7 @@ triton 3.7 to 3.9 with jax-triton 0.4.1.
 
 from ._call import triton_call as triton_call
 from ._interception import intercepted_launches as intercepted_launches
+from ._interception import with_intercepted_launches as with_intercepted_launches
 from ._interpreter import LANGUAGE_LOCK as LANGUAGE_LOCK
 from ._interpreter import fixed_interpreter as fixed_interpreter
 from ._versions import unsupported_reason as unsupported_reason

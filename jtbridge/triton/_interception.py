@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -21,3 +23,14 @@ def intercepted_launches() -> Iterator[list[str]]:
 
     with patched_launches() as launched:
         yield launched
+
+
+def with_intercepted_launches(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `call` with its launches of Triton kernels replaced by operators."""
+
+    @functools.wraps(call)
+    def run(*tensors: Any) -> Any:
+        with intercepted_launches():
+            return call(*tensors)
+
+    return run

@@ -22,7 +22,7 @@ from jtbridge.kernels import _tuning
 from jtbridge.kernels._launch import interpreting
 from jtbridge.triton import unsupported_reason
 
-_translate = importlib.import_module("jtbridge.backends._translate")
+_xla = importlib.import_module("jtbridge.backends.xla")
 
 ARCHITECTURES = (80, 90)
 # Relative to the largest number of a result: rounding once to the dtype, and sums of a few hundred numbers.
@@ -153,8 +153,8 @@ def assert_kernels_get_what_the_operators_get(
 
     assert collections.Counter(kernels_in(jax.grad(loss(f), wrt), *arguments)) == kernels
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_translate, "triton_unsupported_reason", lambda platform: None)
-        patch.setattr(_translate, "_GPUS", ("cpu",))
+        patch.setattr(_xla, "triton_unsupported_reason", lambda platform: None)
+        patch.setattr(_xla, "_GPUS", ("cpu",))
         assert jtbridge.explain(f, *arguments).backend == "triton"
         with jtbridge.config(backend="triton"):
             assert_close(f(*arguments), g(*arguments))

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from jtbridge.capture._overrides import OverrideMode
+from jtbridge.capture.modes.overrides import OverrideMode
 
 from .harness import check
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import jtbridge
-from jtbridge.capture._overrides import OverrideMode
+from jtbridge.capture.modes.overrides import OverrideMode
 
 from .harness import check
 

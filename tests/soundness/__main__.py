@@ -11,7 +11,7 @@ import json
 import sys
 
 from . import runners
-from .table import CASES
+from .cases import CASES
 
 
 def say(text: str) -> None:

@@ -11,10 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import jtbridge
+from jtbridge.capture import _asked_if_fake
+from jtbridge.errors import TranslationError
 
 transformers = pytest.importorskip("transformers")
+import_utils = pytest.importorskip("transformers.utils.import_utils")
 
 pytestmark = [
     pytest.mark.slow,
@@ -110,3 +114,47 @@ def test_images_in_the_place_of_tokens():
     f = jtbridge.wrap(fn)
     wanted = fn(torch.from_numpy(tokens), torch.from_numpy(pixels)).detach()
     np.testing.assert_allclose(jax.jit(f)(jnp.asarray(tokens), jnp.asarray(pixels)), wanted, atol=1e-5)
+
+
+def masked_encoder():
+    config = transformers.BertConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+    )
+    return transformers.BertModel(config, add_pooling_layer=False).eval()
+
+
+@pytest.mark.parametrize("mask", [np.ones((2, 6), np.int32), np.array([[1] * 6, [1, 1, 1, 0, 0, 0]], np.int32)])
+def test_a_mask_that_torch_would_leave_out_is_compared_without_running_the_model(mask, monkeypatch):
+    def run(*_):
+        raise AssertionError("the model ran on values")
+
+    monkeypatch.setattr(_asked_if_fake, "run_on_values", run)
+    model = masked_encoder()
+    f = jax.jit(jtbridge.wrap(lambda tokens, mask: model(tokens, mask).last_hidden_state, backend="xla"))
+    with torch.no_grad():
+        wanted = model(torch.from_numpy(TOKENS), torch.from_numpy(mask)).last_hidden_state
+    np.testing.assert_allclose(f(jnp.asarray(TOKENS), jnp.asarray(mask)), wanted, atol=1e-5)
+
+
+def attends_to_more_if_fake(x, mask):
+    """A model that leaves a full mask out, and is causal then: it computes something else if the mask is fake."""
+    ours = mask[:, None, None, :].bool()
+    if not import_utils.is_tracing(mask) and bool(mask.all()):
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=None, is_causal=True)
+    return F.scaled_dot_product_attention(x, x, x, attn_mask=ours)
+
+
+def scaled_if_fake(x, mask):
+    """A model whose question about the mask changes a number."""
+    return x * (2 if import_utils.is_tracing(mask) else 3) + mask[..., None, None]
+
+
+@pytest.mark.parametrize("model", [attends_to_more_if_fake, scaled_if_fake])
+def test_a_model_that_computes_something_else_for_a_fake_mask_is_called(model):
+    x = np.random.default_rng(0).normal(size=(2, 2, 6, 4) if model is attends_to_more_if_fake else (2, 6, 1, 1))
+    x, mask = x.astype(np.float32), np.ones((2, 6), np.int32)
+    wanted = model(torch.from_numpy(x), torch.from_numpy(mask))
+    f = jtbridge.wrap(model)
+    np.testing.assert_allclose(jax.jit(f)(jnp.asarray(x), jnp.asarray(mask)), wanted, rtol=1e-5, atol=1e-6)
+    with pytest.raises(TranslationError, match="computes something else when it is traced"):
+        jax.jit(jtbridge.wrap(model, backend="xla"))(jnp.asarray(x), jnp.asarray(mask))

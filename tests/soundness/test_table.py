@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from . import runners
-from .table import CASES, Case
+from .cases import CASES, Case
 
 
 @pytest.mark.parametrize(("mode", "backend"), runners.WAYS, ids="-".join)

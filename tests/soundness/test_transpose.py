@@ -127,7 +127,7 @@ def test_other_functions_are_refused(case: str, name: str):
 
 
 def test_a_function_that_reads_values_is_refused():
-    f = jtbridge.wrap(lambda v: v * float(v[0] > 0), backend="dlpack")
+    f = jtbridge.wrap(lambda v: v * float(v[0]), backend="dlpack")
     with pytest.raises(DifferentiationError, match="read off its graph"):
         jax.linear_transpose(f, X)(X)
 

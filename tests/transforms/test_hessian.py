@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -87,3 +88,13 @@ def test_mixed_second_derivative(backend: str, x64: None):
     f = jtbridge.wrap(lambda x, y: x**2 * y**3)
     mixed = jax.jit(jax.grad(jax.grad(f, argnums=0), argnums=1))
     assert mixed(jnp.array(2.0), jnp.array(3.0)).tolist() == 2 * 2 * 3 * 9
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("x", [[0.1, 0.2, 0.2, -0.5], [-200.0, 0.0, 150.0, 0.0]])
+def test_logcumsumexp_whose_second_derivative_torch_lacks(x: list[float], jit: bool, backend: str, x64: None):
+    """Torch's own is NaN wherever the cotangent is 0."""
+    f = jtbridge.wrap(lambda x: x.logcumsumexp(0)[-1], backend=backend)
+    hessian = jax.jit(jax.hessian(f)) if jit else jax.hessian(f)
+    expected = jax.hessian(jax.nn.logsumexp)(jnp.array(x))
+    np.testing.assert_allclose(hessian(jnp.array(x)), expected, atol=1e-12)

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 import jtbridge
+from jtbridge._compat._torch_eager import _users_of_one_tensor
 from jtbridge.errors import SequentialVmapWarning
 from tests.compare import assert_close
 
@@ -334,3 +335,14 @@ def test_nested_batches(nested: int):
         actual = jax.vmap(jax.vmap(f), in_axes=nested)(jnp.asarray(np.moveaxis(batches, 0, nested)))
     for ours, batch in zip(actual[0], batches, strict=True):
         assert_close(ours, rows_of(view_of_convolution, batch)[0].numpy(), 1e-4)
+
+
+def test_a_first_batch_of_second_derivatives_is_one_batch():
+    _users_of_one_tensor.cache_clear()  # as in a new process
+    fn = jtbridge.wrap(lambda w: (F.layer_norm(w, (3,), w) ** 3).sum(), backend="dlpack")
+    w = jnp.array([1.0, 2.0, 4.0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SequentialVmapWarning)
+        hessian = jax.jacrev(jax.jacfwd(fn))(w)
+    expected = jax.hessian(lambda w: (((w - w.mean()) / jnp.sqrt(w.var() + 1e-5) * w) ** 3).sum())(w)
+    assert_close(hessian, expected, 1e-3)

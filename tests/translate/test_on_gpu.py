@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge._functions import ArrayType
-from jtbridge.capture import _closed_over, _strategies, _trace
+from jtbridge.capture import _strategies, _trace
+from jtbridge.capture.modes import closed_over
+from jtbridge.core.array_types import ArrayType
 from jtbridge.errors import TranslationError
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((5, 40)), jnp.float32)
@@ -23,7 +24,7 @@ X = jnp.asarray(np.random.default_rng(0).standard_normal((5, 40)), jnp.float32)
 def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.Tensor]]:
     """The tensors that count as those of a GPU."""
     tensors: list[torch.Tensor] = []
-    monkeypatch.setattr(_closed_over, "on_gpu", lambda tensor: any(tensor is other for other in tensors))
+    monkeypatch.setattr(closed_over, "on_gpu", lambda tensor: any(tensor is other for other in tensors))
     monkeypatch.setattr(_trace, "may_be_on_gpu", lambda: True)
     monkeypatch.setattr(_strategies, "may_be_on_gpu", lambda: True)
     return tensors

@@ -174,29 +174,29 @@ class FusionPatterns:
 
     def __init__(self) -> None:
         self._refused: set[int] = set()
-        self._trails: list[CallRecorder] = []
+        self._recorders: list[CallRecorder] = []
 
-    def trail(self) -> TorchFunctionMode:
+    def recorder(self) -> TorchFunctionMode:
         """Return a new recorder, to be active while the function runs."""
-        self._trails.append(CallRecorder(self._refused))
-        return self._trails[-1]
+        self._recorders.append(CallRecorder(self._refused))
+        return self._recorders[-1]
 
-    def settled(self, trace: Callable[[FusionPatterns | None], _T]) -> _T:
+    def applied_to(self, trace: Callable[[FusionPatterns | None], _T]) -> _T:
         """Return the result of `trace`, with the chains replaced that hide no value that is used elsewhere.
 
         No chain is replaced if the trace fails with replaced chains, if the function reads `grad_fn` or `data` of a
         tensor, or if a replaced chain still hides such a value in the last attempt.
         """
         for _ in range(_MOST):
-            self._trails.clear()
+            self._recorders.clear()
             try:
                 found = trace(self)
             except Exception:
-                if not any(trail.replaced for trail in self._trails):
+                if not any(recorder.replaced for recorder in self._recorders):
                     raise
                 break
-            misused = set().union(*(trail.misused for trail in self._trails))
-            doubtful = any(trail.doubtful and trail.replaced for trail in self._trails)
+            misused = set().union(*(recorder.misused for recorder in self._recorders))
+            doubtful = any(recorder.doubtful and recorder.replaced for recorder in self._recorders)
             if not misused and not doubtful:
                 return found
             if doubtful:

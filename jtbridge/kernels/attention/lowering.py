@@ -11,11 +11,12 @@ import numpy as np
 from torch import fx
 
 from jtbridge.kernels._differentiable import DifferentiableKernel
-from jtbridge.kernels.attention import op as attention
-from jtbridge.kernels.attention.choice import refused_by_cudnn
-from jtbridge.kernels.attention.operation import operation_of_either
 from jtbridge.lowerings._common import out_dtype
 from jtbridge.lowerings._registry import register_lowering
+
+from . import op as attention
+from .choice import refused_by_cudnn
+from .operation import operation_of_either
 
 Maybe = jax.Array | None
 

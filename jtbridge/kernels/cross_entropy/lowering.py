@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 from torch import fx
 
-from jtbridge.kernels.cross_entropy import op as cross_entropy
 from jtbridge.lowerings._registry import register_lowering
 from jtbridge.lowerings.nn.class_loss import class_weights
 from jtbridge.lowerings.nn.loss import MEAN, NONE
+
+from . import op as cross_entropy
 
 Maybe = jax.Array | None
 

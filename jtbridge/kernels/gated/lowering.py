@@ -8,8 +8,9 @@ import jax
 from torch import fx
 
 from jtbridge.kernels._differentiable import DifferentiableKernel
-from jtbridge.kernels.gated import op as gated
 from jtbridge.lowerings._registry import register_lowering
+
+from . import op as gated
 
 
 def _operation(activation: str) -> DifferentiableKernel:

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from torch import fx
 
-from jtbridge.kernels.norms import op as norms
-from jtbridge.kernels.norms.reference import Norm
 from jtbridge.lowerings._common import out_dtype
 from jtbridge.lowerings._registry import register_lowering
+
+from . import op as norms
+from .reference import Norm
 
 Maybe = jax.Array | None
 

@@ -7,9 +7,10 @@ from typing import Any
 import jax
 from torch import fx
 
-from jtbridge.kernels.rope import op as rope
-from jtbridge.kernels.rope.reference import Rotation
 from jtbridge.lowerings._registry import register_lowering
+
+from . import op as rope
+from .reference import Rotation
 
 
 @register_lowering("jtbridge::rope", node=True, kernel=True)

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from torch import fx
 
-from jtbridge.kernels.softmax import op as softmax_kernel
 from jtbridge.lowerings._common import out_dtype
 from jtbridge.lowerings._registry import register_lowering
+
+from . import op as softmax_kernel
 
 
 def _along_the_last(x: jax.Array, dim: int) -> jax.Array:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jtbridge._dtypes import NO_INT64
+from jtbridge.core.dtypes import NO_INT64
 
 Places = tuple[Any, ...]
 

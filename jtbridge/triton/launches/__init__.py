@@ -11,7 +11,6 @@ them to a kernel are read by the kernel (`_late_scalars.py`).
 Triton is not imported before a kernel is launched; the user's code has imported it by then.
 """
 
-from ._interception import with_intercepted_launches as with_intercepted_launches
 from ._late_scalars import LateScalar as LateScalar
 from ._late_scalars import with_late_scalars as with_late_scalars
 from ._launch import Launch as Launch

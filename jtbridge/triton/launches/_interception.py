@@ -14,7 +14,6 @@ import torch
 
 from jtbridge._compat import last_traced_node_of, overload_of, triton_wrapper_class
 from jtbridge.errors import LaunchError
-from jtbridge.triton._interception import intercepted_launches
 from jtbridge.triton._interpreter import LANGUAGE_LOCK
 from jtbridge.triton._ir import jit_function, kernel_ir
 
@@ -23,17 +22,6 @@ from ._launch import Launch, bind_launch
 from ._memory import memories_of, overlaps_written
 from ._mutation_analysis import mutated_parameters
 from ._operator import RUNNING, launch_operator, register_launch
-
-
-def with_intercepted_launches(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call` with its launches of Triton kernels replaced by operators."""
-
-    @functools.wraps(call)
-    def run(*tensors: torch.Tensor) -> Any:
-        with intercepted_launches():
-            return call(*tensors)
-
-    return run
 
 
 class _ActiveInterceptions(threading.local):

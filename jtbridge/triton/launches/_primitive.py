@@ -14,9 +14,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from jtbridge._compat import buffer_call
-from jtbridge._dtypes import torch_dtype
-from jtbridge._functions import ArrayType
-from jtbridge._host import reader, writer
+from jtbridge.core.array_types import ArrayType
+from jtbridge.core.dtypes import torch_dtype
+from jtbridge.core.host_memory import reader, writer
 from jtbridge.errors import LaunchError
 from jtbridge.triton._call import triton_call
 from jtbridge.triton._interpreter import LANGUAGE_LOCK

@@ -32,7 +32,7 @@ def operators(fn: Callable[..., Any], *arrays: Any, ours: bool = True) -> dict[s
 
 def gradient_operators(fn: Callable[..., Any], *arrays: Any) -> dict[str, int]:
     """How often each of our operators is in the graph of a function's gradient by all its arguments."""
-    from jtbridge._transforms import Vjp
+    from jtbridge.transforms import Vjp
 
     traced, _ = jtbridge.wrap(fn, backend="xla").prepared(arrays, {})
     wrt = tuple(i for i, type_ in enumerate(traced.in_types[: len(arrays)]) if type_.differentiable)

@@ -401,8 +401,8 @@ def test_what_it_is_made_of_is_the_chain(chain, dtype):
     """To the bit, in torch itself, and so are the gradients by queries and keys."""
     tensors = to_torch(arguments(dtype))
     q, k = (x.requires_grad_() for x in tensors[:2])
-    want, trail = chain(*tensors), FusionPatterns().trail()
-    with trail:
+    want, recorder = chain(*tensors), FusionPatterns().recorder()
+    with recorder:
         got = chain(*tensors)
     assert got[0].grad_fn.name().startswith(("Generated", "Cat"))
     cts = [torch.randn_like(y) for y in want]

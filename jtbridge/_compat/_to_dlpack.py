@@ -1,0 +1,51 @@
+"""`torch.utils.dlpack.to_dlpack`, a function of C that no mode of torch sees."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+
+
+class _Observer(threading.local):
+    """What a thread wants to be called with the tensors that it exports; None if nothing."""
+
+    call: Callable[[torch.Tensor], None] | None = None
+
+
+_HERE = _Observer()
+
+
+@contextlib.contextmanager
+def exports_to_dlpack_seen(call: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Call a function with each tensor that this thread exports by `to_dlpack`, before it is exported.
+
+    Tried on torch 2.13. `Tensor.__dlpack__` is seen by a `TorchFunctionMode`, but `to_dlpack` is not. It is replaced
+    once, in torch's modules: code that imported the function before then keeps the original.
+    """
+    _replace_once()
+    outer, _HERE.call = _HERE.call, call
+    try:
+        yield
+    finally:
+        _HERE.call = outer
+
+
+@functools.cache
+def _replace_once() -> None:
+    original = torch.utils.dlpack.to_dlpack
+
+    @functools.wraps(original)
+    def to_dlpack(tensor: torch.Tensor) -> Any:
+        if _HERE.call is not None:
+            _HERE.call(tensor)
+        return original(tensor)
+
+    for module in (torch, torch.utils.dlpack):
+        if getattr(module, "to_dlpack", None) is original:
+            module.to_dlpack = to_dlpack  # type: ignore[attr-defined]

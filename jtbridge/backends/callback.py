@@ -1,0 +1,102 @@
+"""Calls through `jax.pure_callback`, with copies both ways, on every platform whose host has a CPU for torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.interpreters import mlir
+
+from jtbridge.core.functions import TorchFunction
+from jtbridge.core.host_memory import placed, reader, writer
+from jtbridge.core.run import as_call_error, runner
+from jtbridge.errors import BackendError
+
+from ._words import carried, from_words, pack, to_words, unpack
+
+
+class CallbackBackend:
+    """The backend that calls torch on NumPy copies."""
+
+    name = "callback"
+    kind = "call"
+    preference = 40
+    kernels = False
+
+    def unavailable_reason(self, platform: str) -> str | None:
+        del platform
+        return None
+
+    def unsupported_reason(self, fn: TorchFunction) -> str | None:
+        del fn
+        return None
+
+    def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
+        def call(*arrays: jax.Array) -> list[jax.Array]:
+            return call_on_host(fn, jax.pure_callback, arrays)
+
+        try:
+            return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+        except ValueError as error:
+            if "lowering platform" not in str(error):
+                raise
+            raise BackendError(
+                f"`{fn.base.name}` is called by the program, not translated, and JAX lowers such a call only for a "
+                "platform of this process. `jtbridge.explain` says why it is not translated."
+            ) from error
+
+    def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        outs = numpy_callback(fn, as_is=True)(*arrays)
+        return placed(outs, arrays)
+
+
+def call_on_host(fn: TorchFunction, callback: Callable[..., Any], arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Run `fn` through one of JAX's callbacks, ``callback(host function, result types, *arrays)``."""
+    host = numpy_callback(fn)
+
+    def on_words(*words: Any) -> tuple[np.ndarray, ...]:
+        results = host(*map(from_words, map(np.asarray, words), fn.in_types))
+        return tuple(map(to_words, results, fn.out_types))
+
+    words = callback(on_words, tuple(map(carried, fn.out_types)), *map(pack, arrays, fn.in_types))
+    return list(map(unpack, words, fn.out_types))
+
+
+def numpy_callback(fn: TorchFunction, *, as_is: bool = False) -> Callable[..., tuple[np.ndarray, ...]]:
+    """Return a function that runs `fn` on copies of NumPy arrays and returns NumPy arrays.
+
+    Exceptions of `fn` are converted to a form that survives XLA, or raised unchanged with `as_is`.
+    """
+    run = _on_copies(fn)
+    if as_is:
+        return run
+
+    def callback(*arrays: Any) -> tuple[np.ndarray, ...]:
+        try:
+            return run(*arrays)
+        except Exception as error:  # noqa: BLE001  (whatever the user's function raises)
+            raise as_call_error(fn, error) from None
+
+    return callback
+
+
+def _on_copies(fn: TorchFunction) -> Callable[..., tuple[np.ndarray, ...]]:
+    run = runner(fn)
+    readers = [reader(type_) for type_ in fn.in_types]
+    writers = [writer(type_) for type_ in fn.out_types]
+
+    def call(*arrays: Any) -> tuple[np.ndarray, ...]:
+        outs = run(lambda: [read(np.array(array)) for read, array in zip(readers, arrays, strict=True)])
+        results = []
+        for type_, write, out in zip(fn.out_types, writers, outs, strict=True):
+            memory = np.empty(type_.shape, type_.dtype)
+            write(memory, out)
+            results.append(memory)
+        return tuple(results)
+
+    return call
+
+
+BACKENDS = (CallbackBackend(),)

@@ -1,0 +1,62 @@
+"""The two backends that translate the ATen graph to JAX operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.core import ShapedArray
+from jax.interpreters import mlir
+
+from jtbridge.core.array_types import ArrayType
+from jtbridge.core.functions import TorchFunction
+from jtbridge.translate import lower_program, precision, translate, untranslatable_reason
+from jtbridge.triton import unsupported_reason as triton_unsupported_reason
+
+
+class XlaBackend:
+    """The backend that translates ATen operators to JAX operations."""
+
+    name = "xla"
+    kind = "translate"
+    preference = 20
+    kernels = False
+
+    def unavailable_reason(self, platform: str) -> str | None:
+        del platform
+        return None
+
+    def unsupported_reason(self, fn: TorchFunction) -> str | None:
+        return untranslatable_reason(fn)
+
+    def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
+        # Inside shard_map the types in `ctx` hold the mesh axes over which values vary. The program's constants do not.
+        inside = ctx.replace(avals_in=_plain(fn.in_types), avals_out=_plain(fn.out_types))
+        return lower_program(inside, translate(fn, kernels=self.kernels), operands, matmul_precision=precision(fn.base))
+
+    def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        raise AssertionError("a translated function is compiled, not called")
+
+
+class TritonBackend(XlaBackend):
+    """The backend `xla`, but with Triton kernels for the operators that have one in `jtbridge.kernels`."""
+
+    name = "triton"
+    preference = 10
+    kernels = True
+
+    def unavailable_reason(self, platform: str) -> str | None:
+        if platform not in _GPUS:
+            return f'it needs a GPU, the platform is "{platform}"'
+        return triton_unsupported_reason(platform)
+
+
+_GPUS = ("cuda", "rocm", "gpu")
+
+
+def _plain(types: Sequence[ArrayType]) -> list[ShapedArray]:
+    return [ShapedArray(type_.shape, type_.dtype) for type_ in types]
+
+
+BACKENDS = (XlaBackend(), TritonBackend())

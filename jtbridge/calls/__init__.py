@@ -1,0 +1,1 @@
+"""Calls of wrapped functions: `eager` runs torch itself, `traced` binds a primitive of a traced program."""

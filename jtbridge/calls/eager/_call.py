@@ -1,0 +1,99 @@
+"""The entry of eager calls: from the arguments of a wrapped function to a run of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.core
+import numpy as np
+import torch
+
+from jtbridge._compat import Context, current_context
+from jtbridge.core import random_numbers
+from jtbridge.core.array_types import ArrayType
+from jtbridge.core.declared import check_declared, declared_types
+from jtbridge.core.dtypes import argument_dtypes
+from jtbridge.core.functions import TracedFunction
+from jtbridge.core.nesting import marked
+from jtbridge.core.signature import Signature, argument_names, rebuild_call, static_arguments
+
+from ._arrays import unsupported_reason
+from ._common import run
+from ._function import EagerFunction
+from ._primitives import eager_call_p
+
+_SEED = ArrayType(random_numbers.SEED_SHAPE, np.dtype(np.uint32))
+_INT32 = np.dtype(np.int32)
+
+
+def runs_now(arrays: list[Any]) -> bool:
+    """Return whether torch has the devices of all arrays of an eager call. Tracers are not checked."""
+    return all(isinstance(x, jax.core.Tracer) or unsupported_reason(x) is None for x in arrays)
+
+
+def call_now(
+    fn: Callable[..., Any],
+    name: str,
+    arrays: list[Any],
+    signature: Signature,
+    *,
+    rng: Any,
+    keep_int32: bool,
+    return_mutated: bool,
+    output_shapes: Any,
+    notices: set[str],
+    clean_batches: set[Any],
+    capture: Callable[[Signature, bool], TracedFunction],
+) -> Any:
+    """Run a torch function on the arguments of an eager call, which may be the tracers of grad, jvp and vmap.
+
+    Args:
+        fn: the torch function.
+        name: the function's name, for messages.
+        arrays: the array arguments of the call.
+        signature: the signature of the call.
+        rng: a JAX key, or None to draw from torch's own generators.
+        keep_int32: whether `fn` gets int32 arrays as int32 tensors.
+        return_mutated: whether to return the new values of mutated arguments too.
+        output_shapes: a tree of the shapes and dtypes that the result must have, or None.
+        notices: the warnings that the user got about this function already.
+        clean_batches: the kinds of batches whose last run succeeded without side effects.
+        capture: makes the traced function from a signature and whether the call has a key.
+
+    Returns:
+        The result; NotImplemented if an array lies on a device that torch does not have.
+    """
+    declared = None if output_shapes is None else declared_types(output_shapes)[0]
+    if not runs_now(arrays):
+        return NotImplemented
+    types = tuple(ArrayType(shape, dtype) for shape, dtype in signature.types)
+    names = argument_names(fn, signature) if return_mutated else None
+    dtypes = argument_dtypes(
+        (t.dtype for t in types), lambda: argument_names(fn, signature), name, keep_int32=keep_int32
+    )
+    casts = tuple(
+        (i, torch.int64) for i, dtype in enumerate(dtypes) if dtype is torch.int64 and types[i].dtype == _INT32
+    )
+    seeded = rng is not None
+    operands = [*arrays, random_numbers.seed_from_key(rng)] if seeded else arrays
+    function = EagerFunction(
+        name,
+        marked(rebuild_call(fn, signature)),
+        (*types, _SEED) if seeded else types,
+        casts,
+        seeded=seeded,
+        argument_names=names,
+        capture=lambda: capture(signature, seeded),
+        notices=notices,
+        clean_batches=clean_batches,
+        roots=lambda: (("", fn), *static_arguments(fn, signature)),
+    )
+    if current_context() is Context.EAGER and not any(isinstance(x, jax.core.Tracer) for x in operands):
+        results = run(function, operands)
+    else:
+        results = eager_call_p.bind(*operands, fn=function)
+    if declared is not None:
+        check_declared(declared, function.out_types[: len(function.out_types) - len(function.mutated)], name)
+    return function.unflatten(results)

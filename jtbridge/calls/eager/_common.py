@@ -1,0 +1,216 @@
+"""Helpers of the primitives of eager calls: runs of torch on arrays, with or without a graph, and batch axes."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.interpreters import ad, mlir
+
+from jtbridge._compat import Context, Primitive, call_aval, current_context
+from jtbridge.core.debug import check_results
+from jtbridge.core.functions import SEQUENTIAL, TorchFunction
+from jtbridge.core.rules import describe
+from jtbridge.errors import DifferentiationError, SequentialVmapWarning
+from jtbridge.state import Attempt
+
+from ._arrays import COPIED, Placement, copied_tensor, shared_tensor
+from ._function import EagerFunction, InnerAutograd
+from ._graph import AutogradGraph, eager_function, recording
+from ._protection import CopyOnWrite
+
+Result = TypeVar("Result")
+
+
+def is_staged() -> bool:
+    """Return whether a primitive that is bound now becomes part of a traced program."""
+    return current_context() is Context.STAGED
+
+
+def as_arrays(values: Sequence[Any]) -> list[jax.Array]:
+    """Return concrete operands as JAX arrays."""
+    return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in values]
+
+
+def run(fn: TorchFunction, operands: Sequence[Any]) -> list[jax.Array]:
+    """Return the results of a function on concrete arrays, under this thread's settings of torch."""
+    arrays = as_arrays(operands)
+
+    def once() -> list[torch.Tensor]:
+        # A derivative needs autograd, whatever the caller has set; the function itself runs under the caller's setting.
+        with recording() if fn.order else contextlib.nullcontext():
+            tensors = [_imported(array) for array in arrays]
+            with protected(tensors, arrays):
+                return list(fn(*tensors))
+
+    return exported(row_by_row_if_needed(fn, once), arrays, fn)
+
+
+def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int]) -> tuple[list[jax.Array], Any]:
+    """Return the results of a function on concrete arrays, and the graph that autograd recorded of the run."""
+    arrays = as_arrays(operands)
+    base = eager_function(fn)
+
+    def once() -> AutogradGraph:
+        with recording():
+            inputs = [_imported(array) for array in arrays]
+        with recording(), protected(inputs, arrays), InnerAutograd() as inner:
+            given = list(inputs)
+            for i in wrt:
+                inputs[i] = inputs[i].detach().requires_grad_()
+                given[i] = _not_a_leaf(inputs[i])
+            outputs = fn(*given)
+        if inner.breaks_graph:
+            _refuse_broken_graph(base, outputs)
+        return AutogradGraph(inputs, outputs, fn.order)
+
+    graph = row_by_row_if_needed(fn, once)
+    # All results are copied: autograd may have saved a result for the backward, and the graph refers to all of them.
+    place = Placement(arrays)
+    results = [place.copied(y, base.name) for y in graph.outputs]
+    check_results(describe(fn), results)
+    return results, graph
+
+
+def exported(results: list[torch.Tensor], arrays: list[jax.Array], fn: TorchFunction) -> list[jax.Array]:
+    """Return results of `fn` as arrays on the device of the arguments.
+
+    The list `results` is emptied, so that an array can take over the memory of its tensor.
+    """
+    place, name = Placement(arrays), eager_function(fn).name
+    found = [place.array(results, name) for _ in range(len(results))]
+    found.reverse()
+    check_results(describe(fn), found)
+    return found
+
+
+_MOST_BATCHES = 512  # kinds of batches; beyond these, every new kind is prepared to be undone
+
+
+def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Result:
+    """Return the result of a run. If torch.vmap cannot batch the function, run again row by row."""
+    base = eager_function(fn)
+    if base.row_by_row or fn is base or not _is_batched(fn):
+        return once()
+    batch = (_transformations(fn), base.in_types)
+    # A failed attempt is undone, because its side effects belong to no row. Preparing for that takes time, and is
+    # skipped if the last attempt succeeded without side effects.
+    attempt = None if batch in base.clean_batches else Attempt(base.name, base.roots())
+    try:
+        result = once()
+    except Exception as error:  # noqa: BLE001  (whatever torch.vmap raises; a fault of the rows is raised again)
+        base.row_by_row = True
+        base.clean_batches.discard(batch)
+        if attempt is None:
+            attempt = Attempt(base.name, base.roots())
+            result = once()
+            attempt.refuse_repetition()
+        else:
+            with attempt.undo():
+                result = once()
+        if SEQUENTIAL not in base.notices:
+            base.notices.add(SEQUENTIAL)
+            lines = str(error).strip().splitlines()
+            warnings.warn(
+                f"torch.vmap cannot batch `{base.name}` ({type(error).__name__}: {lines[0] if lines else ''}), so its "
+                "rows run one after another. The results are the same; it is slower.",
+                SequentialVmapWarning,
+                stacklevel=2,
+            )
+        return result
+    if attempt is not None and len(base.clean_batches) < _MOST_BATCHES and not attempt.changed():
+        base.clean_batches.add(batch)
+    return result
+
+
+def _transformations(fn: TorchFunction) -> tuple[type, ...]:
+    kinds = []
+    while fn is not fn.base:
+        kinds.append(type(fn))
+        fn = fn.fn  # type: ignore[attr-defined]
+    return tuple(kinds)
+
+
+def escapes_vmap(error: Exception) -> bool:
+    """Return whether a backward failed because it reran code that had run under torch.vmap, as a checkpoint does."""
+    return isinstance(error, RuntimeError) and "escaped from inside a function being vmapped" in str(error)
+
+
+def _is_batched(fn: TorchFunction) -> bool:
+    while fn is not fn.base:
+        if hasattr(fn, "dims"):
+            return True
+        fn = fn.fn  # type: ignore[attr-defined]
+    return False
+
+
+def _imported(array: jax.Array) -> torch.Tensor:
+    return copied_tensor(array) if array.nbytes <= COPIED else shared_tensor(array)
+
+
+def protected(tensors: Sequence[torch.Tensor], arrays: Sequence[jax.Array]) -> contextlib.AbstractContextManager[Any]:
+    """Return a context that copies large arguments before the first write; the others have been copied already."""
+    large = [tensor for tensor, array in zip(tensors, arrays, strict=True) if array.nbytes > COPIED]
+    return CopyOnWrite(large) if large else contextlib.nullcontext()
+
+
+class _Alias(torch.autograd.Function):
+    """The identity without a copy. Its result is neither a leaf nor a view, so torch code may write to it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return grad
+
+
+def _not_a_leaf(leaf: torch.Tensor) -> torch.Tensor:
+    return leaf.clone() if leaf.numel() * leaf.itemsize <= COPIED else _Alias.apply(leaf)  # type: ignore[return-value]
+
+
+def _refuse_broken_graph(base: EagerFunction, outputs: Sequence[torch.Tensor]) -> None:
+    for number, output in enumerate(outputs):
+        if (output.is_floating_point() or output.is_complex()) and not output.requires_grad:
+            raise DifferentiationError(
+                f"Result {number} of `{base.name}` comes from torch.autograd.grad without `create_graph=True`, so "
+                "torch has no derivative of it. Pass `create_graph=True` there, or `jax.lax.stop_gradient` the result."
+            )
+
+
+def primitive_of_several_results(name: str) -> Primitive:
+    """Return a new primitive with several results."""
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    return primitive
+
+
+def result_avals(fn: TorchFunction, in_avals: Sequence[Any]) -> list[Any]:
+    """Return the abstract values of the results of a function."""
+    return [call_aval(type_.shape, type_.dtype, in_avals) for type_ in fn.out_types]
+
+
+def token_aval(batch: tuple[int, ...], in_avals: Sequence[Any]) -> Any:
+    """Return the abstract value of a token."""
+    return call_aval((*batch, 0), np.dtype(np.uint8), in_avals)
+
+
+def lower_as(program: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
+    """Return a lowering rule that emits ``program(*operands, **params)``, a JAX function."""
+
+    def rule(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
+        return mlir.lower_fun(lambda *xs: program(*xs, **params), multiple_results=True)(ctx, *operands)
+
+    return rule
+
+
+def is_zero(tangent: Any) -> bool:
+    """Return whether a tangent or cotangent is symbolically zero."""
+    return type(tangent) is ad.Zero

@@ -1,0 +1,326 @@
+"""The user's function for one eager call, as a function of flat tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from jtbridge._compat import FakeTensor, TorchDispatchMode, innermost, inside_functorch, outside_modes, storage_id
+from jtbridge.core import random_numbers
+from jtbridge.core.array_types import ArrayType, OutputTree, Tensors, as_tensor, is_array_leaf
+from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
+from jtbridge.core.functions import TorchFunction, TraceCache, TracedFunction
+from jtbridge.core.pytree import flatten_output, key_order
+from jtbridge.core.run import escaped_tensor_error
+from jtbridge.core.torch_state import TorchState
+from jtbridge.core.traits import AutogradTraits, FunctionTraits
+from jtbridge.core.writes import written_tensors
+from jtbridge.errors import DeviceError, OutputMismatchError
+from jtbridge.transforms import WITHOUT_DOUBLE_BACKWARD, Jvp, Vjp, Vmap, VmapGuard, with_differentiable_statistics
+from jtbridge.triton import intercepted_launches
+
+# The traits that are assumed of a function that was not traced: its derivatives use reverse mode alone, and derivatives
+# beyond the first use normalisations composed of simple operators.
+_UNKNOWN = FunctionTraits(autograd=AutogradTraits(inner_autograd=True, fused_norm="any"))
+
+
+# Dtypes that JAX has whether or not x64 is on.
+_SAME_IN_JAX = frozenset(
+    {torch.bool, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int32, torch.int16, torch.int8}
+    | {torch.uint8}
+)
+
+
+class EagerFunction(TorchFunction):
+    """The user's function for the arguments of one call.
+
+    Args:
+        name: the function's name, for messages.
+        call: a function of the array arguments alone, as tensors.
+        in_types: the types of the array arguments, and of the seed if there is one.
+        casts: for each array argument that torch gets in another dtype, its position and that dtype.
+        seeded: whether the last input is a seed.
+        argument_names: the names of the array arguments if the new values of mutated arguments are results; else None.
+        capture: makes the traced function.
+        notices: the warnings that the user got about this function already.
+        clean_batches: the kinds of batches whose last run succeeded without side effects.
+        roots: returns the objects through which the function reaches its state, with their names.
+
+    Attributes:
+        out_types: the types of the results, once the function has run.
+        mutated: the positions of the arguments that the function wrote to, if `argument_names` are given.
+        row_by_row: whether the rows of a batch run one after another, because torch.vmap cannot batch the function.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        call: Callable[..., Any],
+        in_types: tuple[ArrayType, ...] = (),
+        casts: tuple[tuple[int, torch.dtype], ...] = (),
+        *,
+        seeded: bool = False,
+        argument_names: tuple[str, ...] | None = None,
+        capture: Callable[[], TracedFunction] | None = None,
+        notices: set[str] | None = None,
+        clean_batches: set[Any] | None = None,
+        roots: Callable[[], tuple[tuple[str, Any], ...]] = tuple,
+    ):
+        self.notices = set() if notices is None else notices
+        self.clean_batches = set() if clean_batches is None else clean_batches
+        self.roots = roots
+        self.name = name
+        self.in_types = in_types
+        self.argument_names = argument_names
+        self.mutated: tuple[int, ...] = ()
+        self.row_by_row = False
+        self.seeded = seeded
+        self._call = call
+        self._casts = casts
+        self._capture = capture
+        self._captured: TracedFunction | None = None
+        self._out_types: tuple[ArrayType, ...] | None = None
+        self._tree: Any = None
+        self._order: Any = None  # see `key_order`
+        self._statics: list[Any] = []
+        self._positions: list[int] = []
+        self.traits = _UNKNOWN
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def base(self) -> EagerFunction:  # type: ignore[override]
+        return self
+
+    @functools.cached_property
+    def cache(self) -> TraceCache:
+        """What the transformations of `jtbridge.transforms` find out about this call."""
+        return TraceCache(reads_graph=True)
+
+    @property
+    def order(self) -> int:
+        return 0
+
+    @property
+    def state(self) -> TorchState:
+        return TorchState.current()
+
+    trace_state = state
+
+    @property
+    def out_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
+        assert self._out_types is not None, "the types of the results are known once the function has run"
+        return self._out_types
+
+    def captured(self) -> TracedFunction:
+        """Return the same function as a traced function. The first call makes it, from the state at that time."""
+        if self._captured is None:
+            assert self._capture is not None
+            self._captured = self._capture()
+            if self._out_types is not None and self._captured.out_types != self._out_types:
+                raise OutputMismatchError(
+                    f"`{self.name}` has other results under a trace than in the eager call whose derivative is taken: "
+                    f"{self._captured.out_types} instead of {self._out_types}."
+                )
+        return self._captured
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(intercepted_launches())  # so that Triton kernels run without a GPU too
+            if self.seeded:
+                stack.enter_context(random_numbers.seeded(tensors[-1]))
+                tensors = tensors[:-1]
+            # Torch refuses writes to a leaf that requires a gradient; the function may write to its arguments.
+            inputs = [t.clone() if t.requires_grad and t.is_leaf else t for t in tensors]
+            for i, dtype in self._casts:
+                inputs[i] = inputs[i].to(dtype)
+            if self.argument_names is None:
+                return self.flatten(self._call(*inputs))
+            record = stack.enter_context(_WriteRecorder(inputs))
+            out = self._call(*inputs)
+            self.mutated = record.written()
+            return self.flatten(out, [inputs[i] for i in self.mutated])
+
+    def flatten(self, out: Any, mutated: Sequence[torch.Tensor] = ()) -> Tensors:
+        """Return the tensors in a result of the function, followed by the mutated arguments."""
+        leaves, self._tree = flatten_output(out)
+        self._order = None if isinstance(out, torch.Tensor) else key_order(out)
+        self._positions = [i for i, leaf in enumerate(leaves) if is_array_leaf(leaf, self.row_by_row)]
+        arrays = [self._result(number, leaves[i]) for number, i in enumerate(self._positions)]
+        arrays += [self._result(len(arrays) + number, tensor) for number, tensor in enumerate(mutated)]
+        self._statics = leaves
+        for i in self._positions:
+            self._statics[i] = None
+        self._out_types = tuple(array_type(array) for array in arrays)  # under torch.vmap, the types of one row
+        return tuple(arrays)
+
+    def _result(self, number: int, leaf: Any) -> torch.Tensor:
+        """Return a leaf of the result as a tensor whose dtype JAX has under its present x64 setting."""
+        tensor = leaf if type(leaf) is torch.Tensor and leaf.layout is torch.strided else as_tensor(leaf)
+        if isinstance(tensor, FakeTensor):
+            raise escaped_tensor_error(self.name)
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise DeviceError(
+                f"Result {number} of `{self.name}` lies on device `{tensor.device}`, which JAX does not have. Make "
+                "tensors inside the function on the device of its arguments (`device=x.device`)."
+            )
+        dtype = tensor.dtype
+        if dtype in _SAME_IN_JAX:
+            return tensor
+        wanted = canonical_dtype(numpy_dtype(dtype, f"Result {number} of `{self.name}`"))
+        return tensor.to(torch_dtype(wanted, "a result"))
+
+    def unflatten(self, arrays: Sequence[Any]) -> Any:
+        """Return the result for the caller, with arrays in the place of tensors."""
+        count = len(self._positions)
+        tree = OutputTree(self._tree, tuple(self._positions), tuple(self._statics), self._order)
+        out = tree.unflatten(arrays[:count])
+        if self.argument_names is None:
+            return out
+        names = [self.argument_names[i] for i in self.mutated]
+        return out, dict(zip(names, arrays[count:], strict=True))
+
+
+def array_type(tensor: torch.Tensor) -> ArrayType:
+    """Return the type of the array that a result becomes."""
+    return ArrayType(tuple(tensor.shape), numpy_dtype(tensor.dtype, "a result"))
+
+
+@dataclasses.dataclass(frozen=True)
+class EagerVmap(Vmap):
+    """A batch, computed in one call by torch.vmap, or row by row if the function's `row_by_row` is set."""
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        base: Any = self.base
+        if self.size == 0:
+            return self._of_no_rows(tensors)
+        own_seeds = base.seeded and self.dims[len(base.in_types) - 1] is not None
+        if base.row_by_row or own_seeds:
+            return self.by_loop(tensors)
+        if all(dim is None for dim in self.dims):
+            return tuple(y.expand(self.size, *y.shape) for y in self.fn(*tensors))
+        # As in torch, rows of a function without a key draw different numbers; with one key for all, the same ones.
+        randomness = "same" if base.seeded else "different"
+        with VmapGuard(tensors, self.dims):
+            return torch.func.vmap(self.fn.__call__, in_dims=self.dims, randomness=randomness)(*tensors)
+
+    def by_loop(self, tensors: Tensors) -> Tensors:
+        """Run the rows one after another, each on copies of the arguments, because a row may write to them."""
+        rows = [
+            self.fn(*((t if d is None else t.select(d, i)).clone() for t, d in zip(tensors, self.dims, strict=True)))
+            for i in range(self.size)
+        ]
+        return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+
+    def _of_no_rows(self, tensors: Tensors) -> Tensors:
+        """Return results without rows. A run on one row of zeros gives their types."""
+        row = [
+            t if d is None else t.new_zeros((*t.shape[:d], *t.shape[d + 1 :]))
+            for t, d in zip(tensors, self.dims, strict=True)
+        ]
+        return tuple(y.new_empty((0, *y.shape)) for y in self.fn(*row))
+
+
+@dataclasses.dataclass(frozen=True)
+class EagerJvp(Jvp):
+    """A forward derivative by reverse mode alone. It is not known whether torch's forward mode computes the same."""
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        return self.by_reverse_mode(tensors)
+
+
+def as_captured(fn: TorchFunction) -> TorchFunction:
+    """Return the same transformations of the captured function, for a traced program."""
+    match fn:
+        case EagerFunction():
+            return fn.captured()
+        case Vmap():
+            return Vmap(as_captured(fn.fn), fn.dims, fn.size, fn.summed)
+        case Jvp():
+            return Jvp(as_captured(fn.fn), fn.wrt, fn.outs)
+        case Vjp():
+            return Vjp(as_captured(fn.fn), fn.wrt, fn.outs)
+    raise TypeError(f"{fn!r} is not made from an eager function")
+
+
+class _WriteRecorder(TorchDispatchMode):
+    """A mode that records which of some tensors are written to: by operators, or without operators, as by NumPy."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._tensors = [innermost(tensor) for tensor in tensors]
+        self._before = [_bytes_of(tensor).clone() for tensor in self._tensors]
+        self._written: set[int] = set()
+        self._alive: list[torch.Tensor] = []  # a freed storage's address may be reused
+
+    def written(self) -> tuple[int, ...]:
+        """Return the positions of the tensors that were written to."""
+        return tuple(
+            i
+            for i, (tensor, before) in enumerate(zip(self._tensors, self._before, strict=True))
+            if storage_id(tensor) in self._written or not torch.equal(_bytes_of(tensor), before)
+        )
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        for tensor in written_tensors(func, args, kwargs):
+            if tensor.layout is torch.strided:
+                self._alive.append(tensor)
+                self._written.add(storage_id(tensor))
+        return func(*args, **kwargs)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    with outside_modes(), torch.no_grad():
+        return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _median(x: torch.Tensor, median: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Return the median of all elements. Elements equal to the median share its gradient."""
+    found = median(x.detach().reshape(-1), 0)[0]
+    chosen = torch.where(x == found, x, 0)
+    return found + ((chosen - chosen.detach()) / (x == found).sum()).sum()
+
+
+# Under torch.vmap these become reductions over one axis, whose gradient goes to one of several equal elements.
+_OF_ALL: dict[Callable[..., Any], Callable[[torch.Tensor], torch.Tensor]] = {
+    **dict.fromkeys((torch.max, torch.Tensor.max), lambda x: x.amax()),
+    **dict.fromkeys((torch.min, torch.Tensor.min), lambda x: x.amin()),
+    **dict.fromkeys((torch.median, torch.Tensor.median), lambda x: _median(x, torch.median)),
+    **dict.fromkeys((torch.nanmedian, torch.Tensor.nanmedian), lambda x: _median(x, torch.nanmedian)),
+}
+
+
+class InnerAutograd(TorchFunctionMode):
+    """A mode for a run that autograd records, which detects calls of torch.autograd.grad and backward.
+
+    The mode also replaces functions. Under torch.vmap it replaces reductions of all elements, whose gradient differs
+    there. It replaces batch_norm where torch refuses running statistics that require a gradient, and functions whose
+    backward torch cannot differentiate.
+
+    Attributes:
+        breaks_graph: whether one of these calls had no ``create_graph=True``, so that torch has no derivative of its
+            result.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.breaks_graph = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in _OF_ALL and len(args) == 1 and not kwargs and inside_functorch() and args[0].dim():
+            return _OF_ALL[func](args[0])
+        if func is torch.autograd.grad or func is torch.Tensor.backward:
+            # grad(outputs, inputs, grad_outputs, retain_graph, create_graph); backward(self, g, retain, create)
+            position = 4 if func is torch.autograd.grad else 3
+            if not kwargs.get("create_graph", args[position] if len(args) > position else False):
+                self.breaks_graph = True
+        return with_differentiable_statistics(WITHOUT_DOUBLE_BACKWARD.get(func, func), args, kwargs)

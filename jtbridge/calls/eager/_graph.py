@@ -1,0 +1,201 @@
+"""The graph that torch's autograd records in an eager call, carried through JAX as an attribute of an array, the token.
+
+The token is a ``uint8[batch..., 0]`` array. For JAX it is a residual like any other, freed with the pullback. A token
+that went through `jit` or was indexed has lost the attribute; then the function runs again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import torch
+
+from jtbridge._compat import has_error_node, node_names, reentrant_checkpoints, run_backward
+from jtbridge.core.functions import TorchFunction
+from jtbridge.errors import DifferentiationError
+from jtbridge.transforms import Vjp, Vmap, conjugate
+from jtbridge.triton import intercepted_launches
+
+from ._arrays import Placement
+from ._function import EagerFunction
+
+
+class AutogradGraph:
+    """The inputs and results of a run that autograd recorded.
+
+    Attributes:
+        inputs: a tensor for each input; a differentiated input is a leaf of the graph.
+        outputs: a tensor for each result.
+        order: how often the function has been differentiated in this graph: 0 for a run of the function.
+    """
+
+    __slots__ = ("__weakref__", "inputs", "order", "outputs")
+
+    def __init__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], order: int):
+        self.inputs = list(inputs)
+        self.outputs = list(outputs)
+        self.order = order
+
+    def pull(
+        self,
+        cotangents: Sequence[torch.Tensor],
+        of: Vjp,
+        extra_axes: Sequence[int],
+        *,
+        create_graph: bool,
+    ) -> tuple[torch.Tensor, ...]:
+        """Return ``ct @ Df(x)`` for the inputs and outputs that `of` differentiates.
+
+        Args:
+            cotangents: one for each of the outputs ``of.outs``.
+            of: the derivative, with its inputs `wrt` and outputs `outs`.
+            extra_axes: the axes of a cotangent over which this graph is not batched.
+            create_graph: whether the result will be differentiated.
+
+        Raises:
+            DifferentiationError: torch has no derivative of a gradient that this graph computes.
+        """
+        inputs = [self.inputs[i] for i in of.wrt]
+        pairs = [
+            (self.outputs[o], ct.to(self.outputs[o].dtype))
+            for o, ct in zip(of.outs, cotangents, strict=True)
+            if self.outputs[o].requires_grad
+        ]
+        outputs = [y for y, _ in pairs]
+        if self.order > 0:
+            refuse_once_differentiable(outputs, of)
+
+        def gradients(cts: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+            extra = reentrant_checkpoints(outputs, inputs)
+            with intercepted_launches():  # a backward may launch Triton kernels
+                found = run_backward(outputs, [conjugate(ct) for ct in cts], inputs, create_graph=create_graph)
+            return [_sum_of(grad, other) for grad, other in zip(found, extra, strict=True)]
+
+        cts = [ct for _, ct in pairs]
+        if not pairs:
+            grads: list[torch.Tensor | None] = [None] * len(inputs)
+        elif extra_axes:
+            grads = over_extra_axes(gradients, cts, extra_axes)
+        else:
+            grads = gradients(cts)
+        sizes = [cotangents[0].shape[axis] for axis in extra_axes]
+        return tuple(
+            x.new_zeros(with_axes(x.shape, extra_axes, sizes)) if grad is None else conjugate(grad)
+            for grad, x in zip(grads, inputs, strict=True)
+        )
+
+
+def _sum_of(*gradients: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the sum of the gradients that are not None, as a dense tensor. Embeddings may have sparse gradients."""
+    found = [grad if grad.layout is torch.strided else grad.to_dense() for grad in gradients if grad is not None]
+    return sum(found[1:], found[0]) if found else None
+
+
+def refuse_once_differentiable(gradients: Sequence[torch.Tensor], of: TorchFunction) -> None:
+    """Raise if torch would return zeros for the derivative of a `once_differentiable` gradient."""
+    if has_error_node(gradients):
+        raise DifferentiationError(
+            f"`{eager_function(of).name}` uses an autograd.Function whose backward is once_differentiable, so torch "
+            "has its gradient alone: no second derivative, and no forward mode, which takes two reverse modes here. "
+            "Write the backward with differentiable operators."
+        )
+
+
+def over_extra_axes(
+    function: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor | None]],
+    tensors: Sequence[torch.Tensor],
+    axes: Sequence[int],
+) -> list[torch.Tensor | None]:
+    """Map a linear function over some axes of its arguments. The results have these axes at the same positions.
+
+    The map is one call of torch.vmap, or a loop over the rows where torch has no batching rule.
+    """
+    sizes = [tensors[0].shape[axis] for axis in axes]
+    count = math.prod(sizes)
+    rows = [t.movedim(tuple(axes), tuple(range(len(axes)))) for t in tensors]
+    rows = [t.reshape(count, *t.shape[len(axes) :]) for t in rows]
+    used: list[bool] = []
+
+    def some(*row: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = function(row)
+        used[:] = [result is not None for result in found]
+        return tuple(result for result in found if result is not None)
+
+    try:
+        columns = torch.func.vmap(some, randomness="same")(*rows) if count else ()
+    except RuntimeError:
+        columns = tuple(
+            torch.stack(column) for column in zip(*(some(*(t[i] for t in rows)) for i in range(count)), strict=True)
+        )
+    if not count:
+        return [None] * len(function([t.new_zeros(t.shape[1:]) for t in rows]))
+    found = iter(columns)
+    results: list[torch.Tensor | None] = []
+    for is_used in used:
+        if not is_used:
+            results.append(None)
+            continue
+        column = next(found)
+        column = column.reshape(*sizes, *column.shape[1:])
+        results.append(column.movedim(tuple(range(len(axes))), tuple(axes)))
+    return results
+
+
+def with_axes(shape: Sequence[int], axes: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape with added axes, whose positions in the result are given in increasing order."""
+    found = list(shape)
+    for axis, size in zip(axes, sizes, strict=True):
+        found.insert(axis, size)
+    return tuple(found)
+
+
+def token_for(graph: AutogradGraph, batch: tuple[int, ...]) -> jax.Array:
+    """Return a new token that holds a graph."""
+    token = Placement([]).empty((*batch, 0))
+    token._jtbridge_graph = graph  # type: ignore[attr-defined]
+    return token
+
+
+def graph_in(token: Any) -> AutogradGraph | None:
+    """Return the graph that a token holds; None if the token lost it, or if torch would differentiate it wrongly.
+
+    In the third derivative of a normalisation, torch treats the saved statistics as constants.
+    """
+    graph = getattr(token, "_jtbridge_graph", None)
+    if graph is not None and graph.order > 1 and _NORMS & {name[:-1] for name in node_names(graph.outputs)}:
+        return None
+    return graph
+
+
+_NORMS = {
+    f"{norm}Backward{twice}"
+    for norm in ("NativeLayerNorm", "NativeBatchNorm", "NativeGroupNorm", "CudnnBatchNorm", "MiopenBatchNorm")
+    for twice in ("", "Backward")
+}
+
+
+def innermost_vjp(fn: TorchFunction) -> Vjp:
+    """Return the pullback under all batching of `fn`."""
+    while isinstance(fn, Vmap):
+        fn = fn.fn
+    assert isinstance(fn, Vjp)
+    return fn
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """Record autograd's graph inside the block, whatever grad mode or inference mode the caller has set."""
+    inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+    with inference, torch.enable_grad():
+        yield
+
+
+def eager_function(fn: TorchFunction) -> EagerFunction:
+    """Return the user's function from which an eager transformation is derived."""
+    base = fn.base
+    assert isinstance(base, EagerFunction)
+    return base

@@ -1,0 +1,423 @@
+"""The primitives of eager calls.
+
+- ``eager_call[f](x...) -> y...``: run the function
+- ``eager_forward[f](x...) -> y..., token``: run the function, and keep the graph that autograd records
+- ``eager_linear[f](x..., token, dx...) -> dy...``: Df(x) dx, by differentiating the pullback of the kept graph
+- ``eager_pullback[f](x..., token, ct...) -> g..., token``: ct @ Df(x) by the kept graph, and the graph of the gradient
+
+``f`` is an `EagerFunction` or a transformation of one. Under vmap a token gets a leading axis for each level of
+batching that its graph has. `levels` has an entry for each level of a batched `eager_linear` or `eager_pullback`:
+"graph" if the graph has the level, or "extra" if the level is a batch of tangents or cotangents over one graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.interpreters import ad, batching, mlir
+
+from jtbridge._compat import add_linearization
+from jtbridge.core.functions import TorchFunction
+from jtbridge.core.rules import batch_first, batch_size, differentiable, nonzero_inputs, to_front, zero_tangents
+from jtbridge.errors import DifferentiationError
+from jtbridge.transforms import Vjp
+
+from ._arrays import Placement, copied_tensor
+from ._common import (
+    as_arrays,
+    escapes_vmap,
+    exported,
+    is_staged,
+    is_zero,
+    lower_as,
+    primitive_of_several_results,
+    result_avals,
+    run,
+    run_recorded,
+    token_aval,
+)
+from ._function import EagerJvp, EagerVmap, as_captured
+from ._graph import (
+    AutogradGraph,
+    eager_function,
+    graph_in,
+    innermost_vjp,
+    recording,
+    refuse_once_differentiable,
+    token_for,
+    with_axes,
+)
+
+eager_call_p = primitive_of_several_results("eager_call")
+eager_forward_p = primitive_of_several_results("eager_forward")
+eager_linear_p = primitive_of_several_results("eager_linear")
+eager_pullback_p = primitive_of_several_results("eager_pullback")
+
+NO_TOKEN = np.empty((0,), np.uint8)
+
+
+def traced(fn: TorchFunction, operands: Sequence[Any]) -> list[Any]:
+    """Bind the function as part of a traced program. It is captured once for each eager call."""
+    from jtbridge.primitives import torch_call  # imports the translation, which is slow
+
+    return torch_call(*operands, fn=as_captured(fn), backend="auto")
+
+
+# --- eager_call ---------------------------------------------------------------------------------------------------
+
+
+def _call_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction) -> Any:
+    wrt = nonzero_inputs(fn.in_types, [not is_zero(t) for t in tangents])
+    if not wrt:
+        results = eager_call_p.bind(*primals, fn=fn)
+        return results, zero_tangents(results)
+    *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=wrt, batch=())
+    return results, _tangents_out(fn, results, primals, tangents, token)
+
+
+def _call_linearize(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: TorchFunction) -> Any:
+    del is_vjp
+    wrt = nonzero_inputs(fn.in_types, nonzeros)
+    if not wrt:
+        results = eager_call_p.bind(*primals, fn=fn)
+        zeros = zero_tangents(results)
+        return results, [False] * len(results), (), lambda _, *tangents: zeros
+    *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=wrt, batch=())
+    return _linearized(fn, wrt, results, token, primals)
+
+
+def _call_batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction) -> Any:
+    size = batch_size(args, dims)
+    args, dims = batch_first(args, dims)
+    results = eager_call_p.bind(*args, fn=EagerVmap(fn, dims, size))
+    return results, [0] * len(results)
+
+
+eager_call_p.def_impl(lambda *args, fn: run(fn, args))
+eager_call_p.def_abstract_eval(lambda *avals, fn: result_avals(as_captured(fn), avals))
+mlir.register_lowering(eager_call_p, lower_as(lambda *args, fn: traced(fn, args)))
+ad.primitive_jvps[eager_call_p] = _call_jvp
+add_linearization(eager_call_p, _call_linearize)
+batching.primitive_batchers[eager_call_p] = _call_batch
+
+
+# --- eager_forward ------------------------------------------------------------------------------------------------
+
+
+def _forward_impl(*args: Any, fn: TorchFunction, wrt: tuple[int, ...], batch: tuple[int, ...]) -> list[jax.Array]:
+    results, graph = run_recorded(fn, args, wrt)
+    return [*results, token_for(graph, batch)]
+
+
+# One graph serves both derivatives, so the run records the inputs `wrt` and the inputs with a nonzero tangent.
+def _forward_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction, wrt: Any, batch: Any) -> Any:
+    also = nonzero_inputs(fn.in_types, [not is_zero(t) for t in tangents])
+    *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=tuple(sorted({*wrt, *also})), batch=batch)
+    tangents_out = _tangents_out(fn, results, primals, tangents, token)
+    return [*results, token], tangents_out + zero_tangents([token])
+
+
+def _forward_linearize(
+    is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: TorchFunction, wrt: Any, batch: Any
+) -> Any:
+    del is_vjp
+    also = nonzero_inputs(fn.in_types, nonzeros)
+    *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=tuple(sorted({*wrt, *also})), batch=batch)
+    _, moved, residuals, linearized = _linearized(fn, also, results, token, primals)
+    zero = zero_tangents([token])
+    return [*results, token], [*moved, False], residuals, lambda saved, *ts: [*linearized(saved, *ts), *zero]
+
+
+# Each row of a differentiated input has a gradient of its own, so every differentiated input gets the batch axis.
+def _forward_batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction, wrt: Any, batch: Any) -> Any:
+    size = batch_size(args, dims)
+    args, dims = batch_first(args, dims)
+    args = [to_front(x, d, size) if i in wrt else x for i, (x, d) in enumerate(zip(args, dims, strict=True))]
+    dims = tuple(0 if i in wrt else d for i, d in enumerate(dims))
+    results = eager_forward_p.bind(*args, fn=EagerVmap(fn, dims, size), wrt=wrt, batch=(size, *batch))
+    return results, [0] * len(results)
+
+
+eager_forward_p.def_impl(_forward_impl)
+eager_forward_p.def_abstract_eval(
+    lambda *avals, fn, wrt, batch: [*result_avals(as_captured(fn), avals), token_aval(batch, avals)]
+)
+mlir.register_lowering(
+    eager_forward_p,
+    lower_as(lambda *args, fn, wrt, batch: [*traced(fn, args), jax.numpy.zeros((*batch, 0), np.uint8)]),
+)
+ad.primitive_jvps[eager_forward_p] = _forward_jvp
+add_linearization(eager_forward_p, _forward_linearize)
+batching.primitive_batchers[eager_forward_p] = _forward_batch
+
+
+# --- eager_linear -------------------------------------------------------------------------------------------------
+
+
+def _differential(fn: TorchFunction, wrt: Any, args: Sequence[Any], token: Any, tangents: Sequence[Any]) -> list[Any]:
+    outs = differentiable(fn.out_types)
+    return eager_linear_p.bind(
+        *args,
+        token,
+        *tangents,
+        forward=EagerJvp(fn, wrt, outs),
+        transpose=Vjp(fn, wrt, outs),
+        levels=(),
+    )
+
+
+def _tangents_out(
+    fn: TorchFunction, results: Sequence[Any], args: Sequence[Any], tangents: Sequence[Any], token: Any
+) -> list[Any]:
+    """Return the tangents of all results: symbolic zeros for results that are neither float nor complex."""
+    out = zero_tangents(results)
+    wrt = nonzero_inputs(fn.in_types, [not is_zero(t) for t in tangents])
+    outs = differentiable(fn.out_types)
+    if wrt and outs:
+        moved = _differential(fn, wrt, args, token, [tangents[i] for i in wrt])
+        for o, tangent in zip(outs, moved, strict=True):
+            out[o] = tangent
+    return out
+
+
+def _linearized(fn: TorchFunction, wrt: Any, results: Sequence[Any], token: Any, primals: Sequence[Any]) -> Any:
+    """Return the value of a linearization rule for ``y = f(x)``. The residuals are the arguments and the token."""
+    zeros = zero_tangents(results)
+    outs = differentiable(fn.out_types)
+    if not wrt or not outs:
+        return results, [False] * len(results), (), lambda _, *tangents: zeros
+    count = len(primals)
+
+    def linearized(saved: Sequence[Any], *tangents: Any) -> list[Any]:
+        out = list(zeros)
+        moved = _differential(fn, wrt, saved[:count], saved[count], [tangents[i] for i in wrt])
+        for o, tangent in zip(outs, moved, strict=True):
+            out[o] = tangent
+        return out
+
+    return results, [o in outs for o in range(len(results))], [*primals, token], linearized
+
+
+def _extra_axes(levels: Sequence[str]) -> list[int]:
+    return [axis for axis, level in enumerate(levels) if level == "extra"]
+
+
+# Df(x) dx is the derivative along dx of v -> v @ Df(x), which is linear in v, so it can be taken at any v. At v = 1
+# torch's formulas have a value; at v = 0 the formula of logcumsumexp has none.
+def _linear_impl(*args: Any, forward: Any, transpose: Any, levels: tuple[str, ...]) -> list[jax.Array]:
+    count = _inputs_of(transpose, forward)
+    arrays = as_arrays(args)
+    graph = graph_in(arrays[count])
+    if graph is None:
+        return run(forward, [*arrays[:count], *arrays[count + 1 :]])
+    of = innermost_vjp(transpose)
+    try:
+        return _by_kept_graph(graph, of, arrays[count + 1 :], _extra_axes(levels), arrays[:count])
+    except RuntimeError as error:
+        # For some operators torch has a forward mode, and a gradient that it cannot differentiate.
+        if isinstance(error, DifferentiationError) or "is not implemented" not in str(error):
+            raise
+        return run(forward, [*arrays[:count], *arrays[count + 1 :]])
+
+
+def _by_kept_graph(
+    graph: AutogradGraph, of: Vjp, tangents_in: Sequence[Any], extra: Sequence[int], like: list[jax.Array]
+) -> list[jax.Array]:
+    with recording():
+        outputs = [graph.outputs[o] for o in of.outs]
+        at = [torch.ones_like(y, memory_format=torch.contiguous_format).requires_grad_() for y in outputs]
+        gradients = graph.pull(at, of, (), create_graph=True)
+        refuse_once_differentiable(gradients, of)
+        tangents = [copied_tensor(dx) for dx in tangents_in]
+        pullback = AutogradGraph(at, gradients, graph.order + 1)
+        back = Vjp(of, tuple(range(len(at))), tuple(range(len(gradients))))
+        moved = pullback.pull(tangents, back, extra, create_graph=False)
+    sizes = [tangents[0].shape[axis] for axis in extra]
+    results = [dy.to(y.dtype).reshape(with_axes(y.shape, extra, sizes)) for dy, y in zip(moved, outputs, strict=True)]
+    del moved, gradients, pullback
+    return exported(results, like, of)
+
+
+def _inputs_of(transpose: TorchFunction, forward: TorchFunction) -> int:
+    """Return the number of inputs of the differentiated function."""
+    return len(transpose.in_types) - len(forward.out_types)
+
+
+# The transpose in dx:  ct -> ct @ Df(x).
+def _linear_transpose(cotangents: Sequence[Any], *args: Any, forward: Any, transpose: Any, levels: Any) -> Any:
+    count = _inputs_of(transpose, forward)
+    x, token, linear = args[:count], args[count], args[count + 1 :]
+    if all(is_zero(ct) for ct in cotangents):
+        return [None] * (count + 1) + [ad.Zero(t.aval) if ad.is_undefined_primal(t) else None for t in linear]
+    ct = [ad.instantiate_zeros(c) for c in cotangents]
+    if is_staged():
+        grads = traced(transpose, [*x, *ct])
+    else:
+        *grads, _ = eager_pullback_p.bind(*x, token, *ct, fn=transpose, count=count, levels=levels, keep=(), batch=())
+    return [None] * (count + 1) + [
+        grad if ad.is_undefined_primal(t) else None for grad, t in zip(grads, linear, strict=True)
+    ]
+
+
+def _linear_batch(args: Sequence[Any], dims: Sequence[Any], *, forward: Any, transpose: Any, levels: Any) -> Any:
+    size, level, batched, x_dims = _batched(args, dims, _inputs_of(transpose, forward))
+    tangent_dims = (0,) * (len(batched) - len(x_dims) - 1)
+    out = eager_linear_p.bind(
+        *batched,
+        forward=EagerVmap(forward, (*x_dims, *tangent_dims), size),
+        transpose=EagerVmap(transpose, (*x_dims, *(0,) * len(forward.out_types)), size),
+        levels=(level, *levels),
+    )
+    return out, [0] * len(out)
+
+
+def _batched(args: Sequence[Any], dims: Sequence[Any], count: int) -> tuple[int, str, list[Any], tuple[Any, ...]]:
+    """Return the operands ``(x..., token, t...)`` of a linear map over a batch, with their batch axes first.
+
+    The tangents or cotangents t all get a batch axis.
+
+    Args:
+        args: the operands.
+        dims: the batch axes of the operands.
+        count: the number of x.
+
+    Returns:
+        The size of the batch, its level, the operands, and the batch axes of the x. The token has no graph if an x has
+        a batch axis that the graph does not have.
+    """
+    size = batch_size(args, dims)
+    level = "extra" if dims[count] is None else "graph"
+    (*x, token), (*x_dims, _) = batch_first(args[: count + 1], dims[: count + 1])
+    if level == "extra" and any(dim is not None for dim in x_dims):
+        token = np.empty(token.shape, np.uint8)
+    differentiated = [to_front(t, d, size) for t, d in zip(args[count + 1 :], dims[count + 1 :], strict=True)]
+    return size, level, [*x, token, *differentiated], tuple(x_dims)
+
+
+def _linear_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, forward: Any, transpose: Any, levels: Any) -> Any:
+    params = {"forward": forward, "transpose": transpose, "levels": levels}
+    count = _inputs_of(transpose, forward)
+    results = eager_linear_p.bind(*primals, **params)
+    if all(is_zero(t) for t in tangents[:count]):  # the map is linear in dx: the same map again
+        linear = [ad.instantiate_zeros(t) for t in tangents[count + 1 :]]
+        return results, eager_linear_p.bind(*primals[: count + 1], *linear, **params)
+    args = [*primals[:count], *primals[count + 1 :]]
+    differentiated = [*tangents[:count], *tangents[count + 1 :]]
+    return results, _tangents_out(forward, results, args, differentiated, NO_TOKEN)
+
+
+def _linear_traced(*args: Any, forward: Any, transpose: Any, levels: Any) -> list[Any]:
+    del levels
+    count = _inputs_of(transpose, forward)
+    return traced(forward, [*args[:count], *args[count + 1 :]])
+
+
+eager_linear_p.def_impl(_linear_impl)
+eager_linear_p.def_abstract_eval(lambda *avals, forward, **_: result_avals(forward, avals))
+mlir.register_lowering(eager_linear_p, lower_as(_linear_traced))
+ad.primitive_jvps[eager_linear_p] = _linear_jvp
+ad.primitive_transposes[eager_linear_p] = _linear_transpose
+batching.primitive_batchers[eager_linear_p] = _linear_batch
+
+
+# --- eager_pullback -----------------------------------------------------------------------------------------------
+
+
+def _pullback_impl(*args: Any, fn: Any, count: int, levels: Any, keep: tuple[int, ...], batch: Any) -> list[jax.Array]:
+    arrays = as_arrays(args)
+    x, ct = arrays[:count], arrays[count + 1 :]
+    graph = graph_in(arrays[count])
+    if graph is None:
+        if not keep:
+            return [*run(fn, [*x, *ct]), Placement([]).empty((*batch, 0))]
+        results, graph = run_recorded(fn, [*x, *ct], keep)
+        return [*results, token_for(graph, batch)]
+    of = innermost_vjp(fn)
+    extra = _extra_axes(levels)
+    name = eager_function(fn).name
+    if not keep:
+        try:
+            with recording(), torch.no_grad():
+                cotangents = [copied_tensor(c) for c in ct]
+                grads = list(graph.pull(cotangents, of, extra, create_graph=False))
+        except RuntimeError as error:
+            if not escapes_vmap(error):
+                raise
+            eager_function(fn).row_by_row = True
+            return [*run(fn, [*x, *ct]), Placement([]).empty((*batch, 0))]
+        grads = [g.to(graph.inputs[i].dtype) for g, i in zip(grads, of.wrt, strict=True)]
+        del cotangents
+        return [*exported(grads, x, fn), Placement([]).empty((*batch, 0))]
+    with recording():
+        cotangents = [copied_tensor(c) for c in ct]
+        for c in cotangents:
+            c.requires_grad_(c.is_floating_point() or c.is_complex())
+        found = graph.pull(cotangents, of, extra, create_graph=True)
+    kept = AutogradGraph([*graph.inputs, *cotangents], found, graph.order + 1)
+    place = Placement(x)
+    return [*(place.copied(g, name) for g in found), token_for(kept, batch)]
+
+
+def _pullback_jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, fn: Any, count: int, levels: Any, keep: Any, batch: Any
+) -> Any:
+    args, differentiated = _without(primals, count), _without(tangents, count)
+    wrt = nonzero_inputs(fn.in_types, [not is_zero(t) for t in differentiated])
+    *results, token = eager_pullback_p.bind(
+        *primals, fn=fn, count=count, levels=levels, keep=tuple(sorted({*keep, *wrt})), batch=batch
+    )
+    return [*results, token], _tangents_out(fn, results, args, differentiated, token) + zero_tangents([token])
+
+
+def _pullback_linearize(
+    is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: Any, count: int, levels: Any, keep: Any, batch: Any
+) -> Any:
+    del is_vjp
+    args = _without(primals, count)
+    wrt = nonzero_inputs(fn.in_types, _without(nonzeros, count))
+    *results, token = eager_pullback_p.bind(
+        *primals, fn=fn, count=count, levels=levels, keep=tuple(sorted({*keep, *wrt})), batch=batch
+    )
+    _, moved, residuals, linearized = _linearized(fn, wrt, results, token, args)
+    zero = zero_tangents([token])
+
+    def with_token(saved: Sequence[Any], *tangents: Any) -> list[Any]:
+        return [*linearized(saved, *_without(tangents, count)), *zero]
+
+    return [*results, token], [*moved, False], residuals, with_token
+
+
+def _without(items: Sequence[Any], position: int) -> list[Any]:
+    return [*items[:position], *items[position + 1 :]]
+
+
+def _pullback_batch(
+    args: Sequence[Any], dims: Sequence[Any], *, fn: Any, count: int, levels: Any, keep: Any, batch: Any
+) -> Any:
+    size, level, batched, x_dims = _batched(args, dims, count)
+    out = eager_pullback_p.bind(
+        *batched,
+        fn=EagerVmap(fn, (*x_dims, *(0,) * (len(batched) - count - 1)), size),
+        count=count,
+        levels=(level, *levels),
+        keep=keep,
+        batch=(size, *batch),
+    )
+    return out, [0] * len(out)
+
+
+def _pullback_traced(*args: Any, fn: Any, count: int, levels: Any, keep: Any, batch: Any) -> list[Any]:
+    del levels, keep
+    return [*traced(fn, _without(args, count)), jax.numpy.zeros((*batch, 0), np.uint8)]
+
+
+eager_pullback_p.def_impl(_pullback_impl)
+eager_pullback_p.def_abstract_eval(lambda *avals, fn, batch, **_: [*result_avals(fn, avals), token_aval(batch, avals)])
+mlir.register_lowering(eager_pullback_p, lower_as(_pullback_traced))
+ad.primitive_jvps[eager_pullback_p] = _pullback_jvp
+add_linearization(eager_pullback_p, _pullback_linearize)
+batching.primitive_batchers[eager_pullback_p] = _pullback_batch

@@ -1,0 +1,224 @@
+"""Calls of a wrapped function inside a traced program, and the caches of its traced functions."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import numpy as np
+import torch
+
+from jtbridge._compat import TRACING, outermost_trace
+from jtbridge.backends import translates
+from jtbridge.capture import TraceRequest, closed_over_modules, device_closed_over, infer
+from jtbridge.core import random_numbers
+from jtbridge.core.array_types import ArrayType
+from jtbridge.core.dtypes import argument_dtypes, canonical_dtype
+from jtbridge.core.functions import TracedFunction
+from jtbridge.core.module_locks import module_locks
+from jtbridge.core.nesting import marked
+from jtbridge.core.signature import Signature, argument_names, rebuild_call, static_arguments, static_name
+from jtbridge.core.torch_state import TorchState
+from jtbridge.errors import BackendError
+from jtbridge.primitives import torch_call, torch_ordered
+from jtbridge.state import StateGuard, saving_state_once
+from jtbridge.translate import hinted_shapes, is_symbolic, symbolic_program, torch_symbolic, with_constants
+from jtbridge.triton import with_intercepted_launches
+
+from ._retracing import NumberWatch
+from ._verify import verify as verify_result
+
+_MAX_TRACED = 512  # traced functions in a cache; a compiled program keeps its own alive
+_SEED = ArrayType(random_numbers.SEED_SHAPE, np.dtype(np.uint32))
+
+_Cache = collections.OrderedDict[Any, TracedFunction]
+
+
+class TracedCalls:
+    """Traced functions of one wrapped function.
+
+    Args:
+        fn: the torch function.
+        name: the name of the function, for messages.
+        options: the options of :func:`jtbridge.wrap`.
+        notices: keys of the warnings already given about the function.
+    """
+
+    def __init__(self, fn: Callable[..., Any], name: str, options: dict[str, Any], notices: set[str]):
+        self._fn = fn
+        self._name = name
+        self._options = options
+        self._ordered = options["effects"] == "ordered"
+        self._notices = notices
+        self._numbers = NumberWatch()
+        # Traced functions: by the outermost JAX trace that they are part of, for as long as that trace lasts; and for
+        # eager calls of a backend that translates, until `clear`.
+        self._by_trace: weakref.WeakKeyDictionary[Any, _Cache] = weakref.WeakKeyDictionary()
+        self.outside_traces: _Cache = collections.OrderedDict()
+
+    def call(self, arrays: list[Any], signature: Signature, rng: Any, *, backend: str, verify: bool) -> Any:
+        """Call the function as part of a traced program.
+
+        Args:
+            arrays, signature: the arguments of the call.
+            rng: a JAX key, or None.
+            backend: the name of the backend that runs the function.
+            verify: whether the first result of each program is compared with torch's.
+        """
+        traced, operands = self.prepared(arrays, signature, rng, backend)
+        if traced.symbolic is not None:
+            results = torch_symbolic(*operands, program=traced.symbolic)
+        elif self._ordered:
+            results = torch_ordered(*operands, fn=traced)
+        else:
+            results = torch_call(*operands, fn=traced, backend=backend)
+            if verify:
+                verify_result(traced, operands, results)
+        count = len(traced.out_tree.array_positions)
+        out = traced.out_tree.unflatten(results[:count])
+        if not traced.return_mutated:
+            return out
+        names = [traced.argument_names[i] for i in traced.traits.effects.mutated]
+        return out, dict(zip(names, results[count:], strict=True))
+
+    def prepared(
+        self, arrays: list[Any], signature: Signature, rng: Any, backend: str
+    ) -> tuple[TracedFunction, list[jax.Array]]:
+        """Return the traced function for a call, and the flat arrays to call it with."""
+        translating = translates(backend) and not self._ordered
+        if any(is_symbolic(shape) for shape, _ in signature.types):
+            traced = self._trace_symbolic(signature, rng is not None, backend)
+            return traced, [*arrays, random_numbers.seed_from_key(rng)] if traced.seeded else arrays
+        traced = self._lookup(self._cache(arrays, backend), signature, rng is not None, translating)
+        operands = [*arrays, *traced.constant_arrays]
+        if traced.seeded:
+            operands.append(random_numbers.seed_from_key(rng))
+        return traced, operands
+
+    def clear(self) -> None:
+        """Drop the traced functions of eager calls."""
+        self.outside_traces.clear()
+
+    def _cache(self, arrays: Sequence[Any], backend: str) -> _Cache:
+        """Return the cache for a function that is traced now."""
+        trace = outermost_trace()
+        if trace is not None:
+            return self._by_trace.setdefault(trace, collections.OrderedDict())
+        if backend == "auto" and (len(arrays) == 0 or _on_torch_platform(arrays)):
+            return collections.OrderedDict()  # state may have changed by the next eager call
+        return self.outside_traces
+
+    def _lookup(self, cache: _Cache, signature: Signature, seeded: bool, translating: bool) -> TracedFunction:
+        state = TorchState.current()
+        key = (signature, state, seeded, translating, canonical_dtype(np.dtype(np.int64)))
+        traced = cache.get(key)
+        if traced is None:
+            with saving_state_once():
+                traced = self._trace(signature, state, seeded)
+                cache[key] = traced = with_constants(traced) if translating else traced
+            while len(cache) > _MAX_TRACED:
+                cache.popitem(last=False)
+        elif cache is self.outside_traces:
+            cache.move_to_end(key)
+        return traced
+
+    def _trace_symbolic(self, signature: Signature, seeded: bool, backend: str) -> TracedFunction:
+        """Trace the function for symbolic sizes: for an example of each size, with one program for all sizes."""
+        if not translates(backend) or self._ordered:
+            raise BackendError(
+                f"`{self._name}` was given symbolic sizes, which only a translated function can have: "
+                f'backend="{backend}" calls torch.'
+            )
+        shapes = [shape for shape, _ in signature.types]
+        types_ = tuple(zip(hinted_shapes(shapes), (dtype for _, dtype in signature.types), strict=True))
+        traced = self._trace(dataclasses.replace(signature, types=types_), TorchState.current(), seeded)
+        program = symbolic_program(traced, [*shapes, random_numbers.SEED_SHAPE] if traced.seeded else shapes)
+        return dataclasses.replace(traced, symbolic=program)
+
+    def capture(self, signature: Signature, seeded: bool) -> TracedFunction:
+        """Trace the function for a call that keeps its seed as an input, whether or not the function draws."""
+        return self._trace(signature, TorchState.current(), seeded, keep_seed=True)
+
+    def _trace(
+        self, signature: Signature, state: TorchState, seeded: bool, *, keep_seed: bool = False
+    ) -> TracedFunction:
+        """Trace the function.
+
+        Args:
+            signature: the signature of the call.
+            state: torch's settings to trace under.
+            seeded: whether the call has a key.
+            keep_seed: whether the seed stays an input if the function draws nothing.
+        """
+        names = argument_names(self._fn, signature)
+        self._numbers.see(
+            self._name,
+            lambda position: static_name(self._fn, signature, position),
+            signature.tree,
+            signature.keys,
+            signature.types,
+            signature.statics,
+        )
+        call = marked(rebuild_call(self._fn, signature))
+        in_types = tuple(ArrayType(shape, np.dtype(dtype)) for shape, dtype in signature.types)
+        dtypes = argument_dtypes(
+            (t.dtype for t in in_types), lambda: names, self._name, keep_int32=self._options["int32"] == "keep"
+        )
+        guard = StateGuard(
+            self._name,
+            (("", self._fn), *static_arguments(self._fn, signature)),
+            self._options["purity"],
+            ordered=self._ordered,
+            notices=self._notices,
+        )
+        request = TraceRequest(
+            name=self._name,
+            call=call,
+            shapes=tuple(t.shape for t in in_types),
+            dtypes=dtypes,
+            state=state,
+            seeded=seeded,
+            ordered=self._ordered,
+            output_shapes=self._options["output_shapes"],
+            device=device_closed_over(self._fn),
+            guard=guard,
+        )
+        with TRACING, contextlib.ExitStack() as stack:
+            for lock in module_locks(closed_over_modules(self._fn)):  # XLA's threads may be calling the modules
+                stack.enter_context(lock)
+            found = infer(request)
+        traits = found.traits
+        draws = traits.effects.random_operator is not None or traits.untraceable is not None
+        seeded = seeded and (draws or keep_seed)
+        return_mutated = self._options["return_mutated"]
+        mutated = tuple(in_types[i] for i in traits.effects.mutated) if return_mutated else ()
+        return TracedFunction(
+            name=self._name,
+            # An untraceable function may launch kernels in a call that inference has not seen.
+            call=with_intercepted_launches(call) if traits.effects.launches or traits.untraceable else call,
+            argument_names=names,
+            in_types=(*in_types, _SEED) if seeded else in_types,
+            in_torch_dtypes=dtypes,
+            out_types=(*found.out_types, *mutated),
+            out_tree=found.out_tree,
+            trace_state=state if traits.uses_default_dtype else state.for_any_default_dtype(),
+            traits=traits,
+            seeded=seeded,
+            return_mutated=return_mutated,
+            residuals=self._options["residuals"],
+            notices=self._notices,
+            guard=guard,
+            trials=found.trials,
+        )
+
+
+def _on_torch_platform(arrays: Sequence[Any]) -> bool:
+    """Return whether all arrays lie on devices of platforms that torch has here."""
+    found = {device.platform for x in arrays if not isinstance(x, jax.core.Tracer) for device in x.devices()}
+    return found <= ({"cpu", "gpu", "cuda", "rocm"} if torch.cuda.is_available() else {"cpu"})

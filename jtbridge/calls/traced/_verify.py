@@ -1,0 +1,83 @@
+"""Comparison of a traced program with torch, for ``verify=True``, and the tolerances of :func:`jtbridge.check`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from jtbridge.core.functions import TracedFunction
+from jtbridge.core.host_memory import to_numpy
+from jtbridge.errors import VerificationError
+
+# Allowed differences, relative to the largest magnitude of a result.
+_TOLERANCES = {np.dtype(np.float64): 1e-10, np.dtype(np.complex128): 1e-10, np.dtype(np.float16): 2e-2}
+_SINGLE, _BFLOAT16 = 2e-4, 1e-1
+
+
+def verify(traced: TracedFunction, operands: Sequence[Any], results: Sequence[Any]) -> None:
+    """Add a callback to the program that compares its results with torch's own, once, when the values are known.
+
+    JAX runs the callback with the program: under ``jit`` when the program runs, under ``vmap`` for each row and in a
+    loop for each step. Only the first call compares. Under ``grad`` the values are compared, the gradient is not. A
+    function that draws random numbers is not compared, because torch draws other numbers.
+    """
+    if traced.cache.verified or traced.traits.effects.random_operator is not None:
+        return
+
+    def compare(operands: Sequence[Any], results: Sequence[Any]) -> None:
+        if not traced.cache.verified:
+            _compare(traced, [np.asarray(x) for x in operands], [np.asarray(x) for x in results])
+            traced.cache.verified = True
+
+    jax.debug.callback(compare, list(operands), list(results))
+
+
+def _compare(traced: TracedFunction, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
+    with traced.state.applied():
+        expected = traced(*(_as_tensor(x) for x in operands))
+    for number, (got, tensor) in enumerate(zip(results, expected, strict=True)):
+        found = difference(got, to_numpy(tensor.detach()))
+        if not found <= tolerance(got.dtype):
+            raise VerificationError(
+                f"Result {number} of `{traced.name}` differs from torch's by {found:.1e} of its largest "
+                f"magnitude; {tolerance(got.dtype):.0e} is allowed for {got.dtype}. The function may do something else "
+                "while it is traced, for example ask `torch.compiler.is_exporting()` or look for fake tensors. Wrap it "
+                'with `backend="dlpack"`, or make it do the same in both cases.'
+            )
+
+
+def _as_tensor(array: np.ndarray) -> torch.Tensor:
+    if array.dtype.name in np.sctypeDict:
+        return torch.from_numpy(array.copy())
+    dtype = getattr(torch, array.dtype.name)  # bfloat16 and the like, which torch does not take from NumPy
+    return torch.from_numpy(np.ascontiguousarray(array).view(f"u{array.itemsize}").copy()).view(dtype)
+
+
+def difference(got: np.ndarray, expected: np.ndarray) -> float:
+    """Return the largest difference as a share of the largest finite magnitude.
+
+    The difference is absolute if all expected values are zero. It is infinite if shapes, dtypes, integers or booleans
+    differ, or if NaNs or infinities are in other places.
+    """
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return float("inf")
+    if got.dtype.kind in "biu":
+        return 0.0 if np.array_equal(got, expected) else float("inf")
+    wide = np.complex128 if got.dtype.kind == "c" else np.float64
+    a, b = got.astype(wide), expected.astype(wide)
+    finite = np.isfinite(b)
+    if not np.array_equal(np.where(finite, 0, a), np.where(finite, 0, b), equal_nan=True):
+        return float("inf")
+    scale = np.abs(b[finite]).max(initial=0.0)
+    largest = np.abs(a[finite] - b[finite]).max(initial=0.0)
+    return float(largest / scale) if scale else float(largest)
+
+
+def tolerance(dtype: Any) -> float:
+    """Return the difference that rounding may cause in results of a dtype."""
+    return _BFLOAT16 if dtype == jnp.bfloat16 else _TOLERANCES.get(np.dtype(dtype), _SINGLE)

@@ -1,0 +1,203 @@
+"""A test for models of transformers that compute something else when their tensors are fake.
+
+Such a model asks whether a mask is fake. If it is not, the model reads the mask and may leave it out. Both ways should
+compute the same. They are compared on example arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from jtbridge._compat import FakeTensor, FakeTensorMode, OpOverload, TorchDispatchMode, forget_tensors, taken_for_fake
+from jtbridge.core import random_numbers
+from jtbridge.core.pytree import flatten_output
+from jtbridge.core.static import value_key
+from jtbridge.errors import JtbridgeError
+from jtbridge.triton import intercepted_launches
+
+from ._abstract import run_on_values
+from ._examples import EXAMPLES, Example
+from ._request import TraceRequest
+
+Result = TypeVar("Result")
+
+
+def differs_if_fake(request: TraceRequest) -> bool:
+    """Return whether a model that asks if tensors are fake gives other results if they are, on example arguments."""
+    if request.ordered:
+        return False
+    return any(not _same_operators(request, example) and _different_results(request, example) for example in EXAMPLES)
+
+
+def _different_results(request: TraceRequest, example: Example) -> bool:
+    """Run both ways on values, and return whether both succeed with different results."""
+    types = zip(request.shapes, request.dtypes, strict=True)
+    inputs = [example(shape, dtype=dtype, device=request.device) for shape, dtype in types]
+
+    def run() -> list[torch.Tensor]:
+        out, _ = run_on_values(request, inputs)
+        return [leaf for leaf in flatten_output(out)[0] if isinstance(leaf, torch.Tensor)]
+
+    found = _both_ways(request, run)
+    return found is not None and not all(map(_nearly_equal, *found))
+
+
+def _both_ways(request: TraceRequest, run: Callable[[], Result]) -> tuple[Result, Result] | None:
+    """Return the results of a run on tensors that are not taken for fake, and of one on tensors that are.
+
+    None if a run fails: not every function takes example arguments, or it needs values of floats that are fake.
+    """
+    try:
+        plain = request.guard.run(run)
+        with taken_for_fake():
+            return plain, request.guard.run(run)
+    except JtbridgeError:
+        raise
+    except Exception:  # noqa: BLE001  (whatever the user's function raises)
+        return None
+
+
+def _nearly_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two results differ by rounding alone."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    allowed = max(1e-4, 30 * torch.finfo(a.dtype).eps)
+    a, b = a.detach(), b.detach()
+    scale = float(a[a.isfinite()].abs().max()) if bool(a.isfinite().any()) else 1.0
+    return torch.allclose(a, b, rtol=allowed, atol=allowed * scale, equal_nan=True)
+
+
+# --- the same comparison without the cost of the model -------------------------------------------------------------
+
+
+def _same_operators(request: TraceRequest, example: Example) -> bool:
+    """Return whether both ways run the same operators on floats; False if that is not known.
+
+    Integers and bools have values, so masks are computed. Floats are fake, so nothing large is.
+    """
+    logs = _both_ways(request, lambda: _logged(request, example))
+    return logs is not None and logs[0].same_as(logs[1])
+
+
+def _logged(request: TraceRequest, example: Example) -> _FakeOperators:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    log = _FakeOperators()
+    try:
+        with random_numbers.seeded_by(0, 0), request.state.applied(), intercepted_launches():
+            tensors = []
+            for shape, dtype in zip(request.shapes, request.dtypes, strict=True):
+                is_fake = dtype.is_floating_point or dtype.is_complex
+                with mode if is_fake else contextlib.nullcontext():
+                    tensors.append((torch.empty if is_fake else example)(shape, dtype=dtype, device=request.device))
+            with log, _Masks(log):
+                out = request.call(*tensors)
+        log.entries.append(log.key(tuple(flatten_output(out)[0])))
+    finally:
+        forget_tensors(mode)
+    return log
+
+
+class _FakeOperators(TorchDispatchMode):
+    """Logs the operators that have a fake tensor among their arguments.
+
+    Attributes:
+        entries: the operators with their arguments: fake tensors by number, other tensors by value.
+        masks: what each attention may attend to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: list[Any] = []
+        self.masks: list[torch.Tensor] = []
+        self._numbers: dict[int, int] = {}
+        self._keep: list[torch.Tensor] = []  # Python may reuse an id once its object is gone
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if any(issubclass(type_, FakeTensor) for type_ in types):
+            self.entries.append((func, self.key(args), self.key(kwargs)))
+            self.key(out)
+        return out
+
+    def same_as(self, other: _FakeOperators) -> bool:
+        """Return whether two logs are of the same computation."""
+        return (
+            self.entries == other.entries
+            and len(self.masks) == len(other.masks)
+            and all(map(_same_mask, self.masks, other.masks))
+        )
+
+    def key(self, value: Any) -> Any:
+        """Return an object that is equal for equal arguments."""
+        if isinstance(value, FakeTensor):
+            if id(value) not in self._numbers:
+                self._numbers[id(value)] = len(self._numbers)
+                self._keep.append(value)
+            return "fake", self._numbers[id(value)]
+        if isinstance(value, torch.nn.Parameter):
+            return "parameter", id(value)
+        if isinstance(value, torch.Tensor):
+            self._keep.append(value)
+            return "value", value.dtype, tuple(value.shape), _Values(value)
+        if isinstance(value, list | tuple):
+            return type(value), tuple(map(self.key, value))
+        if isinstance(value, dict):
+            return dict, tuple((name, self.key(item)) for name, item in value.items())
+        return value_key(value)
+
+
+class _Values:
+    """The values of a tensor, compared when they are needed."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self._tensor = tensor
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Values):
+            return NotImplemented
+        return self._tensor is other._tensor or torch.equal(self._tensor, other._tensor)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Masks(TorchFunctionMode):
+    """Notes what attention may attend to, and removes the mask from the call: a causal mask has two forms."""
+
+    def __init__(self, log: _FakeOperators):
+        super().__init__()
+        self._log = log
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.scaled_dot_product_attention and len(args) == 3:
+            allowed = _allowed(args[0].shape[-2], args[1].shape[-2], kwargs.get("attn_mask"), kwargs.get("is_causal"))
+            if allowed is not None:
+                self._log.masks.append(allowed)
+                kwargs |= {"attn_mask": None, "is_causal": False}
+        return func(*args, **kwargs)
+
+
+def _allowed(queries: int, keys: int, mask: Any, is_causal: Any) -> torch.Tensor | None:
+    """Return which key each query may attend to; None if a mask does not say so."""
+    if mask is None:
+        everything = torch.ones(queries, keys, dtype=torch.bool)
+        return everything.tril() if is_causal else everything
+    if isinstance(mask, FakeTensor) or mask.dtype is not torch.bool or is_causal:
+        return None
+    return mask
+
+
+def _same_mask(a: torch.Tensor, b: torch.Tensor) -> bool:
+    try:
+        return torch.equal(*torch.broadcast_tensors(a, b))
+    except RuntimeError:  # the shapes do not fit
+        return False

@@ -1,0 +1,75 @@
+"""An end to runs on example arguments that loop for ever.
+
+A loop such as ``while np.linalg.norm(x) > tol: x = step(x)`` may never end for example arguments. If it calls torch,
+`EffectRecorder` counts its reads of values. If all of it is Python and NumPy, nobody is asked, so another thread looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+from jtbridge._compat import raise_in_thread
+
+from .modes.effects import EndlessLoopError
+
+SECONDS = 20.0  # without an operator of torch
+_SAMPLES = 8
+
+
+class _StillRunningError(BaseException):
+    """Ends a run. It is not an `Exception`, which the user's code could catch."""
+
+
+@contextlib.contextmanager
+def ended_if_endless(operators: Callable[[], int]) -> Iterator[None]:
+    """End the block if this thread runs Python code for `SECONDS` without calling an operator of torch.
+
+    Args:
+        operators: returns the number of operators called so far.
+
+    Raises:
+        EndlessLoopError: the block was ended.
+    """
+    thread, done, lock = threading.get_ident(), threading.Event(), threading.Lock()
+    ended = False
+
+    def watch() -> None:
+        nonlocal ended
+        called, places = operators(), set()
+        samples = 0
+        while not done.wait(SECONDS / _SAMPLES):
+            frame = sys._current_frames().get(thread)
+            if operators() != called or frame is None:
+                called, places, samples = operators(), set(), 0
+                continue
+            # A long call of a compiled library stays at one place, and cannot be ended.
+            places.add((id(frame), frame.f_lasti))
+            samples += 1
+            del frame
+            if samples >= _SAMPLES and len(places) > 1:
+                with lock:
+                    if not done.is_set():
+                        ended = True
+                        raise_in_thread(thread, _StillRunningError)
+                places, samples = set(), 0  # code that catches every exception gets another one
+
+    watcher = threading.Thread(target=watch, name="jtbridge-watchdog", daemon=True)
+    watcher.start()
+    try:
+        try:
+            yield
+        finally:
+            with lock:
+                done.set()
+            if ended:  # the exception may be still to come, if the block ended by itself in the meantime
+                for _ in range(1_000):
+                    pass
+    except _StillRunningError:
+        raise EndlessLoopError(
+            f"on example arguments it runs for {SECONDS:.0f} s without calling torch, and may not end for these"
+        ) from None
+    finally:
+        done.set()  # again: the exception may have come just before the first time

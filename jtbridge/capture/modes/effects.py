@@ -1,0 +1,342 @@
+"""A recorder of the effects of a torch function: writes, random draws, grad-mode switches, calls of modules."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import jax
+import torch
+from torch.overrides import TorchFunctionMode
+
+from jtbridge._compat import (
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+    function_of_triton_operator,
+    inside_mode,
+    running_modules,
+    schema_of,
+    storage_id,
+)
+from jtbridge.core import random_numbers
+from jtbridge.core.writes import written_tensors
+from jtbridge.state import WrittenValues
+from jtbridge.transforms import FUSED
+
+from .branches import ASSERTING
+from .call_log import CallLog
+from .caught import place_that_may_raise
+
+# Torch's batching rule for these is wrong: it applies the strides of one row to the batch (torch 2.13).
+_UNBATCHABLE = frozenset({torch.ops.aten.as_strided_scatter.default})
+
+_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+# These operators turn a literal into a tensor: their argument is a new tensor, not a closed-over one.
+_LIFTS = frozenset(
+    {torch.ops.aten.lift.default, torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
+)
+
+
+# Torch's forward derivative of these operators is 0 for the reduction "prod", without an error.
+_SCATTER_REDUCE = frozenset({torch.ops.aten.scatter_reduce.two, torch.ops.aten.scatter_reduce_.two})
+_MOST_READS, _MOST_SECONDS = 5_000, 20.0  # reads of values, and seconds, in one run on example arguments
+# Functions that read a tensor's values, besides the operator `_local_scalar_dense`.
+_READING = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.__dlpack__})
+
+
+class EndlessLoopError(RuntimeError):
+    """A function reads values of example arguments so often that it may never end."""
+
+
+class EffectRecorder:
+    """Records the effects of a function that runs inside :meth:`watching`.
+
+    The recorder follows storages, not tensors: a write through a view, ``.data`` or a slice is still a write.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[torch.Tensor],
+        fake_mode: FakeTensorMode | None,
+        refuse_write: Callable[[str], NoReturn] | None,
+        saved: WrittenValues | None = None,
+    ):
+        self.operators = 0
+        self._reads = 0
+        self._started = time.monotonic()
+        self.random_operator: str | None = None
+        self.own_generator: str | None = None  # an operator that draws from another generator than torch's default one
+        self._generators: list[torch.Generator] = []
+        self.unbatchable: str | None = None
+        self.zero_tangent: str | None = None
+        self.fused_norm: str | None = None
+        self.custom_operator: str | None = None
+        self.launches: list[str] = []  # Triton kernels
+        self.operators_of_kernels: list[str] = []  # made by torch.library.triton_op
+        self.switches_grad_mode = False
+        self.inner_autograd = False
+        self.uses_data = False
+        self.uses_default_dtype = False
+        self._default_dtypes = (torch.get_default_dtype(), torch.get_default_dtype().to_complex())
+        self.sets_data = False
+        self.asserts = False
+        self.may_raise: dict[str, None] = {}  # places, as file and line, inside exception handlers
+        self.keeps_inner_graph = False
+        self.calls = CallLog(inputs)
+        self.result_order: Any = None  # see `key_order`
+        self._modules: dict[int, torch.nn.Module] = {}  # by id: the modules that are running when torch is called
+        self._base: types.FrameType | None = None
+        self._inputs = [_storages(tensor) for tensor in inputs]
+        self._keep: list[Any] = list(inputs)  # a storage's address may be reused once it is freed
+        self._written: set[int] = set()
+        self._closed_over: dict[int, torch.Tensor] = {}  # by storage, only while tracing on fake tensors
+        self._fake_mode = fake_mode
+        self._refuse_write = refuse_write
+        self._saved = saved  # saves tensors before they are written to
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Record all calls and operators of torch on this thread until the block ends."""
+        self._base = sys._getframe(2)  # the frame of the `with` statement
+        try:
+            with _CallRecordingMode(self), _OperatorRecordingMode(self):
+                yield
+        finally:
+            self._base = None
+            self._keep.clear()
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """The modules that were called, with their submodules."""
+        return list({id(part): part for module in self._modules.values() for part in module.modules()}.values())
+
+    def mutated_inputs(self) -> tuple[int, ...]:
+        """Return the positions of the inputs that were written to."""
+        return tuple(i for i, storages in enumerate(self._inputs) if storages & self._written)
+
+    @property
+    def is_tracing(self) -> bool:
+        """Whether the function runs on tensors without values."""
+        return self._fake_mode is not None
+
+    def keeps_generator(self) -> bool:
+        """Return whether a generator that was drawn from outlives the call, so that it was not made inside."""
+        found = not self._generators  # the generator was not seen: it may outlive the call
+        while self._generators and not found:
+            generator = self._generators.pop()
+            others = sum(each is generator for each in self._generators)
+            found = sys.getrefcount(generator) > others + 2  # `generator`, and the argument of getrefcount
+        return found
+
+    def note_call(self, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Record a call of a torch function, before dispatch."""
+        self._note_modules()
+        if fn in _READING and not self.is_tracing:
+            self._note_read()
+        generator = kwargs.get("generator")  # operators get another Python object for the same generator
+        if generator is not None and generator is not torch.default_generator:
+            self._generators.append(generator)
+        name = getattr(fn, "__name__", "")
+        if name == "_set_grad_enabled" and torch.is_grad_enabled() != args[0]:
+            self.switches_grad_mode = True
+        if fn == _DATA:
+            self.uses_data = True
+        if fn == _SET_DATA:
+            self._note_new_memory(args[0])
+        if fn is torch.autograd.grad or fn is torch.Tensor.backward:
+            self.inner_autograd = True
+            # grad(outputs, inputs, grad_outputs, retain_graph, create_graph); backward(self, g, retain, create)
+            position = 4 if fn is torch.autograd.grad else 3
+            create_graph = kwargs.get("create_graph", args[position] if len(args) > position else False)
+            self.keeps_inner_graph |= bool(create_graph)
+
+    def note_operator(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Record an ATen or custom operator that is about to run."""
+        self.operators += 1
+        if fn is torch.ops.aten._local_scalar_dense.default and not self.is_tracing:
+            self._note_read()
+        self._note_modules()
+        if self._fake_mode is not None and fn not in _LIFTS:
+            self._note_closed_over(self._fake_mode, args, kwargs)
+        if torch.Tag.nondeterministic_seeded in fn.tags and draws(fn, args, kwargs):
+            generator = kwargs.get("generator")
+            if generator is not None and random_numbers.is_seeded_generator(generator):
+                self.random_operator = self.random_operator or random_numbers.first_operator_seeded()
+            elif generator is None or generator is torch.default_generator:
+                self.random_operator = self.random_operator or str(fn)
+            else:
+                self.own_generator = self.own_generator or str(fn)
+        if fn.namespace not in ("aten", "prims", "prim"):
+            self.custom_operator = str(fn)
+            if function_of_triton_operator(fn) is not None:
+                self.operators_of_kernels.append(str(fn))
+        if fn in ASSERTING:
+            self.asserts = True
+        if (place := place_that_may_raise(fn)) is not None:
+            self.may_raise[place] = None
+        if fn in _UNBATCHABLE or (fn is torch.ops.aten.roll.default and args[0].dim() == 0):  # vmap rolls the batch
+            self.unbatchable = str(fn)
+        if fn in _SCATTER_REDUCE and args[4] == "prod":
+            self.zero_tangent = str(fn)
+        if schema_of(fn).name.endswith(FUSED):
+            self.fused_norm = str(fn)
+        for tensor in written_tensors(fn, args, kwargs):
+            self._keep.append(tensor)
+            self._written |= _storages(tensor)
+            if self._saved is not None:
+                self._saved.save(tensor)
+            written_to = self._describe_if_closed_over(tensor) if self._refuse_write is not None else None
+            if self._refuse_write is not None and written_to is not None:
+                self._refuse_write(written_to)
+
+    def _note_read(self) -> None:
+        """Record that the value of an example argument, or of a tensor computed from one, is read.
+
+        Raises:
+            EndlessLoopError: there are so many reads that a loop on data may not end for the example arguments.
+        """
+        self._reads += 1
+        seconds = time.monotonic() - self._started
+        if self._reads > _MOST_READS or (self._reads > _MOST_READS // 100 and seconds > _MOST_SECONDS):
+            raise EndlessLoopError(
+                f"on example arguments it reads the values of tensors {self._reads} times in {seconds:.0f} s, and may "
+                "not end for these"
+            )
+
+    def note_result(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        """Record whether a result of an operator may take its dtype from torch's default dtype.
+
+        In doubt it is recorded, and the traced function then holds for one default dtype alone.
+        """
+        if self.uses_default_dtype:
+            return
+        if kwargs.get("dtype") in self._default_dtypes:  # it may come from `torch.get_default_dtype()`
+            self.uses_default_dtype = True
+        elif any(
+            isinstance(leaf, torch.Tensor) and leaf.dtype in self._default_dtypes for leaf in jax.tree.leaves(out)
+        ):
+            taken = [leaf.dtype for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            has_float = any(dtype.is_floating_point or dtype.is_complex for dtype in taken)
+            self.uses_default_dtype = fn in _LIFTS or not has_float
+
+    def _note_modules(self) -> None:
+        assert self._base is not None
+        for module in running_modules(self._base):
+            self._modules[id(module)] = module
+
+    def _note_new_memory(self, tensor: torch.Tensor) -> None:
+        """Record ``tensor.data = ...``: a write that no operator makes, and no graph shows."""
+        self.sets_data = True
+        if self._saved is not None:
+            self._saved.save_memory(tensor)
+        written_to = self._describe_if_closed_over(tensor)
+        if written_to is None and self._fake_mode is not None and not isinstance(tensor, FakeTensor):
+            written_to = f"a closed-over tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype}"
+        if written_to is not None and self._refuse_write is not None:
+            self._refuse_write(written_to)
+        if written_to is not None and self._fake_mode is not None:
+            raise RuntimeError(f"`.data` of {written_to} is assigned to")  # inference then runs it on zeros
+
+    def kept_apart(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Return the arguments of an operator; of one that writes, with fake tensors in place of closed-over ones.
+
+        Without a fake tensor among the arguments, fake mode would run the operator for real and change a module's
+        buffers. Outside a trace the arguments stay as they are.
+        """
+        mode = self._fake_mode
+        if mode is None or not any(not isinstance(t, FakeTensor) for t in written_tensors(fn, args, kwargs)):
+            return args, kwargs
+
+        def fake(leaf: Any) -> Any:
+            return mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+        return jax.tree.map(fake, (args, kwargs))
+
+    def _note_closed_over(self, fake_mode: FakeTensorMode, args: tuple, kwargs: dict[str, Any]) -> None:
+        for leaf in jax.tree.leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor):
+                # Views of the closed-over tensor share the storage of this fake tensor.
+                fake = fake_mode.from_tensor(leaf)
+                self._keep.append(fake)
+                for storage in _storages(leaf) | _storages(fake):
+                    self._closed_over.setdefault(storage, leaf)
+
+    def _describe_if_closed_over(self, tensor: torch.Tensor) -> str | None:
+        """Describe the closed-over tensor that shares memory with `tensor`; None if no such tensor is known."""
+        storages = _storages(tensor)
+        if storages & set().union(*self._inputs):  # functional_call puts arguments into modules
+            return None
+        owned = {
+            storage: f"`{type(module).__name__}.{name}`"
+            for module in self.modules
+            for name, state in [*module.named_buffers(), *module.named_parameters()]
+            for storage in _storages(state)
+        }
+        for storage in storages:
+            real = self._closed_over.get(storage)
+            for candidate in storages if real is None else _storages(real):
+                if candidate in owned:
+                    return owned[candidate]
+            if real is not None:
+                return f"a closed-over tensor of shape {tuple(real.shape)} and dtype {real.dtype}"
+        return None
+
+
+class _CallRecordingMode(TorchFunctionMode):
+    """Passes calls of torch functions to an :class:`EffectRecorder`."""
+
+    def __init__(self, recorder: EffectRecorder):
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        self._recorder.note_call(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+class _OperatorRecordingMode(TorchDispatchMode):
+    """Passes operators to an :class:`EffectRecorder`."""
+
+    def __init__(self, recorder: EffectRecorder):
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        self._recorder.note_operator(func, args, kwargs)
+        args, kwargs = self._recorder.kept_apart(func, args, kwargs)
+        if self._recorder.is_tracing and kwargs.get("generator") is not None:
+            kwargs = {**kwargs, "generator": None}  # fake tensors draw nothing; their cache would keep it alive
+        with inside_mode():
+            out = func(*args, **kwargs)
+        self._recorder.calls.add(func, args, kwargs, out, lifts=func in _LIFTS)
+        self._recorder.note_result(func, args, kwargs, out)
+        return out
+
+
+def _storages(tensor: torch.Tensor) -> set[int]:
+    if tensor.layout is not torch.strided:
+        return set()
+    return {storage_id(tensor)}
+
+
+def draws(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Return whether a random operator really draws: dropout of probability 0 or in evaluation mode does not."""
+    if schema_of(fn).name == "aten::_fused_sdp_choice":
+        return False
+    for position, argument in enumerate(schema_of(fn).arguments):
+        value = kwargs.get(argument.name, args[position] if position < len(args) else argument.default_value)
+        if argument.name in ("dropout_p", "dropout") and not value:
+            return False
+        if argument.name in ("train", "training") and value is False:
+            return False
+    return True

@@ -1,0 +1,74 @@
+"""Types of arrays, and the structure of a result that holds arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from jtbridge.errors import ArgumentError
+
+from .dtypes import is_differentiable
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayType:
+    """Shape and JAX dtype of one flat argument or result."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def differentiable(self) -> bool:
+        return is_differentiable(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputTree:
+    """Structure of the result of a torch function: its pytree, and which leaves are arrays."""
+
+    tree: Any
+    array_positions: tuple[int, ...]
+    statics: tuple[Any, ...]  # one entry for each leaf; for a leaf that is no array, its value, which depends on shapes
+    order: Any = None  # see `key_order`: the insertion order of the result's dicts, if JAX's order is another
+
+    def unflatten(self, arrays: Sequence[Any]) -> Any:
+        """Build a result from its array leaves."""
+        leaves = list(self.statics)
+        for position, array in zip(self.array_positions, arrays, strict=True):
+            leaves[position] = array
+        if self.order is None:
+            return self.tree.unflatten(leaves)
+        structure, numbers = self.order
+        return structure.unflatten([leaves[number] for number in numbers])
+
+
+def is_array_leaf(leaf: Any, untraceable: bool) -> bool:
+    """Return whether an output leaf becomes a JAX array.
+
+    A Python number that a traceable function returns depends on shapes alone and stays a number. A Python number that
+    an untraceable function returns may depend on the data and becomes an array.
+    """
+    if isinstance(leaf, torch.Tensor | np.ndarray | np.generic):
+        return True
+    return untraceable and isinstance(leaf, bool | int | float | complex)
+
+
+def as_tensor(leaf: Any) -> torch.Tensor:
+    """Return an output leaf as a tensor; convert NumPy arrays and Python numbers."""
+    if isinstance(leaf, torch.Tensor):
+        if leaf.layout is not torch.strided:
+            raise ArgumentError(
+                f"A result has layout {leaf.layout}, which JAX does not have. Return `.to_dense()` of it."
+            )
+        return leaf
+    if isinstance(leaf, bool):
+        return torch.tensor(leaf)
+    if isinstance(leaf, float | complex):
+        return torch.tensor(leaf, dtype=torch.complex128 if isinstance(leaf, complex) else torch.float64)
+    return torch.as_tensor(leaf)

@@ -1,0 +1,111 @@
+"""Conversions outside a wrapped function: :func:`jtbridge.to_jax` and :func:`jtbridge.to_torch`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+import torch.utils.dlpack
+
+from jtbridge._compat import SharedTensor, is_lazy
+from jtbridge.errors import DeviceError
+
+from .array_types import ArrayType, as_tensor
+from .dtypes import canonical_dtype, numpy_dtype, torch_dtype
+from .host_memory import reader, writer
+
+
+def to_jax(tree: Any, *, copy: bool = True) -> Any:
+    """Turn every torch tensor of a tree into a JAX array of the same shape, dtype and values.
+
+    Args:
+        tree: a JAX pytree with tensors of any shape and strides; conjugate and negative views and tensors that
+            require grad included (they are resolved and detached). Other leaves are left alone. 64-bit dtypes
+            become 32-bit ones while x64 is off, as in JAX itself.
+        copy: with True, the array has memory of its own. With False, the array shares the tensor's memory through
+            DLPack if possible: a later write to the tensor changes the array, so do not write to the tensor. A CPU
+            tensor is copied all the same if it is not contiguous, is lazily conjugated or negated, or has a dtype that
+            changes width. An array that shares memory is committed to its device, as all arrays from DLPack are.
+
+    Raises:
+        DTypeError: JAX has no such dtype.
+        DeviceError: the tensor lies on a device that JAX does not have here.
+        ArgumentError: the tensor is sparse or of another layout that JAX does not have.
+
+    Example:
+        >>> import jtbridge, torch
+        >>> jtbridge.to_jax({"w": torch.ones(2)})
+        {'w': Array([1., 1.], dtype=float32)}
+
+    Source: https://docs.jax.dev/en/latest/jax.dlpack.html
+    """
+    return jax.tree.map(lambda leaf: _to_jax(leaf, copy) if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+def to_torch(tree: Any, *, copy: bool = False) -> Any:
+    """Turn every JAX array of a tree into a torch tensor of the same shape, dtype and values.
+
+    Args:
+        tree: a JAX pytree; NumPy arrays are converted too (always copied), other leaves are left alone.
+        copy: with False, the tensor of an array on one device shares the array's memory through DLPack. The tensor
+            refuses writes, in place or through a view, because a JAX array never changes. An array on several devices
+            is gathered, which copies. With True, each tensor has CPU memory of its own and can be written to.
+
+    Raises:
+        DTypeError: torch has no such dtype.
+        DeviceError: the array lies on a device that torch does not have here.
+
+    Example:
+        >>> import jax.numpy as jnp, jtbridge
+        >>> jtbridge.to_torch(jnp.ones(2), copy=True)
+        tensor([1., 1.])
+
+    Source: https://docs.pytorch.org/docs/stable/dlpack.html
+    """
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array):
+            return _to_torch(leaf, copy)
+        if isinstance(leaf, np.ndarray):
+            return _copied(leaf)
+        return leaf
+
+    return jax.tree.map(convert, tree)
+
+
+def _to_jax(tensor: torch.Tensor, copy: bool) -> jax.Array:
+    tensor = as_tensor(tensor).detach()
+    dtype = numpy_dtype(tensor.dtype, "a tensor")
+    wanted = canonical_dtype(dtype)
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise DeviceError(f"A tensor lies on device `{tensor.device}`, which JAX does not have. Move it with `.cpu()`.")
+    if tensor.device.type == "cuda" or (
+        not copy and dtype == wanted and not is_lazy(tensor) and tensor.is_contiguous() and tensor.numel()
+    ):
+        array = jax.dlpack.from_dlpack(tensor)
+        return array.copy() if copy else array
+    memory = np.empty(tuple(tensor.shape), wanted)
+    writer(ArrayType(tuple(tensor.shape), wanted))(memory, tensor.to(torch_dtype(wanted, "a tensor")))
+    return jax.device_put(memory)
+
+
+def _to_torch(array: jax.Array, copy: bool) -> torch.Tensor:
+    torch_dtype(array.dtype, "an array")
+    devices = array.sharding.device_set
+    platform = next(iter(devices)).platform
+    if len(devices) > 1 or copy or not array.size:
+        return _copied(np.asarray(array))
+    if platform != "cpu" and not torch.cuda.is_available():
+        raise DeviceError(
+            f'An array lies on JAX\'s platform "{platform}", which torch does not have here. Move it with '
+            "`jax.device_put(x, jax.devices('cpu')[0])`, or pass `copy=True`."
+        )
+    return SharedTensor(torch.utils.dlpack.from_dlpack(array.block_until_ready().__dlpack__()))
+
+
+def _copied(array: np.ndarray) -> torch.Tensor:
+    memory = np.array(array, order="C")
+    torch_dtype(memory.dtype, "an array")
+    return reader(ArrayType(memory.shape, memory.dtype))(memory)

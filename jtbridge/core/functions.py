@@ -1,0 +1,283 @@
+"""Torch functions of flat tensors: the parameters of the primitives, which the backends run.
+
+A :class:`TorchFunction` takes and returns tensors of JAX's dtypes, and holds the types of both. The traced function
+(:class:`TracedFunction`) is made from the user's function. The derived functions and captured graphs are other torch
+functions. Two torch functions are equal if they compute the same from the same traced function, so two traces of one
+program give the same program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from jtbridge._compat import TRACING
+from jtbridge.errors import DeviceError, OutputMismatchError
+
+from . import random_numbers
+from .array_types import ArrayType, OutputTree, Tensors, as_tensor
+from .dtypes import canonical_dtype, numpy_dtype, torch_dtype
+from .module_locks import locks_for
+from .pytree import flatten_output
+from .static import same_static
+from .torch_state import TorchState
+from .traits import FunctionTraits
+
+SEQUENTIAL = "sequential vmap"  # key of the warning that the rows of a batch run one after another
+_CPU = torch.device("cpu")
+
+
+class TorchFunction:
+    """Function from flat tensors to a tuple of tensors, with known types."""
+
+    in_types: tuple[ArrayType, ...]
+    out_types: tuple[ArrayType, ...]
+
+    @property
+    def base(self) -> TracedFunction:
+        """Return the traced function that this function is made from."""
+        raise NotImplementedError
+
+    @property
+    def state(self) -> TorchState:
+        """Return the torch settings under which this function runs."""
+        raise NotImplementedError
+
+    @property
+    def order(self) -> int:
+        """Return the number of nested derivatives in this function."""
+        raise NotImplementedError
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(eq=False)
+class TraceCache:
+    """Results that a traced function keeps so that nothing is found out, translated or compiled twice.
+
+    Attributes:
+        translations: JAX programs, or the errors of translation, by function, use of kernels and matmul precision.
+        compiled: compiled programs of eager calls, see `run_now`.
+        splits: the results of `split`.
+        probed: the batches that `probe_vmap` has examined.
+        sequential: the batches that torch.vmap cannot run.
+        checked_graphs: the differentiated inputs whose autograd graph was examined.
+        nonlinearities: the results of `nonlinearity`.
+        double_reverse: the JVPs that take two reverse modes.
+        reads_graph: whether the function reads autograd's graph or adds hooks to it.
+        once_differentiable: the name of an autograd.Function without a second derivative, if the function uses one.
+        differentiable_statistics: whether running statistics are among the differentiated inputs.
+        verified: whether the first result was compared with torch's.
+    """
+
+    translations: dict[tuple[TorchFunction, bool, str], Any] = dataclasses.field(default_factory=dict)
+    compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    splits: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    probed: set[TorchFunction] = dataclasses.field(default_factory=set)
+    sequential: set[TorchFunction] = dataclasses.field(default_factory=set)
+    checked_graphs: set[tuple[int, ...]] = dataclasses.field(default_factory=set)
+    nonlinearities: dict[tuple[TorchFunction, tuple[int, ...]], str | None] = dataclasses.field(default_factory=dict)
+    double_reverse: set[TorchFunction] = dataclasses.field(default_factory=set)
+    reads_graph: bool = False
+    once_differentiable: str | None = None
+    differentiable_statistics: bool = False
+    verified: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class TracedFunction(TorchFunction):
+    """Record of the user's torch function for one signature, callable on flat tensors of JAX's dtypes."""
+
+    name: str
+    call: Callable[..., Any]  # takes only the array arguments, as tensors of torch's dtypes
+    argument_names: tuple[str, ...]
+    in_types: tuple[ArrayType, ...]  # of the arguments, then of `constants`, then of the seed
+    in_torch_dtypes: tuple[torch.dtype, ...]  # of the arguments
+    out_types: tuple[ArrayType, ...]
+    out_tree: OutputTree
+    trace_state: TorchState
+    traits: FunctionTraits
+    seeded: bool  # the last input is a seed
+    return_mutated: bool
+    residuals: str
+    # Closed-over tensors that are inputs too, for backends that translate. A call of torch ignores these inputs.
+    constants: tuple[torch.Tensor, ...] = ()
+    graph: Any = None  # the captured graph, if there is one already
+    notices: set[str] = dataclasses.field(default_factory=set)  # keys of the warnings already given
+    guard: Any = None  # a `StateGuard`: restores the state that the function changes while it is traced
+    trials: Sequence[Any] = ()  # the strategies tried to find the result types, for `explain`
+
+    constant_arrays: tuple[Any, ...] = ()  # the values of `constants` when the graph was captured
+    symbolic: Any = None  # the program for symbolic sizes, if this record is of example sizes
+    cache: TraceCache = dataclasses.field(default_factory=TraceCache, init=False)
+
+    @functools.cached_property
+    def _copied(self) -> tuple[int, ...]:
+        """The positions of the arguments that the function gets copies of."""
+        return tuple(range(len(self.in_torch_dtypes))) if self.traits.untraceable else self.traits.effects.mutated
+
+    @functools.cached_property
+    def _cast(self) -> tuple[tuple[int, torch.dtype], ...]:
+        """The positions of the arguments that the function gets in another dtype, with that dtype."""
+        return tuple(
+            (i, dtype)
+            for i, (dtype, type_) in enumerate(zip(self.in_torch_dtypes, self.in_types, strict=False))
+            if torch_dtype(type_.dtype, self.argument_names[i]) is not dtype
+        )
+
+    @functools.cached_property
+    def _locks(self) -> tuple[Any, ...]:
+        return locks_for(self.traits)
+
+    @functools.cached_property
+    def _out_dtypes(self) -> tuple[torch.dtype, ...]:
+        return tuple(torch_dtype(type_.dtype, f"result {i} of `{self.name}`") for i, type_ in enumerate(self.out_types))
+
+    @functools.cached_property
+    def _single(self) -> bool:
+        """Whether the function returns a single tensor."""
+        return len(self.out_types) == 1 and self.out_tree.tree.num_nodes == 1
+
+    @functools.cached_property
+    def _plain(self) -> bool:
+        """Whether `call` takes the tensors unchanged."""
+        return not (self._copied or self._cast or self._locks or self.seeded or self.traits.untraceable)
+
+    @functools.cached_property
+    def direct(self) -> bool:
+        """Whether `call` takes the tensors unchanged and returns a single tensor, so a backend may call it directly."""
+        return self._plain and self._single and not self.constants
+
+    def __repr__(self) -> str:
+        return self.name  # shown in a printed jaxpr
+
+    @property
+    def base(self) -> TracedFunction:
+        return self
+
+    @property
+    def state(self) -> TorchState:
+        state = self.trace_state
+        return state.without_grad() if self.traits.autograd.runs_without_grad else state
+
+    @property
+    def order(self) -> int:
+        return 0
+
+    def guarded(self, look: Callable[[], Any]) -> Any:
+        """Return the result of `look`, which traces this function or a derivative; restore the state it changes."""
+        with TRACING, self.locked():
+            return look() if self.guard is None else self.guard.run(look)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the locks of the modules that this function calls: another thread may have exchanged their parameters.
+
+        The locks are taken after `TRACING` and before the lock of forward mode.
+        """
+        with contextlib.ExitStack() as stack:
+            for lock in self._locks:
+                stack.enter_context(lock)
+            yield
+
+    @property
+    def first_constant(self) -> int:
+        """Return the position of the first constant among the inputs."""
+        return len(self.in_torch_dtypes)
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        if self.constants:
+            first = self.first_constant
+            tensors = (*tensors[:first], *tensors[first + len(self.constants) :])
+        if self._plain:
+            return self.checked(self.call(*tensors), tensors)
+        return self._run(tensors, self.checked)
+
+    def of_symbolic_sizes(self, *tensors: torch.Tensor) -> Tensors:
+        """Run the function on tensors with symbolic sizes, without a check of the result shapes."""
+
+        def cast(out: Any, inputs: Sequence[torch.Tensor]) -> Tensors:
+            arrays = self._arrays(out, inputs)
+            return tuple(x.to(dtype) for x, dtype in zip(arrays, self._out_dtypes, strict=True))
+
+        return self._run(tensors, cast)
+
+    def _run(self, tensors: Tensors, finish: Callable[[Any, Sequence[torch.Tensor]], Tensors]) -> Tensors:
+        with contextlib.ExitStack() as stack:
+            for lock in self._locks:
+                stack.enter_context(lock)
+            if self.seeded:
+                stack.enter_context(random_numbers.seeded(tensors[-1]))
+                tensors = tensors[:-1]
+            elif self.traits.untranslatable:  # no trace has shown whether it draws
+                stack.enter_context(random_numbers.refused(self.name))
+            inputs = list(tensors)
+            for i, dtype in self._cast:
+                inputs[i] = inputs[i].to(dtype)
+            for i in self._copied:
+                inputs[i] = inputs[i].clone()
+            return finish(self.call(*inputs), inputs)
+
+    def is_expected(self, out: Any) -> bool:
+        """Return whether a result of a `direct` function is a CPU tensor of the expected type, ready to copy out."""
+        return (
+            type(out) is torch.Tensor
+            and out.is_cpu
+            and out.dtype is self._out_dtypes[0]
+            and out.shape == self.out_types[0].shape
+        )
+
+    def checked(self, out: Any, inputs: Sequence[torch.Tensor] = ()) -> Tensors:
+        """Flatten a result, check it against the traced result, and cast it to JAX's dtypes."""
+        device = inputs[0].device if inputs else _CPU
+        if self._single and isinstance(out, torch.Tensor):
+            return (self._checked(0, out, device),)
+        return tuple(self._checked(i, array, device) for i, array in enumerate(self._arrays(out, inputs)))
+
+    def _arrays(self, out: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        arrays = self._array_leaves(*flatten_output(out))
+        return arrays + [inputs[i] for i in self.traits.effects.mutated] if self.return_mutated else arrays
+
+    def _array_leaves(self, leaves: list[Any], tree: Any) -> list[torch.Tensor]:
+        expected = self.out_tree
+        if tree != expected.tree:
+            raise OutputMismatchError(
+                f"`{self.name}` returned the tree {tree} but was traced with {expected.tree}. "
+                "A function inside a JAX program must return the same tree for the same argument shapes."
+            )
+        positions = set(expected.array_positions)
+        for i, (leaf, static) in enumerate(zip(leaves, expected.statics, strict=True)):
+            if i not in positions and not same_static(leaf, static):
+                raise OutputMismatchError(
+                    f"`{self.name}` returned {leaf!r} where it returned {static!r} when it was traced. "
+                    "Return it as a tensor if it depends on the values of the arguments."
+                )
+        return [as_tensor(leaves[i]) for i in expected.array_positions]
+
+    def _checked(self, i: int, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        expected = self.out_types[i]
+        if tensor.shape != expected.shape:
+            raise OutputMismatchError(
+                f"Result {i} of `{self.name}` has shape {tuple(tensor.shape)} but {expected.shape} was expected"
+                f" for these arguments. Check `output_shapes=`, or what the shape depends on besides shapes."
+            )
+        if tensor.device != device and self.in_torch_dtypes:
+            raise DeviceError(
+                f"Result {i} of `{self.name}` lies on device `{tensor.device}`, but its arguments are on `{device}`. "
+                "Make tensors inside the function on the device of its arguments (`device=x.device`)."
+            )
+        wanted = self._out_dtypes[i]
+        if tensor.dtype is wanted:
+            return tensor
+        if canonical_dtype(numpy_dtype(tensor.dtype, f"Result {i} of `{self.name}`")) != expected.dtype:
+            raise OutputMismatchError(
+                f"Result {i} of `{self.name}` has dtype {tensor.dtype} but {wanted} was expected for these "
+                "arguments. Check `output_shapes=`, or what the dtype depends on besides dtypes."
+            )
+        return tensor.to(wanted)

@@ -1,0 +1,173 @@
+"""Containers of torch code as JAX pytree nodes of the same class.
+
+JAX knows tuples, lists, dicts, None and named tuples. Other containers are registered with JAX the first time a wrapped
+function returns or takes one: Hugging Face's ModelOutput and other torch pytree nodes, Hugging Face's caches of keys
+and values, and plain dataclasses. So ``jax.jit(f)(x).last_hidden_state`` reads as it does in torch. A class that is
+registered already is left alone.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any
+
+import jax
+import torch
+
+from jtbridge._compat import torch_pytree_node
+
+from .static import static_key
+
+
+class _Context:
+    """Hashable wrapper of a node's static part: torch's may be unhashable, and JAX needs a hashable one."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Context) and self.value == other.value
+
+    def __hash__(self) -> int:
+        return hash(repr(self.value))
+
+
+def _register_torch_node(cls: type, flatten: Any, unflatten: Any) -> None:
+    def flatten_for_jax(node: Any) -> tuple[tuple[Any, ...], _Context]:
+        children, context = flatten(node)
+        return tuple(children), _Context(context)
+
+    def unflatten_for_jax(context: _Context, children: Any) -> Any:
+        return unflatten(list(children), context.value)
+
+    jax.tree_util.register_pytree_node(cls, flatten_for_jax, unflatten_for_jax)
+
+
+def _register_dataclass(cls: type) -> None:
+    names = tuple(field.name for field in dataclasses.fields(cls))
+
+    def flatten_for_jax(node: Any) -> tuple[tuple[Any, ...], None]:
+        return tuple(getattr(node, name) for name in names), None
+
+    def unflatten_for_jax(_: None, children: Any) -> Any:
+        # Not cls(...): JAX also rebuilds trees around placeholders, which a __post_init__ may refuse.
+        node = object.__new__(cls)
+        for name, child in zip(names, children, strict=True):
+            object.__setattr__(node, name, child)
+        return node
+
+    jax.tree_util.register_pytree_node(cls, flatten_for_jax, unflatten_for_jax)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class InOrder:
+    """Pytree node for a dict, with its children in insertion order.
+
+    JAX itself sorts the keys of a dict, and torch code may read their order. Unflattening gives a dict of the same
+    type.
+    """
+
+    def __init__(self, mapping: dict[Any, Any]):
+        self._mapping = mapping
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        children = [(jax.tree_util.DictKey(key), in_order(value)) for key, value in self._mapping.items()]
+        keys = tuple(self._mapping)
+        factory = self._mapping.default_factory if isinstance(self._mapping, collections.defaultdict) else None
+        return children, (type(self._mapping), keys, tuple(map(static_key, keys)), factory)
+
+    @classmethod
+    def tree_unflatten(cls, auxiliary: Any, children: Any) -> Any:
+        kind, keys, _, factory = auxiliary
+        items = zip(keys, children, strict=True)
+        return dict(items) if kind is dict else collections.defaultdict(factory, items)
+
+
+def in_order(tree: Any) -> Any:
+    """Return `tree` with an :class:`InOrder` in place of every dict that JAX would sort."""
+    return jax.tree_util.tree_map(lambda leaf: InOrder(leaf) if _is_sorted(leaf) else leaf, tree, is_leaf=_is_sorted)
+
+
+def _is_sorted(node: Any) -> bool:
+    return type(node) in (dict, collections.defaultdict) and len(node) > 0
+
+
+def key_order(tree: Any) -> tuple[Any, tuple[int, ...]] | None:
+    """Return the structure of a tree with its dicts in insertion order; None if that is JAX's order too.
+
+    Returns:
+        The structure, and for each of its leaves the number of the leaf in JAX's own order.
+    """
+    ordered = in_order(tree)
+    paths, structure = jax.tree_util.tree_flatten_with_path(ordered)
+    numbers = {path: number for number, (path, _) in enumerate(jax.tree_util.tree_flatten_with_path(tree)[0])}
+    found = tuple(numbers[path] for path, _ in paths)
+    return None if found == tuple(range(len(found))) else (structure, found)
+
+
+# The attribute of a cache rebuilt by JAX that names the attributes which are children. JAX may put any object in the
+# place of a child, so the values do not tell which attributes are children.
+_CHILDREN = "_jtbridge_children"
+_STATIC = (bool, int, float, complex, str, type, type(None), torch.dtype, torch.device)
+
+
+def _register_cache(cls: type) -> None:
+    """Register a Hugging Face cache, or a layer of one, with numbers, flags and dtypes as its static attributes."""
+
+    def flatten_for_jax(node: Any) -> tuple[tuple[Any, ...], _Context]:
+        attributes = {name: value for name, value in vars(node).items() if name != _CHILDREN}
+        known = getattr(node, _CHILDREN, ())
+        names = tuple(name for name in sorted(attributes) if name in known or not _is_static(attributes[name]))
+        statics = {name: value for name, value in attributes.items() if name not in names}
+        return tuple(attributes[name] for name in names), _Context((names, statics))
+
+    def unflatten_for_jax(context: _Context, children: Any) -> Any:
+        names, statics = context.value
+        node = object.__new__(cls)
+        vars(node).update({**statics, **dict(zip(names, children, strict=True)), _CHILDREN: names})
+        return node
+
+    jax.tree_util.register_pytree_node(cls, flatten_for_jax, unflatten_for_jax)
+
+
+def _is_static(value: Any) -> bool:
+    if isinstance(value, dict | list | tuple):
+        return all(map(_is_static, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, _STATIC)
+
+
+def register_node(leaf: Any) -> bool:
+    """Register the class of `leaf` with JAX if it is a torch pytree node, a dataclass or a cache.
+
+    The result is whether the class was registered.
+    """
+    cls = type(leaf)
+    if cls.__module__ in ("builtins", "torch"):
+        return False
+    node = torch_pytree_node(cls)
+    if node is not None:
+        _register_torch_node(cls, *node)
+        return True
+    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        _register_dataclass(cls)
+        return True
+    if any(base.__module__ == "transformers.cache_utils" for base in cls.__mro__):
+        _register_cache(cls)
+        return True
+    return False
+
+
+def flatten_output(out: Any) -> tuple[list[Any], Any]:
+    """Return the leaves of a torch function's result, and the JAX pytree structure that rebuilds it."""
+    if isinstance(out, torch.Tensor):
+        return [out], _LEAF
+    leaves, tree = jax.tree_util.tree_flatten(out)
+    while any(register_node(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)):
+        leaves, tree = jax.tree_util.tree_flatten(out)
+    return leaves, tree
+
+
+_LEAF = jax.tree_util.tree_structure(0)

@@ -1,0 +1,184 @@
+"""Random operators as a pure function of a JAX key.
+
+A call with a key draws from a generator of its own, which the key seeds: the same key gives the same draws, in the
+forward and in the backward alike. Torch's default generators, one per device and process, are neither read nor written,
+so other threads that draw from them are not affected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from jtbridge._compat import EarlierDraws, draw_source, drawing_from, random_state_of, same_generator
+from jtbridge.errors import ArgumentError, RandomnessError
+
+SEED_SHAPE = (2,)
+_TRACING = threading.local()
+_CPU = torch.device("cpu")
+
+
+def seed_from_key(key: Any) -> jax.Array:
+    """Return 64 random bits, as uint32[2], from a new-style or a raw uint32 JAX key (batched under vmap)."""
+    if not isinstance(key, jax.Array) or not (
+        jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32
+    ):
+        raise ArgumentError(f"`rng` must be a JAX key such as `jax.random.key(0)`, but it is a {type(key).__name__}.")
+    return jax.random.bits(key, SEED_SHAPE, jnp.uint32)
+
+
+def seeded(seed: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """Seed the draws of this thread inside the block by `seed` (uint32[2]); leave torch's own generators alone.
+
+    To read a seed on a GPU, the call waits for the GPU. Inside :func:`tracing` nothing is seeded.
+    """
+    if is_tracing():
+        return contextlib.nullcontext()
+    low, high = seed.tolist()
+    return seeded_by(low, high)
+
+
+def seeded_by(low: int, high: int) -> contextlib.AbstractContextManager[None]:
+    """Seed the draws of this thread inside the block by the two words of a seed as Python ints; see :func:`seeded`."""
+    return contextlib.nullcontext() if is_tracing() else drawing_from(_Seeded((high << 32) | low))
+
+
+@contextlib.contextmanager
+def drawing_again(state: torch.Tensor) -> Iterator[None]:
+    """Draw inside the block from an earlier state of the CPU's generator, and leave the generator where the draws end.
+
+    If nothing is drawn, the generator is left alone: another thread may have drawn from it since.
+    """
+    if draw_source() is not None:  # then the state that is set is that of this thread's own generator
+        torch.set_rng_state(state)
+        yield
+        return
+    source = EarlierDraws(state)
+    try:
+        with drawing_from(source):
+            yield
+    finally:
+        if not torch.equal(source.cpu.get_state(), state):
+            torch.default_generator.set_state(source.cpu.get_state())
+
+
+def drawing_apart() -> contextlib.AbstractContextManager[None]:
+    """Draw inside the block the numbers that the CPU's default generator would give, without advancing it."""
+    return drawing_from(EarlierDraws(torch.get_rng_state()))
+
+
+def first_operator_seeded() -> str | None:
+    """Return the first random operator that ran inside the present :func:`seeded` block; None if none did."""
+    source = draw_source()
+    return source.operator if isinstance(source, _Seeded) else None
+
+
+def is_seeded_generator(generator: torch.Generator) -> bool:
+    """Return whether :func:`seeded` or :func:`drawing_apart` gave this generator to the draws of this thread."""
+    source = draw_source()
+    own = [*source.generators.values()] if isinstance(source, _Seeded) else []
+    own += [source.cpu] if isinstance(source, EarlierDraws) else []
+    return any(same_generator(generator, each) for each in own)
+
+
+class _Seeded:
+    """Source of draws: generators with one seed, one on each device that is drawn on."""
+
+    def __init__(self, seed: int):
+        self._seed = seed
+        self.generators: dict[torch.device, torch.Generator] = {}
+        self.operator: str | None = None  # the first operator that drew
+
+    def generator(self, device: torch.device, operator: str) -> torch.Generator:
+        self.operator = self.operator or operator
+        return self.state_generator(device)
+
+    def state_generator(self, device: torch.device) -> torch.Generator:
+        found = self.generators.get(device)
+        if found is None:
+            found = self.generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return found
+
+
+class _Numbered:
+    """Source that counts the draws of a traced function: the seed of its generator is the number of the next draw.
+
+    ``torch.utils.checkpoint`` saves and restores the state of this generator as it does that of the default generator,
+    so a recomputation gets the same numbers as the forward.
+    """
+
+    def __init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(0)
+
+    def next(self) -> int:
+        number = self._generator.initial_seed()
+        self._generator.manual_seed(number + 1)
+        return number
+
+    def generator(self, device: torch.device, operator: str) -> torch.Generator:
+        del device, operator
+        return self._generator
+
+    def state_generator(self, device: torch.device) -> torch.Generator:
+        del device
+        return self._generator
+
+
+class _Refusing:
+    """Source that refuses draws: a random operator raises before it has drawn."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def generator(self, device: torch.device, operator: str) -> torch.Generator:
+        del device
+        raise RandomnessError(without_key(self._name, operator))
+
+    def state_generator(self, device: torch.device) -> torch.Generator:
+        del device
+        return torch.default_generator
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """Count the draws inside the block from 0, for :func:`next_draw`, and make :func:`seeded` do nothing.
+
+    While a graph is traced, seeds have no value yet, and nothing is drawn.
+    """
+    before = getattr(_TRACING, "draws", None)
+    _TRACING.draws = _Numbered()
+    try:
+        with random_state_of(_TRACING.draws):
+            yield
+    finally:
+        _TRACING.draws = before
+
+
+def is_tracing() -> bool:
+    """Return whether this thread is inside :func:`tracing`."""
+    return getattr(_TRACING, "draws", None) is not None
+
+
+def next_draw() -> int:
+    """Return the number of the next draw inside :func:`tracing`. A recomputation gets the numbers of its forward."""
+    return _TRACING.draws.next()
+
+
+def refused(name: str) -> contextlib.AbstractContextManager[None]:
+    """Raise if the block draws from torch's generators: for functions that could not be traced beforehand."""
+    return contextlib.nullcontext() if is_tracing() else drawing_from(_Refusing(name))
+
+
+def without_key(name: str, operator: str) -> str:
+    """Return the error message for a function that draws without a key."""
+    return (
+        f"`{name}` draws random numbers ({operator}) but was called without a key. Pass a JAX key as "
+        "`rng=`, for example `f(x, rng=jax.random.key(0))`; the same key gives the same numbers. "
+        "For a module that should not draw, call `.eval()` on it first."
+    )

@@ -1,0 +1,54 @@
+"""Helpers for the rules of all primitives: symbolic zeros, positions of arguments, batch axes, names for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad
+
+from .array_types import ArrayType
+from .functions import TorchFunction
+
+
+def describe(fn: TorchFunction) -> str:
+    """Return a description of a function for messages: the name of the user's function, or "a derivative of" it."""
+    return f"`{fn.base.name}`" if fn.order == 0 else f"a derivative of `{fn.base.name}`"
+
+
+def zero_tangents(results: Sequence[Any]) -> list[Any]:
+    """Return symbolic zeros as tangents of results (float0 for integers and bools)."""
+    return [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
+
+
+def nonzero_inputs(types: Sequence[ArrayType], nonzeros: Sequence[bool]) -> tuple[int, ...]:
+    """Return the positions of the float and complex inputs whose tangent is not symbolically zero."""
+    return tuple(i for i, (type_, nz) in enumerate(zip(types, nonzeros, strict=True)) if nz and type_.differentiable)
+
+
+def differentiable(types: Sequence[ArrayType]) -> tuple[int, ...]:
+    """Return the positions of the float and complex types."""
+    return tuple(i for i, type_ in enumerate(types) if type_.differentiable)
+
+
+def batch_size(args: Sequence[Any], dims: Sequence[int | None]) -> int:
+    """Return the length of the batch axis."""
+    return next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+
+
+def batch_first(args: Sequence[Any], dims: Sequence[int | None]) -> tuple[list[Any], tuple[int | None, ...]]:
+    """Return the arrays with their batch axes first, and the new batch axes.
+
+    In torch, every row is then as contiguous as an argument without a batch axis.
+    """
+    moved = [x if not d else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
+    return moved, tuple(None if d is None else 0 for d in dims)
+
+
+def to_front(x: Any, dim: int | None, size: int) -> Any:
+    """Return the array with its batch axis first; an array without a batch axis is repeated along a new one."""
+    if dim is None:
+        return jnp.broadcast_to(x, (size, *jnp.shape(x)))
+    return jnp.moveaxis(x, dim, 0) if dim else x

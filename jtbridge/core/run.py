@@ -1,0 +1,86 @@
+"""Runs of a torch function under the torch settings of its trace, and the errors of such runs."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+
+import torch
+
+from jtbridge._compat import FakeTensor
+from jtbridge.errors import JtbridgeError, MutationError, TorchCallError
+
+from .array_types import Tensors
+from .functions import TorchFunction
+
+_SHOWN = 6  # arguments at either end of a long list
+
+
+def escaped_tensor_error(name: str | None = None) -> MutationError:
+    """Return the error for a use of a tensor that a function stored while it was traced.
+
+    Args:
+        name: the name of the function, if it is known where the tensor is used.
+    """
+    function = "A torch function" if name is None else f"`{name}`"
+    return MutationError(
+        f"{function} stored a tensor derived from its arguments while it was traced, and the tensor is read later. A "
+        "JAX program does not keep state from one call to the next. Return the tensor and pass it to the next call, or "
+        'wrap with `effects="ordered"` and `output_shapes=`, so that nothing is traced.'
+    )
+
+
+def runner(fn: TorchFunction) -> Callable[[Callable[[], Sequence[torch.Tensor]]], Tensors]:
+    """Return a function that runs `fn` on the tensors that its argument makes, under the torch settings of `fn`.
+
+    The tensors are made under these settings too: a tensor made in inference mode cannot be differentiated outside it.
+    """
+    call = _with_values(fn)
+    state = fn.state
+    is_active = state.activity_check()
+    only_grad_is_off = not state.grad and not state.inference
+
+    def run(inputs: Callable[[], Sequence[torch.Tensor]]) -> Tensors:
+        if is_active():
+            return call(*inputs())
+        if only_grad_is_off:
+            with torch.no_grad():
+                if is_active():
+                    return call(*inputs())
+        with state.applied():
+            return call(*inputs())
+
+    return run
+
+
+def _with_values(fn: TorchFunction) -> Callable[..., Tensors]:
+    def call(*tensors: torch.Tensor) -> Tensors:
+        results = fn(*tensors)
+        if any(isinstance(result, FakeTensor) for result in results):
+            raise escaped_tensor_error(fn.base.name)
+        return results
+
+    return call
+
+
+def as_call_error(fn: TorchFunction, error: BaseException) -> JtbridgeError:
+    """Return the error for a compiled program: XLA passes on text only, so the text includes the torch traceback."""
+    if isinstance(error, JtbridgeError):
+        return error
+    lines = "".join(traceback.format_exception(error)).rstrip()
+    return TorchCallError(
+        f"`{fn.base.name}`, a torch function called from a JAX program with {describe_arguments(fn)}, raised "
+        f"{type(error).__name__}: {error}\n\nTorch traceback:\n{lines}"
+    )
+
+
+def describe_arguments(fn: TorchFunction) -> str:
+    """Return the arguments of a function as `name: dtype[shape]`; of many arguments the first and the last ones."""
+    flat = fn.base
+    parts = [
+        f"{name}: {type_.dtype}{list(type_.shape)}"
+        for name, type_ in zip(flat.argument_names, flat.in_types, strict=False)
+    ]
+    if len(parts) > 2 * _SHOWN:
+        parts = [*parts[:_SHOWN], f"... {len(parts) - 2 * _SHOWN} more ...", *parts[-_SHOWN:]]
+    return ", ".join(parts) or "no array arguments"

@@ -1,0 +1,176 @@
+"""Split of the arguments of a call into flat arrays and a hashable signature of everything else."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from jtbridge.errors import ArgumentError, DTypeError
+
+from .convert import to_jax
+from .pytree import in_order, register_node
+from .static import static_key
+
+ARRAY = object()  # marks the place of an array among the leaves of a signature
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """The arguments of a call without the values of its arrays. Equal signatures share a traced function."""
+
+    tree: Any
+    keys: tuple[Any, ...]  # a hashable key for each static leaf, `ARRAY` for each array
+    types: tuple[tuple[tuple[int, ...], np.dtype], ...]  # the shape and dtype of each array
+    statics: tuple[Any, ...] = dataclasses.field(compare=False)  # the static leaves themselves, `ARRAY` for each array
+
+
+def flatten_arguments(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[jax.Array], Signature]:
+    """Split arguments into arrays (traced) and everything else (static).
+
+    Raises:
+        ArgumentError: a leaf is neither an array nor hashable.
+    """
+    args, kwargs, leaves, tree = _flattened(args, kwargs)
+    while any(_is_container(leaf) and register_node(leaf) for leaf in leaves):
+        args, kwargs, leaves, tree = _flattened(args, kwargs)
+    arrays: list[jax.Array] = []
+    keys: list[Any] = []
+    statics: list[Any] = []
+    for position, leaf in enumerate(leaves):
+        if isinstance(leaf, jax.Array | np.ndarray | np.generic | torch.Tensor):
+            arrays.append(_as_array(leaf, lambda p=position: _leaf_name(name, args, kwargs, p)))
+            keys.append(ARRAY)
+            statics.append(ARRAY)
+        else:
+            keys.append(_static_key(leaf, lambda p=position: _leaf_name(name, args, kwargs, p)))
+            statics.append(leaf)
+    types = tuple((tuple(x.shape), x.dtype) for x in arrays)
+    return arrays, Signature(tree, tuple(keys), types, tuple(statics))
+
+
+def _flattened(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Any, list[Any], Any]:
+    """Return the arguments with their dicts in insertion order, their leaves, and their pytree."""
+    args, kwargs = in_order((args, kwargs))
+    leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+    return args, kwargs, leaves, tree
+
+
+def rebuild_call(fn: Callable, signature: Signature) -> Callable[..., Any]:
+    """Return `fn` as a function of the array arguments of its signature only."""
+    positions = [i for i, key in enumerate(signature.keys) if key is ARRAY]
+    if signature.tree == jax.tree_util.tree_structure(((0,) * len(positions), {})):
+        return fn  # plain positional arrays
+    statics, tree = signature.statics, signature.tree
+
+    def call(*tensors: torch.Tensor) -> Any:
+        leaves = list(statics)
+        for position, tensor in zip(positions, tensors, strict=True):
+            leaves[position] = tensor
+        args, kwargs = tree.unflatten(leaves)
+        return fn(*args, **kwargs)
+
+    return call
+
+
+def argument_names(fn: Callable, signature: Signature) -> tuple[str, ...]:
+    """Return a name for each array argument, such as ``x`` or ``params['w']``."""
+    leaves = [i if key is ARRAY else None for i, key in enumerate(signature.keys)]
+    args, kwargs = signature.tree.unflatten([_Place(i) for i in range(len(leaves))])
+    parameters = parameter_names(fn)
+    paths = jax.tree_util.tree_flatten_with_path(in_order((args, kwargs)))[0]
+    return tuple(_path_name(path, parameters) for path, place in paths if leaves[place.position] is not None)
+
+
+def static_arguments(fn: Callable, signature: Signature) -> list[tuple[str, Any]]:
+    """Return the static arguments, each with its name."""
+    args, kwargs = signature.tree.unflatten(list(range(len(signature.statics))))
+    parameters = parameter_names(fn)
+    paths = jax.tree_util.tree_flatten_with_path((args, kwargs))[0]
+    statics = ((path, signature.statics[position]) for path, position in paths)
+    return [(_path_name(path, parameters), value) for path, value in statics if value is not ARRAY]
+
+
+def static_name(fn: Callable, signature: Signature, position: int) -> str:
+    """Return a name for the argument leaf at a position."""
+    args, kwargs = signature.tree.unflatten(range(len(signature.keys)))
+    path = jax.tree_util.tree_flatten_with_path((args, kwargs))[0][position][0]
+    return _path_name(path, parameter_names(fn))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    position: int
+
+
+def _path_name(path: Sequence[Any], parameters: Sequence[str]) -> str:
+    _, first, *rest = path
+    if isinstance(first, jax.tree_util.SequenceKey):
+        root = parameters[first.idx] if first.idx < len(parameters) else f"argument {first.idx}"
+    else:
+        root = str(first.key)
+    return f"{root}{jax.tree_util.keystr(tuple(rest))}"
+
+
+def parameter_names(fn: Callable) -> list[str]:
+    """Return the names of the positional parameters of a function."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # built-in torch functions have no signature
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _leaf_name(name: str, args: tuple, kwargs: dict[str, Any], position: int) -> str:
+    path = jax.tree_util.tree_flatten_with_path((args, kwargs))[0][position][0]
+    return f"argument `{_path_name(path, [])}` of `{name}`"
+
+
+def _as_array(leaf: Any, describe: Callable[[], str]) -> jax.Array:
+    if isinstance(leaf, jax.Array):
+        return leaf
+    if isinstance(leaf, torch.Tensor):
+        return to_jax(leaf)
+    if leaf.dtype.kind in "OUSMm" or leaf.dtype.names is not None:
+        raise ArgumentError(
+            f"{describe()} is a NumPy array of dtype `{leaf.dtype}`, which is not a number. "
+            "Pass numbers, or close over it instead of passing it."
+        )
+    if not leaf.dtype.isnative:
+        raise DTypeError(
+            f"{describe()} is a NumPy array of dtype `{leaf.dtype!r}`, in a foreign byte order that neither JAX nor "
+            "torch has. Convert it with `x.astype(x.dtype.newbyteorder('='))`."
+        )
+    return jnp.asarray(leaf)
+
+
+def _is_container(leaf: Any) -> bool:
+    """Return whether a leaf may be a container that JAX does not know yet.
+
+    A dataclass counts if it holds arrays or cannot be hashed. For an object of any other class, `register_node`
+    decides.
+    """
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic | torch.Tensor | torch.nn.Module | type):
+        return False
+    if not dataclasses.is_dataclass(leaf):
+        return True  # `register_node` decides
+    values = jax.tree_util.tree_leaves([getattr(leaf, f.name, None) for f in dataclasses.fields(leaf)])
+    holds_arrays = any(isinstance(v, jax.Array | np.ndarray | torch.Tensor) for v in values)
+    return holds_arrays or type(leaf).__hash__ is None
+
+
+def _static_key(leaf: Any, describe: Callable[[], str]) -> Any:
+    """Return a hashable key that differs between 1, 1.0 and True, and between 0.0 and -0.0."""
+    try:
+        return static_key(leaf)
+    except TypeError:
+        raise ArgumentError(
+            f"{describe()} is a {type(leaf).__name__}, which is neither an array nor hashable. Pass arrays in tuples, "
+            "lists, dicts or other pytrees, and static values as hashable ones; or close over it."
+        ) from None

@@ -1,0 +1,78 @@
+"""Facts about a torch function that a trace of it shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+
+
+@dataclasses.dataclass(frozen=True)
+class Effects:
+    """Side effects of a function.
+
+    Attributes:
+        mutated: positions of the arguments that the function writes to.
+        random_operator: an operator that draws random numbers, if any.
+        launches: a Triton kernel that the function launches, if any.
+        modules: weak references to the modules that the function calls.
+    """
+
+    mutated: tuple[int, ...] = ()
+    random_operator: str | None = None
+    launches: str | None = None
+    modules: tuple[weakref.ref, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class AutogradTraits:
+    """Facts about a function's use of autograd.
+
+    Attributes:
+        switches_grad_mode: the function switches gradient recording on or off.
+        inner_autograd: the function takes gradients inside.
+        uses_data: the function reads `.data`, a detach that torch.func does not see.
+        breaks_inner_graph: the function takes gradients inside, and never with `create_graph=True`.
+        fused_norm: an operator that torch differentiates wrongly beyond the first derivative, if any.
+        zero_tangent: an operator whose tangent torch's forward mode wrongly computes as 0, if any.
+        runs_without_grad: the function gives the same result with gradient recording off, at less cost.
+    """
+
+    switches_grad_mode: bool = False
+    inner_autograd: bool = False
+    uses_data: bool = False
+    breaks_inner_graph: bool = False
+    fused_norm: str | None = None
+    zero_tangent: str | None = None
+    runs_without_grad: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionTraits:
+    """Facts about a function that its trace shows, besides its types.
+
+    Attributes:
+        effects: the side effects of the function.
+        autograd: the function's use of autograd.
+        operators: the number of operators that the function runs.
+        custom_operator: an operator that is not torch's own, if any.
+        unbatchable: an operator that torch.vmap computes wrongly, if any.
+        untraceable: why the function cannot be traced on fake tensors; None if it can be.
+        only_branches: the function is untraceable only because it reads values to branch on them or to assert something
+            about them, so it can be translated.
+        uses_default_dtype: the function may depend on torch's default dtype, so the traced function is valid for one
+            default dtype only.
+    """
+
+    effects: Effects = Effects()
+    autograd: AutogradTraits = AutogradTraits()
+    operators: int = 0
+    custom_operator: str | None = None
+    unbatchable: str | None = None
+    untraceable: str | None = None
+    only_branches: bool = False
+    uses_default_dtype: bool = True
+
+    @property
+    def untranslatable(self) -> str | None:
+        """Return why the function cannot be translated, as far as its trace shows; None if no reason is known."""
+        return None if self.only_branches else self.untraceable

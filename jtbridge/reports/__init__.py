@@ -1,0 +1,1 @@
+"""Reports on a function: `explain`, `check` and `purity`."""

@@ -1,0 +1,239 @@
+"""Comparison of every backend with torch itself, on the user's own inputs: :func:`jtbridge.check`."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jtbridge._config import config
+from jtbridge._wrap import Wrapped, as_wrapped
+from jtbridge.backends import backends
+from jtbridge.calls.traced import difference, tolerance
+from jtbridge.core.array_types import ArrayType
+from jtbridge.core.convert import to_torch
+from jtbridge.core.functions import TorchFunction, TracedFunction
+from jtbridge.core.host_memory import to_numpy
+from jtbridge.core.run import describe_arguments
+from jtbridge.errors import CalledWarning, SequentialVmapWarning, TranslationError
+from jtbridge.primitives import torch_call
+from jtbridge.transforms import Jvp, Vjp, Vmap
+
+_MODES = ("value", "vjp", "jvp", "vmap")
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Comparison of one backend with torch in one mode.
+
+    Attributes:
+        backend: the name of the backend.
+        mode: "value", "vjp", "jvp" or "vmap".
+        difference: the largest absolute difference from torch's result, as a share of the largest magnitude of that
+            result; None if no difference was computed.
+        ok: whether the difference is within rounding of the dtype. For a function that draws: whether the same key
+            gives the same result. True for a mode that did not run because there is nothing to differentiate, or
+            because the backend cannot translate the function.
+        note: why there is no difference, or the error of the backend; else empty.
+    """
+
+    backend: str
+    mode: str
+    difference: float | None
+    ok: bool
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckReport:
+    """Report of :func:`check`. Printing it gives a table; ``ok`` says whether everything that ran agrees with torch."""
+
+    function: str
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(each.ok for each in self.comparisons)
+
+    def __str__(self) -> str:
+        lines = [self.function, f"{'backend':<10}{'mode':<8}{'difference':<12}"]
+        for each in self.comparisons:
+            difference = "-" if each.difference is None else f"{each.difference:.1e}"
+            verdict = each.note or ("ok" if each.ok else "DIFFERS")
+            lines.append(f"{each.backend:<10}{each.mode:<8}{difference:<12}{verdict}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def check(fn: Any, *args: Any, **kwargs: Any) -> CheckReport:
+    """Run a function on your own inputs with every available backend, and compare the results with torch's.
+
+    Four results are compared, each under ``jax.jit``: the value, a vector-Jacobian product and a Jacobian-vector
+    product along random directions, and two rows under ``jax.vmap``.
+
+    Args:
+        fn: a wrapped function, or a torch function. Functions with ordered effects cannot be checked.
+        args, kwargs: the arguments of a call, ``rng=`` included. A function that draws gets other random numbers from
+            torch, so it is not compared with torch: the same key must give the same result twice.
+
+    Returns:
+        A report to print; ``.ok`` says whether all results agree to within rounding.
+
+    Raises:
+        JtbridgeError: any error that a call would raise before it runs.
+
+    Example:
+        >>> import jax.numpy as jnp, jtbridge, torch
+        >>> jtbridge.check(torch.sin, jnp.ones(3)).ok
+        True
+    """
+    wrapped = as_wrapped(fn)
+    traced, _ = wrapped.prepared(args, dict(kwargs))
+    found = []
+    for status in backends():
+        if not status.available:
+            continue
+        with config(backend=status.name), warnings.catch_warnings():
+            warnings.simplefilter("ignore", CalledWarning)
+            warnings.simplefilter("ignore", SequentialVmapWarning)
+            found += _compared(status.name, wrapped, args, kwargs)
+    return CheckReport(f"{traced.name}({describe_arguments(traced)})", tuple(found))
+
+
+def _compared(backend: str, wrapped: Wrapped, args: tuple, kwargs: dict[str, Any]) -> list[Comparison]:
+    traced, operands = wrapped.prepared(args, dict(kwargs))
+    found = []
+    for mode in _MODES:
+        case = _CASES[mode](traced, operands)
+        if case is None:
+            found.append(Comparison(backend, mode, None, True, "nothing to differentiate"))
+            continue
+        try:
+            found.append(_comparison(backend, mode, traced, case))
+        except TranslationError as error:
+            found.append(Comparison(backend, mode, None, True, f"not run: {error}"))
+        except Exception as error:  # noqa: BLE001  (whatever a backend raises is what the report is about)
+            lines = str(error).strip().splitlines()
+            found.append(Comparison(backend, mode, None, False, f"{type(error).__name__}: {lines[0] if lines else ''}"))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    inputs: list[Any]
+    program: Callable[[Callable[..., Any]], Callable[..., Any]]  # maps the function of flat arrays to the one compared
+    reference: TorchFunction  # torch's function of the same inputs
+
+
+def _value(traced: TracedFunction, operands: list[Any]) -> _Case:
+    return _Case(operands, lambda call: call, traced)
+
+
+def _vjp(traced: TracedFunction, operands: list[Any]) -> _Case | None:
+    wrt, outs = _differentiated(traced)
+    if not wrt or not outs:
+        return None
+    count = len(operands)
+    cotangents = _random([traced.out_types[o] for o in outs])
+
+    def program(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            _, pullback = jax.vjp(_of(call, inputs[:count], wrt, outs), *(inputs[i] for i in wrt))
+            return pullback(list(inputs[count:]))
+
+        return run
+
+    return _Case([*operands, *cotangents], program, Vjp(traced, wrt, outs))
+
+
+def _jvp(traced: TracedFunction, operands: list[Any]) -> _Case | None:
+    wrt, outs = _differentiated(traced)
+    if not wrt or not outs:
+        return None
+    count = len(operands)
+    tangents = _random([traced.in_types[i] for i in wrt])
+
+    def program(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            of_differentiated = _of(call, inputs[:count], wrt, outs)
+            return jax.jvp(of_differentiated, [inputs[i] for i in wrt], list(inputs[count:]))[1]
+
+        return run
+
+    return _Case([*operands, *tangents], program, Jvp(traced, wrt, outs))
+
+
+def _vmap(traced: TracedFunction, operands: list[Any]) -> _Case | None:
+    """Return the case of two rows: the inputs, and the inputs with the floats halved.
+
+    Constants and the key have no batch axis.
+    """
+    count = traced.first_constant
+    if not count or not traced.out_types:
+        return None
+    rows = [
+        jnp.stack([x, x * jnp.asarray(0.5, x.dtype) if type_.differentiable else x])
+        for x, type_ in zip(operands[:count], traced.in_types, strict=False)
+    ]
+    dims = (*(0,) * count, *(None,) * (len(operands) - count))
+    return _Case([*rows, *operands[count:]], lambda call: jax.vmap(call, in_axes=dims), Vmap(traced, dims, 2))
+
+
+_CASES: dict[str, Callable[[TracedFunction, list[Any]], _Case | None]] = {
+    "value": _value,
+    "vjp": _vjp,
+    "jvp": _jvp,
+    "vmap": _vmap,
+}
+
+
+def _comparison(backend: str, mode: str, traced: TracedFunction, case: _Case) -> Comparison:
+    program = jax.jit(case.program(lambda *operands: torch_call(*operands, fn=traced, backend=backend)))
+    got = list(program(*case.inputs))
+    if traced.traits.effects.random_operator is not None:
+        same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(got, program(*case.inputs), strict=True))
+        return Comparison(backend, mode, None, same, "draws: repeats itself" if same else "draws: DOES NOT REPEAT")
+    with case.reference.state.applied():
+        tensors = tuple(to_torch(x, copy=True) for x in case.inputs)
+        expected = case.reference.by_loop(tensors) if isinstance(case.reference, Vmap) else case.reference(*tensors)
+    differences = [difference(np.asarray(a), to_numpy(b.detach())) for a, b in zip(got, expected, strict=True)]
+    worst = max(differences, default=0.0)
+    return Comparison(backend, mode, worst, all(d <= tolerance(a.dtype) for d, a in zip(differences, got, strict=True)))
+
+
+def _differentiated(traced: TracedFunction) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    wrt = tuple(i for i, type_ in enumerate(traced.in_types[: traced.first_constant]) if type_.differentiable)
+    return wrt, tuple(o for o, type_ in enumerate(traced.out_types) if type_.differentiable)
+
+
+def _of(
+    call: Callable[..., Any], operands: Sequence[Any], wrt: Sequence[int], outs: Sequence[int]
+) -> Callable[..., Any]:
+    """Return the differentiable results `outs` as a function of the differentiable arguments `wrt`."""
+
+    def of_differentiated(*differentiated: Any) -> list[Any]:
+        filled = list(operands)
+        for i, x in zip(wrt, differentiated, strict=True):
+            filled[i] = x
+        results = call(*filled)
+        return [results[o] for o in outs]
+
+    return of_differentiated
+
+
+def _random(types: Sequence[ArrayType]) -> list[np.ndarray]:
+    """Return random directions for derivatives, the same in every run."""
+    generator = np.random.default_rng(0)
+    found = []
+    for type_ in types:
+        values = generator.standard_normal(type_.shape)
+        if type_.dtype.kind == "c":
+            values = values + 1j * generator.standard_normal(type_.shape)
+        found.append(np.asarray(values).astype(type_.dtype))
+    return found

@@ -1,0 +1,249 @@
+"""Report on the backend that a function gets, and why: :func:`jtbridge.explain`."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.extend.core import subjaxprs
+from torch import fx
+
+from jtbridge._wrap import Wrapped, as_wrapped
+from jtbridge.backends import choose, may_use_kernels, translates, unsupported_reasons
+from jtbridge.calls.eager import unsupported_reason
+from jtbridge.capture import Trial, draws, origin
+from jtbridge.core.dtypes import torch_dtype
+from jtbridge.core.functions import TracedFunction
+from jtbridge.core.run import describe_arguments
+from jtbridge.errors import TranslationError
+from jtbridge.kernels._primitive import KernelPrimitive
+from jtbridge.transforms import Vjp
+from jtbridge.translate import OperatorCounts, captured, translate, untranslatable_reason
+from jtbridge.triton import unsupported_reason as triton_unsupported_reason
+from jtbridge.triton.launches import Launch
+
+_DTYPE_CHANGES = frozenset({torch.ops.aten._to_copy.default})
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """Report of :func:`explain`. Printing it gives text.
+
+    Attributes:
+        function: the name of the function, with its arguments' dtypes and shapes.
+        eager: how an eager call runs: by torch itself, or by the program of a backend.
+        backend: the backend inside ``jit`` and other traced programs.
+        gradient: the backend of the gradient; None if there is nothing to differentiate, or effects are ordered.
+        reasons: for every backend that ``"auto"`` prefers to this one, why it is not used.
+        trials: the strategies tried to find the result types, in order, each with the reason of its failure; the last
+            one succeeded.
+        operators: how often the forward graph runs each operator, without operators on constants, which are computed
+            once; None if there is no graph, because torch cannot trace the function.
+        decomposed: the operators that run as torch's decomposition into other operators.
+        missing: operators that prevent a translation, because they have neither a lowering nor a decomposition;
+            operators inside decompositions are included.
+        random: operators that draw random numbers.
+        mutated: names of the arguments that the function writes to (it writes to copies).
+        casts: how often each dtype conversion occurs, such as ``"float32 -> float64"``, on entry, inside and on exit.
+        kernels: how often each Triton kernel is in the program that backend "triton" lowers for a GPU: the kernels
+            that the function launches, and the kernels of `jtbridge.kernels`. Empty if Triton is not installed, the
+            function cannot be translated, or another backend than "auto" and "triton" was asked for.
+        constants: number and bytes of the closed-over tensors that became arrays.
+        seconds: time to trace the function.
+    """
+
+    function: str
+    eager: str
+    backend: str
+    gradient: str | None
+    reasons: dict[str, str]
+    trials: tuple[Trial, ...]
+    operators: dict[str, int] | None
+    decomposed: tuple[str, ...]
+    missing: tuple[str, ...]
+    random: tuple[str, ...]
+    mutated: tuple[str, ...]
+    casts: dict[str, int]
+    kernels: dict[str, int]
+    constants: tuple[int, int]
+    seconds: float
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the report as pairs of heading and text."""
+        count, size = self.constants
+        return [
+            ("function", self.function),
+            ("eager call", self.eager),
+            ("inside jit", self.backend),
+            *((f"not {name}", reason) for name, reason in self.reasons.items()),
+            ("gradient", self.gradient or "nothing to differentiate"),
+            *(("traced by", str(trial)) for trial in self.trials),
+            ("operators", "no graph" if self.operators is None else _counts(self.operators)),
+            *([] if self.operators is None else [("decomposed", ", ".join(self.decomposed) or "none")]),
+            *([] if self.operators is None else [("no lowering", ", ".join(self.missing) or "none")]),
+            ("random", ", ".join(self.random) or "none"),
+            ("mutated", ", ".join(self.mutated) or "none"),
+            ("dtype changes", _counts(self.casts)),
+            ("GPU kernels", _counts(self.kernels)),
+            ("constants", f"{count} arrays, {size / 2**20:.1f} MiB" if count else "none"),
+            ("captured in", f"{self.seconds:.2f} s"),
+        ]
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        width = max(len(heading) for heading, _ in rows)
+        return "\n".join(f"{heading:<{width}}  {text}" for heading, text in rows)
+
+    __repr__ = __str__
+
+    def show(self) -> None:
+        """Print the report: as a table by `rich` if that is installed and stdout is a terminal, else as plain text."""
+        try:
+            from rich.console import Console
+            from rich.table import Table
+        except ImportError:
+            sys.stdout.write(f"{self}\n")
+            return
+        if not sys.stdout.isatty():
+            sys.stdout.write(f"{self}\n")
+            return
+        table = Table(show_header=False)
+        for heading, text in self.rows():
+            table.add_row(f"[bold]{heading}[/bold]", text)
+        Console().print(table)
+
+
+def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
+    """Report which backend would run a function for these arguments, and why the backends before it would not.
+
+    Args:
+        fn: a wrapped function, or a torch function.
+        args, kwargs: the arguments of a call, ``rng=`` included. Nothing is computed, unless torch cannot trace the
+            function: then the function may run on example arguments, the first of which are zeros.
+
+    Returns:
+        A report to print; ``.show()`` prints it as a table in a terminal where `rich` is installed.
+
+    Raises:
+        JtbridgeError: any error that a call would raise before it runs.
+
+    Example:
+        >>> import jax.numpy as jnp, jtbridge, torch
+        >>> report = jtbridge.explain(torch.sin, jnp.ones(3))
+        >>> report.backend, report.operators
+        ('xla', {'aten.sin.default': 1})
+    """
+    wrapped = as_wrapped(fn)
+    started = time.perf_counter()
+    traced, _ = wrapped.prepared(args, dict(kwargs))
+    seconds = time.perf_counter() - started
+    platform = jax.default_backend()
+    module = _graph(traced)
+    nodes = [] if module is None else _nodes(module)
+    counts = None if module is None else OperatorCounts(module)
+    reasons = unsupported_reasons(wrapped.backend, platform, traced) if not wrapped.ordered else {}
+    name = "io_callback, in order" if wrapped.ordered else choose(wrapped.backend, platform, traced, quiet=True).name
+    return Explanation(
+        function=f"{traced.name}({describe_arguments(traced)})",
+        eager=_eager(wrapped, args, kwargs, name),
+        backend=name,
+        gradient=None if wrapped.ordered else _gradient_backend(wrapped, platform, traced),
+        reasons=reasons,
+        trials=tuple(traced.trials),
+        operators=None if counts is None else counts.all,
+        decomposed=() if counts is None else counts.decomposed,
+        missing=() if counts is None else counts.missing,
+        random=_random(traced, nodes),
+        mutated=tuple(traced.argument_names[i] for i in traced.traits.effects.mutated),
+        casts=_casts(traced, nodes),
+        kernels=_kernels(traced) if may_use_kernels(wrapped.backend) else {},
+        constants=(len(traced.constants), sum(t.numel() * t.element_size() for t in traced.constants)),
+        seconds=seconds,
+    )
+
+
+def _eager(wrapped: Wrapped, args: tuple, kwargs: dict[str, Any], traced: str) -> str:
+    """Return how an eager call runs; if not by torch itself, with the reason."""
+    if translates(wrapped.backend) and wrapped.backend != "auto" and not wrapped.ordered:
+        return f"{traced}, as under jax.jit: backend={wrapped.backend!r} was asked for"
+    arrays, _, _ = wrapped.flattened(args, dict(kwargs))
+    reasons = [reason for reason in map(unsupported_reason, arrays) if reason is not None]
+    return f"{traced}, for {reasons[0]}" if reasons else "torch itself"
+
+
+def _graph(traced: TracedFunction) -> fx.GraphModule | None:
+    """Return the forward graph, or None if torch cannot trace the function."""
+    try:
+        return captured(traced)
+    except TranslationError:
+        return None
+
+
+def _nodes(module: fx.GraphModule) -> list[fx.Node]:
+    """Return the operator nodes of a graph."""
+    return [node for node in module.graph.nodes if node.op == "call_function" and hasattr(node.target, "tags")]
+
+
+def _gradient_backend(wrapped: Wrapped, platform: str, traced: TracedFunction) -> str | None:
+    wrt = tuple(i for i, type_ in enumerate(traced.in_types[: traced.first_constant]) if type_.differentiable)
+    outs = tuple(o for o, type_ in enumerate(traced.out_types) if type_.differentiable)
+    if not wrt or not outs:
+        return None
+    gradient = Vjp(traced, wrt, outs)
+    backend = choose(wrapped.backend, platform, gradient, quiet=True)
+    refused = list(unsupported_reasons(wrapped.backend, platform, gradient).values())
+    return backend.name if backend.kind == "translate" or not refused else f"{backend.name}, for {refused[-1]}"
+
+
+def _random(traced: TracedFunction, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
+    drawing = (n for n in nodes if "draw" in origin(n) and draws(n.target, n.args, n.kwargs))  # type: ignore[arg-type]
+    found = {str(node.target) for node in drawing}
+    if not nodes and traced.traits.effects.random_operator is not None:
+        found = {traced.traits.effects.random_operator}
+    return tuple(sorted(found))
+
+
+def _kernels(traced: TracedFunction) -> dict[str, int]:
+    """Count the Triton kernels in the translated function."""
+    if triton_unsupported_reason() is not None or untranslatable_reason(traced) is not None:
+        return {}
+    found: collections.Counter[str] = collections.Counter()
+    pending = [translate(traced, kernels=True).jaxpr]
+    while pending:
+        jaxpr = pending.pop()
+        pending += subjaxprs(jaxpr)
+        for equation in jaxpr.eqns:
+            kernel = equation.params.get("step") or equation.params.get("launch")
+            if isinstance(kernel, KernelPrimitive | Launch):
+                found[kernel.name] += 1
+    return dict(found)
+
+
+def _casts(traced: TracedFunction, nodes: Sequence[fx.Node]) -> dict[str, int]:
+    """Count the dtype conversions of arguments, between operators, and of results."""
+    changes: collections.Counter[str] = collections.Counter()
+    if not nodes:
+        for type_, dtype in zip(traced.in_types, traced.in_torch_dtypes, strict=False):
+            if torch_dtype(type_.dtype, "an argument") is not dtype:
+                changes[f"{type_.dtype} -> {_name(dtype)}"] += 1
+    for node in nodes:
+        if node.target in _DTYPE_CHANGES and isinstance(node.args[0], fx.Node):
+            before, after = node.args[0].meta["val"].dtype, node.meta["val"].dtype
+            if before is not after:
+                changes[f"{_name(before)} -> {_name(after)}"] += 1
+    return dict(changes)
+
+
+def _name(dtype: torch.dtype | np.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} x {count}" if count > 1 else name for name, count in counts.items()) or "none"

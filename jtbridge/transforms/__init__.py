@@ -1,0 +1,28 @@
+"""Derived functions: derivatives and batches of torch functions, taken by torch, and closed under composition.
+
+Each derived function is a :class:`TorchFunction` made from another one, so ``Vmap(Vjp(f))`` or ``Vjp(Vjp(f))`` need no
+rule of their own. Derived functions follow JAX's conventions: a cotangent of a complex array is the conjugate of
+torch's, since JAX transposes without conjugating (https://docs.jax.dev/en/latest/notebooks/autodiff_cookbook.html).
+"""
+
+from ._batch_statistics import DifferentiableStatistics, with_differentiable_statistics
+from ._composite import FUSED, WITHOUT_DOUBLE_BACKWARD
+from ._derived import conjugate, refuse_once_differentiable
+from ._jvp import Jvp
+from ._vjp import Vjp
+from ._vmap import Vmap, of_results
+from ._vmap_guard import VmapGuard
+
+__all__ = [
+    "FUSED",
+    "WITHOUT_DOUBLE_BACKWARD",
+    "DifferentiableStatistics",
+    "Jvp",
+    "Vjp",
+    "Vmap",
+    "VmapGuard",
+    "conjugate",
+    "of_results",
+    "refuse_once_differentiable",
+    "with_differentiable_statistics",
+]

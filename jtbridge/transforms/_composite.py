@@ -1,0 +1,169 @@
+"""Normalisations and some other functions written out in elementary operators, for derivatives beyond the first.
+
+Torch's fused normalisations save the mean and the deviation of the forward. When their backward is differentiated more
+than once, or is differentiated under torch.vmap, torch treats the saved values as constants, and the result is silently
+wrong (torch 2.13: layer_norm, batch_norm in training, and instance_norm, which calls batch_norm; group_norm saves the
+same values). For `cdist` torch has a gradient only: no second derivative, and no forward mode. The second
+derivative of `logcumsumexp` is NaN wherever its cotangent is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+# The operators that this file replaces, by the end of their name in a graph.
+FUSED = (
+    *("layer_norm", "batch_norm", "group_norm", "_batch_norm_legit", "_batch_norm_with_update"),
+    *("_cdist_forward", "logcumsumexp"),
+)
+
+
+class CompositeNorms(TorchFunctionMode):
+    """Mode in which the functions of `_REPLACEMENTS` run as elementary operators."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return _REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
+
+
+def _normalised(x: torch.Tensor, dims: tuple[int, ...], eps: float) -> torch.Tensor:
+    variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
+    return (x - mean) * torch.rsqrt(variance + eps)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """Convert half precision to float32, in which torch's fused kernels normalise too."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def scaled(x: torch.Tensor, weight: Any, bias: Any, shape: Sequence[int]) -> torch.Tensor:
+    if weight is not None:
+        x = x * weight.reshape(shape)
+    return x if bias is None else x + bias.reshape(shape)
+
+
+def _layer_norm(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> torch.Tensor:
+    dims = tuple(range(input.dim() - len(normalized_shape), input.dim()))
+    out = scaled(_normalised(_wide(input), dims, eps), weight, bias, tuple(normalized_shape))
+    return out.to(input.dtype)
+
+
+def _group_norm(
+    input: torch.Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> torch.Tensor:
+    grouped = _wide(input).reshape(input.shape[0], num_groups, -1)
+    out = _normalised(grouped, (2,), eps).reshape(input.shape)
+    return scaled(out, weight, bias, per_channel(input)).to(input.dtype)
+
+
+def _functional_batch_norm(
+    input: torch.Tensor,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    if not training:
+        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    dims = (0, *range(2, input.dim()))
+    if running_mean is not None:
+        with torch.no_grad():
+            variance, mean = torch.var_mean(_wide(input), dims)
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_(variance.to(running_var.dtype), momentum)
+    return scaled(_normalised(_wide(input), dims, eps), weight, bias, per_channel(input)).to(input.dtype)
+
+
+def in_order_of_torch(functional: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a replacement of ``torch.batch_norm``, made from one of ``F.batch_norm``, whose order is another."""
+
+    def batch_norm(
+        input: torch.Tensor,
+        weight: Any,
+        bias: Any,
+        running_mean: Any,
+        running_var: Any,
+        training: bool,
+        momentum: float,
+        eps: float,
+        cudnn_enabled: bool = True,
+    ) -> torch.Tensor:
+        del cudnn_enabled
+        return functional(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+    return batch_norm
+
+
+def _functional_instance_norm(
+    input: torch.Tensor,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    if not use_input_stats or running_mean is not None:  # running statistics: left to torch
+        return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    dims = tuple(range(2, input.dim()))
+    return scaled(_normalised(_wide(input), dims, eps), weight, bias, per_channel(input)).to(input.dtype)
+
+
+def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: Any = None) -> torch.Tensor:
+    del compute_mode
+    differences = x1.unsqueeze(-2) - x2.unsqueeze(-3)
+    if not differences.shape[-1]:
+        return differences.sum(-1)
+    return torch.linalg.vector_norm(differences, p, -1)
+
+
+_STRAIGHT = 40.0  # from here on softplus(x) is x in float64
+
+
+def _logcumsumexp(input: torch.Tensor, dim: int) -> torch.Tensor:
+    """Add logarithms of sums over 1, 2, 4, ... elements. A softplus is smooth also where two of them are equal."""
+    if input.is_complex() or not input.is_floating_point() or not input.dim():
+        return torch.logcumsumexp(input, dim)
+    sums = _wide(input).movedim(dim, 0)
+    reach = 1
+    while reach < len(sums):
+        later, earlier = sums[reach:], sums[:-reach]
+        added = earlier + F.softplus(later - earlier, threshold=_STRAIGHT)
+        sums = torch.cat([sums[:reach], added])
+        reach *= 2
+    return sums.movedim(0, dim).to(input.dtype)
+
+
+def per_channel(input: torch.Tensor) -> tuple[int, ...]:
+    return (1, -1, *(1,) * (input.dim() - 2))
+
+
+_REPLACEMENTS = {
+    F.layer_norm: _layer_norm,
+    torch.layer_norm: _layer_norm,
+    F.group_norm: _group_norm,
+    torch.group_norm: _group_norm,
+    F.batch_norm: _functional_batch_norm,
+    torch.batch_norm: in_order_of_torch(_functional_batch_norm),
+    F.instance_norm: _functional_instance_norm,
+    torch.cdist: _cdist,
+    torch.logcumsumexp: _logcumsumexp,
+    torch.Tensor.logcumsumexp: _logcumsumexp,
+}
+# The backward of these cannot be differentiated even once, as the double reverse of a forward derivative does.
+WITHOUT_DOUBLE_BACKWARD = {f: _REPLACEMENTS[f] for f in (torch.logcumsumexp, torch.Tensor.logcumsumexp)}

@@ -1,0 +1,161 @@
+"""The Jacobian-vector product of a torch function."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from jtbridge._compat import differentiating
+from jtbridge.core.array_types import ArrayType, Tensors
+from jtbridge.core.dtypes import torch_dtype
+from jtbridge.core.nesting import marked
+from jtbridge.errors import DifferentiationError
+
+from ._derived import Derived, differentiable_norms, of_differentiated, refuse_once_differentiable
+from ._vjp import Vjp
+
+# Torch has one forward-mode level per process, so two threads cannot be inside it at once.
+_FORWARD_MODE = threading.RLock()
+
+_MOST_OF_JACOBIAN = 1 << 24  # elements
+_UNITS = (1, 1j)  # the real part of (1j * dy) is minus the imaginary part of dy
+
+
+@dataclasses.dataclass(frozen=True)
+class Jvp(Derived):
+    """Jacobian-vector product ``(x, dx) -> Df(x) @ dx`` for the inputs `wrt` and the outputs `outs`.
+
+    The product is computed by two reverse modes: the transpose in ``ct`` of ``ct -> ct @ Df(x)``, which follows every
+    rule that the gradient follows. For a first derivative of torch's own operators, torch's forward mode is used, which
+    is faster and right there. Elsewhere torch's forward mode is silently wrong (torch 2.13): it ignores `no_grad`,
+    drops the tangents of custom operators, and its formulas for layer_norm, linalg.solve and others cannot be
+    differentiated again.
+    """
+
+    wrt: tuple[int, ...]
+    outs: tuple[int, ...]
+
+    @property
+    def in_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
+        return self.fn.in_types + tuple(self.fn.in_types[i] for i in self.wrt)
+
+    @property
+    def out_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
+        return tuple(self.fn.out_types[o] for o in self.outs)
+
+    @marked
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        if not self._may_use_forward_mode(tensors):
+            with differentiable_norms(self):
+                return self.by_reverse_mode(tensors)
+        try:
+            return self._by_forward_mode(tensors)
+        except Exception as error:  # noqa: BLE001  (if the function is at fault the other way raises it too)
+            try:
+                result = self.by_reverse_mode(tensors)
+            except Exception as other:
+                raise other from error
+            self.base.cache.double_reverse.add(self)
+            return result
+
+    def _may_use_forward_mode(self, tensors: Tensors) -> bool:
+        traits = self.base.traits
+        return not (
+            self in self.base.cache.double_reverse
+            or self.fn.order > 0
+            or traits.autograd.switches_grad_mode
+            or traits.autograd.uses_data
+            or traits.autograd.inner_autograd
+            or traits.custom_operator
+            or traits.autograd.zero_tangent
+            or traits.untraceable  # no trace has shown whether forward mode agrees with the gradient
+            or self.base.cache.reads_graph
+            or differentiating()
+            or any(tensor.requires_grad for tensor in tensors)
+        )
+
+    def _by_forward_mode(self, tensors: Tensors) -> Tensors:
+        count = len(self.fn.in_types)
+        primals, tangents = tensors[:count], tensors[count:]
+
+        of_wrt = of_differentiated(self.fn, self.wrt, self.outs, primals)
+        # The locks of modules are taken first: a thread that traces already holds them here.
+        with self.base.locked(), _FORWARD_MODE:
+            return torch.func.jvp(of_wrt, tuple(primals[i] for i in self.wrt), tuple(tangents))[1]
+
+    def by_reverse_mode(self, tensors: Tensors) -> Tensors:
+        """Compute the product by two reverse modes, or by the rows of the Jacobian.
+
+        The rows are used if torch cannot differentiate a gradient.
+        """
+        try:
+            return self._by_two_vjps(tensors)
+        except RuntimeError as error:
+            if isinstance(error, DifferentiationError) or "is not implemented" not in str(error):
+                raise
+            return self._by_rows(tensors, error)
+
+    def _by_rows(self, tensors: Tensors, cause: RuntimeError) -> Tensors:
+        """Compute every element of ``Df(x) @ dx`` as the product of a gradient and dx.
+
+        No derivative of a gradient is needed. Torch's forward mode would not need one either, but it is wrong in the
+        cases that :class:`Jvp` lists.
+        """
+        count = len(self.fn.in_types)
+        primals, tangents = tensors[:count], tensors[count:]
+        pullback = Vjp(self.fn, self.wrt, self.outs)
+        rows = sum(math.prod(type_.shape) for type_ in self.out_types)
+        if rows * sum(t.numel() for t in tangents) > _MOST_OF_JACOBIAN:
+            lines = str(cause).strip().splitlines()
+            raise DifferentiationError(
+                f"`{self.base.name}` has no forward mode: torch cannot differentiate a gradient in it ({lines[0]}), "
+                "and its Jacobian is too large to compute. Use reverse mode, or other operators."
+            ) from cause
+
+        def product(*cotangents: torch.Tensor) -> torch.Tensor:
+            gradients = pullback(*primals, *cotangents)
+            products = [torch.real(g * dx).sum() for g, dx in zip(gradients, tangents, strict=True)]
+            return sum(products[1:], products[0])
+
+        def products(units: Sequence[torch.Tensor]) -> torch.Tensor:
+            try:
+                return torch.func.vmap(product)(*units)
+            except RuntimeError:  # torch has no batching rule
+                return torch.stack([product(*(unit[i] for unit in units)) for i in range(len(units[0]))])
+
+        zeros = [
+            torch.zeros(type_.shape, dtype=torch_dtype(type_.dtype, "a cotangent"), device=tensors[0].device)
+            for type_ in self.out_types
+        ]
+        results = []
+        for number, zero in enumerate(zeros):
+            if not zero.numel():
+                results.append(zero)
+                continue
+            unit = torch.eye(zero.numel(), dtype=zero.dtype, device=zero.device).reshape(-1, *zero.shape)
+            batch = [other.expand(len(unit), *other.shape) for other in zeros]
+            parts = [
+                products([*batch[:number], factor * unit, *batch[number + 1 :]])
+                for factor in _UNITS[: 1 + zero.is_complex()]
+            ]
+            result = torch.complex(parts[0], -parts[1]) if zero.is_complex() else parts[0]
+            results.append(result.reshape(zero.shape).to(zero.dtype))
+        return tuple(results)
+
+    def _by_two_vjps(self, tensors: Tensors) -> Tensors:
+        refuse_once_differentiable(self.base, 2)
+        count = len(self.fn.in_types)
+        primals, tangents = tensors[:count], tensors[count:]
+        pullback = Vjp(self.fn, self.wrt, self.outs)
+        transpose = Vjp(pullback, tuple(range(count, count + len(self.outs))), tuple(range(len(self.wrt))))
+        # The pullback is linear in the cotangent, so it may be differentiated at any cotangent. Zero is excluded: the
+        # backward of logcumsumexp takes the logarithm of the cotangent, whose derivative is NaN at zero.
+        anywhere = [
+            torch.ones(type_.shape, dtype=torch_dtype(type_.dtype, "a cotangent"), device=tensors[0].device)
+            for type_ in self.out_types
+        ]
+        return transpose(*primals, *anywhere, *tangents)

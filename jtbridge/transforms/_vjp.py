@@ -1,0 +1,115 @@
+"""The vector-Jacobian product of a torch function."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from jtbridge._compat import inside_functorch, once_differentiable_in, reentrant_checkpoints
+from jtbridge.core.array_types import ArrayType, Tensors
+from jtbridge.core.nesting import marked
+from jtbridge.triton import intercepted_launches
+
+from ._batch_statistics import DifferentiableStatistics, is_refusal
+from ._derived import Derived, conjugate, differentiable_norms, of_differentiated, refuse_once_differentiable
+
+
+@dataclasses.dataclass(frozen=True)
+class Vjp(Derived):
+    """Vector-Jacobian product ``(x, ct) -> ct @ Df(x)`` for the inputs `wrt` and the outputs `outs`.
+
+    It is computed by torch's reverse mode.
+    """
+
+    wrt: tuple[int, ...]
+    outs: tuple[int, ...]
+
+    @property
+    def in_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
+        return self.fn.in_types + tuple(self.fn.out_types[o] for o in self.outs)
+
+    @property
+    def out_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
+        return tuple(self.fn.in_types[i] for i in self.wrt)
+
+    @marked
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        refuse_once_differentiable(self.base, self.order)
+        count = len(self.fn.in_types)
+        primals, cotangents = tensors[:count], [conjugate(ct) for ct in tensors[count:]]
+        with differentiable_norms(self), intercepted_launches():  # a backward may launch kernels of its own
+            if inside_functorch():
+                grads = self._by_functorch(primals, cotangents)
+            else:
+                grads = self.by_autograd(primals, cotangents)[1]
+        return tuple(conjugate(grad) for grad in grads)
+
+    @marked
+    def by_autograd(
+        self,
+        primals: Tensors,
+        cotangents: Sequence[torch.Tensor],
+        around: contextlib.AbstractContextManager[Any] | None = None,
+    ) -> tuple[Tensors, Tensors]:
+        """Return results and gradients (torch's convention) by plain autograd, which every torch function supports.
+
+        The gradients can be differentiated again if a primal or a cotangent requires grad. `around` is active while the
+        function runs, and not while it is differentiated.
+        """
+        again = torch.is_grad_enabled() and any(t.requires_grad for t in (*primals, *cotangents))
+        with torch.enable_grad():
+            inputs = list(primals)
+            for i in self.wrt:
+                x = primals[i]
+                # A new tensor, even if the same array was passed twice; part of the outer graph, if there is one.
+                inputs[i] = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+            with around or contextlib.nullcontext():
+                results = self._results(inputs)
+            pairs = [(results[o], ct) for o, ct in zip(self.outs, cotangents, strict=True) if results[o].requires_grad]
+            if again and self.base.traits.untraceable:  # traceable functions were examined before they run
+                self.base.cache.once_differentiable = once_differentiable_in([y for y, _ in pairs])
+                refuse_once_differentiable(self.base, 2)
+            if not pairs:
+                return results, tuple(torch.zeros_like(primals[i]) for i in self.wrt)
+            differentiated = [inputs[i] for i in self.wrt]
+            extra = reentrant_checkpoints([y for y, _ in pairs], differentiated)
+            grads = torch.autograd.grad(
+                [y for y, _ in pairs], differentiated, [ct for _, ct in pairs], create_graph=again, allow_unused=True
+            )
+            found = [[_dense(part) for part in parts if part is not None] for parts in zip(grads, extra, strict=True)]
+            grads = tuple(
+                sum(parts[1:], parts[0]) if parts else torch.zeros_like(primals[i])
+                for i, parts in zip(self.wrt, found, strict=True)
+            )
+        return results, grads
+
+    def _results(self, inputs: Sequence[torch.Tensor]) -> Tensors:
+        traced = self.base
+        if not traced.cache.differentiable_statistics:
+            try:
+                return self.fn(*inputs)
+            except RuntimeError as error:
+                if not is_refusal(error):
+                    raise
+                traced.cache.differentiable_statistics = True
+        with DifferentiableStatistics():
+            return self.fn(*inputs)
+
+    def _by_functorch(self, primals: Tensors, cotangents: Sequence[torch.Tensor]) -> Tensors:
+        """Return the gradients by torch.func, for calls under torch.vmap or torch.func.jvp.
+
+        Plain autograd does not work under these transforms.
+        """
+
+        of_wrt = of_differentiated(self.fn, self.wrt, self.outs, primals)
+        pullback = torch.func.vjp(of_wrt, *(primals[i] for i in self.wrt))[1]
+        return pullback(tuple(cotangents))
+
+
+def _dense(grad: torch.Tensor) -> torch.Tensor:
+    """Return a gradient as a dense tensor, as JAX needs it: embeddings with ``sparse=True`` have sparse gradients."""
+    return grad if grad.layout is torch.strided else grad.to_dense()

@@ -1,0 +1,122 @@
+"""A torch function over a batch of rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from jtbridge.core.array_types import ArrayType, Tensors
+from jtbridge.core.dtypes import torch_dtype
+from jtbridge.core.functions import TorchFunction
+from jtbridge.core.torch_state import TorchState
+
+from ._derived import Derived
+from ._vjp import Vjp
+from ._vmap_guard import VmapGuard
+
+
+@dataclasses.dataclass(frozen=True)
+class Vmap(Derived):
+    """`fn` over a batch of `size` rows in one call.
+
+    `dims` holds the batch axis of each input, None for an input without one. Results have the batch axis first, except
+    the results at the positions `summed`, which are summed over the batch.
+    """
+
+    dims: tuple[int | None, ...]
+    size: int
+    summed: tuple[int, ...] = ()
+
+    @property
+    def in_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
+        return tuple(
+            type_ if dim is None else _with_axis(type_, dim, self.size)
+            for type_, dim in zip(self.fn.in_types, self.dims, strict=True)
+        )
+
+    @property
+    def out_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
+        return tuple(
+            type_ if i in self.summed else _with_axis(type_, 0, self.size) for i, type_ in enumerate(self.fn.out_types)
+        )
+
+    @property
+    def state(self) -> TorchState:
+        return self.fn.state
+
+    @property
+    def order(self) -> int:
+        return self.fn.order
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        rows = self._rows(tensors)
+        return tuple(y.sum(0, dtype=y.dtype) if i in self.summed else y for i, y in enumerate(rows))
+
+    def _rows(self, tensors: Tensors) -> Tensors:
+        if self.size == 0:
+            return self._empty(tensors)
+        traits = self.base.traits
+        if (
+            self in self.base.cache.sequential
+            or traits.unbatchable
+            or (self.base.cache.reads_graph and self.order > 0)  # in torch.func a weight requires no gradient
+            or (traits.autograd.uses_data and self.order > 0)  # inside torch.func, `.data` does not detach a tensor
+        ):
+            return self.by_loop(tensors)
+        try:
+            return self.by_torch_vmap(tensors)
+        except Exception:  # noqa: BLE001
+            # If a row fails by itself, the loop raises the real error.
+            result = self.by_loop(tensors)
+            self.base.cache.sequential.add(self)
+            return result
+
+    def by_torch_vmap(self, tensors: Tensors) -> Tensors:
+        """Run all rows by one call of torch.vmap, which raises if it cannot batch the function."""
+        # randomness="same": a key that is not batched draws the same numbers for every row, as in JAX.
+        with VmapGuard(tensors, self.dims):
+            return torch.func.vmap(self.fn.__call__, in_dims=self.dims, randomness="same")(*tensors)
+
+    def by_loop(self, tensors: Tensors) -> Tensors:
+        """Run the rows one after another, which is right for every function."""
+        # A row is copied to memory of its own: as_strided and similar operators count from the start of the memory.
+        rows = [
+            self.fn(*(t if d is None else t.select(d, i).clone() for t, d in zip(tensors, self.dims, strict=True)))
+            for i in range(self.size)
+        ]
+        return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+
+    def _empty(self, tensors: Tensors) -> Tensors:
+        device = tensors[0].device
+        return tuple(
+            torch.empty((0, *type_.shape), dtype=torch_dtype(type_.dtype, "a result"), device=device)
+            for type_ in self.fn.out_types
+        )
+
+
+def of_results(transpose: TorchFunction, used: Sequence[int]) -> TorchFunction:
+    """Restrict a vector-Jacobian product, batched or not, to the cotangents of some results.
+
+    `used` holds the positions of these results among the results that the product takes cotangents of.
+    """
+    if isinstance(transpose, Vmap):
+        inner = of_results(transpose.fn, used)
+        count = len(transpose.dims) - _cotangents(transpose)
+        dims = (*transpose.dims[:count], *(transpose.dims[count + i] for i in used))
+        return dataclasses.replace(transpose, fn=inner, dims=dims)
+    assert isinstance(transpose, Vjp)
+    return dataclasses.replace(transpose, outs=tuple(transpose.outs[i] for i in used))
+
+
+def _cotangents(transpose: TorchFunction) -> int:
+    """Return the number of cotangents that a vector-Jacobian product, batched or not, takes."""
+    while isinstance(transpose, Vmap):
+        transpose = transpose.fn
+    assert isinstance(transpose, Vjp)
+    return len(transpose.outs)
+
+
+def _with_axis(type_: ArrayType, dim: int, size: int) -> ArrayType:
+    return ArrayType((*type_.shape[:dim], size, *type_.shape[dim:]), type_.dtype)

@@ -1,0 +1,134 @@
+"""Guard against silent errors of torch.vmap: results that differ from the rows one after another (torch 2.13)."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import torch
+from torch.overrides import TorchFunctionMode
+
+from jtbridge._compat import StorageWeakRef, innermost, is_shared, storage_id
+
+# Kinds by name, the same for a function, a method, and an operator of `torch.ops`.
+_KINDS = {
+    **dict.fromkeys(("reshape", "reshape_as", "flatten", "ravel", "contiguous"), "by strides"),  # a view, or a copy
+    **dict.fromkeys(("stride", "is_contiguous", "dim_order"), "tells strides"),
+    **dict.fromkeys(("clone", "to", "empty_like", "zeros_like", "ones_like", "full_like"), "keeps strides"),
+    **dict.fromkeys(("new_empty", "new_zeros", "new_ones", "new_full"), "keeps strides"),
+    **dict.fromkeys(("__getitem__", "lift"), "view"),
+    **dict.fromkeys(("__setitem__", "__set__"), "write"),
+    **dict.fromkeys(("as_strided_scatter", "_reshape_alias"), "wrong"),
+    "as_strided": "as_strided",
+    "roll": "roll",
+}
+
+
+class VmapGuard(TorchFunctionMode):
+    """Mode that raises where torch.vmap would be wrong, so that the rows of the batch run one after another.
+
+    A result that is a view of its argument for one row may be a copy for a batch, and the other way round. The values
+    differ once the argument or the result is written to while the other one is in use:
+
+    - ``x[i]`` is a view of `x` for a tensor of one integer, and a copy if the integer differs between the rows.
+    - Whether ``x.reshape(...)`` is a view depends on the strides of `x`, and many operators give a batch other strides
+      than a row. The strides are known to be the same for contiguous arguments with the batch axis first, and for
+      contiguous copies of such arguments, and contiguous tensors made like them.
+
+    Args:
+        tensors: the arguments of torch.vmap.
+        dims: their batch axes.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]):
+        super().__init__()
+        self._arguments = tensors, dims
+        self._pairs: list[_Pair] = []
+        self._strides_were_read = False
+
+    @functools.cached_property
+    def _same_strides(self) -> dict[int, StorageWeakRef]:
+        """Return the storages of tensors with the strides of a row, by `storage_id`.
+
+        A reference to each storage keeps its id from being used again.
+        """
+        columns = [tensor for tensor, dim in zip(*self._arguments, strict=True) if dim == 0 and tensor.is_contiguous()]
+        return dict(map(_storage, columns))
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kind = _kind(func)
+        if kind is None and not kwargs:
+            return func(*args)
+        kwargs = kwargs or {}
+        if kind == "write" or kwargs.get("inplace") or kwargs.get("out") is not None:
+            self._check_write([kwargs.get("out"), [*args, *kwargs.values()][:1]])
+        elif kind is not None and args and isinstance(args[0], torch.Tensor):
+            return self._call(kind, func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _call(self, kind: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x = args[0]
+        is_batched = innermost(x) is not x
+        is_doubtful = is_batched and storage_id(innermost(x)) not in self._same_strides
+        name = func.__name__
+        if kind == "wrong" or (kind == "as_strided" and is_doubtful) or (kind == "roll" and x.dim() == 0):
+            raise NotImplementedError(f"the batching rule of {name} is wrong")
+        self._strides_were_read |= kind == "tells strides" and is_doubtful
+        if kind == "by strides" and is_doubtful:
+            was_shared = is_shared(innermost(x))
+            out = func(*args, **kwargs)
+            self._pairs.append(_Pair(x, out, was_shared))
+            return out
+        out = func(*args, **kwargs)
+        if kind == "view" and (name != "__getitem__" or _has_index_tensor(args[1])):
+            if storage_id(innermost(x)) != storage_id(innermost(out)):
+                self._pairs.append(_Pair(x, out, False))
+        elif kind == "keeps strides" and is_batched and not is_doubtful and x.is_contiguous() and out.is_contiguous():
+            self._same_strides.update([_storage(out)])
+        return out
+
+    def _check_write(self, written: Any) -> None:
+        if not self._pairs and not self._strides_were_read:
+            return
+        for tensor in jax.tree.leaves(written):
+            if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+                continue
+            storage = storage_id(innermost(tensor))
+            if self._strides_were_read or any(pair.is_seen_in_both(storage) for pair in self._pairs):
+                raise NotImplementedError("torch.vmap may take a copy for a view, or a view for a copy, and writes")
+
+
+class _Pair:
+    """Argument and result of an operator that may return a view for a row and a copy for a batch, or vice versa."""
+
+    def __init__(self, x: torch.Tensor, result: torch.Tensor, was_shared: bool):
+        self._x = weakref.ref(x)
+        self._was_shared = was_shared  # whether x shared its memory with another tensor than the result
+        self._storages = [StorageWeakRef(innermost(tensor).untyped_storage()) for tensor in (x, result)]
+
+    def is_seen_in_both(self, storage: int) -> bool:
+        """Return whether a write to a storage changes the argument or the result while the other one is in use."""
+        of_x, of_result = self._storages
+        if of_x.cdata == of_result.cdata == storage:
+            return self._was_shared or self._x() is not None
+        others = [other for own, other in ((of_x, of_result), (of_result, of_x)) if own.cdata == storage]
+        return any(not other.expired() for other in others)
+
+
+def _storage(tensor: torch.Tensor) -> tuple[int, StorageWeakRef]:
+    tensor = innermost(tensor)
+    return storage_id(tensor), StorageWeakRef(tensor.untyped_storage())
+
+
+@functools.lru_cache(maxsize=1024)
+def _kind(func: Callable[..., Any]) -> str | None:
+    name = getattr(func, "__name__", "").partition(".")[0]  # "add_" for "add_.Tensor"
+    return "write" if name.endswith("_") and not name.endswith("__") else _KINDS.get(name)
+
+
+def _has_index_tensor(index: Any) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, torch.Tensor) and part.dim() == 0 for part in parts)
