@@ -210,3 +210,19 @@ def test_a_complex_result_from_the_rows_of_a_jacobian(x64: None):
     moved = jax.jvp(g, (x,), (jnp.array([[1.0, 1.0], [0.5, -1.0]]),))[1]
     norm = (9 * 0.5 - 4) / 35 ** (2 / 3)
     np.testing.assert_allclose(moved, [0, norm * (2 - 1j) + 1j * (0.5 * 2 - 3)], rtol=1e-12)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_a_gradient_that_only_real_tensors_have(jitted: bool, backend: str):
+    """On tensors without values torch's autograd cannot take the view again from its transposed base."""
+
+    def fn(x):
+        y = x * 1
+        part = y.flatten()[::2]
+        y.t_()
+        part[0] += 1
+        return y
+
+    run = lambda x, dx: jax.jvp(jtbridge.wrap(fn), (x,), (dx,))[1]  # noqa: E731
+    moved = (jax.jit(run) if jitted else run)(jnp.ones((3, 3)), jnp.arange(9.0).reshape(3, 3))
+    np.testing.assert_array_equal(moved, np.arange(9.0).reshape(3, 3).T)
