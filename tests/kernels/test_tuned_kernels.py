@@ -1,4 +1,4 @@
-"""Which operations are tuned, in which direction, and of which shapes and dtypes each is tuned once."""
+"""Which kernels are tuned, forward or backward, and for which shapes and dtypes a kernel is tuned once."""
 
 from __future__ import annotations
 
