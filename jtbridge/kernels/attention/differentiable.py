@@ -54,7 +54,8 @@ def kernel_or_cudnn(settings: Settings, implementation: Implementation | None) -
             query, key = arrays[:2]
             if not interpreting() and decided(query, key, settings, implementation).implementation == "cudnn":
                 return of_cudnn(*arrays, settings=settings)
-            return (of_reference if _without_triton() else of_kernels)(*arrays, settings=settings)
+            without_triton = not interpreting() and triton_unsupported_reason() is not None
+            return (of_reference if without_triton else of_kernels)(*arrays, settings=settings)
 
         return run
 
@@ -73,10 +74,6 @@ def kernel_or_cudnn(settings: Settings, implementation: Implementation | None) -
         saved=lambda inputs, outputs: [*inputs, *outputs],
         alone=primitive(reference_output, lambda *xs, settings: _forward(*xs, settings=settings)[:1], cudnn.output),
     )
-
-
-def _without_triton() -> bool:
-    return not interpreting() and triton_unsupported_reason() is not None
 
 
 def reference_output(*arrays: jax.Array, settings: Settings) -> Sequence[jax.Array]:
