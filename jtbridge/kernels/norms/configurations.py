@@ -87,7 +87,7 @@ def candidates_sums() -> list[NormConfiguration]:
 
 
 def candidates_backward(rows: int, n: int, loaded: int) -> list[NormConfiguration]:
-    """Return the backward's candidates for tuning, the default first.
+    """Return the launch configurations of the backward that tuning tries, the default first.
 
     They have twice the warps, half or twice the rows and warps, or one stage less. Half the warps for the same rows
     would take all registers of a thread.
