@@ -51,7 +51,7 @@ endif
 constraints := $(VENV)/constraints.txt
 pip := $(PY) -m pip --disable-pip-version-check install --quiet
 # Tests of higher derivatives and of packed sequences, which `make test` leaves to `make test-operators`.
-long-tests := tests/transforms/test_hessian.py tests/transforms/test_third_order.py tests/translate/test_packed.py
+long-tests := tests/transforms/test_hessian.py tests/transforms/test_third_order.py tests/translate/test_packed_sequences.py
 
 # One process keeps one core busy: pytest runs $(JOBS) of them, and torch would start a thread per core in each.
 threads := OMP_NUM_THREADS=1

@@ -50,7 +50,7 @@ class Wrapped:
         self._fn = unwrap_compiled(fn)
         self._name = _name_of(self._fn)
         self._marked = marked(self._fn)
-        self._takes_rng = _has_parameter(self._fn, "rng")
+        self._takes_rng = _has_signature(self._fn) and "rng" in inspect.signature(self._fn).parameters
         self._options = options
         # Whether no option asks for work before or after the call of torch: see `call_directly`.
         self._is_simple = not (
@@ -327,7 +327,3 @@ def _has_signature(fn: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):  # built-in torch functions have none
         return False
     return True
-
-
-def _has_parameter(fn: Callable[..., Any], name: str) -> bool:
-    return _has_signature(fn) and name in inspect.signature(fn).parameters

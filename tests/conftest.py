@@ -49,9 +49,9 @@ def strict_promotion() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["dlpack", "callback"])
+@pytest.fixture(params=[status.name for status in jtbridge.backends("cpu") if status.kind == "call"])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Runs the test once with each backend."""
+    """Run the test once with each backend that calls torch."""
     with jtbridge.config(backend=request.param):
         yield request.param
 

@@ -1,4 +1,4 @@
-"""Importing jtbridge changes nothing and loads nothing heavy, and its files import only from below."""
+"""Importing jtbridge changes nothing and loads nothing heavy, and its files import only in the order of `LAYERS`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import jtbridge
 PACKAGE = pathlib.Path(jtbridge.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# From bottom to top. A file imports from rows below its own, and from its own folder.
+# A file imports only from rows that precede its own in this list, and from its own folder.
 LAYERS: list[set[str]] = [
     {"errors", "__main__"},
     {"_compat"},
@@ -60,11 +60,11 @@ def imported_units(path: pathlib.Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_files_import_from_below(path: pathlib.Path):
+def test_files_import_from_preceding_rows(path: pathlib.Path):
     here = unit(path)
-    assert here in ROW, f"`{here}` has no row: add it where it belongs"
+    assert here in ROW, f"`{here}` has no row in `LAYERS`: add it after everything that it imports"
     for other in imported_units(path) - {here}:
-        assert ROW[other] < ROW[here], f"`{path.name}` of `{here}` imports `{other}`, which is not below it"
+        assert ROW[other] < ROW[here], f"`{path.name}` of `{here}` imports `{other}`, whose row does not precede it"
 
 
 def test_rows_name_what_exists():

@@ -1,4 +1,4 @@
-"""Nothing is kept for longer than it is used: functions, arrays, weights, plans."""
+"""Functions, arrays, weights and traced functions are released when nothing uses them."""
 
 from __future__ import annotations
 

@@ -14,17 +14,12 @@ from jtbridge.core.functions import TracedFunction
 _SMALL = 256  # elements: a constant of up to this size is written into the program
 
 
-def all_constants(module: fx.GraphModule) -> list[torch.Tensor]:
-    """Return the closed-over tensors of a graph."""
-    values = [getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")]
-    return [value for value in values if isinstance(value, torch.Tensor) and not is_zero(value)]
-
-
 def large_constants(module: fx.GraphModule) -> tuple[torch.Tensor, ...]:
     """Return the closed-over tensors of a graph that should become inputs, each once."""
     found: dict[Any, torch.Tensor] = {}
-    for value in all_constants(module):
-        if value.numel() > _SMALL and _crosses(value):
+    for node in module.graph.find_nodes(op="get_attr"):
+        value = getattr(module, str(node.target))
+        if isinstance(value, torch.Tensor) and not is_zero(value) and value.numel() > _SMALL and _crosses(value):
             found.setdefault(_identity(value), value)
     return tuple(found.values())
 

@@ -60,7 +60,7 @@ class PathTrace:
         return self._operators
 
     def again(self) -> PathTrace:
-        """Return a trace that is told the same values."""
+        """Return a new trace that gives the symbols the same values."""
         return PathTrace(self._given, self._rest)
 
     def over(self) -> None:
@@ -68,7 +68,7 @@ class PathTrace:
         self._over = True
 
     def type_of(self, leaf: Any) -> Any:
-        """Return a tensor of the same type as a result; a DependentTensor if its sizes depend on data."""
+        """Return a tensor that stands for the type of a result; a DependentTensor if its sizes depend on data."""
         for number, dtype in _NUMBERS.items():
             if isinstance(leaf, number):
                 return torch.empty((), dtype=dtype)

@@ -37,7 +37,9 @@ def check_results(name: str, results: Sequence[jax.Array]) -> None:
     """
     for kind, has_any in wanted_checks().items():
         for number, array in enumerate(results):
-            if jnp.issubdtype(array.dtype, jnp.inexact) and _holds(array, has_any):
+            if not jnp.issubdtype(array.dtype, jnp.inexact):
+                continue
+            if any(np.any(has_any(np.asarray(shard.data))) for shard in array.addressable_shards):
                 raise FloatingPointError(
                     f"invalid value ({kind}) encountered in result {number} "
                     f"({array.dtype}{list(array.shape)}) of {name}, a torch function"
@@ -49,7 +51,3 @@ def wanted_checks() -> dict[str, np.ufunc]:
     nans = {"nan": np.isnan} if jax.config.jax_debug_nans else {}  # type: ignore[attr-defined]
     infs = {"inf": np.isinf} if jax.config.jax_debug_infs else {}  # type: ignore[attr-defined]
     return {**nans, **infs}
-
-
-def _holds(array: jax.Array, has_any: np.ufunc) -> bool:
-    return any(bool(np.any(has_any(np.asarray(shard.data)))) for shard in array.addressable_shards)

@@ -55,7 +55,7 @@ class DifferentiableKernel:
     def __call__(self, *inputs: jax.Array) -> tuple[jax.Array, ...]:
         if self.batching_rule is None:
             return self.function(*inputs)
-        return tuple(bind(operation_p, *(jnp.asarray(x) for x in inputs), operation=self))
+        return tuple(bind(differentiable_kernel_p, *(jnp.asarray(x) for x in inputs), kernel=self))
 
     def _jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         count = len(primals)
@@ -79,33 +79,33 @@ class DifferentiableKernel:
         return tuple(outputs[: self._results]), tuple(moved)
 
 
-operation_p = Primitive("kernel_operation")
-operation_p.multiple_results = True
+differentiable_kernel_p = Primitive("differentiable_kernel")
+differentiable_kernel_p.multiple_results = True
 
 
-@operation_p.def_impl
-def _impl(*inputs: Any, operation: DifferentiableKernel) -> list[jax.Array]:
-    return list(operation.function(*inputs))
+@differentiable_kernel_p.def_impl
+def _impl(*inputs: Any, kernel: DifferentiableKernel) -> list[jax.Array]:
+    return list(kernel.function(*inputs))
 
 
-@operation_p.def_abstract_eval
-def _abstract(*inputs: Any, operation: DifferentiableKernel) -> list[ShapedArray]:
-    return as_varying(operation.function, inputs)
+@differentiable_kernel_p.def_abstract_eval
+def _abstract(*inputs: Any, kernel: DifferentiableKernel) -> list[ShapedArray]:
+    return as_varying(kernel.function, inputs)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, operation: DifferentiableKernel) -> tuple[Any, Any]:
-    return jax.jvp(operation.function, tuple(primals), tuple(ad.instantiate_zeros(t) for t in tangents))
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, kernel: DifferentiableKernel) -> tuple[Any, Any]:
+    return jax.jvp(kernel.function, tuple(primals), tuple(ad.instantiate_zeros(t) for t in tangents))
 
 
-def _batch(inputs: Sequence[Any], dims: Sequence[int | None], *, operation: DifferentiableKernel) -> tuple[Any, Any]:
+def _batch(inputs: Sequence[Any], dims: Sequence[int | None], *, kernel: DifferentiableKernel) -> tuple[Any, Any]:
     moved = [x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(inputs, dims, strict=True)]
     # A batching rule calls its first argument, and a differentiable kernel is called like a kernel primitive.
-    results = operation.batching_rule and operation.batching_rule(operation, [dim is not None for dim in dims], moved)  # type: ignore[arg-type]
+    results = kernel.batching_rule and kernel.batching_rule(kernel, [dim is not None for dim in dims], moved)  # type: ignore[arg-type]
     if results is None:
-        results = jax.vmap(operation.function, [None if dim is None else 0 for dim in dims])(*moved)
+        results = jax.vmap(kernel.function, [None if dim is None else 0 for dim in dims])(*moved)
     return list(results), [0] * len(results)
 
 
-ad.primitive_jvps[operation_p] = _jvp
-batching.primitive_batchers[operation_p] = _batch
-mlir.register_lowering(operation_p, lower_plainly(_impl))
+ad.primitive_jvps[differentiable_kernel_p] = _jvp
+batching.primitive_batchers[differentiable_kernel_p] = _batch
+mlir.register_lowering(differentiable_kernel_p, lower_plainly(_impl))

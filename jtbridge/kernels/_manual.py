@@ -18,7 +18,7 @@ from jax.interpreters import mlir
 from jtbridge._compat import call_aval, unify_varying_axes
 
 
-def bind(primitive: Primitive, *arrays: Any, **params: Any) -> Any:
+def bind(primitive: Primitive, /, *arrays: Any, **params: Any) -> Any:
     """Bind a primitive to arrays, each made to vary over the mesh axes of all of them."""
     return primitive.bind(*unify_varying_axes(arrays), **params)
 

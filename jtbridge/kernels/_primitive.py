@@ -50,7 +50,7 @@ class KernelPrimitive:
         return f"{function.__module__.split('.')[-2]} {function.__name__}"
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
-        return bind(step_p, *(jnp.asarray(x) for x in arrays), step=self)
+        return bind(kernel_primitive_p, *(jnp.asarray(x) for x in arrays), fn=self)
 
     def looped(self, batched: Sequence[bool], arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """Run the primitive on the elements of a batch, one after the other."""
@@ -70,12 +70,12 @@ def leading(shared: Sequence[int] = ()) -> BatchingRule:
     """
 
     def batching_rule(
-        step: KernelPrimitive, batched: Sequence[bool], arrays: Sequence[jax.Array]
+        primitive: KernelPrimitive, batched: Sequence[bool], arrays: Sequence[jax.Array]
     ) -> Sequence[jax.Array] | None:
         if any(batched[i] for i in shared):
             return None
         size = next(x.shape[0] for b, x in zip(batched, arrays, strict=True) if b)
-        return step(
+        return primitive(
             *(
                 x if b or i in shared else jnp.broadcast_to(x, (size, *x.shape))
                 for i, (b, x) in enumerate(zip(batched, arrays, strict=True))
@@ -85,48 +85,48 @@ def leading(shared: Sequence[int] = ()) -> BatchingRule:
     return batching_rule
 
 
-step_p = Primitive("kernel_step")
-step_p.multiple_results = True
+kernel_primitive_p = Primitive("kernel_primitive")
+kernel_primitive_p.multiple_results = True
 
 
-@step_p.def_impl
-def _impl(*arrays: Any, step: KernelPrimitive) -> list[jax.Array]:
-    return jax.jit(lambda *xs: step_p.bind(*xs, step=step))(*arrays)
+@kernel_primitive_p.def_impl
+def _impl(*arrays: Any, fn: KernelPrimitive) -> list[jax.Array]:
+    return jax.jit(lambda *xs: kernel_primitive_p.bind(*xs, fn=fn))(*arrays)
 
 
-@step_p.def_abstract_eval
-def _abstract(*arrays: Any, step: KernelPrimitive) -> list[ShapedArray]:
-    return as_varying(step.reference, arrays)
+@kernel_primitive_p.def_abstract_eval
+def _abstract(*arrays: Any, fn: KernelPrimitive) -> list[ShapedArray]:
+    return as_varying(fn.reference, arrays)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, step: KernelPrimitive) -> tuple[Any, Any]:
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: KernelPrimitive) -> tuple[Any, Any]:
     moved = tuple(ad.instantiate_zeros(t) for t in tangents)
-    return step(*primals), jax.jvp(lambda *xs: list(step.reference(*xs)), tuple(primals), moved)[1]
+    return fn(*primals), jax.jvp(lambda *xs: list(fn.reference(*xs)), tuple(primals), moved)[1]
 
 
-def _batch(arrays: Sequence[Any], dims: Sequence[int | None], *, step: KernelPrimitive) -> tuple[Any, Any]:
+def _batch(arrays: Sequence[Any], dims: Sequence[int | None], *, fn: KernelPrimitive) -> tuple[Any, Any]:
     batched = [dim is not None for dim in dims]
     moved = [x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(arrays, dims, strict=True)]
-    results = step.batching_rule(step, batched, moved) if step.batching_rule else None
+    results = fn.batching_rule(fn, batched, moved) if fn.batching_rule else None
     if results is None:
-        results = step.looped(batched, moved)
+        results = fn.looped(batched, moved)
     return list(results), [0] * len(results)
 
 
-def _run_reference(*arrays: Any, step: KernelPrimitive) -> list[Any]:
-    return list((step.kernel if interpreting() else step.reference)(*arrays))
+def _run_reference(*arrays: Any, fn: KernelPrimitive) -> list[Any]:
+    return list((fn.kernel if interpreting() else fn.reference)(*arrays))
 
 
-def _run_kernel(*arrays: Any, step: KernelPrimitive, platform: str) -> list[Any]:
+def _run_kernel(*arrays: Any, fn: KernelPrimitive, platform: str) -> list[Any]:
     # The only kernels that can do without Triton are cuDNN's, which an AMD GPU does not run.
-    needed = step.needs_triton or platform == "rocm"
-    return list((step.reference if needed and triton_unsupported_reason(platform) else step.kernel)(*arrays))
+    needed = fn.needs_triton or platform == "rocm"
+    return list((fn.reference if needed and triton_unsupported_reason(platform) else fn.kernel)(*arrays))
 
 
-ad.primitive_jvps[step_p] = _jvp
-batching.primitive_batchers[step_p] = _batch
-mlir.register_lowering(step_p, lower_plainly(_run_reference))
+ad.primitive_jvps[kernel_primitive_p] = _jvp
+batching.primitive_batchers[kernel_primitive_p] = _batch
+mlir.register_lowering(kernel_primitive_p, lower_plainly(_run_reference))
 for _platform in ("cuda", "rocm"):
     mlir.register_lowering(
-        step_p, lower_plainly(functools.partial(_run_kernel, platform=_platform)), platform=_platform
+        kernel_primitive_p, lower_plainly(functools.partial(_run_kernel, platform=_platform)), platform=_platform
     )

@@ -62,7 +62,7 @@ def grouped(shared: Sequence[int]) -> BatchingRule:
     """
 
     def batching_rule(
-        step: KernelPrimitive, batched: Sequence[bool], arrays: Sequence[jax.Array]
+        primitive: KernelPrimitive, batched: Sequence[bool], arrays: Sequence[jax.Array]
     ) -> Sequence[jax.Array]:
         size = next(x.shape[0] for b, x in zip(batched, arrays, strict=True) if b)
         groups = max(x.shape[b] for b, x in zip(batched, arrays, strict=True))
@@ -74,7 +74,7 @@ def grouped(shared: Sequence[int]) -> BatchingRule:
             inner = x.shape[b + 1 :]
             return jnp.broadcast_to(x if b else x[None], (size, groups, *inner)).reshape(size * groups, *inner)
 
-        results = step(*(merged(i, b, x) for i, (b, x) in enumerate(zip(batched, arrays, strict=True))))
+        results = primitive(*(merged(i, b, x) for i, (b, x) in enumerate(zip(batched, arrays, strict=True))))
         return [y.reshape(size, groups, *y.shape[1:]) for y in results]
 
     return batching_rule

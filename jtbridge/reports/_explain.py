@@ -226,9 +226,8 @@ def _kernels(traced: TracedFunction) -> dict[str, int]:
         jaxpr = pending.pop()
         pending += subjaxprs(jaxpr)
         for equation in jaxpr.eqns:
-            kernel = equation.params.get("step") or equation.params.get("launch")
-            if isinstance(kernel, KernelPrimitive | Launch):
-                found[kernel.name] += 1
+            kernels = [value for value in equation.params.values() if isinstance(value, KernelPrimitive | Launch)]
+            found.update(kernel.name for kernel in kernels)
     return dict(found)
 
 

@@ -132,11 +132,14 @@ def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: Any
     return torch.linalg.vector_norm(differences, p, -1)
 
 
-_STRAIGHT = 40.0  # from here on softplus(x) is x in float64
+_STRAIGHT = 40.0  # for larger x, softplus(x) equals x in float64
 
 
 def _logcumsumexp(input: torch.Tensor, dim: int) -> torch.Tensor:
-    """Add logarithms of sums over 1, 2, 4, ... elements. A softplus is smooth also where two of them are equal."""
+    """Compute logcumsumexp by doubling: combine the results over 1, 2, 4, ... elements by softplus.
+
+    Softplus has all derivatives, also where the two values that it combines are equal.
+    """
     if input.is_complex() or not input.is_floating_point() or not input.dim():
         return torch.logcumsumexp(input, dim)
     sums = _wide(input).movedim(dim, 0)

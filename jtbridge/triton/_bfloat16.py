@@ -102,9 +102,9 @@ def _atomic(interpreter: Any) -> Any:
     original, tl, handle = interpreter.InterpreterBuilder.create_atomic_rmw, interpreter.tl, interpreter.TensorHandle
     memory = interpreter._interpreter
 
-    def change(self: Any, operation: Any, pointers: Any, value: Any, mask: Any, *how: Any) -> Any:
+    def change(self: Any, kind: Any, pointers: Any, value: Any, mask: Any, *how: Any) -> Any:
         if value.data.dtype != _BFLOAT16:
-            return original(self, operation, pointers, value, mask, *how)
+            return original(self, kind, pointers, value, mask, *how)
         before = np.zeros_like(value.data)
         for i in zip(*np.nonzero(mask.data), strict=True):
             pointer, one = np.array([pointers.data[i]]), np.ones(1, bool)

@@ -4,6 +4,8 @@ The blocks of a page run in order, in one namespace, in a process of their own. 
 
 - ``needs NAME ...``: the block runs only where every name is there: a module such as ``triton``, or ``gpu``;
 - ``raises NAME``: the block must raise an exception of that class;
+- ``file PATH``: the block is a new file of the checkout. The page runs with a copy of the checkout, and the block is
+  written to PATH in this copy; a file of ``tests/`` is run by pytest;
 - ``not run``: the block is not complete by itself.
 
 A ``text`` block directly below a Python block is its output: what the block prints, or the message of what it raises.
@@ -18,13 +20,17 @@ import importlib.util
 import io
 import pathlib
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
 import traceback
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-MARKS = ("needs ", "raises ", "not run")
+MARKS = ("needs ", "raises ", "file ", "not run")
 
 _FENCE = re.compile(
     r"^(?P<indent> *)```python(?P<header>[^\n]*)\n(?P<code>.*?)^(?P=indent)```\n"
@@ -52,6 +58,11 @@ class Block:
         return self.title.removeprefix("raises ") if self.title.startswith("raises ") else None
 
     @property
+    def file(self) -> str | None:
+        """The path of the file that the block is, relative to the checkout."""
+        return self.title.removeprefix("file ") if self.title.startswith("file ") else None
+
+    @property
     def missing(self) -> str | None:
         """Why the block cannot run here; None if it can."""
         if self.title == "not run":
@@ -73,12 +84,42 @@ def blocks(text: str) -> list[Block]:
 def run_page(path: pathlib.Path) -> Iterator[tuple[Block, str]]:
     """Run the blocks of a page; yield each with "ran", "skipped: REASON" or "failed: REASON"."""
     namespace: dict[str, object] = {"__name__": "__main__"}
-    for block in blocks(path.read_text()):
-        if block.missing is not None:
-            yield block, f"skipped: {block.missing}"
-        else:
-            failure = _failure(block, path, namespace)
-            yield block, "ran" if failure is None else f"failed: {failure}"
+    found = blocks(path.read_text())
+    with contextlib.ExitStack() as stack:
+        checkout = stack.enter_context(_copied_checkout()) if any(block.file for block in found) else ROOT
+        for block in found:
+            if block.missing is not None:
+                yield block, f"skipped: {block.missing}"
+            else:
+                failure = _file_failure(block, checkout) if block.file else _failure(block, path, namespace)
+                yield block, "ran" if failure is None else f"failed: {failure}"
+
+
+@contextlib.contextmanager
+def _copied_checkout() -> Iterator[pathlib.Path]:
+    """Make a copy of the package and its tests, which `import jtbridge` then finds first."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("jtbridge", "tests"):
+            shutil.copytree(ROOT / name, f"{folder}/{name}", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        assert "jtbridge" not in sys.modules
+        sys.path.insert(0, folder)
+        yield pathlib.Path(folder)
+
+
+def _file_failure(block: Block, checkout: pathlib.Path) -> str | None:
+    """Write a block to its file, and run it if it is a test."""
+    file = checkout / str(block.file)
+    if file.exists():
+        return f"`{block.file}` exists already"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(block.code)
+    importlib.invalidate_caches()
+    if file.relative_to(checkout).parts[0] != "tests":
+        return None
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=checkout, check=False)
+    return done.stdout[-3000:] if done.returncode else None
 
 
 def _failure(block: Block, path: pathlib.Path, namespace: dict[str, object]) -> str | None:

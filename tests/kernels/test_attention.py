@@ -19,7 +19,7 @@ import jtbridge
 from jtbridge.kernels import attention
 from jtbridge.kernels._chip import Chip
 from jtbridge.kernels._launch import interpreting
-from jtbridge.kernels.attention import configurations, op, operation, reference, unsupported_reason
+from jtbridge.kernels.attention import configurations, differentiable, op, reference, unsupported_reason
 from jtbridge.kernels.attention.configurations import AttentionConfiguration
 from jtbridge.kernels.attention.philox import philox
 
@@ -414,8 +414,8 @@ def test_every_configuration_computes_the_same(entry, monkeypatch):
     for i in range(max(map(len, tables))):
         for table, each in zip(TABLES, tables, strict=True):
             monkeypatch.setitem(table, entry, (each[min(i, len(each) - 1)],))
-        got = operation._forward(query, key, value, settings=given)
-        got += operation._backward(*arrays, settings=given)
+        got = differentiable._forward(query, key, value, settings=given)
+        got += differentiable._backward(*arrays, settings=given)
         assert_close(got, want, BETWEEN)
 
 
@@ -466,7 +466,7 @@ def test_configurations_compile(d, dtype, architecture, count, monkeypatch, tmp_
 @pytest.mark.parametrize("entry", configurations.FORWARD)
 def test_the_default_compiles_to_what_fits_a_chip_with_little_shared_memory(entry, monkeypatch, tmp_path):
     small = Chip("NVIDIA L4", 89)
-    monkeypatch.setattr(operation, "target", lambda: small)
+    monkeypatch.setattr(differentiable, "target", lambda: small)
     d, itemsize = entry
     for launch in launches(gradients(is_causal=True), *of_size(d, {2: "bfloat16", 4: "float32"}[itemsize])):
         assert compiled(launch, 89, tmp_path).shared <= small.shared == 99 * 1024
@@ -485,7 +485,7 @@ def test_the_default_compiles_to_what_fits_a_chip_with_little_shared_memory(entr
 )
 @pytest.mark.parametrize("entry", configurations.FORWARD)
 def test_the_default_with_an_additive_mask_compiles_to_what_fits_its_chip(entry, chip, monkeypatch, tmp_path):
-    monkeypatch.setattr(operation, "target", lambda: chip)
+    monkeypatch.setattr(differentiable, "target", lambda: chip)
     d, itemsize = entry
     query, key, value, ct = of_size(d, {2: "bfloat16", 4: "float32"}[itemsize])
     mask = jax.ShapeDtypeStruct((query.shape[2], key.shape[2]), jnp.float32)

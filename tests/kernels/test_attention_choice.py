@@ -16,7 +16,7 @@ from jtbridge import _compat
 from jtbridge.errors import BackendError
 from jtbridge.kernels import attention
 from jtbridge.kernels._chip import Chip
-from jtbridge.kernels.attention import choice, chosen, cudnn, operation
+from jtbridge.kernels.attention import choice, chosen, cudnn, differentiable
 
 from .harness import assert_close, needs_compiler, needs_triton, normal, pretending
 
@@ -40,7 +40,7 @@ def on(monkeypatch):
         monkeypatch.setattr(choice, "cudnn_version", lambda: version)
 
     yield use
-    operation.operation_of_either.cache_clear()  # what a test put in cuDNN's place may be in there
+    differentiable.kernel_or_cudnn.cache_clear()  # what a test put in cuDNN's place may be in there
 
 
 MASK = jax.ShapeDtypeStruct((1024, 1024), jnp.dtype(bool))
@@ -175,7 +175,7 @@ def test_the_program_has_what_was_chosen(on, is_causal):
 @needs_compiler
 def test_cudnn_does_without_triton(on, monkeypatch):
     on(H100)
-    monkeypatch.setattr(operation, "triton_unsupported_reason", lambda: "`triton` is not installed")
+    monkeypatch.setattr(differentiable, "triton_unsupported_reason", lambda: "`triton` is not installed")
     args = [jnp.zeros(x.shape, x.dtype) for x in of()]
     text = jax.jit(gradients()).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
     assert re.findall(r"@(__cudnn\$\w+)", text) == CUDNN
@@ -224,19 +224,20 @@ def test_what_is_handed_to_cudnn(on, monkeypatch):
     """With the reference in cuDNN's place: arrays, residuals and cotangent are those that it takes."""
     on(H100)
     query, key, value, ct = (normal(1, 2, 512, 64, dtype="bfloat16", seed=i) for i in range(4))
-    settings = operation.reference.Settings(0.125, None, 0, "none", 0.0)
+    reference = differentiable.reference
+    settings = reference.Settings(0.125, None, 0, "none", 0.0)
 
     def backward(query, key, value, out, logsumexp, ct, *, settings):
         assert logsumexp.dtype == "float32"
         inputs = (query, key, value, out, logsumexp, ct, jnp.zeros_like(logsumexp))
-        return operation.reference.backward(*inputs, settings=settings)
+        return reference.backward(*inputs, settings=settings)
 
-    monkeypatch.setattr(cudnn, "forward", lambda *x, settings: operation.reference.forward(*x, settings=settings))
-    monkeypatch.setattr(cudnn, "output", lambda *x, settings: operation.reference.forward(*x, settings=settings)[:1])
+    monkeypatch.setattr(cudnn, "forward", lambda *x, settings: reference.forward(*x, settings=settings))
+    monkeypatch.setattr(cudnn, "output", lambda *x, settings: reference.forward(*x, settings=settings)[:1])
     monkeypatch.setattr(cudnn, "backward", backward)
-    operation.operation_of_either.cache_clear()
-    either = operation.operation_of_either(settings, None)
-    operation.operation_of_either.cache_clear()
+    differentiable.kernel_or_cudnn.cache_clear()
+    either = differentiable.kernel_or_cudnn(settings, None)
+    differentiable.kernel_or_cudnn.cache_clear()
 
     want, pull = jax.vjp(lambda *x: attention(*x, is_causal=True), query, key, value)
     outputs = either.forward.kernel(query, key, value)

@@ -185,8 +185,8 @@ def test_one_program_has_the_kernels_for_a_gpu(platforms):
 def test_with_the_activation_rounded(activation, dtype):
     """As a model's code has it: activation and product are operators of half precision each."""
     gate, up, ct = (normal(5000, dtype=dtype, seed=seed) for seed in range(3))
-    operation = op.operation(activation, rounded=True)
-    (y,), (by_gate, by_up) = jax.jit(operation.forward)(gate, up), jax.jit(operation.backward)(gate, up, ct)
+    kernel = op.differentiable_kernel(activation, rounded=True)
+    (y,), (by_gate, by_up) = jax.jit(kernel.forward)(gate, up), jax.jit(kernel.backward)(gate, up, ct)
 
     activated, pull = jax.vjp(lambda x: reference.activate(x, activation), gate.astype("float32"))
     activated, by_activated = activated.astype(dtype), ct * up

@@ -81,12 +81,12 @@ def test_blocks_of_every_size(kind, monkeypatch):
     a, b, bias = normal(2, 21, 37, dtype=dtype), normal(37, 50, dtype=dtype), normal(50, dtype=dtype)
     want = plain(a.astype("float32"), b.astype("float32"), bias.astype("float32"), activation="silu").astype(dtype)
     for configuration in CONFIGURATIONS[kind]:
-        op.operation.cache_clear()
+        op.differentiable_kernel.cache_clear()
         monkeypatch.setattr(op, "choose", lambda *_, configuration=configuration: configuration)
         precision = "tf32" if kind == "tf32" else "ieee"
         f = functools.partial(matmul, activation="silu", precision=precision)
         assert_close(jax.jit(f)(a, b, bias), want, factor=2)
-    op.operation.cache_clear()
+    op.differentiable_kernel.cache_clear()
 
 
 @pytest.mark.parametrize("activation", [None, "gelu"])

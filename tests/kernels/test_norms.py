@@ -149,7 +149,7 @@ def test_long_rows_are_taken_by_pieces(name, residual, monkeypatch):
     f, theirs, _ = BOTH[name]
     for limit, value in {"_LONGEST": 64, "_LONGEST_BACKWARD": 64, "_PIECE": 32, "_COLUMNS": 32, "_ROOM": 512}.items():
         monkeypatch.setattr(configurations, limit, value)
-    op.operation.cache_clear()
+    op.differentiable_kernel.cache_clear()
     x, ct = 100 + normal(7, 100), normal(7, 100, seed=1)  # a mean that would cancel
     weights = _weights(name, 100)
     args = (x, *([x - 200] if residual else []), *weights)
@@ -161,7 +161,7 @@ def test_long_rows_are_taken_by_pieces(name, residual, monkeypatch):
     assert_close(of(f)(cts, *args), of(theirs)(cts, *args), factor=8)
     batched = [jax.vmap(of(h))(*jax.tree.map(lambda a: jnp.stack([a, a[::-1]]), (cts, *args))) for h in (f, theirs)]
     assert_close(*batched, factor=8)
-    op.operation.cache_clear()
+    op.differentiable_kernel.cache_clear()
 
 
 @both
@@ -169,11 +169,11 @@ def test_programs_take_several_rows(name, monkeypatch):
     f, theirs, _ = BOTH[name]
     monkeypatch.setattr(configurations, "_ROOM", 3 * 64)
     monkeypatch.setattr(configurations, "_TILE_BACKWARD", 32)
-    op.operation.cache_clear()
+    op.differentiable_kernel.cache_clear()
     x, ct = normal(23, 13), normal(23, 13, seed=1)
     weights = _weights(name, 13)
     assert_close(_pulled(f)(ct, x, *weights), _pulled(theirs)(ct, x, *weights), factor=SUMS)
-    op.operation.cache_clear()
+    op.differentiable_kernel.cache_clear()
 
 
 def _turns(rows, n, loaded, monkeypatch, count=None):
@@ -184,13 +184,13 @@ def _turns(rows, n, loaded, monkeypatch, count=None):
         configurations.candidates_backward(rows, n, loaded),
     )
     for forward, sums, backward in in_turn(*(table[:count] for table in tables)):
-        op.operation.cache_clear()
+        op.differentiable_kernel.cache_clear()
         monkeypatch.setattr(op, "candidates_forward", lambda *_, c=forward: [c])
         monkeypatch.setattr(op, "candidates_sums", lambda c=sums: [c])
         monkeypatch.setattr(op, "candidates_backward", lambda *_, c=backward: [c])
         held = {"norm_forward": forward, "norm_forward_pieces": forward}
         yield held | {"norm_backward_sums": sums, "norm_backward": backward}
-    op.operation.cache_clear()
+    op.differentiable_kernel.cache_clear()
 
 
 def _as_configured(configuration, constants, warps):
@@ -393,7 +393,7 @@ def test_rounded_before_the_weight(n, dtype):
     """As Llama's has it: what is scaled is of the dtype of x."""
     x, weight = normal(1, 3, n, dtype=dtype), normal(1, n, dtype=dtype, seed=1)
     norm = op.Norm(False, 1e-6, 0.0, False, True, False, rounded=True)
-    y, _ = jax.jit(op.operation(norm, (dtype,)).forward)(x, weight)
+    y, _ = jax.jit(op.differentiable_kernel(norm, (dtype,)).forward)(x, weight)
     wide = x.astype(jnp.float32)
     h = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-6)
     want = np.asarray(h.astype(dtype)) * np.asarray(weight)[:, None]

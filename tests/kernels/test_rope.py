@@ -95,14 +95,14 @@ def test_is_torchs(heads, tokens, half, dtype, of_batch, interleaved):
 def test_many_tokens_take_many_programs(interleaved, monkeypatch):
     monkeypatch.setattr(configurations, "_BLOCK", 16)
     monkeypatch.setattr(configurations, "_HEADS", 2)
-    op.operation.cache_clear()
+    op.differentiable_kernel.cache_clear()
     q, k, cos, sin = normal(2, 5, 9, 6), normal(2, 3, 9, 6, seed=1), normal(9, 6, seed=2), normal(9, 6, seed=3)
     cts = (q[:, ::-1], k[:, ::-1])
     rule = {"interleaved": interleaved}
     both = _pulled(lambda q, k, *angles: (formula(q, *angles, **rule), formula(k, *angles, **rule)))
     got = _pulled(functools.partial(rope_qk, **rule))(cts, q, k, cos, sin)
     assert_close(got, both(cts, q, k, cos, sin), factor=SUMS)
-    op.operation.cache_clear()
+    op.differentiable_kernel.cache_clear()
 
 
 @pytest.mark.parametrize("leading", [(), (2,), (2, 3)])
@@ -257,8 +257,8 @@ def test_configurations_compile_without_spilling(architecture, d, dtype, interle
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_compiles_with_tokens_before_heads(architecture, dtype, interleaved, tmp_path):
     x, angle = jnp.zeros((1, 2, 64, 8, 128), dtype), jnp.zeros((1, 2, 64, 128), dtype)
-    operation = op.operation(1, Rotation(rounded=True, interleaved=interleaved, tokens_first=True))
-    found = launches(lambda *args: (operation.forward(*args), operation.backward(*args, args[0])), x, angle, angle)
+    kernel = op.differentiable_kernel(1, Rotation(rounded=True, interleaved=interleaved, tokens_first=True))
+    found = launches(lambda *args: (kernel.forward(*args), kernel.backward(*args, args[0])), x, angle, angle)
     _assert_fit(found, architecture, tmp_path)
 
 
@@ -291,8 +291,8 @@ def test_with_the_products_rounded(dtype, interleaved, tokens_first):
     shape = (1, 2, 50, 3, 64) if tokens_first else (1, 2, 3, 50, 64)
     x, ct = normal(*shape, dtype=dtype), normal(*shape, dtype=dtype, seed=1)
     cos, sin = (normal(1, 2, 50, 64, dtype=dtype, seed=seed) for seed in (2, 3))
-    operation = op.operation(1, Rotation(rounded=True, interleaved=interleaved, tokens_first=tokens_first))
-    got = jax.jit(operation.forward)(x, cos, sin)[0], jax.jit(operation.backward)(x, cos, sin, ct)[0]
+    kernel = op.differentiable_kernel(1, Rotation(rounded=True, interleaved=interleaved, tokens_first=tokens_first))
+    got = jax.jit(kernel.forward)(x, cos, sin)[0], jax.jit(kernel.backward)(x, cos, sin, ct)[0]
 
     turned = functools.partial(reference.turned, interleaved=interleaved)
     c, s = (jnp.expand_dims(angle, 3 if tokens_first else 2) for angle in (cos, sin))
@@ -312,7 +312,7 @@ def test_tokens_before_heads(rotation):
     swapped = [jnp.swapaxes(y, 2, 3) for y in (x, ct)] if rotation.tokens_first else [x, ct]
     if not rotation.tokens_first:
         cos, sin = normal(2, 1, 5, 12, seed=2), normal(2, 1, 5, 12, seed=3)
-    got = _pulled(op.operation(1, rotation))((ct,), x, cos, sin)
+    got = _pulled(op.differentiable_kernel(1, rotation))((ct,), x, cos, sin)
     want = _pulled(lambda *args: reference.forward(*args, rotation=heads_first))((swapped[1],), swapped[0], cos, sin)
     if rotation.tokens_first:
         want = (jnp.swapaxes(want[0][0], 2, 3),), (jnp.swapaxes(want[1][0], 2, 3), *want[1][1:])

@@ -51,7 +51,7 @@ def test_long_rows_are_taken_by_blocks(name, monkeypatch):
     f, theirs, _ = BOTH[name]
     monkeypatch.setattr(configurations, "_LONGEST", 64)
     monkeypatch.setattr(configurations, "_PIECE", 32)
-    op.operation.cache_clear()
+    op.differentiable_kernel.cache_clear()
     x = normal(3, 100).at[1, :40].set(-jnp.inf)
     assert_close(f(x), theirs(x))
     ct = normal(3, 100, seed=1)

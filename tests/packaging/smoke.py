@@ -1,5 +1,6 @@
-"""A few calls of every kind, with the installed package and what it depends on alone. Run by `make test-wheel`."""
+"""A few calls of every kind, with only the installed package and its dependencies. Run by `make test-wheel`."""
 
+import importlib.metadata
 import pathlib
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import jtbridge
 def main() -> None:
     assert "site-packages" in pathlib.Path(jtbridge.__file__).parts, jtbridge.__file__
     assert (pathlib.Path(jtbridge.__file__).parent / "py.typed").exists()
+    check_metadata()
     x = jnp.arange(6.0).reshape(2, 3)
     want = np.sin(np.asarray(x)) * 2
     for backend in ("auto", "xla", "dlpack", "callback"):
@@ -31,6 +33,23 @@ def main() -> None:
         getattr(jtbridge, name)
     shown = subprocess.run([sys.executable, "-m", "jtbridge", "--version"], capture_output=True, text=True, check=True)
     assert shown.stdout.startswith(f"jtbridge {jtbridge.__version__}, jax {jax.__version__}"), shown.stdout
+
+
+def check_metadata() -> None:
+    """The wheel holds the package alone, and its metadata is complete."""
+    metadata = importlib.metadata.metadata("jtbridge")
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Summary"]
+    assert metadata["Author"]
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "Typing :: Typed" in metadata.get_all("Classifier")
+    assert {"export", "triton", "test", "docs"} <= set(metadata.get_all("Provides-Extra"))
+    needed = {line.split(">")[0] for line in importlib.metadata.requires("jtbridge") if "extra ==" not in line}
+    assert needed == {"jax", "numpy", "torch"}, needed
+    files = [str(file) for file in importlib.metadata.files("jtbridge")]
+    strays = [name for name in files if not name.startswith(("jtbridge/", "jtbridge-"))]
+    assert not strays, strays
+    assert any(name.endswith("licenses/LICENSE") for name in files)
 
 
 if __name__ == "__main__":

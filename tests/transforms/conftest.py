@@ -10,7 +10,7 @@ import jtbridge
 
 _ALL = ("xla", "dlpack", "callback")
 _TWO = ("xla", "dlpack")  # `callback` runs the same derivatives of torch as `dlpack` does
-_WITH_ALL = ("test_forward", "test_grad", "test_vmap", "test_shard_map")
+_WITH_ALL = ("test_results", "test_grad", "test_vmap", "test_shard_map")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

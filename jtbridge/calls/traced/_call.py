@@ -105,7 +105,7 @@ class TracedCalls:
         self.outside_traces.clear()
 
     def _cache(self, arrays: Sequence[Any], backend: str) -> _Cache:
-        """Return the cache for a function that is traced now."""
+        """Return the cache of traced functions for this call: that of the outermost JAX trace, or of eager calls."""
         trace = outermost_trace()
         if trace is not None:
             return self._by_trace.setdefault(trace, collections.OrderedDict())

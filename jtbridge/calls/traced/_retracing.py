@@ -14,7 +14,8 @@ class NumberWatch:
     """Counter of the signatures of one function that differ only in the value of a single Python number."""
 
     def __init__(self) -> None:
-        self._seen: dict[Any, set[Any]] | None = {}  # rest of a signature -> numbers seen; None after the warning
+        # From a signature without one of its numbers to the values of that number; None after the warning.
+        self._seen: dict[Any, set[Any]] | None = {}
 
     def see(self, name: str, argument: Any, tree: Any, keys: tuple[Any, ...], types: Any, statics: tuple) -> None:
         """Record the signature of a trace, and warn once if too many signatures differ in one number only.

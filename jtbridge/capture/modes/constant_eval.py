@@ -150,7 +150,9 @@ class ConstantEvalMode(TorchDispatchMode):
         known = not changes and _is_function(func)
         is_like = known and schema_of(func).name.removeprefix("aten::") in _LIKES
         if is_like and args[0].layout is torch.strided and not _symbolic((args, kwargs)):
-            args, tensors = (_like(args[0]), *args[1:]), ()
+            like = args[0]
+            type_ = _TensorType(tuple(like.shape), like.stride(), like.dtype, like.device)
+            args, tensors = (type_, *args[1:]), ()
         elif known:
             known = self._knows_all((args, kwargs))
         storages = frozenset(storage_id(tensor) for tensor in tensors) if known else frozenset()
@@ -350,10 +352,6 @@ class ConstantEvalMode(TorchDispatchMode):
 def _bytes(tensor: torch.Tensor) -> int:
     """Return the size of a tensor's storage in bytes."""
     return tensor.untyped_storage().nbytes()
-
-
-def _like(tensor: torch.Tensor) -> _TensorType:
-    return _TensorType(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
 
 
 def _symbolic(tree: Any) -> bool:

@@ -139,8 +139,8 @@ class EffectRecorder:
         return self._fake_mode is not None
 
     def keeps_generator(self) -> bool:
-        """Return whether a generator that was drawn from outlives the call, so that it was not made inside."""
-        found = not self._generators  # the generator was not seen: it may outlive the call
+        """Return whether a generator that the function drew from exists after the call, so it was not made inside."""
+        found = not self._generators  # a generator that was not seen may exist after the call
         while self._generators and not found:
             generator = self._generators.pop()
             others = sum(each is generator for each in self._generators)
@@ -254,7 +254,8 @@ class EffectRecorder:
         if written_to is not None and self._refuse_write is not None:
             self._refuse_write(written_to)
         if written_to is not None and self._fake_mode is not None:
-            raise RuntimeError(f"`.data` of {written_to} is assigned to")  # inference then runs it on zeros
+            # This trace fails; inference then tries the function on example values.
+            raise RuntimeError(f"`.data` of {written_to} is assigned to")
 
     def kept_apart(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Return the arguments of an operator; of one that writes, with fake tensors in place of closed-over ones.

@@ -16,7 +16,7 @@ from jtbridge.lowerings._registry import register_lowering
 
 from . import op as attention
 from .choice import refused_by_cudnn
-from .operation import operation_of_either
+from .differentiable import kernel_or_cudnn
 
 Maybe = jax.Array | None
 
@@ -42,8 +42,8 @@ def _attended(
     settings = attention.Settings(factor, None, 0 if is_causal else None, kind, 0.0)
     if refused_by_cudnn(query, key, settings, logsumexp=False) is None:
         # Only torch's backward operator takes the logarithm, which therefore has no cotangent.
-        return operation_of_either(settings, None), arrays, True
-    return attention.operation(settings), arrays, False
+        return kernel_or_cudnn(settings, None), arrays, True
+    return attention.differentiable_kernel(settings), arrays, False
 
 
 @register_lowering("_scaled_dot_product_flash_attention_for_cpu", node=True, kernel=True)
@@ -61,8 +61,8 @@ def _attention(
     found = _attended(query, key, value, dropout_p, is_causal, attn_mask, scale)
     if found is None or out_dtype(node, 1) != np.float32:
         return NotImplemented
-    operation, arrays, _ = found
-    return tuple(operation.forward(*arrays))
+    kernel, arrays, _ = found
+    return tuple(kernel.forward(*arrays))
 
 
 @register_lowering("_scaled_dot_product_flash_attention_for_cpu_backward", node=True, kernel=True)
@@ -84,6 +84,6 @@ def _attention_backward(
     found = _attended(query, key, value, dropout_p, is_causal, attn_mask, scale)
     if found is None or logsumexp.dtype != np.float32:
         return NotImplemented
-    operation, arrays, either = found
+    kernel, arrays, either = found
     cotangents = [grad_out] if either else [grad_out, jnp.zeros_like(logsumexp)]
-    return tuple(operation.backward(*arrays, out, logsumexp, *cotangents)[:3])
+    return tuple(kernel.backward(*arrays, out, logsumexp, *cotangents)[:3])

@@ -14,7 +14,7 @@ from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
 
 from . import configurations, reference
 from .choice import IMPLEMENTATIONS, Choice, Implementation, decided, refused_by_cudnn
-from .operation import operation, operation_of_either
+from .differentiable import differentiable_kernel, kernel_or_cudnn
 from .reference import Settings
 
 Window = tuple[int | None, int | None]
@@ -146,10 +146,10 @@ def attention(
     if unsupported:
         out, logsumexp = reference.forward(*arrays, settings=settings)
     elif implementation != "triton" and not refused:
-        (out,) = operation_of_either(settings, implementation)(*arrays)
+        (out,) = kernel_or_cudnn(settings, implementation)(*arrays)
         return out
     else:
-        out, logsumexp = operation(settings)(*arrays)
+        out, logsumexp = differentiable_kernel(settings)(*arrays)
     return (out, logsumexp) if return_logsumexp else out
 
 

@@ -8,7 +8,7 @@ from jtbridge.kernels._shapes import next_power_of_2, warps
 
 # Forward: the lanes of a program, eight for each thread, and the pieces of a row that a program takes at a time.
 _LANES, _PIECES = 2048, 4
-# Backward: the elements of a program, and the fewest elements of a thread in a candidate of tuning.
+# Backward: the elements that a program takes at a time, and the fewest elements per thread that tuning tries.
 _BLOCK, _LEAST = 4096, 8
 
 

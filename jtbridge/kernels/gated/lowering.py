@@ -14,7 +14,7 @@ from . import op as gated
 
 
 def _operation(activation: str) -> DifferentiableKernel:
-    return gated.operation("gelu_tanh" if activation == "gelu_new" else activation, rounded=True)
+    return gated.differentiable_kernel("gelu_tanh" if activation == "gelu_new" else activation, rounded=True)
 
 
 @register_lowering("jtbridge::gated", node=True, kernel=True)

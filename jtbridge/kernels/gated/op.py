@@ -91,11 +91,11 @@ def _gated(gate: jax.Array, up: jax.Array, activation: str) -> jax.Array:
         raise ValueError(f"`gate` is {gate.shape} and `up` is {up.shape}: they must have one shape")
     if unsupported_reason(gate, up):
         return reference.activate(gate, activation) * up
-    return operation(activation)(gate, up)[0]
+    return differentiable_kernel(activation)(gate, up)[0]
 
 
 @functools.cache
-def operation(activation: str, *, rounded: bool = False) -> DifferentiableKernel:
+def differentiable_kernel(activation: str, *, rounded: bool = False) -> DifferentiableKernel:
     """Return the gated activation as a differentiable kernel.
 
     With `rounded`, the activation and its cotangent are rounded to the dtype of the arrays.

@@ -13,7 +13,7 @@ ACTIVATIONS = ("silu", "gelu_tanh", "gelu")
 
 
 def activate(gate: jax.Array, activation: str) -> jax.Array:
-    """Apply one of :data:`ACTIVATIONS`."""
+    """Apply the activation function with a name of :data:`ACTIVATIONS`."""
     if activation == "silu":
         return jax.nn.silu(gate)
     return jax.nn.gelu(gate, approximate=activation == "gelu_tanh")

@@ -30,11 +30,11 @@ def losses(
     hidden: jax.Array, weight: jax.Array, bias: jax.Array, labels: jax.Array, options: Options
 ) -> tuple[jax.Array, jax.Array]:
     """Return the loss and the log-sum-exp of each token of ``hidden[tokens, width]``; no logits outlive their chunk."""
-    step = rows_forward(options.ignore_index, options.smoothing)
+    forward = rows_forward(options.ignore_index, options.smoothing)
 
     def one(_: Any, chunk: Sequence[jax.Array]) -> tuple[Any, Sequence[jax.Array]]:
         some_hidden, some_labels = chunk
-        return [], step(_logits(some_hidden, weight, bias), some_labels)
+        return [], forward(_logits(some_hidden, weight, bias), some_labels)
 
     loss, lse = _scan(one, [], [hidden, labels], [0, options.ignore_index], options.chunk)[1]
     return loss, lse

@@ -79,7 +79,7 @@ def matmul(
     given = (a, b) if bias is None else (a, b, bias)
     if unsupported_reason(a, b, bias):
         return reference.forward(*given, **options)[0]
-    return operation(**options, biased=bias is not None)(*given)[0]
+    return differentiable_kernel(**options, biased=bias is not None)(*given)[0]
 
 
 def _check(
@@ -99,7 +99,7 @@ def _check(
 
 
 @functools.cache
-def operation(
+def differentiable_kernel(
     activation: Activation | None, transpose_b: bool, precision: Precision, biased: bool
 ) -> DifferentiableKernel:
     """Return the product of `a`, `b` and, with `biased`, a bias, as a differentiable kernel."""

@@ -45,11 +45,6 @@ def default_forward(rows: int, n: int) -> NormConfiguration:
     return NormConfiguration(tile, block, _warps(tile * block))
 
 
-def default_sums() -> NormConfiguration:
-    """Return the default configuration of the sums over a row that is too long for the backward: by pieces."""
-    return NormConfiguration(1, _PIECE, _warps(_PIECE))
-
-
 def default_backward(rows: int, n: int, loaded: int) -> NormConfiguration:
     """Return the default configuration of the gradients of `rows` rows that share weights.
 
@@ -87,12 +82,12 @@ def candidates_forward(rows: int, n: int) -> list[NormConfiguration]:
 
 
 def candidates_sums() -> list[NormConfiguration]:
-    """Return the candidates for the sums over a row, the default first: like the forward's of a row in pieces."""
-    return _pieces(default_sums())
+    """Return the candidates for the sums over a row in pieces, the default first."""
+    return _pieces(NormConfiguration(1, _PIECE, _warps(_PIECE)))
 
 
 def candidates_backward(rows: int, n: int, loaded: int) -> list[NormConfiguration]:
-    """Return the backward's candidates for tuning, the default first.
+    """Return the launch configurations of the backward that tuning tries, the default first.
 
     They have twice the warps, half or twice the rows and warps, or one stage less. Half the warps for the same rows
     would take all registers of a thread.

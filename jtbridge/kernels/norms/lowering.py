@@ -44,7 +44,7 @@ def _rows(x: jax.Array) -> jax.Array:
 def _normalized(x: jax.Array, weight: Maybe, bias: Maybe, norm: Norm) -> tuple[jax.Array, jax.Array]:
     """Return the result of the kernel, and its statistics [..., 1 or 2]."""
     given = [w[None] for w in (weight, bias) if w is not None]
-    y, statistics = norms.operation(norm, tuple(str(w.dtype) for w in given)).forward(_rows(x), *given)
+    y, statistics = norms.differentiable_kernel(norm, tuple(str(w.dtype) for w in given)).forward(_rows(x), *given)
     return y.reshape(x.shape), statistics.reshape(*x.shape[:-1], -1)
 
 
@@ -61,7 +61,7 @@ def _norm_gradients(
     dtypes = tuple(str(w.dtype) for w in (weight, bias) if w is not None)
     given = [] if weight is None else [weight[None]]
     saved = [_rows(x), *given, statistics.reshape(1, -1, norm.statistics)]
-    by_x, *sums = norms.operation(norm, dtypes).backward(*saved, _rows(grad))
+    by_x, *sums = norms.differentiable_kernel(norm, dtypes).backward(*saved, _rows(grad))
     found = [by_x.reshape(x.shape), *(s[0] for s in sums), None, None]
     if norm.bias and not norm.weight:
         found.insert(1, None)

@@ -125,7 +125,8 @@ def _normalized(
     if unsupported_reason(x, weight, bias, residual):
         results = reference.forward(*arrays, norm=norm)[:-1]
     else:
-        results = operation(norm, tuple(str(array.dtype) for array in (weight, bias) if array is not None))(*arrays)
+        dtypes = tuple(str(array.dtype) for array in (weight, bias) if array is not None)
+        results = differentiable_kernel(norm, dtypes)(*arrays)
     shaped = [y.reshape(x.shape) for y in results]
     return (shaped[0], shaped[1]) if norm.residual else shaped[0]
 
@@ -146,7 +147,7 @@ def _check(x: jax.Array, weight: jax.Array | None, bias: jax.Array | None, resid
 
 
 @functools.cache
-def operation(norm: Norm, dtypes: tuple[str, ...]) -> DifferentiableKernel:
+def differentiable_kernel(norm: Norm, dtypes: tuple[str, ...]) -> DifferentiableKernel:
     """Return a normalization of [g, rows, n] as a differentiable kernel, for a weight and a bias of these dtypes."""
 
     def saved(inputs: Sequence[jax.Array], outputs: Sequence[jax.Array]) -> Sequence[jax.Array]:

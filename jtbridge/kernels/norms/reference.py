@@ -6,7 +6,7 @@ Arrays begin with an axis of groups `g`: x [g, rows, n]; weight and bias [g, n],
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -75,10 +75,5 @@ def backward(*arrays: jax.Array, norm: Norm, dtypes: Sequence[str]) -> tuple[jax
     if norm.residual:
         grad = grad + next(given).astype(wide.dtype)
     sums = [wide_ct * hat] * norm.weight + [wide_ct] * norm.bias
-    return (*_of_x(grad.astype(x.dtype), norm), *(s.sum(1).astype(d) for s, d in zip(sums, dtypes, strict=True)))
-
-
-def _of_x(grad: jax.Array, norm: Norm) -> Iterator[jax.Array]:
-    yield grad
-    if norm.residual:
-        yield grad
+    of_x = [grad.astype(x.dtype)] * (2 if norm.residual else 1)  # x and the residual have the same gradient
+    return (*of_x, *(s.sum(1).astype(d) for s, d in zip(sums, dtypes, strict=True)))

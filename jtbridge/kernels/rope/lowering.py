@@ -31,8 +31,8 @@ def _rope(
     angles = [angle[:, :, 0] if tokens_first else angle[:, 0] for angle in (cos, sin)]
     if rope.unsupported_reason(*angles, x):
         return NotImplemented
-    operation = rope.operation(1, Rotation(rounded, interleaved, tokens_first))
+    kernel = rope.differentiable_kernel(1, Rotation(rounded, interleaved, tokens_first))
     given = x[None], *(angle[None] for angle in angles)
     # Transposed, x is the cotangent. It also stands in for the primal, on which the gradient by the primal does not
     # depend; the gradients of the angles are not used.
-    return (operation.backward(*given, x[None]) if transposed else operation.forward(*given))[0][0]
+    return (kernel.backward(*given, x[None]) if transposed else kernel.forward(*given))[0][0]

@@ -113,7 +113,7 @@ def _rotated(cos: jax.Array, sin: jax.Array, interleaved: bool, **named: jax.Arr
     if unsupported_reason(cos, sin, *xs):
         results = reference.forward(*arrays, rotation=rotation)
     else:
-        results = operation(len(xs), rotation)(*arrays)
+        results = differentiable_kernel(len(xs), rotation)(*arrays)
     return [y.reshape(x.shape) for x, y in zip(xs, results, strict=True)]
 
 
@@ -134,7 +134,7 @@ def _check(cos: jax.Array, sin: jax.Array, named: dict[str, jax.Array]) -> None:
 
 
 @functools.cache
-def operation(count: int, rotation: Rotation) -> DifferentiableKernel:
+def differentiable_kernel(count: int, rotation: Rotation) -> DifferentiableKernel:
     """Return the rotation of `count` arrays, given before cos and sin, as a differentiable kernel."""
     of = functools.partial(functools.partial, rotation=rotation)
     angles = (count, count + 1)

@@ -22,8 +22,8 @@ def _along_the_last(x: jax.Array, dim: int) -> jax.Array:
 def _softmax(x: jax.Array, dim: int, half_to_float: bool, *, node: fx.Node) -> Any:
     if half_to_float or x.ndim == 0 or softmax_kernel.unsupported_reason(x):
         return NotImplemented
-    operation = softmax_kernel.operation(log="log" in str(node.target))
-    (y,) = operation.forward(_along_the_last(x, dim))
+    kernel = softmax_kernel.differentiable_kernel(log="log" in str(node.target))
+    (y,) = kernel.forward(_along_the_last(x, dim))
     return jnp.moveaxis(y, -1, dim)
 
 
@@ -31,6 +31,6 @@ def _softmax(x: jax.Array, dim: int, half_to_float: bool, *, node: fx.Node) -> A
 def _softmax_backward(grad: jax.Array, y: jax.Array, dim: int, input_dtype: Any, *, node: fx.Node) -> Any:
     if y.ndim == 0 or grad.dtype != y.dtype or y.dtype != out_dtype(node) or softmax_kernel.unsupported_reason(y):
         return NotImplemented
-    operation = softmax_kernel.operation(log="log" in str(node.target))
-    (by_x,) = operation.backward(_along_the_last(y, dim), _along_the_last(grad, dim))
+    kernel = softmax_kernel.differentiable_kernel(log="log" in str(node.target))
+    (by_x,) = kernel.backward(_along_the_last(y, dim), _along_the_last(grad, dim))
     return jnp.moveaxis(by_x, -1, dim)

@@ -70,11 +70,11 @@ def _along(x: jax.Array, axis: int, log: bool) -> jax.Array:
     if unsupported_reason(x):
         return (jax.nn.log_softmax if log else jax.nn.softmax)(x, axis)
     moved = jnp.moveaxis(x, axis, -1)
-    return jnp.moveaxis(operation(log)(moved)[0], -1, axis)
+    return jnp.moveaxis(differentiable_kernel(log)(moved)[0], -1, axis)
 
 
 @functools.cache
-def operation(log: bool) -> DifferentiableKernel:
+def differentiable_kernel(log: bool) -> DifferentiableKernel:
     """Return softmax over the last dimension, or its logarithm, as a differentiable kernel."""
     return DifferentiableKernel(
         forward=KernelPrimitive(

@@ -61,7 +61,7 @@ def _log_sigmoid_forward(x: jax.Array, *, node: fx.Node) -> tuple[jax.Array, jax
 @register_lowering("log_sigmoid_backward", node=True)
 def _log_sigmoid_backward(grad: jax.Array, x: jax.Array, buffer: jax.Array, *, node: fx.Node) -> jax.Array:
     upstream, value, decay = operands(node, grad, x, buffer)
-    if decay.shape != value.shape:  # devices other than the CPU leave the buffer empty
+    if decay.shape != value.shape:  # on devices other than the CPU, the forward returns an empty buffer
         decay = jnp.exp(-jnp.abs(value))
     part = decay / (1 + decay)
     return (upstream * jnp.where(value < 0, 1 - part, part)).astype(out_dtype(node))

@@ -94,6 +94,7 @@ def _fmod(a: jax.Array, b: jax.Array) -> jax.Array:
     return lax.rem(*jnp.broadcast_arrays(a, b))
 
 
+@elementwise("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor", "prims::remainder")
 def _remainder(a: jax.Array, b: jax.Array) -> jax.Array:
     left = _fmod(a, b)
     return jnp.where((left != 0) & ((b < 0) != (left < 0)), left + b, left)
@@ -101,7 +102,6 @@ def _remainder(a: jax.Array, b: jax.Array) -> jax.Array:
 
 elementwise("floor_divide", "floor_divide.Scalar", exact=True)(_floor_divide)
 elementwise("fmod.Tensor", "fmod.Scalar", "prims::fmod")(_fmod)
-elementwise("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor", "prims::remainder")(_remainder)
 
 
 def _integral(x: Any) -> bool:

@@ -170,9 +170,5 @@ def _logaddexp2(x: jax.Array, y: jax.Array) -> jax.Array:
 
 @elementwise("xlogy.Tensor", "xlogy.Scalar_Other", "xlogy.Scalar_Self")
 def _xlogy(x: jax.Array, y: jax.Array) -> jax.Array:
-    return _times_log(x, y, jnp.log)
-
-
-def _times_log(x: jax.Array, y: jax.Array, log: Any) -> jax.Array:
     """Return ``x * log(y)``, which is 0 where `x` is 0, unless `y` is NaN."""
-    return jnp.where(jnp.isnan(y), np.nan, jnp.where(x == 0, 0, x * log(y))).astype(y.dtype)
+    return jnp.where(jnp.isnan(y), np.nan, jnp.where(x == 0, 0, x * jnp.log(y))).astype(y.dtype)

@@ -35,7 +35,7 @@ def no_number(dtype: np.dtype) -> Any:
 
 
 def read(x: jax.Array, places: Places, *, wrap: bool) -> jax.Array:
-    """Return the elements at places; the invalid value where a place is out of range."""
+    """Return the elements of `x` at indices; the value of :func:`no_number` where an index is out of range."""
     return x.at[places].get(mode="fill", fill_value=no_number(x.dtype), wrap_negative_indices=wrap)
 
 

@@ -56,11 +56,6 @@ def _factored(a: jax.Array, hermitian: bool) -> tuple[jax.Array, jax.Array, jax.
     return end.factors, end.pivots, end.info
 
 
-def _size(x: jax.Array) -> jax.Array:
-    """Return the sizes by which LAPACK compares numbers: |re| + |im| for a complex number."""
-    return jnp.abs(jnp.real(x)) + jnp.abs(jnp.imag(x)) if jnp.iscomplexobj(x) else jnp.abs(x)
-
-
 def _step(state: _State, hermitian: bool) -> _State:
     """Factor one or two columns."""
     k, n = state.k, state.rest.shape[-1]
@@ -97,7 +92,8 @@ def _pivot(rest: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array, jax.Arr
     The matrix is singular there if the column is zero from the diagonal on, or if its diagonal element is NaN.
     """
     rows = jnp.arange(rest.shape[-1], dtype=jnp.int32)
-    sizes = _size(rest)
+    # LAPACK compares complex numbers by |re| + |im|.
+    sizes = jnp.abs(rest.real) + jnp.abs(rest.imag) if jnp.iscomplexobj(rest) else jnp.abs(rest)
     here = sizes[k, k]
     column = jnp.where(rows > k, sizes[:, k], -1)
     at = jnp.argmax(column).astype(jnp.int32)

@@ -22,11 +22,6 @@ def reduced(loss: jax.Array, reduction: int) -> jax.Array:
     return jnp.sum(loss, dtype=loss.dtype) if reduction == SUM else loss
 
 
-def _share(reduction: int, x: jax.Array) -> float:
-    """Return the factor of one element's loss in the result: 1/n for the mean of n elements."""
-    return 1.0 / max(size_of(x), 1) if reduction == MEAN else 1.0
-
-
 def _elementwise(function: Callable[..., jax.Array], x: Any, target: Any, reduction: int, node: fx.Node) -> jax.Array:
     dtype = out_dtype(node)
     inner = opmath(dtype)
@@ -39,7 +34,8 @@ def _elementwise_backward(
     dtype = out_dtype(node)
     inner = opmath(dtype)
     slope = function(x.astype(inner), target.astype(inner))
-    return (_share(reduction, x) * slope * grad.astype(inner)).astype(dtype)
+    share = 1.0 / max(size_of(x), 1) if reduction == MEAN else 1.0
+    return (share * slope * grad.astype(inner)).astype(dtype)
 
 
 @register_lowering("mse_loss", node=True)

@@ -145,13 +145,9 @@ def _group_norm_backward(
 @register_lowering("_weight_norm_interface", node=True)
 def _weight_norm(v: jax.Array, g: jax.Array, dim: int = 0, *, node: fx.Node) -> tuple[jax.Array, jax.Array]:
     wide, scale = as_computed(v, g)
-    norms = _norms_but(wide, dim)
+    axes = tuple(axis for axis in range(v.ndim) if axis != axis_of(dim, v.ndim))
+    norms = jnp.sqrt(jnp.sum(jnp.square(wide), axes, keepdims=True))
     return (wide * (scale / norms)).astype(v.dtype), norms.astype(out_dtype(node, 1))
-
-
-def _norms_but(x: jax.Array, dim: int) -> jax.Array:
-    axes = tuple(a for a in range(x.ndim) if a != axis_of(dim, x.ndim))
-    return jnp.sqrt(jnp.sum(jnp.square(x), axes, keepdims=True))
 
 
 @register_lowering("_weight_norm_interface_backward")

@@ -28,7 +28,7 @@ def _precision(x: jax.Array) -> Any:
 
 
 def _scale(length: int, count: int, factor: float | None, dtype: Any, align_corners: bool = False) -> Any:
-    """Return the distance between output elements in units of input elements, in the precision that torch uses."""
+    """Return the distance between two output elements, in input elements, in the precision that torch uses."""
     if align_corners:
         return dtype(length - 1) / dtype(count - 1) if count > 1 else dtype(0)
     return dtype(1.0 / factor) if factor is not None and factor > 0 else dtype(length) / dtype(count)

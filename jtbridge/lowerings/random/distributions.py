@@ -24,10 +24,6 @@ def _uniform01(key: Key, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
     return jax.random.uniform(key(), shape, dtype)
 
 
-def _normal01(key: Key, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
-    return jax.random.normal(key(), shape, opmath(dtype)).astype(dtype)
-
-
 @register_lowering("rand", "rand_like", node=True, key=True)
 def _rand(*args: Any, node: fx.Node, key: Key, **kwargs: Any) -> jax.Array:
     del args, kwargs
@@ -37,7 +33,8 @@ def _rand(*args: Any, node: fx.Node, key: Key, **kwargs: Any) -> jax.Array:
 @register_lowering("randn", "randn_like", node=True, key=True)
 def _randn(*args: Any, node: fx.Node, key: Key, **kwargs: Any) -> jax.Array:
     del args, kwargs
-    return _normal01(key, out_shape(node), out_dtype(node))
+    dtype = out_dtype(node)
+    return jax.random.normal(key(), out_shape(node), opmath(dtype)).astype(dtype)
 
 
 def _whole(key: Key, low: Any, high: Any, node: fx.Node) -> jax.Array:

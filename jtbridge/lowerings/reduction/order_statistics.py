@@ -78,7 +78,7 @@ def _at(values: jax.Array, places: jax.Array, index: jax.Array, axis: int, keepd
 
 @register_lowering("mode")
 def _mode(x: jax.Array, dim: int = -1, keepdim: bool = False) -> Pair:
-    """Return the smallest of the most frequent elements, and its last index. No NaN equals another NaN."""
+    """Return the most frequent element, the smallest one of several, and its last index. NaNs are distinct elements."""
     if x.ndim == 0:
         return x, jnp.zeros((), np.int64)
     axis = axis_of(dim, x.ndim)

@@ -1,6 +1,12 @@
-"""The cases, by section. Importing this package fills `CASES`."""
+"""The cases, a file for each section. Importing this package imports all files, which fills `CASES`."""
 
-from . import shapes, state_read, state_written, threads, tools, tracing
-from ._case import CASES, Case
+from __future__ import annotations
 
-__all__ = ["CASES", "Case", "shapes", "state_read", "state_written", "threads", "tools", "tracing"]
+import importlib
+import pkgutil
+
+from ._case import CASES as CASES
+from ._case import Case as Case
+
+for _file in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_file.name}")

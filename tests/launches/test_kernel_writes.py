@@ -1,4 +1,4 @@
-"""What a kernel writes is read from its code."""
+"""Which arguments a kernel writes to is read from its intermediate representation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a function keeps from one call to the next: constants are kept as they are.
+"""Tensors that a function stores in one call and uses in a later one.
 
-State is kept by eager calls, as in torch, and refused under a trace.
+Constants keep their values. Tensors that depend on arguments are kept by eager calls, and refused under a trace.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A batch that torch.vmap cannot do runs row by row, and what the failed attempt did is undone, or refused."""
+"""A batch that fails in torch.vmap runs row by row. Effects of the failed attempt are undone, or refused."""
 
 from __future__ import annotations
 

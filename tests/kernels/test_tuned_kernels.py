@@ -1,4 +1,4 @@
-"""Which operations are tuned, in which direction, and of which shapes and dtypes each is tuned once."""
+"""Which kernels are tuned, forward or backward, and for which shapes and dtypes a kernel is tuned once."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from jtbridge.kernels import (
 from jtbridge.kernels.attention import configurations
 from jtbridge.kernels.cross_entropy import configurations as losses
 from jtbridge.kernels.gated import configurations as gated
-from jtbridge.kernels.gated.op import operation as gated_operation
+from jtbridge.kernels.gated.op import differentiable_kernel as gated_operation
 from jtbridge.kernels.norms import configurations as norms
-from jtbridge.kernels.norms.op import operation as norm_operation
+from jtbridge.kernels.norms.op import differentiable_kernel as norm_operation
 from jtbridge.kernels.norms.reference import Norm
 from jtbridge.kernels.rope import configurations as rotations
-from jtbridge.kernels.rope.op import operation as rope_operation
+from jtbridge.kernels.rope.op import differentiable_kernel as rope_operation
 from jtbridge.kernels.rope.reference import Rotation
 
 from .harness import another_process, launches, needs_triton

@@ -1,4 +1,4 @@
-"""What a graph computes from constants alone is computed once, by torch."""
+"""Operations of a graph that depend on constants alone are computed once, by torch."""
 
 from __future__ import annotations
 

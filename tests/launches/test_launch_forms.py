@@ -1,4 +1,4 @@
-"""All ways to launch a kernel are one, and it is given the numbers that Triton would give it."""
+"""Every form of a launch gives the same program, and passes the kernel the numbers that Triton would pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of tensors on a GPU, on a machine without one: which tensors lie there is said by the test."""
+"""Functions that close over CUDA tensors, on a machine without a GPU: a test says which tensors count as CUDA ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code that looks at values only to raise if they are wrong is translated: where torch raises, results are NaN."""
+"""Code that reads values only to raise an exception is translated: where torch raises, the results are NaN."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ from .reference import Settings
 
 
 @functools.lru_cache(256)
-def operation(settings: Settings) -> DifferentiableKernel:
+def differentiable_kernel(settings: Settings) -> DifferentiableKernel:
     """Return attention by the Triton kernels, with the logarithm of the sums as a second result."""
 
-    def step(of_reference: Any, kernels: Any, gradient: bool) -> KernelPrimitive:
+    def primitive(of_reference: Any, kernels: Any, gradient: bool) -> KernelPrimitive:
         keywords = {"settings": settings}
         return KernelPrimitive(
             functools.partial(of_reference, **keywords),
@@ -35,15 +35,15 @@ def operation(settings: Settings) -> DifferentiableKernel:
         )
 
     return DifferentiableKernel(
-        forward=step(reference.forward, _forward, gradient=False),
-        backward=step(reference.backward, _backward, gradient=True),
+        forward=primitive(reference.forward, _forward, gradient=False),
+        backward=primitive(reference.backward, _backward, gradient=True),
         results=2,
         saved=lambda inputs, outputs: [*inputs, *outputs],
     )
 
 
 @functools.lru_cache(256)
-def operation_of_either(settings: Settings, implementation: Implementation | None) -> DifferentiableKernel:
+def kernel_or_cudnn(settings: Settings, implementation: Implementation | None) -> DifferentiableKernel:
     """Return attention by the kernels or by cuDNN, chosen when the program is lowered; without the logarithm.
 
     The residuals of the forward are the same for both, so that forward and backward are each chosen independently.
@@ -54,11 +54,12 @@ def operation_of_either(settings: Settings, implementation: Implementation | Non
             query, key = arrays[:2]
             if not interpreting() and decided(query, key, settings, implementation).implementation == "cudnn":
                 return of_cudnn(*arrays, settings=settings)
-            return (of_reference if _without_triton() else of_kernels)(*arrays, settings=settings)
+            without_triton = not interpreting() and triton_unsupported_reason() is not None
+            return (of_reference if without_triton else of_kernels)(*arrays, settings=settings)
 
         return run
 
-    def step(of_reference: Any, of_kernels: Any, of_cudnn: Any) -> KernelPrimitive:
+    def primitive(of_reference: Any, of_kernels: Any, of_cudnn: Any) -> KernelPrimitive:
         return KernelPrimitive(
             functools.partial(of_reference, settings=settings),
             either(of_kernels, of_cudnn, of_reference),
@@ -67,16 +68,12 @@ def operation_of_either(settings: Settings, implementation: Implementation | Non
         )
 
     return DifferentiableKernel(
-        forward=step(reference.forward, _forward, cudnn.forward),
-        backward=step(reference_backward, _backward_of_output, cudnn.backward),
+        forward=primitive(reference.forward, _forward, cudnn.forward),
+        backward=primitive(reference_backward, _backward_of_output, cudnn.backward),
         results=1,
         saved=lambda inputs, outputs: [*inputs, *outputs],
-        alone=step(reference_output, lambda *xs, settings: _forward(*xs, settings=settings)[:1], cudnn.output),
+        alone=primitive(reference_output, lambda *xs, settings: _forward(*xs, settings=settings)[:1], cudnn.output),
     )
-
-
-def _without_triton() -> bool:
-    return not interpreting() and triton_unsupported_reason() is not None
 
 
 def reference_output(*arrays: jax.Array, settings: Settings) -> Sequence[jax.Array]:
@@ -101,7 +98,7 @@ def _fold(settings: Settings, gradient: bool) -> BatchingRule:
     expanded = settings.mask == "additive" and gradient
 
     def batching_rule(
-        step: KernelPrimitive, batched: Sequence[bool], arrays: Sequence[jax.Array]
+        primitive: KernelPrimitive, batched: Sequence[bool], arrays: Sequence[jax.Array]
     ) -> Sequence[jax.Array]:
         size = next(x.shape[0] for b, x in zip(batched, arrays, strict=True) if b)
         batch = arrays[0].shape[1 if batched[0] else 0]
@@ -113,7 +110,8 @@ def _fold(settings: Settings, gradient: bool) -> BatchingRule:
             whole = jnp.broadcast_to(x if batched[i] else x[None], (size, batch, *inner))
             return whole.reshape(size * batch, *inner)
 
-        results = [y.reshape(size, batch, *y.shape[1:]) for y in step(*(folded(i, x) for i, x in enumerate(arrays)))]
+        outputs = primitive(*(folded(i, x) for i, x in enumerate(arrays)))
+        results = [y.reshape(size, batch, *y.shape[1:]) for y in outputs]
         if expanded and arrays[3].shape[1 if batched[3] else 0] == 1:
             results[3] = results[3].sum(1, keepdims=True)
         return results

@@ -1,4 +1,4 @@
-"""Derivatives that torch itself refuses or lacks: through reentrant checkpoints, running statistics and distances."""
+"""Derivatives that torch itself does not have: through reentrant checkpoints, running statistics and distances."""
 
 from __future__ import annotations
 

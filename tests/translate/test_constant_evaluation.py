@@ -1,4 +1,4 @@
-"""What depends on values that come from constants alone is translated, and nothing else is taken for such."""
+"""Code that reads values is translated where the values depend on constants alone, and only there."""
 
 from __future__ import annotations
 
