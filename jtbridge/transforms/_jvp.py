@@ -72,7 +72,7 @@ class Jvp(Derived):
             or traits.autograd.uses_data
             or traits.autograd.inner_autograd
             or traits.custom_operator
-            or traits.autograd.zero_tangent
+            or traits.autograd.wrong_tangent
             or traits.untraceable  # no trace has shown whether forward mode agrees with the gradient
             or self.base.cache.reads_graph
             or differentiating()

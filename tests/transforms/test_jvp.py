@@ -63,6 +63,29 @@ def test_the_row_for_padding_has_no_tangent(backend: str):
         assert_trees_close(moved, (table + 1).at[0].set(0)[jnp.array([2, 0, 1])], tolerance=0.0)
 
 
+def _positive(x):
+    return x @ x.mT + torch.eye(3, dtype=x.dtype)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.cholesky_inverse(torch.linalg.cholesky(_positive(x))),
+        lambda x: torch.cholesky_inverse(x.triu() + 2 * torch.eye(3, dtype=x.dtype), upper=True),
+        lambda x: torch.triangular_solve(x, x + 3).solution,
+        lambda x: torch.linalg.cholesky(_positive(x.detach()) + x / 10),
+        lambda x: torch.linalg.eigvalsh(_positive(x.detach()) + x / 10),
+    ],
+    ids=["cholesky_inverse", "cholesky_inverse of upper", "triangular_solve", "cholesky", "eigvalsh"],
+)
+def test_where_the_forward_mode_of_torch_is_not_that_of_the_gradient(f, backend: str, x64: None):
+    primal, tangent = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    expected = reference.jvp(lambda x: [f(x)], [primal], [tangent])
+    wrapped = jtbridge.wrap(f, backend=backend)
+    moved = jax.jit(lambda *xs: jax.jvp(wrapped, xs[:1], xs[1:])[1])(*jaxes([primal, tangent]))
+    assert_matches([moved], expected)
+
+
 @pytest.mark.parametrize("name", NO_FORWARD_MODE)
 def test_where_torch_has_no_forward_mode(name: str, backend: str):
     problem = Problem(name)
