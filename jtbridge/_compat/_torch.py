@@ -111,6 +111,16 @@ def inside_functorch() -> bool:
     return functorch_bindings.maybe_current_level() is not None
 
 
+def functorch_depth() -> int:
+    """Return how many torch.func transforms are running on this thread. Tried on torch 2.13; no public query."""
+    return functorch_bindings.maybe_current_level() or 0
+
+
+def functorch_level(tensor: torch.Tensor) -> int:
+    """Return the depth of the torch.func transform that wrapped a tensor last; -1 for none. Tried on torch 2.13."""
+    return functorch_bindings.maybe_get_level(tensor)
+
+
 def has_cpu_kernel(schema: Any) -> bool:
     """Return whether an operator has a CPU kernel of its own, not composed of other operators. Tried on torch 2.13."""
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name

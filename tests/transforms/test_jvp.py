@@ -51,6 +51,18 @@ def test_one_argument_moves(name: str, x64: None):
         assert_matches(moved, reference.jvp(problem.torch_fn, tensors(problem.primals), alone))
 
 
+def test_the_row_for_padding_has_no_tangent(backend: str):
+    """As it has no gradient; torch's own forward mode gives it one."""
+    wrapped = jtbridge.wrap(
+        lambda table: torch.nn.functional.embedding(torch.tensor([2, 0, 1]), table, padding_idx=0), backend=backend
+    )
+    table = jnp.arange(12.0).reshape(3, 4)
+    for run in (wrapped, jax.jit(wrapped)):
+        found, moved = jax.jvp(run, [table], [table + 1])
+        assert_trees_close(found, table[jnp.array([2, 0, 1])], tolerance=0.0)
+        assert_trees_close(moved, (table + 1).at[0].set(0)[jnp.array([2, 0, 1])], tolerance=0.0)
+
+
 @pytest.mark.parametrize("name", NO_FORWARD_MODE)
 def test_where_torch_has_no_forward_mode(name: str, backend: str):
     problem = Problem(name)
