@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+
 from jtbridge._compat import asked_whether_fake
-from jtbridge.errors import JtbridgeError
+from jtbridge.errors import JtbridgeError, TranslationError
 
 from ._request import AbstractResult, TraceRequest, Trial
 from ._strategies import STRATEGIES, reason_of
@@ -19,6 +21,7 @@ def infer(request: TraceRequest) -> AbstractResult:
         OutputMismatchError: `output_shapes` was given and is wrong.
         ShapeInferenceError: the function can neither be traced nor run on example arguments.
         RandomnessError: the function draws without a key.
+        TranslationError: the function calls an operator that takes functions.
         MutationError: the function writes to a closed-over tensor.
     """
     request = request.on_device(request.device)
@@ -30,6 +33,11 @@ def infer(request: TraceRequest) -> AbstractResult:
             continue
         try:
             result = strategy.run(request, cause)
+        except TranslationError:
+            # Of a higher-order operator. It calls torch.compile, which inside a mode marks the frames of the operator
+            # as not compilable, so that later calls in torch would fail.
+            torch.compiler.reset()
+            raise
         except JtbridgeError:
             raise
         except Exception as error:
