@@ -45,6 +45,7 @@ from ._torch import DataDependentOutputException as DataDependentOutputException
 from ._torch import DynamicOutputShapeException as DynamicOutputShapeException
 from ._torch import FakeTensor as FakeTensor
 from ._torch import FakeTensorMode as FakeTensorMode
+from ._torch import HigherOrderOperator as HigherOrderOperator
 from ._torch import OpOverload as OpOverload
 from ._torch import TorchDispatchMode as TorchDispatchMode
 from ._torch import any_autocast as any_autocast

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 import torch._C._functorch as functorch_bindings
 
+# Tried on torch 2.13. TorchDispatchMode is documented, but its module has an underscore.
+from torch._ops import HigherOrderOperator as HigherOrderOperator  # torch.cond calls one; no public class
+
 # Tried on torch 2.13. The type of `torch.ops.aten.sin.default`: its schema states which arguments are read or written.
 from torch._ops import OpOverload as OpOverload
 
@@ -17,8 +20,6 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException as Dynamic
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import UnsupportedFakeTensorException, UnsupportedOperatorException
-
-# Tried on torch 2.13. TorchDispatchMode is documented, but its module has an underscore.
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
