@@ -214,6 +214,8 @@ def test_operators_that_take_functions(f: Callable):
         jax.jit(jtbridge.wrap(f))(X)
     with pytest.raises(errors.TranslationError, match="is an operator that takes functions"):
         jtbridge.explain(f, X)
+    with pytest.raises(errors.TranslationError, match="is an operator that takes functions"):
+        jtbridge.purity(f, X)
     torch.testing.assert_close(f(torch.tensor([1.0, 2.0])), expected)
     ordered = jtbridge.wrap(f, effects="ordered", output_shapes=jax.ShapeDtypeStruct(X.shape, X.dtype))
     assert_matches(jax.jit(ordered)(X), expected)

@@ -15,6 +15,7 @@ from ._request import AbstractResult, TraceRequest, Trial
 from ._trace import examples, trace_on
 from .chains import FUNCTIONS as FUSABLE_FUNCTIONS
 from .modes.effects import draws
+from .modes.exceptions import refuse_higher_order
 from .modes.provenance import origin
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "lift_constants",
     "origin",
     "probe_vmap",
+    "refuse_higher_order",
     "split",
     "to_bytes",
     "trace_on",

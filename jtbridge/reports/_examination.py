@@ -15,6 +15,7 @@ from jtbridge.core import random_numbers
 from jtbridge.core.convert import to_torch
 from jtbridge.core.pytree import flatten_output
 from jtbridge.core.signature import ARRAY, argument_names, parameter_names, static_arguments
+from jtbridge.errors import TranslationError
 from jtbridge.state import Change, GlobalDraws, ReachableState, WrittenValues, same
 
 from ._watch import InputWanted, Watch, WriteAndDrawMode
@@ -119,6 +120,9 @@ class Examination:
         try:
             with WriteAndDrawMode(self.note, saved, state, arguments, self._seed is not None):
                 yield state, arguments
+        except TranslationError:  # see `infer`
+            torch.compiler.reset()
+            raise
         finally:
             with outside_modes():
                 saved.restore()

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from jtbridge._compat import TorchDispatchMode, storage_id
-from jtbridge.capture import draws
+from jtbridge.capture import draws, refuse_higher_order
 from jtbridge.core import random_numbers
 from jtbridge.core.writes import written_tensors
 from jtbridge.state import Change, ReachableState, WrittenValues, of_library
@@ -145,6 +145,8 @@ class Watch:
 class WriteAndDrawMode(TorchDispatchMode):
     """Mode that saves tensors before an operator writes to them, and records operators that write or draw."""
 
+    supports_higher_order_operators = True
+
     def __init__(
         self,
         note: Callable[..., None],
@@ -166,6 +168,7 @@ class WriteAndDrawMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        refuse_higher_order(func)
         for tensor in written_tensors(func, args, kwargs):
             self._saved.save(tensor)
             if tensor.layout is torch.strided and storage_id(tensor) in self._names:
