@@ -16,7 +16,7 @@ from jax.experimental.buffer_callback import buffer_callback
 
 import jtbridge
 from jtbridge.backends._dlpack_gpu import gpu_callback, without_gpu
-from jtbridge.capture._joint import on_device
+from jtbridge.capture._graph_function import on_device
 from jtbridge.errors import BackendError, TorchCallError
 
 WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="says what is so on a machine without a GPU")

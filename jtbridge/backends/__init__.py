@@ -6,7 +6,7 @@ The files of the backends are imported on first use, to keep ``import jtbridge``
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._lookup import backends, check_name, may_use_kernels, translates
+from ._lookup import backends, check_name, may_use_kernels, translates, uses_kernels
 from ._status import BackendStatus
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ __all__ = [
     "numpy_callback",
     "translates",
     "unsupported_reasons",
+    "uses_kernels",
 ]
 
 _MODULES = {"Backend": "_base", "call_on_host": "callback", "numpy_callback": "callback"}

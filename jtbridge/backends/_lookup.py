@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+
 from ._status import BackendStatus
 
 
@@ -50,3 +52,10 @@ def may_use_kernels(name: str) -> bool:
     from ._registry import backend_named
 
     return backend_named(name).kernels
+
+
+def uses_kernels(name: str) -> bool:
+    """Return whether a program that a backend lowers for JAX's default platform contains Triton kernels."""
+    from ._registry import backend_named, preferred
+
+    return (preferred(jax.default_backend()) if name == "auto" else backend_named(name)).kernels

@@ -46,6 +46,11 @@ def backend_named(name: str) -> Backend:
     return _BACKENDS[name]
 
 
+def preferred(platform: str) -> Backend:
+    """Return the backend that "auto" prefers on a platform."""
+    return next(backend for backend in _BACKENDS.values() if backend.unavailable_reason(platform) is None)
+
+
 def unsupported_reasons(name: str, platform: str, fn: TorchFunction) -> dict[str, str]:
     """Return for "auto" why each backend before the chosen one is not chosen; an empty dict for a named backend."""
     found: dict[str, str] = {}

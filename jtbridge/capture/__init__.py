@@ -1,12 +1,18 @@
 """Capture of torch functions: their result types, their traits, and their forward and backward graphs."""
 
+from ._attempts import GraphUse
+from ._called import forward_graph
+from ._captured import captured
 from ._closures import closed_over_modules, device_closed_over
 from ._constants import large_constants, lift_constants, with_places_for
+from ._graph_function import GraphFunction
 from ._infer import infer
-from ._joint import GraphFunction, Split, forward_graph, from_bytes, split, to_bytes
+from ._joint import split
+from ._packing import from_bytes, to_bytes
+from ._partition import Split
 from ._probe import check_differentiable, probe_vmap
 from ._request import AbstractResult, TraceRequest, Trial
-from ._trace import examples, trace, trace_on
+from ._trace import examples, trace_on
 from .chains import FUNCTIONS as FUSABLE_FUNCTIONS
 from .modes.effects import draws
 from .modes.provenance import origin
@@ -15,9 +21,11 @@ __all__ = [
     "FUSABLE_FUNCTIONS",
     "AbstractResult",
     "GraphFunction",
+    "GraphUse",
     "Split",
     "TraceRequest",
     "Trial",
+    "captured",
     "check_differentiable",
     "closed_over_modules",
     "device_closed_over",
@@ -32,7 +40,6 @@ __all__ = [
     "probe_vmap",
     "split",
     "to_bytes",
-    "trace",
     "trace_on",
     "with_places_for",
 ]

@@ -175,7 +175,7 @@ def traits_of(
         uses_data=recorder.uses_data,
         breaks_inner_graph=recorder.inner_autograd and not recorder.keeps_inner_graph,
         fused_norm=recorder.fused_norm,
-        zero_tangent=recorder.zero_tangent,
+        wrong_forward_mode=recorder.wrong_forward_mode,
         runs_without_grad=without_grad,
     )
     return FunctionTraits(

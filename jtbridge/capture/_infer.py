@@ -6,6 +6,7 @@ import dataclasses
 
 from jtbridge._compat import asked_whether_fake
 from jtbridge.errors import JtbridgeError
+from jtbridge.triton.launches import may_need_late_scalars
 
 from ._request import AbstractResult, TraceRequest, Trial
 from ._strategies import STRATEGIES, reason_of
@@ -30,10 +31,9 @@ def infer(request: TraceRequest) -> AbstractResult:
             continue
         try:
             result = strategy.run(request, cause)
-        except JtbridgeError:
-            raise
         except Exception as error:
-            if strategy is STRATEGIES[-1]:
+            is_final = isinstance(error, JtbridgeError) and not (cause is None and may_need_late_scalars(error))
+            if is_final or strategy is STRATEGIES[-1]:
                 raise
             trials.append(Trial(strategy.name, reason_of(error)))
             cause = error if strategy.is_trace else cause

@@ -20,7 +20,7 @@ from jtbridge.core.pytree import flatten_output, key_order
 from jtbridge.core.static import same_static
 from jtbridge.core.traits import FunctionTraits
 from jtbridge.errors import JtbridgeError, ShapeInferenceError
-from jtbridge.triton.launches import with_late_scalars
+from jtbridge.triton.launches import late_scalars, may_need_late_scalars
 
 from ._abstract import output_types, run_on_fakes, run_on_values, traits_of
 from ._asked_if_fake import differs_if_fake
@@ -46,8 +46,8 @@ class Strategy:
     Attributes:
         name: as `explain` shows it.
         applies: whether to try it, given the error that the trace on fake tensors raised (None before it is tried).
-        run: returns the result, or raises: a `JtbridgeError` ends inference, any other exception means that the
-            strategy failed.
+        run: returns the result, or raises: a `JtbridgeError` ends inference (unless late scalars may avoid it), any
+            other exception means that the strategy failed.
         is_trace: whether it traces the function as it is, so that its error says why the function is untraceable.
     """
 
@@ -67,33 +67,49 @@ class StrategyError(Exception):
 def _plain(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     """Trace the function as it is."""
     del cause
-    return _traced(request, lambda: with_late_scalars(lambda: run_on_fakes(request, request.state)))
+    return _traced(request, contextlib.nullcontext)
+
+
+def _with_late_scalars(request: TraceRequest, cause: Exception | None) -> AbstractResult:
+    """Trace with the numbers that the function reads from tensors left to its kernels."""
+    assert cause is not None
+    try:
+        return _traced(request, late_scalars)
+    except Exception:
+        if isinstance(cause, JtbridgeError):  # a kernel needs a number, and cannot read it itself
+            raise cause from None
+        raise
 
 
 def _overridden(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     """Trace with overrides of the functions that torch itself cannot trace: `ctc_loss`, `x[i]` and others."""
     del cause
-    return _traced(request, lambda: _with_overrides(request))
+    return _traced(request, OverrideMode)
 
 
 def _on_gpu(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     """Trace on a GPU, where the function makes tensors of its own."""
-    del cause
-    request = request.on_device("cuda")
-    try:
-        return _plain(request, None)
-    except (DynamicOutputShapeException, DataDependentOutputException):
-        return _overridden(request, None)
+    return _plain(request.on_device("cuda"), cause)
 
 
-def _with_overrides(request: TraceRequest, oracle: BranchOracle | None = None) -> _Trace:
+def _overridden_on_gpu(request: TraceRequest, cause: Exception | None) -> AbstractResult:
+    """Trace on a GPU with overrides."""
+    return _overridden(request.on_device("cuda"), cause)
+
+
+def _with_overrides(request: TraceRequest, oracle: BranchOracle) -> _Trace:
     with OverrideMode():
         return run_on_fakes(request, request.state, oracle)
 
 
-def _traced(request: TraceRequest, trace: Callable[[], _Trace]) -> AbstractResult:
-    """Infer from a trace, and add the reason why the function is untraceable if a graph would not do the same."""
-    (leaves, tree), recorder, without_grad = request.guard.run(lambda: _with_least_recording(request, trace))
+def _traced(request: TraceRequest, mode: Callable[[], contextlib.AbstractContextManager]) -> AbstractResult:
+    """Infer from a trace, and add the reason why the function is untraceable if a graph would not do the same.
+
+    Args:
+        request: the function.
+        mode: makes the mode to trace in, anew for each trace.
+    """
+    (leaves, tree), recorder, without_grad = request.guard.run(lambda: _with_least_recording(request, mode))
     out_tree, out_types = output_types(request, leaves, tree, recorder.result_order, untraceable=False)
     if request.output_shapes is not None:
         check_declared(declared_types(request.output_shapes)[0], out_types, request.name)
@@ -108,17 +124,21 @@ def _traced(request: TraceRequest, trace: Callable[[], _Trace]) -> AbstractResul
     return AbstractResult(out_types, out_tree, dataclasses.replace(traits, only_branches=only_asserts))
 
 
-def _with_least_recording(request: TraceRequest, trace: Callable[[], _Trace]) -> tuple[Any, EffectRecorder, bool]:
+def _with_least_recording(
+    request: TraceRequest, mode: Callable[[], contextlib.AbstractContextManager]
+) -> tuple[Any, EffectRecorder, bool]:
     """Trace a function; trace it again with gradient recording off if closed-over weights would record a graph.
 
     Returns:
         The result of the first trace, its record of effects, and whether the second trace is the same.
     """
-    out, recorder = trace()
+    with mode():
+        out, recorder = run_on_fakes(request, request.state)
     if not (request.state.grad and _records_graph(out)):
         return out, recorder, False
     try:
-        again, watched = with_late_scalars(lambda: run_on_fakes(request, request.state.without_grad(), start=False))
+        with mode():
+            again, watched = run_on_fakes(request, request.state.without_grad(), start=False)
     except Exception:  # noqa: BLE001  (it differentiates inside: recording stays on)
         return out, recorder, False
     return out, recorder, _same_types(out, again) and watched.calls == recorder.calls
@@ -343,12 +363,22 @@ def _depends_on_data(cause: Exception | None) -> bool:
     return isinstance(cause, DataDependentOutputException | DynamicOutputShapeException)
 
 
+def _needs_gpu(request: TraceRequest) -> bool:
+    return request.device == "cpu" and may_be_on_gpu()
+
+
 STRATEGIES = (
     # The first one, because any other strategy runs the function and so has its effects.
     Strategy("declared shapes", lambda request, _: request.ordered and request.output_shapes is not None, _declared),
     Strategy("fake tensors", lambda *_: True, _plain, is_trace=True),
+    Strategy(
+        "fake tensors, with numbers that kernels read",
+        lambda _, cause: cause is not None and may_need_late_scalars(cause),
+        _with_late_scalars,
+    ),
     Strategy("fake tensors, with overrides", lambda _, cause: _depends_on_data(cause), _overridden, is_trace=True),
-    Strategy("fake tensors on a GPU", lambda request, _: request.device == "cpu" and may_be_on_gpu(), _on_gpu),
+    Strategy("fake tensors on a GPU", lambda request, _: _needs_gpu(request), _on_gpu),
+    Strategy("fake tensors on a GPU, with overrides", lambda request, _: _needs_gpu(request), _overridden_on_gpu),
     Strategy(
         "every branch",
         lambda request, cause: isinstance(cause, DataDependentOutputException) and not request.ordered,

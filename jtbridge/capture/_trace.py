@@ -23,9 +23,10 @@ from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.state import start_over
 from jtbridge.triton import intercepted_launches
-from jtbridge.triton.launches import with_late_scalars
+from jtbridge.triton.launches import late_scalars
 
-from .chains import FusionPatterns
+from ._attempts import REVISIONS, Attempt, GraphUse, Outcome, Revision, repeat
+from .chains import CallRecorder
 from .modes.branches import BranchOracle, traced_both_ways
 from .modes.closed_over import CudaAsCpuMode, may_be_on_gpu, with_closed_over
 from .modes.constant_eval import ConstantEvalMode
@@ -39,49 +40,55 @@ from .rewrites.statistics import keep_statistics_wide
 _DETACHING = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)  # torch 2.15 traces `detach` as the latter
 
 
-def trace(fn: Callable[..., Sequence[Any]], types: Sequence[ArrayType], *, to_run: bool) -> fx.GraphModule:
-    """Return the functional graph of ``fn``, after autograd, on tensors of the given types.
-
-    With `to_run`, torch runs the graph. Otherwise the graph is translated, and may hold operators made for that.
-    """
-    module = _traced(fn, types, to_run)
-    # A stored tensor that depends on arguments is state if the function reads it. A second trace, which has the tensor
-    # from its beginning, shows that.
-    return _traced(fn, types, to_run) if module.meta["keeps"] else module
-
-
-def _traced(fn: Callable[..., Sequence[Any]], types: Sequence[ArrayType], to_run: bool) -> fx.GraphModule:
-    if to_run:
-        return trace_on(fn, examples(types, called_on()), to_run=True)
-    return FusionPatterns().applied_to(lambda chains: trace_on(fn, examples(types), to_run=False, chains=chains))
+def trace(
+    fn: Callable[..., Sequence[Any]],
+    types: Sequence[ArrayType],
+    use: GraphUse,
+    revisions: Sequence[Revision] = REVISIONS,
+) -> fx.GraphModule:
+    """Return the functional graph of ``fn``, after autograd, on tensors of the given types."""
+    return trace_on(fn, examples(types, called_on() if use is GraphUse.CALL else "cpu"), use, revisions)
 
 
 def trace_on(
     fn: Callable[..., Sequence[Any]],
     tensors: Sequence[torch.Tensor],
-    *,
-    to_run: bool,
-    chains: FusionPatterns | None = None,
+    use: GraphUse,
+    revisions: Sequence[Revision] = REVISIONS,
 ) -> fx.GraphModule:
     """Return the functional graph of ``fn``, after autograd, on tensors like `tensors`, whose sizes may be symbols.
 
-    The graph is that of a CPU, with composite operators that oneDNN would take over written out. Each chain of
-    operators in `chains` that can be one operator of jtbridge is replaced by that operator.
+    A graph to translate is that of a CPU, with composite operators that oneDNN would take over written out.
     """
-    if to_run:
-        return _trace_one_way(fn, tensors, None, None)
+    first = Attempt(use, fuses=use is GraphUse.KERNELS)
+    return repeat(lambda attempt: _tried(fn, tensors, attempt), first, revisions)
 
-    def trace_one(oracle: BranchOracle) -> fx.GraphModule:
-        return _trace_one_way(fn, tensors, oracle, chains)
 
-    return with_late_scalars(lambda: traced_both_ways(trace_one))
+def _tried(fn: Callable[..., Sequence[Any]], tensors: Sequence[torch.Tensor], attempt: Attempt) -> Outcome:
+    recorders: list[CallRecorder] = []
+
+    def recorder() -> contextlib.AbstractContextManager:
+        if not attempt.fuses:
+            return contextlib.nullcontext()
+        recorders.append(CallRecorder(attempt.left))
+        return recorders[-1]
+
+    try:
+        with late_scalars() if attempt.late_scalars else contextlib.nullcontext():
+            if attempt.use is GraphUse.CALL:
+                module = _trace_one_way(fn, tensors, None, recorder)
+            else:
+                module = traced_both_ways(lambda oracle: _trace_one_way(fn, tensors, oracle, recorder))
+    except Exception as error:  # noqa: BLE001  (the driver raises it)
+        return Outcome(attempt.cause or error, recorders)
+    return Outcome(module, recorders)
 
 
 def _trace_one_way(
     fn: Callable[..., Sequence[Any]],
     tensors: Sequence[torch.Tensor],
     oracle: BranchOracle | None,
-    chains: FusionPatterns | None,
+    recorder: Callable[[], contextlib.AbstractContextManager],
 ) -> fx.GraphModule:
     start_over()
     on_cpu = CudaAsCpuMode() if oracle is not None and may_be_on_gpu() else None
@@ -101,7 +108,7 @@ def _trace_one_way(
         CopiedTensors(),
     ):
         try:
-            module = trace_joint(_noted(fn, oracle, chains, known), tensors)
+            module = trace_joint(_noted(fn, oracle, recorder, known), tensors)
         finally:
             keeps = known.materialize()
     module.meta["keeps"] = keeps
@@ -130,15 +137,14 @@ def called_on() -> str:
 def _noted(
     fn: Callable[..., Sequence[Any]],
     oracle: BranchOracle | None,
-    chains: FusionPatterns | None,
+    recorder: Callable[[], contextlib.AbstractContextManager],
     known: ConstantEvalMode,
 ) -> Callable[..., Sequence[Any]]:
     """Return `fn` with the modes that note the origin of nodes; with an `oracle` it also returns the conditions."""
 
     def run(*tensors: torch.Tensor) -> Sequence[Any]:
         modules = ModulePaths()
-        recorder = contextlib.nullcontext() if chains is None else chains.recorder()
-        with modules.followed(), ProvenanceMode(modules, oracle), known, recorder, none_caught():
+        with modules.followed(), ProvenanceMode(modules, oracle), known, recorder(), none_caught():
             results = fn(*tensors)
             refuse_stale_copies(results)
         return results if oracle is None else [*results, *oracle.conditions]

@@ -33,7 +33,7 @@ class AutogradTraits:
         uses_data: the function reads `.data`, a detach that torch.func does not see.
         breaks_inner_graph: the function takes gradients inside, and never with `create_graph=True`.
         fused_norm: an operator that torch differentiates wrongly beyond the first derivative, if any.
-        zero_tangent: an operator whose tangent torch's forward mode wrongly computes as 0, if any.
+        wrong_forward_mode: an operator of which torch's forward mode is not the transpose of its gradient, if any.
         runs_without_grad: the function gives the same result with gradient recording off, at less cost.
     """
 
@@ -42,7 +42,7 @@ class AutogradTraits:
     uses_data: bool = False
     breaks_inner_graph: bool = False
     fused_norm: str | None = None
-    zero_tangent: str | None = None
+    wrong_forward_mode: str | None = None
     runs_without_grad: bool = False
 
 

@@ -18,14 +18,14 @@ from torch import fx
 from jtbridge._wrap import Wrapped, as_wrapped
 from jtbridge.backends import choose, may_use_kernels, translates, unsupported_reasons
 from jtbridge.calls.eager import unsupported_reason
-from jtbridge.capture import Trial, draws, origin
+from jtbridge.capture import Trial, captured, draws, origin
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.functions import TracedFunction
 from jtbridge.core.run import describe_arguments
 from jtbridge.errors import TranslationError
 from jtbridge.kernels._primitive import KernelPrimitive
 from jtbridge.transforms import Vjp
-from jtbridge.translate import OperatorCounts, captured, translate, untranslatable_reason
+from jtbridge.translate import OperatorCounts, translate, untranslatable_reason
 from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 from jtbridge.triton.launches import Launch
 
@@ -44,6 +44,8 @@ class Explanation:
         reasons: for every backend that ``"auto"`` prefers to this one, why it is not used.
         trials: the strategies tried to find the result types, in order, each with the reason of its failure; the last
             one succeeded.
+        graph_trials: the attempts to trace the forward graph, each with the reason for the next one; empty if there is
+            no graph.
         operators: how often the forward graph runs each operator, without operators on constants, which are computed
             once; None if there is no graph, because torch cannot trace the function.
         decomposed: the operators that run as torch's decomposition into other operators.
@@ -52,9 +54,10 @@ class Explanation:
         random: operators that draw random numbers.
         mutated: names of the arguments that the function writes to (it writes to copies).
         casts: how often each dtype conversion occurs, such as ``"float32 -> float64"``, on entry, inside and on exit.
-        kernels: how often each Triton kernel is in the program that backend "triton" lowers for a GPU: the kernels
-            that the function launches, and the kernels of `jtbridge.kernels`. Empty if Triton is not installed, the
-            function cannot be translated, or another backend than "auto" and "triton" was asked for.
+        kernels: how often each Triton kernel is in the program if it is lowered for a GPU: the kernels that the
+            function launches, and the kernels of `jtbridge.kernels`. Chains of operators are fused for a kernel if
+            this machine has a GPU, or with ``backend="triton"``. Empty if Triton is not installed, the function
+            cannot be translated, or another backend than "auto" and "triton" was asked for.
         constants: number and bytes of the closed-over tensors that became arrays.
         seconds: time to trace the function.
     """
@@ -65,6 +68,7 @@ class Explanation:
     gradient: str | None
     reasons: dict[str, str]
     trials: tuple[Trial, ...]
+    graph_trials: tuple[Trial, ...]
     operators: dict[str, int] | None
     decomposed: tuple[str, ...]
     missing: tuple[str, ...]
@@ -85,6 +89,7 @@ class Explanation:
             *((f"not {name}", reason) for name, reason in self.reasons.items()),
             ("gradient", self.gradient or "nothing to differentiate"),
             *(("traced by", str(trial)) for trial in self.trials),
+            *(("graph by", str(trial)) for trial in (self.graph_trials if len(self.graph_trials) > 1 else ())),
             ("operators", "no graph" if self.operators is None else _counts(self.operators)),
             *([] if self.operators is None else [("decomposed", ", ".join(self.decomposed) or "none")]),
             *([] if self.operators is None else [("no lowering", ", ".join(self.missing) or "none")]),
@@ -157,6 +162,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         gradient=None if wrapped.ordered else _gradient_backend(wrapped, platform, traced),
         reasons=reasons,
         trials=tuple(traced.trials),
+        graph_trials=() if module is None else tuple(module.meta.get("trials", ())),
         operators=None if counts is None else counts.all,
         decomposed=() if counts is None else counts.decomposed,
         missing=() if counts is None else counts.missing,

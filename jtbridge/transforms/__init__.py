@@ -8,13 +8,14 @@ torch's, since JAX transposes without conjugating (https://docs.jax.dev/en/lates
 from ._batch_statistics import DifferentiableStatistics, with_differentiable_statistics
 from ._composite import FUSED, WITHOUT_DOUBLE_BACKWARD
 from ._derived import conjugate, refuse_once_differentiable
-from ._jvp import Jvp
+from ._jvp import LARGEST_JACOBIAN, Jvp
 from ._vjp import Vjp
 from ._vmap import Vmap, of_results
 from ._vmap_guard import VmapGuard
 
 __all__ = [
     "FUSED",
+    "LARGEST_JACOBIAN",
     "WITHOUT_DOUBLE_BACKWARD",
     "DifferentiableStatistics",
     "Jvp",

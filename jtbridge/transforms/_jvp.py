@@ -21,7 +21,7 @@ from ._vjp import Vjp
 # Torch has one forward-mode level per process, so two threads cannot be inside it at once.
 _FORWARD_MODE = threading.RLock()
 
-_MOST_OF_JACOBIAN = 1 << 24  # elements
+LARGEST_JACOBIAN = 1 << 24  # elements
 _UNITS = (1, 1j)  # the real part of (1j * dy) is minus the imaginary part of dy
 
 
@@ -71,7 +71,7 @@ class Jvp(Derived):
             or traits.autograd.uses_data
             or traits.autograd.inner_autograd
             or traits.custom_operator
-            or traits.autograd.zero_tangent
+            or traits.autograd.wrong_forward_mode
             or traits.untraceable  # no trace has shown whether forward mode agrees with the gradient
             or self.base.cache.reads_graph
             or differentiating()
@@ -97,9 +97,21 @@ class Jvp(Derived):
         except RuntimeError as error:
             if isinstance(error, DifferentiationError) or "is not implemented" not in str(error):
                 raise
-            return self._by_rows(tensors, error)
+            if not self._has_small_jacobian():
+                lines = str(error).strip().splitlines()
+                raise DifferentiationError(
+                    f"`{self.base.name}` has no forward mode: torch cannot differentiate a gradient in it "
+                    f"({lines[0]}), and its Jacobian is too large to compute. Use reverse mode, or other operators."
+                ) from error
+            return self._by_rows(tensors)
 
-    def _by_rows(self, tensors: Tensors, cause: RuntimeError) -> Tensors:
+    def _has_small_jacobian(self) -> bool:
+        """Return whether the Jacobian has few enough elements to be computed."""
+        rows = sum(math.prod(type_.shape) for type_ in self.out_types)
+        columns = sum(math.prod(self.fn.in_types[i].shape) for i in self.wrt)
+        return rows * columns <= LARGEST_JACOBIAN
+
+    def _by_rows(self, tensors: Tensors) -> Tensors:
         """Compute every element of ``Df(x) @ dx`` as the product of a gradient and dx.
 
         No derivative of a gradient is needed. Torch's forward mode would not need one either, but it is wrong in the
@@ -108,13 +120,6 @@ class Jvp(Derived):
         count = len(self.fn.in_types)
         primals, tangents = tensors[:count], tensors[count:]
         pullback = Vjp(self.fn, self.wrt, self.outs)
-        rows = sum(math.prod(type_.shape) for type_ in self.out_types)
-        if rows * sum(t.numel() for t in tangents) > _MOST_OF_JACOBIAN:
-            lines = str(cause).strip().splitlines()
-            raise DifferentiationError(
-                f"`{self.base.name}` has no forward mode: torch cannot differentiate a gradient in it ({lines[0]}), "
-                "and its Jacobian is too large to compute. Use reverse mode, or other operators."
-            ) from cause
 
         def product(*cotangents: torch.Tensor) -> torch.Tensor:
             gradients = pullback(*primals, *cotangents)

@@ -4,13 +4,12 @@ from ._constants import with_constants
 from ._linear import nonlinearity
 from ._lower import lower_program
 from ._operators import OperatorCounts, describe
-from ._program import ProgramPart, captured, graph_of, jax_semantics, precision, translate, untranslatable_reason
+from ._program import ProgramPart, graph_of, jax_semantics, precision, translate, untranslatable_reason
 from ._symbolic import hinted_shapes, is_symbolic, symbolic_program, torch_symbolic
 
 __all__ = [
     "OperatorCounts",
     "ProgramPart",
-    "captured",
     "describe",
     "graph_of",
     "hinted_shapes",

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from jtbridge._compat import OpOverload, decomposition_of, forgetting_graph_sources, function_of_triton_operator
-from jtbridge.capture import FUSABLE_FUNCTIONS, origin, trace_on
+from jtbridge.capture import FUSABLE_FUNCTIONS, GraphUse, origin, trace_on
 
 _KEY = "jtbridge_decomposition"
 
@@ -120,7 +120,7 @@ def _traced(function: Callable | None, plain: Any) -> fx.GraphModule:
 
     examples = [torch.empty_strided(tuple(x.shape), x.stride(), dtype=x.dtype) for x in (filled[i] for i in positions)]
     with torch.no_grad(), forgetting_graph_sources():
-        return trace_on(run, examples, to_run=False)
+        return trace_on(run, examples, GraphUse.TRANSLATE)
 
 
 def _plain(arguments: Any, of_node: Callable[[fx.Node], Any]) -> Any:

@@ -12,12 +12,12 @@ from jax.extend.core import jaxpr_as_fun
 from torch import fx
 
 from jtbridge._compat import OpOverload, overload_name, schema_of
-from jtbridge.capture import origin
+from jtbridge.capture import captured, origin
 from jtbridge.core.functions import TorchFunction
 from jtbridge.errors import TranslationError
 from jtbridge.transforms import Jvp, Vjp, Vmap
 
-from ._program import captured, jax_semantics, precision, translate
+from ._program import jax_semantics, precision, translate
 
 
 def nonlinearity(fn: TorchFunction, wrt: tuple[int, ...]) -> str | None:

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from torch import fx
 
-from jtbridge._compat import forgetting_graph_sources
-from jtbridge.capture import GraphFunction, lift_constants, trace
+from jtbridge.capture import GraphFunction, captured
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.torch_state import TorchState
@@ -98,7 +96,7 @@ def translate(fn: TorchFunction, *, kernels: bool = False) -> ClosedJaxpr:
 def untranslatable_reason(fn: TorchFunction) -> str | None:
     """Return why :func:`translate` fails; None if it succeeds."""
     try:
-        translate(fn)
+        translate(fn, kernels=fn.base.fuses_chains)
     except TranslationError as error:
         return str(error)
     return None
@@ -233,64 +231,7 @@ def graph_of(fn: TorchFunction) -> fx.GraphModule:
     return module
 
 
-def captured(fn: TorchFunction) -> fx.GraphModule:
-    """Return the functional ATen graph of a torch function that is not batched.
-
-    Raises:
-        TranslationError: torch cannot trace the function.
-    """
-    traced = fn.base
-    if isinstance(fn, GraphFunction):
-        return fn.module
-    if isinstance(fn, TracedFunction) and fn.graph is not None:
-        return fn.graph
-    if traced.traits.untranslatable:
-        raise TranslationError(f"`{traced.name}` cannot be traced: {traced.traits.untranslatable}")
-    return _traced(fn)
-
-
-def _without_forward_mode(fn: TorchFunction) -> bool:
-    """Make the forward derivatives in `fn` use two reverse modes, and return whether any of them did not yet.
-
-    Torch's forward mode makes zeros on another device, which cannot always be traced.
-    """
-    changed = False
-    while isinstance(fn, Jvp | Vjp):
-        if isinstance(fn, Jvp) and fn not in fn.base.cache.double_reverse:
-            fn.base.cache.double_reverse.add(fn)
-            changed = True
-        fn = fn.fn
-    return changed
-
-
 def _seed_position(fn: TorchFunction) -> int | None:
     if isinstance(fn, GraphFunction):
         return fn.seed
     return len(fn.base.in_types) - 1 if fn.base.seeded else None
-
-
-def _traced(fn: TorchFunction) -> fx.GraphModule:
-    traced = fn.base
-
-    def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        return [y.detach() for y in fn(*tensors)]
-
-    by_reverse_mode = len(traced.cache.double_reverse)
-    try:
-        with forgetting_graph_sources(), fn.state.applied():
-            module = traced.guarded(lambda: trace(run, fn.in_types, to_run=False))
-    except JtbridgeError:
-        raise
-    except Exception as error:
-        if len(traced.cache.double_reverse) > by_reverse_mode or _without_forward_mode(fn):
-            return _traced(fn)
-        lines = str(error).strip().splitlines()
-        raise TranslationError(
-            f"`{traced.name}` cannot be traced ({type(fn).__name__}): {type(error).__name__}: "
-            f"{lines[0] if lines else ''}"
-        ) from error
-    if len(traced.cache.double_reverse) > by_reverse_mode:  # the graph has operators from before forward mode failed
-        return _traced(fn)
-    lift_constants(module, traced)
-    module.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
-    return module

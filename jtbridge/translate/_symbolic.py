@@ -16,7 +16,7 @@ from jax.interpreters import mlir
 from torch import fx
 
 from jtbridge._compat import broken_assumption, symbolic_shapes, symbolic_tensors
-from jtbridge.capture import examples, trace_on
+from jtbridge.capture import GraphUse, examples, trace_on
 from jtbridge.core.functions import TracedFunction
 from jtbridge.errors import TranslationError
 
@@ -102,7 +102,7 @@ def _traced(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> tuple[fx
 
     try:
         with traced.state.applied():
-            return traced.guarded(lambda: trace_on(run, tensors, to_run=False)), environment, symbols
+            return traced.guarded(lambda: trace_on(run, tensors, GraphUse.TRANSLATE)), environment, symbols
     except Exception as error:
         raise TranslationError(f"`{traced.name}` cannot be traced with symbolic sizes: {error}") from error
 

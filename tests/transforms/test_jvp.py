@@ -128,3 +128,85 @@ def test_logcumsumexp_by_two_reverse_modes(by: str, x64: None):
     moved = jax.jvp(jtbridge.wrap(fn, backend=by), jaxes([x]), jaxes([dx]))[1]
     (expected,) = reference.jvp(lambda x: [fn(x)], [x], [dx])
     assert_matches(moved, expected)
+
+
+_MATRIX = np.array([[4.0, 0.5, -1.0], [0.5, 3.0, 0.3], [-1.0, 0.3, 5.0]])
+# Torch's forward mode is not the transpose of its gradient for these.
+_ONE_TRIANGLE = {
+    "cholesky": lambda a: torch.linalg.cholesky(a),
+    "cholesky, upper": lambda a: torch.linalg.cholesky(a, upper=True),
+    "cholesky_ex": lambda a: torch.linalg.cholesky_ex(a).L,
+    "cholesky_inverse": lambda a: torch.cholesky_inverse(a),
+    "cholesky_inverse, upper": lambda a: torch.cholesky_inverse(a, upper=True),
+    "eigh": lambda a: torch.linalg.eigh(a).eigenvectors.abs(),
+    "eigvalsh": lambda a: torch.linalg.eigvalsh(a, UPLO="U"),
+    "triangular_solve": lambda a: torch.triangular_solve(torch.eye(3, 2, dtype=a.dtype), a).solution,
+}
+
+
+@pytest.mark.parametrize("name", _ONE_TRIANGLE)
+@pytest.mark.parametrize("jitted", [False, True])
+def test_tangents_of_the_whole_matrix(name: str, jitted: bool, backend: str, x64: None):
+    fn = _ONE_TRIANGLE[name]
+    f = jtbridge.wrap(fn)
+    tangent = np.random.default_rng(0).normal(size=(3, 3))
+    run = jax.jit(lambda a, da: jax.jvp(f, (a,), (da,))[1]) if jitted else lambda a, da: jax.jvp(f, (a,), (da,))[1]
+    rows = torch.autograd.functional.jacobian(fn, torch.from_numpy(_MATRIX))
+    expected = (rows * torch.from_numpy(tangent)).sum((-2, -1))
+    np.testing.assert_allclose(run(jnp.asarray(_MATRIX), jnp.asarray(tangent)), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_cholesky_inverse_by_differences(backend: str, x64: None):
+    f = jtbridge.wrap(lambda a: torch.cholesky_inverse(torch.linalg.cholesky(a)))
+    tangent = np.random.default_rng(0).normal(size=(3, 3))
+    tangent = tangent + tangent.T
+    moved = jax.jit(lambda da: jax.jvp(f, (jnp.asarray(_MATRIX),), (da,))[1])(tangent)
+    inverse = np.linalg.inv(_MATRIX)
+    np.testing.assert_allclose(moved, -inverse @ tangent @ inverse, rtol=1e-9)
+
+
+@pytest.mark.parametrize("how", ["jvp", "jacfwd", "vmap of jvp", "jvp of vmap", "jitted"])
+def test_a_norm_at_zero(how: str, backend: str, x64: None):
+    """The gradient is 0 there. Torch's derivative of that gradient is NaN."""
+    f = jtbridge.wrap(lambda x: torch.linalg.vector_norm(x, 3, dim=-1))
+    x = jnp.array([[0.0, 0.0], [1.0, 2.0]])
+    tangent = jnp.array([[1.0, -1.0], [0.5, 0.25]])
+    gradient = np.array([1.0, 4.0]) / 9 ** (2 / 3)
+    expected = np.array([0.0, gradient @ np.array([0.5, 0.25])])
+
+    def jvp(x, dx):
+        return jax.jvp(f, (x,), (dx,))[1]
+
+    if how == "jacfwd":
+        jacobian = jax.jacfwd(f)(x)
+        assert jacobian.shape == (2, 2, 2)
+        np.testing.assert_allclose(jacobian[1, 1], gradient, rtol=1e-12)
+        np.testing.assert_array_equal(jacobian[0], 0)
+        np.testing.assert_array_equal(jacobian[1, 0], 0)
+        return
+    run = {
+        "jvp": jvp,
+        "vmap of jvp": jax.vmap(jvp),
+        "jvp of vmap": lambda x, dx: jax.jvp(jax.vmap(f), (x,), (dx,))[1],
+        "jitted": jax.jit(jvp),
+    }[how]
+    np.testing.assert_allclose(run(x, tangent), expected, rtol=1e-12)
+
+
+def test_a_nan_in_the_argument_stays_a_nan(backend: str):
+    f = jtbridge.wrap(lambda x: torch.linalg.vector_norm(x, 3, dim=-1))
+    x = jnp.array([[jnp.nan, 0.0], [1.0, 2.0]])
+    moved = jax.jvp(f, (x,), (jnp.ones_like(x),))[1]
+    assert np.isnan(moved[0])
+    assert np.isfinite(moved[1])
+
+
+def test_a_complex_result_from_the_rows_of_a_jacobian(x64: None):
+    f = jtbridge.wrap(lambda x: torch.complex(torch.linalg.vector_norm(x, 3), x.prod()) * (2 - 1j))
+    x, tangent = jnp.array([0.0, 0.0]), jnp.array([1.0, -1.0])
+    np.testing.assert_allclose(jax.jvp(f, (x,), (tangent,))[1], 0)
+    x = jnp.zeros((2, 2)).at[1].set(jnp.array([3.0, 2.0]))
+    g = jtbridge.wrap(lambda x: torch.linalg.vector_norm(x, 3, dim=-1) * (2 - 1j) + 1j * x.prod(-1))
+    moved = jax.jvp(g, (x,), (jnp.array([[1.0, 1.0], [0.5, -1.0]]),))[1]
+    norm = (9 * 0.5 - 4) / 35 ** (2 / 3)
+    np.testing.assert_allclose(moved, [0, norm * (2 - 1j) + 1j * (0.5 * 2 - 3)], rtol=1e-12)

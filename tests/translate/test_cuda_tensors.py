@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge.capture import _strategies, _trace
+from jtbridge.capture import GraphUse, _strategies, _trace
 from jtbridge.capture.modes import closed_over
 from jtbridge.core.array_types import ArrayType
 from jtbridge.errors import TranslationError
@@ -93,7 +93,7 @@ def test_weights_that_are_differentiated_inside(there: list[torch.Tensor]):
     ],
 )
 def test_what_asks_for_a_gpu_gets_the_cpu(there: list[torch.Tensor], fn: Any):
-    module = _trace.trace(lambda x: [fn(x)], [ArrayType((3,), np.dtype(np.float32))], to_run=False)
+    module = _trace.trace(lambda x: [fn(x)], [ArrayType((3,), np.dtype(np.float32))], GraphUse.TRANSLATE)
     (result,) = module(torch.tensor([1.0, 2.0, 3.0]))
     assert result.device.type == "cpu"
     assert result.tolist() == [2, 4, 6]

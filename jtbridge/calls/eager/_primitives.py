@@ -51,6 +51,7 @@ from ._graph import (
     token_for,
     with_axes,
 )
+from ._rows import have_nan, product_by_rows
 
 eager_call_p = primitive_of_several_results("eager_call")
 eager_forward_p = primitive_of_several_results("eager_forward")
@@ -236,6 +237,9 @@ def _by_kept_graph(
         pullback = AutogradGraph(at, gradients, graph.order + 1)
         back = Vjp(of, tuple(range(len(at))), tuple(range(len(gradients))))
         moved = pullback.pull(tangents, back, extra, create_graph=False)
+    # The gradient of a norm at zero is 0, and its derivative is NaN.
+    if have_nan(moved) and not have_nan([*outputs, *tangents]):
+        moved = product_by_rows(graph, of, tangents, extra) or moved
     sizes = [tangents[0].shape[axis] for axis in extra]
     results = [dy.to(y.dtype).reshape(with_axes(y.shape, extra, sizes)) for dy, y in zip(moved, outputs, strict=True)]
     del moved, gradients, pullback

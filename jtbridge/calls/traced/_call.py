@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from jtbridge._compat import TRACING, outermost_trace
-from jtbridge.backends import translates
+from jtbridge.backends import translates, uses_kernels
 from jtbridge.capture import TraceRequest, closed_over_modules, device_closed_over, infer
 from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType
@@ -91,11 +91,10 @@ class TracedCalls:
         self, arrays: list[Any], signature: Signature, rng: Any, backend: str
     ) -> tuple[TracedFunction, list[jax.Array]]:
         """Return the traced function for a call, and the flat arrays to call it with."""
-        translating = translates(backend) and not self._ordered
         if any(is_symbolic(shape) for shape, _ in signature.types):
             traced = self._trace_symbolic(signature, rng is not None, backend)
             return traced, [*arrays, random_numbers.seed_from_key(rng)] if traced.seeded else arrays
-        traced = self._lookup(self._cache(arrays, backend), signature, rng is not None, translating)
+        traced = self._lookup(self._cache(arrays, backend), signature, rng is not None, backend)
         operands = [*arrays, *traced.constant_arrays]
         if traced.seeded:
             operands.append(random_numbers.seed_from_key(rng))
@@ -114,13 +113,15 @@ class TracedCalls:
             return collections.OrderedDict()  # state may have changed by the next eager call
         return self.outside_traces
 
-    def _lookup(self, cache: _Cache, signature: Signature, seeded: bool, translating: bool) -> TracedFunction:
+    def _lookup(self, cache: _Cache, signature: Signature, seeded: bool, backend: str) -> TracedFunction:
         state = TorchState.current()
-        key = (signature, state, seeded, translating, canonical_dtype(np.dtype(np.int64)))
+        translating = translates(backend) and not self._ordered
+        fuses = translating and uses_kernels(backend)
+        key = (signature, state, seeded, translating, fuses, canonical_dtype(np.dtype(np.int64)))
         traced = cache.get(key)
         if traced is None:
             with saving_state_once():
-                traced = self._trace(signature, state, seeded)
+                traced = self._trace(signature, state, seeded, fuses_chains=fuses)
                 cache[key] = traced = with_constants(traced) if translating else traced
             while len(cache) > _MAX_TRACED:
                 cache.popitem(last=False)
@@ -143,10 +144,17 @@ class TracedCalls:
 
     def capture(self, signature: Signature, seeded: bool) -> TracedFunction:
         """Trace the function for a call that keeps its seed as an input, whether or not the function draws."""
-        return self._trace(signature, TorchState.current(), seeded, keep_seed=True)
+        fuses = uses_kernels("auto")
+        return self._trace(signature, TorchState.current(), seeded, keep_seed=True, fuses_chains=fuses)
 
     def _trace(
-        self, signature: Signature, state: TorchState, seeded: bool, *, keep_seed: bool = False
+        self,
+        signature: Signature,
+        state: TorchState,
+        seeded: bool,
+        *,
+        keep_seed: bool = False,
+        fuses_chains: bool = False,
     ) -> TracedFunction:
         """Trace the function.
 
@@ -155,6 +163,7 @@ class TracedCalls:
             state: torch's settings to trace under.
             seeded: whether the call has a key.
             keep_seed: whether the seed stays an input if the function draws nothing.
+            fuses_chains: whether chains of operators are fused for kernels when the function is captured.
         """
         names = argument_names(self._fn, signature)
         self._numbers.see(
@@ -215,6 +224,7 @@ class TracedCalls:
             notices=self._notices,
             guard=guard,
             trials=found.trials,
+            fuses_chains=fuses_chains,
         )
 
 

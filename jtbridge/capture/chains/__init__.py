@@ -1,6 +1,6 @@
 """Chains of operators as models write them. Each is replaced by one fused operator, which a kernel computes."""
 
 from ._operators import FUNCTIONS
-from ._recorder import FusionPatterns
+from ._recorder import CallRecorder
 
-__all__ = ["FUNCTIONS", "FusionPatterns"]
+__all__ = ["FUNCTIONS", "CallRecorder"]

@@ -8,8 +8,8 @@ left, and are removed from the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -19,10 +19,6 @@ from jtbridge._compat import any_autocast, has_saved_tensor_hooks, in_forward_mo
 
 from . import _centered_norm, _cross_entropy, _gated, _rms_norm, _rope
 from ._matcher import Match, Matcher, NoMatch, RecordedCall, parsed
-
-_T = TypeVar("_T")
-
-_MOST = 4  # the most traces until no chain hides a value that is used elsewhere
 
 # From the name of the last call of a chain to the functions ``(matcher, result, *arguments)`` that match the chain. Two
 # arguments are tried in both orders. Longer chains come first: an RMS norm of a centered value may end with the same
@@ -60,12 +56,12 @@ class CallRecorder(TorchFunctionMode):
     """A mode that records calls of torch functions, and replaces the last call of a chain by the fused operator.
 
     Args:
-        refused: the numbers of chains, in the order in which they are found, that are not replaced.
+        left: the numbers of chains, in the order in which they are found, that are not replaced.
     """
 
-    def __init__(self, refused: set[int]):
+    def __init__(self, left: Collection[int]):
         super().__init__()
-        self._refused = refused
+        self._left = left
         self._steps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._found = 0
         self._hidden: dict[int, dict[RecordedCall, int]] = {}  # from the number of a replaced chain to its inner calls
@@ -135,7 +131,7 @@ class CallRecorder(TorchFunctionMode):
             return None
         number = self._found
         self._found += 1
-        if number in self._refused:
+        if number in self._left:
             return None
         self.replaced = True
         self._hidden[number] = matcher.inner
@@ -167,39 +163,3 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(x)
     elif isinstance(value, dict):
         yield from _tensors(list(value.values()))
-
-
-class FusionPatterns:
-    """The chains of one function, traced several times to find the chains that fused operators can replace."""
-
-    def __init__(self) -> None:
-        self._refused: set[int] = set()
-        self._recorders: list[CallRecorder] = []
-
-    def recorder(self) -> TorchFunctionMode:
-        """Return a new recorder, to be active while the function runs."""
-        self._recorders.append(CallRecorder(self._refused))
-        return self._recorders[-1]
-
-    def applied_to(self, trace: Callable[[FusionPatterns | None], _T]) -> _T:
-        """Return the result of `trace`, with the chains replaced that hide no value that is used elsewhere.
-
-        No chain is replaced if the trace fails with replaced chains, if the function reads `grad_fn` or `data` of a
-        tensor, or if a replaced chain still hides such a value in the last attempt.
-        """
-        for _ in range(_MOST):
-            self._recorders.clear()
-            try:
-                found = trace(self)
-            except Exception:
-                if not any(recorder.replaced for recorder in self._recorders):
-                    raise
-                break
-            misused = set().union(*(recorder.misused for recorder in self._recorders))
-            doubtful = any(recorder.doubtful and recorder.replaced for recorder in self._recorders)
-            if not misused and not doubtful:
-                return found
-            if doubtful:
-                break
-            self._refused |= misused
-        return trace(None)

@@ -45,7 +45,18 @@ _LIFTS = frozenset(
 )
 
 
-# Torch's forward derivative of these operators is 0 for the reduction "prod", without an error.
+# Torch's forward mode is wrong for these, without an error. It takes a tangent of the half of a matrix that an operator
+# does not read for one that it reads, and cholesky_inverse's formula is wrong for every tangent.
+_WRONG_FORWARD_MODE = frozenset(
+    {
+        torch.ops.aten.cholesky_inverse.default,
+        torch.ops.aten.linalg_cholesky_ex.default,
+        torch.ops.aten.cholesky.default,
+        torch.ops.aten._linalg_eigh.default,
+        torch.ops.aten.triangular_solve.default,
+    }
+)
+# It is 0 for the reduction "prod".
 _SCATTER_REDUCE = frozenset({torch.ops.aten.scatter_reduce.two, torch.ops.aten.scatter_reduce_.two})
 _MOST_READS, _MOST_SECONDS = 5_000, 20.0  # reads of values, and seconds, in one run on example arguments
 # Functions that read a tensor's values, besides the operator `_local_scalar_dense`.
@@ -76,7 +87,7 @@ class EffectRecorder:
         self.own_generator: str | None = None  # an operator that draws from another generator than torch's default one
         self._generators: list[torch.Generator] = []
         self.unbatchable: str | None = None
-        self.zero_tangent: str | None = None
+        self.wrong_forward_mode: str | None = None
         self.fused_norm: str | None = None
         self.custom_operator: str | None = None
         self.launches: list[str] = []  # Triton kernels
@@ -184,8 +195,8 @@ class EffectRecorder:
             self.may_raise[place] = None
         if fn in _UNBATCHABLE or (fn is torch.ops.aten.roll.default and args[0].dim() == 0):  # vmap rolls the batch
             self.unbatchable = str(fn)
-        if fn in _SCATTER_REDUCE and args[4] == "prod":
-            self.zero_tangent = str(fn)
+        if fn in _WRONG_FORWARD_MODE or (fn in _SCATTER_REDUCE and args[4] == "prod"):
+            self.wrong_forward_mode = str(fn)
         if schema_of(fn).name.endswith(FUSED):
             self.fused_norm = str(fn)
         for tensor in written_tensors(fn, args, kwargs):

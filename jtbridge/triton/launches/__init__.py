@@ -12,7 +12,8 @@ Triton is not imported before a kernel is launched; the user's code has imported
 """
 
 from ._late_scalars import LateScalar as LateScalar
-from ._late_scalars import with_late_scalars as with_late_scalars
+from ._late_scalars import late_scalars as late_scalars
+from ._late_scalars import may_need_late_scalars as may_need_late_scalars
 from ._launch import Launch as Launch
 from ._operator import find_launch as find_launch
 from ._operator import launch_operator as launch_operator

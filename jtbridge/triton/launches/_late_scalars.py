@@ -7,21 +7,20 @@ needed: the kernel gets the tensor and reads the number itself. Assertions about
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from jtbridge._compat import DataDependentOutputException
 from jtbridge.errors import LaunchError
-
-Result = TypeVar("Result")
 
 _LIBRARY_FOLDERS = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[2]}{os.sep}")
 
@@ -69,35 +68,35 @@ class _LateScalarMode(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def with_late_scalars(run: Callable[[], Result]) -> Result:
-    """Return ``run()``. If it fails because it needs the value of a tensor, run it again with late scalars.
+@contextlib.contextmanager
+def late_scalars() -> Iterator[None]:
+    """Let ``.item()`` return late scalars while a function is traced.
 
     Raises:
-        Exception: the error of the first run, if the second fails too or a late scalar is not passed to a kernel.
+        UnusedLateScalarError: no number was read, or one was not passed to a kernel.
     """
+    mode = _LateScalarMode()
     try:
-        return run()
-    except Exception as error:
-        if "triton.runtime.jit" not in sys.modules or not _needs_value(error):
-            raise
-        mode = _LateScalarMode()
-        try:
-            with mode:
-                result = run()
-        except Exception:  # noqa: BLE001  (the first error is raised instead)
-            result = None
-        finally:
-            for scalar in mode.scalars:
-                scalar.is_tracing = False
-        if result is None or not mode.scalars or not all(scalar.is_kernel_argument for scalar in mode.scalars):
-            raise
-        return result
+        with mode:
+            yield
+    finally:
+        for scalar in mode.scalars:
+            scalar.is_tracing = False
+    if not mode.scalars or not all(scalar.is_kernel_argument for scalar in mode.scalars):
+        raise UnusedLateScalarError("a number that was read from a tensor is not an argument of a kernel")
 
 
-def _needs_value(error: Exception) -> bool:
+def may_need_late_scalars(error: Exception) -> bool:
+    """Return whether a trace failed because it needs the value of a tensor, which perhaps only a kernel reads."""
+    if "triton.runtime.jit" not in sys.modules:
+        return False
     # A number read from a tensor may also be an unbacked symbol, which raises another error when it is first used.
     symbolic = type(error).__name__ == "GuardOnDataDependentSymNode"
     return symbolic or isinstance(error, DataDependentOutputException | SymbolicScalarError)
+
+
+class UnusedLateScalarError(Exception):
+    """Late scalars do not fit a function."""
 
 
 class SymbolicScalarError(LaunchError):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import jtbridge
-from jtbridge.translate import captured
+from jtbridge.capture import captured
 
 DTYPES = ("float32", "bfloat16", "float16")
 TOLERANCE = {"float32": 2e-6, "bfloat16": 8e-3, "float16": 1e-3}

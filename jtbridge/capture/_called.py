@@ -1,0 +1,57 @@
+"""The graph of a torch function that torch runs, without its gradient."""
+
+from __future__ import annotations
+
+import torch
+
+from jtbridge._compat import TorchDispatchMode, forgetting_graph_sources
+from jtbridge.core.functions import TorchFunction
+from jtbridge.transforms import Vmap
+
+from ._attempts import GraphUse
+from ._graph_function import GraphFunction, ready_to_run
+from ._partition import clean, outputs_of
+from ._trace import trace
+
+_RULE = 8  # a batching rule makes at most so many operators from one
+
+
+def forward_graph(fn: TorchFunction) -> GraphFunction | None:
+    """Return the graph of a function without its gradient; None if no graph does exactly the same as the function.
+
+    The graph of a batched function computes the whole batch, by torch's batching rules.
+    """
+    if fn.base.traits.untraceable or fn.base.seeded:
+        return None
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        if isinstance(fn, Vmap):
+            with _AtMost(_RULE * fn.base.traits.operators):
+                results = fn.by_torch_vmap(tensors)
+        else:
+            results = fn(*tensors)
+        return [y.detach() for y in results]
+
+    try:
+        with forgetting_graph_sources(), fn.state.applied():
+            module = fn.base.guarded(lambda: trace(run, fn.in_types, GraphUse.CALL))
+            clean(module)
+            (output,) = module.graph.find_nodes(op="output")
+            output.args = (tuple(outputs_of(module)),)
+            return GraphFunction(fn.base, ready_to_run(module), fn.in_types, fn.out_types)
+    except Exception:  # noqa: BLE001  (then it runs as it is)
+        return None
+
+
+class _AtMost(TorchDispatchMode):
+    """Raises after a number of operators: torch.vmap loops over the batch where an operator has no batching rule."""
+
+    def __init__(self, operators: int):
+        super().__init__()
+        self._left = operators
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self._left -= 1
+        if self._left < 0:
+            raise RuntimeError("more operators than batching rules make")
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,81 @@
+"""The graph of a torch function that is to be translated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from jtbridge._compat import forgetting_graph_sources
+from jtbridge.core.functions import TorchFunction, TracedFunction
+from jtbridge.errors import JtbridgeError, TranslationError
+from jtbridge.transforms import Jvp, Vjp
+
+from ._attempts import REVISIONS, Attempt, GraphUse, Outcome, Revision
+from ._constants import lift_constants
+from ._graph_function import GraphFunction
+from ._trace import trace
+
+
+def captured(fn: TorchFunction) -> fx.GraphModule:
+    """Return the functional ATen graph of a torch function that is not batched.
+
+    Raises:
+        TranslationError: torch cannot trace the function.
+    """
+    traced = fn.base
+    if isinstance(fn, GraphFunction):
+        return fn.module
+    if isinstance(fn, TracedFunction) and fn.graph is not None:
+        return fn.graph
+    if traced.traits.untranslatable:
+        raise TranslationError(f"`{traced.name}` cannot be traced: {traced.traits.untranslatable}")
+
+    def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        return [y.detach() for y in fn(*tensors)]
+
+    revisions = (*REVISIONS, _without_forward_mode(fn))
+    try:
+        with forgetting_graph_sources(), fn.state.applied():
+            module = traced.guarded(lambda: trace(run, fn.in_types, use_of(traced), revisions))
+    except JtbridgeError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        raise TranslationError(
+            f"`{traced.name}` cannot be traced ({type(fn).__name__}): {type(error).__name__}: "
+            f"{lines[0] if lines else ''}"
+        ) from error
+    lift_constants(module, traced)
+    module.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    return module
+
+
+def use_of(traced: TracedFunction) -> GraphUse:
+    """Return what the graphs of a function, and of its derivatives, are made for if they are translated."""
+    return GraphUse.KERNELS if traced.fuses_chains else GraphUse.TRANSLATE
+
+
+def _without_forward_mode(fn: TorchFunction) -> Revision:
+    """Return the revision that makes the forward derivatives in `fn` use two reverse modes.
+
+    Torch's forward mode makes zeros on another device, which cannot always be traced. If it fails inside an attempt,
+    two reverse modes follow there, and the graph also has the operators from before it failed.
+    """
+    by_reverse_mode = fn.base.cache.double_reverse
+    count = len(by_reverse_mode)
+
+    def revise(attempt: Attempt, outcome: Outcome) -> tuple[Attempt, str] | None:
+        nonlocal count
+        error = outcome.module
+        if isinstance(error, Exception) and not isinstance(error, JtbridgeError):
+            inner = fn
+            while isinstance(inner, Jvp | Vjp):
+                if isinstance(inner, Jvp):
+                    by_reverse_mode.add(inner)
+                inner = inner.fn
+        before, count = count, len(by_reverse_mode)
+        return (attempt, "torch's forward mode cannot be traced in it") if count > before else None
+
+    return revise

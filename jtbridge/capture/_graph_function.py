@@ -1,0 +1,95 @@
+"""A captured graph as a torch function."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from jtbridge._compat import forgetting_graph_sources
+from jtbridge.core import random_numbers
+from jtbridge.core.array_types import ArrayType, Tensors
+from jtbridge.core.functions import TorchFunction, TracedFunction
+from jtbridge.core.torch_state import TorchState
+from jtbridge.triton import with_intercepted_launches
+
+from ._destinations import with_destinations
+
+
+@dataclasses.dataclass(eq=False)
+class GraphFunction(TorchFunction):
+    """A captured graph on flat tensors. Derivatives are taken of the captured function, never of the graph."""
+
+    owner: TracedFunction
+    module: fx.GraphModule
+    in_types: tuple[ArrayType, ...]
+    out_types: tuple[ArrayType, ...]
+    seed: int | None = None  # position of the seed among the inputs, for graphs that draw
+
+    def __post_init__(self) -> None:
+        self._run = self._runner(self.module)
+        self._on_gpus: dict[torch.device, Callable[..., Tensors]] = {}
+
+    def _runner(self, module: fx.GraphModule) -> Callable[..., Tensors]:
+        run = module.forward  # not `__call__`, which runs hooks of nn.Module
+        return with_intercepted_launches(run) if self.owner.traits.effects.launches else run
+
+    @property
+    def base(self) -> TracedFunction:
+        return self.owner
+
+    @property
+    def state(self) -> TorchState:
+        return self.owner.trace_state.without_casts()
+
+    @property
+    def order(self) -> int:
+        return 1
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        run = self._run if not tensors or tensors[0].is_cpu else self._on_gpu(tensors[0].device)
+        if self.seed is None:
+            return run(*tensors)
+        with random_numbers.seeded(tensors[self.seed]):
+            return run(*tensors)
+
+    def _on_gpu(self, device: torch.device) -> Callable[..., Tensors]:
+        if device not in self._on_gpus:
+            with forgetting_graph_sources():
+                self._on_gpus[device] = self._runner(on_device(self.module, device))
+        return self._on_gpus[device]
+
+    def writing(self) -> tuple[GraphFunction, tuple[int, ...]]:
+        """Return the graph with destinations after its inputs, and the positions of the results written there."""
+        with forgetting_graph_sources():
+            module, positions = with_destinations(self.module)
+        types = tuple(self.out_types[position] for position in positions)
+        return dataclasses.replace(self, module=module, in_types=(*self.in_types, *types)), positions
+
+
+def on_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
+    """Return a copy of a graph that has its constants on a device and makes its tensors there."""
+    attributes = {
+        str(node.target): getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")
+    }
+    moved = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in attributes.items()}
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    for node in graph.nodes:
+        if node.kwargs.get("device") is not None:
+            node.kwargs = {**node.kwargs, "device": device}
+    return fx.GraphModule(moved, graph)
+
+
+def ready_to_run(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Return the graph module ready to run: with detached parameters and generated code."""
+    for node in graph_module.graph.find_nodes(op="get_attr"):
+        value = getattr(graph_module, node.target)
+        if isinstance(value, torch.nn.Parameter):
+            delattr(graph_module, node.target)
+            setattr(graph_module, node.target, value.detach())  # shares memory with the parameter
+    graph_module.graph.lint()
+    graph_module.recompile()
+    return graph_module

@@ -1,0 +1,194 @@
+"""Partition of a joint graph into a forward, which also returns residuals, and a backward."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from jtbridge._compat import OpOverload, schema_of
+from jtbridge.core.functions import TorchFunction
+
+from ._graph_function import GraphFunction, ready_to_run
+from ._packing import CannotSplit, packing
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Forward ``x -> (y, residuals)`` and backward ``(x, y, residuals, ct) -> grads``.
+
+    The backward takes only some of x, y and the residuals: `sources` are positions in their concatenation.
+    """
+
+    forward: TorchFunction
+    backward: TorchFunction
+    sources: tuple[int, ...]
+
+
+def partition(fn: TorchFunction, joint: fx.GraphModule, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Split:
+    """Split a joint graph by torch's partitioner."""
+    from functorch.compile import default_partition
+
+    count, results = len(fn.in_types), len(fn.out_types)
+    clean(joint)
+    for i, node in enumerate(joint.graph.find_nodes(op="placeholder")):
+        # The names by which torch's partitioner tells arguments from cotangents.
+        node.target = f"primals_{i + 1}" if i < count else f"tangents_{i - count + 1}"
+        node.name = node.target
+    _tag_forward(joint, results)
+    joint.recompile()
+    forward, backward = default_partition(joint, [], num_fwd_outputs=results)
+    forward.graph.eliminate_dead_code()
+    backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    for node in backward.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise CannotSplit(f"its backward draws random numbers ({node.target})")
+    residuals = _replay_views(forward, backward, results)
+    return _as_split(fn, wrt, outs, forward, backward, residuals)
+
+
+def clean(joint: fx.GraphModule) -> None:
+    """Drop unused nodes, and make the graph independent of strides, which residuals do not keep.
+
+    Raises:
+        CannotSplit: the graph uses `as_strided`.
+    """
+    for node in joint.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
+        elif "as_strided" in str(node.target):
+            raise CannotSplit("it uses as_strided, which depends on memory layout")
+    joint.graph.eliminate_dead_code()
+
+
+def _tag_forward(joint: fx.GraphModule, results: int) -> None:
+    """Tag the nodes that the results depend on as forward; the partitioner leaves the other nodes to the backward."""
+    pending = [node for node in outputs_of(joint)[:results] if isinstance(node, fx.Node)]
+    forward: set[fx.Node] = set()
+    while pending:
+        node = pending.pop()
+        if node not in forward:
+            forward.add(node)
+            pending += node.all_input_nodes
+    for node in list(forward):  # all results of an operator, so that the backward does not run it again
+        while node.next.target is operator.getitem and node.next.args[0] in forward:
+            node = node.next
+            forward.add(node)
+    for node in joint.graph.nodes:
+        node.meta["partitioner_tag"] = "is_forward" if node in forward else "is_backward"
+
+
+def _replay_views(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> list[fx.Node]:
+    """Have the backward graph take views again; return the nodes of the forward graph to keep.
+
+    The nodes are in the order of the backward graph's placeholders. A view is not kept but taken again from its base,
+    and a constant is shared by both graphs. Otherwise the transpose of every weight would be copied into a residual.
+    """
+    graph = backward.graph
+    kept: list[fx.Node] = list(outputs_of(forward)[results:])
+    placeholders = graph.find_nodes(op="placeholder")
+    saved = dict(zip(kept, placeholders, strict=False))
+    first_cotangent = placeholders[len(kept)]
+    body = next(node for node in graph.nodes if node.op != "placeholder")
+    held: dict[fx.Node, fx.Node] = {}
+
+    def hold(node: fx.Node) -> fx.Node:
+        if node not in held:
+            held[node] = take(node)
+            held[node].meta = dict(node.meta)
+        return held[node]
+
+    def take(node: fx.Node) -> fx.Node:
+        if node.op == "get_attr":
+            name = str(node.target)
+            setattr(backward, name, getattr(forward, name))
+            with graph.inserting_before(body):
+                return graph.create_node("get_attr", name)
+        if _is_view(node):
+            base = hold(cast(fx.Node, node.args[0]))
+            with graph.inserting_before(body):
+                return graph.call_function(cast(Callable, node.target), (base, *node.args[1:]), dict(node.kwargs))
+        if node in saved:
+            return saved[node]
+        with graph.inserting_before(first_cotangent):
+            return graph.placeholder(node.name)
+
+    for node, placeholder in saved.items():
+        value = hold(node)
+        if value is not placeholder:
+            placeholder.replace_all_uses_with(value)
+            graph.erase_node(placeholder)
+    sources = {use: node for node, use in held.items()}
+    return [sources[use] for use in graph.find_nodes(op="placeholder") if use in sources]
+
+
+def outputs_of(graph_module: fx.GraphModule) -> list[Any]:
+    (output,) = graph_module.graph.find_nodes(op="output")
+    return list(cast(Sequence[Any], output.args[0]))
+
+
+def _is_view(node: fx.Node) -> bool:
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return False
+    returns = schema_of(node.target).returns
+    alias = returns[0].alias_info if len(returns) == 1 else None
+    is_view = (alias is not None and not alias.is_write) or node.target is torch.ops.aten.reshape.default
+    others = [arg for arg in (*node.args[1:], *node.kwargs.values()) if isinstance(arg, fx.Node)]
+    return is_view and not others and isinstance(node.args[0], fx.Node)
+
+
+def _as_split(
+    fn: TorchFunction,
+    wrt: tuple[int, ...],
+    outs: tuple[int, ...],
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    residuals: Sequence[fx.Node],
+) -> Split:
+    """Return the split, in which each saved value is an argument, a result or a residual of its own."""
+    count, results = len(fn.in_types), len(fn.out_types)
+    (forward_output,) = forward.graph.find_nodes(op="output")
+    arguments = forward.graph.find_nodes(op="placeholder")
+    result_nodes = outputs_of(forward)[:results]
+    known = {node: count + i for i, node in reversed(list(enumerate(result_nodes)))}
+    known |= {node: i for i, node in enumerate(arguments)}
+    extra: list[fx.Node] = []
+    sources = []
+    for node in residuals:
+        if node not in known:
+            known[node] = count + results + len(extra)
+            extra.append(node)
+        sources.append(known[node])
+    packed = [packing(node) for node in extra]
+    with forward.graph.inserting_before(forward_output):
+        carried = [pack.pack(forward.graph, node) for pack, node in zip(packed, extra, strict=True)]
+    forward_output.args = ((*result_nodes, *carried),)
+    saved = backward.graph.find_nodes(op="placeholder")[: len(residuals)]
+    for placeholder, source in zip(saved, sources, strict=True):
+        if source >= count + results:
+            packed[source - count - results].unpack(backward.graph, placeholder)
+    (backward_output,) = backward.graph.find_nodes(op="output")
+    backward_output.args = (tuple(outputs_of(backward)),)
+    all_types = [*fn.in_types, *fn.out_types, *(pack.type for pack in packed)]
+    return Split(
+        forward=GraphFunction(
+            fn.base, ready_to_run(forward), fn.in_types, tuple(all_types[count:]), _seed_position(fn)
+        ),
+        backward=GraphFunction(
+            fn.base,
+            ready_to_run(backward),
+            (*(all_types[s] for s in sources), *(fn.out_types[o] for o in outs)),
+            tuple(fn.in_types[i] for i in wrt),
+        ),
+        sources=tuple(sources),
+    )
+
+
+def _seed_position(fn: TorchFunction) -> int | None:
+    return len(fn.in_types) - 1 if fn.base.seeded else None
