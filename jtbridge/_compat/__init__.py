@@ -45,11 +45,14 @@ from ._torch import DataDependentOutputException as DataDependentOutputException
 from ._torch import DynamicOutputShapeException as DynamicOutputShapeException
 from ._torch import FakeTensor as FakeTensor
 from ._torch import FakeTensorMode as FakeTensorMode
+from ._torch import HigherOrderOperator as HigherOrderOperator
 from ._torch import OpOverload as OpOverload
 from ._torch import TorchDispatchMode as TorchDispatchMode
 from ._torch import any_autocast as any_autocast
 from ._torch import differentiating as differentiating
 from ._torch import function_of_triton_operator as function_of_triton_operator
+from ._torch import functorch_depth as functorch_depth
+from ._torch import functorch_level as functorch_level
 from ._torch import has_batching_rule as has_batching_rule
 from ._torch import has_cpu_kernel as has_cpu_kernel
 from ._torch import has_saved_tensor_hooks as has_saved_tensor_hooks

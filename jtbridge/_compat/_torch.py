@@ -8,6 +8,9 @@ from typing import Any
 import torch
 import torch._C._functorch as functorch_bindings
 
+# Tried on torch 2.13. TorchDispatchMode is documented, but its module has an underscore.
+from torch._ops import HigherOrderOperator as HigherOrderOperator  # torch.cond calls one; no public class
+
 # Tried on torch 2.13. The type of `torch.ops.aten.sin.default`: its schema states which arguments are read or written.
 from torch._ops import OpOverload as OpOverload
 
@@ -17,8 +20,6 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException as Dynamic
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import UnsupportedFakeTensorException, UnsupportedOperatorException
-
-# Tried on torch 2.13. TorchDispatchMode is documented, but its module has an underscore.
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
@@ -109,6 +110,16 @@ def has_saved_tensor_hooks() -> bool:
 def inside_functorch() -> bool:
     """Return whether a torch.func transform is running on this thread. Tried on torch 2.13; no public query."""
     return functorch_bindings.maybe_current_level() is not None
+
+
+def functorch_depth() -> int:
+    """Return how many torch.func transforms are running on this thread. Tried on torch 2.13; no public query."""
+    return functorch_bindings.maybe_current_level() or 0
+
+
+def functorch_level(tensor: torch.Tensor) -> int:
+    """Return the depth of the torch.func transform that wrapped a tensor last; -1 for none. Tried on torch 2.13."""
+    return functorch_bindings.maybe_get_level(tensor)
 
 
 def has_cpu_kernel(schema: Any) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+
 from jtbridge._compat import asked_whether_fake
-from jtbridge.errors import JtbridgeError
+from jtbridge.errors import JtbridgeError, TranslationError
 from jtbridge.triton.launches import may_need_late_scalars
 
 from ._request import AbstractResult, TraceRequest, Trial
@@ -20,6 +22,7 @@ def infer(request: TraceRequest) -> AbstractResult:
         OutputMismatchError: `output_shapes` was given and is wrong.
         ShapeInferenceError: the function can neither be traced nor run on example arguments.
         RandomnessError: the function draws without a key.
+        TranslationError: the function calls an operator that takes functions.
         MutationError: the function writes to a closed-over tensor.
     """
     request = request.on_device(request.device)
@@ -31,6 +34,11 @@ def infer(request: TraceRequest) -> AbstractResult:
             continue
         try:
             result = strategy.run(request, cause)
+        except TranslationError:
+            # Of a higher-order operator. It calls torch.compile, which inside a mode marks the frames of the operator
+            # as not compilable, so that later calls in torch would fail.
+            torch.compiler.reset()
+            raise
         except Exception as error:
             is_final = isinstance(error, JtbridgeError) and not (cause is None and may_need_late_scalars(error))
             if is_final or strategy is STRATEGIES[-1]:

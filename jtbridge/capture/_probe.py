@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Sequence
 
@@ -79,16 +78,22 @@ def check_differentiable(fn: TorchFunction, wrt: tuple[int, ...], *, again: bool
     ):
         refuse_once_differentiable(traced, fn.order + 1)
         return
+    # Where torch cannot trace the derivative by all inputs, or has none by one of them, the others are looked at alone.
+    if not _is_seen(traced, wrt):
+        for i in wrt:
+            _is_seen(traced, (i,))
+    traced.cache.checked_graphs.add(wrt)
+    refuse_once_differentiable(traced, fn.order + 1)
+
+
+def _is_seen(traced: TracedFunction, wrt: tuple[int, ...]) -> bool:
     try:
         traced.guarded(lambda: _look_at_graph(traced, wrt))
     except DifferentiationError:
         raise
-    except RuntimeError:  # torch has no derivative by one input, and forward mode may still have one
-        for i in wrt:
-            with contextlib.suppress(RuntimeError):
-                traced.guarded(lambda i=i: _look_at_graph(traced, (i,)))
-    traced.cache.checked_graphs.add(wrt)
-    refuse_once_differentiable(traced, fn.order + 1)
+    except Exception:  # noqa: BLE001  (forward mode may still have a derivative)
+        return False
+    return True
 
 
 def _look_at_graph(traced: TracedFunction, wrt: tuple[int, ...]) -> None:

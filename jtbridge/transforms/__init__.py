@@ -9,6 +9,7 @@ from ._batch_statistics import DifferentiableStatistics, with_differentiable_sta
 from ._composite import FUSED, WITHOUT_DOUBLE_BACKWARD
 from ._derived import conjugate, refuse_once_differentiable
 from ._jvp import LARGEST_JACOBIAN, Jvp
+from ._padded_embedding import PADDED
 from ._vjp import Vjp
 from ._vmap import Vmap, of_results
 from ._vmap_guard import VmapGuard
@@ -16,6 +17,7 @@ from ._vmap_guard import VmapGuard
 __all__ = [
     "FUSED",
     "LARGEST_JACOBIAN",
+    "PADDED",
     "WITHOUT_DOUBLE_BACKWARD",
     "DifferentiableStatistics",
     "Jvp",

@@ -16,6 +16,7 @@ from jtbridge.core.nesting import marked
 from jtbridge.errors import DifferentiationError
 
 from ._derived import Derived, differentiable_norms, of_differentiated, refuse_once_differentiable
+from ._padded_embedding import PaddedEmbeddings
 from ._vjp import Vjp
 
 # Torch has one forward-mode level per process, so two threads cannot be inside it at once.
@@ -84,7 +85,7 @@ class Jvp(Derived):
 
         of_wrt = of_differentiated(self.fn, self.wrt, self.outs, primals)
         # The locks of modules are taken first: a thread that traces already holds them here.
-        with self.base.locked(), _FORWARD_MODE:
+        with self.base.locked(), _FORWARD_MODE, PaddedEmbeddings():
             return torch.func.jvp(of_wrt, tuple(primals[i] for i in self.wrt), tuple(tangents))[1]
 
     def by_reverse_mode(self, tensors: Tensors) -> Tensors:

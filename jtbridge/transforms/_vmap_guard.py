@@ -11,7 +11,7 @@ import jax
 import torch
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import StorageWeakRef, innermost, is_shared, storage_id
+from jtbridge._compat import StorageWeakRef, functorch_depth, functorch_level, innermost, is_shared, storage_id
 
 # Kinds by name, the same for a function, a method, and an operator of `torch.ops`.
 _KINDS = {
@@ -22,6 +22,7 @@ _KINDS = {
     **dict.fromkeys(("__getitem__", "lift"), "view"),
     **dict.fromkeys(("__setitem__", "__set__"), "write"),
     **dict.fromkeys(("as_strided_scatter", "_reshape_alias"), "wrong"),
+    **dict.fromkeys(("requires_grad", "is_leaf", "output_nr", "grad_fn"), "reads graph"),
     "as_strided": "as_strided",
     "roll": "roll",
 }
@@ -38,6 +39,9 @@ class VmapGuard(TorchFunctionMode):
       than a row. The strides are known to be the same for contiguous arguments with the batch axis first, and for
       contiguous copies of such arguments, and contiguous tensors made like them.
 
+    A batched tensor never requires a gradient. The mode returns the attribute of the tensor under it instead, so
+    ``if y.requires_grad: y.register_hook(...)`` takes the branch that it takes for a row. The hook itself raises.
+
     Args:
         tensors: the arguments of torch.vmap.
         dims: their batch axes.
@@ -46,6 +50,7 @@ class VmapGuard(TorchFunctionMode):
     def __init__(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]):
         super().__init__()
         self._arguments = tensors, dims
+        self._depth = functorch_depth() + 1  # of this call of torch.vmap
         self._pairs: list[_Pair] = []
         self._strides_were_read = False
 
@@ -71,6 +76,9 @@ class VmapGuard(TorchFunctionMode):
 
     def _call(self, kind: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = args[0]
+        if kind == "reads graph":
+            # A tensor that a torch.func transform of the user wrapped is as it is for a row.
+            return self._of_graph(func, x) if functorch_level(x) == self._depth else func(x)
         is_batched = innermost(x) is not x
         is_doubtful = is_batched and storage_id(innermost(x)) not in self._same_strides
         name = func.__name__
@@ -89,6 +97,12 @@ class VmapGuard(TorchFunctionMode):
         elif kind == "keeps strides" and is_batched and not is_doubtful and x.is_contiguous() and out.is_contiguous():
             self._same_strides.update([_storage(out)])
         return out
+
+    def _of_graph(self, get: Callable[..., Any], x: torch.Tensor) -> Any:
+        found = get(innermost(x))
+        if isinstance(found, torch.autograd.graph.Node):
+            raise NotImplementedError("a batched tensor has no grad_fn")
+        return found
 
     def _check_write(self, written: Any) -> None:
         if not self._pairs and not self._strides_were_read:
@@ -126,6 +140,8 @@ def _storage(tensor: torch.Tensor) -> tuple[int, StorageWeakRef]:
 @functools.lru_cache(maxsize=1024)
 def _kind(func: Callable[..., Any]) -> str | None:
     name = getattr(func, "__name__", "").partition(".")[0]  # "add_" for "add_.Tensor"
+    if name == "__get__":  # of an attribute
+        name = getattr(getattr(func, "__self__", None), "__name__", name)
     return "write" if name.endswith("_") and not name.endswith("__") else _KINDS.get(name)
 
 

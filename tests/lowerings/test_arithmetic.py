@@ -106,6 +106,15 @@ def test_common_divisors_and_multiples(dtype):
     check(lambda x, y: (torch.gcd(x, y), torch.lcm(x, y)), x[:, None], (-x if dtype == torch.int64 else x)[None])
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_common_divisors_and_multiples_of_extreme_integers(dtype):
+    limits = torch.iinfo(dtype)
+    x = torch.tensor([limits.min, limits.min + 2, limits.max, limits.max // 2, 0, 1, 6, 100], dtype=dtype)
+    check(torch.gcd, x[:, None], x[None])
+    y = torch.tensor([-6, 0, 3, 10, 100]).to(dtype)
+    check(torch.lcm, x[:, None], y[None])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_interpolation_is_exact_at_both_ends(dtype):
     start, end = torch.tensor([1e8, 1.0, 0.1]).to(dtype), torch.tensor([1.0, 1e8, 0.3]).to(dtype)

@@ -51,6 +51,18 @@ def test_one_argument_moves(name: str, x64: None):
         assert_matches(moved, reference.jvp(problem.torch_fn, tensors(problem.primals), alone))
 
 
+def test_the_row_for_padding_has_no_tangent(backend: str):
+    """As it has no gradient; torch's own forward mode gives it one."""
+    wrapped = jtbridge.wrap(
+        lambda table: torch.nn.functional.embedding(torch.tensor([2, 0, 1]), table, padding_idx=0), backend=backend
+    )
+    table = jnp.arange(12.0).reshape(3, 4)
+    for run in (wrapped, jax.jit(wrapped)):
+        found, moved = jax.jvp(run, [table], [table + 1])
+        assert_trees_close(found, table[jnp.array([2, 0, 1])], tolerance=0.0)
+        assert_trees_close(moved, (table + 1).at[0].set(0)[jnp.array([2, 0, 1])], tolerance=0.0)
+
+
 @pytest.mark.parametrize("name", NO_FORWARD_MODE)
 def test_where_torch_has_no_forward_mode(name: str, backend: str):
     problem = Problem(name)
@@ -210,3 +222,19 @@ def test_a_complex_result_from_the_rows_of_a_jacobian(x64: None):
     moved = jax.jvp(g, (x,), (jnp.array([[1.0, 1.0], [0.5, -1.0]]),))[1]
     norm = (9 * 0.5 - 4) / 35 ** (2 / 3)
     np.testing.assert_allclose(moved, [0, norm * (2 - 1j) + 1j * (0.5 * 2 - 3)], rtol=1e-12)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_a_gradient_that_only_real_tensors_have(jitted: bool, backend: str):
+    """On tensors without values torch's autograd cannot take the view again from its transposed base."""
+
+    def fn(x):
+        y = x * 1
+        part = y.flatten()[::2]
+        y.t_()
+        part[0] += 1
+        return y
+
+    run = lambda x, dx: jax.jvp(jtbridge.wrap(fn), (x,), (dx,))[1]  # noqa: E731
+    moved = (jax.jit(run) if jitted else run)(jnp.ones((3, 3)), jnp.arange(9.0).reshape(3, 3))
+    np.testing.assert_array_equal(moved, np.arange(9.0).reshape(3, 3).T)

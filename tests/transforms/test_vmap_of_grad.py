@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import pytest
 import torch
 
+import jtbridge
 from tests import reference
 from tests.compare import assert_matches
 
@@ -63,6 +66,61 @@ def test_only_cotangents_are_batched(name: str, x64: None):
         grads = jax.vmap(pullback)(_columns(cotangents))
     expected = [reference.vjp(problem.torch_fn, tensors(problem.primals), tensors(ct)) for ct in cotangents]
     assert_matches(list(grads), _stacked(expected))
+
+
+def _hooked_if_it_requires_grad(x):
+    y = x * 2
+    if y.requires_grad:
+        y.register_hook(lambda g: g * 10)
+    return y * x
+
+
+def _hooked_if_it_has_a_node(x):
+    y = x.sin()
+    if y.grad_fn is not None:
+        y.grad_fn.register_prehook(lambda grads: tuple(g * 3 for g in grads))
+    return y
+
+
+def _hooked_unless_it_is_a_leaf(x):
+    y = x.exp()
+    if not y.is_leaf:
+        y.register_hook(lambda g: g.clamp(-1, 1))
+    return y * 5
+
+
+def _padded_embedding(table):
+    return torch.nn.functional.embedding(torch.tensor([[0, 2, 1], [2, 2, 0]]), table, padding_idx=-1)
+
+
+def _padded_embedding_by_its_operator(table):
+    return torch.embedding(table, torch.tensor([0, 2, 1]), 2)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize(
+    "f",
+    [
+        _hooked_if_it_requires_grad,
+        _hooked_if_it_has_a_node,
+        _hooked_unless_it_is_a_leaf,
+        _padded_embedding,
+        _padded_embedding_by_its_operator,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_gradients_that_differ_under_torch_vmap(f, jit: bool, backend: str):
+    rows = torch.randn(ROWS, 3, 4, generator=torch.Generator().manual_seed(1))
+    wrapped = jtbridge.wrap(f, backend=backend)
+    gradient = jax.vmap(jax.grad(lambda x: (wrapped(x) * jnp.arange(1, 5.0)).sum()))
+    weights = torch.arange(1, 5.0)
+    expected = torch.stack(
+        [reference.vjp(lambda x: [f(x) * weights], [row], [torch.ones(f(row).shape)])[0] for row in rows]
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", jtbridge.errors.SequentialVmapWarning)
+        found = (jax.jit(gradient) if jit else gradient)(*jaxes([rows]))
+    assert_matches([found], [expected])
 
 
 def _columns(rows: list) -> list[jax.Array]:

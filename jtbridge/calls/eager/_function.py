@@ -22,7 +22,15 @@ from jtbridge.core.torch_state import TorchState
 from jtbridge.core.traits import AutogradTraits, FunctionTraits
 from jtbridge.core.writes import written_tensors
 from jtbridge.errors import DeviceError, OutputMismatchError
-from jtbridge.transforms import WITHOUT_DOUBLE_BACKWARD, Jvp, Vjp, Vmap, VmapGuard, with_differentiable_statistics
+from jtbridge.transforms import (
+    PADDED,
+    WITHOUT_DOUBLE_BACKWARD,
+    Jvp,
+    Vjp,
+    Vmap,
+    VmapGuard,
+    with_differentiable_statistics,
+)
 from jtbridge.triton import intercepted_launches
 
 # The traits that are assumed of a function that was not traced: its derivatives use reverse mode alone, and derivatives
@@ -301,9 +309,9 @@ _OF_ALL: dict[Callable[..., Any], Callable[[torch.Tensor], torch.Tensor]] = {
 class InnerAutograd(TorchFunctionMode):
     """A mode for a run that autograd records, which detects calls of torch.autograd.grad and backward.
 
-    The mode also replaces functions. Under torch.vmap it replaces reductions of all elements, whose gradient differs
-    there. It replaces batch_norm where torch refuses running statistics that require a gradient, and functions whose
-    backward torch cannot differentiate.
+    The mode also replaces functions. Under torch.vmap it replaces reductions of all elements, and embeddings with a row
+    for padding, whose gradients differ there. It replaces batch_norm where torch refuses running statistics that
+    require a gradient, and functions whose backward torch cannot differentiate.
 
     Attributes:
         breaks_graph: whether one of these calls had no ``create_graph=True``, so that torch has no derivative of its
@@ -318,6 +326,8 @@ class InnerAutograd(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _OF_ALL and len(args) == 1 and not kwargs and inside_functorch() and args[0].dim():
             return _OF_ALL[func](args[0])
+        if func in PADDED and inside_functorch():
+            return PADDED[func](*args, **kwargs)
         if func is torch.autograd.grad or func is torch.Tensor.backward:
             # grad(outputs, inputs, grad_outputs, retain_graph, create_graph); backward(self, g, retain, create)
             position = 4 if func is torch.autograd.grad else 3

@@ -32,6 +32,7 @@ from jtbridge.transforms import FUSED
 from .branches import ASSERTING
 from .call_log import CallLog
 from .caught import place_that_may_raise
+from .exceptions import refuse_higher_order
 
 # Torch's batching rule for these is wrong: it applies the strides of one row to the batch (torch 2.13).
 _UNBATCHABLE = frozenset({torch.ops.aten.as_strided_scatter.default})
@@ -318,12 +319,15 @@ class _CallRecordingMode(TorchFunctionMode):
 class _OperatorRecordingMode(TorchDispatchMode):
     """Passes operators to an :class:`EffectRecorder`."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, recorder: EffectRecorder):
         super().__init__()
         self._recorder = recorder
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        refuse_higher_order(func)
         self._recorder.note_operator(func, args, kwargs)
         args, kwargs = self._recorder.kept_apart(func, args, kwargs)
         if self._recorder.is_tracing and kwargs.get("generator") is not None:

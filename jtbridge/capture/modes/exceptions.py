@@ -13,8 +13,8 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import TorchDispatchMode, is_tracing_exception
-from jtbridge.errors import JtbridgeError
+from jtbridge._compat import HigherOrderOperator, TorchDispatchMode, is_tracing_exception
+from jtbridge.errors import JtbridgeError, TranslationError
 
 
 @contextlib.contextmanager
@@ -52,8 +52,21 @@ class _Raised:
             self.by_torch = self.by_torch or error
 
 
+def refuse_higher_order(operator: Any) -> None:
+    """Raise for an operator that takes functions and that torch cannot trace inside a mode."""
+    if isinstance(operator, HigherOrderOperator):
+        raise TranslationError(
+            f"`{operator}` is an operator that takes functions, and is not supported under `jit` or in another trace. "
+            'Call the wrapped function eagerly, or with `effects="ordered"` and `output_shapes=`; or combine wrapped '
+            "functions by `jax.lax.cond`, `jax.lax.while_loop` or `jax.lax.scan`, and use "
+            "`scaled_dot_product_attention` with a mask in the place of `flex_attention`."
+        )
+
+
 class _OperatorExceptionMode(TorchDispatchMode):
     """Records exceptions of operators that only tracing raises: torch's own Python code may catch other ones."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, raised: _Raised):
         super().__init__()
@@ -61,6 +74,7 @@ class _OperatorExceptionMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
+            refuse_higher_order(func)
             return func(*args, **(kwargs or {}))
         except Exception as error:
             if is_tracing_exception(error) or isinstance(error, JtbridgeError):

@@ -53,8 +53,27 @@ elementwise("mul.Tensor", "mul.Scalar", "prims::mul", exact=True)(jnp.multiply)
 elementwise("div.Tensor", "div.Scalar", exact=True)(quotient)
 elementwise("reciprocal", "prims::reciprocal")(lambda x: jnp.divide(number(1, np.dtype(x.dtype)), x))
 elementwise("neg", "prims::neg")(jnp.negative)
-elementwise("gcd", "prims::gcd")(jnp.gcd)
-elementwise("lcm")(jnp.lcm)
+
+
+@elementwise("gcd", "prims::gcd")
+def _gcd(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Return torch's result also for the least integer, where `jnp.gcd` does not end: its absolute value is itself."""
+
+    def step(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        a, b = state
+        return jnp.where(a == 0, a, lax.rem(b, jnp.where(a == 0, 1, a))), jnp.where(a == 0, b, a)
+
+    a, b = jnp.broadcast_arrays(jnp.abs(a), jnp.abs(b))
+    return lax.while_loop(lambda state: (state[0] != 0).any(), step, (a, b))[1]
+
+
+@elementwise("lcm")
+def _lcm(a: jax.Array, b: jax.Array) -> jax.Array:
+    divisor = _gcd(a, b)
+    # Torch computes in 32 bits or more before it takes the absolute value, and wraps the result.
+    wide = np.promote_types(a.dtype, np.int32)
+    a, b, nonzero = a.astype(wide), b.astype(wide), jnp.where(divisor == 0, 1, divisor).astype(wide)
+    return jnp.where(divisor == 0, 0, jnp.abs(lax.div(a, nonzero) * b))
 
 
 @elementwise("prims::div")

@@ -1,0 +1,42 @@
+"""Embeddings whose row for padding has no gradient, also where torch's own rule is lost (torch 2.13).
+
+Under torch.vmap the tables of a batch become one table, and the row for padding has no gradient in the first table
+only. Torch's forward mode ignores `padding_idx`, so a tangent would differ from what the gradient implies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+
+class PaddedEmbeddings(TorchFunctionMode):
+    """Mode in which `embedding` leaves out the gradient and the tangent of the row for padding itself."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return PADDED.get(func, func)(*args, **(kwargs or {}))
+
+
+def _functional_embedding(
+    input: torch.Tensor, weight: torch.Tensor, padding_idx: int | None = None, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    if padding_idx is None or not -len(weight) <= padding_idx < len(weight):
+        return F.embedding(input, weight, padding_idx, *args, **kwargs)
+    return _masked(F.embedding(input, weight, None, *args, **kwargs), input, padding_idx % len(weight))
+
+
+def _embedding(
+    weight: torch.Tensor, indices: torch.Tensor, padding_idx: int = -1, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    found = torch.embedding(weight, indices, -1, *args, **kwargs)
+    return _masked(found, indices, padding_idx) if padding_idx >= 0 else found
+
+
+def _masked(found: torch.Tensor, indices: torch.Tensor, padding_idx: int) -> torch.Tensor:
+    return torch.where((indices == padding_idx).unsqueeze(-1), found.detach(), found)
+
+
+PADDED = {F.embedding: _functional_embedding, torch.embedding: _embedding}
