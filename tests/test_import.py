@@ -6,6 +6,7 @@ import ast
 import graphlib
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
@@ -210,3 +211,14 @@ def test_public_names_are_those_of_all():
     names: dict[str, object] = {}
     exec("from jtbridge import *", names)
     assert {name for name in names if not name.startswith("__")} == set(jtbridge.__all__)
+
+
+def test_the_command_line_prints_versions(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["jtbridge", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("jtbridge", run_name="__main__")
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"jtbridge {jtbridge.__version__}, jax ")
+    monkeypatch.setattr(sys, "argv", ["jtbridge"])
+    runpy.run_module("jtbridge", run_name="__main__")
+    assert "--version" in capsys.readouterr().out

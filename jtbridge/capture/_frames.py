@@ -1,25 +1,12 @@
-"""Source lines of the user: a test that tells files of the user from files of libraries, and searches of stacks."""
+"""Source lines of the user, found in stacks and tracebacks."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
-import pathlib
 import sys
 import traceback
 
-import jax
-import torch
-
-_PACKAGES = (pathlib.Path(torch.__file__).parent, pathlib.Path(jax.__file__).parent, pathlib.Path(__file__).parents[1])
-_FOLDERS = tuple(f"{package}{os.sep}" for package in _PACKAGES)
-
-
-@functools.lru_cache(maxsize=4096)  # each operator asks for every frame of the stack
-def is_library(file: str) -> bool:
-    """Return whether a source file belongs to torch, JAX or jtbridge."""
-    return file.startswith(_FOLDERS)
+from jtbridge.core.library_files import is_library
 
 
 def line_of(error: BaseException) -> str:

@@ -20,8 +20,8 @@ import torch
 from torch import fx
 
 from jtbridge._compat import TorchDispatchMode
-from jtbridge.capture._frames import is_library
 from jtbridge.core.dtypes import NO_INT64
+from jtbridge.core.library_files import is_library
 from jtbridge.errors import JtbridgeError, TranslationError
 
 _MOST = 3  # conditions on one path of which both answers lead to results

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from jtbridge._compat import OpOverload, TorchDispatchMode, schema_of
-from jtbridge.capture._frames import is_library
+from jtbridge.core.library_files import is_library
 
 _MAY_RAISE = frozenset(
     {

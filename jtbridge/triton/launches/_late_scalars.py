@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dis
-import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -20,9 +18,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from jtbridge._compat import DataDependentOutputException
+from jtbridge.core.library_files import is_library
 from jtbridge.errors import LaunchError
-
-_LIBRARY_FOLDERS = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[2]}{os.sep}")
 
 
 class LateScalar:
@@ -104,9 +101,9 @@ class SymbolicScalarError(LaunchError):
 
 
 def _user_frame() -> FrameType | None:
-    """Return the innermost frame that belongs neither to torch nor to this folder."""
+    """Return the innermost frame of the user's code."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY_FOLDERS):
+    while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
