@@ -25,6 +25,8 @@ from jtbridge.errors import DeviceError, OutputMismatchError
 from jtbridge.transforms import WITHOUT_DOUBLE_BACKWARD, Jvp, Vjp, Vmap, VmapGuard, with_differentiable_statistics
 from jtbridge.triton import intercepted_launches
 
+from ._arrays import COPIED
+
 # The traits that are assumed of a function that was not traced: its derivatives use reverse mode alone, and derivatives
 # beyond the first use normalisations composed of simple operators.
 _UNKNOWN = FunctionTraits(autograd=AutogradTraits(inner_autograd=True, fused_norm="any"))
@@ -251,12 +253,16 @@ def as_captured(fn: TorchFunction) -> TorchFunction:
 
 
 class _WriteRecorder(TorchDispatchMode):
-    """A mode that records which of some tensors are written to: by operators, or without operators, as by NumPy."""
+    """A mode that records which of some tensors are written to: by operators, or without operators, as by NumPy.
+
+    A small tensor is compared with a copy. A large one is over the memory of an argument, which `CopyOnWrite` replaces
+    before the first write, and before code gets access to the memory.
+    """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._tensors = [innermost(tensor) for tensor in tensors]
-        self._before = [_bytes_of(tensor).clone() for tensor in self._tensors]
+        self._before = [_place_of(tensor) if _is_large(tensor) else _bytes_of(tensor) for tensor in self._tensors]
         self._written: set[int] = set()
         self._alive: list[torch.Tensor] = []  # a freed storage's address may be reused
 
@@ -265,7 +271,7 @@ class _WriteRecorder(TorchDispatchMode):
         return tuple(
             i
             for i, (tensor, before) in enumerate(zip(self._tensors, self._before, strict=True))
-            if storage_id(tensor) in self._written or not torch.equal(_bytes_of(tensor), before)
+            if storage_id(tensor) in self._written or _differs(tensor, before)
         )
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -277,9 +283,24 @@ class _WriteRecorder(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+def _is_large(tensor: torch.Tensor) -> bool:
+    return tensor.numel() * tensor.itemsize > COPIED
+
+
+def _place_of(tensor: torch.Tensor) -> int:
+    with outside_modes():
+        return tensor.data_ptr()
+
+
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     with outside_modes(), torch.no_grad():
-        return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+
+
+def _differs(tensor: torch.Tensor, before: int | torch.Tensor) -> bool:
+    if isinstance(before, int):
+        return _place_of(tensor) != before
+    return not torch.equal(_bytes_of(tensor), before)
 
 
 def _median(x: torch.Tensor, median: Callable[..., torch.Tensor]) -> torch.Tensor:
