@@ -72,6 +72,7 @@ from ._torch import torch_pytree_node as torch_pytree_node
 from ._torch import triton_wrapper_class as triton_wrapper_class
 from ._torch import unwrap_compiled as unwrap_compiled
 from ._torch_eager import StorageWeakRef as StorageWeakRef
+from ._torch_eager import address_of as address_of
 from ._torch_eager import has_error_node as has_error_node
 from ._torch_eager import innermost as innermost
 from ._torch_eager import is_shared as is_shared

@@ -52,7 +52,7 @@ def to_jax(tree: Any, *, copy: bool = True) -> Any:
                 raise ArgumentError(f"`to_jax` converts tensors in containers, and {what} is none. {remedy}")
         return leaf
 
-    return jax.tree.map(convert, tree)
+    return jax.tree.map(convert, tree, is_leaf=lambda node: isinstance(node, types.GeneratorType))
 
 
 _REFUSED = (

@@ -168,10 +168,10 @@ def locate(module: torch.nn.Module, name: str) -> tuple[Any, Any]:
         ModelError: no module or container of `module` is at the place that the name says.
     """
     holder: Any = module
-    *path, last = name.split(".")
-    while path:
+    path = name.split(".")
+    while len(path) > 1 and not (isinstance(holder, dict) and ".".join(path) in map(str, holder)):
         holder, path = _step(holder, path, name)
-    return holder, last
+    return holder, ".".join(path)
 
 
 def _step(holder: Any, path: list[str], name: str) -> tuple[Any, list[str]]:

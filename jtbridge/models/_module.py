@@ -285,8 +285,8 @@ def module(
     """Make a torch module a JAX function of its parameters and state.
 
     The result is called as ``out, changed = net(params, state, *args, rng=key, train=True)``: eagerly, where torch
-    runs, and under ``jit``, ``grad``, ``vmap``, ``scan``, ``checkpoint`` and ``shard_map``. A call never changes the torch
-    module: it runs a copy of the module's Python objects that holds `params` and `state`. Hooks, parametrisations and
+    runs, and under ``jit``, ``grad``, ``vmap``, ``scan``, ``checkpoint`` and ``shard_map``. A call never changes the
+    torch module: it runs a copy of its Python objects that holds `params` and `state`. Hooks, parametrisations and
     adapters work as in torch.
 
     Args:

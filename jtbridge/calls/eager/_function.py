@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import FakeTensor, TorchDispatchMode, innermost, inside_functorch, outside_modes, storage_id
+from jtbridge._compat import (
+    FakeTensor,
+    TorchDispatchMode,
+    address_of,
+    innermost,
+    inside_functorch,
+    outside_modes,
+    storage_id,
+)
 from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType, OutputTree, Tensors, as_tensor, is_array_leaf
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
@@ -262,7 +270,7 @@ class _WriteRecorder(TorchDispatchMode):
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._tensors = [innermost(tensor) for tensor in tensors]
-        self._before = [_place_of(tensor) if _is_large(tensor) else _bytes_of(tensor) for tensor in self._tensors]
+        self._before = [address_of(tensor) if _is_large(tensor) else _bytes_of(tensor) for tensor in self._tensors]
         self._written: set[int] = set()
         self._alive: list[torch.Tensor] = []  # a freed storage's address may be reused
 
@@ -287,11 +295,6 @@ def _is_large(tensor: torch.Tensor) -> bool:
     return tensor.numel() * tensor.itemsize > COPIED
 
 
-def _place_of(tensor: torch.Tensor) -> int:
-    with outside_modes():
-        return tensor.data_ptr()
-
-
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     with outside_modes(), torch.no_grad():
         return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
@@ -299,7 +302,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def _differs(tensor: torch.Tensor, before: int | torch.Tensor) -> bool:
     if isinstance(before, int):
-        return _place_of(tensor) != before
+        return address_of(tensor) != before
     return not torch.equal(_bytes_of(tensor), before)
 
 
