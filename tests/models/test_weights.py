@@ -140,7 +140,10 @@ def test_extra_state_is_refused_in_safetensors(tmp_path):
         (lambda d: d.pop("0.weight"), r"Missing key.*0.weight"),
         (lambda d: d.update(extra=torch.ones(1)), r"Unexpected key.*extra"),
         (lambda d: d.update({"0.weight": torch.ones(2, 2)}), r"size mismatch for 0.weight"),
-        (lambda d: d.update({"0.weight": d["0.weight"].bfloat16()}), r"`0.weight` is torch.bfloat16, expected torch.fl"),
+        (
+            lambda d: d.update({"0.weight": d["0.weight"].bfloat16()}),
+            r"`0.weight` is torch.bfloat16, expected",
+        ),
     ],
 )
 def test_a_state_dict_that_does_not_fit_is_refused(change: Any, message: str):
