@@ -39,6 +39,7 @@ from ._jax_tools import register_with_jet as register_with_jet
 from ._jax_traces import Context as Context
 from ._jax_traces import current_context as current_context
 from ._jax_traces import outermost_trace as outermost_trace
+from ._jax_traces import traced_for as traced_for
 from ._released import ReleasedTensor as ReleasedTensor
 from ._shared_tensor import SharedTensor as SharedTensor
 from ._to_dlpack import exports_to_dlpack_seen as exports_to_dlpack_seen

@@ -147,7 +147,7 @@ class JaxModule:
             >>> import jax, jtbridge, torch
             >>> net = jtbridge.module(torch.nn.Linear(1, 1))
             >>> params, state = net.init()
-            >>> net.load(jax.tree.map(lambda p: 0 * p, params), state).bias
+            >>> net.load(jax.tree.map(jax.numpy.zeros_like, params), state).bias
             Parameter containing:
             tensor([0.], requires_grad=True)
         """

@@ -1,6 +1,6 @@
 """Translation of a torch function to a JAX program that computes the same."""
 
-from ._constants import with_constants
+from ._constants import closed_over_bytes, with_constants
 from ._linear import nonlinearity
 from ._lower import lower_program
 from ._operators import OperatorCounts, describe
@@ -11,6 +11,7 @@ __all__ = [
     "OperatorCounts",
     "ProgramPart",
     "captured",
+    "closed_over_bytes",
     "describe",
     "graph_of",
     "hinted_shapes",
