@@ -77,15 +77,23 @@ class _Copier:
     def _module(self, module: torch.nn.Module) -> Any:
         found = self._remember(module, object.__new__(type(module)))
         attributes = vars(found)
+        cached = {
+            key for key in vars(module) if isinstance(getattr(type(module), key, None), functools.cached_property)
+        }
         for key, value in vars(module).items():
+            if key in cached:
+                continue
             copy = self.value(value)
             # A tensor that an earlier call computed from the parameters is not one of the tensors of this call.
             attributes[key] = None if copy is value and _is_computed(value) else copy
         return found
 
     def _mapping(self, mapping: dict[Any, Any]) -> Any:
-        if type(mapping) is dict:
-            found = self._remember(mapping, {})
+        kind = type(mapping)
+        if kind is dict or kind is collections.OrderedDict:
+            if not mapping:  # most dicts of hooks
+                return kind()
+            found = self._remember(mapping, kind())
         else:
             found = self._remember(mapping, copy.copy(mapping))
         for key, value in mapping.items():

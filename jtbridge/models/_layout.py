@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -80,14 +81,19 @@ _OF_TORCH = frozenset(vars(torch.nn.Module()))
 
 
 def plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module that a user set, except tensors that a hook computes before each call."""
-    derived = _derived(module)
+    """Return the attributes of a module that a user set, except those that each call computes again."""
+    derived = derived_attributes(module)
     return {key: value for key, value in vars(module).items() if key not in _OF_TORCH and key not in derived}
 
 
-def _derived(module: torch.nn.Module) -> set[str]:
-    """Return the attributes that `torch.nn.utils.weight_norm`, `spectral_norm` and `prune` compute in a pre-hook."""
-    found = set()
+def derived_attributes(module: torch.nn.Module) -> set[str]:
+    """Return the attributes that are computed from parameters.
+
+    They are those of `functools.cached_property`, and those that `torch.nn.utils.weight_norm`, `spectral_norm` and
+    `prune` compute in a pre-hook.
+    """
+    kind = type(module)
+    found = {key for key in vars(module) if isinstance(getattr(kind, key, None), functools.cached_property)}
     for hook in vars(module)["_forward_pre_hooks"].values():
         if type(hook).__module__.startswith("torch.nn.utils."):
             found.add(getattr(hook, "name", None) or getattr(hook, "_tensor_name", None))

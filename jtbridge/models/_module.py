@@ -39,6 +39,7 @@ class JaxModule:
         self._options = options
         self._wrapped = wrap(Run(module, options["purity"]), return_mutated=True, **options)
         self._overlapping: frozenset[str] = frozenset()
+        self._added: frozenset[str] = frozenset()  # names of attributes that a call made
         self.__name__ = type(module).__name__
 
     @property
@@ -230,12 +231,13 @@ class JaxModule:
         _check_dicts(self.__name__, params, state)
         params, state = dict(params), dict(state)
         key = {} if rng is None else {"rng": rng}
-        (out, changed), written = self._wrapped(params, state, args, kwargs, method, train, **key)
+        (out, changed), written = self._wrapped(params, state, args, kwargs, method, train, self._added, **key)
         for name in params:
             if f"params[{name!r}]" in written:
                 raise written_parameter(self.__name__, name)
         changed.update((name, written[place]) for name in state if (place := f"state[{name!r}]") in written)
         self._check_overlap(changed)
+        self._added |= changed.keys() - state.keys()
         return out, changed
 
     def _check_overlap(self, changed: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from jtbridge._compat import version_of
+from jtbridge._compat import innermost, storage_id, version_of
 from jtbridge.errors import ModelError, MutationError, PurityWarning
 
 from ._copying import copied
@@ -35,17 +35,26 @@ class Run:
         self.__name__ = type(module).__name__
 
     def __call__(
-        self, params: Tensors, state: Tensors, args: tuple, kwargs: dict[str, Any], method: str, train: bool | None
+        self,
+        params: Tensors,
+        state: Tensors,
+        args: tuple,
+        kwargs: dict[str, Any],
+        method: str,
+        train: bool | None,
+        added: frozenset[str],
     ) -> tuple[Any, dict[str, torch.Tensor]]:
         found = entries(self.module)
         given = {**params, **state}
         tensors = {name: _in_dtype_of(given[name], entry) for name, entry in found.items() if name in given}
         check_names(self.__name__, found, params, state)
         before = {name: version_of(tensor) for name, tensor in tensors.items() if tensor is not given[name]}
-        module = bound(self.module, found, {**given, **tensors})
+        memory = {name: storage_id(innermost(tensor)) for name, tensor in given.items()}
+        module = bound(self.module, found, {**given, **tensors}, added)
         if train is not None:
-            module.train(train)
+            self._set_mode(module, train)
         out = module(*args, **kwargs) if method == "forward" else getattr(module, method)(*args, **kwargs)
+        self._check_memory(memory, given)
         self._check_attributes(module)
         after = entries(module, computed=True)
         changed = {
@@ -56,6 +65,22 @@ class Run:
         }
         self._check_changed(changed, found, params, given.keys() - after.keys())
         return out, changed
+
+    def _set_mode(self, module: torch.nn.Module, train: bool) -> None:
+        try:
+            module.train(train)
+        except NotImplementedError as error:  # a module of `torch.export`
+            raise ModelError(
+                f"`{self.__name__}` has one mode alone ({error}). Pass `train=None`, which leaves it as it is."
+            ) from error
+
+    def _check_memory(self, before: Mapping[str, int], given: Tensors) -> None:
+        for name, storage in before.items():
+            if storage_id(innermost(given[name])) != storage:
+                raise MutationError(
+                    f"A call of `{self.__name__}` assigns to `.data` of `{name}`, which no trace sees. Write "
+                    f"`{name.rpartition('.')[2]}.copy_(value)`, or assign the attribute itself."
+                )
 
     def _check_changed(
         self, changed: dict[str, Any], found: dict[str, Entry], params: Tensors, lost: Iterable[str]
@@ -117,16 +142,25 @@ def check_names(module: str, found: Mapping[str, Any], params: Mapping[str, Any]
     )
 
 
-def bound(module: torch.nn.Module, found: Mapping[str, Entry], given: Mapping[str, Any]) -> Any:
-    """Return a copy of a module with the tensors `given`, by name."""
+def bound(
+    module: torch.nn.Module, found: Mapping[str, Entry], given: Mapping[str, Any], added: frozenset[str] = frozenset()
+) -> Any:
+    """Return a copy of a module with the tensors `given`, by name.
+
+    Args:
+        module: the module.
+        found: its tensors.
+        given: the tensors of the copy. Further ones are put into attributes that are None.
+        added: the names of attributes that an earlier call made.
+    """
     copy = copied(module, {id(entry.tensor): given[name] for name, entry in found.items()})
     for name in given:
         if name not in found:
-            _place(copy, name, given[name])
+            _place(copy, name, given[name], is_known=name in added)
     return copy
 
 
-def _place(copy: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
+def _place(copy: torch.nn.Module, name: str, tensor: torch.Tensor, *, is_known: bool) -> None:
     """Put a tensor that an earlier call assigned to an attribute into that attribute."""
     try:
         holder, key = locate(copy, name)
@@ -138,7 +172,8 @@ def _place(copy: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
         if key in registered_buffers(holder):
             registered_buffers(holder)[key] = tensor
             return
-        if vars(holder).get(key) is None or isinstance(vars(holder)[key], torch.Tensor):
+        exists = key in vars(holder) or hasattr(type(holder), key)
+        if (exists or is_known) and isinstance(vars(holder).get(key), torch.Tensor | None):
             vars(holder)[key] = tensor
             return
     elif isinstance(holder, list) and key.isdigit() and int(key) <= len(holder):

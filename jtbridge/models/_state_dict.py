@@ -32,7 +32,7 @@ def to_state_dict(module: torch.nn.Module, arrays: Mapping[str, Any], *, shared:
     for name, array in arrays.items():
         tensor = _shared(array) if shared else to_torch(array, copy=True)
         tensors[name] = as_dtype(tensor, found[name].tensor.dtype) if name in found else tensor
-    return bound(module, found, tensors).state_dict()
+    return bound(module, found, tensors, frozenset(tensors)).state_dict()
 
 
 def from_state_dict(module: torch.nn.Module, state_dict: Mapping[str, Any], *, strict: bool) -> Any:

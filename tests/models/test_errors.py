@@ -142,6 +142,33 @@ def test_python_state(jit: bool):
     assert not hasattr(model, "seen")
 
 
+class AssignsData(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("ema", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.ema.data = x.mean(0)
+        return x - self.ema
+
+
+@modes
+def test_an_assignment_to_data(jit: bool):
+    net = jtbridge.module(AssignsData())
+    params, state = net.init()
+    with pytest.raises(MutationError, match=r"assigns to `.data` of `ema`.*`ema.copy_\(value\)`"):
+        call(net, params, state, X, jit=jit)
+
+
+def test_a_module_of_export_has_one_mode():
+    exported = torch.export.export(nn.Linear(3, 3), (torch.ones(2, 3),)).module()
+    net = jtbridge.module(exported)
+    params, state = net.init()
+    with pytest.raises(ModelError, match="Pass `train=None`"):
+        net(params, state, X)
+    assert net(params, state, X, train=None)[0].shape == (2, 3)
+
+
 class Forgets(nn.Module):
     def __init__(self):
         super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -189,6 +190,40 @@ def test_modes_are_chosen_per_call():
     np.testing.assert_array_equal(own, trained)
     assert not model.training
     assert model[1].training
+
+
+class Cached(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+
+    @functools.cached_property
+    def doubled(self) -> torch.Tensor:
+        return 2 * self.linear.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "count"):
+            self.count = torch.zeros(())
+        self.count = self.count + 1
+        return x @ self.doubled + self.count
+
+
+@modes
+def test_a_cached_property_is_computed_from_the_parameters_of_the_call(mode: str):
+    model = Cached()
+    x = torch.ones(1, 3)
+    model(x)  # the cached tensor of torch is that of its own weight
+    del model.count
+    net = jtbridge.module(model)
+    params, state = net.init()
+    call = run(net, mode)
+    for factor in (1, 3):
+        scaled = jax.tree.map(lambda p, f=factor: f * p, params)
+        out, changed = call(scaled, {}, jtbridge.to_jax(x))
+        close(out, factor * x @ model.doubled + 1)
+        assert list(changed) == ["count"]
+        out, _ = call(scaled, changed, jtbridge.to_jax(x))
+        close(out, factor * x @ model.doubled + 2)
 
 
 @modes

@@ -270,16 +270,17 @@ class _WriteRecorder(TorchDispatchMode):
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._tensors = [innermost(tensor) for tensor in tensors]
-        self._before = [address_of(tensor) if _is_large(tensor) else _bytes_of(tensor) for tensor in self._tensors]
+        self._before = _contents(self._tensors)
         self._written: set[int] = set()
         self._alive: list[torch.Tensor] = []  # a freed storage's address may be reused
 
     def written(self) -> tuple[int, ...]:
         """Return the positions of the tensors that were written to."""
+        pairs = zip(self._before, _contents(self._tensors), strict=True)
         return tuple(
             i
-            for i, (tensor, before) in enumerate(zip(self._tensors, self._before, strict=True))
-            if storage_id(tensor) in self._written or _differs(tensor, before)
+            for i, ((before, after), tensor) in enumerate(zip(pairs, self._tensors, strict=True))
+            if storage_id(tensor) in self._written or before != after
         )
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -291,19 +292,17 @@ class _WriteRecorder(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _is_large(tensor: torch.Tensor) -> bool:
-    return tensor.numel() * tensor.itemsize > COPIED
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def _contents(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Return the bytes of small tensors, and the addresses of large ones."""
     with outside_modes(), torch.no_grad():
-        return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+        return [
+            address_of(tensor) if tensor.numel() * tensor.itemsize > COPIED else _bytes_of(tensor) for tensor in tensors
+        ]
 
 
-def _differs(tensor: torch.Tensor, before: int | torch.Tensor) -> bool:
-    if isinstance(before, int):
-        return address_of(tensor) != before
-    return not torch.equal(_bytes_of(tensor), before)
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def _median(x: torch.Tensor, median: Callable[..., torch.Tensor]) -> torch.Tensor:
