@@ -77,12 +77,9 @@ class _Copier:
     def _module(self, module: torch.nn.Module) -> Any:
         found = self._remember(module, object.__new__(type(module)))
         attributes = vars(found)
-        cached = {
-            key for key in vars(module) if isinstance(getattr(type(module), key, None), functools.cached_property)
-        }
         for key, value in vars(module).items():
-            if key in cached:
-                continue
+            if isinstance(getattr(type(module), key, None), functools.cached_property):
+                continue  # computed again, from the tensors of the copy
             copy = self.value(value)
             # A tensor that an earlier call computed from the parameters is not one of the tensors of this call.
             attributes[key] = None if copy is value and _is_computed(value) else copy

@@ -31,12 +31,18 @@ class Entry:
     persistent: bool
 
 
-def entries(module: torch.nn.Module, *, computed: bool = False) -> dict[str, Entry]:
+def entries(
+    module: torch.nn.Module, *, computed: bool = False, visited: frozenset[int] = frozenset()
+) -> dict[str, Entry]:
     """Return the tensors of a module by name, in torch's order. A tied tensor is listed once, by its first name.
 
     Args:
         module: the module.
         computed: whether tensors in plain attributes count that autograd recorded as the result of an operator.
+        visited: the ids of modules whose tensors are listed already.
+
+    Raises:
+        ModelError: two tensors have the same name.
     """
     found: dict[str, Entry] = {}
     known: set[int] = set()
@@ -44,6 +50,8 @@ def entries(module: torch.nn.Module, *, computed: bool = False) -> dict[str, Ent
     def add(name: str, kind: str, tensor: Any, persistent: bool) -> None:
         if isinstance(tensor, torch.Tensor) and id(tensor) not in known:
             known.add(id(tensor))
+            if name in found:
+                raise ModelError(f"Two tensors of the module have the name `{name}`: rename an attribute or a key.")
             found[name] = Entry(name, kind, tensor, persistent)
 
     modules = list(module.named_modules())
@@ -54,7 +62,7 @@ def entries(module: torch.nn.Module, *, computed: bool = False) -> dict[str, Ent
     for path, part in modules:
         for key, tensor in registered_buffers(part).items():
             add(_joined(path, key), "buffer", tensor, key not in non_persistent(part))
-    ids = {id(part) for _, part in modules}
+    ids = visited | {id(part) for _, part in modules}
     for path, part in modules:
         for key, value in plain_attributes(part).items():
             for name, tensor in _tensors_in(_joined(path, key), value, ids, computed):
@@ -96,12 +104,12 @@ def derived_attributes(module: torch.nn.Module) -> set[str]:
     found = {key for key in vars(module) if isinstance(getattr(kind, key, None), functools.cached_property)}
     for hook in vars(module)["_forward_pre_hooks"].values():
         if type(hook).__module__.startswith("torch.nn.utils."):
-            found.add(getattr(hook, "name", None) or getattr(hook, "_tensor_name", None))
+            found.add(str(getattr(hook, "name", None) or getattr(hook, "_tensor_name", None)))
     return found
 
 
 def _tensors_in(
-    name: str, value: Any, registered: set[int], computed: bool, depth: int = 0
+    name: str, value: Any, registered: frozenset[int], computed: bool, depth: int = 0
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Return the tensors in a plain attribute: itself, or in containers and in modules that are not registered."""
     if isinstance(value, torch.Tensor):
@@ -116,7 +124,7 @@ def _tensors_in(
         for key, item in value.items():
             yield from _tensors_in(f"{name}.{key}", item, registered, computed, depth + 1)
     elif isinstance(value, torch.nn.Module) and id(value) not in registered:
-        for key, entry in entries(value).items():
+        for key, entry in entries(value, computed=computed, visited=registered).items():
             yield f"{name}.{key}", entry.tensor
 
 

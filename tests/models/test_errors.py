@@ -188,6 +188,30 @@ def test_a_tensor_that_a_call_removes(jit: bool):
         call(net, params, state, X, jit=jit)
 
 
+class TwoNames(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tables = {1: torch.ones(1), "1": torch.zeros(1)}
+
+
+def test_two_tensors_of_one_name():
+    with pytest.raises(ModelError, match=r"have the name `tables.1`"):
+        jtbridge.module(TwoNames()).init()
+
+
+class Teacher(nn.Linear):
+    student: list[nn.Module]
+
+
+def test_modules_that_refer_to_one_another():
+    student, teacher = nn.Linear(3, 3), Teacher(3, 3)
+    student.teacher = [teacher]  # type: ignore[assignment]
+    teacher.student = [student]
+    params, state = jtbridge.module(student).init()
+    assert list(params) == ["weight", "bias"]
+    assert list(state) == ["teacher.0.weight", "teacher.0.bias"]
+
+
 GLOBAL = nn.Linear(3, 3)
 
 

@@ -215,7 +215,7 @@ def test_a_cached_property_is_computed_from_the_parameters_of_the_call(mode: str
     model(x)  # the cached tensor of torch is that of its own weight
     del model.count
     net = jtbridge.module(model)
-    params, state = net.init()
+    params, _ = net.init()
     call = run(net, mode)
     for factor in (1, 3):
         scaled = jax.tree.map(lambda p, f=factor: f * p, params)
