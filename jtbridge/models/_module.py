@@ -229,6 +229,11 @@ class JaxModule:
                 "Call the torch module there, or `torch.func.functional_call`."
             )
         _check_dicts(self.__name__, params, state)
+        if train is not None and not isinstance(train, bool):
+            raise ArgumentError(
+                f"`train` of `{self.__name__}` must be True, False or None, but it is a {type(train).__name__}. `jit` "
+                'makes arguments arrays: use `jax.jit(net, static_argnames="train")`.'
+            )
         params, state = dict(params), dict(state)
         key = {} if rng is None else {"rng": rng}
         (out, changed), written = self._wrapped(params, state, args, kwargs, method, train, self._added, **key)

@@ -142,6 +142,28 @@ def test_python_state(jit: bool):
     assert not hasattr(model, "seen")
 
 
+def test_a_hook_that_stores_tensors():
+    stored: list[Any] = []
+    model = nn.Linear(3, 3)
+    model.register_forward_hook(lambda module, args, out: stored.append(out))
+    net = jtbridge.module(model)
+    params, state = net.init()
+    net(params, state, X)
+    assert len(stored) == 1
+    with pytest.raises(MutationError, match="writes to `stored`"):
+        jax.jit(net)(params, state, X)
+    assert len(stored) == 1
+
+
+@modes
+def test_a_traced_mode(jit: bool):
+    net = jtbridge.module(nn.Linear(3, 3))
+    params, state = net.init()
+    mode = jnp.array(True)
+    with pytest.raises(ArgumentError, match=r"`train` of `Linear` must be True.*static_argnames=\"train\""):
+        (jax.jit(net) if jit else net)(params, state, X, train=mode)
+
+
 class AssignsData(nn.Module):
     def __init__(self):
         super().__init__()
