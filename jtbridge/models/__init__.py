@@ -5,6 +5,7 @@
 - `_run.py`: one call of a copy, and the state that it changed.
 - `_module.py`: :func:`jtbridge.module` and its result.
 - `_state_dict.py`, `_safetensors.py`: torch's ``state_dict``, and files.
+- `_release.py`: weights that the torch module gives up, and gets back.
 - `_caches.py`: the caches and outputs of transformers as pytrees.
 
 A call never runs the user's module: it runs a copy of its Python objects, made for this call, that holds the tensors

@@ -222,6 +222,16 @@ class JaxModule:
     def __repr__(self) -> str:
         return f"<jtbridge.module of {self.__name__}>"
 
+    def __jtbridge_wrapped__(self) -> Any:
+        """Return the function of a call, for `explain`, `check` and `purity`."""
+        run = Run(self._module, self._options["purity"])
+
+        def call(params: Any, state: Any, *args: Any, train: bool | None = False, **kwargs: Any) -> Any:
+            return run(params, state, args, kwargs, "forward", train, self._added)
+
+        call.__name__ = self.__name__
+        return wrap(call, **self._options)
+
     def _call(self, method: str, params: Any, state: Any, args: tuple, kwargs: Any, rng: Any, train: Any) -> Any:
         if is_inside():
             raise ArgumentError(

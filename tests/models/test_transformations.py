@@ -215,6 +215,17 @@ def test_calls_on_several_threads_do_not_mix():
     assert failures == []
 
 
+def test_explain_check_and_purity():
+    net = jtbridge.module(mlp())
+    params, state = net.init()
+    text = str(jtbridge.explain(net, params, state, X))
+    assert "Sequential" in text
+    assert "addmm" in text
+    report = jtbridge.check(net, params, state, X)
+    assert report.ok, report
+    assert not jtbridge.purity(net, params, state, X).findings
+
+
 def test_a_net_is_a_field_and_a_static_argument():
     model, (x,) = make("linear")
     net = jtbridge.module(model)
