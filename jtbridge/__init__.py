@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ._export import export
     from .core.convert import to_jax, to_torch
     from .lowerings import register_lowering
+    from .models import JaxModule, module
     from .reports._check import CheckReport, check
     from .reports._explain import Explanation, explain
     from .reports._purity import PurityReport, purity
@@ -24,6 +25,7 @@ __all__ = [
     "BackendStatus",
     "CheckReport",
     "Explanation",
+    "JaxModule",
     "PurityReport",
     "backends",
     "check",
@@ -31,6 +33,7 @@ __all__ = [
     "errors",
     "explain",
     "export",
+    "module",
     "purity",
     "register_lowering",
     "to_jax",
@@ -43,10 +46,12 @@ __version__ = "0.1.0"
 _MODULES = {
     "CheckReport": "reports._check",
     "Explanation": "reports._explain",
+    "JaxModule": "models",
     "PurityReport": "reports._purity",
     "check": "reports._check",
     "explain": "reports._explain",
     "export": "_export",
+    "module": "models",
     "purity": "reports._purity",
     "register_lowering": "lowerings",
     "to_jax": "core.convert",

@@ -256,7 +256,9 @@ def wrap(
 
 
 def as_wrapped(fn: Any) -> Wrapped:
-    """Return a wrapped function as it is, and any other callable wrapped."""
+    """Return a wrapped function as it is, that of a :class:`jtbridge.JaxModule`, and any other callable wrapped."""
+    if hasattr(type(fn), "__jtbridge_wrapped__"):
+        return fn.__jtbridge_wrapped__()
     return fn if isinstance(fn, Wrapped) else wrap(fn)
 
 

@@ -46,6 +46,10 @@ class EffectsError(JtbridgeError):
     """A function with ordered effects is under a transformation that cannot keep the order."""
 
 
+class ModelError(JtbridgeError, ValueError):
+    """Parameters or state do not fit their torch module, or the module cannot be called with others than its own."""
+
+
 class OutputMismatchError(JtbridgeError):
     """The function returned another shape, dtype or tree than in its trace, or than ``output_shapes=`` declares."""
 
@@ -96,6 +100,10 @@ class CalledWarning(UserWarning):
 
 class PurityWarning(UserWarning):
     """A traced function with ``purity="warn"`` writes to state, or draws from Python's or NumPy's global generator."""
+
+
+class ConstantsWarning(UserWarning):
+    """A function that ``jit`` traces closes over large tensors, which become literals of the compiled program."""
 
 
 class RetracingWarning(UserWarning):

@@ -18,6 +18,7 @@ PUBLIC = [
     jtbridge.check,
     jtbridge.explain,
     jtbridge.export,
+    jtbridge.module,
     jtbridge.purity,
     jtbridge.register_lowering,
     jtbridge.to_jax,
@@ -25,7 +26,13 @@ PUBLIC = [
 ]
 
 
-@pytest.mark.parametrize("public", [*PUBLIC, *KERNELS], ids=lambda public: public.__name__)
+METHODS = [
+    getattr(jtbridge.JaxModule, name)
+    for name in ("init", "__call__", "method", "load", "state_dict", "from_state_dict")
+]
+
+
+@pytest.mark.parametrize("public", [*PUBLIC, *KERNELS, *METHODS], ids=lambda public: public.__name__)
 def test_examples(public: Any):
     (test,) = doctest.DocTestFinder(recurse=False).find(public, public.__name__, globs={})
     assert test.examples, f"`{public.__name__}` has no example"

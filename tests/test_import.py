@@ -31,7 +31,7 @@ LAYERS: list[set[str]] = [
     {"primitives", "_config"},
     {"calls"},
     {"_wrap"},
-    {"reports", "_export"},
+    {"reports", "_export", "models"},
     {"__init__"},
 ]
 ROW = {name: row for row, names in enumerate(LAYERS) for name in names}

@@ -39,6 +39,8 @@ from ._jax_tools import register_with_jet as register_with_jet
 from ._jax_traces import Context as Context
 from ._jax_traces import current_context as current_context
 from ._jax_traces import outermost_trace as outermost_trace
+from ._jax_traces import traced_for as traced_for
+from ._released import ReleasedTensor as ReleasedTensor
 from ._shared_tensor import SharedTensor as SharedTensor
 from ._to_dlpack import exports_to_dlpack_seen as exports_to_dlpack_seen
 from ._torch import DataDependentOutputException as DataDependentOutputException
@@ -74,6 +76,7 @@ from ._torch import torch_pytree_node as torch_pytree_node
 from ._torch import triton_wrapper_class as triton_wrapper_class
 from ._torch import unwrap_compiled as unwrap_compiled
 from ._torch_eager import StorageWeakRef as StorageWeakRef
+from ._torch_eager import address_of as address_of
 from ._torch_eager import has_error_node as has_error_node
 from ._torch_eager import innermost as innermost
 from ._torch_eager import is_shared as is_shared

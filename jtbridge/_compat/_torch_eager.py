@@ -42,6 +42,12 @@ def is_shared(tensor: torch.Tensor) -> bool:
     return any(map(operator.gt, _users(tensor), _users_of_one_tensor()))
 
 
+def address_of(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's memory. Modes that watch for access to memory are not told. Tried on 2.13."""
+    with torch._C.DisableTorchFunction():
+        return tensor.data_ptr()
+
+
 def _users(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the number of C++ and of Python references to a tensor's storage."""
     with torch._C.DisableTorchFunction():  # a mode's handler would hold references of its own

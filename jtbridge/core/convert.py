@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import torch
 import torch.utils.dlpack
 
 from jtbridge._compat import SharedTensor, is_lazy
-from jtbridge.errors import DeviceError
+from jtbridge.errors import ArgumentError, DeviceError
 
 from .array_types import ArrayType, as_tensor
 from .dtypes import canonical_dtype, numpy_dtype, torch_dtype
@@ -32,7 +33,8 @@ def to_jax(tree: Any, *, copy: bool = True) -> Any:
     Raises:
         DTypeError: JAX has no such dtype.
         DeviceError: the tensor lies on a device that JAX does not have here.
-        ArgumentError: the tensor is sparse or of another layout that JAX does not have.
+        ArgumentError: the tensor is sparse or of another layout that JAX does not have; or a leaf is a module, a
+            generator or an iterator.
 
     Example:
         >>> import jtbridge, torch
@@ -41,7 +43,27 @@ def to_jax(tree: Any, *, copy: bool = True) -> Any:
 
     Source: https://docs.jax.dev/en/latest/jax.dlpack.html
     """
-    return jax.tree.map(lambda leaf: _to_jax(leaf, copy) if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return _to_jax(leaf, copy)
+        for kind, what, remedy in _REFUSED:
+            if isinstance(leaf, kind):
+                raise ArgumentError(f"`to_jax` converts tensors in containers, and {what} is none. {remedy}")
+        return leaf
+
+    return jax.tree.map(convert, tree, is_leaf=lambda node: isinstance(node, types.GeneratorType))
+
+
+_REFUSED = (
+    (torch.nn.Module, "a module", "Its tensors are `params, state = jtbridge.module(model).init()`."),
+    (torch.Generator, "a generator", "JAX draws from keys: `jax.random.key(generator.initial_seed())`."),
+    (
+        types.GeneratorType,
+        "an iterator",
+        "Make it a container: `dict(model.named_parameters())`, `list(...)`; or use `jtbridge.module(model).init()`.",
+    ),
+)
 
 
 def to_torch(tree: Any, *, copy: bool = False) -> Any:

@@ -160,6 +160,14 @@ def register_node(leaf: Any) -> bool:
     return False
 
 
+def register_class(cls: type) -> None:
+    """Register a class of transformers' caches with JAX, unless it is registered."""
+    try:
+        _register_cache(cls)
+    except ValueError:  # it is registered
+        return
+
+
 def flatten_output(out: Any) -> tuple[list[Any], Any]:
     """Return the leaves of a torch function's result, and the JAX pytree structure that rebuilds it."""
     if isinstance(out, torch.Tensor):

@@ -272,7 +272,8 @@ class ReachableState:
         if isinstance(thing, _WRAPPERS):
             return self._wrapper
         if of_library(type(thing).__module__) and not isinstance(thing, _FOLLOWED):
-            return _pass_by
+            # A function of this package that runs objects of the user says so.
+            return self._object if getattr(type(thing), "runs_objects_of_the_user", False) else _pass_by
         for base in type(thing).__mro__:
             self._class(base, Path(None, "root", base.__name__))
         return self._object_with_slots if slots(type(thing)) else self._object

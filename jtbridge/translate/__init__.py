@@ -1,6 +1,6 @@
 """Translation of a torch function to a JAX program that computes the same."""
 
-from ._constants import with_constants
+from ._constants import closed_over_bytes, with_constants
 from ._linear import nonlinearity
 from ._lower import lower_program
 from ._operators import OperatorCounts, describe
@@ -10,6 +10,7 @@ from ._symbolic import hinted_shapes, is_symbolic, symbolic_program, torch_symbo
 __all__ = [
     "OperatorCounts",
     "ProgramPart",
+    "closed_over_bytes",
     "describe",
     "graph_of",
     "hinted_shapes",

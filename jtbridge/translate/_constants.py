@@ -59,3 +59,9 @@ def constant_arrays(tensors: Sequence[torch.Tensor]) -> tuple[jax.Array, ...]:
                 # The tensor is stored too, because its id may be reused once it is freed.
                 known[id(tensor)] = tensor, to_jax(tensor if jax.default_backend() == "gpu" else tensor.cpu())
     return tuple(known[id(tensor)][1] for tensor in tensors)
+
+
+def closed_over_bytes() -> int:
+    """Return the size of the closed-over tensors in the program that is being traced; 0 if nothing is being traced."""
+    trace = outermost_trace()
+    return 0 if trace is None else sum(array.nbytes for _, array in _ARRAYS.get(trace, {}).values())

@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import FakeTensor, TorchDispatchMode, innermost, inside_functorch, outside_modes, storage_id
+from jtbridge._compat import (
+    FakeTensor,
+    TorchDispatchMode,
+    address_of,
+    innermost,
+    inside_functorch,
+    outside_modes,
+    storage_id,
+)
 from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType, OutputTree, Tensors, as_tensor, is_array_leaf
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
@@ -32,6 +40,8 @@ from jtbridge.transforms import (
     with_differentiable_statistics,
 )
 from jtbridge.triton import intercepted_launches
+
+from ._arrays import COPIED
 
 # The traits that are assumed of a function that was not traced: its derivatives use reverse mode alone, and derivatives
 # beyond the first use normalisations composed of simple operators.
@@ -259,21 +269,26 @@ def as_captured(fn: TorchFunction) -> TorchFunction:
 
 
 class _WriteRecorder(TorchDispatchMode):
-    """A mode that records which of some tensors are written to: by operators, or without operators, as by NumPy."""
+    """A mode that records which of some tensors are written to: by operators, or without operators, as by NumPy.
+
+    A small tensor is compared with a copy. A large one is over the memory of an argument, which `CopyOnWrite` replaces
+    before the first write, and before code gets access to the memory.
+    """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._tensors = [innermost(tensor) for tensor in tensors]
-        self._before = [_bytes_of(tensor).clone() for tensor in self._tensors]
+        self._before = _contents(self._tensors)
         self._written: set[int] = set()
         self._alive: list[torch.Tensor] = []  # a freed storage's address may be reused
 
     def written(self) -> tuple[int, ...]:
         """Return the positions of the tensors that were written to."""
+        pairs = zip(self._before, _contents(self._tensors), strict=True)
         return tuple(
             i
-            for i, (tensor, before) in enumerate(zip(self._tensors, self._before, strict=True))
-            if storage_id(tensor) in self._written or not torch.equal(_bytes_of(tensor), before)
+            for i, ((before, after), tensor) in enumerate(zip(pairs, self._tensors, strict=True))
+            if storage_id(tensor) in self._written or before != after
         )
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -285,9 +300,17 @@ class _WriteRecorder(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def _contents(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Return the bytes of small tensors, and the addresses of large ones."""
     with outside_modes(), torch.no_grad():
-        return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        return [
+            address_of(tensor) if tensor.numel() * tensor.itemsize > COPIED else _bytes_of(tensor) for tensor in tensors
+        ]
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def _median(x: torch.Tensor, median: Callable[..., torch.Tensor]) -> torch.Tensor:

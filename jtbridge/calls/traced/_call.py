@@ -31,6 +31,7 @@ from jtbridge.state import StateGuard, saving_state_once
 from jtbridge.translate import hinted_shapes, is_symbolic, symbolic_program, torch_symbolic, with_constants
 from jtbridge.triton import with_intercepted_launches
 
+from ._literals import tell_of_literals
 from ._retracing import NumberWatch
 from ._verify import verify as verify_result
 
@@ -123,6 +124,8 @@ class TracedCalls:
             with saving_state_once():
                 traced = self._trace(signature, state, seeded, fuses_chains=fuses)
                 cache[key] = traced = with_constants(traced) if translating else traced
+            if traced.constants:
+                tell_of_literals(self._name, self._notices)
             while len(cache) > _MAX_TRACED:
                 cache.popitem(last=False)
         elif cache is self.outside_traces:

@@ -295,6 +295,8 @@ class EffectRecorder:
         }
         for storage in storages:
             real = self._closed_over.get(storage)
+            if real is None and isinstance(tensor, FakeTensor):
+                continue  # made in this run, and put into a module
             for candidate in storages if real is None else _storages(real):
                 if candidate in owned:
                     return owned[candidate]

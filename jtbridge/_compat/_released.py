@@ -1,0 +1,67 @@
+"""A tensor without memory in the place of one that was released."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from jtbridge.errors import ModelError
+
+_ALLOWED = frozenset(
+    {
+        *(torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.nelement, torch.Tensor.stride),
+        *(torch.Tensor.element_size, torch.Tensor.is_floating_point, torch.Tensor.is_complex, torch.Tensor.__hash__),
+        *(torch.is_floating_point, torch.is_complex, torch.numel, torch.Tensor.requires_grad_, torch.Tensor.__len__),
+    }
+)
+_ALLOWED_ATTRIBUTES = frozenset(
+    {"shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad", "grad_fn", "ndim", "itemsize", "nbytes",
+     "is_meta", "is_sparse", "is_quantized", "is_nested", "is_mkldnn", "is_cpu", "is_cuda", "_backward_hooks"}
+)  # fmt: skip
+
+
+class ReleasedTensor(torch.Tensor):
+    """A tensor that has a shape and a dtype, and raises an error wherever its values are used.
+
+    Tried on torch 2.13. `_make_subclass` is the way of `torch.nn.Parameter` itself; `_is_param` makes a tensor of
+    another class a parameter for `isinstance`.
+    """
+
+    @staticmethod
+    def __new__(cls, tensor: torch.Tensor) -> ReleasedTensor:
+        empty = torch.empty_like(tensor, device="meta", requires_grad=False)
+        found = torch.Tensor._make_subclass(cls, empty, tensor.requires_grad)
+        found._is_param = isinstance(tensor, torch.nn.Parameter)
+        return found
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        owner = getattr(func, "__self__", None)
+        is_attribute = getattr(func, "__name__", "") in ("__get__", "__set__")
+        if func in _ALLOWED or (is_attribute and getattr(owner, "__name__", "") in _ALLOWED_ATTRIBUTES):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        raise ModelError(
+            "The torch module gave up its weights in `net.init(release=True)`, and it is used. Call "
+            "`net(params, state, ...)`, or give the module its weights again with `net.load(params, state)`."
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReleasedTensor:
+        return memo.setdefault(id(self), self._again())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _unpickled, (tuple(self.shape), self.dtype, self.requires_grad, self._is_param)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"<released tensor of shape {tuple(self.shape)}, {self.dtype}>"
+
+    def _again(self) -> ReleasedTensor:
+        return _unpickled(tuple(self.shape), self.dtype, self.requires_grad, self._is_param)
+
+
+def _unpickled(shape: tuple[int, ...], dtype: torch.dtype, requires_grad: bool, is_parameter: bool) -> ReleasedTensor:
+    empty = torch.empty(shape, dtype=dtype, device="meta", requires_grad=requires_grad)
+    found = ReleasedTensor(empty)
+    found._is_param = is_parameter
+    return found

@@ -1,0 +1,18 @@
+"""Torch modules as functions of their parameters and state.
+
+- `_layout.py`: the tensors of a module, and their names.
+- `_copying.py`: copies of a module's Python objects, with other tensors in them.
+- `_run.py`: one call of a copy, and the state that it changed.
+- `_module.py`: :func:`jtbridge.module` and its result.
+- `_state_dict.py`, `_safetensors.py`: torch's ``state_dict``, and files.
+- `_release.py`: weights that the torch module gives up, and gets back.
+- `_caches.py`: the caches and outputs of transformers as pytrees.
+
+A call never runs the user's module: it runs a copy of its Python objects, made for this call, that holds the tensors
+of the call. So no other thread sees the call, train and eval mode are chosen per call, and whatever the call assigns to
+an attribute is read from the copy afterwards.
+"""
+
+from ._module import JaxModule, module
+
+__all__ = ["JaxModule", "module"]

@@ -1,0 +1,219 @@
+"""Copies of a module's Python objects with other tensors in them.
+
+A copy shares no mutable object with the original that the copied code could write to by way of `self`: modules, their
+dicts of parameters, buffers, children and hooks, and the containers in their attributes are new. Objects of other
+classes are shared, unless they hold a module or a tensor of the original. A function whose closure holds one, such as a
+hook, is rebuilt around the copy.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dis
+import functools
+import types
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from jtbridge.errors import ModelError
+
+_ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), type, torch.dtype, torch.device, torch.Size})
+_DEPTH = 4  # of the objects that are examined for a module or a tensor
+
+
+def copied(module: torch.nn.Module, replaced: Mapping[int, torch.Tensor]) -> Any:
+    """Return a copy of a module with other tensors.
+
+    Args:
+        module: the module.
+        replaced: the tensors of the copy, by the ids of the module's own ones.
+    """
+    return _Copier(module, replaced).value(module)
+
+
+class _Copier:
+    """Copies of the objects of one module; each object has one copy."""
+
+    def __init__(self, root: torch.nn.Module, replaced: Mapping[int, torch.Tensor]):
+        self._replaced = replaced
+        self._modules = {id(module) for module in root.modules()}
+        self._copies: dict[int, Any] = {}
+        self._alive: list[Any] = []  # the originals of `_copies` whose ids must not be used again
+        self._holding: dict[int, bool] = {}
+
+    def value(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _ATOMS:
+            return value
+        if isinstance(value, torch.Tensor):
+            return self._replaced.get(id(value), value)
+        known = self._copies.get(id(value))
+        if known is not None:
+            return known
+        if isinstance(value, torch.nn.Module):
+            return self._module(value)
+        if isinstance(value, dict):
+            return self._mapping(value)
+        if kind in (list, set, collections.deque):
+            found = self._remember(value, copy.copy(value))
+            items = [self.value(item) for item in value]
+            found.clear()
+            (found.update if kind is set else found.extend)(items)
+            return found
+        if kind in (tuple, frozenset):
+            items = [self.value(item) for item in value]
+            return value if all(map(_is, items, value)) else kind(items)
+        return self._rebuilt(value) if self._holds(value) else value
+
+    def _remember(self, value: Any, found: Any) -> Any:
+        self._copies[id(value)] = found
+        self._alive.append(value)
+        return found
+
+    def _module(self, module: torch.nn.Module) -> Any:
+        found = self._remember(module, object.__new__(type(module)))
+        attributes = vars(found)
+        for key, value in vars(module).items():
+            if isinstance(getattr(type(module), key, None), functools.cached_property):
+                continue  # computed again, from the tensors of the copy
+            copy = self.value(value)
+            # A tensor that an earlier call computed from the parameters is not one of the tensors of this call.
+            attributes[key] = None if copy is value and _is_computed(value) else copy
+        return found
+
+    def _mapping(self, mapping: dict[Any, Any]) -> Any:
+        kind = type(mapping)
+        if kind is dict or kind is collections.OrderedDict:
+            if not mapping:  # most dicts of hooks
+                return kind()
+            found = self._remember(mapping, kind())
+        else:
+            found = self._remember(mapping, copy.copy(mapping))
+        for key, value in mapping.items():
+            found[key] = self.value(value)
+        return found
+
+    def _rebuilt(self, value: Any) -> Any:
+        """Return the copy of a callable, a weak reference or another object that holds a module or a tensor."""
+        if isinstance(value, types.MethodType):
+            return types.MethodType(value.__func__, self.value(value.__self__))
+        if isinstance(value, functools.partial):
+            arguments = [self.value(argument) for argument in value.args]
+            keywords = {key: self.value(argument) for key, argument in value.keywords.items()}
+            return type(value)(self.value(value.func), *arguments, **keywords)
+        if isinstance(value, weakref.ref):
+            return weakref.ref(self.value(value()))
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        found = self._remember(value, copy.copy(value))
+        if isinstance(value, list | tuple | set):  # of a class of their own
+            return _container_of(value, [self.value(item) for item in value])
+        for key, attribute in vars(value).items():
+            vars(found)[key] = self.value(attribute)
+        return found
+
+    def _function(self, function: types.FunctionType) -> Any:
+        cells = tuple(
+            types.CellType(self.value(cell.cell_contents)) if self._holds_cell(cell) else cell
+            for cell in function.__closure__ or ()
+        )
+        defaults = tuple(map(self.value, function.__defaults__ or ())) or None
+        found = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, cells or None)
+        if function.__kwdefaults__:
+            found.__kwdefaults__ = {key: self.value(value) for key, value in function.__kwdefaults__.items()}
+        functools.update_wrapper(found, function)
+        return self._remember(function, found)
+
+    def _holds_cell(self, cell: types.CellType) -> bool:
+        try:
+            return self._holds(cell.cell_contents)
+        except ValueError:  # an empty cell
+            return False
+
+    def _holds(self, value: Any) -> bool:
+        """Return whether an object holds a module, or a tensor that is replaced."""
+        if type(value) in _ATOMS:
+            return False
+        if id(value) not in self._holding:
+            self._holding[id(value)] = self._search(value)
+            self._alive.append(value)
+        return self._holding[id(value)]
+
+    def _search(self, value: Any) -> bool:
+        seen, level = {id(value)}, [value]
+        for _ in range(_DEPTH):
+            found = []
+            for one in level:
+                if isinstance(one, torch.nn.Module) or id(one) in self._replaced:
+                    return True
+                parts = [part for part in self._parts(one) if type(part) not in _ATOMS and id(part) not in seen]
+                seen.update(map(id, parts))
+                found += parts
+            level = found
+        return False
+
+    def _parts(self, value: Any) -> list[Any]:
+        """Return the objects that an object holds."""
+        if isinstance(value, list | tuple | set | frozenset | collections.deque):
+            return list(value)
+        if isinstance(value, dict):
+            return list(value.values())
+        if isinstance(value, types.MethodType):
+            return [value.__self__]
+        if isinstance(value, functools.partial):
+            return [value.func, *value.args, *value.keywords.values()]
+        if isinstance(value, weakref.ref):
+            return [value()]
+        if isinstance(value, types.FunctionType):
+            self._check_globals(value)
+            cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+            return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        if isinstance(value, type | types.ModuleType) or type(value).__module__.partition(".")[0] in ("torch", "numpy"):
+            return []
+        return list(getattr(value, "__dict__", {}).values())
+
+    def _check_globals(self, function: types.FunctionType) -> None:
+        """Refuse a function that reads a module of the original from a global: it would not see the copy."""
+        for name in function.__code__.co_names:
+            value = function.__globals__.get(name)
+            if isinstance(value, torch.nn.Module) and id(value) in self._modules and _reads(function, name):
+                raise ModelError(
+                    f"`{function.__qualname__}`, a hook or an attribute of the module, reads the module from the "
+                    f"global variable `{name}`, so a call would use its own weights and not `params`. Use the module "
+                    f"that torch passes to a hook, or make `{name}` a local variable of a function around it."
+                )
+
+
+def _reads(function: types.FunctionType, name: str) -> bool:
+    """Return whether a function reads a global of a name: an attribute of that name is another thing."""
+    return any(i.opname == "LOAD_GLOBAL" and i.argval == name for i in dis.get_instructions(function))
+
+
+def _is_computed(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018  (reading an empty cell raises)
+    except ValueError:
+        return False
+    return True
+
+
+def _container_of(value: Any, items: list[Any]) -> Any:
+    """Return a container of the class of `value`, such as a named tuple, of other items."""
+    if isinstance(value, tuple):
+        return value._make(items) if hasattr(value, "_make") else type(value)(items)  # type: ignore[attr-defined]
+    found = copy.copy(value)
+    found.clear()
+    (found.update if isinstance(value, set) else found.extend)(items)
+    return found

@@ -1,0 +1,213 @@
+"""The tensors of a torch module, with their names."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from jtbridge.errors import ModelError
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A tensor of a module.
+
+    Attributes:
+        name: torch's name of the tensor. A tensor that is stored in a plain attribute is named by the attribute.
+        kind: "parameter" if it is a parameter that trains, "frozen" if it is a parameter that does not, "buffer", or
+            "attribute".
+        tensor: the tensor.
+        persistent: whether it is part of the module's ``state_dict``.
+    """
+
+    name: str
+    kind: str
+    tensor: torch.Tensor
+    persistent: bool
+
+
+def entries(
+    module: torch.nn.Module, *, computed: bool = False, visited: frozenset[int] = frozenset()
+) -> dict[str, Entry]:
+    """Return the tensors of a module by name, in torch's order. A tied tensor is listed once, by its first name.
+
+    Args:
+        module: the module.
+        computed: whether tensors in plain attributes count that autograd recorded as the result of an operator.
+        visited: the ids of modules whose tensors are listed already.
+
+    Raises:
+        ModelError: two tensors have the same name.
+    """
+    found: dict[str, Entry] = {}
+    known: set[int] = set()
+
+    def add(name: str, kind: str, tensor: Any, persistent: bool) -> None:
+        if isinstance(tensor, torch.Tensor) and id(tensor) not in known:
+            known.add(id(tensor))
+            if name in found:
+                raise ModelError(f"Two tensors of the module have the name `{name}`: rename an attribute or a key.")
+            found[name] = Entry(name, kind, tensor, persistent)
+
+    modules = list(module.named_modules())
+    for path, part in modules:
+        for key, tensor in registered_parameters(part).items():
+            trains = tensor is not None and tensor.requires_grad
+            add(_joined(path, key), "parameter" if trains else "frozen", tensor, True)
+    for path, part in modules:
+        for key, tensor in registered_buffers(part).items():
+            add(_joined(path, key), "buffer", tensor, key not in non_persistent(part))
+    ids = visited | {id(part) for _, part in modules}
+    for path, part in modules:
+        for key, value in plain_attributes(part).items():
+            for name, tensor in _tensors_in(_joined(path, key), value, ids, computed):
+                add(name, "attribute", tensor, False)
+    return found
+
+
+def registered_parameters(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the parameters that are registered with a module itself, None included."""
+    return vars(module)["_parameters"]
+
+
+def registered_buffers(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the buffers that are registered with a module itself, None included."""
+    return vars(module)["_buffers"]
+
+
+def non_persistent(module: torch.nn.Module) -> set[str]:
+    """Return the names of the module's own buffers that are not part of its ``state_dict``."""
+    return vars(module)["_non_persistent_buffers_set"]
+
+
+_OF_TORCH = frozenset(vars(torch.nn.Module()))
+
+
+def plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module that a user set, except those that each call computes again."""
+    derived = derived_attributes(module)
+    return {key: value for key, value in vars(module).items() if key not in _OF_TORCH and key not in derived}
+
+
+def derived_attributes(module: torch.nn.Module) -> set[str]:
+    """Return the attributes that are computed from parameters.
+
+    They are those of `functools.cached_property`, and those that `torch.nn.utils.weight_norm`, `spectral_norm` and
+    `prune` compute in a pre-hook.
+    """
+    kind = type(module)
+    found = {key for key in vars(module) if isinstance(getattr(kind, key, None), functools.cached_property)}
+    for hook in vars(module)["_forward_pre_hooks"].values():
+        if type(hook).__module__.startswith("torch.nn.utils."):
+            found.add(str(getattr(hook, "name", None) or getattr(hook, "_tensor_name", None)))
+    return found
+
+
+def _tensors_in(
+    name: str, value: Any, registered: frozenset[int], computed: bool, depth: int = 0
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return the tensors in a plain attribute: itself, or in containers and in modules that are not registered."""
+    if isinstance(value, torch.Tensor):
+        if computed or value.grad_fn is None:
+            yield name, value
+    elif depth > 4 or isinstance(value, str):
+        return
+    elif isinstance(value, list | tuple):
+        for position, item in enumerate(value):
+            yield from _tensors_in(f"{name}.{position}", item, registered, computed, depth + 1)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _tensors_in(f"{name}.{key}", item, registered, computed, depth + 1)
+    elif isinstance(value, torch.nn.Module) and id(value) not in registered:
+        for key, entry in entries(value, computed=computed, visited=registered).items():
+            yield f"{name}.{key}", entry.tensor
+
+
+def _joined(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def check_initialized(found: dict[str, Entry]) -> None:
+    """Raise an error if a lazy module has parameters without a shape."""
+    for entry in found.values():
+        if isinstance(entry.tensor, UninitializedParameter | UninitializedBuffer):
+            raise ModelError(
+                f"`{entry.name}` has no shape yet: it belongs to a lazy module, which gets its shapes in its first "
+                "call. Call the torch module once on an example, `model(torch.zeros(...))`, before "
+                "`jtbridge.module(model).init()`."
+            )
+
+
+def overlapping(found: dict[str, Entry]) -> set[str]:
+    """Return the names of tensors that share memory with a tensor of another name.
+
+    Raises:
+        ModelError: one of them is a parameter that trains.
+    """
+    by_storage: dict[int, list[tuple[int, int, Entry]]] = {}
+    for entry in found.values():
+        t = entry.tensor
+        if t.layout is torch.strided and t.device.type != "meta" and t.numel():
+            last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+            span = (t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size(), entry)
+            by_storage.setdefault(t.untyped_storage().data_ptr(), []).append(span)
+    shared: set[str] = set()
+    for spans in by_storage.values():
+        spans.sort(key=lambda span: span[:2])
+        end, widest = 0, None
+        for start, stop, entry in spans:
+            if widest is not None and start < end:
+                both = (widest, entry)
+                if any(one.kind == "parameter" for one in both):
+                    raise ModelError(
+                        f"`{both[0].name}` and `{both[1].name}` are different tensors over the same memory, so a step "
+                        "of an optimizer that writes to one also changes the other, which JAX arrays cannot do. Tie "
+                        "them by assigning one `torch.nn.Parameter` to both, or `.clone()` one of them."
+                    )
+                shared |= {one.name for one in both}
+            if stop > end:
+                end, widest = stop, entry
+    return shared
+
+
+def locate(module: torch.nn.Module, name: str) -> tuple[Any, Any]:
+    """Return the object that holds the tensor of a name, and its key there.
+
+    Raises:
+        ModelError: no module or container of `module` is at the place that the name says.
+    """
+    holder: Any = module
+    path = name.split(".")
+    while len(path) > 1 and not (isinstance(holder, dict) and ".".join(path) in map(str, holder)):
+        holder, path = _step(holder, path, name)
+    return holder, ".".join(path)
+
+
+def _step(holder: Any, path: list[str], name: str) -> tuple[Any, list[str]]:
+    """Return the part of `holder` that the start of a path leads to, and the rest of the path."""
+    if isinstance(holder, torch.nn.Module):
+        parts = {**vars(holder), **vars(holder)["_modules"]}
+        if path[0] in parts:
+            return parts[path[0]], path[1:]
+    elif isinstance(holder, dict):
+        by_text = {str(key): value for key, value in holder.items()}
+        for count in range(len(path), 0, -1):  # a key may contain dots
+            if ".".join(path[:count]) in by_text:
+                return by_text[".".join(path[:count])], path[count:]
+    elif isinstance(holder, list | tuple) and path[0].isdigit() and int(path[0]) < len(holder):
+        return holder[int(path[0])], path[1:]
+    raise ModelError(f"The module has no tensor `{name}`: there is no `{path[0]}` in a {type(holder).__name__}.")
+
+
+_SHOWN = 6  # names in a message
+
+
+def shown(names: Sequence[str]) -> str:
+    """Return the first of some names, for a message."""
+    rest = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + rest

@@ -1,0 +1,351 @@
+"""The public class and function: :class:`jtbridge.JaxModule` and :func:`jtbridge.module`."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import torch
+
+from jtbridge._compat import ReleasedTensor, unwrap_compiled
+from jtbridge._wrap import wrap
+from jtbridge.core.convert import to_jax
+from jtbridge.core.nesting import is_inside
+from jtbridge.errors import ArgumentError, ModelError
+
+from ._caches import register_caches
+from ._layout import Entry, check_initialized, entries, overlapping
+from ._release import load_into, release
+from ._run import Run, check_names, written_parameter
+from ._safetensors import read_file, write_file
+from ._state_dict import from_state_dict, to_state_dict
+
+Arrays = dict[str, jax.Array]
+
+
+class JaxModule:
+    """A torch module as a JAX function of its parameters and state, made by :func:`jtbridge.module`.
+
+    ``net(params, state, *args)`` returns ``(out, changed)``; the new state is ``state | changed``. The function is
+    static: arrays are in `params` and `state` alone, which are plain dicts with torch's names. So `net` may be closed
+    over, be a static argument, or be a field of another framework's module.
+    """
+
+    def __init__(self, module: torch.nn.Module, options: dict[str, Any]):
+        self._module = module
+        self._options = options
+        self._wrapped = wrap(Run(module, options["purity"]), return_mutated=True, **options)
+        self._overlapping: frozenset[str] = frozenset()
+        self._added: frozenset[str] = frozenset()  # names of attributes that a call made
+        self.__name__ = type(module).__name__
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """Return the torch module. Its structure, hooks and Python attributes are read in each call."""
+        return self._module
+
+    def init(self, *, release: bool = False) -> tuple[Arrays, Arrays]:
+        """Return the module's present tensors as `params` and `state`, by torch's names.
+
+        `params` has the parameters with ``requires_grad``: what ``jax.grad`` and an optimizer take. `state` has the
+        frozen parameters, the buffers (persistent or not), and tensors in plain attributes. A tied tensor is there
+        once, by its first name. An entry may be moved from one dict to the other.
+
+        Args:
+            release: with True, the torch module gives up its copy of the parameters and of the persistent buffers, one
+                at a time while they are converted, so that the weights are held once. The module raises an error if it
+                is used then, until :meth:`load`.
+
+        Raises:
+            ModelError: a lazy module has no shapes yet, a parameter shares memory with another tensor, or the weights
+                were released before.
+
+        Example:
+            >>> import jtbridge, torch
+            >>> params, state = jtbridge.module(torch.nn.BatchNorm1d(2)).init()
+            >>> list(params), list(state)
+            (['weight', 'bias'], ['running_mean', 'running_var', 'num_batches_tracked'])
+        """
+        found = entries(self._module)
+        check_initialized(found)
+        for entry in found.values():
+            if isinstance(entry.tensor, ReleasedTensor):
+                raise ModelError(
+                    f"`{entry.name}` of `{self.__name__}` was released by `init(release=True)`, so `init` cannot read "
+                    "it again. Keep the `params` and `state` of that call, or put weights back with "
+                    "`net.load(params, state)`."
+                )
+        self._overlapping = frozenset(overlapping(found))
+        params: Arrays = {}
+        state: Arrays = {}
+        names = list(found)
+        for name in names:
+            entry = found.pop(name)  # a released tensor is freed before the next one is converted
+            (params if entry.kind == "parameter" else state)[name] = to_jax(entry.tensor)
+            if release and entry.persistent:
+                _release(self._module, entry)
+        return params, state
+
+    def __call__(
+        self, params: Any, state: Any, /, *args: Any, rng: Any = None, train: bool | None = False, **kwargs: Any
+    ) -> tuple[Any, Arrays]:
+        """Call the module with these parameters and this state; return the result and what changed of the state.
+
+        The new state is ``state | changed``. Only entries that the call wrote to or assigned are in `changed`, because
+        ``jit`` copies every array that a program returns, also one that it did not change. The torch module is not
+        changed.
+
+        Args:
+            params: the parameters by name, see :meth:`init`.
+            state: the rest of the module's tensors by name.
+            args, kwargs: the arguments of the module's ``forward``, as for a function of :func:`jtbridge.wrap`.
+            rng: a JAX key, for dropout and other random operators.
+            train: whether the call is that of ``module.train()`` or of ``module.eval()``; with None, each submodule
+                keeps its own mode.
+
+        Raises:
+            ModelError: a tensor of the module is missing, is in both dicts, or is unknown; or the call writes to a
+                parameter.
+            MutationError: the call changed a number or a string in an attribute.
+
+        Example:
+            >>> import jax, jax.numpy as jnp, jtbridge, torch
+            >>> net = jtbridge.module(torch.nn.BatchNorm1d(2))
+            >>> params, state = net.init()
+            >>> train = jax.jit(lambda params, state, x: net(params, state, x, train=True))
+            >>> out, changed = train(params, state, jnp.ones((4, 2)))
+            >>> (state | changed)["running_mean"]
+            Array([0.1, 0.1], dtype=float32)
+        """
+        return self._call("forward", params, state, args, kwargs, rng, train)
+
+    def method(self, name: str) -> BoundMethod:
+        """Return another method of the module as a function like the module itself.
+
+        Example:
+            >>> import jax.numpy as jnp, jtbridge, torch
+            >>> net = jtbridge.module(torch.nn.Embedding(3, 2))
+            >>> out, _ = net.method("extra_repr")(*net.init())
+            >>> out
+            '3, 2'
+        """
+        if not callable(getattr(self._module, name, None)):
+            raise ArgumentError(f"`{self.__name__}` has no method `{name}`.")
+        return BoundMethod(self, name)
+
+    def load(self, params: Mapping[str, Any], state: Mapping[str, Any]) -> torch.nn.Module:
+        """Copy parameters and state into the torch module, and return it.
+
+        Weights that ``init(release=True)`` released are allocated again.
+
+        Raises:
+            ModelError: a tensor is missing, or has another shape than the module's.
+
+        Example:
+            >>> import jax, jtbridge, torch
+            >>> net = jtbridge.module(torch.nn.Linear(1, 1))
+            >>> params, state = net.init()
+            >>> net.load(jax.tree.map(jax.numpy.zeros_like, params), state).bias
+            Parameter containing:
+            tensor([0.], requires_grad=True)
+        """
+        self._check_overlap(state)
+        return load_into(self._module, self.__name__, {**self._checked(params, state)})
+
+    def state_dict(self, params: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the ``state_dict`` that the torch module would have with these tensors, for ``torch.save``.
+
+        Names, dtypes, tied entries, extra state and version metadata are torch's. The tensors have memory of their own.
+
+        Example:
+            >>> import jtbridge, torch
+            >>> net = jtbridge.module(torch.nn.Linear(1, 1))
+            >>> list(net.state_dict(*net.init()))
+            ['weight', 'bias']
+        """
+        return to_state_dict(self._module, self._checked(params, state))
+
+    def from_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> tuple[Arrays, Arrays]:
+        """Return `params` and `state` from a ``state_dict`` of the module. The torch module is not changed.
+
+        Tensors that a ``state_dict`` does not have, such as buffers that are not persistent, are the module's present
+        ones.
+
+        Args:
+            state_dict: torch tensors, NumPy or JAX arrays by torch's names. Of tied names, one suffices.
+            strict: with False, entries may be missing, which then are the module's present ones, and further entries
+                are ignored.
+
+        Raises:
+            ModelError: entries are missing, are not expected, or have another shape or dtype; or tied entries differ.
+
+        Example:
+            >>> import jtbridge, torch
+            >>> net = jtbridge.module(torch.nn.Linear(1, 1))
+            >>> params, state = net.from_state_dict({"weight": torch.ones(1, 1), "bias": torch.zeros(1)})
+        """
+        return from_state_dict(self._module, state_dict, strict=strict)
+
+    def save_safetensors(
+        self,
+        path: str | os.PathLike[str],
+        params: Mapping[str, Any],
+        state: Mapping[str, Any],
+        *,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Write the ``state_dict`` to a safetensors file, with each tied tensor once. Needs `safetensors`.
+
+        Args:
+            path: the file.
+            params, state: the tensors.
+            metadata: strings to store in the file, beside ``{"format": "pt"}`` and the names of tied tensors.
+        """
+        write_file(path, to_state_dict(self._module, self._checked(params, state), shared=True), metadata or {})
+
+    def load_safetensors(self, path: str | os.PathLike[str], *, strict: bool = True) -> tuple[Arrays, Arrays]:
+        """Return `params` and `state` from a safetensors file, as :meth:`from_state_dict`. Needs `safetensors`."""
+        return from_state_dict(self._module, read_file(path), strict=strict)
+
+    def __copy__(self) -> JaxModule:
+        return JaxModule(self._module, self._options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> JaxModule:
+        return JaxModule(copy.deepcopy(self._module, memo), self._options)
+
+    def __reduce__(self) -> Any:
+        return JaxModule, (self._module, self._options)
+
+    def __repr__(self) -> str:
+        return f"<jtbridge.module of {self.__name__}>"
+
+    def __jtbridge_wrapped__(self) -> Any:
+        """Return the function of a call, for `explain`, `check` and `purity`."""
+        run = Run(self._module, self._options["purity"])
+
+        def call(params: Any, state: Any, *args: Any, train: bool | None = False, **kwargs: Any) -> Any:
+            return run(params, state, args, kwargs, "forward", train, self._added)
+
+        call.__name__ = self.__name__
+        return wrap(call, **self._options)
+
+    def _call(self, method: str, params: Any, state: Any, args: tuple, kwargs: Any, rng: Any, train: Any) -> Any:
+        if is_inside():
+            raise ArgumentError(
+                f"`jtbridge.module` of `{self.__name__}` was called inside a wrapped function, which is torch code. "
+                "Call the torch module there, or `torch.func.functional_call`."
+            )
+        _check_dicts(self.__name__, params, state)
+        if train is not None and not isinstance(train, bool):
+            raise ArgumentError(
+                f"`train` of `{self.__name__}` must be True, False or None, but it is a {type(train).__name__}. `jit` "
+                'makes arguments arrays: use `jax.jit(net, static_argnames="train")`.'
+            )
+        params, state = dict(params), dict(state)
+        key = {} if rng is None else {"rng": rng}
+        (out, changed), written = self._wrapped(params, state, args, kwargs, method, train, self._added, **key)
+        for name in params:
+            if f"params[{name!r}]" in written:
+                raise written_parameter(self.__name__, name)
+        changed.update((name, written[place]) for name in state if (place := f"state[{name!r}]") in written)
+        self._check_overlap(changed)
+        self._added |= changed.keys() - state.keys()
+        return out, changed
+
+    def _check_overlap(self, changed: Mapping[str, Any]) -> None:
+        for name in self._overlapping & changed.keys():
+            raise ModelError(
+                f"A call of `{self.__name__}` writes to `{name}`, which shares memory with another tensor of the "
+                "module: in torch the other one changes as well. Give it memory of its own, with `.clone()`."
+            )
+
+    def _checked(self, params: Any, state: Any) -> Arrays:
+        _check_dicts(self.__name__, params, state)
+        check_names(self.__name__, entries(self._module), params, state)
+        return {**params, **state}
+
+
+class BoundMethod:
+    """A method of a module as a function ``(params, state, *args, rng=, train=) -> (out, changed)``."""
+
+    def __init__(self, net: JaxModule, name: str):
+        self._net = net
+        self.__name__ = name
+
+    def __call__(
+        self, params: Any, state: Any, /, *args: Any, rng: Any = None, train: bool | None = False, **kwargs: Any
+    ) -> tuple[Any, Arrays]:
+        return self._net._call(self.__name__, params, state, args, kwargs, rng, train)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BoundMethod) and (self._net, self.__name__) == (other._net, other.__name__)
+
+    def __hash__(self) -> int:
+        return hash((self._net, self.__name__))
+
+    def __repr__(self) -> str:
+        return f"<method {self.__name__} of {self._net!r}>"
+
+
+def module(
+    module: torch.nn.Module,
+    *,
+    backend: str = "auto",
+    residuals: str = "save",
+    int32: str = "int64",
+    verify: bool = False,
+    purity: str = "error",
+) -> JaxModule:
+    """Make a torch module a JAX function of its parameters and state.
+
+    The result is called as ``out, changed = net(params, state, *args, rng=key, train=True)``: eagerly, where torch
+    runs, and under ``jit``, ``grad``, ``vmap``, ``scan``, ``checkpoint`` and ``shard_map``. A call never changes the
+    torch module: it runs a copy of its Python objects that holds `params` and `state`. Hooks, parametrisations and
+    adapters work as in torch.
+
+    Args:
+        module: any ``torch.nn.Module`` that is not TorchScript.
+        backend, residuals, int32, verify: as for :func:`jtbridge.wrap`.
+        purity: the reaction if a call changes Python state, as for :func:`jtbridge.wrap`.
+
+    Raises:
+        ArgumentError: `module` is no module, or one of TorchScript.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jtbridge, torch
+        >>> net = jtbridge.module(torch.nn.Linear(3, 1))
+        >>> params, state = net.init()
+        >>> out, changed = jax.jit(net)(params, state, jnp.ones((2, 3)))
+        >>> out.shape
+        (2, 1)
+    """
+    if not isinstance(module, torch.nn.Module):
+        kind = type(module).__name__
+        raise ArgumentError(f"`jtbridge.module` takes a `torch.nn.Module`, but got a {kind}. For a function: `wrap`.")
+    plain: Any = unwrap_compiled(module)
+    for path, part in plain.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            place = f"`{path}`" if path else "the module"
+            raise ArgumentError(
+                f"`jtbridge.module` cannot exchange the parameters of TorchScript, and {place} is TorchScript. Use the "
+                "Python module that it was made from, or `jtbridge.wrap`, which takes the weights as constants."
+            )
+    register_caches()
+    options = {"backend": backend, "residuals": residuals, "int32": int32, "verify": verify, "purity": purity}
+    return JaxModule(plain, options)
+
+
+def _check_dicts(name: str, params: Any, state: Any) -> None:
+    for argument, value in (("params", params), ("state", state)):
+        if not isinstance(value, Mapping):
+            raise ArgumentError(
+                f"`{argument}` of `{name}` must be a dict of arrays by name, but it is a {type(value).__name__}. Call "
+                "`net(params, state, *args)`, with `params, state = net.init()`."
+            )
+
+
+def _release(module: torch.nn.Module, entry: Entry) -> None:
+    release(module, entry.tensor)

@@ -1,0 +1,73 @@
+"""The weights of a torch module: given up, and written back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from jtbridge._compat import ReleasedTensor
+from jtbridge.core.convert import to_torch
+from jtbridge.errors import ModelError
+
+from ._layout import entries, locate, registered_buffers, registered_parameters
+from ._state_dict import as_dtype
+
+
+def release(module: torch.nn.Module, tensor: torch.Tensor) -> None:
+    """Put a tensor without memory into each place of a module that has `tensor`.
+
+    The tensor loses its memory too, because an optimizer may refer to it.
+    """
+    _exchange(module, tensor, ReleasedTensor(tensor))
+    with torch.no_grad():
+        tensor.data = torch.empty(0, dtype=tensor.dtype)
+
+
+def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> torch.nn.Module:
+    """Copy arrays into the tensors of a module, by name."""
+    found = entries(module)
+    for key, array in arrays.items():
+        entry = found.get(key)
+        if entry is not None and entry.kind != "attribute" and tuple(array.shape) != tuple(entry.tensor.shape):
+            raise ModelError(
+                f"`{key}` has shape {tuple(array.shape)}, and `{name}` has {tuple(entry.tensor.shape)}. Nothing was "
+                "loaded."
+            )
+    with torch.no_grad():
+        for key, array in arrays.items():
+            entry = found.get(key)
+            if entry is None:
+                _assign(module, key, to_torch(array, copy=True))
+                continue
+            old = entry.tensor
+            if isinstance(old, ReleasedTensor):
+                new = as_dtype(to_torch(array, copy=True), old.dtype)
+                if isinstance(old, torch.nn.Parameter):
+                    new = torch.nn.Parameter(new, requires_grad=old.requires_grad)
+                _exchange(module, old, new)
+            elif old.shape == tuple(array.shape):
+                old.copy_(to_torch(array))
+            else:
+                _assign(module, key, to_torch(array, copy=True))
+    return module
+
+
+def _exchange(module: torch.nn.Module, old: torch.Tensor, new: torch.Tensor) -> None:
+    """Put `new` into each place of a module that has `old`."""
+    for part in module.modules():
+        for held in (registered_parameters(part), registered_buffers(part), vars(part)):
+            for key, value in held.items():
+                if value is old:
+                    held[key] = new
+                elif held is vars(part) and isinstance(value, list) and any(item is old for item in value):
+                    value[:] = [new if item is old else item for item in value]  # the flat weights of an RNN
+
+
+def _assign(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
+    holder, key = locate(module, name)
+    if isinstance(holder, torch.nn.Module):
+        setattr(holder, key, tensor)
+    else:
+        holder[int(key) if isinstance(holder, list) else key] = tensor

@@ -1,0 +1,202 @@
+"""One call of a module with other tensors than its own, and the state that it changed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from jtbridge._compat import innermost, storage_id, version_of
+from jtbridge.errors import ModelError, MutationError, PurityWarning
+
+from ._copying import copied
+from ._layout import Entry, entries, locate, registered_buffers, registered_parameters, shown
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Run:
+    """The function of tensors that a module is: ``(params, state, ...) -> out, changed``.
+
+    `changed` has the entries of the state that an attribute refers to after the call and that were not passed in:
+    tensors that the call assigned. Entries that are written in place are arguments that are written to, which
+    :func:`jtbridge.wrap` reports.
+
+    Args:
+        module: the torch module. It is read, and never written to.
+        purity: "error", "warn" or "allow", if a call changes a number or a string that an attribute holds.
+    """
+
+    runs_objects_of_the_user = True  # the guard of traces looks into objects of this class
+
+    def __init__(self, module: torch.nn.Module, purity: str):
+        self.module = module
+        self.purity = purity
+        self.__name__ = type(module).__name__
+
+    def __call__(
+        self,
+        params: Tensors,
+        state: Tensors,
+        args: tuple,
+        kwargs: dict[str, Any],
+        method: str,
+        train: bool | None,
+        added: frozenset[str],
+    ) -> tuple[Any, dict[str, torch.Tensor]]:
+        found = entries(self.module)
+        given = {**params, **state}
+        tensors = {name: _in_dtype_of(given[name], entry) for name, entry in found.items() if name in given}
+        check_names(self.__name__, found, params, state)
+        before = {name: version_of(tensor) for name, tensor in tensors.items() if tensor is not given[name]}
+        memory = {name: storage_id(innermost(tensor)) for name, tensor in given.items()}
+        module = bound(self.module, found, {**given, **tensors}, added)
+        if train is not None:
+            self._set_mode(module, train)
+        out = module(*args, **kwargs) if method == "forward" else getattr(module, method)(*args, **kwargs)
+        self._check_memory(memory, given)
+        self._check_attributes(module)
+        after = entries(module, computed=True)
+        changed = {
+            name: entry.tensor
+            for name, entry in after.items()
+            if entry.tensor is not tensors.get(name, given.get(name))
+            or (name in before and version_of(entry.tensor) != before[name])
+        }
+        self._check_changed(changed, found, params, given.keys() - after.keys())
+        return out, changed
+
+    def _set_mode(self, module: torch.nn.Module, train: bool) -> None:
+        try:
+            module.train(train)
+        except NotImplementedError as error:  # a module of `torch.export`
+            raise ModelError(
+                f"`{self.__name__}` has one mode alone ({error}). Pass `train=None`, which leaves it as it is."
+            ) from error
+
+    def _check_memory(self, before: Mapping[str, int], given: Tensors) -> None:
+        for name, storage in before.items():
+            if storage_id(innermost(given[name])) != storage:
+                raise MutationError(
+                    f"A call of `{self.__name__}` assigns to `.data` of `{name}`, which no trace sees. Write "
+                    f"`{name.rpartition('.')[2]}.copy_(value)`, or assign the attribute itself."
+                )
+
+    def _check_changed(
+        self, changed: dict[str, Any], found: dict[str, Entry], params: Tensors, lost: Iterable[str]
+    ) -> None:
+        for name in lost:
+            raise ModelError(
+                f"A call of `{self.__name__}` removed `{name}` from the module, or replaced it by a value that is no "
+                "tensor. The state that a call returns needs a tensor for each one that it got."
+            )
+        for name in changed:
+            if name in params or (name in found and found[name].kind in ("parameter", "frozen")):
+                raise written_parameter(self.__name__, name)
+
+    def _check_attributes(self, module: torch.nn.Module) -> None:
+        """Refuse a call that changed a number, a string or a flag in an attribute: it is not part of the state."""
+        if self.purity == "allow":
+            return
+        for (path, original), part in zip(self.module.named_modules(), module.modules(), strict=False):
+            for key, before in vars(original).items():
+                if type(before) in (int, float, str, bool) and key != "training":
+                    after = vars(part).get(key, before)
+                    if after is not before and (type(after) is not type(before) or after != before):
+                        self._report(f"{path}.{key}".lstrip("."), before, after)
+
+    def _report(self, name: str, before: Any, after: Any) -> None:
+        if isinstance(after, torch.Tensor):
+            return  # part of the new state
+        message = (
+            f"A call of `{self.__name__}` changed the attribute `{name}` from {before!r} to {after!r}. It is Python "
+            "state, which a compiled program reads when it is traced and cannot change. Store it as a tensor, with "
+            '`register_buffer`, or pass `purity="allow"` to `jtbridge.module`: each call then starts from '
+            f"{before!r}."
+        )
+        if self.purity == "error":
+            raise MutationError(message)
+        warnings.warn(message, PurityWarning, stacklevel=2)
+
+
+def written_parameter(module: str, name: str) -> ModelError:
+    """Return the error for a call that writes to a parameter."""
+    return ModelError(
+        f"A call of `{module}` writes to `{name}`, which is a parameter or in `params`. A call returns new state, and "
+        "no new parameters. If it is no parameter that an optimizer changes, move it into the state: "
+        f"`state[{name!r}] = params.pop({name!r})`; register it as a buffer if the call writes to it."
+    )
+
+
+def check_names(module: str, found: Mapping[str, Any], params: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Raise an error unless each tensor of the module is in exactly one of `params` and `state`."""
+    twice = sorted(params.keys() & state.keys())
+    missing = [name for name in found if name not in params and name not in state]
+    if not twice and not missing:
+        return
+    problem = f"{shown(missing)} missing" if missing else f"{shown(twice)} in both"
+    raise ModelError(
+        f"`params` and `state` of `{module}` must have each of its {len(found)} tensors once: {problem}. Start from "
+        "`params, state = net.init()`. A call returns the entries that it changed: the new state is `state | changed`. "
+        "Move entries from one dict to the other with `state[name] = params.pop(name)`."
+    )
+
+
+def bound(
+    module: torch.nn.Module, found: Mapping[str, Entry], given: Mapping[str, Any], added: frozenset[str] = frozenset()
+) -> Any:
+    """Return a copy of a module with the tensors `given`, by name.
+
+    Args:
+        module: the module.
+        found: its tensors.
+        given: the tensors of the copy. Further ones are put into attributes that are None.
+        added: the names of attributes that an earlier call made.
+    """
+    copy = copied(module, {id(entry.tensor): given[name] for name, entry in found.items()})
+    for name in given:
+        if name not in found:
+            _place(copy, name, given[name], is_known=name in added)
+    return copy
+
+
+def _place(copy: torch.nn.Module, name: str, tensor: torch.Tensor, *, is_known: bool) -> None:
+    """Put a tensor that an earlier call assigned to an attribute into that attribute."""
+    try:
+        holder, key = locate(copy, name)
+    except ModelError as error:
+        raise _unexpected(copy, name) from error
+    if isinstance(holder, torch.nn.Module) and key not in vars(holder)["_modules"]:
+        if key in registered_parameters(holder):
+            raise _unexpected(copy, name)
+        if key in registered_buffers(holder):
+            registered_buffers(holder)[key] = tensor
+            return
+        exists = key in vars(holder) or hasattr(type(holder), key)
+        if (exists or is_known) and isinstance(vars(holder).get(key), torch.Tensor | None):
+            vars(holder)[key] = tensor
+            return
+    elif isinstance(holder, list) and key.isdigit() and int(key) <= len(holder):
+        holder[int(key) :] = [tensor, *holder[int(key) + 1 :]]
+        return
+    elif isinstance(holder, dict):
+        holder[next((known for known in holder if str(known) == key), key)] = tensor
+        return
+    raise _unexpected(copy, name)
+
+
+def _unexpected(copy: torch.nn.Module, name: str) -> ModelError:
+    kind = type(copy).__name__
+    return ModelError(
+        f"`{name}` is in `params` or `state`, and `{kind}` has no such tensor, or has it under another name to which "
+        f"it is tied. The names are those of `jtbridge.module(model).init()`."
+    )
+
+
+def _in_dtype_of(tensor: torch.Tensor, entry: Entry) -> torch.Tensor:
+    """Return an int64 tensor as int32 if the module's own is: while x64 is off, JAX has int32 for both."""
+    if tensor.dtype is torch.int64 and entry.tensor.dtype is torch.int32:
+        return tensor.to(torch.int32)
+    return tensor

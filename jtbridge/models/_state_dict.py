@@ -1,0 +1,162 @@
+"""Torch's ``state_dict`` of a module with other tensors than its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from jtbridge._compat import ReleasedTensor
+from jtbridge.calls.eager import shared_tensor
+from jtbridge.core.convert import to_jax, to_torch
+from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
+from jtbridge.errors import ModelError
+
+from ._layout import Entry, check_initialized, entries, locate, registered_buffers, registered_parameters, shown
+from ._run import bound
+
+
+def to_state_dict(module: torch.nn.Module, arrays: Mapping[str, Any], *, shared: bool = False) -> dict[str, Any]:
+    """Return the ``state_dict`` of a module with these arrays.
+
+    Args:
+        module: the torch module.
+        arrays: its tensors by name.
+        shared: whether tensors may share the memory of arrays. They must not be written to.
+    """
+    found = entries(module)
+    tensors = {}
+    for name, array in arrays.items():
+        tensor = _shared(array) if shared else to_torch(array, copy=True)
+        tensors[name] = as_dtype(tensor, found[name].tensor.dtype) if name in found else tensor
+    return bound(module, found, tensors, frozenset(tensors)).state_dict()
+
+
+def from_state_dict(module: torch.nn.Module, state_dict: Mapping[str, Any], *, strict: bool) -> Any:
+    """Return the parameters and the state in a ``state_dict``: see :meth:`jtbridge.JaxModule.from_state_dict`."""
+    found = entries(module)
+    check_initialized(found)
+    name = type(module).__name__
+    copy = bound(module, found, {key: _placeholder(entry) for key, entry in found.items()})
+    ties = _ties(copy)
+    expected = copy.state_dict()
+    given = {key: _as_tensor(value) for key, value in state_dict.items()}
+    _complete(given, expected, ties)
+    _check_entries(name, given, expected)
+    versions = getattr(state_dict, "_metadata", None)
+    if versions is not None:
+        given = _WithMetadata(given)
+        given._metadata = versions
+    try:
+        copy.load_state_dict(given, strict=strict, assign=True)
+    except RuntimeError as error:
+        raise ModelError(_explained(name, str(error), strict)) from None
+    _check_ties(name, copy, ties)
+    params: dict[str, jax.Array] = {}
+    state: dict[str, jax.Array] = {}
+    for key, entry in found.items():
+        tensor = _at(copy, key)
+        if tensor.device.type == "meta":
+            tensor = entry.tensor
+            if isinstance(tensor, ReleasedTensor):
+                raise ModelError(f"`{key}` is not in the `state_dict`, and `{name}` has released its own.")
+        (params if entry.kind == "parameter" else state)[key] = to_jax(tensor)
+    return params, state
+
+
+class _WithMetadata(dict):
+    """A ``state_dict`` with the versions of its modules, by which torch reads older ones."""
+
+    _metadata: Any
+
+
+def as_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor in the module's 64-bit dtype if JAX holds it in 32 bits; a dtype that a user chose stays."""
+    wide = canonical_dtype(numpy_dtype(dtype, "a tensor")) == numpy_dtype(tensor.dtype, "a tensor")
+    return tensor.to(dtype) if wide else tensor
+
+
+def _shared(array: Any) -> torch.Tensor:
+    is_local = isinstance(array, jax.Array) and len(array.sharding.device_set) == 1
+    return shared_tensor(array) if is_local and array.device.platform == "cpu" else to_torch(array, copy=True)  # type: ignore[union-attr]
+
+
+def _as_tensor(value: Any) -> Any:
+    if isinstance(value, jax.Array | np.ndarray):
+        return to_torch(np.asarray(value) if isinstance(value, np.ndarray) else value, copy=True)
+    return value
+
+
+def _placeholder(entry: Entry) -> torch.Tensor:
+    """Return a tensor without memory in the place of one of the module."""
+    empty = torch.empty(tuple(entry.tensor.shape), dtype=entry.tensor.dtype, device="meta")
+    if isinstance(entry.tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(empty, requires_grad=entry.tensor.requires_grad)
+    return empty
+
+
+def _ties(copy: torch.nn.Module) -> list[list[str]]:
+    """Return the groups of names in the ``state_dict`` of a module that stand for the same tensor."""
+    groups: dict[int, list[str]] = {}
+    for key, tensor in copy.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor):
+            groups.setdefault(id(tensor), []).append(key)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def _complete(given: dict[str, Any], expected: Mapping[str, Any], ties: list[list[str]]) -> None:
+    """Add tied entries that are missing."""
+    for names in ties:
+        values = [given[name] for name in names if name in given]
+        for name in names:
+            if name not in given and values and name in expected:
+                given[name] = values[0]
+
+
+def _check_entries(module: str, given: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    wrong = [
+        f"`{key}` is {value.dtype}, expected {expected[key].dtype}"
+        for key, value in given.items()
+        if isinstance(value, torch.Tensor)
+        and isinstance(expected.get(key), torch.Tensor)
+        and value.dtype != expected[key].dtype
+        and canonical_dtype(numpy_dtype(expected[key].dtype, key)) != numpy_dtype(value.dtype, key)
+    ]
+    if wrong:
+        raise ModelError(
+            f"The `state_dict` has other dtypes than `{module}`: {shown(wrong)}. Convert it first, as "
+            "`{key: value.to(model_dtype) for key, value in state_dict.items()}`, or make the module in that dtype, "
+            "with `model.to(dtype)`."
+        )
+
+
+def _check_ties(module: str, copy: torch.nn.Module, ties: list[list[str]]) -> None:
+    loaded = copy.state_dict()
+    for first, *others in ties:
+        for other in others:
+            if not torch.equal(loaded[first], loaded[other]):
+                raise ModelError(
+                    f"`{first}` and `{other}` are one tensor in `{module}`, and the `state_dict` has two different "
+                    "ones. Untie them in the torch module, or drop one of the entries."
+                )
+
+
+def _explained(module: str, message: str, strict: bool) -> str:
+    advice = " With `strict=False`, entries may be missing or unknown." if strict else ""
+    return f"The `state_dict` does not fit `{module}`. {message}{advice}"
+
+
+def _at(copy: torch.nn.Module, name: str) -> torch.Tensor:
+    holder, key = locate(copy, name)
+    if isinstance(holder, torch.nn.Module):
+        return next(
+            held[key]
+            for held in (registered_parameters(holder), registered_buffers(holder), vars(holder))
+            if key in held
+        )
+    if isinstance(holder, dict):
+        return next(value for known, value in holder.items() if str(known) == key)
+    return holder[int(key)]

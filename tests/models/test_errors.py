@@ -1,0 +1,261 @@
+"""What `jtbridge.module` refuses, and what it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from torch import nn
+
+import jtbridge
+from jtbridge.errors import ArgumentError, ModelError, MutationError, PurityWarning
+
+X = jnp.ones((2, 3))
+modes = pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+
+
+def call(net: Any, params: Any, state: Any, *args: Any, jit: bool, **options: Any) -> Any:
+    function = lambda p, s, a: net(p, s, *a, **options)  # noqa: E731
+    return (jax.jit(function) if jit else function)(params, state, args)
+
+
+def test_arguments():
+    with pytest.raises(ArgumentError, match=r"takes a `torch.nn.Module`, but got a function"):
+        jtbridge.module(lambda x: x)  # type: ignore[arg-type]
+    net = jtbridge.module(nn.Linear(3, 2))
+    params, state = net.init()
+    with pytest.raises(ArgumentError, match="`params` of `Linear` must be a dict of arrays by name, but it is a"):
+        net(X, params)
+    with pytest.raises(ModelError, match=r"each of its 2 tensors once: bias missing.*state \| changed"):
+        net({"weight": params["weight"]}, state, X)
+    with pytest.raises(ModelError, match="bias in both"):
+        net(params, {"bias": params["bias"]}, X)
+    with pytest.raises(ModelError, match="`nothing` is in `params` or `state`, and `Linear` has no such tensor"):
+        net(params, {"nothing": X}, X)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_torchscript():
+    scripted = torch.jit.trace(nn.Linear(3, 2), torch.ones(1, 3))
+    with pytest.raises(ArgumentError, match=r"and the module is TorchScript.*jtbridge.wrap"):
+        jtbridge.module(scripted)
+    with pytest.raises(ArgumentError, match="and `0` is TorchScript"):
+        jtbridge.module(nn.Sequential(scripted))
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
+def test_lazy_modules_need_a_call_first():
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d())
+    net = jtbridge.module(model)
+    with pytest.raises(ModelError, match=r"`0.weight` has no shape yet.*model\(torch.zeros\(...\)\)"):
+        net.init()
+    model(torch.ones(2, 3))
+    params, state = net.init()
+    assert params["0.weight"].shape == (4, 3)
+    assert net(params, state, X)[0].shape == (2, 4)
+
+
+def test_parameters_over_the_same_memory():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight.data = model[0].weight.data
+    with pytest.raises(ModelError, match=r"`0.weight` and `1.weight` are different tensors over the same memory"):
+        jtbridge.module(model).init()
+
+
+class SharedBuffers(nn.Module):
+    def __init__(self, writes: bool):
+        super().__init__()
+        self.register_buffer("whole", torch.zeros(4))
+        self.register_buffer("part", self.whole[:2])
+        self.writes = writes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.writes:
+            self.whole += 1
+        return x + self.part.sum()
+
+
+@modes
+def test_buffers_over_the_same_memory(jit: bool):
+    net = jtbridge.module(SharedBuffers(writes=False))
+    params, state = net.init()
+    call(net, params, state, X, jit=jit)
+    net = jtbridge.module(SharedBuffers(writes=True))
+    params, state = net.init()
+    with pytest.raises(ModelError, match="writes to `whole`, which shares memory with another tensor"):
+        call(net, params, state, X, jit=jit)
+
+
+class WritesToAParameter(nn.Linear):
+    def __init__(self, assign: bool, size: int):
+        super().__init__(size, size)
+        self.assign = assign
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            if self.assign:
+                self._parameters["weight"] = self.weight * 2
+            else:
+                self.weight.mul_(2)
+        return super().forward(x)
+
+
+@modes
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("size", [3, 300])
+def test_writes_to_parameters(assign: bool, size: int, jit: bool):
+    model = WritesToAParameter(assign, size)
+    before = model.weight.detach().clone()
+    net = jtbridge.module(model)
+    params, state = net.init()
+    weight = params["weight"] + 0
+    with pytest.raises(ModelError, match="writes to `weight`, which is a parameter or in `params`"):
+        call(net, params, state, jnp.ones((2, size)), jit=jit)
+    assert jnp.array_equal(params["weight"], weight)
+    assert torch.equal(model.weight, before)
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen = True  # an attribute that is made anew by each call
+        return x * self.calls
+
+
+@modes
+def test_python_state(jit: bool):
+    model = Counts()
+    with pytest.raises(MutationError, match=r"changed the attribute `0.calls` from 0 to 1.*`register_buffer`"):
+        call(jtbridge.module(nn.Sequential(model)), {}, {}, X, jit=jit)
+    with pytest.warns(PurityWarning, match="`calls` from 0 to 1"):
+        call(jtbridge.module(model, purity="warn"), {}, {}, X, jit=jit)
+    net = jtbridge.module(model, purity="allow")
+    assert [float(call(net, {}, {}, X, jit=jit)[0][0, 0]) for _ in range(2)] == [1.0, 1.0]
+    assert model.calls == 0
+    assert not hasattr(model, "seen")
+
+
+def test_a_hook_that_stores_tensors():
+    stored: list[Any] = []
+    model = nn.Linear(3, 3)
+    model.register_forward_hook(lambda module, args, out: stored.append(out))
+    net = jtbridge.module(model)
+    params, state = net.init()
+    net(params, state, X)
+    assert len(stored) == 1
+    with pytest.raises(MutationError, match="writes to `stored`"):
+        jax.jit(net)(params, state, X)
+    assert len(stored) == 1
+
+
+@modes
+def test_a_traced_mode(jit: bool):
+    net = jtbridge.module(nn.Linear(3, 3))
+    params, state = net.init()
+    mode = jnp.array(True)
+    with pytest.raises(ArgumentError, match=r"`train` of `Linear` must be True.*static_argnames=\"train\""):
+        (jax.jit(net) if jit else net)(params, state, X, train=mode)
+
+
+class AssignsData(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("ema", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.ema.data = x.mean(0)
+        return x - self.ema
+
+
+@modes
+def test_an_assignment_to_data(jit: bool):
+    net = jtbridge.module(AssignsData())
+    params, state = net.init()
+    with pytest.raises(MutationError, match=r"assigns to `.data` of `ema`.*`ema.copy_\(value\)`"):
+        call(net, params, state, X, jit=jit)
+
+
+def test_a_module_of_export_has_one_mode():
+    exported = torch.export.export(nn.Linear(3, 3), (torch.ones(2, 3),)).module()
+    net = jtbridge.module(exported)
+    params, state = net.init()
+    with pytest.raises(ModelError, match="Pass `train=None`"):
+        net(params, state, X)
+    assert net(params, state, X, train=None)[0].shape == (2, 3)
+
+
+class Forgets(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cache = torch.ones(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + self.cache
+        self.cache = None
+        return y
+
+
+@modes
+def test_a_tensor_that_a_call_removes(jit: bool):
+    net = jtbridge.module(Forgets())
+    params, state = net.init()
+    with pytest.raises(ModelError, match="removed `cache` from the module"):
+        call(net, params, state, X, jit=jit)
+
+
+class TwoNames(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tables = {1: torch.ones(1), "1": torch.zeros(1)}
+
+
+def test_two_tensors_of_one_name():
+    with pytest.raises(ModelError, match=r"have the name `tables.1`"):
+        jtbridge.module(TwoNames()).init()
+
+
+class Teacher(nn.Linear):
+    student: list[nn.Module]
+
+
+def test_modules_that_refer_to_one_another():
+    student, teacher = nn.Linear(3, 3), Teacher(3, 3)
+    student.teacher = [teacher]  # type: ignore[assignment]
+    teacher.student = [student]
+    params, state = jtbridge.module(student).init()
+    assert list(params) == ["weight", "bias"]
+    assert list(state) == ["teacher.0.weight", "teacher.0.bias"]
+
+
+GLOBAL = nn.Linear(3, 3)
+
+
+def test_a_hook_that_reads_the_module_from_a_global():
+    handle = GLOBAL.register_forward_hook(lambda module, args, out: out + GLOBAL.bias)
+    net = jtbridge.module(GLOBAL)
+    params, state = net.init()
+    with pytest.raises(ModelError, match="reads the module from the global variable `GLOBAL`"):
+        net(params, state, X)
+    handle.remove()
+    net(params, state, X)
+
+
+def test_a_call_inside_a_wrapped_function():
+    net = jtbridge.module(nn.Linear(3, 3))
+    params, state = net.init()
+    inside = jtbridge.wrap(lambda x: net(params, state, x)[0])
+    with pytest.raises(ArgumentError, match="was called inside a wrapped function"):
+        inside(X)
+
+
+def test_draws_without_a_key_under_jit():
+    net = jtbridge.module(nn.Dropout(0.5))
+    with pytest.raises(jtbridge.errors.RandomnessError, match="`Dropout`"):
+        call(net, {}, {}, X, jit=True, train=True)

@@ -1,0 +1,241 @@
+"""Weights in and out: `state_dict`, safetensors, `load`, and the release of torch's copy."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+
+import jtbridge
+from jtbridge.errors import ArgumentError, ModelError
+from tests.models.zoo import MODULES, make
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*nested tensor.*:UserWarning"),
+]
+names = pytest.mark.parametrize("name", MODULES)
+
+
+class WithExtraState(torch.nn.Linear):
+    """A module with a `state_dict` entry that is no tensor."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.note = "a"
+
+    def get_extra_state(self) -> Any:
+        return {"note": self.note}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.note = state["note"]
+
+
+def changed(tree: Any) -> Any:
+    return jax.tree.map(lambda a: a + 1 if jnp.issubdtype(a.dtype, jnp.inexact) else a, tree)
+
+
+def equal(a: dict[str, Any], b: dict[str, Any]) -> None:
+    assert list(a) == list(b)
+    for key, value in a.items():
+        assert value.shape == b[key].shape
+        assert value.dtype == b[key].dtype
+        assert torch.equal(value, b[key])
+
+
+@names
+def test_a_state_dict_is_torchs(name: str):
+    model, _ = make(name)
+    net = jtbridge.module(model)
+    params, state = net.init()
+    ours, theirs = net.state_dict(params, state), model.state_dict()
+    equal(ours, theirs)
+    assert ours._metadata == theirs._metadata  # type: ignore[attr-defined]
+
+
+@names
+def test_a_state_dict_comes_back(name: str):
+    model, _ = make(name)
+    net = jtbridge.module(model)
+    params, state = net.init()
+    new = changed(params)
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    loaded, rest = net.from_state_dict(net.state_dict(new, state))
+    jax.tree.map(np.testing.assert_array_equal, loaded, new)
+    jax.tree.map(np.testing.assert_array_equal, rest, state)
+    equal(before, dict(model.state_dict()))
+
+
+@names
+def test_a_safetensors_file_comes_back(name: str, tmp_path):
+    model, _ = make(name)
+    net = jtbridge.module(model)
+    params, state = net.init()
+    new = changed(params)
+    net.save_safetensors(tmp_path / "model.safetensors", new, state, metadata={"step": "3"})
+    loaded, rest = net.load_safetensors(tmp_path / "model.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, loaded, new)
+    jax.tree.map(np.testing.assert_array_equal, rest, state)
+    with safetensors.safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert file.metadata()["format"] == "pt"
+        assert file.metadata()["step"] == "3"
+    safetensors.torch.load_model(model, tmp_path / "model.safetensors")
+    equal(dict(model.state_dict()), net.state_dict(new, state))
+
+
+def test_a_file_of_safetensors_itself_is_read(tmp_path):
+    model, _ = make("tied")
+    net = jtbridge.module(model)
+    params, _ = net.init()
+    safetensors.torch.save_model(model, tmp_path / "model.safetensors")
+    loaded, _ = net.load_safetensors(tmp_path / "model.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+
+
+def test_tied_entries():
+    model, _ = make("tied")
+    net = jtbridge.module(model)
+    params, state = net.init()
+    full = net.state_dict(params, state)
+    assert full["out.weight"] is full["embed.weight"] or torch.equal(full["out.weight"], full["embed.weight"])
+    one = {key: value for key, value in full.items() if key != "embed.weight"}
+    loaded, _ = net.from_state_dict(one)
+    np.testing.assert_array_equal(loaded["embed.weight"], params["embed.weight"])
+    with pytest.raises(ModelError, match=r"`embed.weight` and `out.weight` are one tensor"):
+        net.from_state_dict({**full, "out.weight": full["out.weight"] + 1})
+    ids = jnp.array([[1, 2]])
+    with pytest.raises(ModelError, match=r"`out.weight` is in `params` or `state`"):
+        net({**params, "out.weight": params["embed.weight"]}, state, ids)
+
+
+def test_extra_state_and_dtypes():
+    net = jtbridge.module(WithExtraState().double())
+    params, state = net.init()
+    ours = net.state_dict(params, state)
+    assert ours["_extra_state"] == {"note": "a"}
+    assert ours["weight"].dtype is torch.float64
+    loaded, _ = net.from_state_dict(ours)
+    np.testing.assert_array_equal(loaded["weight"], params["weight"])
+    half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+    assert net.state_dict(half, state)["weight"].dtype is torch.bfloat16  # a dtype that the user chose
+
+
+def test_extra_state_is_refused_in_safetensors(tmp_path):
+    net = jtbridge.module(WithExtraState())
+    with pytest.raises(ModelError, match="`_extra_state` is a dict"):
+        net.save_safetensors(tmp_path / "x", *net.init())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.pop("0.weight"), r"Missing key.*0.weight"),
+        (lambda d: d.update(extra=torch.ones(1)), r"Unexpected key.*extra"),
+        (lambda d: d.update({"0.weight": torch.ones(2, 2)}), r"size mismatch for 0.weight"),
+        (
+            lambda d: d.update({"0.weight": d["0.weight"].bfloat16()}),
+            r"`0.weight` is torch.bfloat16, expected",
+        ),
+    ],
+)
+def test_a_state_dict_that_does_not_fit_is_refused(change: Any, message: str):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    state_dict = dict(model.state_dict())
+    change(state_dict)
+    with pytest.raises(ModelError, match=message):
+        jtbridge.module(model).from_state_dict(state_dict)
+
+
+def test_entries_may_be_missing_if_not_strict():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    params, _ = jtbridge.module(model).from_state_dict({"0.bias": np.zeros(2, np.float32), "x": 1}, strict=False)
+    np.testing.assert_array_equal(params["0.bias"], 0)
+    np.testing.assert_array_equal(params["0.weight"], model[0].weight.detach())
+
+
+@names
+def test_load_writes_into_the_tensors_of_the_module(name: str):
+    model, _ = make(name)
+    net = jtbridge.module(model)
+    params, state = net.init()
+    new = changed(params)
+    before = {key: id(p) for key, p in model.named_parameters()}
+    assert net.load(new, state) is model
+    assert before == {key: id(p) for key, p in model.named_parameters()}
+    equal(dict(model.state_dict()), net.state_dict(new, state))
+
+
+def test_load_refuses_another_shape():
+    model = torch.nn.Linear(3, 2)
+    net = jtbridge.module(model)
+    params, state = net.init()
+    with pytest.raises(ModelError, match=r"`weight` has shape \(2, 3, 1\), and `Linear` has \(2, 3\)"):
+        net.load({**params, "weight": params["weight"][..., None]}, state)
+
+
+@names
+def test_release(name: str):
+    model, args = make(name)
+    expected = model.eval()(*args)
+    old = list(model.parameters())
+    net = jtbridge.module(model)
+    params, state = net.init(release=True)
+    assert all(not p.numel() for p in old)
+    with pytest.raises(ModelError, match="gave up its weights"):
+        model(*args)
+    with pytest.raises(ModelError, match="gave up its weights"):
+        model.state_dict()
+    with pytest.raises(ModelError, match="was released by"):
+        net.init()
+    inputs = jtbridge.to_jax(args)
+    for call in (net, jax.jit(net)):
+        np.testing.assert_allclose(call(params, state, *inputs)[0], expected.detach(), rtol=1e-5, atol=1e-5)
+    saved = net.state_dict(params, state)
+    loaded, rest = net.from_state_dict(saved)
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    jax.tree.map(np.testing.assert_array_equal, rest, state)
+    net.load(params, state)
+    np.testing.assert_allclose(model(*args).detach(), expected.detach(), rtol=1e-5, atol=1e-5)
+    assert all(isinstance(p, torch.nn.Parameter) for p in model.parameters())
+    equal(dict(model.state_dict()), saved)
+
+
+def test_a_released_module_has_shapes_and_can_be_copied():
+    model = torch.nn.Linear(3, 2)
+    net = jtbridge.module(model)
+    params, state = net.init(release=True)
+    assert model.weight.shape == (2, 3)
+    assert model.weight.requires_grad
+    assert "released tensor of shape (2, 3)" in repr(model.weight)
+    assert sum(p.numel() for p in model.parameters()) == 8
+    x = jnp.ones((1, 3))
+    expected, _ = net(params, state, x)
+    for other in (copy.copy(net), copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        np.testing.assert_array_equal(other(params, state, x)[0], expected)
+
+
+def test_copies_and_pickles_of_a_net():
+    net = jtbridge.module(torch.nn.Linear(3, 2), backend="xla")
+    params, state = net.init()
+    x = jnp.ones((1, 3))
+    expected, _ = net(params, state, x)
+    for other in (copy.copy(net), copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        np.testing.assert_array_equal(other(params, state, x)[0], expected)
+
+
+def test_to_jax_refuses_what_is_no_tree_of_tensors():
+    model = torch.nn.Linear(3, 2)
+    with pytest.raises(ArgumentError, match=r"jtbridge.module\(model\).init\(\)"):
+        jtbridge.to_jax(model)
+    with pytest.raises(ArgumentError, match=r"jax.random.key\(generator.initial_seed\(\)\)"):
+        jtbridge.to_jax(torch.Generator())
+    with pytest.raises(ArgumentError, match=r"dict\(model.named_parameters\(\)\)"):
+        jtbridge.to_jax(model.named_parameters())
