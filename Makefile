@@ -58,9 +58,9 @@ long-tests := tests/transforms/test_hessian.py tests/transforms/test_third_order
 # One process keeps one core busy: pytest runs $(JOBS) of them, and torch would start a thread per core in each.
 threads := OMP_NUM_THREADS=1
 
-.PHONY: help setup docs test-docs test test-models test-wheel test-versions coverage test-soundness test-fuzz test-operators \
-	test-kernels test-kernels-all lint format conformance \
-	conformance-translated fuzz soundness test-gpu demo bench bench-gpu clean
+.PHONY: help setup docs test-docs test test-models test-wheel test-versions coverage test-soundness test-fuzz \
+	test-operators test-kernels test-kernels-all lint format conformance conformance-translated fuzz soundness \
+	test-gpu demo bench bench-gpu clean
 
 help:
 	@sed -n '3,$${/^#/!q;s/^#//p}' Makefile
@@ -115,14 +115,15 @@ test: $(test-deps) $(LINT)
 	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu' --ignore tests/lowerings --ignore tests/conformance \
 		--ignore tests/kernels --ignore tests/launches --ignore tests/translate/chains \
 		--ignore tests/test_bench_gpu.py $(addprefix --ignore ,$(long-tests)) \
+		--ignore tests/models/test_transformers.py --ignore tests/models/test_ecosystem.py \
 		--ignore tests/soundness --ignore tests/fuzz --ignore tests/docs $(ARGS)
 
 # NO_MKDOCS_2_WARNING: mkdocs-material prints a notice about itself.
 docs: $(docs-deps)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
-# Blocks that need Triton or another way to call torch are run where these are installed.
-test-docs: $(test-deps) $(kernels-deps) $(bench-deps)
+# Blocks that need Triton, another library or another way to call torch are run where these are installed.
+test-docs: $(test-deps) $(kernels-deps) $(bench-deps) $(models-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/docs $(ARGS)
 
 test-soundness: $(test-deps)
@@ -132,7 +133,7 @@ test-fuzz: $(test-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/fuzz $(ARGS)
 
 test-models: $(models-deps)
-	$(threads) $(PY) -m pytest -n $(JOBS) tests/models tests/docs/test_blocks.py -k 'models' $(ARGS)
+	$(threads) $(PY) -m pytest -n $(JOBS) tests/models $(ARGS)
 
 test-operators: $(test-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/lowerings $(long-tests) $(ARGS)

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from jtbridge._compat import FakeTensor, outside_modes
+from jtbridge._compat import FakeTensor, ReleasedTensor, outside_modes
 
 from ._comparison import DEPTH, PLAIN, VALUES, holds_traced, read_cell, same
 from ._escaped import PoisonTensor
@@ -337,6 +337,8 @@ class ReachableState:
         return self._bytes <= _MOST_BYTES
 
     def _tensor(self, tensor: torch.Tensor, path: Path) -> None:
+        if isinstance(tensor, ReleasedTensor):  # it has no values
+            return
         is_small = tensor.layout is torch.strided and tensor.is_cpu and tensor.nbytes <= _MOST_BYTES_OF_A_TENSOR
         if not (is_small and self._may_copy(tensor.nbytes)):
             kind = TENSOR
