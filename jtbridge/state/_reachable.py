@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from jtbridge._compat import FakeTensor, outside_modes
+from jtbridge._compat import FakeTensor, ReleasedTensor, outside_modes
 
 from ._comparison import DEPTH, PLAIN, VALUES, holds_traced, read_cell, same
 from ._escaped import PoisonTensor
@@ -251,7 +251,11 @@ class ReachableState:
         if isinstance(thing, torch.Tensor):
             # A subclass that dispatches in Python has no memory of its own to compare.
             is_plain = type(thing).__torch_dispatch__ is NO_DISPATCH  # type: ignore[attr-defined]
-            return self._tensor if is_plain and not isinstance(thing, FakeTensor | PoisonTensor) else _pass_by
+            return (
+                self._tensor
+                if is_plain and not isinstance(thing, FakeTensor | PoisonTensor | ReleasedTensor)
+                else _pass_by
+            )
         for types_, visit in (
             (dict, self._dict),
             ((list, collections.deque), self._sequence),
