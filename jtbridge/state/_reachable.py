@@ -251,7 +251,11 @@ class ReachableState:
         if isinstance(thing, torch.Tensor):
             # A subclass that dispatches in Python has no memory of its own to compare.
             is_plain = type(thing).__torch_dispatch__ is NO_DISPATCH  # type: ignore[attr-defined]
-            return self._tensor if is_plain and not isinstance(thing, FakeTensor | PoisonTensor) else _pass_by
+            return (
+                self._tensor
+                if is_plain and not isinstance(thing, FakeTensor | PoisonTensor | ReleasedTensor)
+                else _pass_by
+            )
         for types_, visit in (
             (dict, self._dict),
             ((list, collections.deque), self._sequence),
