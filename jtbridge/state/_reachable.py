@@ -341,8 +341,6 @@ class ReachableState:
         return self._bytes <= _MOST_BYTES
 
     def _tensor(self, tensor: torch.Tensor, path: Path) -> None:
-        if isinstance(tensor, ReleasedTensor):  # it has no values
-            return
         is_small = tensor.layout is torch.strided and tensor.is_cpu and tensor.nbytes <= _MOST_BYTES_OF_A_TENSOR
         if not (is_small and self._may_copy(tensor.nbytes)):
             kind = TENSOR
