@@ -94,7 +94,7 @@ def _trace_one_way(
     on_cpu = CudaAsCpuMode() if oracle is not None and may_be_on_gpu() else None
     # A function that is called reads closed-over tensors in each call: its graphs must not hold their values.
     known = (
-        ConstantEvalMode(answers=oracle is not None)
+        ConstantEvalMode(answers=oracle is not None, symbols=oracle is not None)
         if on_cpu is None
         else ConstantEvalMode(stands_for=on_cpu.stands_for)
     )

@@ -8,7 +8,7 @@ torch's, since JAX transposes without conjugating (https://docs.jax.dev/en/lates
 from ._batch_statistics import DifferentiableStatistics, with_differentiable_statistics
 from ._composite import FUSED, WITHOUT_DOUBLE_BACKWARD
 from ._derived import conjugate, refuse_once_differentiable
-from ._jvp import LARGEST_JACOBIAN, Jvp
+from ._jvp import LARGEST_JACOBIAN, Jvp, have_nan
 from ._padded_embedding import PADDED
 from ._vjp import Vjp
 from ._vmap import Vmap, of_results
@@ -25,6 +25,7 @@ __all__ = [
     "Vmap",
     "VmapGuard",
     "conjugate",
+    "have_nan",
     "of_results",
     "refuse_once_differentiable",
     "with_differentiable_statistics",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from jtbridge._compat import differentiating
+from jtbridge._compat import FakeTensor, differentiating, innermost, outside_modes
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.nesting import marked
@@ -91,10 +91,11 @@ class Jvp(Derived):
     def by_reverse_mode(self, tensors: Tensors) -> Tensors:
         """Compute the product by two reverse modes, or by the rows of the Jacobian.
 
-        The rows are used if torch cannot differentiate a gradient.
+        The rows are used if torch cannot differentiate a gradient, or differentiates it to NaN, as that of a norm at
+        zero. In a trace there are no values to find NaN in.
         """
         try:
-            return self._by_two_vjps(tensors)
+            products = self._by_two_vjps(tensors)
         except RuntimeError as error:
             if isinstance(error, DifferentiationError) or "is not implemented" not in str(error):
                 raise
@@ -105,6 +106,9 @@ class Jvp(Derived):
                     f"({lines[0]}), and its Jacobian is too large to compute. Use reverse mode, or other operators."
                 ) from error
             return self._by_rows(tensors)
+        if have_nan(products) and not have_nan(tensors) and self._has_small_jacobian():
+            return self._by_rows(tensors)
+        return products
 
     def _has_small_jacobian(self) -> bool:
         """Return whether the Jacobian has few enough elements to be computed."""
@@ -165,3 +169,10 @@ class Jvp(Derived):
             for type_ in self.out_types
         ]
         return transpose(*primals, *anywhere, *tangents)
+
+
+def have_nan(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether any element of some tensors is NaN, batched ones included; False for tensors without values."""
+    with outside_modes(), torch.no_grad():
+        values = [innermost(tensor) for tensor in tensors]
+        return any(bool(value.isnan().any()) for value in values if not isinstance(value, FakeTensor))

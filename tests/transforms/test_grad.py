@@ -87,3 +87,13 @@ def test_chain_of_wrapped_functions(backend: str, x64: None):
     t = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
     (expected,) = torch.autograd.grad(torch.sin(torch.sin(t) ** 2), t)
     assert_matches(got, expected)
+
+
+@pytest.mark.parametrize("index", [[True, False, False], torch.tensor([False, True, False])], ids=["list", "tensor"])
+def test_the_rows_of_a_constant_mask_are_broadcast(index, backend: str):
+    """While a called function is traced, the number of the rows is a symbol, which torch takes for 3."""
+    f = jtbridge.wrap(lambda x: (x[index] * x).sum())
+    x = jnp.arange(1.0, 10).reshape(3, 3)
+    row = 0 if isinstance(index, list) else 1
+    expected = jax.grad(lambda x: (x[row] * x).sum())(x)
+    np.testing.assert_allclose(jax.jit(jax.grad(f))(x), expected)

@@ -238,3 +238,22 @@ def test_a_gradient_that_only_real_tensors_have(jitted: bool, backend: str):
     run = lambda x, dx: jax.jvp(jtbridge.wrap(fn), (x,), (dx,))[1]  # noqa: E731
     moved = (jax.jit(run) if jitted else run)(jnp.ones((3, 3)), jnp.arange(9.0).reshape(3, 3))
     np.testing.assert_array_equal(moved, np.arange(9.0).reshape(3, 3).T)
+
+
+@pytest.mark.parametrize("by", ["eager", "dlpack", "callback"])
+def test_two_reverse_modes_where_the_second_is_nan(by: str, x64: None):
+    """The gradient of sinc at 0 is 0, and torch's derivative of that gradient is NaN."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():  # autograd inside keeps jtbridge from torch's forward mode
+            u = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(u.cos().sum(), u)
+        return torch.sinc(x - 1) + slope
+
+    f = jtbridge.wrap(fn, backend="auto" if by == "eager" else by)
+    run = lambda x, dx: jax.jvp(f, (x,), (dx,))[1]  # noqa: E731
+    x, dx = jnp.array([1.0, 0.25]), jnp.array([2.0, -1.0])
+    moved = (run if by == "eager" else jax.jit(run))(x, dx)
+    t = np.pi * -0.75
+    slope = np.pi * (np.cos(t) * t - np.sin(t)) / t**2
+    np.testing.assert_allclose(moved, [0, -slope], rtol=1e-9)

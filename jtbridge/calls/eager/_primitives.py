@@ -24,7 +24,7 @@ from jtbridge._compat import add_linearization
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.rules import batch_first, batch_size, differentiable, nonzero_inputs, to_front, zero_tangents
 from jtbridge.errors import DifferentiationError
-from jtbridge.transforms import Vjp
+from jtbridge.transforms import Vjp, have_nan
 
 from ._arrays import Placement, copied_tensor
 from ._common import (
@@ -51,7 +51,7 @@ from ._graph import (
     token_for,
     with_axes,
 )
-from ._rows import have_nan, product_by_rows
+from ._rows import product_by_rows
 
 eager_call_p = primitive_of_several_results("eager_call")
 eager_forward_p = primitive_of_several_results("eager_forward")

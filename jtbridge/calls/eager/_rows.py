@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from jtbridge._compat import innermost, outside_modes
 from jtbridge.core.array_types import Tensors
 from jtbridge.transforms import LARGEST_JACOBIAN, Vjp
 
@@ -42,12 +41,6 @@ def product_by_rows(
         result = result.reshape((*y.shape, *sizes))
         results.append(result.movedim(tuple(range(y.dim(), result.dim())), tuple(extra_axes)))
     return tuple(results)
-
-
-def have_nan(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether any element of some tensors is NaN, batched ones included."""
-    with outside_modes(), torch.no_grad():
-        return any(bool(innermost(tensor).isnan().any()) for tensor in tensors)
 
 
 def _contracted(rows: torch.Tensor, dx: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from jtbridge._compat import (
+    DynamicOutputShapeException,
     FakeTensor,
     OpOverload,
     TorchDispatchMode,
@@ -93,6 +94,8 @@ class ConstantEvalMode(TorchDispatchMode):
     Args:
         answers: whether operations that need values are evaluated. If not, values are only tracked for the tensors
             that the function stores.
+        symbols: whether the result of an operator may have a size that depends on values, as a symbol. In a graph that
+            torch runs it may not: where the result is broadcast, torch takes the symbol for the other size.
         stands_for: returns the closed-over tensor that a tensor stands for, or None.
 
     Attributes:
@@ -103,11 +106,13 @@ class ConstantEvalMode(TorchDispatchMode):
         self,
         *,
         answers: bool = True,
+        symbols: bool = True,
         stands_for: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: None,
     ):
         super().__init__()
         self.mode: Any = None
         self._answers = answers
+        self._symbols = symbols
         self._stands_for = stands_for
         self._numbers = WeakTensorKeyDictionary()  # tensor -> its number in `_made`; None if its value is unknown
         self._made: list[_Recipe | torch.Tensor | None] = []  # or the value; None if it cannot be computed any more
@@ -140,6 +145,8 @@ class ConstantEvalMode(TorchDispatchMode):
         if written:
             self._write(func, args, kwargs, written)
         out = func(*args, **kwargs)
+        if not self._symbols and _symbolic(out):
+            raise DynamicOutputShapeException(func)
         self._note(func, args, kwargs, out, tensors, changes=bool(written))
         return out
 
