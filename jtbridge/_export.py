@@ -12,6 +12,7 @@ import torch
 
 from ._config import config
 from ._wrap import wrap
+from .backends import portable
 from .core.convert import to_jax
 from .errors import ArgumentError
 
@@ -62,7 +63,7 @@ def export(fn: Any, *args: Any, platforms: Sequence[str] | None = None, **kwargs
         return function(*args, **arrays, **statics)
 
     specs = jax.tree.map(_spec, (args, arrays))
-    with config(backend="xla"):
+    with config(backend=portable().name):
         return jax.export.export(jax.jit(run), platforms=platforms)(*specs[0], **specs[1])
 
 

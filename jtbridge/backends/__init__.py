@@ -11,7 +11,7 @@ from ._status import BackendStatus
 
 if TYPE_CHECKING:
     from ._base import Backend
-    from ._registry import choose, unsupported_reasons
+    from ._registry import choose, portable, unsupported_reasons
     from .callback import call_on_host, numpy_callback
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "choose",
     "may_use_kernels",
     "numpy_callback",
+    "portable",
     "translates",
     "unsupported_reasons",
     "uses_kernels",

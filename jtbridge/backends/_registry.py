@@ -51,6 +51,11 @@ def preferred(platform: str) -> Backend:
     return next(backend for backend in _BACKENDS.values() if backend.unavailable_reason(platform) is None)
 
 
+def portable() -> Backend:
+    """Return the backend whose programs run without torch and Triton, on every platform."""
+    return next(backend for backend in _BACKENDS.values() if backend.kind == "translate" and not backend.kernels)
+
+
 def unsupported_reasons(name: str, platform: str, fn: TorchFunction) -> dict[str, str]:
     """Return for "auto" why each backend before the chosen one is not chosen; an empty dict for a named backend."""
     found: dict[str, str] = {}
