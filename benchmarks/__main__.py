@@ -36,8 +36,9 @@ def main() -> None:
     for key, benchmark in (bar := tqdm(chosen.items(), unit="row")):
         bar.set_description(key)
         rows.append(benchmark(Options(quick=arguments.quick, clock=arguments.clock)))
+        path = _report.write(rows, facts)  # after each row, so that a run that is stopped is not lost
     _report.show(rows, facts)
-    print(f"written to {_report.write(rows, facts)}")
+    print(f"written to {path}")
 
 
 if __name__ == "__main__":
