@@ -108,5 +108,6 @@ from ._tracing import tracing as tracing
 from ._transformers import asked_whether_fake as asked_whether_fake
 from ._transformers import show_as_real as show_as_real
 from ._transformers import taken_for_fake as taken_for_fake
+from ._transformers import watch_questions as watch_questions
 from ._unbacked import known_size as known_size
 from ._unbacked import unbacked_fake_mode as unbacked_fake_mode

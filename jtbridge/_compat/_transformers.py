@@ -39,8 +39,18 @@ def show_as_real(has_value: Callable[[Any], bool] | None) -> None:
         has_value: returns whether a tensor's value is known; None where nothing is traced.
     """
     _HERE.has_value = has_value
+    if has_value is not None:
+        watch_questions()
+
+
+def watch_questions() -> None:
+    """Replace `is_fake_tensor` of transformers, if transformers is imported.
+
+    The state of a function is compared before and after a trace, and must not show the replacement. So this is called
+    before.
+    """
     module = sys.modules.get("transformers.utils.import_utils")
-    if module is not None and has_value is not None:
+    if module is not None:
         _replace_once(module)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from jtbridge._compat import asked_whether_fake
+from jtbridge._compat import asked_whether_fake, watch_questions
 from jtbridge.errors import JtbridgeError, TranslationError
 from jtbridge.triton.launches import may_need_late_scalars
 
@@ -26,6 +26,7 @@ def infer(request: TraceRequest) -> AbstractResult:
         MutationError: the function writes to a closed-over tensor.
     """
     request = request.on_device(request.device)
+    watch_questions()
     asked_whether_fake()  # forgets earlier questions
     trials: list[Trial] = []
     cause: Exception | None = None

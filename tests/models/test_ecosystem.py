@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -134,3 +136,20 @@ def test_adapters_of_peft(mode: str):
         call = caller(net, mode)
         close(call(params, state, {"input_ids": PROMPT}).logits, model(input_ids=ids).logits)
     assert list(net.state_dict(params, state)) == list(model.state_dict())
+
+
+def test_the_first_call_of_a_process_may_be_jitted():
+    """jtbridge replaces a function of transformers, which is no state that the call writes."""
+    pytest.importorskip("peft")
+    code = (
+        "import jax, jax.numpy as jnp, peft, jtbridge\n"
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "config = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,"
+        " num_attention_heads=2)\n"
+        "lora = peft.LoraConfig(r=2, target_modules=['q_proj'])\n"
+        "net = jtbridge.module(peft.get_peft_model(LlamaForCausalLM(config), lora))\n"
+        "out, _ = jax.jit(net)(*net.init(), input_ids=jnp.zeros((1, 3), int))\n"
+        "print(out.logits.shape)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "(1, 3, 8)", done.stderr
