@@ -142,7 +142,8 @@ def _jvp(sample: Sample) -> Problem:
     count = len(sample.tensors)
 
     def torchs(where: list[int], inputs: Tensors) -> list[torch.Tensor]:
-        return reference.jvp(function, inputs[:count], where, inputs[count:])
+        by_forward_mode = sample.operator not in reference.WITHOUT_FORWARD_MODE
+        return reference.jvp(function, inputs[:count], where, inputs[count:], forward_mode=by_forward_mode)
 
     def inputs_at(where: list[int]) -> Tensors:
         return (*sample.tensors, *_random_like([sample.tensors[i] for i in where], 1))
