@@ -41,6 +41,7 @@ from ._jax_traces import current_context as current_context
 from ._jax_traces import outermost_trace as outermost_trace
 from ._jax_traces import traced_for as traced_for
 from ._released import ReleasedTensor as ReleasedTensor
+from ._released import reads_no_values as reads_no_values
 from ._shared_tensor import SharedTensor as SharedTensor
 from ._to_dlpack import exports_to_dlpack_seen as exports_to_dlpack_seen
 from ._torch import DataDependentOutputException as DataDependentOutputException

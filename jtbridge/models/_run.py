@@ -13,6 +13,7 @@ from jtbridge.errors import ModelError, MutationError, PurityWarning
 
 from ._copying import copied
 from ._layout import Entry, entries, locate, registered_buffers, registered_parameters, shown
+from ._own_tensors import RefuseOwnTensors
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -55,7 +56,8 @@ class Run:
         module = bound(self.module, found, {**given, **tensors}, added)
         if train is not None:
             self._set_mode(module, train)
-        out = module(*args, **kwargs) if method == "forward" else getattr(module, method)(*args, **kwargs)
+        with RefuseOwnTensors(self.__name__, found, given.values()):
+            out = module(*args, **kwargs) if method == "forward" else getattr(module, method)(*args, **kwargs)
         self._check_memory(memory, given)
         self._check_attributes(module)
         after = entries(module, computed=True)
