@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import threading
 import types
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -92,3 +93,35 @@ def test_the_modules_tensors_may_be_passed_as_parameters():
     out, _ = jtbridge.module(model)(dict(model.named_parameters()), {}, X)
     expected = model(torch.ones(2, 3))
     assert jnp.allclose(jtbridge.to_jax(jtbridge.to_torch(out)), jtbridge.to_jax(expected.detach()), atol=1e-6)
+
+
+class Slots:
+    __slots__ = ("module",)
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+
+
+class InContainers(nn.Module):
+    __slots__ = ("factor",)
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+        self.factor = 2.0
+        self.slots = Slots(self.lin)
+        self.scales = {self.lin: 3.0}
+        self.local = threading.local()
+        self.local.module = self.lin
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.slots.module(x) * self.factor * self.scales[self.lin]
+
+
+@modes
+def test_modules_in_slots_and_in_keys_are_copied(mode: str):
+    net = jtbridge.module(InContainers())
+    params, state = net.init()
+    call: Any = lambda p: net(p, state, X)[0].sum()  # noqa: E731
+    gradient = (jax.jit(jax.grad(call)) if mode == "jit" else jax.grad(call))(params)
+    assert jnp.allclose(gradient["lin.bias"], 12.0)
