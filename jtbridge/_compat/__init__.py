@@ -86,6 +86,7 @@ from ._torch_eager import replace_memory as replace_memory
 from ._torch_eager import run_backward as run_backward
 from ._torch_fields import BACKWARD_HOOKS as BACKWARD_HOOKS
 from ._torch_fields import base_of as base_of
+from ._torch_fields import has_gradient_hooks as has_gradient_hooks
 from ._torch_fields import overload_name as overload_name
 from ._torch_fields import overload_of as overload_of
 from ._torch_fields import schema_of as schema_of
