@@ -41,6 +41,7 @@ from ._jax_traces import current_context as current_context
 from ._jax_traces import outermost_trace as outermost_trace
 from ._jax_traces import traced_for as traced_for
 from ._released import ReleasedTensor as ReleasedTensor
+from ._released import reads_no_values as reads_no_values
 from ._shared_tensor import SharedTensor as SharedTensor
 from ._to_dlpack import exports_to_dlpack_seen as exports_to_dlpack_seen
 from ._torch import DataDependentOutputException as DataDependentOutputException
@@ -85,6 +86,7 @@ from ._torch_eager import replace_memory as replace_memory
 from ._torch_eager import run_backward as run_backward
 from ._torch_fields import BACKWARD_HOOKS as BACKWARD_HOOKS
 from ._torch_fields import base_of as base_of
+from ._torch_fields import has_gradient_hooks as has_gradient_hooks
 from ._torch_fields import overload_name as overload_name
 from ._torch_fields import overload_of as overload_of
 from ._torch_fields import schema_of as schema_of

@@ -21,6 +21,14 @@ _ALLOWED_ATTRIBUTES = frozenset(
 )  # fmt: skip
 
 
+def reads_no_values(func: Any) -> bool:
+    """Return whether a function that a torch function mode receives reads only the shape or the dtype of a tensor."""
+    if func in _ALLOWED:
+        return True
+    is_attribute = getattr(func, "__name__", "") in ("__get__", "__set__")
+    return is_attribute and getattr(getattr(func, "__self__", None), "__name__", "") in _ALLOWED_ATTRIBUTES
+
+
 class ReleasedTensor(torch.Tensor):
     """A tensor that has a shape and a dtype, and raises an error wherever its values are used.
 
@@ -37,9 +45,7 @@ class ReleasedTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        owner = getattr(func, "__self__", None)
-        is_attribute = getattr(func, "__name__", "") in ("__get__", "__set__")
-        if func in _ALLOWED or (is_attribute and getattr(owner, "__name__", "") in _ALLOWED_ATTRIBUTES):
+        if reads_no_values(func):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         raise ModelError(

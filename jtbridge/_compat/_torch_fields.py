@@ -43,3 +43,8 @@ def version_of(tensor: torch.Tensor) -> int:
 def tensor_of_class(subclass: type[torch.Tensor]) -> torch.Tensor:
     """Return an empty tensor of a subclass, without memory."""
     return torch.Tensor._make_wrapper_subclass(subclass, (0,))  # type: ignore[attr-defined]
+
+
+def has_gradient_hooks(tensor: torch.Tensor) -> bool:
+    """Return whether ``tensor.register_hook`` was called and not undone. Tried on torch 2.13; no public query."""
+    return bool(tensor._backward_hooks)

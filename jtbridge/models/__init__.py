@@ -2,6 +2,8 @@
 
 - `_layout.py`: the tensors of a module, and their names.
 - `_copying.py`: copies of a module's Python objects, with other tensors in them.
+- `_own_tensors.py`: the error for a call that uses the torch module's own tensors.
+- `_python_state.py`: changes of numbers, strings and flags in attributes.
 - `_run.py`: one call of a copy, and the state that it changed.
 - `_module.py`: :func:`jtbridge.module` and its result.
 - `_state_dict.py`, `_safetensors.py`: torch's ``state_dict``, and files.

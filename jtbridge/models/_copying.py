@@ -83,6 +83,9 @@ class _Copier:
             copy = self.value(value)
             # A tensor that an earlier call computed from the parameters is not one of the tensors of this call.
             attributes[key] = None if copy is value and _is_computed(value) else copy
+        for key in slot_names(type(module)):
+            if hasattr(module, key):
+                object.__setattr__(found, key, self.value(getattr(module, key)))
         return found
 
     def _mapping(self, mapping: dict[Any, Any]) -> Any:
@@ -94,7 +97,7 @@ class _Copier:
         else:
             found = self._remember(mapping, copy.copy(mapping))
         for key, value in mapping.items():
-            found[key] = self.value(value)
+            found[self.value(key)] = self.value(value)
         return found
 
     def _rebuilt(self, value: Any) -> Any:
@@ -109,11 +112,15 @@ class _Copier:
             return weakref.ref(self.value(value()))
         if isinstance(value, types.FunctionType):
             return self._function(value)
-        found = self._remember(value, copy.copy(value))
+        try:
+            found = copy.copy(value)
+        except TypeError:  # such as a `threading.local`: shared; a use of the module's own tensors is refused
+            return value
+        self._remember(value, found)
         if isinstance(value, list | tuple | set):  # of a class of their own
             return _container_of(value, [self.value(item) for item in value])
-        for key, attribute in vars(value).items():
-            vars(found)[key] = self.value(attribute)
+        for key, attribute in _attributes(value).items():
+            object.__setattr__(found, key, self.value(attribute))
         return found
 
     def _function(self, function: types.FunctionType) -> Any:
@@ -174,7 +181,7 @@ class _Copier:
             return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
         if isinstance(value, type | types.ModuleType) or type(value).__module__.partition(".")[0] in ("torch", "numpy"):
             return []
-        return list(getattr(value, "__dict__", {}).values())
+        return list(_attributes(value).values())
 
     def _check_globals(self, function: types.FunctionType) -> None:
         """Refuse a function that reads a module of the original from a global: it would not see the copy."""
@@ -191,6 +198,19 @@ class _Copier:
 def _reads(function: types.FunctionType, name: str) -> bool:
     """Return whether a function reads a global of a name: an attribute of that name is another thing."""
     return any(i.opname == "LOAD_GLOBAL" and i.argval == name for i in dis.get_instructions(function))
+
+
+def slot_names(kind: type) -> list[str]:
+    """Return the names of the `__slots__` of a class and its bases."""
+    names = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    flat = [name for found in names for name in ([found] if isinstance(found, str) else found)]
+    return [name for name in flat if not name.startswith("__")]
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, in its dict and in its slots."""
+    slots = {key: getattr(value, key) for key in slot_names(type(value)) if hasattr(value, key)}
+    return {**slots, **getattr(value, "__dict__", {})}
 
 
 def _is_computed(value: Any) -> bool:

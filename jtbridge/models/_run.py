@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
-from jtbridge._compat import innermost, storage_id, version_of
+from jtbridge._compat import has_gradient_hooks, innermost, storage_id, version_of
 from jtbridge.errors import ModelError, MutationError, PurityWarning
 
 from ._copying import copied
 from ._layout import Entry, entries, locate, registered_buffers, registered_parameters, shown
+from ._own_tensors import RefuseOwnTensors
+from ._python_state import python_changes
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -50,12 +52,14 @@ class Run:
         given = {**params, **state}
         tensors = {name: _in_dtype_of(given[name], entry) for name, entry in found.items() if name in given}
         check_names(self.__name__, found, params, state)
+        self._check_gradient_hooks(found)
         before = {name: version_of(tensor) for name, tensor in tensors.items() if tensor is not given[name]}
         memory = {name: storage_id(innermost(tensor)) for name, tensor in given.items()}
         module = bound(self.module, found, {**given, **tensors}, added)
         if train is not None:
             self._set_mode(module, train)
-        out = module(*args, **kwargs) if method == "forward" else getattr(module, method)(*args, **kwargs)
+        with RefuseOwnTensors(self.__name__, found, given.values()):
+            out = module(*args, **kwargs) if method == "forward" else getattr(module, method)(*args, **kwargs)
         self._check_memory(memory, given)
         self._check_attributes(module)
         after = entries(module, computed=True)
@@ -75,6 +79,15 @@ class Run:
             raise ModelError(
                 f"`{self.__name__}` has one mode alone ({error}). Pass `train=None`, which leaves it as it is."
             ) from error
+
+    def _check_gradient_hooks(self, found: Mapping[str, Entry]) -> None:
+        for name, entry in found.items():
+            if entry.kind == "parameter" and has_gradient_hooks(entry.tensor):
+                raise ModelError(
+                    f"`{name}` of `{self.__name__}` has a hook for its gradient (`register_hook`), and the gradient of "
+                    "`params` would not pass through it. Remove the hook, `handle.remove()`, and change the gradient "
+                    f"that `jax.grad` returns: `gradients[{name!r}]`."
+                )
 
     def _check_memory(self, before: Mapping[str, int], given: Tensors) -> None:
         for name, storage in before.items():
@@ -97,19 +110,13 @@ class Run:
                 raise written_parameter(self.__name__, name)
 
     def _check_attributes(self, module: torch.nn.Module) -> None:
-        """Refuse a call that changed a number, a string or a flag in an attribute: it is not part of the state."""
+        """Refuse a call that changed a Python value in an attribute: it is not part of the state."""
         if self.purity == "allow":
             return
-        for (path, original), part in zip(self.module.named_modules(), module.modules(), strict=False):
-            for key, before in vars(original).items():
-                if type(before) in (int, float, str, bool) and key != "training":
-                    after = vars(part).get(key, before)
-                    if after is not before and (type(after) is not type(before) or after != before):
-                        self._report(f"{path}.{key}".lstrip("."), before, after)
+        for name, before, after in python_changes(self.module, module):
+            self._report(name, before, after)
 
     def _report(self, name: str, before: Any, after: Any) -> None:
-        if isinstance(after, torch.Tensor):
-            return  # part of the new state
         message = (
             f"A call of `{self.__name__}` changed the attribute `{name}` from {before!r} to {after!r}. It is Python "
             "state, which a compiled program reads when it is traced and cannot change. Store it as a tensor, with "

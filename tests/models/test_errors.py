@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+import types
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -142,6 +145,44 @@ def test_python_state(jit: bool):
     assert not hasattr(model, "seen")
 
 
+class ChangesPython(nn.Module):
+    def __init__(self, change: Callable[[Any], Any]):
+        super().__init__()
+        self.change = change
+        self.lin = nn.Linear(3, 3)
+        self.log: list[Any] = []
+        self.table = {"a": {"b": 1}}
+        self.counter: collections.Counter[str] = collections.Counter()
+        self.recent = collections.deque([torch.zeros(3)], maxlen=2)
+        self.pair = (1, 2)
+        self.offset: Any = None
+        self.holder = types.SimpleNamespace(count=0, module=self.lin)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.change(self)
+        return self.lin(x)
+
+
+PYTHON_CHANGES: dict[str, Callable[[Any], Any]] = {
+    "log.0": lambda self: self.log.append(1),
+    "table.a.b": lambda self: self.table["a"].update(b=2),
+    "counter.a": lambda self: self.counter.update(a=1),
+    "recent": lambda self: self.recent.append(torch.ones(3)),
+    "pair.0": lambda self: setattr(self, "pair", self.pair[::-1]),
+    "offset": lambda self: setattr(self, "offset", 3),
+    "holder.count": lambda self: setattr(self.holder, "count", 1),
+}
+
+
+@modes
+@pytest.mark.parametrize("name", PYTHON_CHANGES)
+def test_python_state_in_containers(name: str, jit: bool):
+    net = jtbridge.module(ChangesPython(PYTHON_CHANGES[name]))
+    params, state = net.init()
+    with pytest.raises(MutationError, match=f"changed the attribute `{name}` from"):
+        call(net, params, state, X, jit=jit)
+
+
 def test_a_hook_that_stores_tensors():
     stored: list[Any] = []
     model = nn.Linear(3, 3)
@@ -259,3 +300,15 @@ def test_draws_without_a_key_under_jit():
     net = jtbridge.module(nn.Dropout(0.5))
     with pytest.raises(jtbridge.errors.RandomnessError, match="`Dropout`"):
         call(net, {}, {}, X, jit=True, train=True)
+
+
+@modes
+def test_a_hook_for_the_gradient_of_a_parameter(jit: bool):
+    model = nn.Linear(3, 3)
+    handle = model.weight.register_hook(lambda gradient: 2 * gradient)
+    net = jtbridge.module(model)
+    params, state = net.init()
+    with pytest.raises(ModelError, match=r"`weight` of `Linear` has a hook for its gradient.*`handle.remove\(\)`"):
+        call(net, params, state, X, jit=jit)
+    handle.remove()
+    call(net, params, state, X, jit=jit)

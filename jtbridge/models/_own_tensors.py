@@ -1,0 +1,67 @@
+"""Detection of a call that uses the tensors of the torch module in place of those it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from jtbridge._compat import ReleasedTensor, innermost, reads_no_values, storage_id
+from jtbridge.errors import ModelError
+
+from ._layout import Entry
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)  # tensors of a trace and of a vmap level are not the module's own
+
+
+class RefuseOwnTensors(TorchFunctionMode):
+    """A mode that raises an error where a torch function gets a tensor of the torch module, or a view of one.
+
+    The copy that a call runs holds none of them. Code that reaches one of them reaches the module itself, by way of a
+    global variable, a class attribute or an object that is not copied. Its result would not depend on `params`.
+
+    Args:
+        module: the name of the module, for the message.
+        found: the tensors of the module.
+        given: the tensors of the call, which may be the module's own if a caller passes these.
+    """
+
+    def __init__(self, module: str, found: Mapping[str, Entry], given: Iterable[torch.Tensor]):
+        super().__init__()
+        self._module = module
+        own = {
+            storage_id(entry.tensor): name
+            for name, entry in found.items()
+            if entry.tensor.layout is torch.strided and not isinstance(entry.tensor, ReleasedTensor)
+        }
+        passed = {storage_id(innermost(tensor)) for tensor in given if tensor.layout is torch.strided}
+        self._own = {storage: name for storage, name in own.items() if storage not in passed}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if not reads_no_values(func):
+            for tensor in _tensors_in(args, kwargs.values()):
+                if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+                    name = self._own.get(storage_id(innermost(tensor)))
+                    if name is not None:
+                        raise self._error(name, func)
+        return func(*args, **kwargs)
+
+    def _error(self, name: str, func: Any) -> ModelError:
+        return ModelError(
+            f"A call of `{self._module}` uses the torch module's own `{name}` in `{resolve_name(func) or func}`, and "
+            "not the one in `params` or `state`. A call runs a copy of the module, and the code reached the module "
+            "itself: by a global variable, a class attribute, a cache, or an object that is not copied. Reach "
+            f"`{name}` by an attribute of the module (`self...`), or pass it as an argument."
+        )
+
+
+def _tensors_in(*groups: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for group in groups:
+        for value in group:
+            if isinstance(value, torch.Tensor):
+                yield value
+            elif isinstance(value, list | tuple):
+                yield from _tensors_in(value)

@@ -1,0 +1,77 @@
+"""Python values in the attributes of a module that a call changed."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ._layout import plain_attributes
+
+_VALUES = (int, float, complex, str, bytes, bool)
+_DEPTH = 6
+_MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
+
+Change = tuple[str, Any, Any]
+
+
+def python_changes(original: torch.nn.Module, copy: torch.nn.Module) -> Iterator[Change]:
+    """Yield the Python values that differ between a module and the copy that a call ran: name, before and after.
+
+    Numbers, strings and flags count, in attributes and in the containers and objects there. Tensors do not count: they
+    are part of the state that a call returns, except in sets and deques, where they have no names. An attribute that
+    the call made does not count either: the next call makes it anew.
+    """
+    copies = dict(copy.named_modules())
+    for path, part in original.named_modules():
+        other = copies.get(path)
+        if other is None:
+            continue
+        start = f"{path}." if path else ""
+        before, after = plain_attributes(part), plain_attributes(other)
+        for key, value in before.items():
+            yield from _changes(f"{start}{key}", value, after.get(key, _MISSING), 0)
+
+
+def _changes(name: str, before: Any, after: Any, depth: int) -> Iterator[Change]:
+    if after is before or depth > _DEPTH or _is_tensor(before) or _is_tensor(after):
+        return
+    if type(before) in _VALUES or type(after) in _VALUES:
+        if type(before) is not type(after) or before != after:
+            yield name, before, after
+    elif isinstance(after, set | frozenset | collections.deque):
+        if not _has_same_items(before, after):
+            yield name, before, after
+    elif isinstance(before, dict) or isinstance(after, dict):
+        old, new = (value if isinstance(value, dict) else {} for value in (before, after))
+        for key in {**old, **new}:
+            if isinstance(key, torch.nn.Module):
+                continue  # the copy has another key
+            yield from _changes(f"{name}.{key}", old.get(key, _MISSING), new.get(key, _MISSING), depth + 1)
+    elif isinstance(before, list | tuple) or isinstance(after, list | tuple):
+        old, new = (value if isinstance(value, list | tuple) else () for value in (before, after))
+        for place, (one, other) in enumerate(itertools.zip_longest(old, new, fillvalue=_MISSING)):
+            yield from _changes(f"{name}.{place}", one, other, depth + 1)
+    elif type(before) is type(after) and not isinstance(before, torch.nn.Module) and hasattr(before, "__dict__"):
+        yield from _changes(name, vars(before), vars(after), depth + 1)
+
+
+def _has_same_items(before: Any, after: Any) -> bool:
+    """Return whether a set or a deque has the same numbers, strings and tensors."""
+    if type(before) is not type(after):
+        return not after
+    old, new = ([item for item in items if type(item) in _VALUES or _is_tensor(item)] for items in (before, after))
+    if isinstance(after, set | frozenset):
+        return set(map(_identity, old)) == set(map(_identity, new))
+    return len(before) == len(after) and list(map(_identity, old)) == list(map(_identity, new))
+
+
+def _identity(item: Any) -> Any:
+    return id(item) if _is_tensor(item) else (type(item), item)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)

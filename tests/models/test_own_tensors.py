@@ -1,0 +1,127 @@
+"""A call that reaches the torch module's own tensors is refused: its result would not depend on `params`."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import types
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import jtbridge
+from jtbridge.errors import ModelError
+
+X = jnp.ones((2, 3))
+modes = pytest.mark.parametrize("mode", ["eager", "jit", "grad"])
+GLOBALS: dict[str, Any] = {}
+
+
+class Layer(nn.Module):
+    registry: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, function: Callable[[Any, torch.Tensor], Any]):
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+        self.register_buffer("scale", torch.ones(3))
+        self.function = function
+        self.view = types.MappingProxyType({"lin": self.lin})
+        self.chain = collections.UserList([collections.UserDict(lin=self.lin)])
+        self.bound = self.lin.weight.matmul
+        GLOBALS.update(module=self, weight=self.lin.weight, detached=self.lin.weight.detach(), row=self.lin.weight[0])
+        Layer.registry["lin"] = self.lin
+        Layer.latest = self
+
+    latest: ClassVar[Any] = None
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self, x)
+
+
+WAYS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "a global module": lambda self, x: GLOBALS["module"].lin(x),
+    "a global parameter": lambda self, x: F.linear(x, GLOBALS["weight"]),
+    "in a list": lambda self, x: torch.cat([x, GLOBALS["weight"]]),
+    "as a keyword": lambda self, x: F.linear(input=x, weight=GLOBALS["weight"]),
+    "a view": lambda self, x: x + GLOBALS["row"],
+    "without a gradient": lambda self, x: x @ GLOBALS["detached"],
+    "its data": lambda self, x: x @ GLOBALS["weight"].data,
+    "a NumPy array": lambda self, x: x + float(GLOBALS["detached"].numpy()[0, 0]),
+    "a buffer": lambda self, x: x * GLOBALS["module"].scale,
+    "a write to a buffer": lambda self, x: x + GLOBALS["module"].scale.add_(1),
+    "an attribute of the class": lambda self, x: type(self).latest.lin(x),
+    "a dict of the class": lambda self, x: self.registry["lin"](x),
+    "a view of a dict": lambda self, x: self.view["lin"](x),
+    "a method of a tensor": lambda self, x: self.bound(x.T),
+}
+
+
+@modes
+@pytest.mark.parametrize("way", WAYS)
+def test_other_ways_to_the_module_are_refused(way: str, mode: str):
+    model = Layer(WAYS[way])
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    net = jtbridge.module(model)
+    params, state = net.init()
+    call: Any = lambda p: net(p, state, X)[0].sum()  # noqa: E731
+    call = jax.jit(call) if mode == "jit" else jax.grad(call) if mode == "grad" else call
+    with pytest.raises(ModelError, match=r"uses the torch module's own `(lin.weight|scale)` in `.*Reach `.*self"):
+        call(params)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@modes
+def test_the_shape_of_an_own_tensor_may_be_read(mode: str):
+    def function(self: Any, x: torch.Tensor) -> torch.Tensor:
+        own = GLOBALS["weight"]
+        return self.lin(x.to(own.dtype)) * own.shape[0] / own.size(1) + own.numel()
+
+    net = jtbridge.module(Layer(function))
+    params, state = net.init()
+    call: Any = lambda p: net(p, state, X)[0].sum()  # noqa: E731
+    assert jax.tree.all(jax.tree.map(jnp.isfinite, (jax.jit(call) if mode == "jit" else call)(params)))
+
+
+def test_the_modules_tensors_may_be_passed_as_parameters():
+    model = nn.Linear(3, 2)
+    out, _ = jtbridge.module(model)(dict(model.named_parameters()), {}, X)
+    expected = model(torch.ones(2, 3))
+    assert jnp.allclose(jtbridge.to_jax(jtbridge.to_torch(out)), jtbridge.to_jax(expected.detach()), atol=1e-6)
+
+
+class Slots:
+    __slots__ = ("module",)
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+
+
+class InContainers(nn.Module):
+    __slots__ = ("factor",)
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+        self.factor = 2.0
+        self.slots = Slots(self.lin)
+        self.scales = {self.lin: 3.0}
+        self.local = threading.local()
+        self.local.module = self.lin
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.slots.module(x) * self.factor * self.scales[self.lin]
+
+
+@modes
+def test_modules_in_slots_and_in_keys_are_copied(mode: str):
+    net = jtbridge.module(InContainers())
+    params, state = net.init()
+    call: Any = lambda p: net(p, state, X)[0].sum()  # noqa: E731
+    gradient = (jax.jit(jax.grad(call)) if mode == "jit" else jax.grad(call))(params)
+    assert jnp.allclose(gradient["lin.bias"], 12.0)
