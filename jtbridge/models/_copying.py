@@ -12,6 +12,7 @@ import collections
 import copy
 import dis
 import functools
+import operator
 import types
 import weakref
 from collections.abc import Mapping
@@ -66,7 +67,7 @@ class _Copier:
             return found
         if kind in (tuple, frozenset):
             items = [self.value(item) for item in value]
-            return value if all(map(_is, items, value)) else kind(items)
+            return value if all(map(operator.is_, items, value)) else kind(items)
         return self._rebuilt(value) if self._holds(value) else value
 
     def _remember(self, value: Any, found: Any) -> Any:
@@ -124,10 +125,7 @@ class _Copier:
         return found
 
     def _function(self, function: types.FunctionType) -> Any:
-        cells = tuple(
-            types.CellType(self.value(cell.cell_contents)) if self._holds_cell(cell) else cell
-            for cell in function.__closure__ or ()
-        )
+        cells = tuple(self._cell(cell) for cell in function.__closure__ or ())
         defaults = tuple(map(self.value, function.__defaults__ or ())) or None
         found = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults, cells or None)
         if function.__kwdefaults__:
@@ -135,11 +133,9 @@ class _Copier:
         functools.update_wrapper(found, function)
         return self._remember(function, found)
 
-    def _holds_cell(self, cell: types.CellType) -> bool:
-        try:
-            return self._holds(cell.cell_contents)
-        except ValueError:  # an empty cell
-            return False
+    def _cell(self, cell: types.CellType) -> types.CellType:
+        is_new = _is_filled(cell) and self._holds(cell.cell_contents)
+        return types.CellType(self.value(cell.cell_contents)) if is_new else cell
 
     def _holds(self, value: Any) -> bool:
         """Return whether an object holds a module, or a tensor that is replaced."""
@@ -215,10 +211,6 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 def _is_computed(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.grad_fn is not None
-
-
-def _is(a: Any, b: Any) -> bool:
-    return a is b
 
 
 def _is_filled(cell: types.CellType) -> bool:

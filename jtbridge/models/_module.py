@@ -17,8 +17,8 @@ from jtbridge.core.nesting import is_inside
 from jtbridge.errors import ArgumentError, ModelError
 
 from ._caches import register_caches
-from ._layout import Entry, check_initialized, entries, overlapping
-from ._release import load_into, release
+from ._layout import check_initialized, entries, overlapping
+from ._release import load_into, release_tensor
 from ._run import Run, check_names, written_parameter
 from ._safetensors import read_file, write_file
 from ._state_dict import from_state_dict, to_state_dict
@@ -86,7 +86,7 @@ class JaxModule:
             entry = found.pop(name)  # a released tensor is freed before the next one is converted
             (params if entry.kind == "parameter" else state)[name] = to_jax(entry.tensor)
             if release and entry.persistent:
-                _release(self._module, entry)
+                release_tensor(self._module, entry.tensor)
         return params, state
 
     def __call__(
@@ -345,7 +345,3 @@ def _check_dicts(name: str, params: Any, state: Any) -> None:
                 f"`{argument}` of `{name}` must be a dict of arrays by name, but it is a {type(value).__name__}. Call "
                 "`net(params, state, *args)`, with `params, state = net.init()`."
             )
-
-
-def _release(module: torch.nn.Module, entry: Entry) -> None:
-    release(module, entry.tensor)

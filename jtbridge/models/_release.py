@@ -15,7 +15,7 @@ from ._layout import entries, locate, registered_buffers, registered_parameters
 from ._state_dict import as_dtype
 
 
-def release(module: torch.nn.Module, tensor: torch.Tensor) -> None:
+def release_tensor(module: torch.nn.Module, tensor: torch.Tensor) -> None:
     """Put a tensor without memory into each place of a module that has `tensor`.
 
     The tensor loses its memory too, because an optimizer may refer to it.
