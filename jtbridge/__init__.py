@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ._export import export
     from .core.convert import to_jax, to_torch
     from .lowerings import register_lowering
-    from .models import JaxModule, module
+    from .models import JaxModule, generate, module
     from .reports._check import CheckReport, check
     from .reports._explain import Explanation, explain
     from .reports._purity import PurityReport, purity
@@ -33,6 +33,7 @@ __all__ = [
     "errors",
     "explain",
     "export",
+    "generate",
     "module",
     "purity",
     "register_lowering",
@@ -51,6 +52,7 @@ _MODULES = {
     "check": "reports._check",
     "explain": "reports._explain",
     "export": "_export",
+    "generate": "models",
     "module": "models",
     "purity": "reports._purity",
     "register_lowering": "lowerings",

@@ -18,6 +18,7 @@ PUBLIC = [
     jtbridge.check,
     jtbridge.explain,
     jtbridge.export,
+    jtbridge.generate,
     jtbridge.module,
     jtbridge.purity,
     jtbridge.register_lowering,

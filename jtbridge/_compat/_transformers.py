@@ -6,6 +6,7 @@ import contextlib
 import functools
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,7 +56,11 @@ def watch_questions() -> None:
 
 
 def asked_whether_fake() -> bool:
-    """Return whether transformers was told, since the last call of this function, that a tensor is fake."""
+    """Return whether a model was told, since the last call of this function, that a tensor is fake.
+
+    The functions that make masks do not count: they leave out a mask that allows everything, and their two answers are
+    the same computation.
+    """
     asked, _HERE.asked = _HERE.asked, False
     return asked
 
@@ -82,7 +87,16 @@ def _replace_once(module: Any) -> None:
             return True
         if not original(x) or (_HERE.has_value is not None and _HERE.has_value(x)):
             return False
-        _HERE.asked = True
+        if not _asked_by_masking_utils(module.__name__):
+            _HERE.asked = True
         return True
 
     module.is_fake_tensor = is_fake_tensor
+
+
+def _asked_by_masking_utils(asked: str) -> bool:
+    """Return whether the question, to the module `asked`, comes from `transformers.masking_utils`."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") == asked:
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == "transformers.masking_utils"

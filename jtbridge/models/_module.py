@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -40,6 +40,7 @@ class JaxModule:
         self._wrapped = wrap(Run(module, options["purity"]), return_mutated=True, **options)
         self._overlapping: frozenset[str] = frozenset()
         self._added: frozenset[str] = frozenset()  # names of attributes that a call made
+        self._programs: dict[Any, Any] = {}  # what `jtbridge.generate` compiled
         self.__name__ = type(module).__name__
 
     @property
@@ -122,8 +123,15 @@ class JaxModule:
         """
         return self._call("forward", params, state, args, kwargs, rng, train)
 
-    def method(self, name: str) -> BoundMethod:
+    def method(self, name: str | Callable[..., Any]) -> BoundMethod:
         """Return another method of the module as a function like the module itself.
+
+        Args:
+            name: the name of the method; or a torch function whose first argument is the module, such as
+                ``lambda model, x: model.encoder(x)``. The function gets the copy of the module that the call runs.
+
+        Raises:
+            ArgumentError: the module has no such method.
 
         Example:
             >>> import jax.numpy as jnp, jtbridge, torch
@@ -132,7 +140,7 @@ class JaxModule:
             >>> out
             '3, 2'
         """
-        if not callable(getattr(self._module, name, None)):
+        if not callable(name) and not callable(getattr(self._module, name, None)):
             raise ArgumentError(f"`{self.__name__}` has no method `{name}`.")
         return BoundMethod(self, name)
 
@@ -232,7 +240,7 @@ class JaxModule:
         call.__name__ = self.__name__
         return wrap(call, **self._options)
 
-    def _call(self, method: str, params: Any, state: Any, args: tuple, kwargs: Any, rng: Any, train: Any) -> Any:
+    def _call(self, method: Any, params: Any, state: Any, args: tuple, kwargs: Any, rng: Any, train: Any) -> Any:
         if is_inside():
             raise ArgumentError(
                 f"`jtbridge.module` of `{self.__name__}` was called inside a wrapped function, which is torch code. "
@@ -271,20 +279,21 @@ class JaxModule:
 class BoundMethod:
     """A method of a module as a function ``(params, state, *args, rng=, train=) -> (out, changed)``."""
 
-    def __init__(self, net: JaxModule, name: str):
+    def __init__(self, net: JaxModule, name: str | Callable[..., Any]):
         self._net = net
-        self.__name__ = name
+        self._method = name
+        self.__name__ = name if isinstance(name, str) else getattr(name, "__name__", type(name).__name__)
 
     def __call__(
         self, params: Any, state: Any, /, *args: Any, rng: Any = None, train: bool | None = False, **kwargs: Any
     ) -> tuple[Any, Arrays]:
-        return self._net._call(self.__name__, params, state, args, kwargs, rng, train)
+        return self._net._call(self._method, params, state, args, kwargs, rng, train)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, BoundMethod) and (self._net, self.__name__) == (other._net, other.__name__)
+        return isinstance(other, BoundMethod) and (self._net, self._method) == (other._net, other._method)
 
     def __hash__(self) -> int:
-        return hash((self._net, self.__name__))
+        return hash((self._net, self._method))
 
     def __repr__(self) -> str:
         return f"<method {self.__name__} of {self._net!r}>"

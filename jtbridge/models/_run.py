@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ class Run:
         state: Tensors,
         args: tuple,
         kwargs: dict[str, Any],
-        method: str,
+        method: str | Callable[..., Any],
         train: bool | None,
         added: frozenset[str],
     ) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -59,7 +60,7 @@ class Run:
         if train is not None:
             self._set_mode(module, train)
         with RefuseOwnTensors(self.__name__, found, given.values()):
-            out = module(*args, **kwargs) if method == "forward" else getattr(module, method)(*args, **kwargs)
+            out = _bound_method(module, method)(*args, **kwargs)
         self._check_memory(memory, given)
         self._check_attributes(module)
         after = entries(module, computed=True)
@@ -126,6 +127,12 @@ class Run:
         if self.purity == "error":
             raise MutationError(message)
         warnings.warn(message, PurityWarning, stacklevel=2)
+
+
+def _bound_method(module: torch.nn.Module, method: str | Callable[..., Any]) -> Callable[..., Any]:
+    if callable(method):
+        return functools.partial(method, module)
+    return module if method == "forward" else getattr(module, method)
 
 
 def written_parameter(module: str, name: str) -> ModelError:

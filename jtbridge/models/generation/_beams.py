@@ -1,0 +1,146 @@
+"""The loop over tokens: beam search, with the scores and stopping rules of transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._decoder import Carry, Decoder, Prompt
+from ._scores import constrained, tokens_seen
+from ._settings import Settings
+
+_WORST = -1.0e9
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Beams:
+    """Sequences of each batch element with their scores, the best first.
+
+    Attributes:
+        tokens: the generated tokens, of shape ``(batch, beams, max_new_tokens)``.
+        scores: of shape ``(batch, beams)``.
+        ended: whether each one ended, of the same shape.
+    """
+
+    tokens: jax.Array
+    scores: jax.Array
+    ended: jax.Array
+
+    def best(self, count: int) -> tuple[_Beams, jax.Array]:
+        """Return the `count` best sequences, and where they were."""
+        places = jax.lax.top_k(self.scores, count)[1]
+        return jax.tree.map(lambda part: _gathered(part, places), self), places
+
+    def joined(self, other: _Beams) -> _Beams:
+        return jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), self, other)
+
+
+def search(
+    decoder: Decoder,
+    scores: jax.Array,
+    prompt: Prompt,
+    carry: Carry,
+    ids: jax.Array,
+    mask: jax.Array,
+    settings: Settings,
+    controls: dict[str, Any],
+) -> jax.Array:
+    """Return the tokens of the best sequence of each prompt, of shape ``(batch, max_new_tokens)``.
+
+    Args:
+        decoder: the model.
+        scores: of the first token, of shape ``(batch, vocabulary)``.
+        prompt, carry: of the prompt.
+        ids, mask: the tokens of the prompt.
+        settings, controls: what is asked for.
+    """
+    batch, vocabulary = scores.shape
+    beams = settings.num_beams
+    kept = max(2, 1 + len(settings.eos)) * beams
+    is_top = jnp.arange(kept) < beams
+    stops = jnp.array(settings.eos, ids.dtype)
+    length = settings.max_new_tokens
+
+    def repeated(tree: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.repeat(x, beams, 0) if x.ndim and x.shape[0] == batch else x, tree)
+
+    def extended(number: Any, scores: jax.Array, running: _Beams, seen: jax.Array | None) -> tuple[_Beams, jax.Array]:
+        """Return the best continuations of the running sequences, and the sequence that each one continues."""
+        scores = constrained(jax.nn.log_softmax(scores, -1), number, seen, settings, controls)
+        scores = scores.reshape(batch, beams, vocabulary) + running.scores[..., None]
+        best, places = jax.lax.top_k(scores.reshape(batch, -1), kept)
+        parents, token = places // vocabulary, (places % vocabulary).astype(ids.dtype)
+        tokens = _gathered(running.tokens, parents).at[:, :, number].set(token)
+        return _Beams(tokens, best, jnp.isin(token, stops) | (number == length - 1)), parents
+
+    def after(number: Any, scores: jax.Array, running: _Beams, done: _Beams, open_: jax.Array, seen: Any) -> Any:
+        """Choose the tokens with this number.
+
+        Args:
+            number: of the token.
+            scores: of the token, of shape ``(batch * beams, vocabulary)``.
+            running, done: the sequences that go on, and the best ones that ended.
+            open_: whether each batch element may still get a better sequence, of shape ``(batch, 1)``.
+            seen: which tokens each sequence has; None without a penalty for them.
+        """
+        found, parents = extended(number, scores, running, seen)
+        running, places = dataclasses.replace(found, scores=_worsened(found.scores, found.ended)).best(beams)
+        just_ended = found.ended & is_top
+        final = found.scores / _power(number + 1, controls)
+        if settings.early_stopping is True:
+            final = _worsened(final, done.ended.all(-1, keepdims=True))
+        final = _worsened(_worsened(final, ~open_), ~just_ended)
+        done, _ = done.joined(_Beams(found.tokens, final, just_ended)).best(beams)
+        open_ &= _may_improve(number + 1, running, done, settings, controls)
+        goes_on = jnp.any(open_) & ~jnp.all(found.ended)
+        if settings.early_stopping is True:
+            goes_on &= ~jnp.all(done.ended)
+        parents = _gathered(parents, places)
+        rows = (parents + jnp.arange(batch)[:, None] * beams).reshape(-1)
+        token = running.tokens[:, :, number].reshape(-1)
+        if seen is not None:
+            seen = seen[rows].at[jnp.arange(batch * beams), token].set(True)
+        return token, rows, running, done, open_, seen, goes_on
+
+    def body(loop: Any) -> Any:
+        number, token, rows, running, done, open_, seen, _, carry = loop
+        reordered = jax.tree.map(lambda x: x[rows] if x.ndim and x.shape[0] == batch * beams else x, carry)
+        scores, carry = decoder.step(token, shared, reordered)
+        return number + 1, *after(number, scores, running, done, open_, seen), carry
+
+    shared, carry = repeated((prompt, carry))
+    tokens = jnp.full((batch, beams, length), settings.pad, ids.dtype)
+    nothing = jnp.zeros((batch, beams), bool)
+    start = jnp.zeros((batch, beams)).at[:, 1:].set(_WORST)  # the first tokens all continue the first sequence
+    running, done = _Beams(tokens, start, nothing), _Beams(tokens, jnp.full((batch, beams), _WORST), nothing)
+    seen = repeated(tokens_seen(ids, mask, vocabulary)) if "repetition_penalty" in controls else None
+    first = after(0, repeated(scores), running, done, jnp.ones((batch, 1), bool), seen)
+    loop = (jnp.array(1, jnp.int32), *first, carry)
+    loop = jax.lax.while_loop(lambda loop: (loop[0] < length) & loop[7], body, loop)
+    return loop[4].tokens[:, 0]
+
+
+def _may_improve(length: Any, running: _Beams, done: _Beams, settings: Settings, controls: dict[str, Any]) -> jax.Array:
+    """Return whether a running sequence could become better than the worst one that ended."""
+    if settings.early_stopping == "never":
+        length = jnp.where(controls["length_penalty"] > 0, settings.max_new_tokens, length)
+    best = running.scores[:, :1] / _power(length, controls)
+    worst = jnp.where(done.ended, done.scores.min(1, keepdims=True), _WORST)
+    return jnp.any(best > worst, -1, keepdims=True)
+
+
+def _gathered(part: jax.Array, places: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(part, places.reshape(places.shape + (1,) * (part.ndim - 2)), 1)
+
+
+def _worsened(scores: jax.Array, when: jax.Array) -> jax.Array:
+    return jnp.where(when, scores + _WORST, scores)
+
+
+def _power(length: Any, controls: dict[str, Any]) -> jax.Array:
+    """Return what scores of sequences of a length are divided by."""
+    return jnp.asarray(length, jnp.float32) ** controls["length_penalty"]

@@ -1,0 +1,169 @@
+"""A model of transformers as two functions: of a prompt, and of one token more."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from jtbridge.errors import ModelError
+from jtbridge.models._module import JaxModule
+
+_CACHES = ("past_key_values", "cache_params")  # how models name their cache, in arguments and in outputs
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Carry:
+    """What a step passes to the next one.
+
+    Attributes:
+        cache: the model's cache.
+        positions: the position of the next token in each sequence, of shape ``(batch,)``.
+    """
+
+    cache: Any
+    positions: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """The arrays that all steps share.
+
+    Attributes:
+        mask: which tokens count, of shape ``(batch, total)``: of the decoder, or of the encoder if there is one. An
+            encoder may have no mask.
+        encoded: the output of the encoder, if there is one.
+    """
+
+    mask: jax.Array | None
+    encoded: jax.Array | None
+
+
+class Decoder:
+    """A model with its parameters and state.
+
+    Args:
+        net: the model.
+        params, state: its tensors.
+        total: the number of tokens that there will be at most.
+    """
+
+    def __init__(self, net: JaxModule, params: Any, state: Any, total: int):
+        self._net, self._params, self._state, self._total = net, params, state, total
+        self.has_encoder = bool(plain_model(net.module).config.is_encoder_decoder)
+
+    def read(
+        self, ids: jax.Array, mask: jax.Array, encoder: dict[str, Any], inputs: dict[str, Any]
+    ) -> tuple[jax.Array, Prompt, Carry]:
+        """Read the prompt; return the scores of the next token, of shape ``(batch, vocabulary)``.
+
+        Args:
+            ids: the tokens of the decoder, padded on the left, of shape ``(batch, length)``.
+            mask: which of them count.
+            encoder: the arguments of the encoder, if there is one.
+            inputs: further arguments of the model, such as images.
+        """
+        logits, encoded, cache = self._run(_read, {**encoder, **inputs}, ids, mask, self._total)
+        rest = jnp.ones((ids.shape[0], self._total - ids.shape[1]), mask.dtype)
+        shared = encoder.get("attention_mask") if self.has_encoder else jnp.concatenate([mask, rest], 1)
+        return logits, Prompt(shared, encoded), Carry(cache, mask.sum(-1))
+
+    def step(self, token: jax.Array, prompt: Prompt, carry: Carry) -> tuple[jax.Array, Carry]:
+        """Read one token of each sequence, of shape ``(batch,)``; return the scores of the next one."""
+        logits, cache = self._run(
+            _step, {}, token[:, None], prompt.mask, prompt.encoded, carry.cache, carry.positions[:, None]
+        )
+        return logits, Carry(cache, carry.positions + 1)
+
+    def _run(self, function: Any, inputs: dict[str, Any], *args: Any) -> Any:
+        out, changed = self._net.method(function)(self._params, self._state, *args, **inputs)
+        if changed:
+            raise ModelError(
+                f"A step of `{self._net.__name__}` changes its state ({', '.join(changed)}), which `jtbridge.generate` "
+                "does not carry from one token to the next. Write the loop with `jtbridge.module`."
+            )
+        return out
+
+
+def _read(model: Any, ids: torch.Tensor, mask: torch.Tensor, total: int, **inputs: Any) -> Any:
+    """Run a torch model on a prompt; return the last scores, the output of the encoder, and a cache of fixed size."""
+    from ._cache import fixed_size  # it needs transformers
+
+    model = plain_model(model)
+    if not model.config.is_encoder_decoder:
+        inputs["attention_mask"] = mask
+    else:
+        inputs = _encoded(model, inputs)
+    if takes(model, "position_ids"):
+        inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+    if takes(model, "logits_to_keep"):
+        inputs["logits_to_keep"] = 1
+    out = model(**model.prepare_inputs_for_generation(ids, use_cache=True, is_first_iteration=True, **inputs))
+    encoded = inputs["encoder_outputs"][0] if model.config.is_encoder_decoder else None
+    return out.logits[:, -1].float(), encoded, fixed_size(out[_cache_name(out)], ids.shape[1], total)
+
+
+def _step(
+    model: Any,
+    token: torch.Tensor,
+    mask: torch.Tensor,
+    encoded: torch.Tensor | None,
+    cache: Any,
+    positions: torch.Tensor,
+) -> Any:
+    """Run a torch model on one token of each sequence."""
+    model = plain_model(model)
+    inputs: dict[str, Any] = {"attention_mask": mask}
+    if encoded is not None:
+        inputs["encoder_outputs"] = _output(encoded)
+    if takes(model, "position_ids"):
+        inputs["position_ids"] = positions
+    name = next(name for name in _CACHES if takes(model, name))
+    inputs |= {name: cache, "next_sequence_length": 1, "use_cache": True, "is_first_iteration": False}
+    out = model(**model.prepare_inputs_for_generation(token, **inputs))
+    return out.logits[:, -1].float(), out[_cache_name(out)]
+
+
+def _encoded(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Run the encoder; return the arguments of the decoder."""
+    encoder = model.get_encoder()
+    given = {name: value for name, value in inputs.items() if name != "attention_mask" or takes(encoder, name)}
+    rest = {"attention_mask": inputs["attention_mask"]} if "attention_mask" in inputs else {}
+    return {"encoder_outputs": _output(encoder(**given, return_dict=True)[0]), **rest}
+
+
+def _output(encoded: torch.Tensor) -> Any:
+    from transformers.modeling_outputs import BaseModelOutput
+
+    return BaseModelOutput(last_hidden_state=encoded)
+
+
+def plain_model(model: Any) -> Any:
+    """Return the model of transformers inside a model with adapters."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def takes(model: Any, name: str) -> bool:
+    """Return whether a model's ``forward`` has an argument of this name."""
+    return name in inspect.signature(model.forward).parameters
+
+
+def has_own_positions(model: Any) -> bool:
+    """Return whether a model computes the positions of tokens in a way of its own, as for parts of images."""
+    from transformers import GenerationMixin
+
+    name = "_prepare_position_ids_for_generation"
+    return getattr(type(model), name) is not getattr(GenerationMixin, name)
+
+
+def _cache_name(out: Any) -> str:
+    for name in _CACHES:
+        if out.get(name) is not None:
+            return name
+    raise ModelError(f"The model returned no cache: `jtbridge.generate` looked for {' and '.join(_CACHES)}.")

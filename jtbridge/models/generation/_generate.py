@@ -1,0 +1,255 @@
+"""The public function :func:`jtbridge.generate`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from jtbridge._config import backend_or, verify_or
+from jtbridge.errors import ArgumentError, ModelError
+from jtbridge.models._module import JaxModule
+from jtbridge.state import ReachableState
+
+from ._beams import search
+from ._decoder import Decoder, has_own_positions, plain_model
+from ._prompt import check_positions, check_values, in_bucket, integers, mask_of
+from ._sample import sample
+from ._settings import Settings, settings_of
+from ._stream import Stream, emit, emit_to
+
+
+def generate(
+    net: JaxModule,
+    params: Any,
+    state: Any,
+    inputs: Any,
+    /,
+    *,
+    max_new_tokens: int,
+    attention_mask: Any = None,
+    rng: Any = None,
+    temperature: Any = None,
+    top_k: int | None = None,
+    top_p: Any = None,
+    min_p: Any = None,
+    repetition_penalty: Any = None,
+    num_beams: int | None = None,
+    length_penalty: Any = None,
+    early_stopping: bool | str | None = None,
+    min_new_tokens: int | None = None,
+    eos_token_id: Any = None,
+    pad_token_id: int | None = None,
+    stream: Callable[[np.ndarray], Any] | None = None,
+    **model_inputs: Any,
+) -> jax.Array:
+    """Generate tokens with a language model of transformers.
+
+    The prompt is read at once. Then one compiled loop generates all tokens, with a cache of a fixed size. Prompts of
+    different lengths share a program: they are padded to the next power of two. The tokens are those of
+    ``model.generate`` of transformers with the same settings.
+
+    Settings that are not given are those of ``model.generation_config``, except that tokens are sampled exactly if
+    `rng` is given.
+
+    Args:
+        net: a causal or an encoder-decoder language model, as :func:`jtbridge.module` made it.
+        params, state: its tensors, see :meth:`JaxModule.init`.
+        inputs: the prompts, integers of shape ``(batch, length)``, padded on the left; or the input of the encoder.
+        max_new_tokens: the most tokens to generate.
+        attention_mask: which tokens of the prompt count, of its shape. By default, all but the padding token, if that
+            is not also one that ends a sequence.
+        rng: a JAX key to sample with. By default, the most probable token is taken.
+        temperature: what the scores are divided by before sampling.
+        top_k: sample from this many tokens.
+        top_p: sample from the most probable tokens, up to this probability.
+        min_p: sample from tokens that are at least this probable, relative to the most probable one.
+        repetition_penalty: makes tokens that were there less probable, above 1.
+        num_beams: the number of sequences that beam search keeps.
+        length_penalty, early_stopping: of beam search, as in transformers.
+        min_new_tokens: no sequence ends before this many tokens.
+        eos_token_id: the token that ends a sequence, or several.
+        pad_token_id: the token after the end.
+        stream: a function that gets the tokens of each step as a NumPy array of shape ``(batch,)``, as they come. If
+            it returns True, the generation ends; what it raises is raised here.
+        model_inputs: further arguments of the model, such as ``pixel_values``.
+
+    Returns:
+        Prompt and generated tokens, of shape ``(batch, length + max_new_tokens)``, with `pad_token_id` after the end
+        of a sequence. For an encoder-decoder model the start token takes the place of the prompt.
+
+    Raises:
+        ArgumentError: an argument is out of range or does not fit.
+        ModelError: the model is no language model of transformers, or its cache or its ``generation_config`` has
+            something that is not built.
+
+    Example:
+        >>> import jtbridge, numpy as np, transformers
+        >>> sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+        >>> config = transformers.LlamaConfig(**sizes, num_attention_heads=2)
+        >>> net = jtbridge.module(transformers.LlamaForCausalLM(config))
+        >>> params, state = net.init()
+        >>> jtbridge.generate(net, params, state, np.array([[3, 5]]), max_new_tokens=4).shape
+        (1, 6)
+    """
+    model = _language_model(net)
+    has_encoder = bool(model.config.is_encoder_decoder)
+    inputs = integers(inputs) if model.main_input_name == "input_ids" else jnp.asarray(inputs)
+    length = 1 if has_encoder else inputs.shape[1]
+    given = {
+        "max_new_tokens": max_new_tokens,
+        "min_new_tokens": min_new_tokens,
+        "num_beams": num_beams,
+        "early_stopping": early_stopping,
+        "length_penalty": length_penalty,
+        "repetition_penalty": repetition_penalty,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "eos_token_id": eos_token_id,
+        "pad_token_id": pad_token_id,
+    }
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    settings, controls = settings_of(
+        model.generation_config, given, length=length, sampled=rng is not None, vocabulary=vocabulary
+    )
+    if stream is not None and settings.num_beams > 1:
+        raise ArgumentError("Beam search knows its tokens at the end alone, so it takes no `stream`.")
+    mask = mask_of(model, inputs, attention_mask, settings)
+    check_positions(model, length, settings)
+    check_values(model, inputs, mask, settings)
+    padded, mask = (inputs, mask) if model_inputs else in_bucket(model, inputs, mask, settings.pad)
+    program = _Program(settings, model.main_input_name, _start_token(model) if has_encoder else None)
+    arrays = _Arrays(params, state, padded, mask, rng, controls, model_inputs)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays)):
+        tokens = program.run(net, arrays, None if stream is None else functools.partial(emit_to, stream))
+    else:
+        tokens = _compiled(net, program, arrays, stream)
+    start = inputs if program.start is None else jnp.full((inputs.shape[0], 1), program.start, tokens.dtype)
+    return jnp.concatenate([start, tokens], 1)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Arrays:
+    """What a program takes.
+
+    Attributes:
+        params, state: the tensors of the model.
+        inputs: the prompt, or the input of the encoder.
+        mask: which tokens of it count, if the model takes a mask.
+        rng: a key, if tokens are sampled.
+        controls: temperature, penalties and probabilities.
+        further: further arguments of the model.
+    """
+
+    params: Any
+    state: Any
+    inputs: jax.Array
+    mask: jax.Array | None
+    rng: Any
+    controls: dict[str, Any]
+    further: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    """What a program is compiled for, besides the shapes of its arguments.
+
+    Attributes:
+        settings: what is asked for.
+        main_input: the name of the model's first argument.
+        start: the first token of the decoder, if there is an encoder.
+    """
+
+    settings: Settings
+    main_input: str
+    start: int | None
+
+    def run(self, net: JaxModule, arrays: _Arrays, emit: Callable[[jax.Array], jax.Array] | None) -> jax.Array:
+        """Return the generated tokens, of shape ``(batch, max_new_tokens)``.
+
+        Args:
+            net: the model.
+            arrays: what the program takes.
+            emit: passes the tokens of a step on, and returns whether to stop.
+        """
+        inputs, mask = arrays.inputs, arrays.mask
+        ids, encoder = inputs, {}
+        if self.start is not None:
+            encoder = {self.main_input: inputs} | ({} if mask is None else {"attention_mask": mask})
+            ids = jnp.full((inputs.shape[0], 1), self.start, jnp.int32)
+        if mask is None or self.start is not None:
+            mask = jnp.ones(ids.shape, jnp.int32)
+        decoder = Decoder(net, arrays.params, arrays.state, ids.shape[1] + self.settings.max_new_tokens)
+        scores, prompt, carry = decoder.read(ids, mask, encoder, arrays.further)
+        if self.settings.num_beams > 1:
+            return search(decoder, scores, prompt, carry, ids, mask, self.settings, arrays.controls)
+        return sample(decoder, scores, prompt, carry, ids, mask, self.settings, arrays.controls, arrays.rng, emit)
+
+
+def _compiled(net: JaxModule, program: _Program, arrays: _Arrays, stream: Any) -> jax.Array:
+    """Run a program that is compiled once, and again when the Python state of the model has changed."""
+    key = (program, stream is None, backend_or("auto"), verify_or(False))
+    model_state, compiled = net._programs.get(key, (None, None))
+    if compiled is None or model_state.differences():
+
+        def run(number: Any, arrays: Any) -> jax.Array:
+            return program.run(net, arrays, None if stream is None else functools.partial(emit, number))
+
+        model_state, compiled = None, jax.jit(run)
+    if stream is None:
+        tokens = compiled(0, arrays)
+    else:
+        with Stream(stream) as opened:
+            tokens = jax.block_until_ready(compiled(opened.number, arrays))
+            jax.effects_barrier()
+        if opened.error is not None:
+            raise opened.error
+    if model_state is None:  # the first call may fill caches of the model
+        net._programs[key] = (ReachableState([("", net.module)]), compiled)
+    return tokens
+
+
+def _language_model(net: Any) -> Any:
+    """Return the torch model of transformers in a module.
+
+    Raises:
+        ArgumentError: `net` is no :class:`JaxModule`.
+        ModelError: it is no language model.
+    """
+    if not isinstance(net, JaxModule):
+        raise ArgumentError(
+            f"`jtbridge.generate` takes the result of `jtbridge.module(model)`, but got a {type(net).__name__}."
+        )
+    model = plain_model(net.module)
+    if not (hasattr(model, "prepare_inputs_for_generation") and hasattr(model, "generation_config")):
+        raise ModelError(
+            f"`{net.__name__}` is no model of transformers that can generate, such as `LlamaForCausalLM`: it has no "
+            "`generation_config`."
+        )
+    adapters: Any = net.module
+    if model is not adapters and adapters.active_peft_config.is_prompt_learning:
+        raise ModelError("`jtbridge.generate` takes adapters such as LoRA, but no prompts that are learned.")
+    if has_own_positions(model):
+        raise ModelError(
+            f"`{type(model).__name__}` computes positions in a way of its own, which `jtbridge.generate` does not. "
+            "Write the loop with `jtbridge.module`."
+        )
+    return model
+
+
+def _start_token(model: Any) -> int:
+    """Return the first token of the decoder."""
+    config = model.generation_config
+    for start in (config.decoder_start_token_id, config.bos_token_id):
+        if isinstance(start, int):
+            return start
+    raise ModelError("Set `model.generation_config.decoder_start_token_id`: the token that the decoder starts with.")

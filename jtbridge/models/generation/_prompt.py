@@ -1,0 +1,108 @@
+"""The prompt of a generation: its checks, its mask, and its padding to a length that many prompts share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from jtbridge.errors import ArgumentError
+
+from ._decoder import takes
+from ._settings import Settings
+
+_SMALLEST_BUCKET = 16
+
+
+def integers(ids: Any) -> jax.Array:
+    """Return tokens as an array, if they are one."""
+    ids = jnp.asarray(ids)
+    if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer) or 0 in ids.shape:
+        raise ArgumentError(
+            "The prompts must be integers of shape (batch, length), with at least one token, but they have shape "
+            f"{ids.shape} and dtype {ids.dtype}."
+        )
+    return ids
+
+
+def mask_of(model: Any, inputs: jax.Array, mask: Any, settings: Settings) -> jax.Array | None:
+    """Return which tokens of a prompt count; None for a model that takes no mask."""
+    if mask is None and (inputs.ndim != 2 or not takes(model, "attention_mask")):
+        return None
+    if mask is None:
+        pad = model.generation_config.pad_token_id
+        if pad is None or settings.pad != pad or pad in settings.eos:
+            return jnp.ones(inputs.shape, jnp.int32)
+        return (inputs != pad).astype(jnp.int32)
+    mask = jnp.asarray(mask)
+    if mask.shape != inputs.shape[:2]:
+        raise ArgumentError(f"`attention_mask` must have the shape of the prompt, {inputs.shape}, not {mask.shape}.")
+    return mask.astype(jnp.int32)
+
+
+def check_values(model: Any, inputs: jax.Array, mask: jax.Array | None, settings: Settings) -> None:
+    """Raise an error for tokens that the model does not have, or a prompt that is padded on the wrong side."""
+    if inputs.ndim != 2 or isinstance(inputs, jax.core.Tracer) or isinstance(mask, jax.core.Tracer):
+        return
+    known = model.get_input_embeddings().weight.shape[0]
+    ids = np.asarray(inputs)
+    if ids.min() < 0 or ids.max() >= known:
+        raise ArgumentError(
+            f"The model has the tokens 0 to {known - 1}, but the prompt has {ids.min()} to {ids.max()}."
+        )
+    if model.config.is_encoder_decoder or mask is None:
+        return
+    counted = np.asarray(mask)
+    if not counted[:, -1].all():
+        raise ArgumentError(
+            "The prompts must be padded on the left: the last token of each one must count. With a tokenizer: "
+            '`tokenizer.padding_side = "left"`.'
+        )
+
+
+def check_positions(model: Any, length: int, settings: Settings) -> None:
+    """Raise an error if there are more tokens than a model with learned positions has positions."""
+    config = model.config.get_text_config(decoder=True)
+    most = getattr(config, "max_position_embeddings", None)
+    needed = length + settings.max_new_tokens - 1
+    if most is None or needed <= most:
+        return
+    tokens = model.get_input_embeddings()
+    for part in model.modules():
+        is_other = isinstance(part, torch.nn.Embedding) and part is not tokens
+        if is_other and part.num_embeddings - getattr(part, "offset", 0) == most:
+            raise ArgumentError(
+                f"The model has {most} positions, but {length} tokens of the prompt and {settings.max_new_tokens} "
+                f"new ones need {needed}. Pass a smaller `max_new_tokens`."
+            )
+
+
+def in_bucket(model: Any, inputs: jax.Array, mask: jax.Array | None, pad: int) -> tuple[jax.Array, jax.Array | None]:
+    """Return a prompt and its mask, padded to the next power of two where padding changes nothing."""
+    if mask is None or inputs.ndim != 2:
+        return inputs, mask
+    length = inputs.shape[1]
+    more = max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length()) - length
+    if model.config.is_encoder_decoder:
+        most = getattr(model.config, "max_position_embeddings", None)
+        if most is not None and length + more > most:
+            return inputs, mask
+        sides = ((0, 0), (0, more))
+    elif takes(model, "position_ids") and _only_attends(model):
+        sides = ((0, 0), (more, 0))
+    else:
+        return inputs, mask
+    return jnp.pad(inputs, sides, constant_values=pad), jnp.pad(mask, sides)
+
+
+def _only_attends(model: Any) -> bool:
+    """Return whether all that a model keeps of earlier tokens are keys and values, which a mask can exclude."""
+    from transformers import cache_utils
+
+    layers = cache_utils.DynamicCache(config=model.config).layers
+    known = (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer, cache_utils.DummyLayer)
+    return all(type(layer) in known for layer in layers)

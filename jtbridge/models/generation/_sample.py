@@ -1,0 +1,74 @@
+"""The loop over tokens: greedy and sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._decoder import Carry, Decoder, Prompt
+from ._scores import constrained, tokens_seen, warped
+from ._settings import Settings
+
+
+def sample(
+    decoder: Decoder,
+    scores: jax.Array,
+    prompt: Prompt,
+    carry: Carry,
+    ids: jax.Array,
+    mask: jax.Array,
+    settings: Settings,
+    controls: dict[str, Any],
+    rng: jax.Array | None,
+    emit: Callable[[jax.Array], jax.Array] | None,
+) -> jax.Array:
+    """Return the generated tokens, of shape ``(batch, max_new_tokens)``, with padding after the end of a sequence.
+
+    Args:
+        decoder: the model.
+        scores: of the first token, of shape ``(batch, vocabulary)``.
+        prompt, carry: of the prompt.
+        ids, mask: the tokens of the prompt.
+        settings, controls: what is asked for.
+        rng: a key; None for greedy tokens.
+        emit: passes the tokens of a step on, and returns whether to stop.
+    """
+    batch, vocabulary = scores.shape
+    rows = jnp.arange(batch)
+    stops = jnp.array(settings.eos, ids.dtype)
+
+    def chosen(
+        number: Any, scores: jax.Array, seen: jax.Array | None, ended: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None, jax.Array, jax.Array]:
+        scores = constrained(scores, number, seen, settings, controls)
+        if rng is None:
+            token = scores.argmax(-1)
+        else:
+            key = jax.random.fold_in(rng, number)
+            token = jax.random.categorical(key, warped(scores, controls, settings.top_k))
+        token = jnp.where(ended, settings.pad, token).astype(ids.dtype)
+        if seen is not None:
+            seen = seen.at[rows, token].set(True)
+        ended |= jnp.isin(token, stops)
+        stopped = jnp.all(ended)
+        if emit is not None:
+            stopped |= emit(token)
+        return token, seen, ended, stopped
+
+    def body(loop: Any) -> Any:
+        number, token, seen, ended, _, carry, tokens = loop
+        scores, carry = decoder.step(token, prompt, carry)
+        token, seen, ended, stopped = chosen(number, scores, seen, ended)
+        return number + 1, token, seen, ended, stopped, carry, tokens.at[:, number].set(token)
+
+    seen = tokens_seen(ids, mask, vocabulary) if "repetition_penalty" in controls else None
+    token, seen, ended, stopped = chosen(0, scores, seen, jnp.zeros(batch, bool))
+    tokens = jnp.full((batch, settings.max_new_tokens), settings.pad, ids.dtype).at[:, 0].set(token)
+    return jax.lax.while_loop(
+        lambda loop: (loop[0] < settings.max_new_tokens) & ~loop[4],
+        body,
+        (jnp.array(1, jnp.int32), token, seen, ended, stopped, carry, tokens),
+    )[-1]

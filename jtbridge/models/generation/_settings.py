@@ -1,0 +1,168 @@
+"""What a model's ``generation_config`` and the arguments of `generate` ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from jtbridge.errors import ArgumentError, ModelError
+
+# Settings of transformers that change tokens and that are not built, with the values that leave them out.
+_NOT_BUILT = {
+    "guidance_scale": (None, 1, 1.0),
+    "sequence_bias": (None,),
+    "encoder_repetition_penalty": (None, 1.0),
+    "no_repeat_ngram_size": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "bad_words_ids": (None,),
+    "exponential_decay_length_penalty": (None,),
+    "watermarking_config": (None,),
+    "num_return_sequences": (None, 1),
+    "stop_strings": (None,),
+    "max_time": (None,),
+    "forced_decoder_ids": (None,),
+    "penalty_alpha": (None, 0.0),
+    "dola_layers": (None,),
+    "use_cache": (None, True),
+}
+_NOT_BUILT_FOR_SAMPLING = {
+    "typical_p": (None, 1.0),
+    "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0),
+    "top_h": (None,),
+}
+# The arguments that are numbers of a program, with the values that leave them out.
+_CONTROLS = {"repetition_penalty": 1.0, "length_penalty": None, "temperature": 1.0, "top_p": 1.0, "min_p": None}
+_FOR_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The settings that a program is compiled for.
+
+    Attributes:
+        max_new_tokens: the most tokens to generate.
+        min_new_tokens: before this number, no sequence ends.
+        num_beams: the sequences that beam search keeps; 1 without it.
+        early_stopping: when beam search ends, as in transformers: True, False or "never".
+        top_k: the number of tokens to sample from; None for all.
+        eos: the tokens that end a sequence.
+        pad: the token after the end.
+        forced_first: the first token, if it is forced.
+        forced_last: the tokens one of which is last, if it is forced.
+        suppressed: tokens that never come.
+        suppressed_first: tokens that do not come first.
+    """
+
+    max_new_tokens: int
+    min_new_tokens: int
+    num_beams: int
+    early_stopping: bool | str
+    top_k: int | None
+    eos: tuple[int, ...]
+    pad: int
+    forced_first: int | None
+    forced_last: tuple[int, ...]
+    suppressed: tuple[int, ...]
+    suppressed_first: tuple[int, ...]
+
+
+def settings_of(
+    config: Any, given: dict[str, Any], *, length: int, sampled: bool, vocabulary: int
+) -> tuple[Settings, dict[str, Any]]:
+    """Return the settings, and the numbers that a program takes as arguments.
+
+    Args:
+        config: the ``generation_config`` of the model.
+        given: the arguments of `generate` by name. One that is None is that of `config`.
+        length: the number of tokens in the prompt of the decoder.
+        sampled: whether tokens are sampled.
+        vocabulary: the number of tokens that there are.
+
+    Raises:
+        ArgumentError: a number is out of range, or an argument for sampling is given without a key.
+        ModelError: `config` asks for something that is not built.
+    """
+    _check(given, sampled)
+    chosen = {name: getattr(config, name, None) if value is None else value for name, value in given.items()}
+    _refuse_not_built(config, _NOT_BUILT | (_NOT_BUILT_FOR_SAMPLING if sampled else {}))
+    beams = 1 if chosen["num_beams"] is None else chosen["num_beams"]
+    if beams > 1 and sampled:
+        raise ArgumentError(
+            "Beam search chooses the best tokens, so it takes no `rng`. Leave out `rng` or `num_beams`."
+        )
+    controls = {
+        name: chosen[name]
+        for name, off in _CONTROLS.items()
+        if chosen[name] is not None and not _is(chosen[name], off) and (sampled or name not in _FOR_SAMPLING)
+    }
+    controls.pop("length_penalty", None)
+    if beams > 1:
+        controls["length_penalty"] = 1.0 if chosen["length_penalty"] is None else chosen["length_penalty"]
+    eos = _tokens(chosen["eos_token_id"], "eos_token_id", vocabulary)
+    pad = chosen["pad_token_id"]
+    top_k = chosen["top_k"] if sampled and chosen["top_k"] else None
+    settings = Settings(
+        max_new_tokens=given["max_new_tokens"],
+        min_new_tokens=max(chosen["min_new_tokens"] or 0, (getattr(config, "min_length", None) or 0) - length),
+        num_beams=beams,
+        early_stopping=False if chosen["early_stopping"] is None else chosen["early_stopping"],
+        top_k=top_k,
+        eos=eos,
+        pad=int(pad) if pad is not None else eos[0] if eos else 0,
+        forced_first=getattr(config, "forced_bos_token_id", None) if length == 1 else None,
+        forced_last=_tokens(getattr(config, "forced_eos_token_id", None), "forced_eos_token_id", vocabulary),
+        suppressed=_tokens(getattr(config, "suppress_tokens", None), "suppress_tokens", vocabulary),
+        suppressed_first=_tokens(getattr(config, "begin_suppress_tokens", None), "begin_suppress_tokens", vocabulary),
+    )
+    return settings, controls
+
+
+def _check(given: dict[str, Any], sampled: bool) -> None:
+    """Raise an error for an argument out of range."""
+    for name in ("max_new_tokens", "min_new_tokens", "num_beams", "top_k"):
+        value, least = given[name], 0 if name == "min_new_tokens" else 1
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise ArgumentError(f"`{name}` must be a whole number of at least {least}, but it is {value!r}.")
+    if given["early_stopping"] not in (None, True, False, "never"):
+        raise ArgumentError(f'`early_stopping` must be True, False or "never", but it is {given["early_stopping"]!r}.')
+    for name in ("temperature", "repetition_penalty"):
+        if isinstance(given[name], int | float) and not given[name] > 0:
+            raise ArgumentError(f"`{name}` must be above 0, but it is {given[name]!r}.")
+    for name in ("top_p", "min_p"):
+        if isinstance(given[name], int | float) and not 0 <= given[name] <= 1:
+            raise ArgumentError(f"`{name}` must be between 0 and 1, but it is {given[name]!r}.")
+    if not sampled:
+        for name in _FOR_SAMPLING:
+            if given[name] is not None:
+                raise ArgumentError(
+                    f"`{name}` is for sampled tokens, which need a key: pass `rng=jax.random.key(0)`. Without a key "
+                    "the most probable token is taken."
+                )
+
+
+def _refuse_not_built(config: Any, names: dict[str, tuple[Any, ...]]) -> None:
+    for name, off in names.items():
+        value = getattr(config, name, None)
+        if not any(_is(value, one) for one in off):
+            raise ModelError(
+                f"The `generation_config` of the model sets `{name}` to {value!r}, which `jtbridge.generate` does not "
+                f"do. If you do not need it: `model.generation_config.{name} = {off[-1]!r}`."
+            )
+
+
+def _is(value: Any, other: Any) -> bool:
+    return value is other or (isinstance(value, int | float) and isinstance(other, int | float) and value == other)
+
+
+def _tokens(value: Any, name: str, vocabulary: int) -> tuple[int, ...]:
+    """Return one token or several as a tuple."""
+    if value is None:
+        return ()
+    found = tuple(int(token) for token in (value if isinstance(value, Iterable) else (value,)))
+    if name == "eos_token_id":
+        return found
+    if any(not 0 <= token < vocabulary for token in found):
+        raise ArgumentError(f"`{name}` must be tokens below {vocabulary}, but they are {found}.")
+    return found

@@ -1,0 +1,92 @@
+"""Small language models of transformers with random weights, one of each kind that generates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+
+SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def _made(model: str, config: str, scale: float = 1.0, **options: Any) -> Any:
+    """Return a model whose random weights are so large, and whose output is so untied, that its tokens differ."""
+    torch.manual_seed(0)
+    options = {**ENDS, "tie_word_embeddings": False, **options}
+    made = getattr(transformers, model)(getattr(transformers, config)(**options)).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, scale / parameter.shape[-1] ** 0.5)
+    return made
+
+
+def gpt2() -> Any:
+    return _made("GPT2LMHeadModel", "GPT2Config", vocab_size=64, n_positions=128, n_embd=32, n_layer=2, n_head=2)
+
+
+def opt() -> Any:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return _made("OPTForCausalLM", "OPTConfig", **sizes, max_position_embeddings=128, word_embed_proj_dim=32)
+
+
+def llama() -> Any:
+    return _made("LlamaForCausalLM", "LlamaConfig", **SIZES, **HEADS)
+
+
+def qwen3() -> Any:
+    return _made("Qwen3ForCausalLM", "Qwen3Config", **SIZES, **HEADS, head_dim=8)
+
+
+def mistral() -> Any:
+    """A window that the prompts of the tests fill, or fill while they generate."""
+    return _made("MistralForCausalLM", "MistralConfig", **SIZES, **HEADS, sliding_window=12)
+
+
+def gemma3() -> Any:
+    types = ["sliding_attention", "full_attention"]
+    options = {"head_dim": 8, "sliding_window": 12, "layer_types": types}
+    return _made("Gemma3ForCausalLM", "Gemma3TextConfig", **SIZES, **HEADS, **options)
+
+
+def phi() -> Any:
+    return _made("PhiForCausalLM", "PhiConfig", **SIZES, num_attention_heads=4, max_position_embeddings=128)
+
+
+def mixtral() -> Any:
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
+    return _made("MixtralForCausalLM", "MixtralConfig", **SIZES, **HEADS, **experts)
+
+
+def mamba() -> Any:
+    return _made("MambaForCausalLM", "MambaConfig", vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=8)
+
+
+def t5() -> Any:
+    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    return _made("T5ForConditionalGeneration", "T5Config", 2.0, **sizes, decoder_start_token_id=0)
+
+
+def bart() -> Any:
+    layers = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    options = {"vocab_size": 64, "d_model": 32, "max_position_embeddings": 128, "decoder_start_token_id": 1}
+    return _made("BartForConditionalGeneration", "BartConfig", **layers, **heads, **options)
+
+
+CAUSAL: dict[str, Callable[[], Any]] = {
+    "gpt2": gpt2,
+    "opt": opt,
+    "llama": llama,
+    "qwen3": qwen3,
+    "mistral": mistral,
+    "gemma3": gemma3,
+    "phi": phi,
+    "mixtral": mixtral,
+    "mamba": mamba,
+}
+WITH_ENCODER: dict[str, Callable[[], Any]] = {"t5": t5, "bart": bart}
