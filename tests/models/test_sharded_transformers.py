@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -25,6 +25,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning:transformers"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion(strict_promotion: None) -> Iterator[None]:
+    """Let optax mix Python numbers and integers."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
 
 SIZES = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 16}
