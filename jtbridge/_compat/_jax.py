@@ -110,18 +110,17 @@ def require_devices(primitive: Any) -> None:
 
 
 def spans_devices(ctx: mlir.LoweringRuleContext) -> bool:
-    """Return whether XLA divides the program among several devices. Inside `shard_map` the user has done so.
+    """Return whether XLA divides the program among the devices of a mesh.
 
-    Tried on jax 0.10.2. JAX's own lowering of `custom_partitioning` asks for the same fields.
+    Inside `shard_map` the user has done so. Tried on jax 0.10.2. JAX's own lowering of `custom_partitioning` asks for
+    the same fields, and knows the names of the axes only if the program has a mesh.
     """
     from jax._src import sharding_impls
 
     context = ctx.module_context.axis_context
-    if isinstance(context, sharding_impls.SPMDAxisContext):
-        return context.manual_axes != frozenset(context.mesh.axis_names) and context.mesh.size > 1
-    if isinstance(context, sharding_impls.ShardingContext):
-        return context.num_devices > 1 and context.device_assignment is not None
-    return False
+    if not isinstance(context, sharding_impls.ShardingContext) or context.device_assignment is None:
+        return False
+    return context.num_devices > 1 and context.abstract_mesh is not None
 
 
 def _ordered_effect() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 from typing import Any
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax._src import dispatch
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -202,6 +202,37 @@ def test_a_called_module_trains_data_parallel_without_gathers(mesh):
         np.testing.assert_allclose(gradients[name], x.grad, rtol=1e-4, atol=1e-6)
 
 
+def test_under_a_shard_map_over_some_axes_the_result_is_right(mesh):
+    _, x = placed(mesh, "data", "model")
+    f = jtbridge.wrap(lambda x: x.cumsum(1), backend="dlpack", batched="x")
+    specs = {"mesh": x.sharding.mesh, "in_specs": P("data"), "out_specs": P("data")}
+    for axes in ({"data"}, {"data", "model"}):
+        found = jax.jit(jax.shard_map(f, **specs, axis_names=axes))(x)
+        np.testing.assert_allclose(found, np.cumsum(X, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_on_a_mesh_of_explicit_axes_nothing_is_gathered():
+    mesh = jax.make_mesh((8,), ("data",))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(X, NamedSharding(mesh, P("data")))
+        run, collectives = compiled(jtbridge.wrap(torch.sin, backend="dlpack", batched="argument 0"), x)
+        assert collectives == []
+        np.testing.assert_allclose(run(x), np.sin(X), rtol=1e-5, atol=1e-6)
+
+
+def test_an_exception_on_all_devices_reaches_the_caller(mesh):
+    def f(x):
+        if len(x) < 16:
+            raise KeyError("no such row")
+        return x * 2
+
+    _, x = placed(mesh, "data")
+    run = jax.jit(jax.grad(lambda x: jtbridge.wrap(f, backend="dlpack", batched="x")(x).sum()))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no such row"):
+        jax.block_until_ready(run(x))
+    dispatch.runtime_tokens.clear()  # those of the devices hold the error too
+
+
 def test_on_one_device_and_eagerly_nothing_changes():
     f = layer()
     expected = expected_value_and_gradients(W, X)[0]
@@ -228,5 +259,4 @@ def test_a_function_that_returns_another_number_of_rows_raises(mesh):
         (jax.errors.JaxRuntimeError, ValueError), match=r"has shape \(16, 3\) but \(8, 3\) was expected"
     ):
         jax.block_until_ready(jax.jit(f)(x))
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # the devices' tokens hold the error too
-        jax.effects_barrier()
+    dispatch.runtime_tokens.clear()  # those of the devices hold the error too
