@@ -88,7 +88,7 @@ def shard(tree: Any, mesh: Mesh, rules: Rules) -> Any:
         >>> params, state = jtbridge.module(torch.nn.Linear(4, 8)).init()
         >>> params = jtbridge.shard(params, mesh, {"weight": P("model", None), "*": P()})
         >>> params["weight"].sharding.spec
-        PartitionSpec('model', None)
+        P('model', None)
     """
     return jax.tree.map(place, tree, shardings(tree, mesh, rules))
 
@@ -106,7 +106,7 @@ def shardings(tree: Any, mesh: Mesh, rules: Rules) -> Any:
         >>> mesh = jax.make_mesh((1,), ("data",))
         >>> shape = jax.ShapeDtypeStruct((4, 8), "float32")
         >>> jtbridge.shardings({"weight": shape}, mesh, "fsdp")["weight"].spec
-        PartitionSpec(None, 'data')
+        P(None, 'data')
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     leaves = []
@@ -133,7 +133,7 @@ def shard_batch(batch: Any, mesh: Mesh, *, axis: str | Sequence[str] | None = No
         >>> import jax, jtbridge, numpy as np
         >>> mesh = jax.make_mesh((1,), ("data",))
         >>> jtbridge.shard_batch(np.zeros((8, 3), np.float32), mesh).sharding.spec
-        PartitionSpec('data',)
+        P('data',)
     """
     mesh = _with_auto_axes(mesh)
     if axis is None:
