@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ._export import export
     from .core.convert import to_jax, to_torch
     from .lowerings import register_lowering
-    from .models import JaxModule, generate, module
+    from .models import JaxModule, generate, module, shard, shard_batch, shardings
     from .reports._check import CheckReport, check
     from .reports._explain import Explanation, explain
     from .reports._purity import PurityReport, purity
@@ -37,6 +37,9 @@ __all__ = [
     "module",
     "purity",
     "register_lowering",
+    "shard",
+    "shard_batch",
+    "shardings",
     "to_jax",
     "to_torch",
     "wrap",
@@ -56,6 +59,9 @@ _MODULES = {
     "module": "models",
     "purity": "reports._purity",
     "register_lowering": "lowerings",
+    "shard": "models",
+    "shard_batch": "models",
+    "shardings": "models",
     "to_jax": "core.convert",
     "to_torch": "core.convert",
 }

@@ -180,6 +180,7 @@ def wrap(
     int32: str = "int64",
     verify: bool = False,
     purity: str = "error",
+    batched: str | tuple[str, ...] = (),
 ) -> Any:
     """Make a PyTorch function a JAX function.
 
@@ -223,6 +224,11 @@ def wrap(
             :class:`~jtbridge.errors.RandomnessError`, "warn" warns (:class:`~jtbridge.errors.PurityWarning`) and
             "allow" does neither. In each case the state is restored after the trace. :func:`jtbridge.purity` reports
             all side effects of a function.
+        batched: the names of the arguments whose first axis is a batch of independent rows, which is then the first
+            axis of each result too. If the function is called on several devices under plain ``jit`` (by the backend
+            "dlpack"), each device calls it with its rows, and nothing is gathered. Its gradient runs the forward again.
+            Rows must not depend on one another: jtbridge cannot check that. A function that draws from ``rng=`` is not
+            divided, because its numbers depend on the place of a row.
 
     Returns:
         A function of the same arguments that returns `fn`'s result with JAX arrays for tensors. Python numbers and
@@ -249,6 +255,7 @@ def wrap(
         "int32": _one_of("int32", int32, ("int64", "keep")),
         "verify": verify,
         "purity": _one_of("purity", purity, ("error", "warn", "allow")),
+        "batched": (batched,) if isinstance(batched, str) else tuple(batched),
     }
     if fn is None:
         return lambda function: _wrapped(function, options)

@@ -50,6 +50,10 @@ class ModelError(JtbridgeError, ValueError):
     """Parameters or state do not fit their torch module, or the module cannot be called with others than its own."""
 
 
+class ShardingError(JtbridgeError, ValueError):
+    """Rules do not fit the parameters or the mesh, or a batch cannot be divided by the devices."""
+
+
 class OutputMismatchError(JtbridgeError):
     """The function returned another shape, dtype or tree than in its trace, or than ``output_shapes=`` declares."""
 
@@ -104,6 +108,10 @@ class PurityWarning(UserWarning):
 
 class ConstantsWarning(UserWarning):
     """A function that ``jit`` traces closes over large tensors, which become literals of the compiled program."""
+
+
+class ShardingWarning(UserWarning):
+    """A preset of :func:`jtbridge.shard` leaves a large parameter whole on each device."""
 
 
 class RetracingWarning(UserWarning):

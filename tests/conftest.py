@@ -1,11 +1,11 @@
-"""Set up before jax is imported: four CPU devices. Then the fixtures that most tests use."""
+"""Set up before jax is imported: eight CPU devices. Then the fixtures that most tests use."""
 
 from __future__ import annotations
 
 import os
 
 os.environ["XLA_FLAGS"] = " ".join(
-    [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=4"]
+    [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
 ).strip()
 
 import gc

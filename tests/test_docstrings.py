@@ -22,6 +22,9 @@ PUBLIC = [
     jtbridge.module,
     jtbridge.purity,
     jtbridge.register_lowering,
+    jtbridge.shard,
+    jtbridge.shard_batch,
+    jtbridge.shardings,
     jtbridge.to_jax,
     jtbridge.to_torch,
 ]

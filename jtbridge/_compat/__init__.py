@@ -15,13 +15,17 @@ from ._draws import same_generator as same_generator
 from ._interrupts import raise_in_thread as raise_in_thread
 from ._jax import ORDERED_EFFECT as ORDERED_EFFECT
 from ._jax import Primitive as Primitive
+from ._jax import add_host_callback as add_host_callback
 from ._jax import add_linearization as add_linearization
 from ._jax import buffer_call as buffer_call
+from ._jax import buffer_call_by_index as buffer_call_by_index
 from ._jax import call_aval as call_aval
 from ._jax import cudnn_attention as cudnn_attention
 from ._jax import cudnn_backward as cudnn_backward
 from ._jax import cudnn_forward as cudnn_forward
 from ._jax import cudnn_version as cudnn_version
+from ._jax import require_devices as require_devices
+from ._jax import spans_devices as spans_devices
 from ._jax import unify_varying_axes as unify_varying_axes
 from ._jax import without_function_of_scores as without_function_of_scores
 from ._jax_arrays import ArrayImpl as ArrayImpl

@@ -82,13 +82,45 @@ def buffer_call(
     Tried on jax 0.10.2. The public function refuses multi-platform lowering and rebuilds pytrees at every call,
     which costs 2 us of 8. Only the executable keeps `callback` alive.
     """
-    from jax._src import ffi
+    return buffer_call_by_index(ctx, add_host_callback(ctx, callback), operands, gpu=gpu)
 
+
+def add_host_callback(ctx: mlir.LoweringRuleContext, callback: Callable) -> int:
+    """Make a program hold a callback, and return its index. Tried on jax 0.10.2."""
     module_context = ctx.module_context
     module_context.add_host_callback(callback)
-    index = np.uint64(len(module_context.host_callbacks) - 1)
+    return len(module_context.host_callbacks) - 1
+
+
+def buffer_call_by_index(
+    ctx: mlir.LoweringRuleContext, index: int, operands: Sequence[Any], *, gpu: bool
+) -> Sequence[Any]:
+    """Emit the call of a callback that the program holds: see `buffer_call`."""
+    from jax._src import ffi
+
     target = f"xla_buffer_python_{'gpu' if gpu else 'cpu'}_callback"
-    return ffi.ffi_lowering(target)(ctx, *operands, index=index)
+    return ffi.ffi_lowering(target)(ctx, *operands, index=np.uint64(index))
+
+
+def require_devices(primitive: Any) -> None:
+    """Make JAX give the devices of a program to the lowering of all its primitives. Tried on jax 0.10.2."""
+    from jax._src import dispatch
+
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def spans_devices(ctx: mlir.LoweringRuleContext) -> bool:
+    """Return whether XLA divides the program among the devices of a mesh.
+
+    Inside `shard_map` the user has done so. Tried on jax 0.10.2. JAX's own lowering of `custom_partitioning` asks for
+    the same fields, and knows the names of the axes only if the program has a mesh.
+    """
+    from jax._src import sharding_impls
+
+    context = ctx.module_context.axis_context
+    if not isinstance(context, sharding_impls.ShardingContext) or context.device_assignment is None:
+        return False
+    return context.num_devices > 1 and context.abstract_mesh is not None
 
 
 def _ordered_effect() -> Any:

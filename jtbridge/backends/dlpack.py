@@ -18,6 +18,7 @@ from jtbridge.core.host_memory import placed, reader, writer
 from jtbridge.core.run import as_call_error, runner
 from jtbridge.transforms import Vmap
 
+from ._divided import lower_divided
 from ._dlpack_gpu import gpu_callback, without_gpu
 
 _LARGE = 1 << 18  # bytes of a result from which its copy is a large part of a call
@@ -41,9 +42,11 @@ class DlpackBackend:
 
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
         platforms = ctx.module_context.platforms if ctx.platforms is None else ctx.platforms
-        if platforms[0] == "cpu":
-            return buffer_call(ctx, buffer_callback(fn), operands, gpu=False)
-        return buffer_call(ctx, gpu_callback(fn), operands, gpu=True)
+        gpu = platforms[0] != "cpu"
+        divided = lower_divided(ctx, fn, operands, gpu_callback if gpu else uncaptured_callback, gpu=gpu)
+        if divided is not None:
+            return divided
+        return buffer_call(ctx, gpu_callback(fn) if gpu else buffer_callback(fn), operands, gpu=gpu)
 
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         # No copy: the capsule is a view of JAX's memory, and an argument that `fn` writes to is copied first.
@@ -53,8 +56,16 @@ class DlpackBackend:
 
 def buffer_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
     """Return the function that XLA calls with an execution context, its input buffers and its output buffers."""
+    return _callback(fn, *_fastest(fn))
+
+
+def uncaptured_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
+    """Return the same without capturing a graph, which a thread of XLA may not do while another one traces."""
+    return _callback(fn, fn, ())
+
+
+def _callback(fn: TorchFunction, runs: TorchFunction, written: tuple[int, ...]) -> Callable[..., tuple[()]]:
     count = len(fn.in_types)
-    runs, written = _fastest(fn)
     run = runner(runs)
     readers = [reader(type_) for type_ in runs.in_types]
     places = [*range(count), *(count + position for position in written)]

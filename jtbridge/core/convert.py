@@ -108,15 +108,27 @@ def _to_jax(tensor: torch.Tensor, copy: bool) -> jax.Array:
     ):
         array = jax.dlpack.from_dlpack(tensor)
         return array.copy() if copy else array
+    return jax.device_put(to_numpy(tensor))
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor as a NumPy array with memory of its own, in the dtype that JAX has for it."""
+    tensor = as_tensor(tensor).detach()
+    wanted = canonical_dtype(numpy_dtype(tensor.dtype, "a tensor"))
     memory = np.empty(tuple(tensor.shape), wanted)
     writer(ArrayType(tuple(tensor.shape), wanted))(memory, tensor.to(torch_dtype(wanted, "a tensor")))
-    return jax.device_put(memory)
+    return memory
 
 
 def _to_torch(array: jax.Array, copy: bool) -> torch.Tensor:
     torch_dtype(array.dtype, "an array")
     devices = array.sharding.device_set
     platform = next(iter(devices)).platform
+    if not array.is_fully_addressable:
+        raise DeviceError(
+            "An array has parts on devices of other processes, and torch is of this process alone. Gather it first, on "
+            "every process: `jax.experimental.multihost_utils.process_allgather(x, tiled=True)`."
+        )
     if len(devices) > 1 or copy or not array.size:
         return _copied(np.asarray(array))
     if platform != "cpu" and not torch.cuda.is_available():

@@ -109,6 +109,7 @@ class TracedFunction(TorchFunction):
     # Closed-over tensors that are inputs too, for backends that translate. A call of torch ignores these inputs.
     constants: tuple[torch.Tensor, ...] = ()
     graph: Any = None  # the captured graph, if there is one already
+    batched: tuple[int, ...] = ()  # inputs whose first axis is a batch of independent rows; all results have it then
     fuses_chains: bool = False  # whether chains of operators in its graphs become fused operators, for kernels
     notices: set[str] = dataclasses.field(default_factory=set)  # keys of the warnings already given
     guard: Any = None  # a `StateGuard`: restores the state that the function changes while it is traced

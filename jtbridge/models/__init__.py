@@ -7,6 +7,7 @@
 - `_run.py`: one call of a copy, and the state that it changed.
 - `_module.py`: :func:`jtbridge.module` and its result.
 - `_state_dict.py`, `_safetensors.py`: torch's ``state_dict``, and files.
+- `_sharding.py`, `_sharding_presets.py`: :func:`jtbridge.shard` and its relatives, and the axes that presets split.
 - `_release.py`: weights that the torch module gives up, and gets back.
 - `_caches.py`: the caches and outputs of transformers as pytrees.
 - `generation/`: :func:`jtbridge.generate`.
@@ -17,6 +18,7 @@ an attribute is read from the copy afterwards.
 """
 
 from ._module import JaxModule, module
+from ._sharding import shard, shard_batch, shardings
 from .generation import generate
 
-__all__ = ["JaxModule", "generate", "module"]
+__all__ = ["JaxModule", "generate", "module", "shard", "shard_batch", "shardings"]

@@ -12,15 +12,16 @@ import torch
 
 from jtbridge._compat import ReleasedTensor, unwrap_compiled
 from jtbridge._wrap import wrap
-from jtbridge.core.convert import to_jax
 from jtbridge.core.nesting import is_inside
 from jtbridge.errors import ArgumentError, ModelError
 
 from ._caches import register_caches
 from ._layout import check_initialized, entries, overlapping
+from ._placing import converter
 from ._release import load_into, release_tensor
 from ._run import Run, check_names, written_parameter
-from ._safetensors import read_file, write_file
+from ._safetensors import read_files, write_file
+from ._sharding import Rules
 from ._state_dict import from_state_dict, to_state_dict
 
 Arrays = dict[str, jax.Array]
@@ -48,7 +49,9 @@ class JaxModule:
         """Return the torch module. Its structure, hooks and Python attributes are read in each call."""
         return self._module
 
-    def init(self, *, release: bool = False) -> tuple[Arrays, Arrays]:
+    def init(
+        self, *, release: bool = False, mesh: jax.sharding.Mesh | None = None, rules: Rules | None = None
+    ) -> tuple[Arrays, Arrays]:
         """Return the module's present tensors as `params` and `state`, by torch's names.
 
         `params` has the parameters with ``requires_grad``: what ``jax.grad`` and an optimizer take. `state` has the
@@ -59,6 +62,8 @@ class JaxModule:
             release: with True, the torch module gives up its copy of the parameters and of the persistent buffers, one
                 at a time while they are converted, so that the weights are held once. The module raises an error if it
                 is used then, until :meth:`load`.
+            mesh, rules: the devices to distribute the tensors over, and how, as for :func:`jtbridge.shard`. No
+                parameter is ever whole on one device. Presets split parameters; buffers are replicated.
 
         Raises:
             ModelError: a lazy module has no shapes yet, a parameter shares memory with another tensor, or the weights
@@ -82,10 +87,11 @@ class JaxModule:
         self._overlapping = frozenset(overlapping(found))
         params: Arrays = {}
         state: Arrays = {}
+        convert = converter(found, mesh, rules)
         names = list(found)
         for name in names:
             entry = found.pop(name)  # a released tensor is freed before the next one is converted
-            (params if entry.kind == "parameter" else state)[name] = to_jax(entry.tensor)
+            (params if entry.kind == "parameter" else state)[name] = convert(name, entry.tensor)
             if release and entry.persistent:
                 release_tensor(self._module, entry.tensor)
         return params, state
@@ -176,7 +182,14 @@ class JaxModule:
         """
         return to_state_dict(self._module, self._checked(params, state))
 
-    def from_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> tuple[Arrays, Arrays]:
+    def from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        *,
+        strict: bool = True,
+        mesh: jax.sharding.Mesh | None = None,
+        rules: Rules | None = None,
+    ) -> tuple[Arrays, Arrays]:
         """Return `params` and `state` from a ``state_dict`` of the module. The torch module is not changed.
 
         Tensors that a ``state_dict`` does not have, such as buffers that are not persistent, are the module's present
@@ -186,6 +199,7 @@ class JaxModule:
             state_dict: torch tensors, NumPy or JAX arrays by torch's names. Of tied names, one suffices.
             strict: with False, entries may be missing, which then are the module's present ones, and further entries
                 are ignored.
+            mesh, rules: the devices to distribute the tensors over, and how, as for :meth:`init`.
 
         Raises:
             ModelError: entries are missing, are not expected, or have another shape or dtype; or tied entries differ.
@@ -195,7 +209,7 @@ class JaxModule:
             >>> net = jtbridge.module(torch.nn.Linear(1, 1))
             >>> params, state = net.from_state_dict({"weight": torch.ones(1, 1), "bias": torch.zeros(1)})
         """
-        return from_state_dict(self._module, state_dict, strict=strict)
+        return from_state_dict(self._module, state_dict, strict=strict, mesh=mesh, rules=rules)
 
     def save_safetensors(
         self,
@@ -214,9 +228,28 @@ class JaxModule:
         """
         write_file(path, to_state_dict(self._module, self._checked(params, state), shared=True), metadata or {})
 
-    def load_safetensors(self, path: str | os.PathLike[str], *, strict: bool = True) -> tuple[Arrays, Arrays]:
-        """Return `params` and `state` from a safetensors file, as :meth:`from_state_dict`. Needs `safetensors`."""
-        return from_state_dict(self._module, read_file(path), strict=strict)
+    def load_safetensors(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        strict: bool = True,
+        mesh: jax.sharding.Mesh | None = None,
+        rules: Rules | None = None,
+    ) -> tuple[Arrays, Arrays]:
+        """Return `params` and `state` from a safetensors checkpoint, as :meth:`from_state_dict`. Needs `safetensors`.
+
+        With `mesh` and `rules`, a process reads from the file only what its own devices hold. The torch module may have
+        parameters without memory, on torch's device "meta".
+
+        Args:
+            path: a file, a folder with ``model.safetensors``, or one with several files and
+                ``model.safetensors.index.json``, as transformers writes them; or the path of that index.
+            strict, mesh, rules: as for :meth:`from_state_dict`.
+
+        Raises:
+            ModelError: as for :meth:`from_state_dict`; or there is no such file.
+        """
+        return from_state_dict(self._module, read_files(path), strict=strict, mesh=mesh, rules=rules)
 
     def __copy__(self) -> JaxModule:
         return JaxModule(self._module, self._options)
@@ -238,7 +271,7 @@ class JaxModule:
             return run(params, state, args, kwargs, "forward", train, self._added)
 
         call.__name__ = self.__name__
-        return wrap(call, **self._options)
+        return wrap(call, **{**self._options, "batched": ()})
 
     def _call(self, method: Any, params: Any, state: Any, args: tuple, kwargs: Any, rng: Any, train: Any) -> Any:
         if is_inside():
@@ -307,6 +340,7 @@ def module(
     int32: str = "int64",
     verify: bool = False,
     purity: str = "error",
+    batched: bool = False,
 ) -> JaxModule:
     """Make a torch module a JAX function of its parameters and state.
 
@@ -319,6 +353,8 @@ def module(
         module: any ``torch.nn.Module`` that is not TorchScript.
         backend, residuals, int32, verify: as for :func:`jtbridge.wrap`.
         purity: the reaction if a call changes Python state, as for :func:`jtbridge.wrap`.
+        batched: whether the first axis of all array arguments and results of a call, besides `params` and `state`, is a
+            batch of independent rows, as for :func:`jtbridge.wrap`.
 
     Raises:
         ArgumentError: `module` is no module, or one of TorchScript.
@@ -343,7 +379,14 @@ def module(
                 "Python module that it was made from, or `jtbridge.wrap`, which takes the weights as constants."
             )
     register_caches()
-    options = {"backend": backend, "residuals": residuals, "int32": int32, "verify": verify, "purity": purity}
+    options = {
+        "backend": backend,
+        "residuals": residuals,
+        "int32": int32,
+        "verify": verify,
+        "purity": purity,
+        "batched": ("args", "kwargs") if batched else (),  # of `Run`
+    }
     return JaxModule(plain, options)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,11 +35,32 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any], meta
     save_file(tensors, os.fspath(path), metadata={"format": "pt", **ties, **metadata})
 
 
-def read_file(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+def read_files(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+    """Read a file, or the files of a folder or of an index.
+
+    The tensors are views of the mapped files: memory is read when values are used.
+    """
+    place = pathlib.Path(path)
+    if place.is_dir():
+        known = [place / "model.safetensors", place / "model.safetensors.index.json"]
+        place = next((file for file in known if file.exists()), place)
+        if place.is_dir():
+            raise ModelError(f"`{place}` has neither `model.safetensors` nor `model.safetensors.index.json`.")
+    if place.suffix != ".json":
+        return _read_file(place)
+    tensors: dict[str, torch.Tensor] = {}
+    for name in sorted(set(json.loads(place.read_text())["weight_map"].values())):
+        tensors |= _read_file(place.parent / name)
+    return tensors
+
+
+def _read_file(path: pathlib.Path) -> dict[str, torch.Tensor]:
     """Read a file. Names that its metadata maps to a tensor, as ``safetensors.torch.save_model`` writes, are added."""
     from safetensors import safe_open
 
-    with safe_open(os.fspath(path), framework="pt") as file:
+    if not path.exists():
+        raise ModelError(f"There is no file `{path}`.")
+    with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no dict)
         for name, first in (file.metadata() or {}).items():
             if first in tensors and name not in tensors:

@@ -11,12 +11,14 @@ import torch
 
 from jtbridge._compat import ReleasedTensor
 from jtbridge.calls.eager import shared_tensor
-from jtbridge.core.convert import to_jax, to_torch
+from jtbridge.core.convert import to_torch
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
 from jtbridge.errors import ModelError
 
 from ._layout import Entry, check_initialized, entries, locate, registered_buffers, registered_parameters, shown
+from ._placing import converter
 from ._run import bound
+from ._sharding import Rules
 
 
 def to_state_dict(module: torch.nn.Module, arrays: Mapping[str, Any], *, shared: bool = False) -> dict[str, Any]:
@@ -35,7 +37,14 @@ def to_state_dict(module: torch.nn.Module, arrays: Mapping[str, Any], *, shared:
     return bound(module, found, tensors, frozenset(tensors)).state_dict()
 
 
-def from_state_dict(module: torch.nn.Module, state_dict: Mapping[str, Any], *, strict: bool) -> Any:
+def from_state_dict(
+    module: torch.nn.Module,
+    state_dict: Mapping[str, Any],
+    *,
+    strict: bool,
+    mesh: jax.sharding.Mesh | None,
+    rules: Rules | None,
+) -> Any:
     """Return the parameters and the state in a ``state_dict``: see :meth:`jtbridge.JaxModule.from_state_dict`."""
     found = entries(module)
     check_initialized(found)
@@ -57,13 +66,14 @@ def from_state_dict(module: torch.nn.Module, state_dict: Mapping[str, Any], *, s
     _check_ties(name, copy, ties)
     params: dict[str, jax.Array] = {}
     state: dict[str, jax.Array] = {}
+    convert = converter(found, mesh, rules)
     for key, entry in found.items():
         tensor = _at(copy, key)
         if tensor.device.type == "meta":
             tensor = entry.tensor
             if isinstance(tensor, ReleasedTensor):
                 raise ModelError(f"`{key}` is not in the `state_dict`, and `{name}` has released its own.")
-        (params if entry.kind == "parameter" else state)[key] = to_jax(tensor)
+        (params if entry.kind == "parameter" else state)[key] = convert(key, tensor)
     return params, state
 
 

@@ -41,7 +41,10 @@ def _forward(
 
     If the backward cannot be split off, there are no such arrays, and the backward is None.
     """
-    kept = split(fn, wrt, outs, translated=will_translate(fn, backend))
+    translated = will_translate(fn, backend)
+    if fn.base.batched and not translated:  # the graphs of a split are of this number of rows
+        return torch_call(*primals, fn=fn, backend=backend), [], None
+    kept = split(fn, wrt, outs, translated=translated)
     if not isinstance(kept, Split):
         return torch_call(*primals, fn=fn, backend=backend), [], None
     everything = bind(torch_forward_p, *primals, fn=fn, forward=kept.forward, backend=backend)

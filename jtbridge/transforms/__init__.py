@@ -10,6 +10,7 @@ from ._composite import FUSED, WITHOUT_DOUBLE_BACKWARD
 from ._derived import conjugate, refuse_once_differentiable
 from ._jvp import LARGEST_JACOBIAN, Jvp, have_nan
 from ._padded_embedding import PADDED
+from ._rows import RowAxes, row_axes, with_rows
 from ._vjp import Vjp
 from ._vmap import Vmap, of_results
 from ._vmap_guard import VmapGuard
@@ -21,6 +22,7 @@ __all__ = [
     "WITHOUT_DOUBLE_BACKWARD",
     "DifferentiableStatistics",
     "Jvp",
+    "RowAxes",
     "Vjp",
     "Vmap",
     "VmapGuard",
@@ -28,5 +30,7 @@ __all__ = [
     "have_nan",
     "of_results",
     "refuse_once_differentiable",
+    "row_axes",
     "with_differentiable_statistics",
+    "with_rows",
 ]

@@ -23,14 +23,22 @@ from jtbridge.core.dtypes import argument_dtypes, canonical_dtype
 from jtbridge.core.functions import TracedFunction
 from jtbridge.core.module_locks import module_locks
 from jtbridge.core.nesting import marked
-from jtbridge.core.signature import Signature, argument_names, rebuild_call, static_arguments, static_name
+from jtbridge.core.signature import (
+    Signature,
+    argument_names,
+    parameter_names,
+    rebuild_call,
+    static_arguments,
+    static_name,
+)
 from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import BackendError
-from jtbridge.primitives import torch_call, torch_ordered
+from jtbridge.primitives import torch_call, torch_ordered, with_devices
 from jtbridge.state import StateGuard, saving_state_once
 from jtbridge.translate import hinted_shapes, is_symbolic, symbolic_program, torch_symbolic, with_constants
 from jtbridge.triton import with_intercepted_launches
 
+from ._batched import batched_inputs
 from ._literals import tell_of_literals
 from ._retracing import NumberWatch
 from ._verify import verify as verify_result
@@ -78,7 +86,7 @@ class TracedCalls:
         elif self._ordered:
             results = torch_ordered(*operands, fn=traced)
         else:
-            results = torch_call(*operands, fn=traced, backend=backend)
+            results = torch_call(*with_devices(operands, traced, backend), fn=traced, backend=backend)
             if verify:
                 verify_result(traced, operands, results)
         count = len(traced.out_tree.array_positions)
@@ -210,6 +218,10 @@ class TracedCalls:
         seeded = seeded and (draws or keep_seed)
         return_mutated = self._options["return_mutated"]
         mutated = tuple(in_types[i] for i in traits.effects.mutated) if return_mutated else ()
+        out_types = (*found.out_types, *mutated)
+        batched = batched_inputs(
+            self._name, self._options["batched"], parameter_names(self._fn), names, in_types, out_types
+        )
         return TracedFunction(
             name=self._name,
             # An untraceable function may launch kernels in a call that inference has not seen.
@@ -217,7 +229,7 @@ class TracedCalls:
             argument_names=names,
             in_types=(*in_types, _SEED) if seeded else in_types,
             in_torch_dtypes=dtypes,
-            out_types=(*found.out_types, *mutated),
+            out_types=out_types,
             out_tree=found.out_tree,
             trace_state=state if traits.uses_default_dtype else state.for_any_default_dtype(),
             traits=traits,
@@ -227,6 +239,7 @@ class TracedCalls:
             notices=self._notices,
             guard=guard,
             trials=found.trials,
+            batched=batched,
             fuses_chains=fuses_chains,
         )
 

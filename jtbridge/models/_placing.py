@@ -1,0 +1,40 @@
+"""The conversion of a module's tensors to JAX arrays, whole or distributed over a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import jax
+import torch
+
+from jtbridge.core.convert import to_jax
+from jtbridge.errors import ArgumentError, ModelError
+
+from ._layout import Entry
+from ._sharding import Leaf, Rules, place, shardings_of
+
+
+def converter(
+    found: Mapping[str, Entry], mesh: jax.sharding.Mesh | None, rules: Rules | None
+) -> Callable[[str, torch.Tensor], jax.Array]:
+    """Return the function from the name and the value of a tensor to its JAX array."""
+    if (mesh is None) != (rules is None):
+        raise ArgumentError("`mesh` and `rules` are given together: `init(mesh=mesh, rules=...)`.")
+    shardings = {}
+    if mesh is not None and rules is not None:
+        leaves = [
+            Leaf(entry.name, tuple(entry.tensor.shape), entry.kind in ("parameter", "frozen"))
+            for entry in found.values()
+        ]
+        shardings = dict(zip(found, shardings_of(leaves, mesh, rules), strict=True))
+
+    def convert(name: str, tensor: torch.Tensor) -> jax.Array:
+        if tensor.device.type == "meta":
+            raise ModelError(
+                f'`{name}` is on torch\'s device "meta", so it has no values, and no file has them. Only tensors that '
+                "are loaded may be without memory: make the module on the CPU, or with "
+                "`accelerate.init_empty_weights()`, which leaves the values of buffers."
+            )
+        return place(tensor, shardings[name]) if shardings else to_jax(tensor)
+
+    return convert
