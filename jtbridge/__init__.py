@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ._export import export
     from .core.convert import to_jax, to_torch
     from .lowerings import register_lowering
-    from .models import JaxModule, module
+    from .models import JaxModule, TrainState, TrainStep, module, train_step
     from .reports._check import CheckReport, check
     from .reports._explain import Explanation, explain
     from .reports._purity import PurityReport, purity
@@ -27,6 +27,8 @@ __all__ = [
     "Explanation",
     "JaxModule",
     "PurityReport",
+    "TrainState",
+    "TrainStep",
     "backends",
     "check",
     "config",
@@ -38,6 +40,7 @@ __all__ = [
     "register_lowering",
     "to_jax",
     "to_torch",
+    "train_step",
     "wrap",
 ]
 __version__ = "0.1.0"
@@ -48,6 +51,8 @@ _MODULES = {
     "Explanation": "reports._explain",
     "JaxModule": "models",
     "PurityReport": "reports._purity",
+    "TrainState": "models",
+    "TrainStep": "models",
     "check": "reports._check",
     "explain": "reports._explain",
     "export": "_export",
@@ -56,6 +61,7 @@ _MODULES = {
     "register_lowering": "lowerings",
     "to_jax": "core.convert",
     "to_torch": "core.convert",
+    "train_step": "models",
 }
 
 

@@ -23,6 +23,7 @@ PUBLIC = [
     jtbridge.register_lowering,
     jtbridge.to_jax,
     jtbridge.to_torch,
+    jtbridge.train_step,
 ]
 
 
@@ -30,6 +31,7 @@ METHODS = [
     getattr(jtbridge.JaxModule, name)
     for name in ("init", "__call__", "method", "load", "state_dict", "from_state_dict")
 ]
+METHODS.append(jtbridge.TrainStep.init)
 
 
 @pytest.mark.parametrize("public", [*PUBLIC, *KERNELS, *METHODS], ids=lambda public: public.__name__)

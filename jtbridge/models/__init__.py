@@ -9,6 +9,7 @@
 - `_state_dict.py`, `_safetensors.py`: torch's ``state_dict``, and files.
 - `_release.py`: weights that the torch module gives up, and gets back.
 - `_caches.py`: the caches and outputs of transformers as pytrees.
+- `training/`: training steps.
 
 A call never runs the user's module: it runs a copy of its Python objects, made for this call, that holds the tensors
 of the call. So no other thread sees the call, train and eval mode are chosen per call, and whatever the call assigns to
@@ -16,5 +17,6 @@ an attribute is read from the copy afterwards.
 """
 
 from ._module import JaxModule, module
+from .training import TrainState, TrainStep, train_step
 
-__all__ = ["JaxModule", "module"]
+__all__ = ["JaxModule", "TrainState", "TrainStep", "module", "train_step"]
