@@ -230,7 +230,7 @@ def train_step(
         >>> net = jtbridge.module(torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout(0.1)))
         >>> def loss(model, batch):
         ...     return jnp.mean((model(batch["x"]) - batch["y"]) ** 2)
-        >>> step = jtbridge.train_step(net, loss, optax.adam(0.1))
+        >>> step = jtbridge.train_step(net, loss, optax.sgd(0.1))
         >>> train = step.init(jax.random.key(0))
         >>> train, metrics = step(train, {"x": jnp.ones((8, 1)), "y": jnp.ones((8, 1))})
         >>> int(train.step), list(metrics)
