@@ -427,6 +427,14 @@ def test_tensors_of_torch_are_taken_in_a_batch():
     np.testing.assert_array_equal(step(step.init(KEY), tensors)[1]["loss"], step(step.init(KEY), BATCH)[1]["loss"])
 
 
+def test_the_result_of_a_tokenizer_is_taken_as_a_batch():
+    from transformers import BatchEncoding
+
+    step = jtbridge.train_step(jtbridge.module(mlp()), loss, optax.sgd(0.1))
+    tensors = {name: torch.from_numpy(value) for name, value in BATCH.items()}
+    assert np.isfinite(step(step.init(KEY), BatchEncoding(tensors))[1]["loss"])
+
+
 def test_an_optimizer_may_keep_the_first_parameters():
     keep = optax.GradientTransformation(lambda params: params, lambda g, start, p=None: (g, start))
     step = jtbridge.train_step(jtbridge.module(mlp()), loss, optax.chain(keep, optax.sgd(0.1)))

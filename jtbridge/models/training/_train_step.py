@@ -107,7 +107,8 @@ class TrainStep:
 
         Args:
             train: the state of the run, of :meth:`init` or of the previous step.
-            batch: what the loss takes: a pytree of arrays, in which tensors of torch become JAX arrays.
+            batch: what the loss takes: a pytree of arrays, in which tensors of torch become JAX arrays. The result of a
+                tokenizer of transformers becomes a dict.
 
         Returns:
             The new :class:`TrainState`, and a dict with "loss" and the metrics that the loss returned. With
@@ -118,6 +119,8 @@ class TrainStep:
                 f"A training step takes a `jtbridge.TrainState`, but got a {type(train).__name__}. Start from "
                 "`train = step.init(key)`, then call `train, metrics = step(train, batch)`."
             )
+        if isinstance(batch, Mapping) and jax.tree_util.all_leaves([batch]):  # such as that of a tokenizer
+            batch = dict(batch)
         batch = jax.tree.map(lambda leaf: to_jax(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
         params, opt_state, changed, step, metrics = self._step(
             params=train.params,
