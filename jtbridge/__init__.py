@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from ._export import export
     from .core.convert import to_jax, to_torch
     from .lowerings import register_lowering
-    from .models import JaxModule, generate, module, shard, shard_batch, shardings
+    from .models import (
+        JaxModule,
+        TrainState,
+        TrainStep,
+        generate,
+        module,
+        shard,
+        shard_batch,
+        shardings,
+        train_step,
+    )
     from .reports._check import CheckReport, check
     from .reports._explain import Explanation, explain
     from .reports._purity import PurityReport, purity
@@ -27,6 +37,8 @@ __all__ = [
     "Explanation",
     "JaxModule",
     "PurityReport",
+    "TrainState",
+    "TrainStep",
     "backends",
     "check",
     "config",
@@ -42,6 +54,7 @@ __all__ = [
     "shardings",
     "to_jax",
     "to_torch",
+    "train_step",
     "wrap",
 ]
 __version__ = "0.1.0"
@@ -52,6 +65,8 @@ _MODULES = {
     "Explanation": "reports._explain",
     "JaxModule": "models",
     "PurityReport": "reports._purity",
+    "TrainState": "models",
+    "TrainStep": "models",
     "check": "reports._check",
     "explain": "reports._explain",
     "export": "_export",
@@ -64,6 +79,7 @@ _MODULES = {
     "shardings": "models",
     "to_jax": "core.convert",
     "to_torch": "core.convert",
+    "train_step": "models",
 }
 
 

@@ -27,6 +27,7 @@ PUBLIC = [
     jtbridge.shardings,
     jtbridge.to_jax,
     jtbridge.to_torch,
+    jtbridge.train_step,
 ]
 
 
@@ -34,6 +35,7 @@ METHODS = [
     getattr(jtbridge.JaxModule, name)
     for name in ("init", "__call__", "method", "load", "state_dict", "from_state_dict")
 ]
+METHODS.append(jtbridge.TrainStep.init)
 
 
 @pytest.mark.parametrize("public", [*PUBLIC, *KERNELS, *METHODS], ids=lambda public: public.__name__)

@@ -150,3 +150,15 @@ def test_four_devices_share_a_module(gradient: bool, backend: str):
         assert_matches(found, torch.stack([expected(i) for i in range(4)]))
     for name, p in model.named_parameters():
         assert torch.equal(p, original[name])
+
+
+def test_the_thread_of_a_progress_bar_is_no_state_of_a_function(monkeypatch: pytest.MonkeyPatch):
+    tqdm = pytest.importorskip("tqdm").tqdm
+    monitor = type("TMonitor", (), {"__module__": "tqdm._monitor", "woken": 0})()
+    monkeypatch.setattr(tqdm, "monitor", monitor)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        tqdm.monitor.woken += 1  # as its thread does at any time, to itself
+        return x + 1
+
+    assert_matches(jax.jit(jtbridge.wrap(f))(np.ones(2, np.float32)), torch.full((2,), 2.0))

@@ -33,6 +33,11 @@ def current_context() -> Context:
     return Context.TRANSFORMED if isinstance(trace, core.EvalTrace) else Context.STAGED
 
 
+def current_trace() -> Any:
+    """Return the innermost trace that is active on this thread, for a comparison with `is`."""
+    return core.trace_ctx.trace
+
+
 def traced_for(trace: Any) -> str:
     """Return the name of the transformation that a trace to a jaxpr is for, such as "jit" or "scan"."""
     return getattr(getattr(getattr(trace, "frame", None), "debug_info", None), "traced_for", "")

@@ -11,6 +11,7 @@
 - `_release.py`: weights that the torch module gives up, and gets back.
 - `_caches.py`: the caches and outputs of transformers as pytrees.
 - `generation/`: :func:`jtbridge.generate`.
+- `training/`: training steps.
 
 A call never runs the user's module: it runs a copy of its Python objects, made for this call, that holds the tensors
 of the call. So no other thread sees the call, train and eval mode are chosen per call, and whatever the call assigns to
@@ -20,5 +21,16 @@ an attribute is read from the copy afterwards.
 from ._module import JaxModule, module
 from ._sharding import shard, shard_batch, shardings
 from .generation import generate
+from .training import TrainState, TrainStep, train_step
 
-__all__ = ["JaxModule", "generate", "module", "shard", "shard_batch", "shardings"]
+__all__ = [
+    "JaxModule",
+    "TrainState",
+    "TrainStep",
+    "generate",
+    "module",
+    "shard",
+    "shard_batch",
+    "shardings",
+    "train_step",
+]

@@ -132,14 +132,30 @@ def _joined(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
+def has_lazy(found: dict[str, Entry]) -> bool:
+    """Return whether a lazy module has parameters or buffers without a shape."""
+    return any(isinstance(entry.tensor, UninitializedParameter | UninitializedBuffer) for entry in found.values())
+
+
+def call_once(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Call a lazy module, which then has shapes. In eval mode, so that no statistics are updated."""
+    modes = {part: part.training for part in module.modules()}
+    try:
+        with torch.no_grad():
+            module.eval()(*args, **kwargs)
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
 def check_initialized(found: dict[str, Entry]) -> None:
     """Raise an error if a lazy module has parameters without a shape."""
     for entry in found.values():
         if isinstance(entry.tensor, UninitializedParameter | UninitializedBuffer):
             raise ModelError(
                 f"`{entry.name}` has no shape yet: it belongs to a lazy module, which gets its shapes in its first "
-                "call. Call the torch module once on an example, `model(torch.zeros(...))`, before "
-                "`jtbridge.module(model).init()`."
+                "call. Pass the arguments of a call to `net.init(x)`, or call the torch module once before, "
+                "`model(torch.zeros(...))`."
             )
 
 

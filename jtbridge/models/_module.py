@@ -12,11 +12,12 @@ import torch
 
 from jtbridge._compat import ReleasedTensor, unwrap_compiled
 from jtbridge._wrap import wrap
+from jtbridge.core.convert import to_torch
 from jtbridge.core.nesting import is_inside
 from jtbridge.errors import ArgumentError, ModelError
 
 from ._caches import register_caches
-from ._layout import check_initialized, entries, overlapping
+from ._layout import call_once, check_initialized, entries, has_lazy, overlapping
 from ._placing import converter
 from ._release import load_into, release_tensor
 from ._run import Run, check_names, written_parameter
@@ -50,7 +51,12 @@ class JaxModule:
         return self._module
 
     def init(
-        self, *, release: bool = False, mesh: jax.sharding.Mesh | None = None, rules: Rules | None = None
+        self,
+        *args: Any,
+        release: bool = False,
+        mesh: jax.sharding.Mesh | None = None,
+        rules: Rules | None = None,
+        **kwargs: Any,
     ) -> tuple[Arrays, Arrays]:
         """Return the module's present tensors as `params` and `state`, by torch's names.
 
@@ -59,6 +65,8 @@ class JaxModule:
         once, by its first name. An entry may be moved from one dict to the other.
 
         Args:
+            args, kwargs: the arguments of a call, for a lazy module that has no shapes yet: the torch module is called
+                with them once, in eval mode. Other modules ignore them.
             release: with True, the torch module gives up its copy of the parameters and of the persistent buffers, one
                 at a time while they are converted, so that the weights are held once. The module raises an error if it
                 is used then, until :meth:`load`.
@@ -76,6 +84,9 @@ class JaxModule:
             (['weight', 'bias'], ['running_mean', 'running_var', 'num_batches_tracked'])
         """
         found = entries(self._module)
+        if (args or kwargs) and has_lazy(found):
+            call_once(self._module, *to_torch((args, kwargs)))
+            found = entries(self._module)
         check_initialized(found)
         for entry in found.values():
             if isinstance(entry.tensor, ReleasedTensor):

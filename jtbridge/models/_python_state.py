@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +25,8 @@ def python_changes(original: torch.nn.Module, copy: torch.nn.Module) -> Iterator
 
     Numbers, strings and flags count, in attributes and in the containers and objects there. Tensors do not count: they
     are part of the state that a call returns, except in sets and deques, where they have no names. An attribute that
-    the call made does not count either: the next call makes it anew.
+    the call made does not count either, because the next call makes it anew, unless the class asks whether it is there.
+    Hooks that the call registered count.
     """
     copies = dict(copy.named_modules())
     for path, part in original.named_modules():
@@ -34,6 +37,36 @@ def python_changes(original: torch.nn.Module, copy: torch.nn.Module) -> Iterator
         before, after = plain_attributes(part), plain_attributes(other)
         for key, value in before.items():
             yield from _changes(f"{start}{key}", value, after.get(key, _MISSING), 0)
+        for key in after.keys() - before.keys():
+            if not isinstance(after[key], bool) and asks_for(type(other), key):
+                yield from _changes(f"{start}{key}", _MISSING, after[key], 0)
+        for key in _HOOKS:
+            was, now = vars(part).get(key, {}), vars(other).get(key, {})
+            added = [hook for number, hook in now.items() if number not in was and not _is_installed_anew(hook)]
+            if added or was.keys() - now.keys():
+                yield f"{start}{key}", list(was.values()), list(now.values())
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _is_installed_anew(hook: Any) -> bool:
+    """Return whether a hook is one of transformers, which its models register again in each call that needs it."""
+    return (getattr(hook, "__module__", None) or "").startswith("transformers.")
+
+
+@functools.lru_cache(maxsize=4096)
+def asks_for(kind: type, name: str) -> bool:
+    """Return whether a method of a class asks for an attribute by a string, as `getattr(self, "name", 0)` does."""
+    for base in kind.__mro__:
+        for method in vars(base).values():
+            code = getattr(method, "__code__", None)
+            if isinstance(code, types.CodeType) and name in code.co_consts and _ASKING & set(code.co_names):
+                return True
+    return False
+
+
+_ASKING = {"getattr", "hasattr", "__dict__", "vars"}
 
 
 def _changes(name: str, before: Any, after: Any, depth: int) -> Iterator[Change]:

@@ -71,6 +71,12 @@ class Run:
             or (name in before and version_of(entry.tensor) != before[name])
         }
         self._check_changed(changed, found, params, given.keys() - after.keys())
+        for name, entry in after.items():
+            if entry.kind == "parameter" and name not in found and name not in given:
+                raise ModelError(
+                    f"A call of `{self.__name__}` made the parameter `{name}`, which is not in `params`, so it would "
+                    "not train. Call the torch module once before `jtbridge.module(model).init()`, or make a buffer."
+                )
         return out, changed
 
     def _set_mode(self, module: torch.nn.Module, train: bool) -> None:

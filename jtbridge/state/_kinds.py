@@ -23,6 +23,7 @@ from ._comparison import MISSING, read_cell, same, same_tensors
 _LIBRARIES = sys.stdlib_module_names | {
     *("torch", "torchgen", "functorch", "triton", "jax", "jaxlib", "numpy", "scipy", "sympy", "jtbridge"),
     *("typing_extensions", "ml_dtypes", "pytest", "_pytest", "pluggy", "hypothesis"),
+    "tqdm",  # its monitor, a thread, writes the time to itself
 }
 
 

@@ -55,10 +55,56 @@ def test_lazy_modules_need_a_call_first():
     net = jtbridge.module(model)
     with pytest.raises(ModelError, match=r"`0.weight` has no shape yet.*model\(torch.zeros\(...\)\)"):
         net.init()
-    model(torch.ones(2, 3))
-    params, state = net.init()
+    params, state = net.init(X)
     assert params["0.weight"].shape == (4, 3)
+    assert state["1.num_batches_tracked"] == 0
+    assert model.training
     assert net(params, state, X)[0].shape == (2, 4)
+    assert net.init(X)[0].keys() == params.keys()
+
+
+class Remembers(nn.Linear):
+    """A module whose call makes an attribute that the next call would find."""
+
+    def __init__(self, way: str):
+        super().__init__(3, 3)
+        self.way = way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.way == "number":
+            self.calls = getattr(self, "calls", 0) + 1
+        elif self.way == "list":
+            self.seen = [*getattr(self, "seen", []), 1]
+        elif self.way == "hook":
+            self.register_forward_hook(lambda module, args, out: out * 2)
+        elif self.way == "anew":
+            self.size = len(x)
+            self.is_ready = getattr(self, "is_ready", False) or True
+        else:
+            self.extra = nn.Parameter(torch.ones(3))
+        return super().forward(x)
+
+
+@modes
+@pytest.mark.parametrize(
+    ("way", "error", "message"),
+    [
+        ("number", MutationError, "changed the attribute `calls` from <missing> to 1"),
+        ("list", MutationError, "changed the attribute `seen.0` from <missing> to 1"),
+        ("hook", MutationError, r"changed the attribute `_forward_hooks` from \[\] to \[<function"),
+        ("parameter", ModelError, "made the parameter `extra`, which is not in `params`"),
+    ],
+)
+def test_state_that_a_call_makes(way: str, error: type[Exception], message: str, jit: bool):
+    net = jtbridge.module(Remembers(way))
+    with pytest.raises(error, match=message):
+        call(net, *net.init(), X, jit=jit)
+
+
+@modes
+def test_attributes_that_each_call_makes_anew(jit: bool):
+    net = jtbridge.module(Remembers("anew"))
+    assert call(net, *net.init(), X, jit=jit)[0].shape == (2, 3)
 
 
 def test_parameters_over_the_same_memory():

@@ -1,0 +1,292 @@
+"""The public functions and classes: :func:`jtbridge.train_step` and what it returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jtbridge.core.convert import to_jax
+from jtbridge.errors import ArgumentError
+from jtbridge.models._layout import entries
+from jtbridge.models._module import Arrays, JaxModule
+
+from ._bound_model import BoundModel
+from ._microbatches import check_metrics, microbatches
+
+Loss = Callable[[BoundModel, Any], Any]
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["params", "state", "opt_state", "key", "step"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """Everything that a training run needs to go on: a pytree, which orbax saves and restores in one call.
+
+    Attributes:
+        params: the parameters that train, by torch's names.
+        state: the other tensors of the module: frozen parameters, buffers.
+        opt_state: the state of the optimizer.
+        key: the JAX key of the run. Step number n draws from ``jax.random.fold_in(key, n)``.
+        step: the number of steps so far, int32.
+    """
+
+    params: Arrays
+    state: Arrays
+    opt_state: Any
+    key: jax.Array
+    step: jax.Array
+
+
+class TrainStep:
+    """A compiled training step, made by :func:`jtbridge.train_step`: ``train, metrics = step(train, batch)``."""
+
+    def __init__(
+        self,
+        net: JaxModule,
+        loss: Loss,
+        optimizer: Any,
+        *,
+        accumulate: int,
+        weight: Callable[[Any], Any] | None,
+        compute_dtype: Any,
+        train: bool | None,
+        donate: bool,
+    ):
+        self._net = net
+        self._loss = loss
+        self._optimizer = optimizer
+        self._accumulate = accumulate
+        self._weight = weight
+        self._dtype = compute_dtype
+        self._train = train
+        self._step = jax.jit(self._update, donate_argnames=("params", "opt_state") if donate else ())
+
+    def init(
+        self, key: jax.Array, params: Mapping[str, Any] | None = None, state: Mapping[str, Any] | None = None
+    ) -> TrainState:
+        """Return the state at step zero.
+
+        Args:
+            key: a JAX key, for dropout and whatever else draws.
+            params, state: the tensors to start from, such as those of ``net.init(release=True)`` or of
+                ``net.load_safetensors(path)``; the module's present ones by default. The first step donates `params`.
+
+        Example:
+            >>> import jax, jtbridge, optax, torch
+            >>> net = jtbridge.module(torch.nn.Linear(1, 1))
+            >>> step = jtbridge.train_step(net, lambda model, x: model(x).mean(), optax.sgd(0.1))
+            >>> int(step.init(jax.random.key(0)).step)
+            0
+        """
+        if (params is None) != (state is None):
+            raise ArgumentError("`init` takes both `params` and `state`, or none of them.")
+        if params is None or state is None:
+            params, state = self._net.init()
+        opt_state = self._optimizer.init(dict(params))
+        # An optimizer may keep the first parameters themselves, and an array cannot be donated twice.
+        known = {id(leaf) for leaf in params.values()}
+        opt_state = jax.tree.map(lambda leaf: jnp.copy(leaf) if id(leaf) in known else leaf, opt_state)
+        train = TrainState(dict(params), dict(state), opt_state, key, jnp.zeros((), jnp.int32))
+        return _on_mesh_of(params, train)
+
+    def __call__(self, train: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
+        """Take one step; return the new state of the run, and the metrics.
+
+        The parameters of `train` and the state of its optimizer are donated: use the returned ones. Of `state`, entries
+        that the step does not change, such as frozen parameters, are passed on as they are.
+
+        Args:
+            train: the state of the run, of :meth:`init` or of the previous step.
+            batch: what the loss takes: a pytree of arrays, in which tensors of torch become JAX arrays. The result of a
+                tokenizer of transformers becomes a dict.
+
+        Returns:
+            The new :class:`TrainState`, and a dict with "loss" and the metrics that the loss returned. With
+            ``accumulate=``, they are means over the microbatches.
+        """
+        if not isinstance(train, TrainState):
+            raise ArgumentError(
+                f"A training step takes a `jtbridge.TrainState`, but got a {type(train).__name__}. Start from "
+                "`train = step.init(key)`, then call `train, metrics = step(train, batch)`."
+            )
+        if isinstance(batch, Mapping) and jax.tree_util.all_leaves([batch]):  # such as that of a tokenizer
+            batch = dict(batch)
+        batch = jax.tree.map(lambda leaf: to_jax(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
+        params, opt_state, changed, step, metrics = self._step(
+            params=train.params,
+            opt_state=train.opt_state,
+            state=train.state,
+            key=train.key,
+            step=train.step,
+            batch=batch,
+        )
+        return TrainState(params, train.state | changed, opt_state, train.key, step), metrics
+
+    def _update(
+        self, params: Arrays, opt_state: Any, state: Arrays, key: Any, step: Any, batch: Any
+    ) -> tuple[Any, ...]:
+        import optax
+
+        gradient = self._gradient if self._accumulate == 1 else self._accumulated_gradient
+        gradients, changed, metrics = gradient(params, state, jax.random.fold_in(key, step), batch)
+        update = optax.with_extra_args_support(self._optimizer).update
+        updates, opt_state = update(gradients, opt_state, params, value=metrics["loss"])
+        return optax.apply_updates(params, updates), opt_state, changed, step + 1, metrics
+
+    def _gradient(self, params: Arrays, state: Arrays, key: Any, batch: Any) -> tuple[Arrays, Arrays, dict[str, Any]]:
+        def compute(params: Arrays) -> Any:
+            model = BoundModel(self._net, params, state, key, self._train, self._dtype)
+            value, metrics = _split(self._loss(model, batch))
+            changed = {name: value for name, value in model.state.items() if value is not state.get(name)}
+            return value, (changed, {"loss": value, **metrics})
+
+        gradients, (changed, metrics) = jax.grad(compute, has_aux=True)(params)
+        return gradients, changed, metrics
+
+    def _accumulated_gradient(
+        self, params: Arrays, state: Arrays, key: Any, batch: Any
+    ) -> tuple[Arrays, Arrays, dict[str, Any]]:
+        kinds = {name: entry.kind for name, entry in entries(self._net.module).items()}
+        # A loop copies what it carries: no parameter is in the carry, because no call writes to one.
+        buffers = {name: value for name, value in state.items() if kinds.get(name) not in ("parameter", "frozen")}
+        names: set[str] = set()  # of the entries that a microbatch changes
+
+        def body(carry: Any, numbered: Any) -> Any:
+            total, buffers = carry
+            number, part = numbered
+            gradients, changed, metrics = self._gradient(params, state | buffers, jax.random.fold_in(key, number), part)
+            names.update(changed)
+            if not changed.keys() <= buffers.keys():
+                raise ArgumentError(
+                    f"A call of `{self._net.__name__}` makes new state ({', '.join(sorted(changed.keys() - buffers))})"
+                    ", which the first microbatch does not have. Call the module once, and add what it returns to the "
+                    "state of `init`: `state | changed`."
+                )
+            check_metrics(metrics)
+            weight = jnp.ones((), jnp.float32) if self._weight is None else jnp.asarray(self._weight(part))
+            if weight.ndim:
+                raise ArgumentError(f"`weight` must return a scalar, but returned an array of shape {weight.shape}.")
+            weight = weight.astype(jnp.float32)
+            gradients, metrics = jax.tree.map(lambda leaf: _weighted(leaf, weight), (gradients, metrics))
+            return (jax.tree.map(jnp.add, total, gradients), buffers | changed), (metrics, weight)
+
+        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, _accumulator(p.dtype)), params)
+        parts = jnp.arange(self._accumulate), microbatches(batch, self._accumulate)
+        (total, buffers), (metrics, weights) = jax.lax.scan(body, (zeros, buffers), parts)
+        sum_of_weights = weights.sum()
+        gradients = jax.tree.map(lambda t, p: (t / sum_of_weights.astype(t.dtype)).astype(p.dtype), total, params)
+        metrics = jax.tree.map(lambda m: m.sum(0) / sum_of_weights.astype(m.dtype), metrics)
+        return gradients, {name: buffers[name] for name in names}, metrics
+
+    def __repr__(self) -> str:
+        return f"<jtbridge.train_step of {self._net.__name__}>"
+
+
+def train_step(
+    net: JaxModule,
+    loss: Loss,
+    optimizer: Any,
+    *,
+    accumulate: int = 1,
+    weight: Callable[[Any], Any] | None = None,
+    compute_dtype: Any = None,
+    train: bool | None = True,
+    donate: bool = True,
+) -> TrainStep:
+    """Make a compiled training step of a module, with an optimizer of optax.
+
+    The loss is a function ``loss(model, batch)`` of JAX. It calls ``model(x)`` as often as it likes, and returns a
+    scalar, or a scalar and a dict of metrics. The step takes care of the rest: gradients of the parameters that train,
+    state that the calls change, and keys for dropout. Frozen parameters are never copied.
+
+    Args:
+        net: the module, from :func:`jtbridge.module`.
+        loss: the loss of one batch. ``model.params`` are the parameters, ``model.method(name)`` another method.
+        optimizer: any ``optax.GradientTransformation``. Clipping, schedules and masks are part of it. It is told the
+            loss as `value`.
+        accumulate: the number of microbatches that a batch is split into, to save memory. The gradient is the mean of
+            theirs: that of the whole batch, if the loss is a mean over rows. Of BatchNorm, each microbatch has its own
+            statistics, and updates the running ones.
+        weight: a function from a microbatch to its weight in that mean, for a loss that is a mean over something else
+            than rows, such as ``lambda batch: (batch["labels"] >= 0).sum()`` for a mean over tokens.
+        compute_dtype: ``jnp.bfloat16`` runs the module under ``torch.autocast``: products and convolutions in bfloat16.
+            Parameters, gradients and results are float32.
+        train: whether calls are those of ``module.train()``, as for ``net``.
+        donate: with False, the step does not reuse the memory of the previous parameters and optimizer state.
+
+    Raises:
+        ArgumentError: an argument is of another kind, or a batch cannot be split into microbatches.
+        ModelError: `params` and `state` do not fit the module, or a call writes to a parameter.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jtbridge, optax, torch
+        >>> net = jtbridge.module(torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout(0.1)))
+        >>> def loss(model, batch):
+        ...     return jnp.mean((model(batch["x"]) - batch["y"]) ** 2)
+        >>> step = jtbridge.train_step(net, loss, optax.sgd(0.1))
+        >>> train = step.init(jax.random.key(0))
+        >>> train, metrics = step(train, {"x": jnp.ones((8, 1)), "y": jnp.ones((8, 1))})
+        >>> int(train.step), list(metrics)
+        (1, ['loss'])
+    """
+    if not isinstance(net, JaxModule):
+        kind = type(net).__name__
+        raise ArgumentError(f"`train_step` takes a module of JAX, `jtbridge.module(model)`, but got a {kind}.")
+    if not callable(loss):
+        raise ArgumentError(f"`loss` must be a function `loss(model, batch)`, but is a {type(loss).__name__}.")
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise ArgumentError(
+            f"`optimizer` must be one of optax, such as `optax.adamw(1e-3)`, but is a {type(optimizer).__name__}."
+        )
+    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
+        raise ArgumentError(f"`accumulate` must be a number of microbatches, 1 or more, but is {accumulate!r}.")
+    if compute_dtype is not None and jnp.dtype(compute_dtype) != jnp.bfloat16:
+        raise ArgumentError(
+            f"`compute_dtype` must be `jnp.bfloat16` or None, but is {compute_dtype!r}. Small gradients are lost in "
+            "float16, and scaling of the loss is not supported."
+        )
+    options = {"accumulate": accumulate, "weight": weight, "compute_dtype": compute_dtype}
+    return TrainStep(net, loss, optimizer, train=train, donate=donate, **options)
+
+
+def _split(result: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the value and the metrics of the result of a loss."""
+    value, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    is_scalar = isinstance(value, jax.Array) and not value.ndim and jnp.issubdtype(value.dtype, jnp.floating)
+    if not is_scalar or not isinstance(metrics, dict) or "loss" in metrics:
+        shown = jax.typeof(value).str_short() if isinstance(value, jax.Array) else f"a {type(value).__name__}"
+        names = f"metrics {list(metrics)}" if isinstance(metrics, dict) else f"a {type(metrics).__name__}"
+        raise ArgumentError(
+            "The loss must return a floating-point scalar, or a scalar and a dict of metrics without the name `loss`, "
+            f"but it returned {shown} and {names}."
+        )
+    return value, metrics
+
+
+def _on_mesh_of(params: Mapping[str, Any], train: TrainState) -> TrainState:
+    """Replicate arrays of one device over the mesh of the parameters. Else the first step does, and compiles twice."""
+    meshes = [p.sharding.mesh for p in params.values() if isinstance(getattr(p, "sharding", None), NamedSharding)]
+    if not meshes:
+        return train
+    whole = NamedSharding(meshes[0], PartitionSpec())
+    return jax.tree.map(lambda leaf: leaf if len(leaf.sharding.device_set) > 1 else jax.device_put(leaf, whole), train)
+
+
+def _weighted(leaf: jax.Array, weight: jax.Array) -> jax.Array:
+    """Return a gradient times its weight. A mean over nothing is NaN, and counts for nothing."""
+    wide = leaf.astype(_accumulator(leaf.dtype))
+    return jnp.where(weight > 0, wide * weight.astype(wide.dtype), jnp.zeros_like(wide))
+
+
+def _accumulator(dtype: Any) -> Any:
+    return jnp.promote_types(dtype, jnp.float32)

@@ -1,0 +1,478 @@
+"""`jtbridge.train_step`: the training of a module with optax. `make test-models` installs optax."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax.sharding import NamedSharding, PartitionSpec
+from torch import nn
+
+import jtbridge
+from jtbridge.errors import ArgumentError, ModelError, RandomnessError
+
+optax = pytest.importorskip("optax")
+
+X = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+BATCH = {"x": X, "y": (X[:, :1] * X[:, 1:2]).astype(np.float32)}
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion(strict_promotion: None) -> Iterator[None]:
+    """JAX's own promotion of dtypes, on which optax relies."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def mlp(*extra: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), *extra, nn.Tanh(), nn.Linear(8, 1))
+
+
+def loss(model: Any, batch: Any) -> Any:
+    return jnp.mean((model(batch["x"]) - batch["y"]) ** 2)
+
+
+def torch_loss(model: nn.Module, rows: slice = slice(None)) -> torch.Tensor:
+    x, y = (torch.from_numpy(BATCH[name][rows].copy()) for name in ("x", "y"))
+    return ((model(x) - y) ** 2).mean()
+
+
+def close(arrays: Any, model: nn.Module, **tolerances: float) -> None:
+    tensors = model.state_dict()
+    assert arrays.keys() <= tensors.keys()
+    for name, array in arrays.items():
+        np.testing.assert_allclose(array, tensors[name], **{"rtol": 1e-5, "atol": 1e-6, **tolerances}, err_msg=name)
+
+
+def test_a_run_with_batch_norm_is_that_of_torch():
+    model = mlp(nn.BatchNorm1d(8))
+    step = jtbridge.train_step(jtbridge.module(model), loss, optax.sgd(0.1, momentum=0.9))
+    train = step.init(KEY)
+    reference = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(reference.parameters(), 0.1, momentum=0.9)
+    for _ in range(5):
+        train, metrics = step(train, BATCH)
+        optimizer.zero_grad()
+        value = torch_loss(reference)
+        value.backward()
+        optimizer.step()
+        np.testing.assert_allclose(metrics["loss"], value.detach(), rtol=1e-5)
+    close(train.params, reference)
+    close(train.state, reference)
+    assert int(train.step) == int(train.state["1.num_batches_tracked"]) == 5
+    assert int(model[1].num_batches_tracked) == 0
+    assert step._step._cache_size() == 1
+
+
+@pytest.mark.parametrize("accumulate", [2, 4, 16])
+def test_accumulated_gradients_are_those_of_the_whole_batch(accumulate: int):
+    net = jtbridge.module(mlp(nn.LayerNorm(8)))
+    whole = jtbridge.train_step(net, loss, optax.sgd(0.5))
+    parts = jtbridge.train_step(net, loss, optax.sgd(0.5), accumulate=accumulate)
+    (expected, metrics), (found, found_metrics) = (step(step.init(KEY), BATCH) for step in (whole, parts))
+    for name, value in expected.params.items():
+        np.testing.assert_allclose(found.params[name], value, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found_metrics["loss"], metrics["loss"], rtol=1e-5)
+
+
+def test_the_state_passes_through_the_microbatches():
+    model = mlp(nn.BatchNorm1d(8))
+    step = jtbridge.train_step(jtbridge.module(model), loss, optax.sgd(0.5), accumulate=4)
+    train, _ = step(step.init(KEY), BATCH)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    for part in range(4):
+        (torch_loss(model, slice(part, None, 4)) / 4).backward()
+    optimizer.step()
+    close(train.params, model)
+    close(train.state, model)
+    assert int(train.state["1.num_batches_tracked"]) == 4
+
+
+class Tagger(nn.Module):
+    """Scores of tokens, and their mean loss over labels that are not -100, as models of transformers have it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(9, 4)
+        self.out = nn.Linear(4, 9)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.out(self.embed(ids)).flatten(0, 1), labels.flatten())
+
+
+def test_weights_make_a_mean_over_tokens_exact():
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, 9, (4, 6)).astype(np.int32)
+    lengths = np.array([[6], [1], [3], [0]])  # the last one has no token at all: its mean is NaN
+    batch = {"ids": ids, "labels": np.where(np.arange(6) < lengths, (ids + 1) % 9, -100).astype(np.int32)}
+    net = jtbridge.module(Tagger())
+
+    def run(**options: Any) -> Any:
+        step = jtbridge.train_step(net, lambda model, batch: model(**batch), optax.sgd(1.0), **options)
+        return step(step.init(KEY), batch)
+
+    expected, metrics = run()
+    found, found_metrics = run(accumulate=4, weight=lambda batch: (batch["labels"] >= 0).sum())
+    for name, value in expected.params.items():
+        np.testing.assert_allclose(found.params[name], value, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found_metrics["loss"], metrics["loss"], rtol=1e-5)
+    assert np.isnan(run(accumulate=4)[1]["loss"])
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"x": X, "y": BATCH["y"]}, "`accumulate=3` must divide the batch, which has 16 rows"),
+        ({"x": X[:15], "y": BATCH["y"]}, r"\['x'\]: 15, \['y'\]: 16"),
+        ({"x": X[:15], "y": np.float32(0)}, r"\['y'\]: None"),
+    ],
+)
+def test_a_batch_that_cannot_be_split_is_refused(batch: Any, message: str):
+    step = jtbridge.train_step(jtbridge.module(mlp()), loss, optax.sgd(0.1), accumulate=3)
+    with pytest.raises(ArgumentError, match=message):
+        step(step.init(KEY), batch)
+
+
+def test_metrics_are_returned_and_averaged():
+    def with_metrics(model: Any, batch: Any) -> Any:
+        out = model(batch["x"])
+        return jnp.mean((out - batch["y"]) ** 2), {"mean": out.mean(), "rows": batch["x"].shape[0] * jnp.ones(())}
+
+    net = jtbridge.module(mlp())
+    for accumulate, rows in ((1, 16), (4, 4)):
+        step = jtbridge.train_step(net, with_metrics, optax.sgd(0.1), accumulate=accumulate)
+        metrics = step(step.init(KEY), BATCH)[1]
+        assert metrics["rows"] == rows
+        np.testing.assert_allclose(metrics["mean"], mlp()(torch.from_numpy(X)).mean().detach(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("metric", [lambda x: x, lambda x: (x > 0).sum()], ids=["an array", "an integer"])
+def test_metrics_that_have_no_mean_are_refused_with_microbatches(metric: Any):
+    def with_metric(model: Any, batch: Any) -> Any:
+        return loss(model, batch), {"it": metric(batch["x"])}
+
+    net = jtbridge.module(mlp())
+    step = jtbridge.train_step(net, with_metric, optax.sgd(0.1))
+    assert "it" in step(step.init(KEY), BATCH)[1]
+    step = jtbridge.train_step(net, with_metric, optax.sgd(0.1), accumulate=2)
+    with pytest.raises(ArgumentError, match="metric `it`"):
+        step(step.init(KEY), BATCH)
+
+
+class Noise(nn.Module):
+    """The mask of a dropout as the result."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64))
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self) -> torch.Tensor:
+        return self.dropout(self.weight)
+
+
+def test_each_call_and_each_step_draws_its_own_mask():
+    def two_masks(model: Any, batch: Any) -> Any:
+        first, second = model(), model()
+        return first.mean(), {"first": first, "second": second}
+
+    def run(seed: int) -> list[Any]:
+        step = jtbridge.train_step(jtbridge.module(Noise()), two_masks, optax.sgd(0.0))
+        train = step.init(jax.random.key(seed))
+        masks = []
+        for _ in range(2):
+            train, metrics = step(train, {})
+            masks += [metrics["first"], metrics["second"]]
+        return [tuple(np.asarray(mask).tolist()) for mask in masks]
+
+    assert len(set(run(0))) == 4
+    assert run(0) == run(0)
+    assert not set(run(0)) & set(run(1))
+
+
+def test_each_microbatch_draws_its_own_mask():
+    def one_row(model: Any, batch: Any) -> Any:
+        out = model()
+        kept = batch["place"][0] + jnp.zeros(())
+        return (out * 2.0 ** jnp.arange(64)).sum(), {"place": kept}
+
+    net = jtbridge.module(Noise())
+    step = jtbridge.train_step(net, one_row, optax.sgd(1.0), accumulate=2)
+    train, _ = step(step.init(KEY), {"place": np.arange(2, dtype=np.float32)})
+    kept = (1 - train.params["weight"]) / 2.0 ** jnp.arange(64)  # 0, 1 or 2: the mean of two scaled masks
+    assert set(np.asarray(kept).round(3).tolist()) == {0.0, 1.0, 2.0}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_frozen_parameters_are_neither_copied_nor_donated(accumulate: int):
+    model = mlp()
+    model[0].requires_grad_(False)
+    net = jtbridge.module(model)
+    params, state = net.init()
+    step = jtbridge.train_step(net, loss, optax.adam(0.1), accumulate=accumulate)
+    train, _ = step(step.init(KEY, params, state), BATCH)
+    assert set(train.params) == {"2.weight", "2.bias"}
+    for name, value in state.items():
+        assert train.state[name] is value
+    assert params["2.weight"].is_deleted()
+    close(train.state, model)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_state_that_a_step_does_not_change_is_passed_on(accumulate: int):
+    class WithTable(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 1)
+            self.register_buffer("table", torch.ones(3))
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return self.linear(x * self.table)
+
+    step = jtbridge.train_step(jtbridge.module(WithTable()), loss, optax.sgd(0.1), accumulate=accumulate)
+    first = step.init(KEY)
+    second, _ = step(first, BATCH)
+    assert second.state["table"] is first.state["table"]
+    assert (first.state["calls"], second.state["calls"]) == (0, accumulate)
+
+
+def test_without_donation_the_previous_state_can_be_used():
+    step = jtbridge.train_step(jtbridge.module(mlp()), loss, optax.adam(0.1), donate=False)
+    first = step.init(KEY)
+    second, _ = step(first, BATCH)
+    again, _ = step(first, BATCH)
+    for name, value in second.params.items():
+        np.testing.assert_array_equal(again.params[name], value)
+
+
+def test_a_checkpointed_call_with_dropout_needs_a_key():
+    net = jtbridge.module(mlp(nn.Dropout(0.5)))
+
+    def without_key(model: Any, batch: Any) -> Any:
+        return jnp.mean(jax.checkpoint(lambda x: model(x))(batch["x"]))
+
+    def with_key(model: Any, batch: Any) -> Any:
+        key = model.key()
+        return jnp.mean(jax.checkpoint(lambda x: model(x, rng=key))(batch["x"]))
+
+    step = jtbridge.train_step(net, without_key, optax.sgd(0.1))
+    with pytest.raises(RandomnessError, match="rng"):
+        step(step.init(KEY), BATCH)
+    step = jtbridge.train_step(net, with_key, optax.sgd(0.1))
+    assert np.isfinite(step(step.init(KEY), BATCH)[1]["loss"])
+
+
+def test_state_that_changes_in_a_checkpointed_call_is_handed_over():
+    net = jtbridge.module(mlp(nn.BatchNorm1d(8)))
+
+    def lost(model: Any, batch: Any) -> Any:
+        return jnp.mean(jax.checkpoint(lambda x: model(x))(batch["x"]))
+
+    def kept(model: Any, batch: Any) -> Any:
+        call = jax.checkpoint(lambda params, state, x: model.net(params, state, x, train=True))
+        out, changed = call(model.params, model.state, batch["x"])
+        model.state |= changed
+        return jnp.mean(out)
+
+    step = jtbridge.train_step(net, lost, optax.sgd(0.1))
+    with pytest.raises(ModelError, match=r"changes its state \(1.num_batches_tracked, 1.running_mean"):
+        step(step.init(KEY), BATCH)
+    step = jtbridge.train_step(net, kept, optax.sgd(0.1))
+    train, _ = step(step.init(KEY), BATCH)
+    assert int(train.state["1.num_batches_tracked"]) == 1
+
+
+def test_another_method_can_be_called():
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def encode(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return self.linear(x)
+
+    def distance(model: Any, batch: Any) -> Any:
+        encode = model.method("encode")
+        return jnp.mean((encode(batch["x"]) - encode(-batch["x"])) ** 2)
+
+    step = jtbridge.train_step(jtbridge.module(Encoder()), distance, optax.sgd(0.1))
+    train, _ = step(step.init(KEY), BATCH)
+    assert train.state["calls"] == 2
+
+
+def test_compute_in_bfloat16_is_that_of_autocast():
+    model = mlp(nn.BatchNorm1d(8))
+    dtypes = []
+
+    def loss_and_dtype(model: Any, batch: Any) -> Any:
+        dtypes.append(model(batch["x"]).dtype)
+        return loss(model, batch)
+
+    options = {"compute_dtype": jnp.bfloat16}
+    step = jtbridge.train_step(jtbridge.module(model), loss_and_dtype, optax.sgd(1.0), **options)
+    train, metrics = step(step.init(KEY), BATCH)
+    reference = copy.deepcopy(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        reference(torch.from_numpy(X))
+        out = reference(torch.from_numpy(X))
+    value = ((out.float() - torch.from_numpy(BATCH["y"])) ** 2).mean()
+    value.backward()
+    assert dtypes == [jnp.float32]
+    assert all(value.dtype == jnp.float32 for value in train.params.values())
+    np.testing.assert_allclose(metrics["loss"], value.detach(), rtol=1e-2)
+    for name, p in reference.named_parameters():
+        gradient = dict(model.named_parameters())[name].detach().numpy() - np.asarray(train.params[name])
+        assert np.abs(gradient - p.grad.numpy()).max() < 0.02 * max(np.abs(p.grad.numpy()).max(), 0.5), name
+    close(train.state, reference, rtol=2e-2, atol=2e-2)
+    exact, _ = (step := jtbridge.train_step(jtbridge.module(model), loss, optax.sgd(1.0)))(step.init(KEY), BATCH)
+    assert any((exact.params[name] != train.params[name]).any() for name in exact.params)
+
+
+OPTIMIZERS = {
+    "MultiSteps": lambda: optax.MultiSteps(optax.adamw(0.01), every_k_schedule=2),
+    "apply_if_finite": lambda: optax.apply_if_finite(optax.adamw(0.01), 3),
+    "masked": lambda: optax.masked(optax.adamw(0.01), lambda p: {name: p[name].ndim > 1 for name in p}),
+    "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(0.01)),
+    "plateau": lambda: optax.chain(optax.adamw(0.01), optax.contrib.reduce_on_plateau()),
+    "schedule_free": lambda: optax.contrib.schedule_free_adamw(0.01),
+    "injected": lambda: optax.inject_hyperparams(optax.adamw)(learning_rate=optax.linear_schedule(0.01, 0.0, 9)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_of_optax_do_what_they_do_by_hand(name: str):
+    net, optimizer = jtbridge.module(mlp()), OPTIMIZERS[name]()
+    step = jtbridge.train_step(net, loss, optimizer)
+    train = step.init(KEY)
+    for _ in range(3):
+        train, _ = step(train, BATCH)
+
+    params, state = net.init()
+    opt_state = optimizer.init(params)
+    value_and_grad = jax.value_and_grad(lambda p: jnp.mean((net(p, state, BATCH["x"])[0] - BATCH["y"]) ** 2))
+
+    @jax.jit
+    def by_hand(params: Any, opt_state: Any) -> Any:
+        value, gradients = value_and_grad(params)
+        extra = {"value": value} if name == "plateau" else {}
+        updates, opt_state = optimizer.update(gradients, opt_state, params, **extra)
+        return optax.apply_updates(params, updates), opt_state
+
+    for _ in range(3):
+        params, opt_state = by_hand(params, opt_state)
+    for key, p in params.items():
+        np.testing.assert_allclose(train.params[key], p, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_that_is_not_finite_is_left_out_by_apply_if_finite():
+    step = jtbridge.train_step(jtbridge.module(mlp()), loss, optax.apply_if_finite(optax.sgd(0.1), 3))
+    train = step.init(KEY)
+    before = jax.tree.map(np.array, train.params)
+    train, metrics = step(train, {**BATCH, "y": BATCH["y"] * np.nan})
+    assert np.isnan(metrics["loss"])
+    for name, value in before.items():
+        np.testing.assert_array_equal(train.params[name], value)
+
+
+def test_steps_can_be_a_loop_on_the_device():
+    step = jtbridge.train_step(jtbridge.module(mlp(nn.BatchNorm1d(8))), loss, optax.adam(0.01))
+    batches = jax.tree.map(lambda x: jnp.stack([x[:8], x[8:]] * 2), BATCH)
+    train, metrics = jax.jit(lambda train: jax.lax.scan(step, train, batches))(step.init(KEY))
+    one_by_one = step.init(KEY)
+    for number in range(4):
+        one_by_one, last = step(one_by_one, jax.tree.map(lambda x, number=number: x[number], batches))
+    for name, value in one_by_one.params.items():
+        np.testing.assert_allclose(train.params[name], value, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(metrics["loss"][-1], last["loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_sharded_run_is_that_of_one_device_and_stays_sharded(accumulate: int):
+    net = jtbridge.module(mlp(nn.BatchNorm1d(8)))
+    step = jtbridge.train_step(net, loss, optax.adam(0.01), accumulate=accumulate)
+    expected = step.init(KEY)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
+    params, state = net.init()
+    shardings = {name: rows if p.shape[0] == 8 else whole for name, p in params.items()}
+    train = step.init(KEY, jax.device_put(params, shardings), jax.device_put(state, whole))
+    for _ in range(3):
+        expected, metrics = step(expected, BATCH)
+        train, found = step(train, jax.device_put(BATCH, rows))
+        np.testing.assert_allclose(found["loss"], metrics["loss"], rtol=1e-4)
+    for name, sharding in shardings.items():
+        assert train.params[name].sharding.is_equivalent_to(sharding, train.params[name].ndim), name
+        moment = train.opt_state[0].mu[name]
+        assert moment.sharding.is_equivalent_to(sharding, moment.ndim), name
+    assert step._step._cache_size() == 2
+
+
+def test_tensors_of_torch_are_taken_in_a_batch():
+    net = jtbridge.module(mlp())
+    step = jtbridge.train_step(net, loss, optax.sgd(0.1))
+    tensors = {name: torch.from_numpy(value) for name, value in BATCH.items()}
+    np.testing.assert_array_equal(step(step.init(KEY), tensors)[1]["loss"], step(step.init(KEY), BATCH)[1]["loss"])
+
+
+def test_the_result_of_a_tokenizer_is_taken_as_a_batch():
+    from transformers import BatchEncoding
+
+    step = jtbridge.train_step(jtbridge.module(mlp()), loss, optax.sgd(0.1))
+    tensors = {name: torch.from_numpy(value) for name, value in BATCH.items()}
+    assert np.isfinite(step(step.init(KEY), BatchEncoding(tensors))[1]["loss"])
+
+
+def test_an_optimizer_may_keep_the_first_parameters():
+    keep = optax.GradientTransformation(lambda params: params, lambda g, start, p=None: (g, start))
+    step = jtbridge.train_step(jtbridge.module(mlp()), loss, optax.chain(keep, optax.sgd(0.1)))
+    train = step.init(KEY)
+    start = jax.tree.map(np.array, train.params)
+    for _ in range(2):
+        train, _ = step(train, BATCH)
+    for name, value in start.items():
+        np.testing.assert_array_equal(train.opt_state[0][name], value)
+
+
+def test_wrong_arguments_are_refused():
+    net, optimizer = jtbridge.module(mlp()), optax.sgd(0.1)
+    cases: list[tuple[Any, str]] = [
+        (lambda: jtbridge.train_step(mlp(), loss, optimizer), r"jtbridge.module\(model\)"),  # type: ignore[arg-type]
+        (lambda: jtbridge.train_step(net, None, optimizer), "`loss` must be a function"),  # type: ignore[arg-type]
+        (lambda: jtbridge.train_step(net, loss, torch.optim.SGD), "must be one of optax"),
+        (lambda: jtbridge.train_step(net, loss, optimizer, accumulate=0), "1 or more, but is 0"),
+        (lambda: jtbridge.train_step(net, loss, optimizer, compute_dtype=jnp.float16), "float16"),
+        (lambda: jtbridge.train_step(net, loss, optimizer).init(KEY, {}), "both `params` and `state`"),
+        (lambda: jtbridge.train_step(net, loss, optimizer)(net.init(), BATCH), "takes a `jtbridge.TrainState`"),
+    ]
+    for call, message in cases:
+        with pytest.raises(ArgumentError, match=message):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda value: value * jnp.ones(2), r"float32\[2\]"),
+        (lambda value: None, "a NoneType"),
+        (lambda value: (value, {"loss": value}), r"metrics \['loss'\]"),
+        (lambda value: (value, value), "JVPTracer|Tracer"),
+    ],
+)
+def test_a_loss_of_another_form_is_refused(result: Any, message: str):
+    net = jtbridge.module(mlp())
+    step = jtbridge.train_step(net, lambda model, batch: result(loss(model, batch)), optax.sgd(0.1))
+    with pytest.raises(ArgumentError, match=message):
+        step(step.init(KEY), BATCH)
