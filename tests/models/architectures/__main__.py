@@ -7,6 +7,7 @@ import json
 import pathlib
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -14,7 +15,7 @@ from tqdm import tqdm
 from .page import page
 from .table import ROWS, SAMPLE
 
-_SECONDS = 300  # for one architecture
+_SECONDS = 600  # for one architecture
 
 
 def main() -> int:
@@ -39,7 +40,7 @@ def main() -> int:
     return len(right) != len(results)
 
 
-def compared(names: list[str]) -> list[dict[str, Any]]:
+def compared(names: Sequence[str]) -> list[dict[str, Any]]:
     """Compare architectures in a child process; a new one goes on with the rest if it dies or hangs."""
     results: list[dict[str, Any]] = []
     with tqdm(total=len(names), unit="model") as bar:
@@ -51,7 +52,7 @@ def compared(names: list[str]) -> list[dict[str, Any]]:
     return results
 
 
-def _child(names: list[str]) -> Any:
+def _child(names: Sequence[str]) -> Any:
     """Yield the results of one child process, the last of which says how it died, if it did."""
     command = [sys.executable, "-m", "tests.models.architectures.worker", str(_SECONDS), *names]
     started = None

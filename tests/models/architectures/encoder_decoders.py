@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .decoders import GROUPED
-from .row import Inputs, Row, padded, tokens
+from .row import Inputs, Row, configuration, padded, tokens
 
 BART: dict[str, Any] = {
     "vocab_size": 64,
@@ -38,10 +38,8 @@ def _both() -> Inputs:
 
 
 def _t5gemma() -> Any:
-    import transformers
-
     part = {**GROUPED, "head_dim": 8, "sliding_window": 4}
-    return transformers.T5GemmaConfig(encoder=part, decoder=part, vocab_size=64)
+    return configuration("T5GemmaConfig", encoder=part, decoder=part, vocab_size=64)
 
 
 ROWS = {

@@ -19,8 +19,15 @@ ROWS = {
     "bert": Row("BertForMaskedLM", BERT, padded),
     "big_bird": Row(
         "BigBirdForMaskedLM",
-        {**BERT, "attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 1, "num_hidden_layers": 1},
-        lambda: tokens(48),
+        {
+            **BERT,
+            "attention_type": "block_sparse",
+            "block_size": 4,
+            "num_random_blocks": 1,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        },
+        lambda: tokens(32),
     ),
     "canine": Row(
         "CanineModel",
@@ -57,7 +64,7 @@ ROWS = {
         {"vocab_size": 64, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64, "block_sizes": [1, 1]},
         tokens,
     ),
-    "longformer": Row("LongformerForMaskedLM", {**BERT, "attention_window": [4, 4]}, _long),
+    "longformer": Row("LongformerForMaskedLM", {**BERT, "attention_window": [4], "num_hidden_layers": 1}, _long),
     "mobilebert": Row(
         "MobileBertForMaskedLM",
         {**BERT, "embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16},

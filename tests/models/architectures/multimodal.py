@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from .decoders import GROUPED, SIZES, WIDE
-from .row import Inputs, Row, images, noise, padded, tokens
+from .decoders import GPT2, GROUPED, SIZES, WIDE
+from .row import Inputs, Row, configuration, images, noise, padded, tokens
 from .vision import VIT
 
 TEXT: dict[str, Any] = {**SIZES, "max_position_embeddings": 16}
@@ -26,9 +26,7 @@ def _with_image_tokens(count: int) -> Inputs:
 
 
 def _both(name: str, text: str, vision: str, **more: Any) -> Any:
-    import transformers
-
-    return getattr(transformers, name)(text_config=globals()[text], vision_config=globals()[vision], **more)
+    return configuration(name, text_config=globals()[text], vision_config=globals()[vision], **more)
 
 
 CLIP_TEXT = {**TEXT, "projection_dim": 16}
@@ -36,20 +34,18 @@ CLIP_VISION = {**VIT, "projection_dim": 16}
 
 
 def _llava() -> Any:
-    import transformers
-
-    return transformers.LlavaConfig(
-        vision_config=transformers.CLIPVisionConfig(**VIT),
-        text_config=transformers.LlamaConfig(**GROUPED),
+    return configuration(
+        "LlavaConfig",
+        vision_config=configuration("CLIPVisionConfig", **VIT),
+        text_config=configuration("LlamaConfig", **GROUPED),
         image_token_index=IMAGE,
         vision_feature_layer=-1,
     )
 
 
 def _paligemma() -> Any:
-    import transformers
-
-    return transformers.PaliGemmaConfig(
+    return configuration(
+        "PaliGemmaConfig",
         vision_config={**VIT, "model_type": "siglip_vision_model", "projection_dim": 32, "vision_use_head": False},
         text_config={**WIDE, "model_type": "gemma"},
         image_token_index=IMAGE,
@@ -59,22 +55,20 @@ def _paligemma() -> Any:
 
 
 def _gemma3() -> Any:
-    import transformers
-
-    return transformers.Gemma3Config(
+    return configuration(
+        "Gemma3Config",
         vision_config={**VIT, "model_type": "siglip_vision_model", "vision_use_head": False},
         text_config={**WIDE, "sliding_window": 4, "model_type": "gemma3_text"},
+        mm_tokens_per_image=4,
         image_token_id=IMAGE,
         boi_token_id=4,
         eoi_token_id=5,
-        mm_tokens_per_image=4,
     )
 
 
 def _smolvlm() -> Any:
-    import transformers
-
-    return transformers.SmolVLMConfig(
+    return configuration(
+        "SmolVLMConfig",
         vision_config={**VIT},
         text_config={**GROUPED, "model_type": "llama"},
         image_token_id=IMAGE,
@@ -83,9 +77,8 @@ def _smolvlm() -> Any:
 
 
 def _internvl() -> Any:
-    import transformers
-
-    return transformers.InternVLConfig(
+    return configuration(
+        "InternVLConfig",
         vision_config={**VIT, "image_size": [32, 32], "patch_size": [8, 8], "model_type": "internvl_vision"},
         text_config={**GROUPED, "model_type": "qwen2"},
         image_token_id=IMAGE,
@@ -98,9 +91,8 @@ QWEN_VISION: dict[str, Any] = {"depth": 2, "num_heads": 4, "patch_size": 4, "spa
 
 
 def _qwen2_vl() -> Any:
-    import transformers
-
-    return transformers.Qwen2VLConfig(
+    return configuration(
+        "Qwen2VLConfig",
         text_config={
             **GROUPED,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
@@ -114,9 +106,8 @@ def _qwen2_vl() -> Any:
 
 
 def _qwen2_5_vl() -> Any:
-    import transformers
-
-    return transformers.Qwen2_5_VLConfig(
+    return configuration(
+        "Qwen2_5_VLConfig",
         text_config={
             **GROUPED,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
@@ -152,9 +143,8 @@ def _grid() -> Inputs:
 
 
 def _blip2() -> Any:
-    import transformers
-
-    return transformers.Blip2Config(
+    return configuration(
+        "Blip2Config",
         vision_config=VIT,
         qformer_config={**TEXT, "encoder_hidden_size": 32, "cross_attention_frequency": 1},
         text_config={**SIZES, "model_type": "opt", "ffn_dim": 64, "word_embed_proj_dim": 32},
@@ -164,11 +154,10 @@ def _blip2() -> Any:
 
 
 def _vision_encoder_decoder() -> Any:
-    import transformers
-
-    return transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
-        transformers.ViTConfig(**VIT),
-        transformers.GPT2Config(vocab_size=64, n_positions=64, n_embd=32, n_layer=2, n_head=4),
+    return configuration(
+        "VisionEncoderDecoderConfig",
+        encoder={**VIT, "model_type": "vit"},
+        decoder={**GPT2, "model_type": "gpt2", "is_decoder": True, "add_cross_attention": True},
     )
 
 

@@ -61,6 +61,13 @@ class _Part(torch.nn.Module):
         return tuple(out[field] for field in self._fields) or out
 
 
+def configuration(name: str, /, **options: Any) -> Any:
+    """Return a configuration of transformers."""
+    import transformers
+
+    return getattr(transformers, name)(**options)
+
+
 def tokens(length: int = 8, count: int = 64, name: str = "input_ids", seed: int = 1) -> Inputs:
     """Return token ids in ``[3, count)`` for a batch of two."""
     generator = torch.Generator().manual_seed(seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .row import Inputs, Row, images, noise
+from .row import Inputs, Row, configuration, images, noise
 
 VIT: dict[str, Any] = {
     "image_size": 32,
@@ -166,11 +166,17 @@ ROWS = {
 
 
 def _upernet() -> Any:
-    import transformers
-
-    backbone = transformers.ConvNextConfig(
-        hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], out_features=["stage1", "stage2", "stage3", "stage4"]
+    backbone = configuration(
+        "ConvNextConfig",
+        hidden_sizes=[8, 8, 16, 16],
+        depths=[1, 1, 1, 1],
+        out_features=["stage1", "stage2", "stage3", "stage4"],
     )
-    return transformers.UperNetConfig(
-        backbone_config=backbone, hidden_size=16, pool_scales=[1], auxiliary_in_channels=16, auxiliary_channels=8
+    return configuration(
+        "UperNetConfig",
+        backbone_config=backbone,
+        hidden_size=16,
+        pool_scales=[1],
+        auxiliary_in_channels=16,
+        auxiliary_channels=8,
     )
