@@ -57,7 +57,6 @@ ROWS = {
         {"state_dim": 6, "act_dim": 3, "hidden_size": 32, "n_layer": 2, "n_head": 4, "max_ep_len": 16},
         _trajectory,
     ),
-    "informer": Row("InformerModel", SERIES, _series),
     "patchtsmixer": Row("PatchTSMixerForPrediction", {**PATCHES, "patch_stride": 4, "d_model": 16}, _channels),
     "patchtst": Row(
         "PatchTSTForPrediction",
