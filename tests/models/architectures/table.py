@@ -30,8 +30,8 @@ KINDS: dict[str, dict[str, Row]] = {
 }
 ROWS = {name: row for rows in KINDS.values() for name, row in rows.items()}
 
-# Models that read sizes from tensors, so that they are called: the rest is translated.
-CALLED = frozenset({"jetmoe", "smolvlm", "switch_transformers"})
+# Models that are called: two read sizes from tensors, and two convert a layer in the call, by `Module.to`.
+CALLED = frozenset({"jetmoe", "nllb_moe", "smolvlm", "switch_transformers"})
 
 
 def verdicts(names: Iterable[str]) -> dict[str, str]:
