@@ -195,15 +195,7 @@ def _while_loop(x: torch.Tensor) -> torch.Tensor:
     return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))[1]
 
 
-def _flex_attention(x: torch.Tensor) -> torch.Tensor:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    x = x.expand(1, 2, 4, 2)
-    return flex_attention(x, x, x, score_mod=lambda score, b, h, i, j: score + (i - j))[0, 0, 0]
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("f", [_cond, _while_loop, _flex_attention])
+@pytest.mark.parametrize("f", [_cond, _while_loop])
 def test_operators_that_take_functions(f: Callable):
     """They run eagerly and with ordered effects, are refused in a trace, and torch can still call them afterwards."""
     expected = f(torch.tensor([1.0, 2.0]))

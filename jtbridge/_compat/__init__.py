@@ -12,6 +12,9 @@ from ._draws import drawing_from as drawing_from
 from ._draws import inside_mode as inside_mode
 from ._draws import random_state_of as random_state_of
 from ._draws import same_generator as same_generator
+from ._flex_attention import flex_attention_in_operators as flex_attention_in_operators
+from ._flex_attention import flex_attention_scores as flex_attention_scores
+from ._flex_attention import is_flex_attention as is_flex_attention
 from ._interrupts import raise_in_thread as raise_in_thread
 from ._jax import ORDERED_EFFECT as ORDERED_EFFECT
 from ._jax import Primitive as Primitive

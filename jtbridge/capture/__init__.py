@@ -16,11 +16,13 @@ from ._trace import examples, trace_on
 from .chains import FUNCTIONS as FUSABLE_FUNCTIONS
 from .modes.effects import draws
 from .modes.exceptions import refuse_higher_order
+from .modes.flex_attention import FlexAttentionInOperators
 from .modes.provenance import origin
 
 __all__ = [
     "FUSABLE_FUNCTIONS",
     "AbstractResult",
+    "FlexAttentionInOperators",
     "GraphFunction",
     "GraphUse",
     "Split",

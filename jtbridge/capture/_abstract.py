@@ -29,8 +29,10 @@ from .modes.branches import BranchOracle, BranchReplayMode
 from .modes.constant_eval import ConstantEvalMode
 from .modes.effects import EffectRecorder
 from .modes.exceptions import none_caught
+from .modes.flex_attention import FlexAttentionInOperators
 from .modes.fused_lstm import WithoutFusedLstm
 from .modes.overrides import CopiedTensors
+from .rewrites.grouped_mm import GroupedProducts
 from .rewrites.indexing import refuse_stale_copies
 
 
@@ -70,6 +72,7 @@ def run_on_fakes(
             following = contextlib.nullcontext() if path is None else path.watching()
             with (
                 WithoutFusedLstm(only_with_projections=True),
+                GroupedProducts(),
                 recorder.watching(),
                 intercepted_launches() as recorder.launches,
                 answering,
@@ -77,6 +80,7 @@ def run_on_fakes(
                 known,
                 CopiedTensors(),
                 none_caught(),
+                FlexAttentionInOperators(),
             ):
                 out = request.call(*inputs)
                 leaves, tree = flatten_output(out)
@@ -116,7 +120,12 @@ def run_on_values(request: TraceRequest, inputs: Sequence[torch.Tensor]) -> tupl
             copies = [tensor.clone() for tensor in inputs]
             recorder = EffectRecorder(copies, None, _write_refusal(request), saved)
             watchdog = ended_if_endless(lambda: recorder.operators)
-            with watchdog, recorder.watching(), intercepted_launches() as recorder.launches:
+            with (
+                watchdog,
+                recorder.watching(),
+                intercepted_launches() as recorder.launches,
+                FlexAttentionInOperators(),
+            ):
                 return request.call(*copies), recorder
     finally:
         if saved is not None:

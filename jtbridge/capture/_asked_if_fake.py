@@ -14,7 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import FakeTensor, FakeTensorMode, OpOverload, TorchDispatchMode, forget_tensors, taken_for_fake
+from jtbridge._compat import (
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+    forget_tensors,
+    taken_for_fake,
+)
 from jtbridge.core import random_numbers
 from jtbridge.core.pytree import flatten_output
 from jtbridge.core.static import value_key
@@ -24,6 +31,8 @@ from jtbridge.triton import intercepted_launches
 from ._abstract import run_on_values
 from ._examples import EXAMPLES, Example
 from ._request import TraceRequest
+from .modes.flex_attention import FlexAttentionInOperators
+from .rewrites.grouped_mm import GroupedProducts
 
 Result = TypeVar("Result")
 
@@ -97,7 +106,7 @@ def _logged(request: TraceRequest, example: Example) -> _FakeOperators:
                 is_fake = dtype.is_floating_point or dtype.is_complex
                 with mode if is_fake else contextlib.nullcontext():
                     tensors.append((torch.empty if is_fake else example)(shape, dtype=dtype, device=request.device))
-            with log, _Masks(log):
+            with GroupedProducts(), log, _Masks(log), FlexAttentionInOperators():
                 out = request.call(*tensors)
         log.entries.append(log.key(tuple(flatten_output(out)[0])))
     finally:

@@ -363,6 +363,11 @@ def _depends_on_data(cause: Exception | None) -> bool:
     return isinstance(cause, DataDependentOutputException | DynamicOutputShapeException)
 
 
+def _reads_memory(cause: Exception | None) -> bool:
+    """Return whether torch tried to read the memory of a fake tensor, as in ``torch.tensor([x.sum(), 1])``."""
+    return isinstance(cause, RuntimeError) and "its data is not allocated yet" in str(cause)
+
+
 def _needs_gpu(request: TraceRequest) -> bool:
     return request.device == "cpu" and may_be_on_gpu()
 
@@ -376,7 +381,12 @@ STRATEGIES = (
         lambda _, cause: cause is not None and may_need_late_scalars(cause),
         _with_late_scalars,
     ),
-    Strategy("fake tensors, with overrides", lambda _, cause: _depends_on_data(cause), _overridden, is_trace=True),
+    Strategy(
+        "fake tensors, with overrides",
+        lambda _, cause: _depends_on_data(cause) or _reads_memory(cause),
+        _overridden,
+        is_trace=True,
+    ),
     Strategy("fake tensors on a GPU", lambda request, _: _needs_gpu(request), _on_gpu),
     Strategy("fake tensors on a GPU, with overrides", lambda request, _: _needs_gpu(request), _overridden_on_gpu),
     Strategy(

@@ -31,9 +31,11 @@ from .modes.branches import BranchOracle, traced_both_ways
 from .modes.closed_over import CudaAsCpuMode, may_be_on_gpu, with_closed_over
 from .modes.constant_eval import ConstantEvalMode
 from .modes.exceptions import none_caught
+from .modes.flex_attention import FlexAttentionInOperators
 from .modes.fused_lstm import WithoutFusedLstm
 from .modes.overrides import CopiedTensors, OverrideMode
 from .modes.provenance import ModulePaths, ProvenanceMode
+from .rewrites.grouped_mm import GroupedProducts
 from .rewrites.indexing import refuse_stale_copies
 from .rewrites.statistics import keep_statistics_wide
 
@@ -144,7 +146,15 @@ def _noted(
 
     def run(*tensors: torch.Tensor) -> Sequence[Any]:
         modules = ModulePaths()
-        with modules.followed(), ProvenanceMode(modules, oracle), known, recorder(), none_caught():
+        with (
+            modules.followed(),
+            ProvenanceMode(modules, oracle),
+            GroupedProducts(),
+            known,
+            recorder(),
+            none_caught(),
+            FlexAttentionInOperators(),
+        ):
             results = fn(*tensors)
             refuse_stale_copies(results)
         return results if oracle is None else [*results, *oracle.conditions]

@@ -153,7 +153,7 @@ def _is_own(function: Any) -> bool:
 
 # `_name` takes names in these namespaces without looking up the operators, which need not exist in every version of
 # torch, or whose modules are slow to import.
-_UNCHECKED = ("prims", "torch_nn", "jtbridge")
+_UNCHECKED = ("prims", "torch_nn", "flex_lib", "jtbridge")
 
 
 def _is_unchecked(operator: Any) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from jtbridge._compat import outside_modes
 from jtbridge._wrap import Wrapped
+from jtbridge.capture import FlexAttentionInOperators
 from jtbridge.core import random_numbers
 from jtbridge.core.convert import to_torch
 from jtbridge.core.pytree import flatten_output
@@ -118,7 +119,8 @@ class Examination:
         """Yield the state and the arguments, and restore both after the block."""
         state, arguments, saved = ReachableState(self._roots), ReachableState(self._containers), WrittenValues()
         try:
-            with WriteAndDrawMode(self.note, saved, state, arguments, self._seed is not None):
+            noting = WriteAndDrawMode(self.note, saved, state, arguments, self._seed is not None)
+            with noting, FlexAttentionInOperators():
                 yield state, arguments
         except TranslationError:  # see `infer`
             torch.compiler.reset()

@@ -58,8 +58,7 @@ def refuse_higher_order(operator: Any) -> None:
         raise TranslationError(
             f"`{operator}` is an operator that takes functions, and is not supported under `jit` or in another trace. "
             'Call the wrapped function eagerly, or with `effects="ordered"` and `output_shapes=`; or combine wrapped '
-            "functions by `jax.lax.cond`, `jax.lax.while_loop` or `jax.lax.scan`, and use "
-            "`scaled_dot_product_attention` with a mask in the place of `flex_attention`."
+            "functions by `jax.lax.cond`, `jax.lax.while_loop` or `jax.lax.scan`."
         )
 
 

@@ -7,6 +7,7 @@ number of sequences that have this step.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,9 +36,14 @@ def _known(values: Sequence[int]) -> torch.Tensor:
 
 
 def _of_list(make: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """Return a replacement of `make` that notes the values of a tensor made from a list of ints."""
+    """Return a replacement of `make` that notes the values of a tensor made from a list of ints.
+
+    A list of fake tensors with one element each is stacked: torch would read their memory.
+    """
 
     def run(data: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(data, list | tuple) and data and all(isinstance(x, FakeTensor) and not x.dim() for x in data):
+            return NotImplemented if args or kwargs.keys() - {"dtype", "device"} else _stacked(data, **kwargs)
         if not isinstance(data, list | tuple) or not data or not all(type(x) is int for x in data):
             return NotImplemented
         tensor = make(data, *args, **kwargs)
@@ -45,6 +51,11 @@ def _of_list(make: Callable[..., torch.Tensor]) -> Callable[..., Any]:
         return tensor
 
     return run
+
+
+def _stacked(data: Sequence[torch.Tensor], dtype: Any = None, device: Any = None) -> torch.Tensor:
+    dtype = dtype or functools.reduce(torch.promote_types, [x.dtype for x in data])
+    return torch.stack([x.detach().to(dtype=dtype, device=device) for x in data])
 
 
 def _sort(input: torch.Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> Any:

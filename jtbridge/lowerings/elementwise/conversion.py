@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import torch
 from torch import fx
 
@@ -17,7 +18,7 @@ from ._common import convert
 
 @register_lowering("_to_copy", node=True)
 def _to_copy(
-    x: jax.Array,
+    x: jax.Array | float,
     *,
     dtype: torch.dtype | None = None,
     layout: torch.layout | None = None,
@@ -30,7 +31,8 @@ def _to_copy(
     del dtype, device, pin_memory, non_blocking, memory_format
     if layout not in (None, torch.strided):
         raise TranslationError(f"a conversion to layout `{layout}` has no JAX form")
-    return convert(x, out_dtype(node))
+    # torch.vmap makes a tensor of a number, and torch writes its value into the graph.
+    return convert(jnp.asarray(x), out_dtype(node))
 
 
 @register_lowering("prims::convert_element_type")

@@ -102,6 +102,12 @@ def _index_put(
     return checked_write(x, places, values, how, None if unsafe else node, wrap=True)
 
 
+@register_lowering("flex_lib::zeros_and_scatter")
+def _zeros_and_scatter(shape: Sequence[int], indices: Indices, values: jax.Array) -> jax.Array:
+    """Return the gradient of a tensor that a score function of `flex_attention` indexes."""
+    return _index_put(jnp.zeros(tuple(shape), values.dtype), indices, values, accumulate=True, node=None)
+
+
 def _with_unit_axis(x: jax.Array, places: tuple[Any, ...], values: jax.Array) -> jax.Array:
     """Return `values` with the unit axis that a read has because 0-d indices are made 1-d."""
     shape = jax.eval_shape(lambda a: a[places], x).shape

@@ -1,0 +1,79 @@
+"""Torch's function and operator of `flex_attention`. Tried on torch 2.13.
+
+The public function compiles a call of an operator that takes functions, and refuses tensors on a CPU that require a
+gradient. Two names that it looks up in its module are replaced once, when it is first called in a trace. They are as
+before on every other thread, and when nothing is traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+class _Thread(threading.local):
+    in_operators = False  # whether this thread traces calls as operators
+
+
+_HERE = _Thread()
+
+
+@contextlib.contextmanager
+def flex_attention_in_operators() -> Iterator[None]:
+    """Have `flex_attention` call its operator without compiling it, and with gradients on a CPU, on this thread."""
+    before, _HERE.in_operators = _HERE.in_operators, True
+    try:
+        yield
+    finally:
+        _HERE.in_operators = before
+
+
+def is_flex_attention(func: Any) -> bool:
+    """Return whether a function is the operator that ``torch.nn.attention.flex_attention.flex_attention`` calls.
+
+    It must be called for every function of torch, because the public function calls some before it compiles.
+    """
+    module = sys.modules.get("torch.nn.attention.flex_attention")
+    if module is None or not hasattr(module, "flex_attention_hop"):  # it is being imported
+        return False
+    _replace_once(module)
+    return func is module.flex_attention_hop
+
+
+def flex_attention_scores(*args: Any) -> torch.Tensor:
+    """Return the scores after the score and mask functions, in the precision of the softmax, from the operator's args.
+
+    The functions get numbers as arguments, which are batched by ``torch.vmap``.
+    """
+    from torch._higher_order_ops.flex_attention import _math_attention_inner
+
+    return _math_attention_inner(*args)[1]
+
+
+class _UncompiledFlag:
+    """True where the original flag is, and on threads that trace calls as operators."""
+
+    def __init__(self, original: Any):
+        self._original = original
+
+    def __bool__(self) -> bool:
+        return _HERE.in_operators or bool(self._original)
+
+
+@functools.cache
+def _replace_once(module: Any) -> None:
+    check = module._validate_device
+
+    @functools.wraps(check)
+    def validate_device(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        if not _HERE.in_operators:
+            check(query, key, value)
+
+    module._validate_device = validate_device
+    module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = _UncompiledFlag(module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG)

@@ -1,0 +1,61 @@
+"""A mode that traces `flex_attention` as its operators on the whole matrix of scores.
+
+Torch has one operator for it, which takes the score and mask functions and which no dispatch mode can trace.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from jtbridge._compat import flex_attention_in_operators, flex_attention_scores, is_flex_attention
+
+
+class FlexAttentionInOperators(TorchFunctionMode):
+    """Traces `flex_attention` as products, the user's functions and a softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls = flex_attention_in_operators()
+
+    def __enter__(self) -> Any:
+        self._calls.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        self._calls.__exit__(*exception)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_flex_attention(func):
+            return _attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: Any, block_mask: tuple, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the result, the log-sum-exp and the greatest score of each row, both divided by ``log(2)``.
+
+    A row in which everything is masked has the result 0, and -inf for the others.
+    """
+    groups = query.shape[1] // key.shape[1]
+    if key.shape[0] not in (1, query.shape[0]):
+        raise ValueError(f"`flex_attention` got {query.shape[0]} rows of queries and {key.shape[0]} rows of keys.")
+    key, value = (x.repeat_interleave(groups, dim=1).expand(query.shape[0], -1, -1, -1) for x in (key, value))
+    scores = flex_attention_scores(query, key, value, score_mod, block_mask, *rest)
+    out = torch._safe_softmax(scores, dim=-1).to(query.dtype) @ value.to(query.dtype)
+    is_empty = (scores == -math.inf).all(-1)
+    # The derivative of logsumexp is NaN where all scores are -inf, also if its cotangent is 0.
+    log_sum = scores.masked_fill(is_empty.unsqueeze(-1), 0.0).logsumexp(-1).masked_fill(is_empty, -math.inf)
+    return _laid_out_like(query, out), log_sum / math.log(2), scores.amax(-1) / math.log(2)
+
+
+def _laid_out_like(query: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Return `out` in the order of dimensions that `query` has in memory: the caller may view the result."""
+    order = [*sorted(range(3), key=query.stride, reverse=True), 3]
+    inverse = [order.index(dimension) for dimension in range(4)]
+    return out.permute(order).contiguous().permute(inverse)

@@ -1,0 +1,82 @@
+"""Compare architectures with torch: ``python -m tests.models.architectures [names] [--write PAGE] [--sample]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from .page import page
+from .table import ROWS, SAMPLE
+
+_SECONDS = 600  # for one architecture
+
+
+def main() -> int:
+    """Compare, print each result, and return whether any is wrong or failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.models.architectures", description=__doc__)
+    parser.add_argument("names", nargs="*", help="the rows to compare; all of them if none is given")
+    parser.add_argument("--sample", action="store_true", help="compare the fixed sample alone")
+    parser.add_argument("--write", type=pathlib.Path, help="write a page for the docs")
+    parser.add_argument("--results", type=pathlib.Path, help="also write the results as JSON, one per line")
+    options = parser.parse_args()
+    names = options.names or (list(SAMPLE) if options.sample else list(ROWS))
+    if unknown := set(names) - ROWS.keys():
+        parser.error(f"there is no row {', '.join(sorted(unknown))}")
+    results = compared(names)
+    if options.results:
+        options.results.write_text("".join(json.dumps(result) + "\n" for result in results))
+    if options.write:
+        options.write.write_text(page(results))
+    right = [r for r in results if r["verdict"] in ("translated", "called")]
+    whole = [r for r in results if r["verdict"] == "translated"]
+    sys.stdout.write(f"{len(right)} of {len(results)} right, {len(whole)} translated\n")
+    return len(right) != len(results)
+
+
+def compared(names: Sequence[str]) -> list[dict[str, Any]]:
+    """Compare architectures in a child process; a new one goes on with the rest if it dies or hangs."""
+    results: list[dict[str, Any]] = []
+    with tqdm(total=len(names), unit="model") as bar:
+        while len(results) < len(names):
+            for result in _child(names[len(results) :]):
+                results.append(result)
+                bar.update()
+                bar.write(_shown(result))
+    return results
+
+
+def _child(names: Sequence[str]) -> Any:
+    """Yield the results of one child process, the last of which says how it died, if it did."""
+    command = [sys.executable, "-m", "tests.models.architectures.worker", str(_SECONDS), *names]
+    started = None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not line.startswith("{"):
+                continue
+            message = json.loads(line)
+            started = message.get("started")
+            if started is None:
+                yield message
+    if process.returncode:
+        if started is None:
+            raise RuntimeError(f"the child process failed with {process.returncode}")
+        yield {"name": started, "verdict": "error", "reason": f"the process ended with {process.returncode}"}
+
+
+def _shown(result: dict[str, Any]) -> str:
+    figures = " ".join(f"{result[key]:.1e}" for key in ("forward", "gradient") if result.get(key) is not None)
+    return (
+        f"{result['name']:<30} {result['verdict']:<11} {figures} {result.get('seconds', 0):5.1f} s  {result['reason']}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,17 @@
+"""All architectures. It takes long: CI runs `test_sample.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from .__main__ import compared
+from .table import KINDS, verdicts
+
+pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_models_of_a_kind_are_right(kind: str):
+    names = list(KINDS[kind])
+    results = compared(names)
+    assert {result["name"]: result["verdict"] for result in results} == verdicts(names), results
