@@ -175,7 +175,7 @@ def wrap(
     backend: str = "auto",
     output_shapes: Any = None,
     residuals: str = "save",
-    repeated_blocks: str = "inline",
+    repeated_blocks: str = "call",
     return_mutated: bool = False,
     effects: str | None = None,
     int32: str = "int64",

@@ -295,7 +295,7 @@ def module(
     *,
     backend: str = "auto",
     residuals: str = "save",
-    repeated_blocks: str = "inline",
+    repeated_blocks: str = "call",
     int32: str = "int64",
     verify: bool = False,
     purity: str = "error",
@@ -335,7 +335,14 @@ def module(
                 "Python module that it was made from, or `jtbridge.wrap`, which takes the weights as constants."
             )
     register_caches()
-    options = {"backend": backend, "residuals": residuals, "repeated_blocks": repeated_blocks, "int32": int32, "verify": verify, "purity": purity}
+    options = {
+        "backend": backend,
+        "residuals": residuals,
+        "repeated_blocks": repeated_blocks,
+        "int32": int32,
+        "verify": verify,
+        "purity": purity,
+    }
     return JaxModule(plain, options)
 
 

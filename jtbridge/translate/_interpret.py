@@ -90,16 +90,14 @@ class Interpretation:
         for node in self._nodes:
             if node.op == "get_attr" and isinstance(value := getattr(module, str(node.target)), torch.Tensor):
                 self._constants[node] = _constant(value.detach())
-        self._last_uses = _last_uses(self._nodes, self._constants)
-        self._steps: Sequence[fx.Node | Repetition] = self._nodes
-        self._blocks: dict[int, Interpretation] = {}
         self._scans = blocks == "scan"
-        if blocks != "inline":
-            self._steps = with_repetitions(self._nodes, self._constants)
-            for position, step in enumerate(self._steps):
-                if isinstance(step, Repetition):
-                    self._blocks[position] = Interpretation(graph_of_block(step), name, None, kernels=kernels)
-            self._last_uses = {} if self._blocks else self._last_uses
+        self._steps = list(self._nodes) if blocks == "inline" else with_repetitions(self._nodes, self._constants)
+        self._blocks = {
+            position: Interpretation(graph_of_block(step), name, None, kernels=kernels)
+            for position, step in enumerate(self._steps)
+            if isinstance(step, Repetition)
+        }
+        self._last_uses = {} if self._blocks else _last_uses(self._steps, self._constants)
 
     def __call__(self, *arrays: Any) -> list[Any]:
         return self.run(arrays, self._keys(arrays))
@@ -235,7 +233,7 @@ def _flat(value: Any) -> list[Any]:
     return [x for part in value for x in _flat(part)] if isinstance(value, list | tuple) else [value]
 
 
-def _last_uses(nodes: Sequence[fx.Node], known: Mapping[fx.Node, Any]) -> dict[int, list[fx.Node]]:
+def _last_uses(nodes: Sequence[Any], known: Mapping[fx.Node, Any]) -> dict[int, list[fx.Node]]:
     """Return for each position the nodes whose values are not needed after it. Nodes in `known` read no values."""
     last: dict[fx.Node, int] = {}
     for position, node in enumerate(nodes):

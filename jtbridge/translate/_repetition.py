@@ -70,9 +70,7 @@ class Repetition:
     backwards: bool
 
 
-def with_repetitions(
-    nodes: Sequence[fx.Node], constants: Mapping[fx.Node, np.ndarray]
-) -> list[fx.Node | Repetition]:
+def with_repetitions(nodes: Sequence[fx.Node], constants: Mapping[fx.Node, np.ndarray]) -> list[fx.Node | Repetition]:
     """Return the nodes of a graph in an order in which they can be run, with repeated blocks in place of their nodes.
 
     Args:
@@ -311,9 +309,7 @@ def _longest_stretch(origins: Sequence[Sequence[_Origin]]) -> tuple[int, int]:
 
 
 def _can_be_first(first: Sequence[_Origin], second: Sequence[_Origin]) -> bool:
-    return all(
-        a == b or not (_is_inside(a) or _is_inside(b)) for a, b in zip(first, second, strict=True)
-    )
+    return all(a == b or not (_is_inside(a) or _is_inside(b)) for a, b in zip(first, second, strict=True))
 
 
 def _is_inside(place: _Origin) -> bool:
@@ -340,9 +336,7 @@ def _described(
             found = Input(nodes[:1] if graph.same_value(nodes) else nodes)
         uses.append(inputs.setdefault(found, len(inputs)))
     results = tuple(
-        i
-        for i in range(period)
-        if any(user >= end for block in blocks for user in graph.users.get(block[i], ()))
+        i for i in range(period) if any(user >= end for block in blocks for user in graph.users.get(block[i], ()))
     )
     crossing = [*(node for x in inputs for node in x.nodes), *(blocks[0][i] for i in results)]
     crossing += [blocks[0][x.carried] for x in inputs if x.carried is not None]
