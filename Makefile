@@ -116,6 +116,7 @@ test: $(test-deps) $(LINT)
 		--ignore tests/kernels --ignore tests/launches --ignore tests/translate/chains \
 		--ignore tests/test_bench_gpu.py $(addprefix --ignore ,$(long-tests)) \
 		--ignore tests/models/test_transformers.py --ignore tests/models/test_ecosystem.py \
+		--ignore tests/models/test_repeated_blocks.py \
 		--ignore tests/soundness --ignore tests/fuzz --ignore tests/docs $(ARGS)
 
 # NO_MKDOCS_2_WARNING: mkdocs-material prints a notice about itself.

@@ -202,6 +202,11 @@ def wrap(
             found without running them.
         residuals: "save" runs the torch forward once in reverse mode and keeps the residuals that torch's partitioner
             chooses, as JAX arrays; "recompute" keeps only the arguments and runs the forward again.
+        repeated_blocks: how equal blocks of the graph, such as the layers of a model, are translated. With "call" they
+            are one function that is called for each block: it is traced and lowered once, and the compiled program is
+            that of "inline", where every block is written out. With "scan" they run in a `jax.lax.scan` over weights
+            that are stacked in each call: the program is as small as that of one block, the stack takes memory, and
+            sums may be rounded in another order.
         return_mutated: with True the result is ``(out, mutated)``, where `mutated` maps the name of every array
             argument that `fn` wrote to, such as ``x`` or ``params['w']``, to its new value. With False the caller does
             not see such writes.

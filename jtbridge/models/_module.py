@@ -309,7 +309,7 @@ def module(
 
     Args:
         module: any ``torch.nn.Module`` that is not TorchScript.
-        backend, residuals, int32, verify: as for :func:`jtbridge.wrap`.
+        backend, residuals, repeated_blocks, int32, verify: as for :func:`jtbridge.wrap`.
         purity: the reaction if a call changes Python state, as for :func:`jtbridge.wrap`.
 
     Raises:

@@ -13,6 +13,7 @@ from torch import nn
 
 import jtbridge
 from jtbridge.errors import ArgumentError
+from jtbridge.translate._interpret import Interpretation
 from tests.compare import assert_close, assert_matches
 
 WAYS = ["call", "scan"]
@@ -144,7 +145,9 @@ def test_transformations_of_repeated_blocks(way: str):
     stacked = jax.tree.map(lambda p: jnp.stack([p, 1.5 * p]), params)
 
     def results(net: Any) -> Any:
-        f = lambda p, x: loss(net, p, state, x)
+        def f(p: Any, x: Any) -> Any:
+            return loss(net, p, state, x)
+
         return (
             jax.jvp(lambda p: f(p, X), (params,), (direction,)),
             jax.vmap(f, (None, 0))(params, rows),
@@ -258,6 +261,21 @@ def test_buffers_that_blocks_write_to_are_returned(way: str):
     assert_matches(out, model(torch.from_numpy(X)))
     assert_matches(changed, {name: value for name, value in model.named_buffers() if name in changed})
     assert len(changed) == 12
+
+
+def test_views_that_a_backward_takes_again_are_not_decomposed(monkeypatch: pytest.MonkeyPatch):
+    decomposed: list[str] = []
+    decompose = Interpretation._decomposed
+
+    def noting(self: Any, node: Any, *rest: Any) -> Any:
+        decomposed.append(str(node.target))
+        return decompose(self, node, *rest)
+
+    monkeypatch.setattr(Interpretation, "_decomposed", noting)
+    net = jtbridge.module(tower(1))
+    params, state = net.init()
+    jax.jit(jax.grad(lambda p: loss(net, p, state, X[None]))).lower(params)
+    assert "aten.reshape.default" not in decomposed
 
 
 def test_another_option_is_refused():
