@@ -119,6 +119,7 @@ test: $(test-deps) $(LINT)
 		--ignore tests/models/test_sharded_transformers.py --ignore tests/models/test_two_processes.py \
 		--ignore tests/models/test_train_step.py --ignore tests/models/test_resume.py --ignore tests/models/test_examples.py \
 		--ignore tests/models/test_experts.py --ignore tests/models/architectures --ignore tests/models/test_generation.py \
+		--ignore tests/models/test_repeated_blocks.py \
 		--ignore tests/soundness --ignore tests/fuzz --ignore tests/docs $(ARGS)
 
 # NO_MKDOCS_2_WARNING: mkdocs-material prints a notice about itself.

@@ -175,6 +175,7 @@ def wrap(
     backend: str = "auto",
     output_shapes: Any = None,
     residuals: str = "save",
+    repeated_blocks: str = "inline",
     return_mutated: bool = False,
     effects: str | None = None,
     int32: str = "int64",
@@ -202,6 +203,11 @@ def wrap(
             found without running them.
         residuals: "save" runs the torch forward once in reverse mode and keeps the residuals that torch's partitioner
             chooses, as JAX arrays; "recompute" keeps only the arguments and runs the forward again.
+        repeated_blocks: how equal blocks of the graph, such as the layers of a model, are translated. With "inline"
+            every block is written out. With "call" they are one function that is called for each block: it is lowered
+            once, and the compiled program is that of "inline". With "scan" they run in a `jax.lax.scan` over weights
+            that are stacked in each call: the program is as small as that of one block, the stack takes memory, and
+            sums may be rounded in another order.
         return_mutated: with True the result is ``(out, mutated)``, where `mutated` maps the name of every array
             argument that `fn` wrote to, such as ``x`` or ``params['w']``, to its new value. With False the caller does
             not see such writes.
@@ -250,6 +256,7 @@ def wrap(
         "backend": check_name(backend),
         "output_shapes": output_shapes,
         "residuals": _one_of("residuals", residuals, ("save", "recompute")),
+        "repeated_blocks": _one_of("repeated_blocks", repeated_blocks, ("inline", "call", "scan")),
         "return_mutated": return_mutated,
         "effects": _one_of("effects", effects, (None, "ordered")),
         "int32": _one_of("int32", int32, ("int64", "keep")),

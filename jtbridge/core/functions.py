@@ -106,6 +106,7 @@ class TracedFunction(TorchFunction):
     seeded: bool  # the last input is a seed
     return_mutated: bool
     residuals: str
+    repeated_blocks: str = "inline"  # how equal blocks of its graphs are translated
     # Closed-over tensors that are inputs too, for backends that translate. A call of torch ignores these inputs.
     constants: tuple[torch.Tensor, ...] = ()
     graph: Any = None  # the captured graph, if there is one already

@@ -348,6 +348,7 @@ def module(
     *,
     backend: str = "auto",
     residuals: str = "save",
+    repeated_blocks: str = "inline",
     int32: str = "int64",
     verify: bool = False,
     purity: str = "error",
@@ -362,7 +363,7 @@ def module(
 
     Args:
         module: any ``torch.nn.Module`` that is not TorchScript.
-        backend, residuals, int32, verify: as for :func:`jtbridge.wrap`.
+        backend, residuals, repeated_blocks, int32, verify: as for :func:`jtbridge.wrap`.
         purity: the reaction if a call changes Python state, as for :func:`jtbridge.wrap`.
         batched: whether the first axis of all array arguments and results of a call, besides `params` and `state`, is a
             batch of independent rows, as for :func:`jtbridge.wrap`.
@@ -393,6 +394,7 @@ def module(
     options = {
         "backend": backend,
         "residuals": residuals,
+        "repeated_blocks": repeated_blocks,
         "int32": int32,
         "verify": verify,
         "purity": purity,

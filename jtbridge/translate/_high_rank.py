@@ -9,6 +9,7 @@ them first.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,14 +22,17 @@ _RANK = 7  # the lowest rank for which XLA's code was seen to crash
 
 def with_guarded_sums(program: ClosedJaxpr) -> ClosedJaxpr:
     """Return the same program, with a clamp before every sum over a floating-point array of rank 7 or more."""
-    return program.replace(jaxpr=_guarded(program.jaxpr))
+    jaxpr = _guarded(program.jaxpr)
+    return program if jaxpr is program.jaxpr else program.replace(jaxpr=jaxpr)
 
 
 def _guarded(jaxpr: Jaxpr) -> Jaxpr:
     new_variable = gensym()
     equations = []
     for equation in jaxpr.eqns:
-        equation = equation.replace(params={name: _in_param(value) for name, value in equation.params.items()})
+        params = {name: _in_param(value) for name, value in equation.params.items()}
+        if any(value is not equation.params[name] for name, value in params.items()):
+            equation = equation.replace(params=params)
         if _is_high_rank_sum(equation):
             (x,) = equation.invars
             low, high = (Literal(np.asarray(bound, x.aval.dtype), x.aval.update(shape=())) for bound in _RANGE)  # type: ignore[attr-defined]
@@ -38,7 +42,9 @@ def _guarded(jaxpr: Jaxpr) -> Jaxpr:
             )
             equation = equation.replace(invars=[clamped])
         equations.append(equation)
-    return jaxpr.replace(eqns=equations)
+    # JAX lowers a function that is called several times once, if all calls have the same object.
+    is_same = len(equations) == len(jaxpr.eqns) and all(map(operator.is_, equations, jaxpr.eqns))
+    return jaxpr if is_same else jaxpr.replace(eqns=equations)
 
 
 _RANGE = (-np.inf, np.inf)
@@ -58,5 +64,6 @@ def _in_param(value: Any) -> Any:
     if isinstance(value, Jaxpr):
         return _guarded(value)
     if type(value) in (tuple, list):
-        return type(value)(map(_in_param, value))
+        parts = [_in_param(part) for part in value]
+        return value if all(map(operator.is_, parts, value)) else type(value)(parts)
     return value

@@ -21,11 +21,11 @@ from jtbridge.core.run import escaped_tensor_error
 from jtbridge.errors import LoweringError, TranslationError
 from jtbridge.lowerings import find, find_kernel
 
+from ._blocks import Keys, graph_of_block, run_blocks
 from ._decompose import batched_decomposition, decomposition, tensor_inputs
 from ._fold import folded, needed
 from ._operators import describe, obstacle
-
-Keys = Callable[[Sequence[int]], Callable[[], jax.Array]]
+from ._repetition import Repetition, with_repetitions
 
 
 def _constant(tensor: torch.Tensor) -> np.ndarray:
@@ -77,7 +77,9 @@ _IN_JAX: Mapping[Any, Callable[..., Any]] = {to_bytes: _to_bytes, from_bytes: _f
 class Interpretation:
     """A graph as a JAX function of its inputs. Calls of it, and `jax.vmap` of it, need 64-bit types to be enabled."""
 
-    def __init__(self, module: fx.GraphModule, name: str, seed: int | None, *, kernels: bool = False):
+    def __init__(
+        self, module: fx.GraphModule, name: str, seed: int | None, *, kernels: bool = False, blocks: str = "inline"
+    ):
         self.module = module
         self._kernels = kernels  # whether to prefer kernels to lowerings
         self._name = name
@@ -88,7 +90,14 @@ class Interpretation:
         for node in self._nodes:
             if node.op == "get_attr" and isinstance(value := getattr(module, str(node.target)), torch.Tensor):
                 self._constants[node] = _constant(value.detach())
-        self._last_uses = _last_uses(self._nodes, self._constants)
+        self._scans = blocks == "scan"
+        self._steps = list(self._nodes) if blocks == "inline" else with_repetitions(self._nodes, self._constants)
+        self._blocks = {
+            position: Interpretation(graph_of_block(step), name, None, kernels=kernels)
+            for position, step in enumerate(self._steps)
+            if isinstance(step, Repetition)
+        }
+        self._last_uses = {} if self._blocks else _last_uses(self._steps, self._constants)
 
     def __call__(self, *arrays: Any) -> list[Any]:
         return self.run(arrays, self._keys(arrays))
@@ -97,8 +106,11 @@ class Interpretation:
         """Return the results of the graph. `keys` returns the key of a draw from its number."""
         values: dict[fx.Node, Any] = {}
         inputs = iter(arrays)
-        for position, node in enumerate(self._nodes):
-            if node.op == "placeholder":
+        for position, node in enumerate(self._steps):
+            if isinstance(node, Repetition):
+                run = self._blocks[position].run
+                values.update(run_blocks(node, run, values, keys, scan=self._scans))
+            elif node.op == "placeholder":
                 values[node] = next(inputs)
             elif node in self._constants:
                 values[node] = _as_array(self._constants[node])
@@ -221,7 +233,7 @@ def _flat(value: Any) -> list[Any]:
     return [x for part in value for x in _flat(part)] if isinstance(value, list | tuple) else [value]
 
 
-def _last_uses(nodes: Sequence[fx.Node], known: Mapping[fx.Node, Any]) -> dict[int, list[fx.Node]]:
+def _last_uses(nodes: Sequence[Any], known: Mapping[fx.Node, Any]) -> dict[int, list[fx.Node]]:
     """Return for each position the nodes whose values are not needed after it. Nodes in `known` read no values."""
     last: dict[fx.Node, int] = {}
     for position, node in enumerate(nodes):

@@ -192,7 +192,9 @@ def _run_of(fn: Batched | TorchFunction, kernels: bool) -> Run:
         return _batched_run(fn, kernels)
     if isinstance(fn, ProgramPart):
         return jaxpr_as_fun(fn.program)
-    return Interpretation(graph_of(fn), fn.base.name, _seed_position(fn), kernels=kernels)
+    return Interpretation(
+        graph_of(fn), fn.base.name, _seed_position(fn), kernels=kernels, blocks=fn.base.repeated_blocks
+    )
 
 
 def _batched_run(fn: Batched, kernels: bool) -> Run:

@@ -236,6 +236,7 @@ class TracedCalls:
             seeded=seeded,
             return_mutated=return_mutated,
             residuals=self._options["residuals"],
+            repeated_blocks=self._options["repeated_blocks"],
             notices=self._notices,
             guard=guard,
             trials=found.trials,

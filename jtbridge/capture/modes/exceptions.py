@@ -11,9 +11,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import HigherOrderOperator, TorchDispatchMode, is_tracing_exception
+from jtbridge._compat import FakeTensor, HigherOrderOperator, TorchDispatchMode, is_tracing_exception
 from jtbridge.errors import JtbridgeError, TranslationError
 
 
@@ -62,6 +63,9 @@ def refuse_higher_order(operator: Any) -> None:
         )
 
 
+_DEVICE = torch.ops.prim.device.default
+
+
 class _OperatorExceptionMode(TorchDispatchMode):
     """Records exceptions of operators that only tracing raises: torch's own Python code may catch other ones."""
 
@@ -72,6 +76,9 @@ class _OperatorExceptionMode(TorchDispatchMode):
         self._raised = raised
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # More than half of all dispatches of a trace ask for a device. The other modes have nothing to note of them.
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].device
         try:
             refuse_higher_order(func)
             return func(*args, **(kwargs or {}))

@@ -17,7 +17,7 @@ from jtbridge.lowerings._registry import register_lowering
 from ._common import cast
 
 
-@register_lowering("view", "_unsafe_view", "view_copy", "_reshape_copy", node=True)
+@register_lowering("view", "reshape", "_unsafe_view", "view_copy", "_reshape_copy", node=True)
 def _view(x: jax.Array, size: Sequence[int], *, node: fx.Node) -> jax.Array:
     del size  # may contain -1
     return jnp.reshape(x, out_shape(node))
