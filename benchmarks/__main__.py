@@ -7,11 +7,19 @@ from pathlib import Path
 from tqdm import tqdm
 
 import jtbridge
-from benchmarks import _report, eager, leaks, memory, models, small, startup, steady, vmap
+from benchmarks import _report, eager, generation, leaks, memory, models, small, startup, steady, vmap
 from benchmarks._results import Benchmark, Options
 
 ROWS: dict[str, Benchmark] = (
-    eager.ROWS | small.ROWS | steady.ROWS | models.ROWS | vmap.ROWS | memory.ROWS | startup.ROWS | leaks.ROWS
+    eager.ROWS
+    | small.ROWS
+    | steady.ROWS
+    | models.ROWS
+    | generation.ROWS
+    | vmap.ROWS
+    | memory.ROWS
+    | startup.ROWS
+    | leaks.ROWS
 )
 
 

@@ -75,7 +75,7 @@ def _compare_items(step: str) -> Callable[[dict, dict], Iterator[tuple[str, Any,
 def _has_items(thing: dict, contents: dict) -> bool:
     """Return whether a dict has the same objects as another one, in the same order."""
     return (
-        len(thing) == len(contents)
+        dict.__len__(thing) == len(contents)  # a subclass may compute its length
         and all(map(operator.is_, dict.values(thing), dict.values(contents)))
         and all(map(operator.is_, dict.keys(thing), dict.keys(contents)))
     )

@@ -284,7 +284,7 @@ class ReachableState:
 
     def _dict(self, thing: dict, path: Path) -> None:
         self._record(thing, kind_of_dict(thing), path)
-        if thing:
+        if dict.__len__(thing):  # a subclass may compute its truth: transformers then imports all of its models
             self._queue_all(path, "item", dict.items(thing))
         self._subclass(thing, path)
 

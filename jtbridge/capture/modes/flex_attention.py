@@ -47,10 +47,11 @@ def _attention(
         raise ValueError(f"`flex_attention` got {query.shape[0]} rows of queries and {key.shape[0]} rows of keys.")
     key, value = (x.repeat_interleave(groups, dim=1).expand(query.shape[0], -1, -1, -1) for x in (key, value))
     scores = flex_attention_scores(query, key, value, score_mod, block_mask, *rest)
-    out = torch._safe_softmax(scores, dim=-1).to(query.dtype) @ value.to(query.dtype)
     is_empty = (scores == -math.inf).all(-1)
-    # The derivative of logsumexp is NaN where all scores are -inf, also if its cotangent is 0.
-    log_sum = scores.masked_fill(is_empty.unsqueeze(-1), 0.0).logsumexp(-1).masked_fill(is_empty, -math.inf)
+    # The derivatives of softmax and logsumexp are NaN where all scores are -inf, also if the cotangent is 0.
+    finite = scores.masked_fill(is_empty.unsqueeze(-1), 0.0)
+    out = finite.softmax(-1).masked_fill(is_empty.unsqueeze(-1), 0.0).to(query.dtype) @ value.to(query.dtype)
+    log_sum = finite.logsumexp(-1).masked_fill(is_empty, -math.inf)
     return _laid_out_like(query, out), log_sum / math.log(2), scores.amax(-1) / math.log(2)
 
 

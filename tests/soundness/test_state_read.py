@@ -1,0 +1,37 @@
+"""What is looked at for state, and what is left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+
+import jtbridge
+
+
+class LazyMapping(dict):
+    """A dict that loads all its entries when it is asked for anything, as the mappings of transformers do."""
+
+    loaded = 0
+
+    def _load(self, *args: Any) -> Any:
+        type(self).loaded += 1
+        return 0
+
+    __bool__ = __len__ = __iter__ = __contains__ = keys = values = items = _load  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("backend", ["auto", "xla"])
+def test_a_lazy_mapping_that_a_function_reaches_is_not_loaded(backend: str):
+    mapping = LazyMapping()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * (1 if mapping is not None else 2)
+
+    LazyMapping.loaded = 0
+    assert jax.jit(jtbridge.wrap(f, backend=backend))(jnp.ones(2)).tolist() == [1, 1]
+    assert jtbridge.wrap(f, backend=backend)(jnp.ones(2)).tolist() == [1, 1]
+    assert LazyMapping.loaded == 0
