@@ -24,14 +24,14 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="the rows to compare; all of them if none is given")
     parser.add_argument("--sample", action="store_true", help="compare the fixed sample alone")
     parser.add_argument("--write", type=pathlib.Path, help="write a page for the docs")
-    parser.add_argument("--results", type=pathlib.Path, help="also write the results as JSON, one per line")
+    parser.add_argument(
+        "--results", type=pathlib.Path, help="also keep the results as JSON, one per line; go on from there"
+    )
     options = parser.parse_args()
     names = options.names or (list(SAMPLE) if options.sample else list(ROWS))
     if unknown := set(names) - ROWS.keys():
         parser.error(f"there is no row {', '.join(sorted(unknown))}")
-    results = compared(names)
-    if options.results:
-        options.results.write_text("".join(json.dumps(result) + "\n" for result in results))
+    results = compared(names, options.results)
     if options.write:
         options.write.write_text(page(results))
     right = [r for r in results if r["verdict"] in ("translated", "called")]
@@ -40,15 +40,26 @@ def main() -> int:
     return len(right) != len(results)
 
 
-def compared(names: Sequence[str]) -> list[dict[str, Any]]:
-    """Compare architectures in a child process; a new one goes on with the rest if it dies or hangs."""
-    results: list[dict[str, Any]] = []
-    with tqdm(total=len(names), unit="model") as bar:
-        while len(results) < len(names):
-            for result in _child(names[len(results) :]):
+def compared(names: Sequence[str], file: pathlib.Path | None = None) -> list[dict[str, Any]]:
+    """Compare architectures in a child process; a new one goes on with the rest if it dies or hangs.
+
+    Args:
+        names: the rows.
+        file: gets each result as it comes. Rows that it has already are not compared again.
+    """
+    known = [json.loads(line) for line in file.read_text().splitlines()] if file and file.exists() else []
+    results = [result for result in known if result["name"] in names]
+    left = [name for name in names if name not in {result["name"] for result in results}]
+    with tqdm(total=len(left), unit="model") as bar:
+        while left:
+            for result in _child(left):
                 results.append(result)
+                left = left[1:]
                 bar.update()
                 bar.write(_shown(result))
+                if file:
+                    with file.open("a") as lines:
+                        lines.write(json.dumps(result) + "\n")
     return results
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
 from typing import Any
 
@@ -64,7 +65,7 @@ def compare(name: str, row: Row) -> Result:
         return Result(name, "wrong", "the forward pass differs", **figures)
     if not by_parameter[worst] <= _GRADIENT:
         return Result(name, "wrong", f"the gradient by `{worst}` differs", **figures)
-    reasons = [str(w.message).splitlines()[0] for w in caught if issubclass(w.category, CalledWarning)]
+    reasons = [_short(str(w.message)) for w in caught if issubclass(w.category, CalledWarning)]
     return Result(name, "called" if reasons else "translated", " ".join(dict.fromkeys(reasons)), **figures)
 
 
@@ -127,6 +128,12 @@ def _difference(actual: Any, expected: torch.Tensor, floor: float = 1e-6) -> flo
         return float("inf")
     a, b = np.where(finite, a, 0), np.where(finite, b, 0)
     return float(np.abs(a - b).max() / max(np.abs(b).max(), floor))
+
+
+def _short(warning: str) -> str:
+    """Return the reason in a `CalledWarning`, with the name of a file in place of its path."""
+    reason = warning.splitlines()[0].partition("cannot be traced: ")[2] or warning.splitlines()[0]
+    return re.sub(r"\(/\S*/([^/\s)]+)\)", r"(\1)", reason.partition(" Choose backend=")[0]).rstrip(".")
 
 
 def _line(error: BaseException) -> str:

@@ -15,7 +15,7 @@ _HEAD = """\
 Each row is a class of `transformers` {version} with small sizes, random weights and a batch of two. Its results and the
 gradient by all its parameters are computed under `jax.jit`, through [`jtbridge.module`](models.md) with
 `backend="auto"`, and are compared with torch in float32. {right} of {total} agree with torch, and {whole} of these are
-translated.
+translated.{left} LLVM's optimisations are off, because each program runs once.
 
 "Translated" means that XLA computes everything. "Called" means that torch runs inside the compiled program; the reason
 is given. The differences are relative to the largest element of a result, and of the gradient by one parameter.
@@ -29,7 +29,14 @@ def page(results: Iterable[dict[str, Any]]) -> str:
     found = {result["name"]: result for result in results}
     right = [result for result in found.values() if result["verdict"] in ("translated", "called")]
     whole = [result for result in right if result["verdict"] == "translated"]
-    text = _HEAD.format(version=transformers.__version__, right=len(right), total=len(found), whole=len(whole))
+    left = len(ROWS) - len(found)
+    text = _HEAD.format(
+        version=transformers.__version__,
+        right=len(right),
+        total=len(found),
+        whole=len(whole),
+        left=f" {left} more rows of the table have not been compared." if left else "",
+    )
     for kind, rows in KINDS.items():
         lines = [_line(found[name]) for name in rows if name in found]
         if lines:
