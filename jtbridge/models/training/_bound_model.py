@@ -46,7 +46,18 @@ class BoundModel:
         return lambda *args, **kwargs: self._call(name, args, kwargs)
 
     def key(self) -> jax.Array:
-        """Return a new key: for a loss that draws random numbers, and for ``model(x, rng=key)``."""
+        """Return a new key: for a loss that draws random numbers, and for ``model(x, rng=key)``.
+
+        Raises:
+            ModelError: it is called inside ``scan``, ``vmap`` or ``checkpoint``, where each iteration would get the
+                same key.
+        """
+        if current_trace() is not self._trace:
+            raise ModelError(
+                "`model.key()` was called inside `scan`, `vmap`, `checkpoint` or another function of JAX, where each "
+                "iteration would get the same key. Take it outside, and split it: "
+                "`keys = jax.random.split(model.key(), n)`."
+            )
         self._keys += 1
         return jax.random.fold_in(self._key, self._keys)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import torch
 from jax.sharding import NamedSharding, PartitionSpec
@@ -69,7 +70,8 @@ class TrainStep:
         self._weight = weight
         self._dtype = compute_dtype
         self._train = train
-        self._step = jax.jit(self._update, donate_argnames=("params", "opt_state") if donate else ())
+        self._donated = ("params", "opt_state") if donate else ()
+        self._compiled: dict[Any, Any] = {}  # steps by the shardings of parameters and optimizer state
 
     def init(
         self, key: jax.Array, params: Mapping[str, Any] | None = None, state: Mapping[str, Any] | None = None
@@ -92,12 +94,11 @@ class TrainStep:
             raise ArgumentError("`init` takes both `params` and `state`, or none of them.")
         if params is None or state is None:
             params, state = self._net.init()
-        opt_state = self._optimizer.init(dict(params))
-        # An optimizer may keep the first parameters themselves, and an array cannot be donated twice.
-        known = {id(leaf) for leaf in params.values()}
-        opt_state = jax.tree.map(lambda leaf: jnp.copy(leaf) if id(leaf) in known else leaf, opt_state)
-        train = TrainState(dict(params), dict(state), opt_state, key, jnp.zeros((), jnp.int32))
-        return _on_mesh_of(params, train)
+        params = {name: jnp.asarray(value) for name, value in params.items()}
+        state = {name: jnp.asarray(value) for name, value in state.items()}
+        opt_state = self._optimizer.init(params)
+        params, opt_state = _without_aliases((params, opt_state), state)
+        return _on_mesh_of(params, TrainState(params, state, opt_state, key, jnp.zeros((), jnp.int32)))
 
     def __call__(self, train: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
         """Take one step; return the new state of the run, and the metrics.
@@ -122,7 +123,7 @@ class TrainStep:
         if isinstance(batch, Mapping) and jax.tree_util.all_leaves([batch]):  # such as that of a tokenizer
             batch = dict(batch)
         batch = jax.tree.map(lambda leaf: to_jax(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
-        params, opt_state, changed, step, metrics = self._step(
+        params, opt_state, changed, step, metrics = self._step_for(train)(
             params=train.params,
             opt_state=train.opt_state,
             state=train.state,
@@ -131,6 +132,20 @@ class TrainStep:
             batch=batch,
         )
         return TrainState(params, train.state | changed, opt_state, train.key, step), metrics
+
+    def _step_for(self, train: TrainState) -> Callable[..., Any]:
+        """Return the compiled step whose results have the shardings of its arguments."""
+        given = (train.params, train.opt_state)
+        leaves, tree = jax.tree.flatten(given)
+        placed = None
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            found = [leaf.sharding if isinstance(leaf, jax.Array) else None for leaf in leaves]
+            if any(sharding is not None and len(sharding.device_set) > 1 for sharding in found):
+                placed = (tree, tuple(found))
+        if placed not in self._compiled:
+            results = None if placed is None else (*jax.tree.unflatten(tree, placed[1]), None, None, None)
+            self._compiled[placed] = jax.jit(self._update, donate_argnames=self._donated, out_shardings=results)
+        return self._compiled[placed]
 
     def _update(
         self, params: Arrays, opt_state: Any, state: Arrays, key: Any, step: Any, batch: Any
@@ -151,6 +166,8 @@ class TrainStep:
             return value, (changed, {"loss": value, **metrics})
 
         gradients, (changed, metrics) = jax.grad(compute, has_aux=True)(params)
+        # The loss grows along the conjugate of JAX's gradient by a complex number.
+        gradients = jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, gradients)
         return gradients, changed, metrics
 
     def _accumulated_gradient(
@@ -207,7 +224,8 @@ def train_step(
 
     The loss is a function ``loss(model, batch)`` of JAX. It calls ``model(x)`` as often as it likes, and returns a
     scalar, or a scalar and a dict of metrics. The step takes care of the rest: gradients of the parameters that train,
-    state that the calls change, and keys for dropout. Frozen parameters are never copied.
+    state that the calls change, and keys for dropout. Frozen parameters are never copied. The module's Python state
+    (modes, hooks, attributes) is read when the step is compiled: make a new step after a change.
 
     Args:
         net: the module, from :func:`jtbridge.module`.
@@ -273,19 +291,36 @@ def _split(result: Any) -> tuple[Any, dict[str, Any]]:
     return value, metrics
 
 
+def _without_aliases(donated: Any, kept: Any) -> Any:
+    """Return the arrays of a pytree, each of which is there once: an array cannot be donated twice."""
+    seen = {id(leaf) for leaf in jax.tree.leaves(kept)}
+
+    def own(leaf: Any) -> Any:
+        if id(leaf) in seen:
+            return jnp.copy(leaf)
+        seen.add(id(leaf))
+        return leaf
+
+    return jax.tree.map(own, donated)
+
+
 def _on_mesh_of(params: Mapping[str, Any], train: TrainState) -> TrainState:
     """Replicate arrays of one device over the mesh of the parameters. Else the first step does, and compiles twice."""
     meshes = [p.sharding.mesh for p in params.values() if isinstance(getattr(p, "sharding", None), NamedSharding)]
     if not meshes:
         return train
     whole = NamedSharding(meshes[0], PartitionSpec())
-    return jax.tree.map(lambda leaf: leaf if len(leaf.sharding.device_set) > 1 else jax.device_put(leaf, whole), train)
+
+    def is_spread(leaf: Any) -> bool:
+        return isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
+
+    return jax.tree.map(lambda leaf: leaf if is_spread(leaf) else jax.device_put(leaf, whole), train)
 
 
 def _weighted(leaf: jax.Array, weight: jax.Array) -> jax.Array:
     """Return a gradient times its weight. A mean over nothing is NaN, and counts for nothing."""
     wide = leaf.astype(_accumulator(leaf.dtype))
-    return jnp.where(weight > 0, wide * weight.astype(wide.dtype), jnp.zeros_like(wide))
+    return jnp.where(weight != 0, wide * weight.astype(wide.dtype), jnp.zeros_like(wide))
 
 
 def _accumulator(dtype: Any) -> Any:
