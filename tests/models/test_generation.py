@@ -122,6 +122,24 @@ def test_the_mask_of_a_prompt_is_read_off_its_padding():
     np.testing.assert_array_equal(jtbridge.generate(net, params, state, ids, max_new_tokens=8), expected)
 
 
+def test_the_mask_is_read_off_a_padding_token_that_is_given():
+    model, net, params, state = net_of(language_models.llama)
+    model.generation_config.pad_token_id = None
+    ids = prompts(6)
+    ids[0, :3] = 0
+    expected = torch_tokens(model, ids, max_new_tokens=8, pad_token_id=0)
+    actual = jtbridge.generate(net, params, state, ids, max_new_tokens=8, pad_token_id=0)
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_a_least_number_of_new_tokens_takes_the_place_of_a_least_length():
+    model, net, params, state = net_of(language_models.llama)
+    model.generation_config.min_length = 30
+    options = {"max_new_tokens": 10, "min_new_tokens": 1, "eos_token_id": [2, *range(20, 50)]}
+    expected = torch_tokens(model, prompts(6), **options)
+    np.testing.assert_array_equal(jtbridge.generate(net, params, state, prompts(6), **options), expected)
+
+
 # --- sampling -------------------------------------------------------------------------------------------------------
 
 
@@ -177,7 +195,7 @@ def test_prompts_of_a_bucket_and_other_temperatures_share_one_program():
         for temperature in (0.5, 0.7):
             options = {"rng": jax.random.key(0), "temperature": temperature}
             jtbridge.generate(net, params, state, prompts(length), max_new_tokens=4, **options)
-    ((_, program),) = net._programs.values()
+    (program,) = net._programs
     assert program._cache_size() == 1
 
 
@@ -205,7 +223,7 @@ def test_other_parameters_are_other_tokens_of_the_same_program():
     assert (tokens != changed).any()
     net.load(other, state)
     np.testing.assert_array_equal(changed, torch_tokens(model, prompts(5), max_new_tokens=6))
-    ((_, program),) = net._programs.values()
+    (program,) = net._programs
     assert program._cache_size() == 1
 
 
@@ -320,6 +338,35 @@ def test_more_tokens_than_learned_positions_are_refused():
     )
     with pytest.raises(ArgumentError, match="128 positions"):
         jtbridge.generate(net, params, state, prompts(100, rows=1), max_new_tokens=30)
+
+
+@pytest.mark.parametrize("name", ["suppress_tokens", "do_sample", "position_ids", "decoder_input_ids", "spelled_wrong"])
+def test_further_arguments_that_the_model_does_not_take_are_refused(name: str):
+    _, net, params, state = net_of(language_models.llama)
+    further: dict[str, Any] = {name: np.ones((3, 4), int)}
+    with pytest.raises(ArgumentError, match=f"takes no argument `{name}`"):
+        jtbridge.generate(net, params, state, prompts(4), max_new_tokens=4, **further)
+
+
+def test_a_padding_token_outside_the_vocabulary_is_refused():
+    model, net, params, state = net_of(language_models.llama)
+    model.generation_config.pad_token_id = -1
+    with pytest.raises(ArgumentError, match="the padding token is -1"):
+        jtbridge.generate(net, params, state, prompts(4), max_new_tokens=4)
+
+
+def test_models_whose_attention_depends_on_the_length_of_the_cache_are_refused():
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "max_position_embeddings": 64}
+    config = transformers.GPTNeoConfig(**sizes, attention_types=[[["global", "local"], 1]], window_size=4)
+    net = jtbridge.module(transformers.GPTNeoForCausalLM(config))
+    with pytest.raises(ModelError, match="in a way of its own"):
+        jtbridge.generate(net, *net.init(), prompts(12), max_new_tokens=8)
+
+
+def test_prompts_that_are_longer_than_the_positions_of_an_encoder_are_refused():
+    _, net, params, state = net_of(language_models.bart)
+    with pytest.raises(ArgumentError, match="128 positions"):
+        jtbridge.generate(net, params, state, prompts(130, rows=1), max_new_tokens=4)
 
 
 def test_settings_of_a_model_that_are_not_built_are_refused_by_name():

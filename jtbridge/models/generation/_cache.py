@@ -134,6 +134,12 @@ def _fixed_layer(layer: Any, length: int, total: int) -> Any:
         return layer  # its size does not depend on the number of tokens
     if kind is cache_utils.DynamicLayer and not layer.is_initialized:
         return layer  # of a layer that uses the keys of another one
+    stored = layer.get_seq_length() if issubclass(kind, cache_utils.DynamicLayer) else length
+    if stored != length:
+        raise ModelError(
+            f"The model keeps {stored} tokens of a prompt of {length}, because it adds some of its own, such as those "
+            "of an image. `jtbridge.generate` does not know their positions. Write the loop with `jtbridge.module`."
+        )
     if kind is cache_utils.DynamicLayer:
         keys, values = (_padded(part, total) for part in (layer.keys, layer.values))
         return FullLayer(keys, values, _number(length, layer.keys), total)

@@ -154,12 +154,32 @@ def takes(model: Any, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
-def has_own_positions(model: Any) -> bool:
-    """Return whether a model computes the positions of tokens in a way of its own, as for parts of images."""
+def own_generation(model: Any) -> str | None:
+    """Return the name of a method by which a model generates in a way of its own; None if it has none.
+
+    Models that transformers cannot compile whole count too: their attention may depend on the length of the cache.
+    """
     from transformers import GenerationMixin
 
-    name = "_prepare_position_ids_for_generation"
-    return getattr(type(model), name) is not getattr(GenerationMixin, name)
+    if not getattr(type(model), "_can_compile_fullgraph", True):
+        return "_can_compile_fullgraph"
+    for name in _METHODS:
+        if getattr(type(model), name, None) is not getattr(GenerationMixin, name, None):
+            return name
+    return None
+
+
+_METHODS = (
+    "generate",
+    "_sample",
+    "_beam_search",
+    "_prepare_position_ids_for_generation",
+    "_update_model_kwargs_for_generation",
+    "_prepare_attention_mask_for_generation",
+    "_prepare_cache_for_generation",
+    "_prepare_decoder_input_ids_for_generation",
+    "_get_logits_processor",
+)
 
 
 def _cache_name(out: Any) -> str:

@@ -11,14 +11,14 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+import torch
 
 from jtbridge._config import backend_or, verify_or
 from jtbridge.errors import ArgumentError, ModelError
 from jtbridge.models._module import JaxModule
-from jtbridge.state import ReachableState
 
 from ._beams import search
-from ._decoder import Decoder, has_own_positions, plain_model
+from ._decoder import Decoder, own_generation, plain_model, takes
 from ._prompt import check_positions, check_values, in_bucket, integers, mask_of
 from ._sample import sample
 from ._settings import Settings, settings_of
@@ -52,7 +52,7 @@ def generate(
     """Generate tokens with a language model of transformers.
 
     The prompt is read at once. Then one compiled loop generates all tokens, with a cache of a fixed size. Prompts of
-    different lengths share a program: they are padded to the next power of two. The tokens are those of
+    different lengths share a program: they are padded to the next power of two. Without a key, the tokens are those of
     ``model.generate`` of transformers with the same settings.
 
     Settings that are not given are those of ``model.generation_config``, except that tokens are sampled exactly if
@@ -67,7 +67,7 @@ def generate(
             is not also one that ends a sequence.
         rng: a JAX key to sample with. By default, the most probable token is taken.
         temperature: what the scores are divided by before sampling.
-        top_k: sample from this many tokens.
+        top_k: sample from this many tokens; 0, or neither here nor in the configuration: from all.
         top_p: sample from the most probable tokens, up to this probability.
         min_p: sample from tokens that are at least this probable, relative to the most probable one.
         repetition_penalty: makes tokens that were there less probable, above 1.
@@ -99,6 +99,7 @@ def generate(
         (1, 6)
     """
     model = _language_model(net)
+    _check_inputs(model, model_inputs)
     has_encoder = bool(model.config.is_encoder_decoder)
     inputs = integers(inputs) if model.main_input_name == "input_ids" else jnp.asarray(inputs)
     length = 1 if has_encoder else inputs.shape[1]
@@ -122,10 +123,10 @@ def generate(
     )
     if stream is not None and settings.num_beams > 1:
         raise ArgumentError("Beam search knows its tokens at the end alone, so it takes no `stream`.")
-    mask = mask_of(model, inputs, attention_mask, settings)
-    check_positions(model, length, settings)
+    mask = mask_of(model, inputs, attention_mask, pad_token_id, settings)
+    check_positions(model, inputs, settings)
     check_values(model, inputs, mask, settings)
-    padded, mask = (inputs, mask) if model_inputs else in_bucket(model, inputs, mask, settings.pad)
+    padded, mask = (inputs, mask) if model_inputs else in_bucket(model, inputs, mask)
     program = _Program(settings, model.main_input_name, _start_token(model) if has_encoder else None)
     arrays = _Arrays(params, state, padded, mask, rng, controls, model_inputs)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arrays)):
@@ -197,25 +198,55 @@ class _Program:
 
 def _compiled(net: JaxModule, program: _Program, arrays: _Arrays, stream: Any) -> jax.Array:
     """Run a program that is compiled once, and again when the Python state of the model has changed."""
-    key = (program, stream is None, backend_or("auto"), verify_or(False))
-    model_state, compiled = net._programs.get(key, (None, None))
-    if compiled is None or model_state.differences():
+    programs = net._programs
+    if programs.model_state is not None and programs.model_state.differences():
+        programs.forget()
+    streams = stream is not None
+    key = (program, streams, backend_or("auto"), verify_or(False), torch.get_default_dtype())
+    compiled = programs.get(key)
+    if compiled is None:
 
-        def run(number: Any, arrays: Any) -> jax.Array:
-            return program.run(net, arrays, None if stream is None else functools.partial(emit, number))
+        def run(number: Any, arrays: _Arrays) -> jax.Array:
+            return program.run(net, arrays, functools.partial(emit, number) if streams else None)
 
-        model_state, compiled = None, jax.jit(run)
+        compiled = jax.jit(run)
     if stream is None:
         tokens = compiled(0, arrays)
-    else:
-        with Stream(stream) as opened:
-            tokens = jax.block_until_ready(compiled(opened.number, arrays))
-            jax.effects_barrier()
-        if opened.error is not None:
-            raise opened.error
-    if model_state is None:  # the first call may fill caches of the model
-        net._programs[key] = (ReachableState([("", net.module)]), compiled)
+        programs.keep(key, compiled, net.module)
+        return tokens
+    with Stream(stream) as opened:
+        tokens = jax.block_until_ready(compiled(opened.number, arrays))
+        jax.effects_barrier()
+    programs.keep(key, compiled, net.module)
+    if opened.error is not None:
+        raise opened.error
     return tokens
+
+
+def _check_inputs(model: Any, given: dict[str, Any]) -> None:
+    """Raise an error for further arguments that the model does not take, or that `generate` makes itself."""
+    taking = [model, model.get_encoder()] if model.config.is_encoder_decoder else [model]
+    for name in given:
+        is_setting = hasattr(model.generation_config, name)
+        if name in _MADE_HERE or is_setting or not any(takes(part, name) for part in taking):
+            way = f"Set `model.generation_config.{name}` instead." if is_setting else "Write the loop with `module`."
+            raise ArgumentError(f"`jtbridge.generate` takes no argument `{name}`. {way}")
+
+
+_MADE_HERE = {
+    "cache_params",
+    "decoder_attention_mask",
+    "decoder_input_ids",
+    "encoder_outputs",
+    "inputs_embeds",
+    "labels",
+    "logits_to_keep",
+    "mm_token_type_ids",
+    "past_key_values",
+    "position_ids",
+    "token_type_ids",
+    "use_cache",
+}
 
 
 def _language_model(net: Any) -> Any:
@@ -238,9 +269,10 @@ def _language_model(net: Any) -> Any:
     adapters: Any = net.module
     if model is not adapters and adapters.active_peft_config.is_prompt_learning:
         raise ModelError("`jtbridge.generate` takes adapters such as LoRA, but no prompts that are learned.")
-    if has_own_positions(model):
+    own = own_generation(model)
+    if own is not None:
         raise ModelError(
-            f"`{type(model).__name__}` computes positions in a way of its own, which `jtbridge.generate` does not. "
+            f"`{type(model).__name__}` generates in a way of its own (`{own}`), which `jtbridge.generate` does not do. "
             "Write the loop with `jtbridge.module`."
         )
     return model

@@ -26,33 +26,46 @@ def integers(ids: Any) -> jax.Array:
             "The prompts must be integers of shape (batch, length), with at least one token, but they have shape "
             f"{ids.shape} and dtype {ids.dtype}."
         )
-    return ids
+    return ids if ids.dtype.itemsize >= 4 else ids.astype(jnp.int32)
 
 
-def mask_of(model: Any, inputs: jax.Array, mask: Any, settings: Settings) -> jax.Array | None:
-    """Return which tokens of a prompt count; None for a model that takes no mask."""
-    if mask is None and (inputs.ndim != 2 or not takes(model, "attention_mask")):
+def mask_of(model: Any, inputs: jax.Array, mask: Any, pad: int | None, settings: Settings) -> jax.Array | None:
+    """Return which tokens of a prompt count; None for a model that takes no mask.
+
+    Args:
+        model: the model.
+        inputs: its input.
+        mask: the mask that was given, if any.
+        pad: the padding token, if one was given.
+        settings: what is asked for.
+    """
+    if mask is None and (model.main_input_name != "input_ids" or not takes(model, "attention_mask")):
         return None
     if mask is None:
-        pad = model.generation_config.pad_token_id
-        if pad is None or settings.pad != pad or pad in settings.eos:
+        pad = model.generation_config.pad_token_id if pad is None else pad
+        if pad is None or pad in settings.eos:
             return jnp.ones(inputs.shape, jnp.int32)
         return (inputs != pad).astype(jnp.int32)
     mask = jnp.asarray(mask)
-    if mask.shape != inputs.shape[:2]:
+    if model.main_input_name == "input_ids" and mask.shape != inputs.shape:
         raise ArgumentError(f"`attention_mask` must have the shape of the prompt, {inputs.shape}, not {mask.shape}.")
     return mask.astype(jnp.int32)
 
 
 def check_values(model: Any, inputs: jax.Array, mask: jax.Array | None, settings: Settings) -> None:
     """Raise an error for tokens that the model does not have, or a prompt that is padded on the wrong side."""
-    if inputs.ndim != 2 or isinstance(inputs, jax.core.Tracer) or isinstance(mask, jax.core.Tracer):
+    is_traced = isinstance(inputs, jax.core.Tracer) or isinstance(mask, jax.core.Tracer)
+    if is_traced or model.main_input_name != "input_ids":
         return
     known = model.get_input_embeddings().weight.shape[0]
     ids = np.asarray(inputs)
     if ids.min() < 0 or ids.max() >= known:
         raise ArgumentError(
             f"The model has the tokens 0 to {known - 1}, but the prompt has {ids.min()} to {ids.max()}."
+        )
+    if settings.pad < 0 or settings.pad >= known:
+        raise ArgumentError(
+            f"The model has the tokens 0 to {known - 1}, but the padding token is {settings.pad}. Pass `pad_token_id=`."
         )
     if model.config.is_encoder_decoder or mask is None:
         return
@@ -64,26 +77,37 @@ def check_values(model: Any, inputs: jax.Array, mask: jax.Array | None, settings
         )
 
 
-def check_positions(model: Any, length: int, settings: Settings) -> None:
-    """Raise an error if there are more tokens than a model with learned positions has positions."""
+def check_positions(model: Any, inputs: jax.Array, settings: Settings) -> None:
+    """Raise an error if there are more tokens than a model with a table of positions has positions."""
     config = model.config.get_text_config(decoder=True)
     most = getattr(config, "max_position_embeddings", None)
-    needed = length + settings.max_new_tokens - 1
-    if most is None or needed <= most:
-        return
+    needed = settings.max_new_tokens
+    if not model.config.is_encoder_decoder:
+        needed += inputs.shape[1] - 1
+    elif model.main_input_name == "input_ids":
+        needed = max(needed, inputs.shape[1])
+    if most is not None and needed > most and _has_table(model, most):
+        raise ArgumentError(
+            f"The model has {most} positions, but {needed} tokens of the prompt and new ones need one. Pass a shorter "
+            "prompt, or a smaller `max_new_tokens`."
+        )
+
+
+def _has_table(model: Any, positions: int) -> bool:
+    """Return whether a model looks positions up in a table, as a parameter or a buffer."""
     tokens = model.get_input_embeddings()
     for part in model.modules():
         is_other = isinstance(part, torch.nn.Embedding) and part is not tokens
-        if is_other and part.num_embeddings - getattr(part, "offset", 0) == most:
-            raise ArgumentError(
-                f"The model has {most} positions, but {length} tokens of the prompt and {settings.max_new_tokens} "
-                f"new ones need {needed}. Pass a smaller `max_new_tokens`."
-            )
+        if is_other and part.num_embeddings - getattr(part, "offset", 0) == positions:
+            return True
+        if any(b.ndim == 2 and b.shape[0] == positions for b in part.buffers(recurse=False)):
+            return True
+    return False
 
 
-def in_bucket(model: Any, inputs: jax.Array, mask: jax.Array | None, pad: int) -> tuple[jax.Array, jax.Array | None]:
+def in_bucket(model: Any, inputs: jax.Array, mask: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
     """Return a prompt and its mask, padded to the next power of two where padding changes nothing."""
-    if mask is None or inputs.ndim != 2:
+    if mask is None or model.main_input_name != "input_ids":
         return inputs, mask
     length = inputs.shape[1]
     more = max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length()) - length
@@ -96,7 +120,7 @@ def in_bucket(model: Any, inputs: jax.Array, mask: jax.Array | None, pad: int) -
         sides = ((0, 0), (more, 0))
     else:
         return inputs, mask
-    return jnp.pad(inputs, sides, constant_values=pad), jnp.pad(mask, sides)
+    return jnp.pad(inputs, sides), jnp.pad(mask, sides)  # any token that the model has: the mask excludes it
 
 
 def _only_attends(model: Any) -> bool:

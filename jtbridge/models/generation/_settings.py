@@ -25,6 +25,14 @@ _NOT_BUILT = {
     "penalty_alpha": (None, 0.0),
     "dola_layers": (None,),
     "use_cache": (None, True),
+    "renormalize_logits": (None, False),
+    "remove_invalid_values": (None, False),
+    "num_beam_groups": (None, 1),
+    "diversity_penalty": (None, 0.0),
+    "constraints": (None,),
+    "force_words_ids": (None,),
+    "token_healing": (None, False),
+    "cache_implementation": (None, "dynamic", "static", "hybrid", "offloaded"),
 }
 _NOT_BUILT_FOR_SAMPLING = {
     "typical_p": (None, 1.0),
@@ -84,8 +92,10 @@ def settings_of(
         ArgumentError: a number is out of range, or an argument for sampling is given without a key.
         ModelError: `config` asks for something that is not built.
     """
-    _check(given, sampled)
+    if not sampled:
+        _refuse_sampling(given)
     chosen = {name: getattr(config, name, None) if value is None else value for name, value in given.items()}
+    _check(chosen)
     _refuse_not_built(config, _NOT_BUILT | (_NOT_BUILT_FOR_SAMPLING if sampled else {}))
     beams = 1 if chosen["num_beams"] is None else chosen["num_beams"]
     if beams > 1 and sampled:
@@ -100,29 +110,36 @@ def settings_of(
     controls.pop("length_penalty", None)
     if beams > 1:
         controls["length_penalty"] = 1.0 if chosen["length_penalty"] is None else chosen["length_penalty"]
-    eos = _tokens(chosen["eos_token_id"], "eos_token_id", vocabulary)
+    eos = tuple(token for token in _tokens(chosen["eos_token_id"]) if 0 <= token < vocabulary)  # -1 is for "no end"
     pad = chosen["pad_token_id"]
     top_k = chosen["top_k"] if sampled and chosen["top_k"] else None
+    least = chosen["min_new_tokens"]
+    if least is None:
+        least = max(0, (getattr(config, "min_length", None) or 0) - length)
+    forced_first, forced_last, suppressed, suppressed_first = (
+        _known_tokens(config, name, vocabulary)
+        for name in ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")
+    )
     settings = Settings(
         max_new_tokens=given["max_new_tokens"],
-        min_new_tokens=max(chosen["min_new_tokens"] or 0, (getattr(config, "min_length", None) or 0) - length),
+        min_new_tokens=least,
         num_beams=beams,
         early_stopping=False if chosen["early_stopping"] is None else chosen["early_stopping"],
         top_k=top_k,
         eos=eos,
         pad=int(pad) if pad is not None else eos[0] if eos else 0,
-        forced_first=getattr(config, "forced_bos_token_id", None) if length == 1 else None,
-        forced_last=_tokens(getattr(config, "forced_eos_token_id", None), "forced_eos_token_id", vocabulary),
-        suppressed=_tokens(getattr(config, "suppress_tokens", None), "suppress_tokens", vocabulary),
-        suppressed_first=_tokens(getattr(config, "begin_suppress_tokens", None), "begin_suppress_tokens", vocabulary),
+        forced_first=forced_first[0] if forced_first and length == 1 else None,
+        forced_last=forced_last,
+        suppressed=suppressed,
+        suppressed_first=suppressed_first,
     )
     return settings, controls
 
 
-def _check(given: dict[str, Any], sampled: bool) -> None:
-    """Raise an error for an argument out of range."""
+def _check(given: dict[str, Any]) -> None:
+    """Raise an error for a setting out of range."""
     for name in ("max_new_tokens", "min_new_tokens", "num_beams", "top_k"):
-        value, least = given[name], 0 if name == "min_new_tokens" else 1
+        value, least = given[name], 0 if name in ("min_new_tokens", "top_k") else 1
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise ArgumentError(f"`{name}` must be a whole number of at least {least}, but it is {value!r}.")
     if given["early_stopping"] not in (None, True, False, "never"):
@@ -133,13 +150,15 @@ def _check(given: dict[str, Any], sampled: bool) -> None:
     for name in ("top_p", "min_p"):
         if isinstance(given[name], int | float) and not 0 <= given[name] <= 1:
             raise ArgumentError(f"`{name}` must be between 0 and 1, but it is {given[name]!r}.")
-    if not sampled:
-        for name in _FOR_SAMPLING:
-            if given[name] is not None:
-                raise ArgumentError(
-                    f"`{name}` is for sampled tokens, which need a key: pass `rng=jax.random.key(0)`. Without a key "
-                    "the most probable token is taken."
-                )
+
+
+def _refuse_sampling(given: dict[str, Any]) -> None:
+    for name in _FOR_SAMPLING:
+        if given[name] is not None:
+            raise ArgumentError(
+                f"`{name}` is for sampled tokens, which need a key: pass `rng=jax.random.key(0)`. Without a key the "
+                "most probable token is taken."
+            )
 
 
 def _refuse_not_built(config: Any, names: dict[str, tuple[Any, ...]]) -> None:
@@ -156,13 +175,16 @@ def _is(value: Any, other: Any) -> bool:
     return value is other or (isinstance(value, int | float) and isinstance(other, int | float) and value == other)
 
 
-def _tokens(value: Any, name: str, vocabulary: int) -> tuple[int, ...]:
+def _tokens(value: Any) -> tuple[int, ...]:
     """Return one token or several as a tuple."""
     if value is None:
         return ()
-    found = tuple(int(token) for token in (value if isinstance(value, Iterable) else (value,)))
-    if name == "eos_token_id":
-        return found
+    return tuple(int(token) for token in (value if isinstance(value, Iterable) else (value,)))
+
+
+def _known_tokens(config: Any, name: str, vocabulary: int) -> tuple[int, ...]:
+    """Return the tokens of a setting, all of which the model must have."""
+    found = _tokens(getattr(config, name, None))
     if any(not 0 <= token < vocabulary for token in found):
-        raise ArgumentError(f"`{name}` must be tokens below {vocabulary}, but they are {found}.")
+        raise ModelError(f"`generation_config.{name}` must be tokens below {vocabulary}, but is {found}.")
     return found

@@ -94,11 +94,10 @@ class TrainStep:
             raise ArgumentError("`init` takes both `params` and `state`, or none of them.")
         if params is None or state is None:
             params, state = self._net.init()
-        params = {name: jnp.asarray(value) for name, value in params.items()}
-        state = {name: jnp.asarray(value) for name, value in state.items()}
-        opt_state = self._optimizer.init(params)
-        params, opt_state = _without_aliases((params, opt_state), state)
-        return _on_mesh_of(params, TrainState(params, state, opt_state, key, jnp.zeros((), jnp.int32)))
+        kept: Arrays = {name: jnp.asarray(value) for name, value in state.items()}
+        first: Arrays = {name: jnp.asarray(value) for name, value in params.items()}
+        trained, opt_state = _without_aliases((first, self._optimizer.init(first)), kept)
+        return _on_mesh_of(trained, TrainState(trained, kept, opt_state, key, jnp.zeros((), jnp.int32)))
 
     def __call__(self, train: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
         """Take one step; return the new state of the run, and the metrics.
