@@ -1,6 +1,6 @@
 # Each target works alone in a fresh clone: what it needs is installed into .venv first, once.
 #
-#   make demo                    sentence embeddings and text by torch models, in JAX
+#   make demo                    sentence embeddings by a torch model, in JAX
 #   make test                    style, types and tests
 #   make test-models             modules as functions of their parameters, training steps, and the examples
 #   make test-operators          every family of translated operators at its edge cases, and higher derivatives
@@ -187,7 +187,6 @@ test-gpu: $(kernels-deps)
 
 demo: $(examples-deps)
 	$(PY) examples/minilm.py $(ARGS)
-	$(PY) examples/generate_text.py
 
 bench: $(bench-deps)
 	$(PY) -m benchmarks $(ARGS)
