@@ -422,7 +422,7 @@ def test_a_sharded_run_is_that_of_one_device_and_stays_sharded(accumulate: int):
         assert train.params[name].sharding.is_equivalent_to(sharding, train.params[name].ndim), name
         moment = train.opt_state[0].mu[name]
         assert moment.sharding.is_equivalent_to(sharding, moment.ndim), name
-    assert step._step._cache_size() == 2
+    assert programs(step) == 2
 
 
 def test_tensors_of_torch_are_taken_in_a_batch():
