@@ -13,18 +13,17 @@ _MOST = 16
 
 
 class Programs:
-    """The programs used last, and the state of the module that they were compiled for.
-
-    Attributes:
-        model_state: that state; None while there is no program.
-    """
+    """The programs that were used last."""
 
     def __init__(self) -> None:
-        self.model_state: ReachableState | None = None
+        self._model_state: ReachableState | None = None  # that the programs were compiled for
         self._programs: collections.OrderedDict[Any, Any] = collections.OrderedDict()
 
     def get(self, key: Any) -> Any:
-        """Return a program; None if there is none."""
+        """Return a program; None if there is none that fits the module as it is."""
+        if self._model_state is not None and self._model_state.differences():
+            self._model_state = None
+            self._programs.clear()
         if key in self._programs:
             self._programs.move_to_end(key)
         return self._programs.get(key)
@@ -32,14 +31,7 @@ class Programs:
     def keep(self, key: Any, program: Any, module: torch.nn.Module) -> None:
         """Keep a program that has run: a first call may fill caches of the module."""
         if key not in self._programs:
-            self.model_state = ReachableState([("", module)])
+            self._model_state = ReachableState([("", module)])
         self._programs[key] = program
         if len(self._programs) > _MOST:
             self._programs.popitem(last=False)
-
-    def forget(self) -> None:
-        self.model_state = None
-        self._programs.clear()
-
-    def __iter__(self) -> Any:
-        return iter(self._programs.values())

@@ -216,13 +216,8 @@ def place(value: Any, sharding: NamedSharding) -> jax.Array:
         return jax.lax.with_sharding_constraint(value, sharding)
     if isinstance(value, jax.Array) and (jax.process_count() == 1 or not value.is_fully_addressable):
         return jax.device_put(value, sharding)
-    if isinstance(value, torch.Tensor):
-        return jax.make_array_from_callback(
-            tuple(value.shape), sharding, lambda index: to_numpy(value[index] if index else value)
-        )
-    array = np.asarray(value)
-    dtype = canonical_dtype(array.dtype)
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: np.array(array[index], dtype))
+    whole = value if isinstance(value, torch.Tensor) else np.asarray(value)
+    return jax.make_array_from_callback(tuple(whole.shape), sharding, lambda index: _as_numpy(whole[index]))
 
 
 def _checked_rules(rules: Rules) -> Mapping[str, Any]:

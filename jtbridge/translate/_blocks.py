@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from ._repetition import Draw, Repetition
 
 Keys = Callable[[Sequence[int]], Callable[[], jax.Array]]
 Run = Callable[[Sequence[Any], Keys], list[Any]]
+_Block = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]], Any]
 
 
 def graph_of_block(repetition: Repetition) -> fx.GraphModule:
@@ -53,10 +55,51 @@ def run_blocks(
         keys: returns the key of a draw from its number.
         scan: whether a scan runs the blocks, over inputs stacked in each call; otherwise each block is a call.
     """
-    carried = [x for x in repetition.inputs if x.carried is not None]
-    shared = [values[x.nodes[0]] for x in repetition.inputs if x.carried is None and len(x.nodes) == 1]
-    own = [[values[node] for node in x.nodes] for x in repetition.inputs if len(x.nodes) > 1]
-    numbers = [np.array(list(draws), np.uint32) for draws in repetition.draws.values()]
+    each = (_scanned if scan else _called)(_Blocks.of(repetition, values), _block(repetition, run, keys))
+    return {
+        nodes[i]: value
+        for nodes, results in zip(repetition.blocks, each, strict=True)
+        for i, value in zip(repetition.results, results, strict=True)
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Blocks:
+    """What the blocks take.
+
+    Attributes:
+        carry: what the first block takes, and each later one from the block before it.
+        own: the inputs of which each block has its own, each with the values of all blocks.
+        numbers: the numbers of each draw, of shape ``(blocks, ...)``.
+        shared: the inputs that all blocks share.
+        count: how many blocks there are.
+        backwards: whether they are blocks of a backward.
+    """
+
+    carry: list[Any]
+    own: list[list[Any]]
+    numbers: list[np.ndarray]
+    shared: list[Any]
+    count: int
+    backwards: bool
+
+    @classmethod
+    def of(cls, repetition: Repetition, values: Mapping[fx.Node, Any]) -> _Blocks:
+        """Sort the values of the nodes outside of the blocks."""
+        inputs = repetition.inputs
+        return cls(
+            carry=[values[x.nodes[0]] for x in inputs if x.carried is not None],
+            own=[[values[node] for node in x.nodes] for x in inputs if len(x.nodes) > 1],
+            numbers=[np.array(list(draws), np.uint32) for draws in repetition.draws.values()],
+            shared=[values[x.nodes[0]] for x in inputs if x.carried is None and len(x.nodes) == 1],
+            count=len(repetition.blocks),
+            backwards=repetition.backwards,
+        )
+
+
+def _block(repetition: Repetition, run: Run, keys: Keys) -> _Block:
+    """Return one block as a function of ``(carry, own, numbers, shared)`` to the next carry and the results."""
+    carries = sum(x.carried is not None for x in repetition.inputs)
 
     def block(carry: Sequence[Any], own: Sequence[Any], numbers: Sequence[Any], shared: Sequence[Any]) -> Any:
         given = iter(carry), iter(own), iter(shared)
@@ -65,54 +108,33 @@ def run_blocks(
             for x in repetition.inputs
         ]
         found = run(arrays, _keys_of_block(keys, dict(zip(repetition.draws, numbers, strict=True))))
-        return found[: len(carried)], found[len(carried) :]
+        return found[:carries], found[carries:]
 
-    first = [values[x.nodes[0]] for x in carried]
-    each = (_scanned if scan else _called)(block, first, own, numbers, shared, repetition)
-    return {
-        nodes[i]: value
-        for nodes, results in zip(repetition.blocks, each, strict=True)
-        for i, value in zip(repetition.results, results, strict=True)
-    }
+    return block
 
 
-def _called(
-    block: Callable[..., Any],
-    carry: list[Any],
-    own: list[list[Any]],
-    numbers: list[np.ndarray],
-    shared: list[Any],
-    repetition: Repetition,
-) -> list[list[Any]]:
+def _called(blocks: _Blocks, block: _Block) -> list[list[Any]]:
     """Return the results of each block. All calls are of one function, which JAX traces and lowers once."""
     one = jax.jit(block)
-    each = []
-    for i in range(len(repetition.blocks)):
-        carry, results = one(carry, [x[i] for x in own], [n[i] for n in numbers], shared)
+    carry, each = blocks.carry, []
+    for i in range(blocks.count):
+        carry, results = one(carry, [x[i] for x in blocks.own], [n[i] for n in blocks.numbers], blocks.shared)
         each.append(results)
     return each
 
 
-def _scanned(
-    block: Callable[..., Any],
-    carry: list[Any],
-    own: list[list[Any]],
-    numbers: list[np.ndarray],
-    shared: list[Any],
-    repetition: Repetition,
-) -> list[list[Any]]:
+def _scanned(blocks: _Blocks, block: _Block) -> list[list[Any]]:
     """Return the results of each block, computed by a scan.
 
     The blocks of a backward are scanned in reverse. Then what the forward's scan returned is stacked in the same order,
     and XLA takes the array that it was cut from.
     """
-    order = -1 if repetition.backwards else 1
-    stacked = [jnp.stack(x[::order]) for x in own], [n[::order] for n in numbers]
+    order = -1 if blocks.backwards else 1
+    stacked = [jnp.stack(x[::order]) for x in blocks.own], [n[::order] for n in blocks.numbers]
     _, results = jax.lax.scan(
-        lambda carry, x: block(carry, *x, shared), carry, stacked, len(repetition.blocks), reverse=order == -1
+        lambda carry, x: block(carry, *x, blocks.shared), blocks.carry, stacked, blocks.count, reverse=order == -1
     )
-    places = range(len(repetition.blocks))[::order]
-    return [[x[i] for x in results] for i in places]
+    return [[x[i] for x in results] for i in range(blocks.count)[::order]]
 
 
 def _keys_of_block(keys: Keys, numbers: Mapping[Draw, Any]) -> Keys:

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._decoder import Carry, Decoder, Prompt
-from ._scores import constrained, tokens_seen
+from ._decoder import Decoder, Start
+from ._scores import constrained, ends, tokens_seen
 from ._settings import Settings
 
 _WORST = -1.0e9
@@ -39,30 +39,18 @@ class _Beams:
         return jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), self, other)
 
 
-def search(
-    decoder: Decoder,
-    scores: jax.Array,
-    prompt: Prompt,
-    carry: Carry,
-    ids: jax.Array,
-    mask: jax.Array,
-    settings: Settings,
-    controls: dict[str, Any],
-) -> jax.Array:
+def search(decoder: Decoder, start: Start, settings: Settings, controls: dict[str, Any]) -> jax.Array:
     """Return the tokens of the best sequence of each prompt, of shape ``(batch, max_new_tokens)``.
 
     Args:
         decoder: the model.
-        scores: of the first token, of shape ``(batch, vocabulary)``.
-        prompt, carry: of the prompt.
-        ids, mask: the tokens of the prompt.
+        start: what it made of the prompt.
         settings, controls: what is asked for.
     """
-    batch, vocabulary = scores.shape
+    batch, vocabulary = start.scores.shape
     beams = settings.num_beams
     kept = max(2, 1 + len(settings.eos)) * beams
     is_top = jnp.arange(kept) < beams
-    stops = jnp.array(settings.eos, ids.dtype)
     length = settings.max_new_tokens
 
     def repeated(tree: Any) -> Any:
@@ -73,9 +61,9 @@ def search(
         scores = constrained(jax.nn.log_softmax(scores, -1), number, seen, settings, controls)
         scores = scores.reshape(batch, beams, vocabulary) + running.scores[..., None]
         best, places = jax.lax.top_k(scores.reshape(batch, -1), kept)
-        parents, token = places // vocabulary, (places % vocabulary).astype(ids.dtype)
+        parents, token = places // vocabulary, (places % vocabulary).astype(start.ids.dtype)
         tokens = _gathered(running.tokens, parents).at[:, :, number].set(token)
-        return _Beams(tokens, best, jnp.isin(token, stops) | (number == length - 1)), parents
+        return _Beams(tokens, best, ends(token, settings) | (number == length - 1)), parents
 
     def after(number: Any, scores: jax.Array, running: _Beams, done: _Beams, open_: jax.Array, seen: Any) -> Any:
         """Choose the tokens with this number.
@@ -112,13 +100,13 @@ def search(
         scores, carry = decoder.step(token, shared, reordered)
         return number + 1, *after(number, scores, running, done, open_, seen), carry
 
-    shared, carry = repeated((prompt, carry))
-    tokens = jnp.full((batch, beams, length), settings.pad, ids.dtype)
+    shared, carry = repeated((start.prompt, start.carry))
+    tokens = jnp.full((batch, beams, length), settings.pad, start.ids.dtype)
     nothing = jnp.zeros((batch, beams), bool)
-    start = jnp.zeros((batch, beams)).at[:, 1:].set(_WORST)  # the first tokens all continue the first sequence
-    running, done = _Beams(tokens, start, nothing), _Beams(tokens, jnp.full((batch, beams), _WORST), nothing)
-    seen = repeated(tokens_seen(ids, mask, vocabulary)) if "repetition_penalty" in controls else None
-    first = after(0, repeated(scores), running, done, jnp.ones((batch, 1), bool), seen)
+    first_scores = jnp.zeros((batch, beams)).at[:, 1:].set(_WORST)  # the first tokens all continue the first sequence
+    running, done = _Beams(tokens, first_scores, nothing), _Beams(tokens, jnp.full((batch, beams), _WORST), nothing)
+    seen = repeated(tokens_seen(start, controls))
+    first = after(0, repeated(start.scores), running, done, jnp.ones((batch, 1), bool), seen)
     loop = (jnp.array(1, jnp.int32), *first, carry)
     loop = jax.lax.while_loop(lambda loop: (loop[0] < length) & loop[7], body, loop)
     return loop[4].tokens[:, 0]

@@ -128,6 +128,13 @@ def fixed_size(cache: Any, length: int, total: int) -> Any:
     return cache_utils.Cache(layers=[_fixed_layer(layer, length, total) for layer in cache.layers])
 
 
+def has_buffers(cache: Any) -> bool:
+    """Return whether any layer keeps keys and values in a buffer. Layers with recurrent states alone do not."""
+    if isinstance(cache, cache_utils.EncoderDecoderCache):
+        return has_buffers(cache.self_attention_cache)
+    return any(isinstance(layer, _FixedLayer) for layer in cache.layers)
+
+
 def _fixed_layer(layer: Any, length: int, total: int) -> Any:
     kind = type(layer)
     if kind in (cache_utils.LinearAttentionLayer, cache_utils.DummyLayer):

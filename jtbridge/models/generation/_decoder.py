@@ -45,6 +45,25 @@ class Prompt:
     encoded: jax.Array | None
 
 
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What a model makes of a prompt.
+
+    Attributes:
+        ids: the tokens of the decoder, padded on the left, of shape ``(batch, length)``.
+        mask: which of them count, of the same shape.
+        scores: of the next token, of shape ``(batch, vocabulary)``.
+        prompt: what all steps share.
+        carry: of the first step.
+    """
+
+    ids: jax.Array
+    mask: jax.Array
+    scores: jax.Array
+    prompt: Prompt
+    carry: Carry
+
+
 class Decoder:
     """A model with its parameters and state.
 
@@ -56,23 +75,20 @@ class Decoder:
 
     def __init__(self, net: JaxModule, params: Any, state: Any, total: int):
         self._net, self._params, self._state, self._total = net, params, state, total
-        self.has_encoder = bool(plain_model(net.module).config.is_encoder_decoder)
 
-    def read(
-        self, ids: jax.Array, mask: jax.Array, encoder: dict[str, Any], inputs: dict[str, Any]
-    ) -> tuple[jax.Array, Prompt, Carry]:
-        """Read the prompt; return the scores of the next token, of shape ``(batch, vocabulary)``.
+    def read(self, ids: jax.Array, mask: jax.Array, encoder: dict[str, Any], inputs: dict[str, Any]) -> Start:
+        """Read the prompt.
 
         Args:
             ids: the tokens of the decoder, padded on the left, of shape ``(batch, length)``.
             mask: which of them count.
-            encoder: the arguments of the encoder, if there is one.
+            encoder: the arguments of the encoder; empty if there is none.
             inputs: further arguments of the model, such as images.
         """
         logits, encoded, cache = self._run(_read, {**encoder, **inputs}, ids, mask, self._total)
         rest = jnp.ones((ids.shape[0], self._total - ids.shape[1]), mask.dtype)
-        shared = encoder.get("attention_mask") if self.has_encoder else jnp.concatenate([mask, rest], 1)
-        return logits, Prompt(shared, encoded), Carry(cache, mask.sum(-1))
+        shared = encoder.get("attention_mask") if encoder else jnp.concatenate([mask, rest], 1)
+        return Start(ids, mask, logits, Prompt(shared, encoded), Carry(cache, mask.sum(-1)))
 
     def step(self, token: jax.Array, prompt: Prompt, carry: Carry) -> tuple[jax.Array, Carry]:
         """Read one token of each sequence, of shape ``(batch,)``; return the scores of the next one."""
@@ -93,7 +109,7 @@ class Decoder:
 
 def _read(model: Any, ids: torch.Tensor, mask: torch.Tensor, total: int, **inputs: Any) -> Any:
     """Run a torch model on a prompt; return the last scores, the output of the encoder, and a cache of fixed size."""
-    from ._cache import fixed_size  # it needs transformers
+    from ._cache import fixed_size, has_buffers  # they need transformers
 
     model = plain_model(model)
     if not model.config.is_encoder_decoder:
@@ -106,7 +122,13 @@ def _read(model: Any, ids: torch.Tensor, mask: torch.Tensor, total: int, **input
         inputs["logits_to_keep"] = 1
     out = model(**model.prepare_inputs_for_generation(ids, use_cache=True, is_first_iteration=True, **inputs))
     encoded = inputs["encoder_outputs"][0] if model.config.is_encoder_decoder else None
-    return out.logits[:, -1].float(), encoded, fixed_size(out[_cache_name(out)], ids.shape[1], total)
+    cache = fixed_size(out[_cache_name(out)], ids.shape[1], total)
+    if has_buffers(cache) and not getattr(model, "_can_compile_fullgraph", True):
+        raise ModelError(
+            f"`{type(model).__name__}` needs a cache that grows (transformers says so by `_can_compile_fullgraph`), "
+            "which `jtbridge.generate` does not have. Write the loop with `jtbridge.module`."
+        )
+    return out.logits[:, -1].float(), encoded, cache
 
 
 def _step(
@@ -155,14 +177,9 @@ def takes(model: Any, name: str) -> bool:
 
 
 def own_generation(model: Any) -> str | None:
-    """Return the name of a method by which a model generates in a way of its own; None if it has none.
-
-    Models that transformers cannot compile whole count too: their attention may depend on the length of the cache.
-    """
+    """Return the name of a method by which a model generates in a way of its own; None if it has none."""
     from transformers import GenerationMixin
 
-    if not getattr(type(model), "_can_compile_fullgraph", True):
-        return "_can_compile_fullgraph"
     for name in _METHODS:
         if getattr(type(model), name, None) is not getattr(GenerationMixin, name, None):
             return name

@@ -190,17 +190,15 @@ class _Program:
         if mask is None or self.start is not None:
             mask = jnp.ones(ids.shape, jnp.int32)
         decoder = Decoder(net, arrays.params, arrays.state, ids.shape[1] + self.settings.max_new_tokens)
-        scores, prompt, carry = decoder.read(ids, mask, encoder, arrays.further)
+        start = decoder.read(ids, mask, encoder, arrays.further)
         if self.settings.num_beams > 1:
-            return search(decoder, scores, prompt, carry, ids, mask, self.settings, arrays.controls)
-        return sample(decoder, scores, prompt, carry, ids, mask, self.settings, arrays.controls, arrays.rng, emit)
+            return search(decoder, start, self.settings, arrays.controls)
+        return sample(decoder, start, self.settings, arrays.controls, arrays.rng, emit)
 
 
 def _compiled(net: JaxModule, program: _Program, arrays: _Arrays, stream: Any) -> jax.Array:
     """Run a program that is compiled once, and again when the Python state of the model has changed."""
     programs = net._programs
-    if programs.model_state is not None and programs.model_state.differences():
-        programs.forget()
     streams = stream is not None
     key = (program, streams, backend_or("auto"), verify_or(False), torch.get_default_dtype())
     compiled = programs.get(key)

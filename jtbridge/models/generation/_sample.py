@@ -8,18 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._decoder import Carry, Decoder, Prompt
-from ._scores import constrained, tokens_seen, warped
+from ._decoder import Decoder, Start
+from ._scores import constrained, ends, tokens_seen, warped
 from ._settings import Settings
 
 
 def sample(
     decoder: Decoder,
-    scores: jax.Array,
-    prompt: Prompt,
-    carry: Carry,
-    ids: jax.Array,
-    mask: jax.Array,
+    start: Start,
     settings: Settings,
     controls: dict[str, Any],
     rng: jax.Array | None,
@@ -29,16 +25,12 @@ def sample(
 
     Args:
         decoder: the model.
-        scores: of the first token, of shape ``(batch, vocabulary)``.
-        prompt, carry: of the prompt.
-        ids, mask: the tokens of the prompt.
+        start: what it made of the prompt.
         settings, controls: what is asked for.
         rng: a key; None for greedy tokens.
         emit: passes the tokens of a step on, and returns whether to stop.
     """
-    batch, vocabulary = scores.shape
-    rows = jnp.arange(batch)
-    stops = jnp.array(settings.eos, ids.dtype)
+    rows = jnp.arange(start.ids.shape[0])
 
     def chosen(
         number: Any, scores: jax.Array, seen: jax.Array | None, ended: jax.Array
@@ -49,10 +41,10 @@ def sample(
         else:
             key = jax.random.fold_in(rng, number)
             token = jax.random.categorical(key, warped(scores, controls, settings.top_k))
-        token = jnp.where(ended, settings.pad, token).astype(ids.dtype)
+        token = jnp.where(ended, settings.pad, token).astype(start.ids.dtype)
         if seen is not None:
             seen = seen.at[rows, token].set(True)
-        ended |= jnp.isin(token, stops)
+        ended |= ends(token, settings)
         stopped = jnp.all(ended)
         if emit is not None:
             stopped |= emit(token)
@@ -60,15 +52,15 @@ def sample(
 
     def body(loop: Any) -> Any:
         number, token, seen, ended, _, carry, tokens = loop
-        scores, carry = decoder.step(token, prompt, carry)
+        scores, carry = decoder.step(token, start.prompt, carry)
         token, seen, ended, stopped = chosen(number, scores, seen, ended)
         return number + 1, token, seen, ended, stopped, carry, tokens.at[:, number].set(token)
 
-    seen = tokens_seen(ids, mask, vocabulary) if "repetition_penalty" in controls else None
-    token, seen, ended, stopped = chosen(0, scores, seen, jnp.zeros(batch, bool))
-    tokens = jnp.full((batch, settings.max_new_tokens), settings.pad, ids.dtype).at[:, 0].set(token)
+    seen = tokens_seen(start, controls)
+    token, seen, ended, stopped = chosen(0, start.scores, seen, jnp.zeros(rows.shape, bool))
+    tokens = jnp.full((rows.size, settings.max_new_tokens), settings.pad, token.dtype).at[:, 0].set(token)
     return jax.lax.while_loop(
         lambda loop: (loop[0] < settings.max_new_tokens) & ~loop[4],
         body,
-        (jnp.array(1, jnp.int32), token, seen, ended, stopped, carry, tokens),
+        (jnp.array(1, jnp.int32), token, seen, ended, stopped, start.carry, tokens),
     )[-1]

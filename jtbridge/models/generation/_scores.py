@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from ._decoder import Start
 from ._settings import Settings
 
 _NEVER = -jnp.inf
@@ -78,7 +79,14 @@ def warped(scores: jax.Array, controls: dict[str, jax.Array], top_k: int | None)
     return scores
 
 
-def tokens_seen(ids: jax.Array, mask: jax.Array, vocabulary: int) -> jax.Array:
-    """Return which tokens of the vocabulary are in each sequence, of shape ``(batch, vocabulary)``."""
-    rows = jnp.arange(ids.shape[0])[:, None]
-    return jnp.zeros((ids.shape[0], vocabulary), bool).at[rows, ids].max(mask.astype(bool))
+def tokens_seen(start: Start, controls: dict[str, jax.Array]) -> jax.Array | None:
+    """Return which tokens are in each prompt, of shape ``(batch, vocabulary)``; None without a penalty for them."""
+    if "repetition_penalty" not in controls:
+        return None
+    rows = jnp.arange(start.ids.shape[0])[:, None]
+    return jnp.zeros(start.scores.shape, bool).at[rows, start.ids].max(start.mask.astype(bool))
+
+
+def ends(tokens: jax.Array, settings: Settings) -> jax.Array:
+    """Return which tokens end a sequence."""
+    return jnp.isin(tokens, jnp.array(settings.eos, tokens.dtype))

@@ -41,7 +41,7 @@ _NOT_BUILT_FOR_SAMPLING = {
     "top_h": (None,),
 }
 # The arguments that are numbers of a program, with the values that leave them out.
-_CONTROLS = {"repetition_penalty": 1.0, "length_penalty": None, "temperature": 1.0, "top_p": 1.0, "min_p": None}
+_CONTROLS = {"repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0, "min_p": None}
 _FOR_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
@@ -107,7 +107,6 @@ def settings_of(
         for name, off in _CONTROLS.items()
         if chosen[name] is not None and not _is(chosen[name], off) and (sampled or name not in _FOR_SAMPLING)
     }
-    controls.pop("length_penalty", None)
     if beams > 1:
         controls["length_penalty"] = 1.0 if chosen["length_penalty"] is None else chosen["length_penalty"]
     eos = tuple(token for token in _tokens(chosen["eos_token_id"]) if 0 <= token < vocabulary)  # -1 is for "no end"

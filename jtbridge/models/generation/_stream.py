@@ -52,18 +52,19 @@ _OPEN: dict[int, Stream] = {}
 
 def emit(number: jax.Array, tokens: jax.Array) -> jax.Array:
     """Pass tokens to the function of a stream, from within a program; return whether to stop."""
-    return io_callback(_put, jax.ShapeDtypeStruct((), jnp.bool_), number, tokens, ordered=True)
-
-
-def _put(number: Any, tokens: Any) -> np.ndarray:
-    return np.array(_OPEN[int(number)].put(np.array(tokens)))
+    return _asked(lambda number, tokens: _OPEN[int(number)].put(tokens), number, tokens)
 
 
 def emit_to(function: Function, tokens: jax.Array) -> jax.Array:
     """Pass tokens to a function, from within a program of the user; return whether to stop."""
+    return _asked(lambda tokens: function(tokens) is True, tokens)
+
+
+def _asked(question: Callable[..., bool], *args: jax.Array) -> jax.Array:
+    """Return what a Python function answers when the program runs."""
     return io_callback(
-        lambda tokens: np.array(function(np.array(tokens)) is True),
+        lambda *values: np.array(question(*map(np.array, values))),
         jax.ShapeDtypeStruct((), jnp.bool_),
-        tokens,
+        *args,
         ordered=True,
     )
