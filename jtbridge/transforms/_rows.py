@@ -75,7 +75,7 @@ def with_rows(fn: TorchFunction, count: int) -> TorchFunction:
         return new
     assert isinstance(fn, Vmap | Jvp | Vjp)
     new = dataclasses.replace(fn, fn=with_rows(fn.fn, count))
-    for known in ("sequential", "double_reverse"):  # what was found out about the function holds for any number of rows
+    for known in ("sequential", "double_reverse"):  # facts about the function, which hold for any number of rows
         if fn in getattr(fn.base.cache, known):
             getattr(new.base.cache, known).add(new)
     return new

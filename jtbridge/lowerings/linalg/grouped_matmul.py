@@ -109,7 +109,7 @@ def contraction_by_blocks(x: jax.Array, y: jax.Array, sizes: jax.Array) -> jax.A
 
 
 def _block(rows: int, groups: int) -> int:
-    """Return the number of rows of a block: those of a mean group, as a power of two from 8 to 128."""
+    """Return the number of rows of a block: the average size of a group, rounded up to a power of two from 8 to 128."""
     return min(max(1 << max(rows // max(groups, 1) - 1, 0).bit_length(), 8), 128)
 
 

@@ -1,4 +1,4 @@
-"""The public functions and classes: :func:`jtbridge.train_step` and what it returns."""
+"""Training steps: :func:`jtbridge.train_step`, and the state that a step passes to the next one."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class TrainStep:
         self, params: Arrays, state: Arrays, key: Any, batch: Any
     ) -> tuple[Arrays, Arrays, dict[str, Any]]:
         kinds = {name: entry.kind for name, entry in entries(self._net.module).items()}
-        # A loop copies what it carries: no parameter is in the carry, because no call writes to one.
+        # A loop copies what it carries. No call writes to a parameter, so the loop carries buffers alone.
         buffers = {name: value for name, value in state.items() if kinds.get(name) not in ("parameter", "frozen")}
         names: set[str] = set()  # of the entries that a microbatch changes
 
