@@ -1,6 +1,6 @@
 # Each target works alone in a fresh clone: what it needs is installed into .venv first, once.
 #
-#   make demo                    sentence embeddings by a torch model, in JAX
+#   make demo                    sentence embeddings, and text by SmolLM2, by torch models in JAX
 #   make test                    style, types and tests
 #   make test-models             modules as functions of their parameters, training steps, and the examples
 #   make test-operators          every family of translated operators at its edge cases, and higher derivatives
@@ -186,7 +186,8 @@ test-gpu: $(kernels-deps)
 	$(threads) JAX_PLATFORMS=cpu $(PY) -m pytest -n $(JOBS) -m 'compiles and not gpu' tests/kernels $(ARGS)
 
 demo: $(examples-deps)
-	$(PY) examples/minilm.py $(ARGS)
+	$(PY) examples/minilm.py
+	$(PY) examples/generate_text.py $(ARGS)
 
 bench: $(bench-deps)
 	$(PY) -m benchmarks $(ARGS)

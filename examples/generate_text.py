@@ -33,7 +33,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=64, help="the most tokens of an answer")
+    parser.add_argument("--tokens", type=int, default=48, help="the most tokens of an answer")
     new = parser.parse_args().tokens
     console = Console() if Console().is_terminal else Console(width=120)
     model, tokenizer = load()
@@ -58,6 +58,7 @@ def main() -> None:
     console.print("\n[bold]Another answer to the last question[/bold]\n  ", end="")
     show = lambda tokens: console.print(tokenizer.decode(tokens[-1:], skip_special_tokens=True), end="")  # noqa: E731
     answer(rng=jax.random.key(0), temperature=0.7, top_p=0.9, stream=show)
+    console.print()
 
     given = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
     settings = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False}
@@ -67,7 +68,7 @@ def main() -> None:
         "jtbridge": lambda: np.asarray(answer(min_new_tokens=new)),
     }
     equal = (runs["torch"]().numpy() == runs["jtbridge"]()).mean()
-    table = Table("", "tokens per second", title=f"\nSmolLM2, {len(ids)} prompts, {new} tokens", title_justify="left")
+    table = Table("", "tokens per second", title=f"SmolLM2, {len(ids)} prompts, {new} tokens", title_justify="left")
     for name, run in runs.items():
         table.add_row(name, f"{len(ids) * new / seconds(run):.1f}")
     console.print(table, f"Tokens that are the same in torch and in JAX: {equal:.1%}")
