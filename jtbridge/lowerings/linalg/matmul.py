@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from jtbridge.errors import TranslationError
-from jtbridge.lowerings._common import opmath, out_dtype
+from jtbridge.lowerings._common import input_value, opmath, out_dtype
 from jtbridge.lowerings._registry import register_lowering
 
 
@@ -25,10 +25,33 @@ def _exact(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a, b, preferred_element_type=opmath(dtype))
 
 
-@register_lowering("mm", "bmm", "dot", "mm.dtype", "bmm.dtype", node=True)
+@register_lowering("mm", "dot", "mm.dtype", node=True)
 def _product(a: jax.Array, b: jax.Array, out: Any = None, *, node: fx.Node) -> jax.Array:
     del out  # the dtype of the result, which the node also holds
     return _exact(a, b).astype(out_dtype(node))
+
+
+@register_lowering("bmm", "bmm.dtype", node=True)
+def _batched_product(a: jax.Array, b: jax.Array, out: Any = None, *, node: fx.Node) -> jax.Array:
+    """Multiply matrices in pairs. A matrix that torch expanded along the batch axis is taken once.
+
+    ``torch.nn.functional.linear`` expands its weight if its input is not contiguous. XLA would copy the weight for each
+    element of the batch.
+    """
+    del out
+    (a, a_is_one), (b, b_is_one) = (_without_copies(x, input_value(node, i)) for i, x in enumerate((a, b)))
+    if a_is_one and b_is_one:
+        product = jnp.broadcast_to(_exact(a, b), node.meta["val"].shape)
+    else:
+        product = _exact(a, b)
+    return product.astype(out_dtype(node))
+
+
+def _without_copies(x: jax.Array, value: torch.Tensor) -> tuple[jax.Array, bool]:
+    """Return one matrix if a batch has copies of it alone, and whether that is so."""
+    if isinstance(value.shape[0], int) and value.shape[0] > 1 and value.stride(0) == 0:
+        return x[0], True
+    return x, False
 
 
 @register_lowering("mv")
