@@ -1,9 +1,11 @@
 """Matrix products where torch's semantics are its own."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 import torch
 
+import jtbridge
 from jtbridge.errors import TranslationError
 from jtbridge.lowerings import find
 
@@ -56,6 +58,30 @@ def test_half_precision_is_accumulated_in_float32(dtype):
 )
 def test_products(function, args):
     check(function, *args)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: torch.bmm(x, w.expand(4, 3, 5)),
+        lambda x, w: torch.bmm(w.mT.expand(4, 5, 3), x.mT),
+        lambda x, w: torch.bmm(x[0].expand(4, 2, 3), w.expand(4, 3, 5)),
+        lambda x, w: torch.nn.functional.linear(x.mT.contiguous().mT, w.mT),
+        lambda x, w: torch.bmm(x[:0], w.expand(0, 3, 5)),
+        lambda x, w: torch.bmm(x[:1], w.expand(1, 3, 5)),
+    ],
+)
+def test_products_with_one_matrix_for_a_whole_batch(function):
+    check(function, torch.randn(4, 2, 3), torch.randn(3, 5))
+
+
+def test_a_linear_layer_does_not_copy_its_weight_for_each_element_of_a_batch():
+    layer = torch.nn.functional.linear
+    function = jax.jit(jtbridge.wrap(lambda x, w: layer(x.transpose(1, 2), w), backend="xla"))
+    program = function.lower(jnp.ones((7, 64, 3)), jnp.ones((48, 64))).compile().as_text()
+    assert "f32[7,3,48]" in program
+    assert "f32[7,64,48]" not in program
+    assert "f32[7,48,64]" not in program
 
 
 def test_gradient_of_a_product():
