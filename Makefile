@@ -117,7 +117,7 @@ test: $(test-deps) $(LINT)
 		--ignore tests/test_bench_gpu.py $(addprefix --ignore ,$(long-tests)) \
 		--ignore tests/models/test_transformers.py --ignore tests/models/test_ecosystem.py \
 		--ignore tests/models/test_sharded_transformers.py --ignore tests/models/test_two_processes.py \
-		--ignore tests/models/test_train_step.py --ignore tests/models/test_resume.py --ignore tests/models/test_examples.py \
+		--ignore-glob 'tests/models/test_train_step*' --ignore tests/models/test_resume.py --ignore tests/models/test_examples.py \
 		--ignore tests/models/test_experts.py --ignore tests/models/architectures --ignore tests/models/test_generation.py \
 		--ignore tests/models/test_repeated_blocks.py \
 		--ignore tests/soundness --ignore tests/fuzz --ignore tests/docs $(ARGS)

@@ -6,7 +6,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ import jtbridge
 
 ocp = pytest.importorskip("orbax.checkpoint")
 optax = pytest.importorskip("optax")
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 BATCH = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 
 RUN = """
@@ -48,13 +48,6 @@ with ocp.CheckpointManager(folder, options=options) as manager:
 arrays = jax.tree.leaves((train.params, train.state, train.opt_state, metrics))
 print("end", train.step, zlib.crc32(b"".join(np.asarray(array).tobytes() for array in arrays)))
 """
-
-
-@pytest.fixture(autouse=True)
-def standard_promotion(strict_promotion: None) -> Iterator[None]:
-    """JAX's own promotion of dtypes, on which optax relies."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 def test_a_run_that_is_killed_ends_with_the_same_bits(tmp_path: pathlib.Path):

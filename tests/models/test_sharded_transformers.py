@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,17 +21,11 @@ optax = pytest.importorskip("optax")
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
 pytestmark = [
+    pytest.mark.usefixtures("standard_promotion"),
     pytest.mark.filterwarnings("ignore::UserWarning:transformers"),
     pytest.mark.filterwarnings("ignore::FutureWarning:transformers"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def standard_promotion(strict_promotion: None) -> Iterator[None]:
-    """Let optax mix Python numbers and integers."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 SIZES = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}

@@ -1,0 +1,15 @@
+"""Fixtures of the tests of models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import pytest
+
+
+@pytest.fixture
+def standard_promotion(strict_promotion: None) -> Iterator[None]:
+    """JAX's own promotion of dtypes, on which optax relies."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
