@@ -81,9 +81,7 @@ class _Copier:
         for key, value in vars(module).items():
             if isinstance(getattr(type(module), key, None), functools.cached_property):
                 continue  # computed again, from the tensors of the copy
-            copy = self.value(value)
-            # A tensor that an earlier call computed from the parameters is not one of the tensors of this call.
-            attributes[key] = None if copy is value and _is_computed(value) else copy
+            attributes[key] = None if self._is_stale(value) else self.value(value)
         for key in slot_names(type(module)):
             if hasattr(module, key):
                 object.__setattr__(found, key, self.value(getattr(module, key)))
@@ -98,8 +96,15 @@ class _Copier:
         else:
             found = self._remember(mapping, copy.copy(mapping))
         for key, value in mapping.items():
-            found[self.value(key)] = self.value(value)
+            if self._is_stale(value):
+                found.pop(key, None)
+            else:
+                found[self.value(key)] = self.value(value)
         return found
+
+    def _is_stale(self, value: Any) -> bool:
+        """Return whether a value is a tensor that an earlier call computed from its own parameters, such as a cache."""
+        return isinstance(value, torch.Tensor) and value.grad_fn is not None and id(value) not in self._replaced
 
     def _rebuilt(self, value: Any) -> Any:
         """Return the copy of a callable, a weak reference or another object that holds a module or a tensor."""
@@ -207,10 +212,6 @@ def _attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an object, in its dict and in its slots."""
     slots = {key: getattr(value, key) for key in slot_names(type(value)) if hasattr(value, key)}
     return {**slots, **getattr(value, "__dict__", {})}
-
-
-def _is_computed(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 
 def _is_filled(cell: types.CellType) -> bool:

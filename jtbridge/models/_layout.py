@@ -38,7 +38,8 @@ def entries(
 
     Args:
         module: the module.
-        computed: whether tensors in plain attributes count that autograd recorded as the result of an operator.
+        computed: whether tensors in plain attributes count that autograd recorded as the result of an operator. An
+            earlier call left them there.
         visited: the ids of modules whose tensors are listed already.
 
     Raises:

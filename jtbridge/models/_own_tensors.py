@@ -24,13 +24,14 @@ class RefuseOwnTensors(TorchFunctionMode):
 
     Args:
         module: the name of the module, for the message.
-        found: the tensors of the module.
+        found: the tensors of the module, also those that an earlier call computed.
         given: the tensors of the call, which may be the module's own if a caller passes these.
     """
 
     def __init__(self, module: str, found: Mapping[str, Entry], given: Iterable[torch.Tensor]):
         super().__init__()
         self._module = module
+        self._found = found
         own = {
             storage_id(entry.tensor): name
             for name, entry in found.items()
@@ -50,6 +51,12 @@ class RefuseOwnTensors(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _error(self, name: str, func: Any) -> ModelError:
+        if self._found[name].tensor.grad_fn is not None:
+            return ModelError(
+                f"A call of `{self._module}` uses `{name}` in `{resolve_name(func) or func}`, which an earlier call of "
+                "the torch module computed from other parameters than those in `params`. Clear what earlier calls "
+                "stored in the module, or make a new one."
+            )
         return ModelError(
             f"A call of `{self._module}` uses the torch module's own `{name}` in `{resolve_name(func) or func}`, and "
             "not the one in `params` or `state`. A call runs a copy of the module, and the code reached the module "

@@ -49,7 +49,8 @@ class Run:
         train: bool | None,
         added: frozenset[str],
     ) -> tuple[Any, dict[str, torch.Tensor]]:
-        found = entries(self.module)
+        everything = entries(self.module, computed=True)
+        found = {name: e for name, e in everything.items() if e.kind != "attribute" or e.tensor.grad_fn is None}
         given = {**params, **state}
         tensors = {name: _in_dtype_of(given[name], entry) for name, entry in found.items() if name in given}
         check_names(self.__name__, found, params, state)
@@ -59,7 +60,7 @@ class Run:
         module = bound(self.module, found, {**given, **tensors}, added)
         if train is not None:
             self._set_mode(module, train)
-        with RefuseOwnTensors(self.__name__, found, given.values()):
+        with RefuseOwnTensors(self.__name__, everything, given.values()):
             out = _bound_method(module, method)(*args, **kwargs)
         self._check_memory(memory, given)
         self._check_attributes(module)

@@ -125,3 +125,42 @@ def test_modules_in_slots_and_in_keys_are_copied(mode: str):
     call: Any = lambda p: net(p, state, X)[0].sum()  # noqa: E731
     gradient = (jax.jit(jax.grad(call)) if mode == "jit" else jax.grad(call))(params)
     assert jnp.allclose(gradient["lin.bias"], 12.0)
+
+
+class Cached(nn.Module):
+    """A module that keeps what it computes from its parameter, as some attention biases are kept."""
+
+    def __init__(self, kept: Any):
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(3.0))
+        self.kept = kept
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.kept:
+            self.kept.update(bias=self.weight * 2) if isinstance(self.kept, dict) else self.kept.append(self.weight * 2)
+        return (x * (self.kept["bias"] if isinstance(self.kept, dict) else self.kept[0])).sum()
+
+
+@modes
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict])
+def test_what_an_earlier_call_computed_into_a_dict_is_computed_again(mode: str, kind: type):
+    module = Cached(kind())
+    module(torch.ones(3))
+    net = jtbridge.module(module)
+    params, state = net.init()
+    loss = lambda params: net(params, state, jnp.ones(3))[0]  # noqa: E731
+    loss = jax.jit(loss) if mode == "jit" else loss
+    assert loss({"weight": params["weight"] + 1}) == 12
+    assert jax.grad(loss)(params)["weight"].tolist() == [2, 2, 2]
+    assert set(module.kept) == {"bias"}
+
+
+@modes
+def test_what_an_earlier_call_computed_into_a_list_is_refused(mode: str):
+    module = Cached([])
+    module(torch.ones(3))
+    net = jtbridge.module(module)
+    params, state = net.init()
+    loss = lambda params: net(params, state, jnp.ones(3))[0]  # noqa: E731
+    with pytest.raises(ModelError, match=r"`kept\.0` .* an earlier call of the torch module computed"):
+        {"eager": loss, "jit": jax.jit(loss), "grad": jax.grad(loss)}[mode](params)
