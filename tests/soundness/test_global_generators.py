@@ -1,0 +1,69 @@
+"""Draws from the global generators of Python and NumPy are refused under a trace."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jtbridge
+from jtbridge.errors import RandomnessError
+
+X = jnp.asarray([1.0, 2.0, 4.0])
+
+
+DRAWS: dict[str, Callable[[], float]] = {
+    "random.random": lambda: random.random(),
+    "random.gauss": lambda: random.gauss(0, 1),
+    "random.choice": lambda: random.choice([1.0, 2.0, 3.0]),
+    "numpy.random.rand": lambda: float(np.random.rand()),
+    "numpy.random.normal": lambda: np.random.normal(size=2)[0],
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("backend", ["xla", "dlpack"])
+def test_draws_from_a_global_generator_are_refused(name, backend):
+    draw = DRAWS[name]
+    random.seed(5)
+    np.random.seed(5)
+    want = draw()
+    random.seed(5)
+    np.random.seed(5)
+    with pytest.raises(RandomnessError, match=r"test_global_generators\.py:\d+.*`rng=`"):
+        jax.jit(jtbridge.wrap(lambda x: x * draw(), backend=backend))(X)
+    assert draw() == want
+
+
+def test_other_threads_draw_undisturbed_and_are_not_taken_for_the_function():
+    source = random.Random(7)
+    want = [source.random() for _ in range(20_000)]
+    found: list[float] = []
+    draws = np.random.RandomState(7).rand(2_000).tolist()
+    found_numpy: list[float] = []
+
+    def draw():
+        found.extend(random.random() for _ in range(20_000))
+        found_numpy.extend(np.random.rand() for _ in range(2_000))
+
+    def f(x):
+        return x * random.random() if len(x) > 5 else x + 1
+
+    random.seed(7)
+    np.random.seed(7)
+    thread = threading.Thread(target=draw)
+    thread.start()
+    traced = 0
+    while thread.is_alive() or not traced:
+        np.testing.assert_array_equal(jax.jit(jtbridge.wrap(f))(X), X + 1)
+        with pytest.raises(RandomnessError):
+            jax.jit(jtbridge.wrap(f))(jnp.ones(6))
+        traced += 1
+    thread.join()
+    assert found == want
+    assert found_numpy == draws

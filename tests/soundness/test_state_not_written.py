@@ -1,0 +1,83 @@
+"""State that a function builds for itself, or only reads, is not refused."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+
+X = jnp.asarray([1.0, 2.0, 4.0])
+
+
+class Lazy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mask, self.known, self.ready = None, {}, False
+
+    @functools.cached_property
+    def scale(self):
+        return torch.full((3,), 2.0)
+
+    def forward(self, x):
+        self.ready = True
+        if self.mask is None:
+            self.mask = torch.triu(torch.ones(3, 3))
+        if x.shape not in self.known:
+            self.known[x.shape] = torch.arange(3.0)
+        return self.mask @ x * self.scale + self.known[x.shape]
+
+
+@pytest.mark.parametrize("backend", ["xla", "dlpack"])
+def test_lazily_built_constants_are_kept(backend):
+    module = Lazy()
+    want = Lazy()(torch.tensor(np.asarray(X)))
+    f = jtbridge.wrap(module, backend=backend)
+    for _ in range(2):
+        np.testing.assert_allclose(jax.jit(f)(X), want)
+        np.testing.assert_allclose(jax.jit(jax.grad(lambda x: f(x).sum()))(X), [2, 4, 6])
+    for tensor in (module.mask, module.scale, *module.known.values()):
+        assert type(tensor) is torch.Tensor
+    torch.testing.assert_close(module(torch.tensor(np.asarray(X))), want)
+
+
+def test_local_state_is_no_state():
+    def f(x):
+        seen, n = [], 0
+        for row in x:
+            seen.append(row)
+            n += 1
+        it = iter(seen)
+        return next(it) * n + random.Random(3).random()
+
+    assert float(jax.jit(jtbridge.wrap(f))(X)) == pytest.approx(3 + random.Random(3).random())
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("norm", [torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm])
+def test_torchs_old_hooks_that_assign_weights(norm):
+    module = norm(torch.nn.Linear(3, 3)).eval()
+    x = torch.tensor(np.asarray(X))
+    want = module(x).detach().numpy()
+    state = jtbridge.to_jax({**dict(module.named_parameters()), **dict(module.named_buffers())})
+    f = jtbridge.wrap(lambda state, x: torch.func.functional_call(module, state, (x,)))
+    np.testing.assert_allclose(jax.jit(jtbridge.wrap(module))(X), want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(f)(state, X), want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(module(x).detach().numpy(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_reading_state_and_printing_is_not_refused(capsys):
+    settings = {"scale": 3.0}
+
+    def f(x):
+        print("traced")  # noqa: T201
+        return x * settings["scale"]
+
+    np.testing.assert_array_equal(jax.jit(jtbridge.wrap(f))(X), 3 * X)
+    assert "traced" in capsys.readouterr().out
