@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import jtbridge
-from jtbridge.errors import TranslationError, VerificationError
+from jtbridge.errors import TranslationError
 from tests.compare import as_numpy, assert_close
 
 BACKENDS = ["auto", "xla", "dlpack", "callback"]
@@ -482,28 +482,6 @@ def test_static_arguments_differ_by_type_and_value(around: Callable[[Any], Any],
     values = [1, 1.0, True, 0.0, -0.0]
     got = [f(jnp.ones(()), around(value)).item() for value in values]
     assert got == [2, 3, 1, 3, -3]
-
-
-def fakes_are_other(v):
-    return v * 2 if isinstance(v, torch._subclasses.FakeTensor) else v * 3
-
-
-@pytest.mark.parametrize("transform", ["jit", "vmap", "grad"])
-def test_verify_finds_another_branch(transform: str):
-    def run(fn: Callable[..., Any]) -> Any:
-        f = jtbridge.wrap(fn, backend="xla", verify=True)
-        program = {"jit": f, "vmap": jax.vmap(f), "grad": jax.grad(lambda x: f(x).sum())}[transform]
-        jax.block_until_ready(jax.jit(program)(jnp.asarray(X)))
-        jax.effects_barrier()
-
-    run(torch.sin)
-    with pytest.raises(Exception, match="differs from torch's by"):
-        run(fakes_are_other)
-
-
-def test_verify_by_config():
-    with jtbridge.config(backend="xla", verify=True), pytest.raises(VerificationError, match="fakes_are_other"):
-        jtbridge.wrap(fakes_are_other)(jnp.asarray(X))
 
 
 @pytest.mark.parametrize(

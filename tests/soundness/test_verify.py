@@ -1,0 +1,39 @@
+"""`verify=True`: the first result of a traced program is compared with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+from jtbridge.errors import VerificationError
+
+X = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
+
+
+def fakes_are_other(v):
+    return v * 2 if isinstance(v, torch._subclasses.FakeTensor) else v * 3
+
+
+@pytest.mark.parametrize("transform", ["jit", "vmap", "grad"])
+def test_verify_finds_another_branch(transform: str):
+    def run(fn: Callable[..., Any]) -> Any:
+        f = jtbridge.wrap(fn, backend="xla", verify=True)
+        program = {"jit": f, "vmap": jax.vmap(f), "grad": jax.grad(lambda x: f(x).sum())}[transform]
+        jax.block_until_ready(jax.jit(program)(jnp.asarray(X)))
+        jax.effects_barrier()
+
+    run(torch.sin)
+    with pytest.raises(Exception, match="differs from torch's by"):
+        run(fakes_are_other)
+
+
+def test_verify_by_config():
+    with jtbridge.config(backend="xla", verify=True), pytest.raises(VerificationError, match="fakes_are_other"):
+        jtbridge.wrap(fakes_are_other)(jnp.asarray(X))
