@@ -58,8 +58,8 @@ def watch_questions() -> None:
 def asked_whether_fake() -> bool:
     """Return whether a model was told, since the last call of this function, that a tensor is fake.
 
-    The functions that make masks do not count: they leave out a mask that allows everything, and their two answers are
-    the same computation.
+    Functions that make masks do not count: they leave out a mask that allows everything, and their two answers are the
+    same computation. One that only warns does not count either.
     """
     asked, _HERE.asked = _HERE.asked, False
     return asked
@@ -87,16 +87,24 @@ def _replace_once(module: Any) -> None:
             return True
         if not original(x) or (_HERE.has_value is not None and _HERE.has_value(x)):
             return False
-        if not _asked_by_masking_utils(module.__name__):
+        if not _cannot_matter(module.__name__):
             _HERE.asked = True
         return True
 
     module.is_fake_tensor = is_fake_tensor
 
 
-def _asked_by_masking_utils(asked: str) -> bool:
-    """Return whether the question, to the module `asked`, comes from `transformers.masking_utils`."""
+def _cannot_matter(asked: str) -> bool:
+    """Return whether both answers to the question, to the module `asked`, lead to the same computation.
+
+    They do in `transformers.masking_utils`, and in a function that only warns.
+    """
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") == asked:
         frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__") == "transformers.masking_utils"
+    if frame is None:
+        return False
+    return (
+        frame.f_globals.get("__name__") == "transformers.masking_utils"
+        or frame.f_code.co_name == "warn_if_padding_and_no_attention_mask"
+    )

@@ -158,3 +158,22 @@ def test_a_model_that_computes_something_else_for_a_fake_mask_is_called(model):
     np.testing.assert_allclose(jax.jit(f)(jnp.asarray(x), jnp.asarray(mask)), wanted, rtol=1e-5, atol=1e-6)
     with pytest.raises(TranslationError, match="computes something else when it is traced"):
         jax.jit(jtbridge.wrap(model, backend="xla"))(jnp.asarray(x), jnp.asarray(mask))
+
+
+def test_a_model_that_warns_about_padding_is_traced_without_further_runs(monkeypatch):
+    """It runs for the types of its results, where torch may raise inside an exception handler, and for its graph."""
+    ended = []
+    forward = transformers.GPT2Model.forward
+
+    def counted(self, *args, **kwargs):
+        result = forward(self, *args, **kwargs)
+        ended.append(self)
+        return result
+
+    counted.__module__ = "torch"  # its list is not state of the function
+    monkeypatch.setattr(transformers.GPT2Model, "forward", counted)
+    config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, pad_token_id=0)
+    model = transformers.GPT2Model(config).eval()
+    f = jtbridge.wrap(lambda tokens: model(tokens).last_hidden_state, backend="xla")
+    jax.jit(f).trace(jnp.asarray(TOKENS))
+    assert len(ended) <= 3

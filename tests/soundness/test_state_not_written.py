@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import jtbridge
+from jtbridge.errors import MutationError
 
 X = jnp.asarray([1.0, 2.0, 4.0])
 
@@ -81,3 +82,25 @@ def test_reading_state_and_printing_is_not_refused(capsys):
 
     np.testing.assert_array_equal(jax.jit(jtbridge.wrap(f))(X), 3 * X)
     assert "traced" in capsys.readouterr().out
+
+
+AROUND = """
+def around(fn):
+    def inner(x):
+        calls.append(len(calls))
+        return fn(x)
+    inner.__module__ = fn.__module__
+    return inner
+"""
+
+
+@pytest.mark.parametrize(("module", "is_refused"), [("torch.decorators", False), ("user.decorators", True)])
+def test_the_globals_of_a_decorator_of_a_library_are_not_state_of_a_function(module, is_refused):
+    scope = {"__name__": module, "calls": []}
+    exec(AROUND, scope)
+    f = jax.jit(jtbridge.wrap(scope["around"](lambda x: 2 * x)))
+    if is_refused:
+        with pytest.raises(MutationError, match="calls"):
+            f(X)
+    else:
+        np.testing.assert_array_equal(f(X), 2 * X)
