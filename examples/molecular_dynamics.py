@@ -27,6 +27,8 @@ mpl.use("agg")
 import matplotlib.pyplot as plt
 
 PLOT = Path("build/examples/molecular_dynamics.png")
+MOLECULE = "CH3CH2OH"  # ethanol
+STEP = 0.5  # femtoseconds
 CHUNK = 50  # steps of one compiled program
 TEMPERATURE = 300  # kelvin
 
@@ -48,7 +50,7 @@ def force_field_of(atoms: ase.Atoms):
         "batch": torch.zeros(len(atoms), dtype=torch.int64),  # all atoms belong to one molecule
         "ptr": torch.tensor([0, len(atoms)]),
         "total_charge": torch.zeros(1),
-        "total_spin": torch.zeros(1),
+        "total_spin": torch.zeros(1),  # all electrons are paired
         "head": torch.zeros(1, dtype=torch.int64),
     }
 
@@ -91,13 +93,11 @@ def thermal_velocities(masses: np.ndarray) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=2000, help=f"time steps, rounded up to a multiple of {CHUNK}")
-    parser.add_argument("--step", type=float, default=0.5, help="length of a time step, in femtoseconds")
-    parser.add_argument("--molecule", default="CH3CH2OH", help="one of those that `ase.build.molecule` knows")
-    options = parser.parse_args()
+    parser.add_argument("--steps", type=int, default=2000, help=f"of {STEP} fs, rounded up to a multiple of {CHUNK}")
+    steps = max(1, parser.parse_args().steps)
     # The energy is more than a thousand eV and its changes are thousandths, so all numbers have 64 bits.
     jax.config.update("jax_enable_x64", True)
-    atoms, step = molecule(options.molecule), options.step * units.fs
+    atoms, step = molecule(MOLECULE), STEP * units.fs
 
     in_torch = force_field_of(atoms)
     force_field = jtbridge.wrap(in_torch)
@@ -112,10 +112,10 @@ def main() -> None:
     start = (positions, jnp.asarray(thermal_velocities(masses)), forces)
     began = time.perf_counter()
     program = advance.lower(start, step).compile()
-    print(f"{options.molecule}, {len(atoms)} atoms: compiled in {time.perf_counter() - began:.0f} s")
+    print(f"{MOLECULE}, {len(atoms)} atoms: compiled in {time.perf_counter() - began:.0f} s")
 
     states, energies, seconds = [start], [], []
-    with tqdm(total=-(-options.steps // CHUNK) * CHUNK, unit="step") as bar:
+    with tqdm(total=-(-steps // CHUNK) * CHUNK, unit="step") as bar:
         while bar.n < bar.total:
             began = time.perf_counter()
             state, of_chunk = jax.block_until_ready(program(states[-1], step))
@@ -140,11 +140,11 @@ def main() -> None:
     middle, (potential, kinetic) = program(start, step / 2)
     _, (later_potential, later_kinetic) = program(middle, step / 2)
     halved = np.concatenate([potential + kinetic, later_potential + later_kinetic])
-    print(f"in the first {CHUNK * options.step:g} fs: the total energy varies by ", end="")
+    print(f"in the first {CHUNK * STEP:g} fs: the total energy varies by ", end="")
     print(f"{1000 * energies[0].sum(-1).std():.3f} meV, with half the step by {1000 * halved.std():.3f} meV")
 
     potential, kinetic = np.concatenate(energies).T
-    times = options.step * np.arange(1, len(kinetic) + 1)
+    times = STEP * np.arange(1, len(kinetic) + 1)
     total = potential + kinetic
     drift = np.polyfit(times, total, 1)[0] * times[-1]
     print(f"in {times[-1] / 1000:g} ps: the potential energy varies by {1000 * potential.std():.1f} meV, ", end="")
@@ -157,7 +157,7 @@ def main() -> None:
     plt.xlabel("time, fs")
     plt.ylabel("energy since the start, eV")
     plt.legend(ncols=3)
-    plt.title(f"{options.molecule} at {TEMPERATURE} K, forces by SO3LR")
+    plt.title(f"{MOLECULE} at {TEMPERATURE} K, forces by SO3LR")
     PLOT.parent.mkdir(parents=True, exist_ok=True)
     plt.savefig(PLOT, dpi=100, bbox_inches="tight")
     print(f"as a plot: {PLOT}")

@@ -104,7 +104,7 @@ def test_the_force_field_of_the_example_has_no_neighbour_list_that_becomes_wrong
     torch = pytest.importorskip("torch")
     monkeypatch.syspath_prepend(str(EXAMPLES))
     example = importlib.import_module("molecular_dynamics")
-    ethanol = example.molecule("CH3CH2OH")
+    ethanol = example.molecule(example.MOLECULE)
     energy_and_forces = example.force_field_of(ethanol)
     closed_over = inspect.getclosurevars(energy_and_forces).nonlocals
     model, graph = closed_over["model"], closed_over["graph"]
