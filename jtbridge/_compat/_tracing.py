@@ -176,6 +176,25 @@ def _trace_by(tracer: Any, root: Any, concrete_args: Any) -> torch.fx.Graph:
 class _Again(torch.fx.Interpreter):
     """An interpreter that traces a graph again; the new nodes keep the "custom" metadata of the old nodes."""
 
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator; make the new tensors functional that it computes from closed-over tensors alone.
+
+        Tried on torch 2.13: the functional mode returns a functional tensor only if an argument is one or if there is
+        no tensor among the arguments, and refuses to write a functional tensor to one that is not.
+        """
+        from torch._subclasses.functional_tensor import FunctionalTensor
+        from torch.utils._pytree import tree_map_only
+
+        result = super().call_function(target, args, kwargs)
+        if not isinstance(target, OpOverload) or any(returned.alias_info for returned in target._schema.returns):
+            return result
+
+        def functional(x: torch.Tensor) -> torch.Tensor:
+            stays = isinstance(x, FunctionalTensor) or x.layout is not torch.strided
+            return x if stays else FunctionalTensor.to_functional(x)
+
+        return tree_map_only(torch.Tensor, functional, result)
+
     def run_node(self, n: torch.fx.Node) -> Any:
         from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
