@@ -11,8 +11,15 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jtbridge._compat import add_nan_check, call_aval, refuse_in_jet, register_with_jet, unify_varying_axes
-from jtbridge.backends import choose, translates
+from jtbridge._compat import (
+    add_nan_check,
+    call_aval,
+    must_be_pure,
+    refuse_in_jet,
+    register_with_jet,
+    unify_varying_axes,
+)
+from jtbridge.backends import choose, may_have_islands, translates
 from jtbridge.capture import probe_vmap
 from jtbridge.core.debug import check_results, without_debug_switches
 from jtbridge.core.functions import TorchFunction
@@ -48,7 +55,8 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
         fn, operands = select(*args, **params)
         _, avals = select(*ctx.avals_in, **params)
         platforms = ctx.module_context.platforms if ctx.platforms is None else ctx.platforms
-        chosen = [choose(backend, platform, fn) for platform in platforms]
+        pure = len(platforms) > 1 or not may_have_islands(platforms[0]) or must_be_pure(ctx)
+        chosen = [choose(backend, platform, fn, pure=pure) for platform in platforms]
         if len(platforms) > 1 and any(each.kind == "call" for each in chosen):
             raise BackendError(
                 f"`{fn.base.name}` is called, not translated, and a call out of XLA cannot be lowered for several "
