@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -19,17 +20,43 @@ from jtbridge._wrap import Wrapped, as_wrapped
 from jtbridge.backends import choose, may_use_kernels, translates, unsupported_reasons
 from jtbridge.calls.eager import unsupported_reason
 from jtbridge.capture import Trial, captured, draws, origin
+from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.functions import TracedFunction
 from jtbridge.core.run import describe_arguments
 from jtbridge.errors import TranslationError
 from jtbridge.kernels._primitive import KernelPrimitive
 from jtbridge.transforms import Vjp
-from jtbridge.translate import OperatorCounts, translate, untranslatable_reason
+from jtbridge.translate import OperatorCounts, island_of, islands_in, translate, untranslatable_reason
 from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 from jtbridge.triton.launches import Launch
 
 _DTYPE_CHANGES = frozenset({torch.ops.aten._to_copy.default})
+
+
+@dataclasses.dataclass(frozen=True)
+class IslandReport:
+    """An operator that torch runs inside the translated program: see ``islands=`` of :func:`jtbridge.wrap`.
+
+    Attributes:
+        operator: the name of the operator.
+        count: how often it is in the program, with arguments of the same types.
+        inputs, results: the types of the arrays that cross between XLA and torch, such as ``"float32[2, 3]"``.
+        bytes: the size of these arrays, for one call.
+        reason: why torch runs it, and how to have it translated.
+    """
+
+    operator: str
+    count: int
+    inputs: tuple[str, ...]
+    results: tuple[str, ...]
+    bytes: int
+    reason: str
+
+    def __str__(self) -> str:
+        types = f"({', '.join(self.inputs)}) -> ({', '.join(self.results)})"
+        times = f" x {self.count}" if self.count > 1 else ""
+        return f"{self.operator}{times} {types}, {self.bytes} bytes: {self.reason}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +78,7 @@ class Explanation:
         decomposed: the operators that run as torch's decomposition into other operators.
         missing: operators that prevent a translation, because they have neither a lowering nor a decomposition;
             operators inside decompositions are included.
+        islands: the operators that torch runs inside the translated program, each with the sizes and the reason.
         random: operators that draw random numbers.
         mutated: names of the arguments that the function writes to (it writes to copies).
         casts: how often each dtype conversion occurs, such as ``"float32 -> float64"``, on entry, inside and on exit.
@@ -72,6 +100,7 @@ class Explanation:
     operators: dict[str, int] | None
     decomposed: tuple[str, ...]
     missing: tuple[str, ...]
+    islands: tuple[IslandReport, ...]
     random: tuple[str, ...]
     mutated: tuple[str, ...]
     casts: dict[str, int]
@@ -93,6 +122,7 @@ class Explanation:
             ("operators", "no graph" if self.operators is None else _counts(self.operators)),
             *([] if self.operators is None else [("decomposed", ", ".join(self.decomposed) or "none")]),
             *([] if self.operators is None else [("no lowering", ", ".join(self.missing) or "none")]),
+            *(("islands", str(island)) for island in self.islands),
             ("random", ", ".join(self.random) or "none"),
             ("mutated", ", ".join(self.mutated) or "none"),
             ("dtype changes", _counts(self.casts)),
@@ -166,6 +196,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         operators=None if counts is None else counts.all,
         decomposed=() if counts is None else counts.decomposed,
         missing=() if counts is None else counts.missing,
+        islands=() if wrapped.ordered or not translates(name) else _islands(traced),
         random=_random(traced, nodes),
         mutated=tuple(traced.argument_names[i] for i in traced.traits.effects.mutated),
         casts=_casts(traced, nodes),
@@ -229,6 +260,30 @@ def _kernels(traced: TracedFunction) -> dict[str, int]:
             kernels = [value for value in equation.params.values() if isinstance(value, KernelPrimitive | Launch)]
             found.update(kernel.name for kernel in kernels)
     return dict(found)
+
+
+def _islands(traced: TracedFunction) -> tuple[IslandReport, ...]:
+    """Return the islands of the translated function; those of one operator and the same types as one."""
+    if traced.islands != "needed" or untranslatable_reason(traced) is not None:
+        return ()
+    found: dict[Any, IslandReport] = {}
+    for fn in islands_in(translate(traced)):
+        types = [*fn.in_types, *fn.out_types]
+        island = island_of(fn)
+        key = island.operator, *fn.in_types, None, *fn.out_types
+        found[key] = IslandReport(
+            operator=island.operator,
+            count=found[key].count + 1 if key in found else 1,
+            inputs=tuple(_type(type_) for type_ in fn.in_types),
+            results=tuple(_type(type_) for type_ in fn.out_types),
+            bytes=sum(math.prod(type_.shape) * type_.dtype.itemsize for type_ in types),
+            reason=found[key].reason if key in found else island.reason,
+        )
+    return tuple(found.values())
+
+
+def _type(type_: ArrayType) -> str:
+    return f"{type_.dtype}{list(type_.shape)}"
 
 
 def _casts(traced: TracedFunction, nodes: Sequence[fx.Node]) -> dict[str, int]:
