@@ -250,7 +250,7 @@ def _used(node: fx.Node) -> list[int]:
         return [0]
     used = set(range(len(results)))
     if all(user.target is operator.getitem for user in node.users):
-        used = {user.args[1] for user in node.users}  # type: ignore[misc]
+        used = {int(user.args[1]) for user in node.users}  # type: ignore[arg-type]
     return [i for i in sorted(used) if isinstance(results[i], torch.Tensor)]
 
 

@@ -465,8 +465,10 @@ def test_islands_on_several_threads_at_once():
 def test_explain_lists_them():
     report = jtbridge.explain(jtbridge.wrap(F), X)
     assert report.backend == "xla"
-    (island,) = report.islands
-    assert (island.operator, island.count) == ("jtbridge_island_tests.bent.default", 1)
+    island, of_gradient = report.islands
+    assert (island.operator, island.count, island.gradient) == ("jtbridge_island_tests.bent.default", 1, False)
+    assert of_gradient.operator == "jtbridge_island_tests.bent_backward.default"
+    assert of_gradient.gradient
     assert island.inputs == ("float32[3, 4]",)
     assert island.results == ("float32[3, 4]",)
     assert island.bytes == 96
