@@ -216,7 +216,7 @@ def wrap(
             sums may be rounded in another order.
         islands: whether torch runs single operators inside translated programs, in one call each, while XLA runs
             everything around them. With "needed" these are the operators without a lowering. "auto" means the same with
-            ``backend="auto"``, if at most a quarter of the operators have no lowering; otherwise the whole function is
+            ``backend="auto"``, if at most an eighth of the operators have no lowering; otherwise the whole function is
             called; and a program of a backend that was asked for by name has no islands. With "never" one operator
             without a lowering has the whole function called. There are no islands in exported programs, on a TPU, and
             in programs that XLA divides among devices.

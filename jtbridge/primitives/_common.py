@@ -14,7 +14,8 @@ from jax.interpreters import mlir
 from jtbridge._compat import (
     add_nan_check,
     call_aval,
-    must_be_pure,
+    is_divided,
+    is_exported,
     refuse_in_jet,
     register_with_jet,
     unify_varying_axes,
@@ -55,8 +56,13 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
         fn, operands = select(*args, **params)
         _, avals = select(*ctx.avals_in, **params)
         platforms = ctx.module_context.platforms if ctx.platforms is None else ctx.platforms
-        pure = len(platforms) > 1 or not may_have_islands(platforms[0]) or must_be_pure(ctx)
+        pure = is_exported(ctx) or is_divided(ctx) or len(platforms) > 1 or not may_have_islands(platforms[0])
         chosen = [choose(backend, platform, fn, pure=pure) for platform in platforms]
+        if is_exported(ctx) and backend == "auto" and any(each.kind == "call" for each in chosen):
+            raise BackendError(
+                f"An exported program runs without torch, so it has to be translated, but "
+                f"{untranslatable_reason(fn, pure=True)}"
+            )
         if len(platforms) > 1 and any(each.kind == "call" for each in chosen):
             raise BackendError(
                 f"`{fn.base.name}` is called, not translated, and a call out of XLA cannot be lowered for several "

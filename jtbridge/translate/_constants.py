@@ -22,8 +22,11 @@ from jtbridge.errors import TranslationError
 from ._operators import obstacle, share_without_lowering
 from ._program import graph_of, precision
 
-# The largest share of operators that torch may run inside a program. TODO
-_MOST_ISLANDS = 0.25
+# The largest share of operators that torch may run inside a program. Measured on a CPU for chains of 48 operators: an
+# island takes the time of five operators of a called function. For 256 floats, a program of which one operator in six
+# is an island takes 1.1 to 1.2 times the time of calling the whole function, and one in twelve 0.7 to 0.8; for 65,536
+# floats, 0.4 for both.
+_MOST_ISLANDS = 1 / 8
 
 # For each outermost trace, the closed-over tensors and their arrays by the tensors' ids.
 _ARRAYS: weakref.WeakKeyDictionary[Any, dict[int, tuple[torch.Tensor, jax.Array]]] = weakref.WeakKeyDictionary()

@@ -13,7 +13,7 @@ import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jtbridge
-from jtbridge.errors import ArgumentError, CalledWarning, TranslationError
+from jtbridge.errors import ArgumentError, BackendError, CalledWarning, SequentialVmapWarning, TranslationError
 from tests.compare import assert_matches, assert_trees_close
 from tests.counting import counted, counted_square
 
@@ -130,12 +130,12 @@ def test_results_that_nothing_uses_do_not_leave_torch():
         values, indices, _ = largest(torch.sin(x) * 3 + x)
         return values.cos() * 2, indices + 1
 
-    f = jtbridge.wrap(fn)
+    f = jtbridge.wrap(fn, islands="needed")
     text = jax.jit(f).lower(X).as_text()
     (line,) = [line for line in text.splitlines() if f"@{_CALL}" in line]
     assert re.search(r"-> \(tensor<3xf32>, tensor<3xi64>\)", line) or "tuple<tensor<3xf32>, tensor<3xi64>>" in line
     assert_matches(jax.jit(f)(X), fn(T))
-    only = jtbridge.wrap(lambda x: fn(x)[1] * 2 - 3)
+    only = jtbridge.wrap(lambda x: fn(x)[1] * 2 - 3, islands="needed")
     assert_matches(jax.jit(only)(X), fn(T)[1] * 2 - 3)
 
 
@@ -168,7 +168,7 @@ def test_torch_computes_in_64_bits_inside_while_jax_has_32():
         wide = bent(x.double() * 1e30 + 1, 1.0)  # beyond float32
         return ((wide / 1e90).float() + x.sin() * 2 - 1).cos()
 
-    f = jtbridge.wrap(fn)
+    f = jtbridge.wrap(fn, islands="needed")
     assert calls_in(f, X) == 1
     assert_matches(jax.jit(f)(X), fn(T))
     assert_matches(jax.jit(jax.vmap(f))(X), fn(T))
@@ -192,7 +192,7 @@ def test_arrays_without_elements(shape):
 
 def test_scalars():
     fn = lambda t: bent(t.sin() * 2, 0.5).cos() + t  # noqa: E731
-    assert_matches(jax.jit(jtbridge.wrap(fn))(jnp.float32(0.3)), fn(torch.tensor(0.3)))
+    assert_matches(jax.jit(jtbridge.wrap(fn, islands="needed"))(jnp.float32(0.3)), fn(torch.tensor(0.3)))
 
 
 def test_lists_optional_tensors_and_strings():
@@ -224,6 +224,10 @@ def test_a_custom_operator_sees_the_strides_that_it_has_in_torch(view):
     f = jtbridge.wrap(fn, islands="needed")
     assert calls_in(f, X) == 1
     assert_matches(jax.jit(f)(X), fn(T))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SequentialVmapWarning)
+        batch = jax.jit(jax.vmap(f))(jnp.stack([X, X + 1]))
+    assert_matches(batch, torch.stack([fn(T), fn(T + 1)]))
 
 
 def test_an_argument_that_overlaps_itself_is_no_island():
@@ -240,7 +244,7 @@ def test_weights_that_are_closed_over():
     def fn(x):
         return (joined([x * weight, weight.expand(3, 4)], weight * 2, "w")[0].cos() * weight + x).sum()
 
-    f = jtbridge.wrap(fn)
+    f = jtbridge.wrap(fn, islands="needed")
     assert calls_in(f, X) == 1
     assert_matches(jax.jit(f)(X), fn(T))
 
@@ -338,12 +342,15 @@ def test_an_error_of_the_operator_reaches_the_caller():
         jax.block_until_ready(f(X))
 
 
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
 def test_an_exported_program_has_no_islands():
     f = jtbridge.wrap(F, islands="needed")
     with pytest.raises(TranslationError, match=NAMED):
         jtbridge.export(f, X)
     with pytest.raises(TranslationError, match=NAMED):
         jax.export.export(jax.jit(jtbridge.wrap(F, backend="xla", islands="needed")))(X)
+    with pytest.raises(BackendError, match=NAMED):
+        jax.export.export(jax.jit(jtbridge.wrap(F)))(X)
 
 
 def test_a_program_for_another_platform_has_no_islands():
@@ -432,7 +439,7 @@ class Layer(torch.nn.Module):
 def test_islands_in_repeated_blocks_of_a_module(blocks):
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[Layer() for _ in range(5)])
-    net = jtbridge.module(model, repeated_blocks=blocks)
+    net = jtbridge.module(model, repeated_blocks=blocks, islands="needed")
     params, state = net.init()
     loss = lambda params, x: net(params, state, x)[0].sum()  # noqa: E731
     with warnings.catch_warnings():
@@ -455,7 +462,7 @@ def test_islands_on_several_threads_at_once():
         parts = [bent((x + i).sin() * 2, 0.5).cos() for i in range(6)]
         return sum(parts)
 
-    f = jax.jit(jtbridge.wrap(fn))
+    f = jax.jit(jtbridge.wrap(fn, islands="needed"))
     x = jnp.linspace(-1, 1, 4096).reshape(64, 64)
     expected = fn(torch.tensor(np.asarray(x)))
     for _ in range(20):
