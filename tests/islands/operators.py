@@ -111,7 +111,8 @@ def _(x):
 @torch.library.custom_op(f"{_NAME}::joined", mutates_args=())
 def joined(parts: list[torch.Tensor], extra: torch.Tensor | None, name: str) -> list[torch.Tensor]:
     """A list of tensors in and out, an optional tensor, and a string."""
-    total = sum(parts) if extra is None else sum(parts) + extra
+    total = torch.stack(parts).sum(0, dtype=parts[0].dtype)
+    total = total if extra is None else total + extra
     return [total * len(name), total - 1]
 
 

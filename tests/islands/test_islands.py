@@ -13,6 +13,7 @@ import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jtbridge
+from jtbridge._compat import FakeTensor
 from jtbridge.errors import ArgumentError, BackendError, CalledWarning, SequentialVmapWarning, TranslationError
 from tests.compare import assert_matches, assert_trees_close
 from tests.counting import counted, counted_square
@@ -139,17 +140,16 @@ def test_results_that_nothing_uses_do_not_leave_torch():
     assert_matches(jax.jit(only)(X), fn(T)[1] * 2 - 3)
 
 
+def combined(t):
+    total, less = joined([t + 1, t * 2], None, "ab")
+    return total * 3 - less
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64", "int32", "uint8"])
 def test_dtypes_while_x64_is_off(dtype):
     x = jnp.arange(6).reshape(2, 3).astype(dtype)
-    fn = around(bent, 2.0) if dtype not in ("int32", "uint8") else around(lambda t: joined([t, t], None, "ab")[0])
     t = torch.arange(6).reshape(2, 3).to(torch.int64 if dtype == "int32" else getattr(torch, dtype))
-    if dtype in ("int32", "uint8"):
-
-        def fn(t):
-            total, less = joined([t + 1, t * 2], None, "ab")
-            return total * 3 - less
-
+    fn = combined if dtype in ("int32", "uint8") else around(bent, 2.0)
     assert calls_in(jtbridge.wrap(fn, islands="needed"), x) == 1
     assert_matches(jax.jit(jtbridge.wrap(fn, islands="needed"))(x), fn(t), 2e-2 if dtype == "float16" else None)
 
@@ -397,7 +397,7 @@ def test_verification_compares_the_whole_program():
     jax.effects_barrier()
 
     def differs(x):
-        return F(x) + (1 if torch.compiler.is_exporting() or torch._guards.detect_fake_mode() else 0)
+        return F(x) + (1 if torch.compiler.is_exporting() or isinstance(x, FakeTensor) else 0)
 
     def run():
         jax.block_until_ready(jax.jit(jtbridge.wrap(differs, verify=True))(X))
@@ -448,7 +448,7 @@ def test_islands_in_repeated_blocks_of_a_module(blocks):
     result = model(T).sum()
     result.backward()
     np.testing.assert_allclose(value, result.detach(), rtol=1e-5)
-    expected = {name: jnp.asarray(p.grad.numpy()) for name, p in model.named_parameters()}
+    expected = {name: jnp.asarray(p.grad.numpy()) for name, p in model.named_parameters() if p.grad is not None}
     assert_trees_close(dict(gradient), expected, 1e-5)
     with warnings.catch_warnings():
         warnings.simplefilter("error", CalledWarning)
