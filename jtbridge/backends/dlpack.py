@@ -11,7 +11,7 @@ import torch
 import torch.utils.dlpack
 from jax.interpreters import mlir
 
-from jtbridge._compat import buffer_call
+from jtbridge._compat import buffer_call, is_exported
 from jtbridge.capture import GraphFunction, forward_graph
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.host_memory import placed, reader, writer
@@ -154,8 +154,12 @@ def _lower_island(ctx: mlir.LoweringRuleContext, *operands: Any, fn: TorchFuncti
     (backend,) = BACKENDS
     platforms = ctx.module_context.platforms if ctx.platforms is None else ctx.platforms
     refused = [reason for reason in map(backend.unavailable_reason, platforms) if reason is not None]
-    if refused or len(platforms) > 1:
-        reason = refused[0] if refused else f"the program is for several platforms ({', '.join(platforms)})"
+    if len(platforms) > 1:
+        refused.append(f"the program is for several platforms ({', '.join(platforms)})")
+    if is_exported(ctx):
+        refused.append("the program is exported")
+    if refused:
+        reason = refused[0]
         raise BackendError(f"{island_of(fn).reason}. Torch cannot run it inside the program, because {reason}.")
     return backend.lower(ctx, fn, operands)
 

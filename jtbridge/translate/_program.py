@@ -100,7 +100,9 @@ def untranslatable_reason(fn: TorchFunction, *, pure: bool = False) -> str | Non
         program = translate(fn, kernels=fn.base.fuses_chains)
     except TranslationError as error:
         return str(error)
-    islands = islands_in(program) if pure and fn.base.islands == "needed" else []
+    if not pure or isinstance(fn, ProgramPart):  # torch cannot run a part of a program
+        return None
+    islands = islands_in(program) if fn.base.islands == "needed" else []
     return f"`{fn.base.name}`: {island_of(islands[0]).reason}" if islands else None
 
 

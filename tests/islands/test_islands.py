@@ -374,8 +374,22 @@ def test_a_program_of_several_devices_calls_the_whole_function():
     assert "stablehlo.sine" not in text
     assert_matches(jax.jit(f)(sharded(x)), F(t))
     assert_matches(jax.jit(jax.grad(scalar(f)))(sharded(x)), torch.func.grad(scalar(PLAIN))(t))
-    kept = jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable)
-    assert_matches(jax.jit(jax.grad(scalar(kept)))(sharded(x)), torch.func.grad(scalar(PLAIN))(t))
+
+
+def saves_sines(primitive, *_, **__):
+    return primitive.name == "sin"
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+def test_a_policy_of_checkpoint_cuts_a_program_with_islands():
+    x = jnp.linspace(-1, 1, 32).reshape(8, 4)
+    gradient = torch.func.grad(scalar(PLAIN))(torch.tensor(np.asarray(x)))
+    function = jax.grad(scalar(jax.checkpoint(jtbridge.wrap(F), policy=saves_sines)))
+    assert "torch_part" in str(jax.make_jaxpr(function)(x)) or "torch_part" in str(jax.jit(function).trace(x).jaxpr)
+    assert_matches(jax.jit(function)(x), gradient)
+    assert_matches(jax.jit(function)(sharded(x)), gradient)
+    with pytest.raises(BackendError, match=r"operator `jtbridge_island_tests\..*` .* has no lowering"):
+        jax.export.export(jax.jit(function))(x)
 
 
 def test_each_device_of_a_shard_map_runs_the_island_on_its_shard():
