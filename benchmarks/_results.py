@@ -7,13 +7,14 @@ from typing import Any
 TORCH = "torch"
 EAGER = "jtbridge eager"
 XLA = "jtbridge xla"
+ISLANDS = "jtbridge islands"
 DLPACK = "jtbridge dlpack"
 CALLBACK = "jtbridge callback"
 TORCH2JAX = "wrap-torch2jax"
 BY_HAND = "pure_callback"
 TORCHAX = "torchax"
 JNP = "written in jnp"
-COLUMNS = (EAGER, XLA, DLPACK, CALLBACK, TORCH2JAX, BY_HAND, TORCHAX, JNP, TORCH)
+COLUMNS = (EAGER, XLA, ISLANDS, DLPACK, CALLBACK, TORCH2JAX, BY_HAND, TORCHAX, JNP, TORCH)
 
 
 @dataclass(frozen=True)

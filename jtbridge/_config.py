@@ -8,8 +8,10 @@ import os
 from collections.abc import Iterator
 
 from .backends import check_name
+from .errors import ArgumentError
 
 _VERIFY: contextvars.ContextVar[bool | None] = contextvars.ContextVar("jtbridge_verify", default=None)
+_ISLANDS: contextvars.ContextVar[str | None] = contextvars.ContextVar("jtbridge_islands", default=None)
 _BACKEND: contextvars.ContextVar[str | None] = contextvars.ContextVar("jtbridge_backend", default=None)
 
 
@@ -17,6 +19,7 @@ _BACKEND: contextvars.ContextVar[str | None] = contextvars.ContextVar("jtbridge_
 def config(
     *,
     backend: str | None = None,
+    islands: str | None = None,
     verify: bool | None = None,
     tune: bool | None = None,
     tuning_folder: str | os.PathLike[str] | None = None,
@@ -26,6 +29,8 @@ def config(
     Args:
         backend: "auto" or a name of :func:`jtbridge.backends`, for every wrapped function. It overrides the
             ``backend=`` of :func:`jtbridge.wrap`.
+        islands: "auto", "needed" or "never", for every wrapped function: whether torch runs operators without a
+            lowering inside translated programs. It overrides the ``islands=`` of :func:`jtbridge.wrap`.
         verify: whether the first result of every traced program is compared with torch's. It overrides the
             ``verify=`` of :func:`jtbridge.wrap`, which describes the comparison.
         tune: whether the Triton kernels of :mod:`jtbridge.kernels` are tuned. When a program is lowered for a GPU,
@@ -36,6 +41,7 @@ def config(
 
     Raises:
         BackendError: there is no such backend; the message lists the known backends.
+        ArgumentError: `islands` is none of its three values.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge, torch
@@ -43,8 +49,10 @@ def config(
         >>> with jtbridge.config(backend="callback"):
         ...     y = f(jnp.zeros(3))
     """
+    chosen = _ISLANDS.get() if islands is None else check_islands(islands)
     token = _BACKEND.set(_BACKEND.get() if backend is None else check_name(backend))
     verifying = _VERIFY.set(_VERIFY.get() if verify is None else verify)
+    running = _ISLANDS.set(chosen)
     try:
         if tune is None and tuning_folder is None:
             yield
@@ -54,6 +62,7 @@ def config(
             with _tuning.settings(tune, tuning_folder):
                 yield
     finally:
+        _ISLANDS.reset(running)
         _VERIFY.reset(verifying)
         _BACKEND.reset(token)
 
@@ -61,6 +70,18 @@ def config(
 def backend_or(default: str) -> str:
     """Return the backend of the enclosing :func:`config` block, else `default`."""
     return _BACKEND.get() or default
+
+
+def islands_or(default: str) -> str:
+    """Return the ``islands`` option of the enclosing :func:`config` block, else `default`."""
+    return _ISLANDS.get() or default
+
+
+def check_islands(value: str) -> str:
+    """Return `value` if it is one of the three values of ``islands=``."""
+    if value not in ("auto", "needed", "never"):
+        raise ArgumentError(f"`islands` must be one of 'auto', 'needed', 'never', but it is {value!r}.")
+    return value
 
 
 def verify_or(default: bool) -> bool:

@@ -63,7 +63,7 @@ def export(fn: Any, *args: Any, platforms: Sequence[str] | None = None, **kwargs
         return function(*args, **arrays, **statics)
 
     specs = jax.tree.map(_spec, (args, arrays))
-    with config(backend=portable().name):
+    with config(backend=portable().name, islands="never"):
         return jax.export.export(jax.jit(run), platforms=platforms)(*specs[0], **specs[1])
 
 

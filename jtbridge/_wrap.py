@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ._compat import Context, current_context, unwrap_compiled
-from ._config import backend_or, verify_or
+from ._config import backend_or, check_islands, islands_or, verify_or
 from .backends import check_name, translates
 from .calls.eager import call_directly, call_now
 from .core.dtypes import argument_dtypes
@@ -77,7 +77,7 @@ class Wrapped:
                 return result
         arrays, signature, rng = self.flattened(args, kwargs)
         verify = verify_or(self._options["verify"])
-        return self._traced.call(arrays, signature, rng, backend=self.backend, verify=verify)
+        return self._traced.call(arrays, signature, rng, backend=self.backend, islands=self.islands, verify=verify)
 
     def _inside_torch(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Call the plain torch function, for a call by torch code inside a wrapped function."""
@@ -101,6 +101,11 @@ class Wrapped:
         return backend_or(self._options["backend"])
 
     @property
+    def islands(self) -> str:
+        """Return the option `islands`: from the enclosing ``config`` block, else from the option of ``wrap``."""
+        return islands_or(self._options["islands"])
+
+    @property
     def ordered(self) -> bool:
         """Return whether side effects are kept in order."""
         return self._options["effects"] == "ordered"
@@ -114,7 +119,7 @@ class Wrapped:
     def prepared(self, args: tuple, kwargs: dict[str, Any]) -> tuple[TracedFunction, list[jax.Array]]:
         """Return the traced function for a call, and the flat arrays to call it with."""
         arrays, signature, rng = self.flattened(args, kwargs)
-        return self._traced.prepared(arrays, signature, rng, self.backend)
+        return self._traced.prepared(arrays, signature, rng, self.backend, self.islands)
 
     def flattened(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[jax.Array], Signature, Any]:
         """Return the flat arrays of a call, its signature, and its JAX key, or None if the call has no key."""
@@ -176,6 +181,7 @@ def wrap(
     output_shapes: Any = None,
     residuals: str = "save",
     repeated_blocks: str = "inline",
+    islands: str = "auto",
     return_mutated: bool = False,
     effects: str | None = None,
     int32: str = "int64",
@@ -208,6 +214,12 @@ def wrap(
             once, and the compiled program is that of "inline". With "scan" they run in a `jax.lax.scan` over weights
             that are stacked in each call: the program is as small as that of one block, the stack takes memory, and
             sums may be rounded in another order.
+        islands: whether torch runs single operators inside translated programs, in one call each, while XLA runs
+            everything around them. With "needed" these are the operators without a lowering. "auto" means the same with
+            ``backend="auto"``, if at most an eighth of the operators have no lowering; otherwise the whole function is
+            called; and a program of a backend that was asked for by name has no islands. With "never" one operator
+            without a lowering has the whole function called. There are no islands in exported programs, on a TPU, and
+            in programs that XLA divides among devices.
         return_mutated: with True the result is ``(out, mutated)``, where `mutated` maps the name of every array
             argument that `fn` wrote to, such as ``x`` or ``params['w']``, to its new value. With False the caller does
             not see such writes.
@@ -257,6 +269,7 @@ def wrap(
         "output_shapes": output_shapes,
         "residuals": _one_of("residuals", residuals, ("save", "recompute")),
         "repeated_blocks": _one_of("repeated_blocks", repeated_blocks, ("inline", "call", "scan")),
+        "islands": check_islands(islands),
         "return_mutated": return_mutated,
         "effects": _one_of("effects", effects, (None, "ordered")),
         "int32": _one_of("int32", int32, ("int64", "keep")),

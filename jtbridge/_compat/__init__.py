@@ -27,6 +27,8 @@ from ._jax import cudnn_attention as cudnn_attention
 from ._jax import cudnn_backward as cudnn_backward
 from ._jax import cudnn_forward as cudnn_forward
 from ._jax import cudnn_version as cudnn_version
+from ._jax import is_divided as is_divided
+from ._jax import is_exported as is_exported
 from ._jax import require_devices as require_devices
 from ._jax import spans_devices as spans_devices
 from ._jax import unify_varying_axes as unify_varying_axes

@@ -123,6 +123,24 @@ def spans_devices(ctx: mlir.LoweringRuleContext) -> bool:
     return context.num_devices > 1 and context.abstract_mesh is not None
 
 
+def is_exported(ctx: mlir.LoweringRuleContext) -> bool:
+    """Return whether a program is lowered for `jax.export`. Tried on jax 0.10.2; no public query."""
+    return ctx.module_context.lowering_parameters.for_export
+
+
+def is_divided(ctx: mlir.LoweringRuleContext) -> bool:
+    """Return whether XLA divides a program among several devices.
+
+    Inside `shard_map` over all axes of a mesh, the user has divided the program. Tried on jax 0.10.2; no public query.
+    """
+    from jax._src import sharding_impls
+
+    context = ctx.module_context.axis_context
+    if isinstance(context, sharding_impls.SPMDAxisContext):
+        return context.manual_axes != frozenset(context.mesh.axis_names)
+    return isinstance(context, sharding_impls.ShardingContext) and context.num_devices > 1
+
+
 def _ordered_effect() -> Any:
     """Return the effect of `io_callback(ordered=True)`. Tried on jax 0.10.2.
 

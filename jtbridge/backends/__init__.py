@@ -11,7 +11,7 @@ from ._status import BackendStatus
 
 if TYPE_CHECKING:
     from ._base import Backend
-    from ._registry import choose, portable, unsupported_reasons
+    from ._registry import choose, may_have_islands, portable, unsupported_reasons
     from .callback import call_on_host, numpy_callback
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "call_on_host",
     "check_name",
     "choose",
+    "may_have_islands",
     "may_use_kernels",
     "numpy_callback",
     "portable",

@@ -10,6 +10,7 @@ import jax
 
 from jtbridge.core.functions import TorchFunction
 from jtbridge.errors import BackendError, CalledWarning, TranslationError
+from jtbridge.translate import untranslatable_reason
 
 from ._base import Backend
 from ._status import BackendStatus
@@ -67,10 +68,11 @@ def unsupported_reasons(name: str, platform: str, fn: TorchFunction) -> dict[str
     return found
 
 
-def choose(name: str, platform: str, fn: TorchFunction, *, quiet: bool = False) -> Backend:
+def choose(name: str, platform: str, fn: TorchFunction, *, quiet: bool = False, pure: bool = False) -> Backend:
     """Return the backend that runs a function on a platform: the named one, or for "auto" the first that can.
 
-    Unless `quiet`, warn if "auto" chooses a backend that does not translate.
+    Unless `quiet`, warn if "auto" chooses a backend that does not translate. With `pure`, a translated program may not
+    contain calls of torch.
     """
     if name != "auto":
         backend = backend_named(name)
@@ -79,20 +81,33 @@ def choose(name: str, platform: str, fn: TorchFunction, *, quiet: bool = False) 
             raise BackendError(
                 f'Backend `{name}` cannot run on platform "{platform}": {reason}. Known: {_listing(platform)}.'
             )
-        reason = backend.unsupported_reason(fn)
+        reason = _unsupported_reason(backend, fn, pure)
         if reason is not None:
             raise TranslationError(f"Backend `{name}` was asked for, but {reason}.")
         return backend
     refused = None
     for backend in _BACKENDS.values():
         if backend.unavailable_reason(platform) is None:
-            reason = backend.unsupported_reason(fn)
+            reason = _unsupported_reason(backend, fn, pure)
             if reason is None:
                 if refused is not None and not quiet:
                     _tell(fn, backend, refused)
                 return backend
             refused = reason
     raise BackendError(f'No backend can run on platform "{platform}": {_listing(platform)}.')
+
+
+def may_have_islands(platform: str) -> bool:
+    """Return whether torch can run operators inside the translated programs of a platform."""
+    platform = "cuda" if platform == "gpu" else platform
+    return backend_named("dlpack").unavailable_reason(platform) is None
+
+
+def _unsupported_reason(backend: Backend, fn: TorchFunction, pure: bool) -> str | None:
+    reason = backend.unsupported_reason(fn)
+    if reason is None and pure and backend.kind == "translate":
+        return untranslatable_reason(fn, pure=True)
+    return reason
 
 
 def _tell(fn: TorchFunction, backend: Backend, refused: str) -> None:

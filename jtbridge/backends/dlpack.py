@@ -11,12 +11,14 @@ import torch
 import torch.utils.dlpack
 from jax.interpreters import mlir
 
-from jtbridge._compat import buffer_call
+from jtbridge._compat import buffer_call, is_exported
 from jtbridge.capture import GraphFunction, forward_graph
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.host_memory import placed, reader, writer
 from jtbridge.core.run import as_call_error, runner
+from jtbridge.errors import BackendError
 from jtbridge.transforms import Vmap
+from jtbridge.translate import island_of, torch_island_p
 
 from ._divided import lower_divided
 from ._dlpack_gpu import gpu_callback, without_gpu
@@ -145,3 +147,21 @@ def to_arrays(fn: TorchFunction, outs: Sequence[torch.Tensor], like: Sequence[ja
 
 
 BACKENDS = (DlpackBackend(),)
+
+
+def _lower_island(ctx: mlir.LoweringRuleContext, *operands: Any, fn: TorchFunction) -> Sequence[Any]:
+    """Emit the call of an operator that torch runs inside a translated program."""
+    (backend,) = BACKENDS
+    platforms = ctx.module_context.platforms if ctx.platforms is None else ctx.platforms
+    refused = [reason for reason in map(backend.unavailable_reason, platforms) if reason is not None]
+    if len(platforms) > 1:
+        refused.append(f"the program is for several platforms ({', '.join(platforms)})")
+    if is_exported(ctx):
+        refused.append("the program is exported")
+    if refused:
+        reason = refused[0]
+        raise BackendError(f"{island_of(fn).reason}. Torch cannot run it inside the program, because {reason}.")
+    return backend.lower(ctx, fn, operands)
+
+
+mlir.register_lowering(torch_island_p, _lower_island)

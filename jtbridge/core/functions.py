@@ -107,6 +107,7 @@ class TracedFunction(TorchFunction):
     return_mutated: bool
     residuals: str
     repeated_blocks: str = "inline"  # how equal blocks of its graphs are translated
+    islands: str = "never"  # whether torch may run nodes inside its translated programs
     # Closed-over tensors that are inputs too, for backends that translate. A call of torch ignores these inputs.
     constants: tuple[torch.Tensor, ...] = ()
     graph: Any = None  # the captured graph, if there is one already

@@ -350,6 +350,7 @@ def module(
     backend: str = "auto",
     residuals: str = "save",
     repeated_blocks: str = "inline",
+    islands: str = "auto",
     int32: str = "int64",
     verify: bool = False,
     purity: str = "error",
@@ -364,7 +365,7 @@ def module(
 
     Args:
         module: any ``torch.nn.Module`` that is not TorchScript.
-        backend, residuals, repeated_blocks, int32, verify: as for :func:`jtbridge.wrap`.
+        backend, residuals, repeated_blocks, islands, int32, verify: as for :func:`jtbridge.wrap`.
         purity: the reaction if a call changes Python state, as for :func:`jtbridge.wrap`.
         batched: whether the first axis of all array arguments and results of a call, besides `params` and `state`, is a
             batch of independent rows, as for :func:`jtbridge.wrap`.
@@ -396,6 +397,7 @@ def module(
         "backend": backend,
         "residuals": residuals,
         "repeated_blocks": repeated_blocks,
+        "islands": islands,
         "int32": int32,
         "verify": verify,
         "purity": purity,

@@ -11,8 +11,16 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jtbridge._compat import add_nan_check, call_aval, refuse_in_jet, register_with_jet, unify_varying_axes
-from jtbridge.backends import choose, translates
+from jtbridge._compat import (
+    add_nan_check,
+    call_aval,
+    is_divided,
+    is_exported,
+    refuse_in_jet,
+    register_with_jet,
+    unify_varying_axes,
+)
+from jtbridge.backends import choose, may_have_islands, translates
 from jtbridge.capture import probe_vmap
 from jtbridge.core.debug import check_results, without_debug_switches
 from jtbridge.core.functions import TorchFunction
@@ -48,7 +56,13 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
         fn, operands = select(*args, **params)
         _, avals = select(*ctx.avals_in, **params)
         platforms = ctx.module_context.platforms if ctx.platforms is None else ctx.platforms
-        chosen = [choose(backend, platform, fn) for platform in platforms]
+        pure = is_exported(ctx) or is_divided(ctx) or len(platforms) > 1 or not may_have_islands(platforms[0])
+        chosen = [choose(backend, platform, fn, pure=pure) for platform in platforms]
+        if is_exported(ctx) and backend == "auto" and any(each.kind == "call" for each in chosen):
+            raise BackendError(
+                f"An exported program runs without torch, so it has to be translated, but "
+                f"{untranslatable_reason(fn, pure=True)}"
+            )
         if len(platforms) > 1 and any(each.kind == "call" for each in chosen):
             raise BackendError(
                 f"`{fn.base.name}` is called, not translated, and a call out of XLA cannot be lowered for several "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -19,17 +20,46 @@ from jtbridge._wrap import Wrapped, as_wrapped
 from jtbridge.backends import choose, may_use_kernels, translates, unsupported_reasons
 from jtbridge.calls.eager import unsupported_reason
 from jtbridge.capture import Trial, captured, draws, origin
+from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
-from jtbridge.core.functions import TracedFunction
+from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.run import describe_arguments
 from jtbridge.errors import TranslationError
 from jtbridge.kernels._primitive import KernelPrimitive
 from jtbridge.transforms import Vjp
-from jtbridge.translate import OperatorCounts, translate, untranslatable_reason
+from jtbridge.translate import OperatorCounts, island_of, islands_in, translate, untranslatable_reason
 from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 from jtbridge.triton.launches import Launch
 
 _DTYPE_CHANGES = frozenset({torch.ops.aten._to_copy.default})
+
+
+@dataclasses.dataclass(frozen=True)
+class IslandReport:
+    """An operator that torch runs inside the translated program: see ``islands=`` of :func:`jtbridge.wrap`.
+
+    Attributes:
+        operator: the name of the operator.
+        count: how often it is in the program, with arguments of the same types.
+        gradient: whether it is in the program of the gradient alone.
+        inputs, results: the types of the arrays that cross between XLA and torch, such as ``"float32[2, 3]"``.
+        bytes: the size of these arrays, for one call.
+        reason: why torch runs it, and how to have it translated.
+    """
+
+    operator: str
+    count: int
+    gradient: bool
+    inputs: tuple[str, ...]
+    results: tuple[str, ...]
+    bytes: int
+    reason: str
+
+    def __str__(self) -> str:
+        types = f"({', '.join(self.inputs)}) -> ({', '.join(self.results)})"
+        times = f" x {self.count}" if self.count > 1 else ""
+        where = " in the gradient" if self.gradient else ""
+        return f"{self.operator}{times}{where} {types}, {self.bytes} bytes: {self.reason}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +81,8 @@ class Explanation:
         decomposed: the operators that run as torch's decomposition into other operators.
         missing: operators that prevent a translation, because they have neither a lowering nor a decomposition;
             operators inside decompositions are included.
+        islands: the operators that torch runs inside the translated program and inside that of the gradient, each with
+            sizes and the reason.
         random: operators that draw random numbers.
         mutated: names of the arguments that the function writes to (it writes to copies).
         casts: how often each dtype conversion occurs, such as ``"float32 -> float64"``, on entry, inside and on exit.
@@ -72,6 +104,7 @@ class Explanation:
     operators: dict[str, int] | None
     decomposed: tuple[str, ...]
     missing: tuple[str, ...]
+    islands: tuple[IslandReport, ...]
     random: tuple[str, ...]
     mutated: tuple[str, ...]
     casts: dict[str, int]
@@ -93,6 +126,7 @@ class Explanation:
             ("operators", "no graph" if self.operators is None else _counts(self.operators)),
             *([] if self.operators is None else [("decomposed", ", ".join(self.decomposed) or "none")]),
             *([] if self.operators is None else [("no lowering", ", ".join(self.missing) or "none")]),
+            *(("islands", str(island)) for island in self.islands),
             ("random", ", ".join(self.random) or "none"),
             ("mutated", ", ".join(self.mutated) or "none"),
             ("dtype changes", _counts(self.casts)),
@@ -166,6 +200,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         operators=None if counts is None else counts.all,
         decomposed=() if counts is None else counts.decomposed,
         missing=() if counts is None else counts.missing,
+        islands=_islands(wrapped, platform, traced),
         random=_random(traced, nodes),
         mutated=tuple(traced.argument_names[i] for i in traced.traits.effects.mutated),
         casts=_casts(traced, nodes),
@@ -198,14 +233,19 @@ def _nodes(module: fx.GraphModule) -> list[fx.Node]:
 
 
 def _gradient_backend(wrapped: Wrapped, platform: str, traced: TracedFunction) -> str | None:
-    wrt = tuple(i for i, type_ in enumerate(traced.in_types[: traced.first_constant]) if type_.differentiable)
-    outs = tuple(o for o, type_ in enumerate(traced.out_types) if type_.differentiable)
-    if not wrt or not outs:
+    gradient = _gradient(traced)
+    if gradient is None:
         return None
-    gradient = Vjp(traced, wrt, outs)
     backend = choose(wrapped.backend, platform, gradient, quiet=True)
     refused = list(unsupported_reasons(wrapped.backend, platform, gradient).values())
     return backend.name if backend.kind == "translate" or not refused else f"{backend.name}, for {refused[-1]}"
+
+
+def _gradient(traced: TracedFunction) -> Vjp | None:
+    """Return the vector-Jacobian product of a function; None if there is nothing to differentiate."""
+    wrt = tuple(i for i, type_ in enumerate(traced.in_types[: traced.first_constant]) if type_.differentiable)
+    outs = tuple(o for o, type_ in enumerate(traced.out_types) if type_.differentiable)
+    return Vjp(traced, wrt, outs) if wrt and outs else None
 
 
 def _random(traced: TracedFunction, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
@@ -229,6 +269,42 @@ def _kernels(traced: TracedFunction) -> dict[str, int]:
             kernels = [value for value in equation.params.values() if isinstance(value, KernelPrimitive | Launch)]
             found.update(kernel.name for kernel in kernels)
     return dict(found)
+
+
+def _islands(wrapped: Wrapped, platform: str, traced: TracedFunction) -> tuple[IslandReport, ...]:
+    """Return the islands of the translated function and of its gradient; equal ones as one."""
+    if traced.islands != "needed" or wrapped.ordered:
+        return ()
+    found: dict[Any, IslandReport] = {}
+    gradient = _gradient(traced)
+    for function in (traced, *([] if gradient is None else [gradient])):
+        if choose(wrapped.backend, platform, function, quiet=True).kind == "call":
+            continue
+        islands = islands_in(translate(function))
+        counts = collections.Counter(map(_key, islands))
+        for fn in islands:
+            operator, inputs, results = key = _key(fn)
+            found.setdefault(
+                key,
+                IslandReport(
+                    operator=operator,
+                    count=counts[key],
+                    gradient=function is not traced,
+                    inputs=tuple(map(_type, inputs)),
+                    results=tuple(map(_type, results)),
+                    bytes=sum(math.prod(t.shape) * t.dtype.itemsize for t in (*inputs, *results)),
+                    reason=island_of(fn).reason,
+                ),
+            )
+    return tuple(found.values())
+
+
+def _key(fn: TorchFunction) -> tuple[str, tuple[ArrayType, ...], tuple[ArrayType, ...]]:
+    return island_of(fn).operator, fn.in_types, fn.out_types
+
+
+def _type(type_: ArrayType) -> str:
+    return f"{type_.dtype}{list(type_.shape)}"
 
 
 def _casts(traced: TracedFunction, nodes: Sequence[fx.Node]) -> dict[str, int]:

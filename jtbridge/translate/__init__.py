@@ -1,6 +1,7 @@
 """Translation of a torch function to a JAX program that computes the same."""
 
 from ._constants import closed_over_bytes, with_constants
+from ._islands import Island, forced_islands, island_of, islands_in, torch_island_p
 from ._linear import nonlinearity
 from ._lower import lower_program
 from ._operators import OperatorCounts, describe
@@ -8,18 +9,23 @@ from ._program import ProgramPart, graph_of, jax_semantics, precision, translate
 from ._symbolic import hinted_shapes, is_symbolic, symbolic_program, torch_symbolic
 
 __all__ = [
+    "Island",
     "OperatorCounts",
     "ProgramPart",
     "closed_over_bytes",
     "describe",
+    "forced_islands",
     "graph_of",
     "hinted_shapes",
     "is_symbolic",
+    "island_of",
+    "islands_in",
     "jax_semantics",
     "lower_program",
     "nonlinearity",
     "precision",
     "symbolic_program",
+    "torch_island_p",
     "torch_symbolic",
     "translate",
     "untranslatable_reason",

@@ -16,6 +16,7 @@ from torch.fx.node import map_arg
 from jtbridge._compat import FakeTensor, OpOverload, has_batching_rule, is_zero
 from jtbridge.capture import from_bytes, origin, to_bytes
 from jtbridge.core.dtypes import numpy_dtype
+from jtbridge.core.functions import TracedFunction
 from jtbridge.core.host_memory import to_numpy
 from jtbridge.core.run import escaped_tensor_error
 from jtbridge.errors import LoweringError, TranslationError
@@ -24,7 +25,8 @@ from jtbridge.lowerings import find, find_kernel
 from ._blocks import Keys, graph_of_block, run_blocks
 from ._decompose import batched_decomposition, decomposition, tensor_inputs
 from ._fold import folded, needed
-from ._operators import describe, obstacle
+from ._islands import bind_island, ineligible_reason, is_forced
+from ._operators import describe, is_known, obstacle, without_lowering
 from ._repetition import Repetition, with_repetitions
 
 
@@ -78,9 +80,17 @@ class Interpretation:
     """A graph as a JAX function of its inputs. Calls of it, and `jax.vmap` of it, need 64-bit types to be enabled."""
 
     def __init__(
-        self, module: fx.GraphModule, name: str, seed: int | None, *, kernels: bool = False, blocks: str = "inline"
+        self,
+        module: fx.GraphModule,
+        name: str,
+        seed: int | None,
+        *,
+        kernels: bool = False,
+        blocks: str = "inline",
+        islands_of: TracedFunction | None = None,
     ):
         self.module = module
+        self._islands_of = islands_of  # the function of whose graph torch may run nodes; None if it may not
         self._kernels = kernels  # whether to prefer kernels to lowerings
         self._name = name
         self._seed = seed  # the position of the input from which random operators draw
@@ -93,7 +103,7 @@ class Interpretation:
         self._scans = blocks == "scan"
         self._steps = list(self._nodes) if blocks == "inline" else with_repetitions(self._nodes, self._constants)
         self._blocks = {
-            position: Interpretation(graph_of_block(step), name, None, kernels=kernels)
+            position: Interpretation(graph_of_block(step), name, None, kernels=kernels, islands_of=islands_of)
             for position, step in enumerate(self._steps)
             if isinstance(step, Repetition)
         }
@@ -127,6 +137,10 @@ class Interpretation:
         kwargs = map_arg(node.kwargs, values.__getitem__)
         if not isinstance(node.target, OpOverload):
             return _IN_JAX.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator]
+        reason = self._island_reason(node)
+        if reason is not None:
+            with jax.named_scope(_scope(node)):
+                return self._island(node, values, reason)
         key = keys(origin(node).get("draw", (0,)))
         lowering = find(node.target)
         with jax.named_scope(_scope(node)):
@@ -139,12 +153,31 @@ class Interpretation:
                     value = self._decomposed(node, values, keys)
                 else:
                     value = lowering(*args, node=node, key=key, **kwargs)
-            except (TranslationError, LoweringError):
+            except TranslationError as error:
+                if self._islands_of is None or ineligible_reason(node) is not None:
+                    raise
+                return self._island(node, values, f"{describe(node)} cannot be translated here: {error}")
+            except LoweringError:
                 raise
             except Exception as error:
                 raise TranslationError(
                     f"`{self._name}`: the lowering of {describe(node)} failed: {type(error).__name__}: {error}"
                 ) from error
+        _check(node, value)
+        return value
+
+    def _island_reason(self, node: fx.Node) -> str | None:
+        """Return why torch runs a node; None if it does not."""
+        if self._islands_of is None:
+            return None
+        if not is_known(node):
+            return without_lowering(node)
+        return "a test asks for it" if is_forced(node) else None
+
+    def _island(self, node: fx.Node, values: Mapping[fx.Node, Any], reason: str) -> Any:
+        """Return the value of a node that torch runs."""
+        assert self._islands_of is not None
+        value = bind_island(node, self._islands_of, values, reason)
         _check(node, value)
         return value
 

@@ -14,19 +14,40 @@ from jtbridge.lowerings import find
 
 from ._decompose import decomposable, decomposition
 from ._fold import folded, needed
+from ._islands import ineligible_reason
 
 # Python functions that a graph may contain besides operators: functions of symbolic sizes and of residuals.
 _OF_SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.pow)
 _PLAIN = frozenset({operator.getitem, *_OF_SIZES, to_bytes, from_bytes})
 
 
-def obstacle(module: fx.GraphModule) -> str | None:
-    """Return why the first node without a lowering and a decomposition cannot be translated; None if all nodes can."""
-    found = [node for node in module.graph.nodes if _is_operator(node) and not _is_known(node)]
+def obstacle(module: fx.GraphModule, *, islands: bool = False) -> str | None:
+    """Return why the first node without a lowering and a decomposition cannot be translated; None if all nodes can.
+
+    With `islands`, torch may run nodes inside the program.
+    """
+    found = [node for node in module.graph.nodes if _is_operator(node) and not is_known(node)]
+    if islands:
+        found = [node for node in found if ineligible_reason(node) is not None]
     if not found:
         return None
     run = set(_run(module))  # torch computes values of constants alone, so these need no lowering
-    return next((_described(node) for node in found if node in run), None)
+    return next((without_lowering(node) for node in found if node in run), None)
+
+
+def share_without_lowering(module: fx.GraphModule) -> float:
+    """Return the share of a graph's operators that have no lowering, or none in their decomposition."""
+    nodes = list(filter(_is_operator, _run(module)))
+    return sum(not has_lowering(node) and _lacks_lowering(node) for node in nodes) / max(len(nodes), 1)
+
+
+def _lacks_lowering(node: fx.Node) -> bool:
+    if not decomposable(node):
+        return True
+    try:
+        return obstacle(decomposition(node)) is not None
+    except Exception:  # noqa: BLE001  (torch's code for it does not take such arguments)
+        return True
 
 
 class OperatorCounts:
@@ -66,7 +87,7 @@ def _run(module: fx.GraphModule) -> list[fx.Node]:
 
 def _missing(module: fx.GraphModule) -> Iterator[str]:
     for node in filter(_is_operator, _run(module)):
-        if not _is_known(node):
+        if not is_known(node):
             yield _name(node)
         elif not has_lowering(node):
             try:
@@ -81,12 +102,13 @@ def _is_operator(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target not in _PLAIN
 
 
-def _is_known(node: fx.Node) -> bool:
+def is_known(node: fx.Node) -> bool:
+    """Return whether a node's operator has a lowering or a decomposition."""
     return has_lowering(node) or decomposable(node)
 
 
-def _described(node: fx.Node) -> str:
-    """Return why a node cannot be translated, and the remedy."""
+def without_lowering(node: fx.Node) -> str:
+    """Return why a node without a lowering cannot be translated, and the remedy."""
     call = 'call torch instead: backend="dlpack" or "callback"'
     if _written(node) is not None:
         return (

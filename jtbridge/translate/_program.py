@@ -26,6 +26,7 @@ from jtbridge.transforms import Jvp, Vjp, Vmap
 
 from ._high_rank import with_guarded_sums
 from ._interpret import Interpretation
+from ._islands import island_of, islands_in
 from ._operators import obstacle
 
 Run = Callable[..., list[Any]]
@@ -93,13 +94,16 @@ def translate(fn: TorchFunction, *, kernels: bool = False) -> ClosedJaxpr:
     return found
 
 
-def untranslatable_reason(fn: TorchFunction) -> str | None:
-    """Return why :func:`translate` fails; None if it succeeds."""
+def untranslatable_reason(fn: TorchFunction, *, pure: bool = False) -> str | None:
+    """Return why :func:`translate` fails; None if it succeeds. A `pure` program has no islands."""
     try:
-        translate(fn, kernels=fn.base.fuses_chains)
+        program = translate(fn, kernels=fn.base.fuses_chains)
     except TranslationError as error:
         return str(error)
-    return None
+    if not pure or isinstance(fn, ProgramPart):  # torch cannot run a part of a program
+        return None
+    islands = islands_in(program) if fn.base.islands == "needed" else []
+    return f"`{fn.base.name}`: {island_of(islands[0]).reason}" if islands else None
 
 
 def _traced_in_jax(run: Run, fn: TorchFunction) -> ClosedJaxpr:
@@ -193,7 +197,12 @@ def _run_of(fn: Batched | TorchFunction, kernels: bool) -> Run:
     if isinstance(fn, ProgramPart):
         return jaxpr_as_fun(fn.program)
     return Interpretation(
-        graph_of(fn), fn.base.name, _seed_position(fn), kernels=kernels, blocks=fn.base.repeated_blocks
+        graph_of(fn),
+        fn.base.name,
+        _seed_position(fn),
+        kernels=kernels,
+        blocks=fn.base.repeated_blocks,
+        islands_of=fn.base if fn.base.islands == "needed" else None,
     )
 
 
@@ -227,7 +236,7 @@ def graph_of(fn: TorchFunction) -> fx.GraphModule:
         TranslationError: torch cannot trace the function, or an operator has neither a lowering nor a decomposition.
     """
     module = captured(fn)
-    reason = obstacle(module)
+    reason = obstacle(module, islands=fn.base.islands != "never")
     if reason is not None:
         raise TranslationError(f"`{fn.base.name}`: {reason}")
     return module

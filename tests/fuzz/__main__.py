@@ -64,6 +64,7 @@ def main() -> int:
 def _records(options: argparse.Namespace, seed: int, end: int) -> Any:
     command = [sys.executable, "-m", "tests.fuzz", "--worker", "--seed", str(seed), "--programs", str(end - seed)]
     command += ["--backends", options.backends, "--dtypes", options.dtypes]
+    command += ["--islands", str(options.islands)]
     command += ["--eager"] * options.eager + ["--no-shrink"] * options.no_shrink + ["--all"] * options.all
     with (
         open(options.errors, "w") as errors,
@@ -110,7 +111,7 @@ def _work(options: argparse.Namespace) -> int:
                         continue
                     counts[f"called: {reason.split(':')[-1].strip()[:100]}"] += 1
                 counts[f"{backend}: compared"] += 1
-                for finding in check.check(program, dtype, backend, options.eager, expected):
+                for finding in check.check(program, dtype, backend, options.eager, expected, islands=options.islands):
                     if finding.kind == "refused" and backend == "xla":
                         continue  # "auto" calls it, for the reason counted above
                     counts[f"{backend}: {finding.kind}"] += 1
@@ -124,7 +125,7 @@ def _shrunk(finding: Any, program: Any, dtype: Any, backend: str, options: argpa
     from . import shrink
 
     if not options.no_shrink:
-        program = shrink.shrink(program, _fails_like(finding, dtype, backend, options.eager))
+        program = shrink.shrink(program, _fails_like(finding, dtype, backend, options))
     return {
         "kind": finding.kind,
         "same": list(finding.signature),
@@ -134,13 +135,13 @@ def _shrunk(finding: Any, program: Any, dtype: Any, backend: str, options: argpa
     }
 
 
-def _fails_like(finding: Any, dtype: Any, backend: str, eager: bool) -> Any:
+def _fails_like(finding: Any, dtype: Any, backend: str, options: argparse.Namespace) -> Any:
     from . import check
     from .programs import Invalid
 
     def fails(program: Any) -> bool:
         try:
-            found = check.check(program, dtype, backend, eager, modes=(finding.mode,))
+            found = check.check(program, dtype, backend, options.eager, modes=(finding.mode,), islands=options.islands)
         except (Invalid, Exception):  # noqa: BLE001 - torch does not run it
             return False
         return any(f.signature == finding.signature for f in found)
@@ -158,6 +159,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtypes", default="float64,float32")
     parser.add_argument("--all", action="store_true", help="each program on all backends and in all dtypes")
     parser.add_argument("--eager", action="store_true", help="without jax.jit")
+    parser.add_argument(
+        "--islands", type=float, default=0.0, help="the share of operators that torch runs in translated programs"
+    )
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--log", type=Path, help="append one line of JSON for each program")
     parser.add_argument("--errors", type=Path, help="where to write what the last child process prints")

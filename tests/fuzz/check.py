@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 import jtbridge
+from jtbridge.translate import forced_islands
 from tests import reference
 from tests.compare import as_numpy, jax_dtype
 
@@ -117,10 +119,14 @@ def check(
     eager: bool = False,
     want: Expected | None = None,
     modes: tuple[str, ...] = MODES,
+    islands: float = 0.0,
 ) -> list[Finding]:
-    """Every difference from torch, and every refusal, of one backend."""
+    """Every difference from torch, and every refusal, of one backend.
+
+    Torch runs a share `islands` of the operators, chosen by their names, inside translated programs.
+    """
     want = want or expected(program, dtype)
-    with jax.enable_x64(dtype is torch.float64), _silently():
+    with jax.enable_x64(dtype is torch.float64), _silently(), forced(program.seed, islands):
         runs = {mode: run for mode, run in _modes(program, want, backend).items() if mode in modes}
         if not eager and len(runs) > 1:
             together = jax.jit(lambda arrays: {m: f(arrays) for m, f in runs.items()}, compiler_options=_FAST)
@@ -141,6 +147,20 @@ def check(
                 continue
             findings += _differences({mode: found}, want, backend, dtype)
         return findings
+
+
+@contextlib.contextmanager
+def forced(seed: int, share: float) -> Iterator[None]:
+    """Have torch run a share of the operators that it can run inside translated programs."""
+    if not share:
+        yield
+        return
+
+    def rule(node: torch.fx.Node) -> bool:
+        return zlib.crc32(f"{seed} {node.name} {node.target}".encode()) < share * 2**32
+
+    with jtbridge.config(islands="needed"), forced_islands(rule):
+        yield
 
 
 def called_because(program: Program, dtype: torch.dtype) -> str | None:

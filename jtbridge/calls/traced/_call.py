@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from jtbridge._compat import TRACING, outermost_trace
-from jtbridge.backends import translates, uses_kernels
+from jtbridge.backends import may_have_islands, translates, uses_kernels
 from jtbridge.capture import TraceRequest, closed_over_modules, device_closed_over, infer
 from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType
@@ -71,16 +71,19 @@ class TracedCalls:
         self._by_trace: weakref.WeakKeyDictionary[Any, _Cache] = weakref.WeakKeyDictionary()
         self.outside_traces: _Cache = collections.OrderedDict()
 
-    def call(self, arrays: list[Any], signature: Signature, rng: Any, *, backend: str, verify: bool) -> Any:
+    def call(
+        self, arrays: list[Any], signature: Signature, rng: Any, *, backend: str, islands: str, verify: bool
+    ) -> Any:
         """Call the function as part of a traced program.
 
         Args:
             arrays, signature: the arguments of the call.
             rng: a JAX key, or None.
             backend: the name of the backend that runs the function.
+            islands: the option `islands` of :func:`jtbridge.wrap`.
             verify: whether the first result of each program is compared with torch's.
         """
-        traced, operands = self.prepared(arrays, signature, rng, backend)
+        traced, operands = self.prepared(arrays, signature, rng, backend, islands)
         if traced.symbolic is not None:
             results = torch_symbolic(*operands, program=traced.symbolic)
         elif self._ordered:
@@ -97,13 +100,13 @@ class TracedCalls:
         return out, dict(zip(names, results[count:], strict=True))
 
     def prepared(
-        self, arrays: list[Any], signature: Signature, rng: Any, backend: str
+        self, arrays: list[Any], signature: Signature, rng: Any, backend: str, islands: str
     ) -> tuple[TracedFunction, list[jax.Array]]:
         """Return the traced function for a call, and the flat arrays to call it with."""
         if any(is_symbolic(shape) for shape, _ in signature.types):
             traced = self._trace_symbolic(signature, rng is not None, backend)
             return traced, [*arrays, random_numbers.seed_from_key(rng)] if traced.seeded else arrays
-        traced = self._lookup(self._cache(arrays, backend), signature, rng is not None, backend)
+        traced = self._lookup(self._cache(arrays, backend), signature, rng is not None, backend, islands)
         operands = [*arrays, *traced.constant_arrays]
         if traced.seeded:
             operands.append(random_numbers.seed_from_key(rng))
@@ -122,15 +125,16 @@ class TracedCalls:
             return collections.OrderedDict()  # state may have changed by the next eager call
         return self.outside_traces
 
-    def _lookup(self, cache: _Cache, signature: Signature, seeded: bool, backend: str) -> TracedFunction:
+    def _lookup(self, cache: _Cache, signature: Signature, seeded: bool, backend: str, islands: str) -> TracedFunction:
         state = TorchState.current()
         translating = translates(backend) and not self._ordered
         fuses = translating and uses_kernels(backend)
-        key = (signature, state, seeded, translating, fuses, canonical_dtype(np.dtype(np.int64)))
+        islands = self._islands(islands, backend) if translating else "never"
+        key = (signature, state, seeded, translating, fuses, islands, canonical_dtype(np.dtype(np.int64)))
         traced = cache.get(key)
         if traced is None:
             with saving_state_once():
-                traced = self._trace(signature, state, seeded, fuses_chains=fuses)
+                traced = self._trace(signature, state, seeded, fuses_chains=fuses, islands=islands)
                 cache[key] = traced = with_constants(traced) if translating else traced
             if traced.constants:
                 tell_of_literals(self._name, self._notices)
@@ -139,6 +143,12 @@ class TracedCalls:
         elif cache is self.outside_traces:
             cache.move_to_end(key)
         return traced
+
+    def _islands(self, option: str, backend: str) -> str:
+        """Return the option `islands` for the programs of a backend on JAX's default platform."""
+        if option == "never" or self._options["batched"] or not may_have_islands(jax.default_backend()):
+            return "never"
+        return "never" if option == "auto" and backend != "auto" else option
 
     def _trace_symbolic(self, signature: Signature, seeded: bool, backend: str) -> TracedFunction:
         """Trace the function for symbolic sizes: for an example of each size, with one program for all sizes."""
@@ -166,6 +176,7 @@ class TracedCalls:
         *,
         keep_seed: bool = False,
         fuses_chains: bool = False,
+        islands: str = "never",
     ) -> TracedFunction:
         """Trace the function.
 
@@ -175,6 +186,7 @@ class TracedCalls:
             seeded: whether the call has a key.
             keep_seed: whether the seed stays an input if the function draws nothing.
             fuses_chains: whether chains of operators are fused for kernels when the function is captured.
+            islands: whether torch may run operators inside translated programs.
         """
         names = argument_names(self._fn, signature)
         self._numbers.see(
@@ -242,6 +254,7 @@ class TracedCalls:
             trials=found.trials,
             batched=batched,
             fuses_chains=fuses_chains,
+            islands=islands,
         )
 
 

@@ -1,0 +1,277 @@
+"""Islands: operators without a lowering, each of which torch runs in one call inside a translated program.
+
+An island is one node of a captured graph. Its graph is a torch function, so it is batched as every torch function is:
+by `torch.func.vmap` in one call, or row by row if torch has no batching rule. It needs no derivative: graphs are
+captured after autograd, and the gradient of a program is a captured graph of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr, Primitive, subjaxprs
+from jax.interpreters import batching
+from torch import fx
+
+from jtbridge._compat import OpOverload, forgetting_graph_sources, is_zero, schema_of
+from jtbridge.capture import GraphFunction, origin, probe_vmap
+from jtbridge.core.array_types import ArrayType, Tensors
+from jtbridge.core.dtypes import numpy_dtype, torch_dtype
+from jtbridge.core.functions import TorchFunction, TracedFunction
+from jtbridge.core.rules import batch_first, batch_size
+from jtbridge.core.torch_state import TorchState
+from jtbridge.errors import DTypeError, OutputMismatchError
+from jtbridge.transforms import Vmap
+
+# Operators whose results depend on the strides of their arguments, or have no defined values.
+_BY_STRIDES = ("strided", "_reshape_alias", "resize", "empty")
+_REFUSED_TAGS = (
+    torch.Tag.nondeterministic_seeded,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.data_dependent_output,
+)
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Island(GraphFunction):
+    """The graph of one operator.
+
+    Attributes:
+        operator: the name of the operator.
+        reason: why the operator runs in torch.
+    """
+
+    operator: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._expected = [
+            (torch.Size(type_.shape), torch_dtype(type_.dtype, f"a result of `{self.operator}`"))
+            for type_ in self.out_types
+        ]
+
+    @property
+    def state(self) -> TorchState:
+        # No tensor requires a gradient. Switching the recording off would take a fifth of the time of a small island.
+        state = self.owner.trace_state
+        return dataclasses.replace(state.without_casts(), grad=state.grad)
+
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        results = super().__call__(*tensors)
+        for result, (shape, dtype) in zip(results, self._expected, strict=True):
+            if result.shape != shape or result.dtype is not dtype:
+                raise OutputMismatchError(
+                    f"Operator `{self.operator}` returned a {result.dtype} tensor of shape {tuple(result.shape)}, but "
+                    f"its fake implementation gave {dtype} and {tuple(shape)} when `{self.base.name}` was traced. "
+                    "Correct the function given to `register_fake`."
+                )
+        return results
+
+    def __repr__(self) -> str:
+        return self.operator  # shown in a printed jaxpr
+
+
+torch_island_p = Primitive("torch_island")
+torch_island_p.multiple_results = True
+
+
+@torch_island_p.def_abstract_eval
+def _(*_: Any, fn: TorchFunction) -> list[ShapedArray]:
+    return [ShapedArray(type_.shape, type_.dtype) for type_ in fn.out_types]
+
+
+# batching:  one call of vmap(operator) for the whole batch.
+def _batch(args: Sequence[Any], dims: Sequence[int | None], *, fn: TorchFunction) -> tuple[list[Any], list[int]]:
+    size = batch_size(args, dims)
+    args, dims = batch_first(args, dims)
+    batched = Vmap(fn, dims, size)
+    probe_vmap(batched)
+    results = torch_island_p.bind(*args, fn=batched)
+    return results, [0] * len(results)
+
+
+batching.primitive_batchers[torch_island_p] = _batch
+
+
+def island_of(fn: TorchFunction) -> Island:
+    """Return the island that a function computes, or computes over a batch."""
+    while isinstance(fn, Vmap):
+        fn = fn.fn
+    assert isinstance(fn, Island)
+    return fn
+
+
+def islands_in(program: ClosedJaxpr) -> list[TorchFunction]:
+    """Return the islands of a translated program, and of the loops, branches and functions in it, in order."""
+    found: list[TorchFunction] = []
+    pending = [program.jaxpr]
+    while pending:
+        jaxpr = pending.pop()
+        pending += subjaxprs(jaxpr)
+        found += [equation.params["fn"] for equation in jaxpr.eqns if equation.primitive is torch_island_p]
+    return found
+
+
+def ineligible_reason(node: fx.Node) -> str | None:
+    """Return why torch cannot run a node inside a translated program; None if it can."""
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace == "jtbridge":
+        return "it takes functions"
+    if any(argument.alias_info is not None for argument in schema_of(target).arguments):
+        return "it writes to its arguments, or its results alias them"
+    if any(tag in target.tags for tag in _REFUSED_TAGS) or "draw" in origin(node):
+        return "it draws random numbers, or its shapes depend on data"
+    is_torchs = target.namespace in ("aten", "prims")
+    if is_torchs and any(part in target.name() for part in _BY_STRIDES):
+        return "its results depend on the memory of its arguments"
+    inputs = [_tensor_of(x) for x in node.all_input_nodes]
+    results = _results(node)
+    if not results or not all(map(_is_array, [*inputs, *results])):
+        return "an argument or a result is no array of fixed shape"
+    if not is_torchs and not all(_can_be_laid_out(x) for x in inputs):  # type: ignore[arg-type]
+        return "an argument overlaps itself in memory"
+    return None
+
+
+def bind_island(node: fx.Node, owner: TracedFunction, values: Mapping[fx.Node, Any], reason: str) -> Any:
+    """Return the value of a node that torch runs. Results that nothing uses are None.
+
+    Args:
+        node: the node, which is eligible.
+        owner: the function whose graph has the node.
+        values: the values of the node's arguments.
+        reason: why the node is an island.
+    """
+    inputs = list(node.all_input_nodes)
+    results, used = _results(node), _used(node)
+    with forgetting_graph_sources():
+        module = _graph(node, inputs, used)
+    island = Island(
+        owner=owner,
+        module=module,
+        in_types=tuple(_type(_tensor_of(x)) for x in inputs),
+        out_types=tuple(_type(results[i]) for i in used),
+        operator=str(node.target),
+        reason=reason,
+    )
+    found = torch_island_p.bind(*(jnp.asarray(values[x]) for x in inputs), fn=island)
+    if isinstance(node.meta["val"], torch.Tensor):
+        return found[0]
+    value: list[Any] = [None] * len(results)
+    for i, x in zip(used, found, strict=True):
+        value[i] = x
+    return tuple(value)
+
+
+# The rule by which a test makes islands of nodes that have a lowering.
+_FORCED: contextvars.ContextVar[Callable[[fx.Node], bool] | None] = contextvars.ContextVar("forced", default=None)
+
+
+@contextlib.contextmanager
+def forced_islands(rule: Callable[[fx.Node], bool]) -> Iterator[None]:
+    """Make islands of all eligible nodes for which `rule` returns True, in translations inside the block. For tests."""
+    token = _FORCED.set(rule)
+    try:
+        yield
+    finally:
+        _FORCED.reset(token)
+
+
+def is_forced(node: fx.Node) -> bool:
+    """Return whether a test makes an island of a node."""
+    rule = _FORCED.get()
+    return rule is not None and rule(node) and ineligible_reason(node) is None
+
+
+def _graph(node: fx.Node, inputs: Sequence[fx.Node], used: Sequence[int]) -> fx.GraphModule:
+    """Return the graph of one operator: from its tensors to those results that are used."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for number, source in enumerate(inputs):
+        copies[source] = graph.placeholder(f"input_{number}")
+        copies[source].meta["val"] = _tensor_of(source)
+    if node.target.namespace not in ("aten", "prims"):  # type: ignore[union-attr]
+        for source in inputs:
+            value = _tensor_of(source)
+            if not value.is_contiguous():
+                copies[source] = graph.call_function(_laid_out, (copies[source], tuple(value.shape), value.stride()))
+    call = graph.node_copy(node, copies.__getitem__)
+    call.meta = {"val": node.meta["val"]}
+    results = [call]
+    if not isinstance(node.meta["val"], torch.Tensor):
+        results = [graph.call_function(operator.getitem, (call, i)) for i in used]
+        for i, result in zip(used, results, strict=True):
+            result.meta["val"] = node.meta["val"][i]
+    graph.output(tuple(results))
+    return fx.GraphModule({}, graph)
+
+
+def _laid_out(x: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor with the strides that it has in the user's function. A custom operator may read them."""
+    repeated = [i for i, stride in enumerate(strides) if stride == 0 and shape[i] > 1]
+    if repeated:
+        for i in repeated:
+            x = x.narrow(i, 0, 1)
+        once = [1 if i in repeated else size for i, size in enumerate(shape)]
+        return _laid_out(x, tuple(once), strides).expand(shape)
+    return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _can_be_laid_out(x: torch.Tensor) -> bool:
+    """Return whether no two elements of a tensor share memory, besides those that a dimension repeats."""
+    reach = 0
+    for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride > 0:
+            if stride <= reach:
+                return False
+            reach += stride * (size - 1)
+    return True
+
+
+def _tensor_of(node: fx.Node) -> Any:
+    """Return the fake tensor of an argument, or its constant."""
+    if node.op == "get_attr":
+        return getattr(node.graph.owning_module, str(node.target), None)
+    return node.meta.get("val")
+
+
+def _results(node: fx.Node) -> list[Any]:
+    value = node.meta.get("val")
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _used(node: fx.Node) -> list[int]:
+    """Return the positions of the results that are used."""
+    results = _results(node)
+    if isinstance(node.meta["val"], torch.Tensor):
+        return [0]
+    used = set(range(len(results)))
+    if all(user.target is operator.getitem for user in node.users):
+        used = {int(user.args[1]) for user in node.users}  # type: ignore[arg-type]
+    return [i for i in sorted(used) if isinstance(results[i], torch.Tensor)]
+
+
+def _is_array(value: Any) -> bool:
+    if value is None:
+        return True
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or is_zero(value):
+        return False
+    try:
+        numpy_dtype(value.dtype, "a tensor")
+    except DTypeError:
+        return False
+    return all(isinstance(size, int) for size in (*value.shape, *value.stride()))
+
+
+def _type(value: torch.Tensor) -> ArrayType:
+    return ArrayType(tuple(value.shape), np.dtype(numpy_dtype(value.dtype, "a tensor")))
