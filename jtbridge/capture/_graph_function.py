@@ -84,12 +84,16 @@ def on_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
 
 
 def ready_to_run(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Return the graph module ready to run: with detached parameters and generated code."""
+    """Return the graph module ready to run: with detached parameters, arguments of one name each, and generated code."""
     for node in graph_module.graph.find_nodes(op="get_attr"):
         value = getattr(graph_module, node.target)
         if isinstance(value, torch.nn.Parameter):
             delattr(graph_module, node.target)
             setattr(graph_module, node.target, value.detach())  # shares memory with the parameter
+    # The code assigns an argument to a variable if their names differ. That variable may have the name of another
+    # argument, which is lost then.
+    for node in graph_module.graph.find_nodes(op="placeholder"):
+        node.target = node.name
     graph_module.graph.lint()
     graph_module.recompile()
     return graph_module
