@@ -84,7 +84,7 @@ def on_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
 
 
 def ready_to_run(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Return the graph module ready to run: with detached parameters, arguments of one name each, and generated code."""
+    """Return the graph module ready to run: with detached parameters, and with generated code."""
     for node in graph_module.graph.find_nodes(op="get_attr"):
         value = getattr(graph_module, node.target)
         if isinstance(value, torch.nn.Parameter):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from jtbridge.core.array_types import ArrayType
+from jtbridge.core.array_types import ArrayType, to_bytes
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
 from jtbridge.errors import DTypeError
 
@@ -41,11 +41,6 @@ class Packing:
                 value = graph.call_function(from_bytes, (placeholder, self.dtype, self.shape))
             value.meta = dict(placeholder.meta)
             placeholder.replace_all_uses_with(value, delete_user_cb=lambda user: user is not value)
-
-
-def to_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a residual, as uint8 in one dimension."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def from_bytes(data: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

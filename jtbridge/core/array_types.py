@@ -72,3 +72,11 @@ def as_tensor(leaf: Any) -> torch.Tensor:
     if isinstance(leaf, float | complex):
         return torch.tensor(leaf, dtype=torch.complex128 if isinstance(leaf, complex) else torch.float64)
     return torch.as_tensor(leaf)
+
+
+def to_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor, as uint8 in one dimension."""
+    flat = tensor.contiguous().reshape(-1)
+    if flat.stride(0) != 1:  # one element, or none, is contiguous with any stride
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from jtbridge.core.containers import CONTAINERS, entries_of, items_of
 from jtbridge.errors import ModelError
 
 _ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), type, torch.dtype, torch.device, torch.Size})
@@ -95,7 +96,7 @@ class _Copier:
             found = self._remember(mapping, kind())
         else:
             found = self._remember(mapping, copy.copy(mapping))
-        for key, value in mapping.items():
+        for key, value in entries_of(mapping):
             if self._is_stale(value):
                 found.pop(key, None)
             else:
@@ -124,7 +125,7 @@ class _Copier:
             return value
         self._remember(value, found)
         if isinstance(value, list | tuple | set):  # of a class of their own
-            return _container_of(value, [self.value(item) for item in value])
+            return _container_of(value, [self.value(item) for item in items_of(value)])
         for key, attribute in _attributes(value).items():
             object.__setattr__(found, key, self.value(attribute))
         return found
@@ -166,10 +167,10 @@ class _Copier:
 
     def _parts(self, value: Any) -> list[Any]:
         """Return the objects that an object holds."""
-        if isinstance(value, list | tuple | set | frozenset | collections.deque):
-            return list(value)
+        if isinstance(value, CONTAINERS):
+            return items_of(value)
         if isinstance(value, dict):
-            return list(value.values())
+            return list(dict.values(value))
         if isinstance(value, types.MethodType):
             return [value.__self__]
         if isinstance(value, functools.partial):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from jtbridge.core.containers import entries_of, items_of
 from jtbridge.errors import ModelError
 
 
@@ -119,10 +120,10 @@ def _tensors_in(
     elif depth > 4 or isinstance(value, str):
         return
     elif isinstance(value, list | tuple):
-        for position, item in enumerate(value):
+        for position, item in enumerate(items_of(value)):
             yield from _tensors_in(f"{name}.{position}", item, registered, computed, depth + 1)
     elif isinstance(value, dict):
-        for key, item in value.items():
+        for key, item in entries_of(value):
             yield from _tensors_in(f"{name}.{key}", item, registered, computed, depth + 1)
     elif isinstance(value, torch.nn.Module) and id(value) not in registered:
         for key, entry in entries(value, computed=computed, visited=registered).items():
@@ -216,8 +217,8 @@ def _step(holder: Any, path: list[str], name: str) -> tuple[Any, list[str]]:
         for count in range(len(path), 0, -1):  # a key may contain dots
             if ".".join(path[:count]) in by_text:
                 return by_text[".".join(path[:count])], path[count:]
-    elif isinstance(holder, list | tuple) and path[0].isdigit() and int(path[0]) < len(holder):
-        return holder[int(path[0])], path[1:]
+    elif isinstance(holder, list | tuple) and path[0].isdigit() and int(path[0]) < len(items_of(holder)):
+        return items_of(holder)[int(path[0])], path[1:]
     raise ModelError(f"The module has no tensor `{name}`: there is no `{path[0]}` in a {type(holder).__name__}.")
 
 

@@ -277,12 +277,15 @@ class JaxModule:
 
     def __jtbridge_wrapped__(self) -> Any:
         """Return the function of a call, for `explain`, `check` and `purity`."""
+        return self._as_wrapped("forward", self.__name__)
+
+    def _as_wrapped(self, method: Any, name: str) -> Any:
         run = Run(self._module, self._options["purity"])
 
         def call(params: Any, state: Any, *args: Any, train: bool | None = False, **kwargs: Any) -> Any:
-            return run(params, state, args, kwargs, "forward", train, self._added)
+            return run(params, state, args, kwargs, method, train, self._added)
 
-        call.__name__ = self.__name__
+        call.__name__ = name
         return wrap(call, **{**self._options, "batched": ()})
 
     def _call(self, method: Any, params: Any, state: Any, args: tuple, kwargs: Any, rng: Any, train: Any) -> Any:
@@ -333,6 +336,10 @@ class BoundMethod:
         self, params: Any, state: Any, /, *args: Any, rng: Any = None, train: bool | None = False, **kwargs: Any
     ) -> tuple[Any, Arrays]:
         return self._net._call(self._method, params, state, args, kwargs, rng, train)
+
+    def __jtbridge_wrapped__(self) -> Any:
+        """Return the function of a call, for `explain`, `check` and `purity`."""
+        return self._net._as_wrapped(self._method, self.__name__)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BoundMethod) and (self._net, self._method) == (other._net, other._method)

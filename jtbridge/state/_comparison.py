@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from jtbridge._compat import FakeTensor
+from jtbridge.core.containers import CONTAINERS, entries_of, items_of
 
 from ._escaped import PoisonTensor
 
@@ -38,11 +39,10 @@ def same(a: Any, b: Any, depth: int = DEPTH) -> bool:
     if isinstance(a, (*VALUES, types.MethodType)):
         return bool(a == b)
     if isinstance(a, list | tuple | collections.deque):
-        return len(a) == len(b) and all(same(x, y, depth - 1) for x, y in zip(a, b, strict=True))
+        items, others = items_of(a), items_of(b)
+        return len(items) == len(others) and all(same(x, y, depth - 1) for x, y in zip(items, others, strict=True))
     if isinstance(a, dict):
-        return len(a) == len(b) and all(
-            same(k, m, depth - 1) and same(v, w, depth - 1) for (k, v), (m, w) in zip(a.items(), b.items(), strict=True)
-        )
+        return same(entries_of(a), entries_of(b), depth + 1)  # pairs are one level deeper
     if isinstance(a, set | frozenset | bytearray):
         return a == b
     if isinstance(a, types.FunctionType):
@@ -72,8 +72,8 @@ def holds_traced(value: Any, depth: int) -> bool:
         return isinstance(value, torch.Tensor) and value.is_leaf and isinstance(value.grad, FakeTensor | PoisonTensor)
     if isinstance(value, dict):
         return any(holds_traced(part, depth - 1) for part in [*dict.keys(value), *dict.values(value)])
-    if isinstance(value, list | tuple | set | frozenset | collections.deque):
-        return any(holds_traced(part, depth - 1) for part in value)
+    if isinstance(value, CONTAINERS):
+        return any(holds_traced(part, depth - 1) for part in items_of(value))
     attributes = getattr(value, "__dict__", None)
     is_walked = isinstance(attributes, dict) and not isinstance(value, types.FunctionType)
     return is_walked and holds_traced(attributes, min(depth - 1, 3))  # objects may refer to each other in a circle

@@ -258,3 +258,73 @@ def test_entries_move_between_params_and_state():
     state["bias"] = params.pop("bias")
     gradients = jax.grad(lambda p: net(p, state, jtbridge.to_jax(x))[0].sum())(params)
     assert list(gradients) == ["weight"]
+
+
+class Refusing(tuple):
+    """A tuple that refuses most of a tuple's methods, as the representations of e3nn do."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    __contains__ = count = index = __len__  # type: ignore[assignment]
+
+
+@modes
+def test_containers_of_an_attribute_are_read_without_their_own_methods(mode: str):
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2))
+            self.parts = [Refusing((3.0, Refusing(("even", torch.full((2,), 5.0)))))]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale, (_, shift) = self.parts[0]
+            return x * self.weight * scale + shift
+
+    net = jtbridge.module(Scaled())
+    params, state = net.init()
+    call = jax.jit(net) if mode == "jit" else net
+    np.testing.assert_array_equal(call(params, state, jnp.ones(2))[0], [8, 8])
+    assert list(state) == ["parts.0.1.1"]
+    shifted = {name: 2 * value for name, value in state.items()}
+    np.testing.assert_array_equal(call(params, shifted, jnp.ones(2))[0], [13, 13])
+
+
+@modes
+def test_hooks_run_in_the_order_of_torch(mode: str):
+    model = torch.nn.Linear(2, 2)
+    model.register_forward_hook(lambda module, args, out: 2 * out)
+    model.register_forward_hook(lambda module, args, out: out + 1, prepend=True)
+    net = jtbridge.module(model)
+    params, state = net.init()
+    out, _ = (jax.jit(net) if mode == "jit" else net)(params, state, jnp.ones(2))
+    np.testing.assert_allclose(out, model(torch.ones(2)).detach(), rtol=1e-5)
+
+
+@modes
+def test_parameters_and_buffers_without_elements(mode: str):
+    class Sparse(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2))
+            self.none = torch.nn.Parameter(torch.ones(0))
+            self.register_buffer("rows", torch.ones(3, 0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x * self.weight, self.none]) + self.rows.sum()
+
+    net = jtbridge.module(Sparse())
+    params, state = net.init()
+    call = jax.jit(net) if mode == "jit" else net
+    np.testing.assert_array_equal(call(params, state, jnp.ones(2))[0], [1, 1])
+    gradients = jax.grad(lambda params: call(params, state, jnp.ones(2))[0].sum())(params)
+    assert gradients["none"].shape == (0,)
+
+
+def test_methods_are_explained():
+    model, (ids,) = make("tied")
+    net = jtbridge.module(model)
+    params, state = net.init()
+    explanation = jtbridge.explain(net.method("encode"), params, state, jtbridge.to_jax(ids))
+    assert explanation.backend == "xla"
+    assert explanation.function.startswith("encode(")

@@ -21,7 +21,7 @@ from jtbridge._compat import (
     storage_id,
 )
 from jtbridge.core import random_numbers
-from jtbridge.core.array_types import ArrayType, OutputTree, Tensors, as_tensor, is_array_leaf
+from jtbridge.core.array_types import ArrayType, OutputTree, Tensors, as_tensor, is_array_leaf, to_bytes
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from jtbridge.core.functions import TorchFunction, TraceCache, TracedFunction
 from jtbridge.core.pytree import flatten_output, key_order
@@ -304,13 +304,11 @@ def _contents(tensors: Sequence[torch.Tensor]) -> list[Any]:
     """Return the bytes of small tensors, and the addresses of large ones."""
     with outside_modes(), torch.no_grad():
         return [
-            address_of(tensor) if tensor.numel() * tensor.itemsize > COPIED else _bytes_of(tensor) for tensor in tensors
+            address_of(tensor)
+            if tensor.numel() * tensor.itemsize > COPIED
+            else to_bytes(tensor.detach().cpu()).numpy().tobytes()
+            for tensor in tensors
         ]
-
-
-def _bytes_of(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def _median(x: torch.Tensor, median: Callable[..., torch.Tensor]) -> torch.Tensor:

@@ -9,6 +9,7 @@ import jax
 import torch
 
 from jtbridge._compat import FakeTensor, OpOverload, outside_modes
+from jtbridge.core.array_types import to_bytes
 from jtbridge.core.static import value_key
 
 _SAME_VALUE = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
@@ -74,4 +75,4 @@ class CallLog:
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
     with outside_modes():
-        return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return to_bytes(tensor.detach().cpu()).numpy().tobytes()

@@ -1,0 +1,20 @@
+"""The items of containers, without the methods of classes of their own, which may compute or refuse anything."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+CONTAINERS = (list, tuple, set, frozenset, collections.deque)
+
+
+def items_of(container: Any) -> list[Any]:
+    """Return the items of a list, tuple, set or deque, or of an object of a subclass."""
+    kind: Any = next(kind for kind in CONTAINERS if isinstance(container, kind))
+    return list(kind.__iter__(container))
+
+
+def entries_of(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """Return the keys and values of a dict, or of an object of a subclass, in its order."""
+    kind: Any = collections.OrderedDict if isinstance(mapping, collections.OrderedDict) else dict
+    return list(kind.items(mapping))  # `dict.items` does not know the order of an OrderedDict
