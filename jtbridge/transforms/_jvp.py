@@ -86,7 +86,12 @@ class Jvp(Derived):
         of_wrt = of_differentiated(self.fn, self.wrt, self.outs, primals)
         # The locks of modules are taken first: a thread that traces already holds them here.
         with self.base.locked(), _FORWARD_MODE, PaddedEmbeddings():
-            return torch.func.jvp(of_wrt, tuple(primals[i] for i in self.wrt), tuple(tangents))[1]
+            found = torch.func.jvp(of_wrt, tuple(primals[i] for i in self.wrt), tuple(tangents))[1]
+        # Torch returns float64 tangents of a float32 tensor without axes that was multiplied by a number.
+        return tuple(
+            tangent.to(torch_dtype(type_.dtype, "a tangent"))
+            for tangent, type_ in zip(found, self.out_types, strict=True)
+        )
 
     def by_reverse_mode(self, tensors: Tensors) -> Tensors:
         """Compute the product by two reverse modes, or by the rows of the Jacobian.

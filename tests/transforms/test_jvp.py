@@ -252,3 +252,15 @@ def test_two_reverse_modes_where_the_second_is_nan(by: str, x64: None):
     t = np.pi * -0.75
     slope = np.pi * (np.cos(t) * t - np.sin(t)) / t**2
     np.testing.assert_allclose(moved, [0, -slope], rtol=1e-9)
+
+
+@pytest.mark.parametrize("by", ["eager", "jit"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.filterwarnings("error::jtbridge.errors.CalledWarning")
+def test_the_tangent_of_a_number_times_an_element_has_the_dtype_of_the_element(by: str, dtype: type):
+    f = jtbridge.wrap(lambda x: 1.5 * (x[0] * x[0]) - 0.5 * x[1].pow(2.0))
+    derivative = jax.jacfwd(f) if by == "eager" else jax.jit(jax.jacfwd(f))
+    with jax.enable_x64(dtype is np.float64):
+        found = derivative(jnp.asarray([0.5, -0.25, 0.75], dtype))
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found, [1.5, 0.25, 0.0], rtol=1e-3 if dtype is np.float16 else 1e-6)
