@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from jtbridge._config import backend_or, verify_or
+from jtbridge._config import backend_or, islands_or, verify_or
 from jtbridge.errors import ArgumentError, ModelError
 from jtbridge.models._module import JaxModule
 
@@ -200,7 +200,8 @@ def _compiled(net: JaxModule, program: _Program, arrays: _Arrays, stream: Any) -
     """Run a program that is compiled once, and again when the Python state of the model has changed."""
     programs = net._programs
     streams = stream is not None
-    key = (program, streams, backend_or("auto"), verify_or(False), torch.get_default_dtype())
+    options = backend_or("auto"), islands_or("auto"), verify_or(False)
+    key = (program, streams, *options, torch.get_default_dtype())
     compiled = programs.get(key)
     if compiled is None:
 
