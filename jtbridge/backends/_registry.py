@@ -9,7 +9,8 @@ import warnings
 import jax
 
 from jtbridge.core.functions import TorchFunction
-from jtbridge.errors import BackendError, CalledWarning, TranslationError
+from jtbridge.errors import BackendError, CalledWarning, RandomnessError, TranslationError
+from jtbridge.transforms import Jvp, Vjp, Vmap
 from jtbridge.translate import untranslatable_reason
 
 from ._base import Backend
@@ -106,8 +107,39 @@ def may_have_islands(platform: str) -> bool:
 def _unsupported_reason(backend: Backend, fn: TorchFunction, pure: bool) -> str | None:
     reason = backend.unsupported_reason(fn)
     if reason is None and pure and backend.kind == "translate":
-        return untranslatable_reason(fn, pure=True)
+        reason = untranslatable_reason(fn, pure=True)
+    if backend.kind == "translate" and _draws_again(fn):
+        return _reason_with_draws(backend, fn, reason)
     return reason
+
+
+def _draws_again(fn: TorchFunction) -> bool:
+    """Return whether a derivative draws the random numbers of its function once more."""
+    while isinstance(fn, Vmap):
+        fn = fn.fn
+    return fn.base.seeded and isinstance(fn, Vjp | Jvp)
+
+
+def _reason_with_draws(backend: Backend, fn: TorchFunction, reason: str | None) -> str | None:
+    """Return why a derivative that draws cannot be translated; None if it can.
+
+    It has to draw what the function itself drew, so both are translated, or none of them.
+
+    Args:
+        backend: one that translates.
+        fn: the derivative.
+        reason: why the derivative alone cannot be translated.
+
+    Raises:
+        RandomnessError: the function itself is translated, and the derivative cannot be.
+    """
+    of_function = backend.unsupported_reason(fn.base)
+    if reason is not None and of_function is None:
+        raise RandomnessError(
+            f"`{fn.base.name}` draws random numbers and is translated, but a derivative of it cannot be: {reason}. "
+            'Torch would draw other numbers for it. Use `backend="dlpack"`, by which torch draws both.'
+        )
+    return of_function or reason
 
 
 def _tell(fn: TorchFunction, backend: Backend, refused: str) -> None:

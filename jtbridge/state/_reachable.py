@@ -367,7 +367,7 @@ class ReachableState:
         if "environ" in used and id(os.environ) not in self._seen:
             self._seen[id(os.environ)] = os.environ
             self._record(os.environ, ENVIRONMENT, Path(None, "global", "os.environ"))
-        if not of_library(fn.__globals__.get("__name__", "")):  # a library's decorator has the user's `__module__`
+        if not of_library(fn.__globals__.get("__name__") or ""):  # a library's decorator has the user's `__module__`
             self._scope(fn.__globals__, used)
         new = used - self._names
         if new:

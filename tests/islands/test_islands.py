@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jtbridge
 from jtbridge._compat import FakeTensor
-from jtbridge.errors import ArgumentError, BackendError, CalledWarning, SequentialVmapWarning, TranslationError
+from jtbridge.errors import (
+    ArgumentError,
+    BackendError,
+    CalledWarning,
+    RandomnessError,
+    SequentialVmapWarning,
+    TranslationError,
+)
 from tests.compare import assert_matches, assert_trees_close
 from tests.counting import counted, counted_square
 
@@ -421,18 +430,58 @@ def test_verification_compares_the_whole_program():
         run()
 
 
-@pytest.mark.parametrize("residuals", ["save", "recompute"])
-def test_forward_and_backward_around_an_island_draw_the_same_mask(residuals):
-    def fn(x):
-        return torch.nn.functional.dropout(F(torch.nn.functional.dropout(x, 0.5)) * 2, 0.5).sum()
+def writing_backward(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return an operator whose backward calls one that writes to its argument, which no island does."""
 
-    x = jnp.linspace(-1, 1, 64).reshape(16, 4)
-    f = jtbridge.wrap(fn, residuals=residuals)
-    run = jax.jit(jax.value_and_grad(lambda x: f(x, rng=jax.random.key(3))))
-    _, gradient = run(x)
+    @torch.library.custom_op(f"jtbridge_island_tests::{name}", mutates_args=())
+    def cube(x: torch.Tensor) -> torch.Tensor:
+        return x**3
+
+    @torch.library.custom_op(f"jtbridge_island_tests::{name}_backward", mutates_args=("out",))
+    def backward(grad: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(3 * x**2 * grad)
+
+    def gradient(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(grad)
+        backward(grad, *ctx.saved_tensors, out)
+        return out
+
+    cube.register_fake(torch.empty_like)
+    cube.register_autograd(gradient, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+    return cube
+
+
+CUBE, LOWERED_CUBE = writing_backward("cube"), writing_backward("lowered_cube")
+jtbridge.register_lowering(LOWERED_CUBE)(lambda x: x**3)
+
+
+@pytest.mark.parametrize("operator", [F, CUBE], ids=["island in both", "island in the forward"])
+@pytest.mark.parametrize("residuals", ["save", "recompute"])
+@pytest.mark.parametrize("islands", ["auto", "never"])
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+def test_a_function_that_draws_has_the_gradient_of_its_own_mask(operator, residuals, islands, batched):
+    def fn(x):
+        return torch.nn.functional.dropout(operator(torch.nn.functional.dropout(x, 0.5)) * 2, 0.5).sum()
+
+    x = jnp.linspace(-1, 1, 64).reshape(2, 8, 4)
+    f = jtbridge.wrap(fn, residuals=residuals, islands=islands)
+    one = lambda x: f(x, rng=jax.random.key(3))  # noqa: E731
+    loss = (lambda x: jax.vmap(one)(x).sum()) if batched else one
+    run = jax.jit(jax.value_and_grad(loss))
+    value, gradient = run(x)
+    assert value == jax.jit(loss)(x)
     length = np.linalg.norm(gradient)
     step = 1e-2 * np.asarray(gradient) / length
     np.testing.assert_allclose((run(x + step)[0] - run(x - step)[0]) / 2e-2, length, rtol=2e-2)
+
+
+def test_a_function_that_draws_and_whose_derivative_alone_would_be_called_is_refused():
+    f = jtbridge.wrap(lambda x: LOWERED_CUBE(torch.nn.functional.dropout(x, 0.5)).sum(), residuals="recompute")
+    loss = lambda x: f(x, rng=jax.random.key(3))  # noqa: E731
+    assert np.isfinite(jax.jit(loss)(X))
+    with pytest.raises(RandomnessError, match="a derivative of it cannot be"):
+        jax.jit(jax.grad(loss))(X)
 
 
 def test_two_traces_lower_to_the_same_program():

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from jtbridge.errors import TranslationError
-from jtbridge.lowerings._common import input_value, opmath, out_dtype
+from jtbridge.lowerings._common import opmath, out_dtype
 from jtbridge.lowerings._registry import register_lowering
 
 
@@ -39,7 +39,7 @@ def _batched_product(a: jax.Array, b: jax.Array, out: Any = None, *, node: fx.No
     element of the batch.
     """
     del out
-    (a, a_is_one), (b, b_is_one) = (_without_copies(x, input_value(node, i)) for i, x in enumerate((a, b)))
+    (a, a_is_one), (b, b_is_one) = (_without_copies(x, node.args[i]) for i, x in enumerate((a, b)))
     if a_is_one and b_is_one:
         product = jnp.broadcast_to(_exact(a, b), node.meta["val"].shape)
     else:
@@ -47,11 +47,31 @@ def _batched_product(a: jax.Array, b: jax.Array, out: Any = None, *, node: fx.No
     return product.astype(out_dtype(node))
 
 
-def _without_copies(x: jax.Array, value: torch.Tensor) -> tuple[jax.Array, bool]:
-    """Return one matrix if a batch has copies of it alone, and whether that is so."""
-    if isinstance(value.shape[0], int) and value.shape[0] > 1 and value.stride(0) == 0:
-        return x[0], True
-    return x, False
+def _without_copies(x: jax.Array, source: Any) -> tuple[jax.Array, bool]:
+    """Return one matrix if a batch has copies of it alone, and whether that is so.
+
+    Strides alone do not tell: a custom operator may declare any for its results.
+    """
+    value = source.meta["val"]
+    if not (isinstance(value.shape[0], int) and value.shape[0] > 1 and value.stride(0) == 0):
+        return x, False
+    while source.target in _VIEWS:
+        source = source.args[0]
+    return (x[0], True) if source.target is torch.ops.aten.expand.default else (x, False)
+
+
+_VIEWS = frozenset(
+    {
+        torch.ops.aten.view.default,
+        torch.ops.aten.reshape.default,
+        torch.ops.aten._unsafe_view.default,
+        torch.ops.aten.transpose.int,
+        torch.ops.aten.permute.default,
+        torch.ops.aten.slice.Tensor,
+        torch.ops.aten.detach.default,
+        torch.ops.aten.alias.default,
+    }
+)
 
 
 @register_lowering("mv")
