@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 import dis
 import functools
 import operator
@@ -27,21 +28,36 @@ _ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), type, tor
 _DEPTH = 4  # of the objects that are examined for a module or a tensor
 
 
-def copied(module: torch.nn.Module, replaced: Mapping[int, torch.Tensor]) -> Any:
+@dataclasses.dataclass(frozen=True)
+class Stale:
+    """Tensors that an earlier call of a module computed from its own parameters, such as caches.
+
+    Attributes:
+        kept: those that the copy holds too.
+        dropped: the attributes and the keys of dicts that are empty in the copy.
+    """
+
+    kept: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    dropped: list[str] = dataclasses.field(default_factory=list)
+
+
+def copied(module: torch.nn.Module, replaced: Mapping[int, torch.Tensor], stale: Stale) -> Any:
     """Return a copy of a module with other tensors.
 
     Args:
         module: the module.
         replaced: the tensors of the copy, by the ids of the module's own ones.
+        stale: gets what earlier calls left in the module.
     """
-    return _Copier(module, replaced).value(module)
+    return _Copier(module, replaced, stale).value(module)
 
 
 class _Copier:
     """Copies of the objects of one module; each object has one copy."""
 
-    def __init__(self, root: torch.nn.Module, replaced: Mapping[int, torch.Tensor]):
+    def __init__(self, root: torch.nn.Module, replaced: Mapping[int, torch.Tensor], stale: Stale):
         self._replaced = replaced
+        self._stale = stale
         self._modules = {id(module) for module in root.modules()}
         self._copies: dict[int, Any] = {}
         self._alive: list[Any] = []  # the originals of `_copies` whose ids must not be used again
@@ -52,6 +68,8 @@ class _Copier:
         if kind in _ATOMS:
             return value
         if isinstance(value, torch.Tensor):
+            if self._is_stale(value):
+                self._stale.kept.append(value)
             return self._replaced.get(id(value), value)
         known = self._copies.get(id(value))
         if known is not None:
@@ -82,7 +100,11 @@ class _Copier:
         for key, value in vars(module).items():
             if isinstance(getattr(type(module), key, None), functools.cached_property):
                 continue  # computed again, from the tensors of the copy
-            attributes[key] = None if self._is_stale(value) else self.value(value)
+            if self._is_stale(value):
+                self._stale.dropped.append(key)
+                attributes[key] = None
+            else:
+                attributes[key] = self.value(value)
         for key in slot_names(type(module)):
             if hasattr(module, key):
                 object.__setattr__(found, key, self.value(getattr(module, key)))
@@ -98,6 +120,7 @@ class _Copier:
             found = self._remember(mapping, copy.copy(mapping))
         for key, value in entries_of(mapping):
             if self._is_stale(value):
+                self._stale.dropped.append(str(key))
                 found.pop(key, None)
             else:
                 found[self.value(key)] = self.value(value)
@@ -157,7 +180,7 @@ class _Copier:
         for _ in range(_DEPTH):
             found = []
             for one in level:
-                if isinstance(one, torch.nn.Module) or id(one) in self._replaced:
+                if isinstance(one, torch.nn.Module) or id(one) in self._replaced or self._is_stale(one):
                     return True
                 parts = [part for part in self._parts(one) if type(part) not in _ATOMS and id(part) not in seen]
                 seen.update(map(id, parts))

@@ -13,6 +13,7 @@ from jtbridge.errors import ModelError
 
 from ._layout import Entry
 
+_COMPUTED = "a tensor"  # in place of the name of a tensor that an object of the module holds
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # tensors of a trace and of a vmap level are not the module's own
 
 
@@ -26,13 +27,16 @@ class RefuseOwnTensors(TorchFunctionMode):
         module: the name of the module, for the message.
         found: the tensors of the module, also those that an earlier call computed.
         given: the tensors of the call, which may be the module's own if a caller passes these.
+        stale: tensors that an earlier call computed, and that the copy of the module holds.
     """
 
-    def __init__(self, module: str, found: Mapping[str, Entry], given: Iterable[torch.Tensor]):
+    def __init__(
+        self, module: str, found: Mapping[str, Entry], given: Iterable[torch.Tensor], stale: Iterable[torch.Tensor]
+    ):
         super().__init__()
         self._module = module
         self._found = found
-        own = {
+        own = {storage_id(tensor): _COMPUTED for tensor in stale if tensor.layout is torch.strided} | {
             storage_id(entry.tensor): name
             for name, entry in found.items()
             if entry.tensor.layout is torch.strided and not isinstance(entry.tensor, ReleasedTensor)
@@ -51,9 +55,10 @@ class RefuseOwnTensors(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _error(self, name: str, func: Any) -> ModelError:
-        if self._found[name].tensor.grad_fn is not None:
+        if name == _COMPUTED or self._found[name].tensor.grad_fn is not None:
             return ModelError(
-                f"A call of `{self._module}` uses `{name}` in `{resolve_name(func) or func}`, which an earlier call of "
+                f"A call of `{self._module}` uses {name if name == _COMPUTED else f'`{name}`'} in "
+                f"`{resolve_name(func) or func}`, which an earlier call of "
                 "the torch module computed from other parameters than those in `params`. Clear what earlier calls "
                 "stored in the module, or make a new one."
             )

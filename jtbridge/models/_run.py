@@ -12,7 +12,7 @@ import torch
 from jtbridge._compat import has_gradient_hooks, innermost, storage_id, version_of
 from jtbridge.errors import ModelError, MutationError, PurityWarning
 
-from ._copying import copied
+from ._copying import Stale, copied
 from ._layout import Entry, entries, locate, registered_buffers, registered_parameters, shown
 from ._own_tensors import RefuseOwnTensors
 from ._python_state import python_changes
@@ -57,11 +57,22 @@ class Run:
         self._check_gradient_hooks(found)
         before = {name: version_of(tensor) for name, tensor in tensors.items() if tensor is not given[name]}
         memory = {name: storage_id(innermost(tensor)) for name, tensor in given.items()}
-        module = bound(self.module, found, {**given, **tensors}, added)
+        stale = Stale()
+        module = bound(self.module, found, {**given, **tensors}, added, stale)
         if train is not None:
             self._set_mode(module, train)
-        with RefuseOwnTensors(self.__name__, everything, given.values()):
-            out = _bound_method(module, method)(*args, **kwargs)
+        with RefuseOwnTensors(self.__name__, everything, given.values(), stale.kept):
+            try:
+                out = _bound_method(module, method)(*args, **kwargs)
+            except (AttributeError, KeyError, TypeError) as error:
+                if not stale.dropped:
+                    raise
+                names = shown([f"`{name}`" for name in dict.fromkeys(stale.dropped)])
+                raise ModelError(
+                    f"A call of `{self.__name__}` raised {type(error).__name__}: {error}. It has no {names}, which an "
+                    "earlier call of the torch module computed from other parameters than those in `params`. Compute "
+                    "it in each call, or clear it in the torch module."
+                ) from error
         self._check_memory(memory, given)
         self._check_attributes(module)
         after = entries(module, computed=True)
@@ -166,7 +177,11 @@ def check_names(module: str, found: Mapping[str, Any], params: Mapping[str, Any]
 
 
 def bound(
-    module: torch.nn.Module, found: Mapping[str, Entry], given: Mapping[str, Any], added: frozenset[str] = frozenset()
+    module: torch.nn.Module,
+    found: Mapping[str, Entry],
+    given: Mapping[str, Any],
+    added: frozenset[str] = frozenset(),
+    stale: Stale | None = None,
 ) -> Any:
     """Return a copy of a module with the tensors `given`, by name.
 
@@ -175,8 +190,9 @@ def bound(
         found: its tensors.
         given: the tensors of the copy. Further ones are put into attributes that are None.
         added: the names of attributes that an earlier call made.
+        stale: gets what earlier calls of the torch module left in it.
     """
-    copy = copied(module, {id(entry.tensor): given[name] for name, entry in found.items()})
+    copy = copied(module, {id(entry.tensor): given[name] for name, entry in found.items()}, stale or Stale())
     for name in given:
         if name not in found:
             _place(copy, name, given[name], is_known=name in added)

@@ -164,3 +164,61 @@ def test_what_an_earlier_call_computed_into_a_list_is_refused(mode: str):
     loss = lambda params: net(params, state, jnp.ones(3))[0]  # noqa: E731
     with pytest.raises(ModelError, match=r"`kept\.0` .* an earlier call of the torch module computed"):
         {"eager": loss, "jit": jax.jit(loss), "grad": jax.grad(loss)}[mode](params)
+
+
+class Holder:
+    """An object of a class of the user."""
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+
+
+def of_object(holder: Any, weight: torch.Tensor) -> torch.Tensor:
+    if holder.kept is None:
+        holder.kept = weight * 2
+    return holder.kept
+
+
+def of_key(holder: Any, weight: torch.Tensor) -> torch.Tensor:
+    if holder.kept is None:
+        holder.kept = {"weight": weight * 2}
+    return holder.kept["weight"]
+
+
+def of_attribute(holder: Any, weight: torch.Tensor) -> torch.Tensor:
+    if not hasattr(holder, "made"):
+        holder.made = weight * 2
+    return holder.made
+
+
+@modes
+@pytest.mark.parametrize("kind", [Holder, nn.Module, lambda: types.SimpleNamespace(kept=None)])
+@pytest.mark.parametrize("compute", [of_object, of_key, of_attribute])
+def test_what_an_earlier_call_computed_is_never_used(mode: str, kind: Callable[[], Any], compute: Callable[..., Any]):
+    holder = kind()
+    holder.kept = None
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.arange(3.0))
+            self.holder = holder
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * compute(self.holder, self.weight)).sum()
+
+    model = Model()
+    model(torch.ones(3))
+    net = jtbridge.module(model)
+    params, state = net.init()
+    loss = lambda params: net(params, state, jnp.ones(3))[0]  # noqa: E731
+    run = {"eager": loss, "jit": jax.jit(loss), "grad": jax.value_and_grad(loss)}[mode]
+    doubled = {"weight": 2 * params["weight"]}
+    try:
+        found = run(doubled)
+    except ModelError as error:
+        assert "an earlier call of the torch module computed" in str(error)  # noqa: PT017
+    else:
+        value, gradient = found if mode == "grad" else (found, {"weight": 2 * jnp.ones(3)})
+        assert value == 12
+        assert gradient["weight"].tolist() == [2, 2, 2]
