@@ -228,7 +228,7 @@ def _laid_out(x: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...])
 
 
 def _can_be_laid_out(x: torch.Tensor) -> bool:
-    """Return whether no two elements of a tensor share memory, besides those that a dimension repeats."""
+    """Return whether elements of a tensor share memory only along expanded dimensions, whose stride is 0."""
     reach = 0
     for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True)):
         if size > 1 and stride > 0:

@@ -1,4 +1,4 @@
-"""attention: its kernels as compiled for GPUs, and what they need there."""
+"""attention: its kernels compiled for GPUs, with the shared memory and the registers that they need."""
 
 import jax
 import jax.numpy as jnp

@@ -128,7 +128,7 @@ def test_modules_in_slots_and_in_keys_are_copied(mode: str):
 
 
 class Cached(nn.Module):
-    """A module that keeps what it computes from its parameter, as some attention biases are kept."""
+    """A module that stores the product of its parameter in its first call, as LeViT stores its attention biases."""
 
     def __init__(self, kept: Any):
         super().__init__()

@@ -254,7 +254,7 @@ class TracedCalls:
             trials=found.trials,
             batched=batched,
             fuses_chains=fuses_chains,
-            # With an island that has no derivative in XLA, the gradient alone would be called, and draw other numbers.
+            # If the gradient alone had to be called, torch would draw other numbers for it than XLA drew.
             islands="never" if seeded else islands,
         )
 

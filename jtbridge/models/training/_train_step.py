@@ -173,7 +173,7 @@ class TrainStep:
         self, params: Arrays, state: Arrays, key: Any, batch: Any
     ) -> tuple[Arrays, Arrays, dict[str, Any]]:
         kinds = {name: entry.kind for name, entry in entries(self._net.module).items()}
-        # A loop copies what it carries. No call writes to a parameter, so the loop carries buffers alone.
+        # A loop copies its carry. No call writes to a parameter, so the carry holds only the buffers.
         buffers = {name: value for name, value in state.items() if kinds.get(name) not in ("parameter", "frozen")}
         names: set[str] = set()  # of the entries that a microbatch changes
 
