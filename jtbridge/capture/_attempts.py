@@ -23,9 +23,14 @@ _MOST_ROUNDS = 4  # attempts with fused chains
 class GraphUse(enum.Enum):
     """What a graph is made for."""
 
+    RUN = "torch runs it, and it is neither a gradient nor a batch"
     CALL = "torch runs it"
     TRANSLATE = "it is translated, and may hold operators that only jtbridge has"
     KERNELS = "it is translated, and chains of operators that one kernel can compute become one operator"
+
+    @property
+    def is_called(self) -> bool:
+        return self in (GraphUse.RUN, GraphUse.CALL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +105,7 @@ def repeat(run: Callable[[Attempt], Outcome], first: Attempt, revisions: Sequenc
 
 def _with_late_scalars(attempt: Attempt, outcome: Outcome) -> tuple[Attempt, str] | None:
     error = outcome.module
-    if attempt.use is GraphUse.CALL or attempt.late_scalars or not isinstance(error, Exception):
+    if attempt.use.is_called or attempt.late_scalars or not isinstance(error, Exception):
         return None
     if not may_need_late_scalars(error):
         return None

@@ -34,7 +34,8 @@ def forward_graph(fn: TorchFunction) -> GraphFunction | None:
 
     try:
         with forgetting_graph_sources(), fn.state.applied():
-            module = fn.base.guarded(lambda: trace(run, fn.in_types, GraphUse.CALL))
+            use = GraphUse.CALL if isinstance(fn, Vmap) else GraphUse.RUN
+            module = fn.base.guarded(lambda: trace(run, fn.in_types, use))
             clean(module)
             (output,) = module.graph.find_nodes(op="output")
             output.args = (tuple(outputs_of(module)),)

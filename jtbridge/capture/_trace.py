@@ -49,7 +49,7 @@ def trace(
     revisions: Sequence[Revision] = REVISIONS,
 ) -> fx.GraphModule:
     """Return the functional graph of ``fn``, after autograd, on tensors of the given types."""
-    return trace_on(fn, examples(types, called_on() if use is GraphUse.CALL else "cpu"), use, revisions)
+    return trace_on(fn, examples(types, called_on() if use.is_called else "cpu"), use, revisions)
 
 
 def trace_on(
@@ -77,8 +77,8 @@ def _tried(fn: Callable[..., Sequence[Any]], tensors: Sequence[torch.Tensor], at
 
     try:
         with late_scalars() if attempt.late_scalars else contextlib.nullcontext():
-            if attempt.use is GraphUse.CALL:
-                module = _trace_one_way(fn, tensors, None, recorder)
+            if attempt.use.is_called:
+                module = _trace_one_way(fn, tensors, None, recorder, fused_lstm=attempt.use is GraphUse.RUN)
             else:
                 module = traced_both_ways(lambda oracle: _trace_one_way(fn, tensors, oracle, recorder))
     except Exception as error:  # noqa: BLE001  (the driver raises it)
@@ -91,6 +91,8 @@ def _trace_one_way(
     tensors: Sequence[torch.Tensor],
     oracle: BranchOracle | None,
     recorder: Callable[[], contextlib.AbstractContextManager],
+    *,
+    fused_lstm: bool = False,
 ) -> fx.GraphModule:
     start_over()
     on_cpu = CudaAsCpuMode() if oracle is not None and may_be_on_gpu() else None
@@ -104,7 +106,7 @@ def _trace_one_way(
         tracing(),
         random_numbers.tracing(),
         intercepted_launches(),
-        WithoutFusedLstm(),
+        contextlib.nullcontext() if fused_lstm else WithoutFusedLstm(),
         contextlib.nullcontext() if oracle is None else OverrideMode(),
         on_cpu or contextlib.nullcontext(),
         CopiedTensors(),
