@@ -1,4 +1,4 @@
-"""Convolutional networks with their standard sizes and random weights, on one image of 224 x 224 or a volume of 32^3."""
+"""Convolutional networks of standard sizes with random weights, on one image of 224 x 224 or one volume of 32^3."""
 
 from collections.abc import Callable
 from functools import partial
@@ -48,7 +48,11 @@ class _UNet(torch.nn.Module):
     def _block(self, ins: int, outs: int) -> torch.nn.Sequential:
         layers = []
         for channels in (ins, outs):
-            layers += [self._layer("Conv")(channels, outs, 3, padding=1), self._layer("BatchNorm")(outs), torch.nn.ReLU()]
+            layers += [
+                self._layer("Conv")(channels, outs, 3, padding=1),
+                self._layer("BatchNorm")(outs),
+                torch.nn.ReLU(),
+            ]
         return torch.nn.Sequential(*layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

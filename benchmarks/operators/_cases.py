@@ -126,14 +126,12 @@ def _attention() -> Iterator[Case]:
                     out, logsumexp = forward(q, k, v, 0.0, causal)
                     return [torch.randn_like(out), q, k, v, out, logsumexp]
 
-                yield Case(
-                    forward.default, about, lambda q, k, v, c=causal: forward(q, k, v, 0.0, c)[0], make
-                )
+                yield Case(forward.default, about, lambda q, k, v, c=causal: forward(q, k, v, 0.0, c)[0], make)
                 yield Case(
                     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
                     about,
-                    lambda g, q, k, v, o, l, c=causal: aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                        g, q, k, v, o, l, 0.0, c
+                    lambda g, q, k, v, out, sums, c=causal: aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                        g, q, k, v, out, sums, 0.0, c
                     ),
                     backward_arguments,
                 )
@@ -197,9 +195,7 @@ def _images() -> Iterator[Case]:
             backward = getattr(aten, f"upsample_{name}2d_backward").default
             yield _simple(backward, about, _image(twice), list(twice[2:]), list(image), False)
         yield _simple(aten.upsample_nearest2d.default, about, _image(image), list(twice[2:]))
-        yield _simple(
-            aten.upsample_nearest2d_backward.default, about, _image(twice), list(twice[2:]), list(image)
-        )
+        yield _simple(aten.upsample_nearest2d_backward.default, about, _image(twice), list(twice[2:]), list(image))
         window = [3, 3], [2, 2], [1, 1]
         yield _simple(aten.max_pool2d_with_indices.default, about, _image(image), *window)
         yield Case(
@@ -246,15 +242,14 @@ def _indexing() -> Iterator[Case]:
         yield Case(aten.index_select.default, about, lambda x, i, y: aten.index_select(x, 0, i), with_index)
         yield Case(aten.index_add.default, about, lambda x, i, y: aten.index_add(x, 0, i, y), with_index)
         yield Case(aten.index_put.default, about, lambda x, i, y: aten.index_put(x, [i], y, True), with_index)
-        wide = lambda i, y: i[:, None].expand(y.shape)  # noqa: E731
-        yield Case(aten.gather.default, about, lambda x, i, y: aten.gather(x, 0, wide(i, y)), with_index)
+        yield Case(aten.gather.default, about, lambda x, i, y: aten.gather(x, 0, _expanded(i, y)), with_index)
         yield Case(
-            aten.scatter_add.default, about, lambda x, i, y: aten.scatter_add(x, 0, wide(i, y), y), with_index
+            aten.scatter_add.default, about, lambda x, i, y: aten.scatter_add(x, 0, _expanded(i, y), y), with_index
         )
         yield Case(
             aten.scatter_reduce.two,
             about,
-            lambda x, i, y: aten.scatter_reduce(x, 0, wide(i, y), y, "amax"),
+            lambda x, i, y: aten.scatter_reduce(x, 0, _expanded(i, y), y, "amax"),
             with_index,
         )
         yield Case(
@@ -325,6 +320,10 @@ def _normalization() -> Iterator[Case]:
 
 def _simple(overload: Any, title: str, make: Callable[[], Tensors], *rest: Any) -> Case:
     return Case(overload, title, lambda *tensors: overload(*tensors, *rest), make)
+
+
+def _expanded(index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return index[:, None].expand(rows.shape)
 
 
 def _image(shape: tuple[int, ...]) -> Callable[[], Tensors]:

@@ -24,9 +24,18 @@ _MARGIN = 1.15
 _PLATFORMS = ("cpu",)  # those of which `measured/` has a file
 # Operators along one dimension, whose time depends on its length.
 _ALONG_ROWS = (
-    "sort.default sort.stable topk.default kthvalue.default mode.default median.dim cumsum.default cumprod.default "
-    "cummax.default cummin.default logcumsumexp.default"
-).split()
+    "cummax.default",
+    "cummin.default",
+    "cumprod.default",
+    "cumsum.default",
+    "kthvalue.default",
+    "logcumsumexp.default",
+    "median.dim",
+    "mode.default",
+    "sort.default",
+    "sort.stable",
+    "topk.default",
+)
 _DIM_IS_THIRD = ("aten.sort.stable", "aten.topk.default", "aten.kthvalue.default")
 
 
@@ -79,14 +88,14 @@ def faster_reason(workload: Workload, platform: str) -> str | None:
     name = workload.operator if not workload.kind else f"{workload.operator} ({workload.kind})"
     return (
         f"torch runs `{name}` in {workload.dtype} {ratio:.1f} times faster than XLA on this platform, as measured at "
-        f"{size:.1e} products or elements. `islands=\"needed\"` leaves it to XLA"
+        f'{size:.1e} products or elements. `islands="needed"` leaves it to XLA'
     )
 
 
 @functools.cache
 def _measurements(platform: str) -> dict[tuple[str, str, str], tuple[tuple[int, float], ...]]:
     """Return by operator, kind and dtype the sizes from which torch is faster, each with the ratio of the times."""
-    file = resources.files(__package__) / "measured" / f"{platform}.json"
+    file = resources.files("jtbridge.translate") / "measured" / f"{platform}.json"
     if not file.is_file():
         return {}
     points: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
@@ -102,43 +111,45 @@ def _won(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     return tuple(points[lost[-1] + 1 :] if lost else points)
 
 
-def _convolution(
-    x: torch.Tensor, weight: torch.Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-    output_padding: Any, groups: int, result: torch.Tensor,
-) -> tuple[str, int]:  # fmt: skip
-    del bias, stride, padding, dilation, output_padding
+def _form(weight: torch.Tensor, transposed: bool, groups: int) -> str:
     kernel = math.prod(weight.shape[2:])
     if groups > 1:
         form = "depthwise" if 1 in weight.shape[:2] else "grouped"
     else:
         form = "pointwise" if kernel == 1 else "dense"
+    return f"{'transposed ' * transposed}{form} {weight.ndim - 2}d"
+
+
+def _products(x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, transposed: bool) -> int:
     # Each element of the input of a transposed convolution, or of the result of another one, takes one row of weights.
     elements = x.numel() if transposed else result.numel()
-    return f"{'transposed ' * transposed}{form} {weight.ndim - 2}d", elements * weight.shape[1] * kernel
+    return elements * math.prod(weight.shape[1:])
 
 
 def _of_convolution(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
-    args = [_tensor_of(x) if isinstance(x, fx.Node) else x for x in node.args]
-    return _convolution(*args, result=node.meta["val"])
+    x, weight = _arguments(node)[:2]
+    *_, transposed, _, groups = node.args
+    return (
+        _form(weight, bool(transposed), int(groups)),  # type: ignore[arg-type]
+        _products(x, weight, node.meta["val"], bool(transposed)),
+    )
 
 
 def _of_convolution_backward(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
-    args = [_tensor_of(x) if isinstance(x, fx.Node) else x for x in node.args]
-    grad, x, weight, _, *geometry, mask = args
-    kind, size = _convolution(x, weight, None, *geometry, result=grad)
-    wanted = [name for name, is_wanted in zip(("input", "weight"), mask, strict=False) if is_wanted]
-    return f"{kind} by {' and '.join(wanted) or 'bias'}", size
+    grad, x, weight = _arguments(node)[:3]
+    *_, transposed, _, groups, mask = node.args
+    wanted = [name for name, is_wanted in zip(("input", "weight"), mask, strict=False) if is_wanted]  # type: ignore[arg-type]
+    form = _form(weight, bool(transposed), int(groups))  # type: ignore[arg-type]
+    return f"{form} by {' and '.join(wanted) or 'bias'}", _products(x, weight, grad, bool(transposed))
 
 
 def _of_product(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
-    result = node.meta["val"]
-    left = tensors[-2]
-    return "", result.numel() * left.shape[-1]
+    return "", node.meta["val"].numel() * _arguments(node)[-1].shape[-2]
 
 
 def _of_attention(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
-    backward = "backward" in str(node.target)
-    query, key = tensors[1:3] if backward else tensors[:2]
+    first = 1 if "backward" in str(node.target) else 0
+    query, key = _arguments(node)[first : first + 2]
     return "", query.numel() * key.shape[-2]
 
 
@@ -157,6 +168,11 @@ def _of_elements(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
     results = results if isinstance(results, list | tuple) else [results]
     every = [*tensors, *(x for x in results if isinstance(x, torch.Tensor))]
     return "", max(x.numel() for x in every)
+
+
+def _arguments(node: fx.Node) -> list[torch.Tensor]:
+    """Return the tensors among the positional arguments. One that is passed twice is there twice."""
+    return [_tensor_of(x) for x in node.args if isinstance(x, fx.Node)]
 
 
 def _tensor_of(x: fx.Node) -> Any:

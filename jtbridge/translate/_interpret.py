@@ -163,9 +163,9 @@ class Interpretation:
         args = map_arg(node.args, values.__getitem__)
         kwargs = map_arg(node.kwargs, values.__getitem__)
         key = keys(origin(node).get("draw", (0,)))
-        lowering = find(node.target)
+        lowering = find(node.target)  # type: ignore[arg-type]
         try:
-            kernel = find_kernel(node.target) if self._kernels else None
+            kernel = find_kernel(node.target) if self._kernels else None  # type: ignore[arg-type]
             value = NotImplemented if kernel is None else kernel(*args, node=node, key=key, **kwargs)
             if value is not NotImplemented:
                 pass

@@ -27,7 +27,7 @@ from jax.interpreters import batching
 from torch import fx
 
 from jtbridge._compat import OpOverload, add_policy_rule, forgetting_graph_sources, is_zero, schema_of
-from jtbridge.capture import GraphFunction, origin, probe_vmap
+from jtbridge.capture import GraphFunction, draws, probe_vmap
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.dtypes import numpy_dtype, torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
@@ -40,11 +40,7 @@ from ._costs import Workload, faster_reason, may_be_faster, workload_of
 
 # Operators whose results depend on the strides of their arguments, or have no defined values.
 _BY_STRIDES = ("strided", "_reshape_alias", "resize", "empty")
-_REFUSED_TAGS = (
-    torch.Tag.nondeterministic_seeded,
-    torch.Tag.dynamic_output_shape,
-    torch.Tag.data_dependent_output,
-)
+_BY_VALUES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -119,7 +115,7 @@ def _batch(
 batching.primitive_batchers[torch_island_p] = _batch
 
 
-# policies of jax.checkpoint:  the results are saved if the policy saves the island, or the operation that it stands for.
+# policies of jax.checkpoint:  results are saved if the policy saves the island, or an operation of its lowering.
 def _cut(policy: Callable[..., Any], equation: Any) -> str:
     lowered = equation.params["lowered"]
     equations = [equation] if lowered is None else [equation, *lowered.jaxpr.eqns]
@@ -180,8 +176,11 @@ def ineligible_reason(node: fx.Node) -> str | None:
         return "it takes functions"
     if any(argument.alias_info is not None for argument in schema_of(target).arguments):
         return "it writes to its arguments, or its results alias them"
-    if any(tag in target.tags for tag in _REFUSED_TAGS) or "draw" in origin(node):
-        return "it draws random numbers, or its shapes depend on data"
+    is_random = torch.Tag.nondeterministic_seeded in target.tags
+    if is_random and draws(target, node.args, node.kwargs):  # type: ignore[arg-type]
+        return "it draws random numbers"
+    if any(tag in target.tags for tag in _BY_VALUES):
+        return "its shapes or results depend on data"
     is_torchs = target.namespace in ("aten", "prims")
     if is_torchs and any(part in target.name() for part in _BY_STRIDES):
         return "its results depend on the memory of its arguments"
