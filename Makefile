@@ -20,6 +20,7 @@
 #   make soundness               the table of cases that are easily wrong, counted by mode and backend
 #   make bench                   the table of timings; ARGS="--quick --only bert" narrows it
 #   make test-gpu                the tests of kernels and of zero-copy calls, run by a GPU
+#   make bench-operators         single operators in torch, in XLA and as islands; ARGS="--only sort --write" stores them
 #   make bench-gpu               the kernels beside XLA, torch and Liger-Kernel on a GPU; ARGS="--only attention"
 #   make test PY=python3         with an interpreter that has everything already; installs nothing
 #   make test LINT= VENV=.venv-new PYTHON=python3.13 TORCH=torch==2.15.0 JAX=jax==0.12.0.1    (other versions)
@@ -62,7 +63,7 @@ threads := OMP_NUM_THREADS=1
 
 .PHONY: help setup docs test-docs test test-models test-wheel test-versions coverage test-soundness test-fuzz \
 	test-operators test-kernels test-kernels-all lint format conformance conformance-translated fuzz soundness \
-	test-gpu demo bench bench-gpu clean
+	test-gpu demo bench bench-operators bench-gpu clean
 
 help:
 	@sed -n '3,$${/^#/!q;s/^#//p}' Makefile
@@ -198,6 +199,9 @@ demo: $(examples-deps)
 
 bench: $(bench-deps)
 	$(PY) -m benchmarks $(ARGS)
+
+bench-operators: $(bench-deps)
+	$(PY) -m benchmarks.operators $(ARGS)
 
 bench-gpu: $(bench-deps) $(kernels-deps)
 	$(PY) -m benchmarks.gpu $(ARGS)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from benchmarks._results import BY_HAND, CALLBACK, DLPACK, TORCH2JAX, TORCHAX, XLA, Calls, Failed
+from benchmarks._results import BY_HAND, CALLBACK, DLPACK, ISLANDS, TORCH2JAX, TORCHAX, XLA, Calls, Failed
 
 # From a torch function and example arguments, pytrees of tensors, to a JAX function. Some need no examples.
 Wrapper = Callable[..., Callable[..., Any]]
@@ -60,6 +60,7 @@ def _why_torchax_cannot() -> str:
 
 WRAPPERS: dict[str, Wrapper] = {
     XLA: _jtbridge("xla"),
+    ISLANDS: _jtbridge("auto"),
     DLPACK: _jtbridge("dlpack"),
     CALLBACK: _jtbridge("callback"),
     TORCH2JAX: _torch2jax,

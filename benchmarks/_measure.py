@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import torch
 
 from benchmarks._results import Calls, Cell, Failed, Options
 
@@ -53,7 +54,13 @@ def _scaled(factor: float, seconds: dict[str, Cell]) -> dict[str, Cell]:
 
 
 def interleaved(
-    calls: Calls, *, rounds: int, batch_seconds: float = 0.0, clock: str = "wall", rtol: float = 1e-3
+    calls: Calls,
+    *,
+    rounds: int,
+    batch_seconds: float = 0.0,
+    clock: str = "wall",
+    rtol: float = 1e-3,
+    settle: float = SETTLE_SECONDS,
 ) -> dict[str, Cell]:
     """Seconds per call: the minimum over rounds, in each of which every contestant has one turn.
 
@@ -67,7 +74,7 @@ def interleaved(
     for name, call in calls.items():
         if not isinstance(call, Failed):
             try:
-                results[name] = [np.asarray(leaf) for leaf in jax.tree.leaves(call())]
+                results[name] = [_as_numpy(leaf) for leaf in jax.tree.leaves(call())]
             except Exception as error:  # noqa: BLE001 - that a contestant fails is a result
                 cells[name] = Failed.from_error(error)
     expected = results[list(results)[-1]]
@@ -78,10 +85,17 @@ def interleaved(
     gc.collect()
     for _ in range(rounds):
         for name, call in runs.items():
-            time.sleep(SETTLE_SECONDS)
+            time.sleep(settle)
             _time(call, 1 + counts[name] // 10)
             times[name].append(_time(call, counts[name], CLOCKS[clock]))
     return cells | {name: min(t) for name, t in times.items()}
+
+
+def _as_numpy(leaf: Any) -> np.ndarray:
+    """A result as an array whose dtype NumPy can compute with."""
+    if isinstance(leaf, torch.Tensor):
+        return (leaf.float() if leaf.dtype is torch.bfloat16 else leaf).numpy()
+    return np.asarray(leaf, np.float32 if leaf.dtype == jax.numpy.bfloat16 else None)
 
 
 def _close(got: list[np.ndarray], expected: list[np.ndarray], rtol: float) -> bool:

@@ -29,8 +29,8 @@ def config(
     Args:
         backend: "auto" or a name of :func:`jtbridge.backends`, for every wrapped function. It overrides the
             ``backend=`` of :func:`jtbridge.wrap`.
-        islands: "auto", "needed" or "never", for every wrapped function: whether torch runs operators without a
-            lowering inside translated programs. It overrides the ``islands=`` of :func:`jtbridge.wrap`.
+        islands: "auto", "needed" or "never", for every wrapped function: which operators torch runs inside translated
+            programs. It overrides the ``islands=`` of :func:`jtbridge.wrap`.
         verify: whether the first result of every traced program is compared with torch's. It overrides the
             ``verify=`` of :func:`jtbridge.wrap`, which describes the comparison.
         tune: whether the Triton kernels of :mod:`jtbridge.kernels` are tuned. When a program is lowered for a GPU,

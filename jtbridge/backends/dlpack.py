@@ -9,16 +9,17 @@ import jax
 import numpy as np
 import torch
 import torch.utils.dlpack
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import mlir
 
-from jtbridge._compat import buffer_call, is_exported
+from jtbridge._compat import buffer_call, is_divided, is_exported
 from jtbridge.capture import GraphFunction, forward_graph
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.host_memory import placed, reader, writer
 from jtbridge.core.run import as_call_error, runner
 from jtbridge.errors import BackendError
 from jtbridge.transforms import Vmap
-from jtbridge.translate import island_of, torch_island_p
+from jtbridge.translate import island_of, reason_for_torch, torch_island_p
 
 from ._divided import lower_divided
 from ._dlpack_gpu import gpu_callback, without_gpu
@@ -149,8 +150,10 @@ def to_arrays(fn: TorchFunction, outs: Sequence[torch.Tensor], like: Sequence[ja
 BACKENDS = (DlpackBackend(),)
 
 
-def _lower_island(ctx: mlir.LoweringRuleContext, *operands: Any, fn: TorchFunction) -> Sequence[Any]:
-    """Emit the call of an operator that torch runs inside a translated program."""
+def _lower_island(
+    ctx: mlir.LoweringRuleContext, *operands: Any, fn: TorchFunction, lowered: ClosedJaxpr | None
+) -> Sequence[Any]:
+    """Emit the call of an operator that torch runs inside a translated program, or its lowering if that is faster."""
     (backend,) = BACKENDS
     platforms = ctx.module_context.platforms if ctx.platforms is None else ctx.platforms
     refused = [reason for reason in map(backend.unavailable_reason, platforms) if reason is not None]
@@ -158,6 +161,8 @@ def _lower_island(ctx: mlir.LoweringRuleContext, *operands: Any, fn: TorchFuncti
         refused.append(f"the program is for several platforms ({', '.join(platforms)})")
     if is_exported(ctx):
         refused.append("the program is exported")
+    if lowered is not None and (refused or is_divided(ctx) or reason_for_torch(fn, platforms[0]) is None):
+        return mlir.lower_fun(jaxpr_as_fun(lowered), multiple_results=True)(ctx, *operands)
     if refused:
         reason = refused[0]
         raise BackendError(f"{island_of(fn).reason}. Torch cannot run it inside the program, because {reason}.")

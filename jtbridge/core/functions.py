@@ -107,7 +107,9 @@ class TracedFunction(TorchFunction):
     return_mutated: bool
     residuals: str
     repeated_blocks: str = "inline"  # how equal blocks of its graphs are translated
-    islands: str = "never"  # whether torch may run nodes inside its translated programs
+    # Which nodes torch may run inside its translated programs: "never" any, "needed" those without a lowering, "faster"
+    # those that torch runs faster, "auto" both.
+    islands: str = "never"
     # Closed-over tensors that are inputs too, for backends that translate. A call of torch ignores these inputs.
     constants: tuple[torch.Tensor, ...] = ()
     graph: Any = None  # the captured graph, if there is one already

@@ -27,7 +27,7 @@ from jtbridge.core.run import describe_arguments
 from jtbridge.errors import TranslationError
 from jtbridge.kernels._primitive import KernelPrimitive
 from jtbridge.transforms import Vjp
-from jtbridge.translate import OperatorCounts, island_of, islands_in, translate, untranslatable_reason
+from jtbridge.translate import OperatorCounts, island_of, islands_in, reason_for_torch, translate, untranslatable_reason
 from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 from jtbridge.triton.launches import Launch
 
@@ -273,14 +273,14 @@ def _kernels(traced: TracedFunction) -> dict[str, int]:
 
 def _islands(wrapped: Wrapped, platform: str, traced: TracedFunction) -> tuple[IslandReport, ...]:
     """Return the islands of the translated function and of its gradient; equal ones as one."""
-    if traced.islands != "needed" or wrapped.ordered:
+    if traced.islands == "never" or wrapped.ordered:
         return ()
     found: dict[Any, IslandReport] = {}
     gradient = _gradient(traced)
     for function in (traced, *([] if gradient is None else [gradient])):
         if choose(wrapped.backend, platform, function, quiet=True).kind == "call":
             continue
-        islands = islands_in(translate(function))
+        islands = islands_in(translate(function), platform)
         counts = collections.Counter(map(_key, islands))
         for fn in islands:
             operator, inputs, results = key = _key(fn)
@@ -293,7 +293,7 @@ def _islands(wrapped: Wrapped, platform: str, traced: TracedFunction) -> tuple[I
                     inputs=tuple(map(_type, inputs)),
                     results=tuple(map(_type, results)),
                     bytes=sum(math.prod(t.shape) * t.dtype.itemsize for t in (*inputs, *results)),
-                    reason=island_of(fn).reason,
+                    reason=reason_for_torch(fn, platform),
                 ),
             )
     return tuple(found.values())

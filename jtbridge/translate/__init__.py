@@ -1,7 +1,8 @@
 """Translation of a torch function to a JAX program that computes the same."""
 
 from ._constants import closed_over_bytes, with_constants
-from ._islands import Island, forced_islands, island_of, islands_in, torch_island_p
+from ._costs import Workload, workload_of
+from ._islands import Island, forced_islands, island_of, islands_in, reason_for_torch, torch_island_p
 from ._linear import nonlinearity
 from ._lower import lower_program
 from ._operators import OperatorCounts, describe
@@ -12,6 +13,7 @@ __all__ = [
     "Island",
     "OperatorCounts",
     "ProgramPart",
+    "Workload",
     "closed_over_bytes",
     "describe",
     "forced_islands",
@@ -24,10 +26,12 @@ __all__ = [
     "lower_program",
     "nonlinearity",
     "precision",
+    "reason_for_torch",
     "symbolic_program",
     "torch_island_p",
     "torch_symbolic",
     "translate",
     "untranslatable_reason",
     "with_constants",
+    "workload_of",
 ]

@@ -43,8 +43,8 @@ def with_constants(traced: TracedFunction) -> TracedFunction:
         return _untranslatable(traced, error)
     islands = traced.islands
     if islands == "auto":
-        islands = "needed" if share_without_lowering(module) <= _MOST_ISLANDS else "never"
-        if islands == "never" and (reason := obstacle(module)) is not None:
+        islands = "auto" if share_without_lowering(module) <= _MOST_ISLANDS else "faster"
+        if islands == "faster" and (reason := obstacle(module)) is not None:
             return _untranslatable(traced, TranslationError(f"`{traced.name}`: {reason}"))
     constants = large_constants(module)
     types = tuple(ArrayType(tuple(t.shape), np.dtype(numpy_dtype(t.dtype, "a constant"))) for t in constants)

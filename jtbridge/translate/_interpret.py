@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from jtbridge.lowerings import find, find_kernel
 from ._blocks import Keys, graph_of_block, run_blocks
 from ._decompose import batched_decomposition, decomposition, tensor_inputs
 from ._fold import folded, needed
-from ._islands import bind_island, ineligible_reason, is_forced
+from ._islands import bind_choice, bind_island, ineligible_reason, is_forced, may_be_faster_in_torch
 from ._operators import describe, is_known, obstacle, without_lowering
 from ._repetition import Repetition, with_repetitions
 
@@ -88,9 +89,11 @@ class Interpretation:
         kernels: bool = False,
         blocks: str = "inline",
         islands_of: TracedFunction | None = None,
+        choices_of: TracedFunction | None = None,
     ):
         self.module = module
         self._islands_of = islands_of  # the function of whose graph torch may run nodes; None if it may not
+        self._choices_of = choices_of  # the same for nodes that have a lowering, where torch is faster
         self._kernels = kernels  # whether to prefer kernels to lowerings
         self._name = name
         self._seed = seed  # the position of the input from which random operators draw
@@ -103,7 +106,9 @@ class Interpretation:
         self._scans = blocks == "scan"
         self._steps = list(self._nodes) if blocks == "inline" else with_repetitions(self._nodes, self._constants)
         self._blocks = {
-            position: Interpretation(graph_of_block(step), name, None, kernels=kernels, islands_of=islands_of)
+            position: Interpretation(
+                graph_of_block(step), name, None, kernels=kernels, islands_of=islands_of, choices_of=choices_of
+            )
             for position, step in enumerate(self._steps)
             if isinstance(step, Repetition)
         }
@@ -133,36 +138,47 @@ class Interpretation:
         raise AssertionError("a graph without an output")
 
     def _value(self, node: fx.Node, values: Mapping[fx.Node, Any], keys: Keys) -> Any:
-        args = map_arg(node.args, values.__getitem__)
-        kwargs = map_arg(node.kwargs, values.__getitem__)
         if not isinstance(node.target, OpOverload):
+            args = map_arg(node.args, values.__getitem__)
+            kwargs = map_arg(node.kwargs, values.__getitem__)
             return _IN_JAX.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator]
         reason = self._island_reason(node)
-        if reason is not None:
-            with jax.named_scope(_scope(node)):
-                return self._island(node, values, reason)
-        key = keys(origin(node).get("draw", (0,)))
-        lowering = find(node.target)
+        workload = may_be_faster_in_torch(node) if self._choices_of is not None and reason is None else None
         with jax.named_scope(_scope(node)):
+            if reason is not None:
+                return self._island(node, values, reason)
             try:
-                kernel = find_kernel(node.target) if self._kernels else None
-                value = NotImplemented if kernel is None else kernel(*args, node=node, key=key, **kwargs)
-                if value is not NotImplemented:
-                    pass
-                elif lowering is None:
-                    value = self._decomposed(node, values, keys)
-                else:
-                    value = lowering(*args, node=node, key=key, **kwargs)
+                if workload is None:
+                    return self._lowered(node, values, keys)
+                assert self._choices_of is not None
+                by_xla = functools.partial(self._lowered, node, keys=keys)
+                return bind_choice(node, self._choices_of, values, workload, by_xla)
             except TranslationError as error:
                 if self._islands_of is None or ineligible_reason(node) is not None:
                     raise
                 return self._island(node, values, f"{describe(node)} cannot be translated here: {error}")
-            except LoweringError:
-                raise
-            except Exception as error:
-                raise TranslationError(
-                    f"`{self._name}`: the lowering of {describe(node)} failed: {type(error).__name__}: {error}"
-                ) from error
+
+    def _lowered(self, node: fx.Node, values: Mapping[fx.Node, Any], keys: Keys) -> Any:
+        """Return the value of an operator by its lowering, or by the lowerings of its decomposition."""
+        args = map_arg(node.args, values.__getitem__)
+        kwargs = map_arg(node.kwargs, values.__getitem__)
+        key = keys(origin(node).get("draw", (0,)))
+        lowering = find(node.target)  # type: ignore[arg-type]
+        try:
+            kernel = find_kernel(node.target) if self._kernels else None  # type: ignore[arg-type]
+            value = NotImplemented if kernel is None else kernel(*args, node=node, key=key, **kwargs)
+            if value is not NotImplemented:
+                pass
+            elif lowering is None:
+                value = self._decomposed(node, values, keys)
+            else:
+                value = lowering(*args, node=node, key=key, **kwargs)
+        except (TranslationError, LoweringError):
+            raise
+        except Exception as error:
+            raise TranslationError(
+                f"`{self._name}`: the lowering of {describe(node)} failed: {type(error).__name__}: {error}"
+            ) from error
         _check(node, value)
         return value
 

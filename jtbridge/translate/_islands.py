@@ -1,4 +1,7 @@
-"""Islands: operators without a lowering, each of which torch runs in one call inside a translated program.
+"""Islands: operators that torch runs inside a translated program, each in one call.
+
+An operator is an island because it has no lowering, or because torch may be faster (`_costs.py`). The second kind has
+its lowering too, and the choice falls when the program is lowered, when the platform and the batch are known.
 
 An island is one node of a captured graph. Its graph is a torch function, so it is batched as every torch function is:
 by `torch.func.vmap` in one call, or row by row if torch has no batching rule. It needs no derivative: graphs are
@@ -14,16 +17,17 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.core import ShapedArray
-from jax.extend.core import ClosedJaxpr, Primitive, subjaxprs
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, subjaxprs
 from jax.interpreters import batching
 from torch import fx
 
-from jtbridge._compat import OpOverload, forgetting_graph_sources, is_zero, schema_of
-from jtbridge.capture import GraphFunction, origin, probe_vmap
+from jtbridge._compat import OpOverload, add_policy_rule, forgetting_graph_sources, is_zero, schema_of
+from jtbridge.capture import GraphFunction, draws, probe_vmap
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.dtypes import numpy_dtype, torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
@@ -32,13 +36,11 @@ from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import DTypeError, OutputMismatchError
 from jtbridge.transforms import Vmap
 
+from ._costs import Workload, faster_reason, may_be_faster, workload_of
+
 # Operators whose results depend on the strides of their arguments, or have no defined values.
 _BY_STRIDES = ("strided", "_reshape_alias", "resize", "empty")
-_REFUSED_TAGS = (
-    torch.Tag.nondeterministic_seeded,
-    torch.Tag.dynamic_output_shape,
-    torch.Tag.data_dependent_output,
-)
+_BY_VALUES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -47,11 +49,13 @@ class Island(GraphFunction):
 
     Attributes:
         operator: the name of the operator.
-        reason: why the operator runs in torch.
+        reason: why the operator has to run in torch; None if it has a lowering too.
+        workload: the operator's work, if it has a lowering too.
     """
 
     operator: str
-    reason: str
+    reason: str | None
+    workload: Workload | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,22 +89,41 @@ torch_island_p = Primitive("torch_island")
 torch_island_p.multiple_results = True
 
 
+# torch_island[fn, lowered](x...) -> y...: `lowered` is the program by the operator's lowering, or None without one.
 @torch_island_p.def_abstract_eval
-def _(*_: Any, fn: TorchFunction) -> list[ShapedArray]:
+def _(*_: Any, fn: TorchFunction, lowered: ClosedJaxpr | None) -> list[ShapedArray]:
+    del lowered
     return [ShapedArray(type_.shape, type_.dtype) for type_ in fn.out_types]
 
 
 # batching:  one call of vmap(operator) for the whole batch.
-def _batch(args: Sequence[Any], dims: Sequence[int | None], *, fn: TorchFunction) -> tuple[list[Any], list[int]]:
+def _batch(
+    args: Sequence[Any], dims: Sequence[int | None], *, fn: TorchFunction, lowered: ClosedJaxpr | None
+) -> tuple[list[Any], list[int]]:
     size = batch_size(args, dims)
     args, dims = batch_first(args, dims)
     batched = Vmap(fn, dims, size)
-    probe_vmap(batched)
-    results = torch_island_p.bind(*args, fn=batched)
+    if lowered is None:
+        probe_vmap(batched)
+    else:
+        by_rows = jax.vmap(jaxpr_as_fun(lowered), in_axes=dims, axis_size=size)
+        lowered = jax.make_jaxpr(by_rows)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args))
+    results = torch_island_p.bind(*args, fn=batched, lowered=lowered)
     return results, [0] * len(results)
 
 
 batching.primitive_batchers[torch_island_p] = _batch
+
+
+# policies of jax.checkpoint:  results are saved if the policy saves the island, or an operation of its lowering.
+def _cut(policy: Callable[..., Any], equation: Any) -> str:
+    lowered = equation.params["lowered"]
+    equations = [equation] if lowered is None else [equation, *lowered.jaxpr.eqns]
+    saved = any(policy(each.primitive, *(x.aval for x in each.invars), **each.params) for each in equations)
+    return "save" if saved else "recompute"
+
+
+add_policy_rule(torch_island_p, _cut)
 
 
 def island_of(fn: TorchFunction) -> Island:
@@ -111,15 +134,39 @@ def island_of(fn: TorchFunction) -> Island:
     return fn
 
 
-def islands_in(program: ClosedJaxpr) -> list[TorchFunction]:
-    """Return the islands of a translated program, and of the loops, branches and functions in it, in order."""
+def islands_in(program: ClosedJaxpr, platform: str | None = None) -> list[TorchFunction]:
+    """Return the islands of a translated program, and of the loops, branches and functions in it, in order.
+
+    Args:
+        program: the program.
+        platform: the platform it is for; None for the operators without a lowering alone.
+    """
     found: list[TorchFunction] = []
     pending = [program.jaxpr]
     while pending:
         jaxpr = pending.pop()
+        for equation in jaxpr.eqns:
+            if equation.primitive is not torch_island_p:
+                continue
+            fn = equation.params["fn"]
+            if equation.params["lowered"] is None or (platform and reason_for_torch(fn, platform)):
+                found.append(fn)
         pending += subjaxprs(jaxpr)
-        found += [equation.params["fn"] for equation in jaxpr.eqns if equation.primitive is torch_island_p]
     return found
+
+
+def reason_for_torch(fn: TorchFunction, platform: str) -> str | None:
+    """Return why torch runs an island on a platform; None if its lowering is used there."""
+    rows = 1
+    while isinstance(fn, Vmap):
+        rows *= fn.size
+        if fn in fn.base.cache.sequential:
+            return None
+        fn = fn.fn
+    assert isinstance(fn, Island)
+    if fn.workload is None:
+        return fn.reason
+    return faster_reason(fn.workload.of_rows(rows), platform)
 
 
 def ineligible_reason(node: fx.Node) -> str | None:
@@ -129,8 +176,11 @@ def ineligible_reason(node: fx.Node) -> str | None:
         return "it takes functions"
     if any(argument.alias_info is not None for argument in schema_of(target).arguments):
         return "it writes to its arguments, or its results alias them"
-    if any(tag in target.tags for tag in _REFUSED_TAGS) or "draw" in origin(node):
-        return "it draws random numbers, or its shapes depend on data"
+    is_random = torch.Tag.nondeterministic_seeded in target.tags
+    if is_random and draws(target, node.args, node.kwargs):  # type: ignore[arg-type]
+        return "it draws random numbers"
+    if any(tag in target.tags for tag in _BY_VALUES):
+        return "its shapes or results depend on data"
     is_torchs = target.namespace in ("aten", "prims")
     if is_torchs and any(part in target.name() for part in _BY_STRIDES):
         return "its results depend on the memory of its arguments"
@@ -143,6 +193,13 @@ def ineligible_reason(node: fx.Node) -> str | None:
     return None
 
 
+def may_be_faster_in_torch(node: fx.Node) -> Workload | None:
+    """Return the work of a node that torch may run faster than XLA, and can run; else None."""
+    workload = workload_of(node)
+    can = workload is not None and may_be_faster(workload) and ineligible_reason(node) is None
+    return workload if can else None
+
+
 def bind_island(node: fx.Node, owner: TracedFunction, values: Mapping[fx.Node, Any], reason: str) -> Any:
     """Return the value of a node that torch runs. Results that nothing uses are None.
 
@@ -152,6 +209,42 @@ def bind_island(node: fx.Node, owner: TracedFunction, values: Mapping[fx.Node, A
         values: the values of the node's arguments.
         reason: why the node is an island.
     """
+    return _bind(node, owner, values, None, reason=reason)
+
+
+def bind_choice(
+    node: fx.Node,
+    owner: TracedFunction,
+    values: Mapping[fx.Node, Any],
+    workload: Workload,
+    lowered: Callable[[Mapping[fx.Node, Any]], Any],
+) -> Any:
+    """Return the value of a node that torch or XLA runs, whichever is faster on the platform of the program.
+
+    Args:
+        node, owner, values: as for :func:`bind_island`.
+        workload: the node's work.
+        lowered: returns the node's value by its lowering, from the values of its arguments.
+    """
+    inputs, used = list(node.all_input_nodes), _used(node)
+
+    def by_xla(*arrays: Any) -> list[Any]:
+        value = lowered({**values, **dict(zip(inputs, arrays, strict=True))})
+        return [value] if isinstance(node.meta["val"], torch.Tensor) else [value[i] for i in used]
+
+    program = jax.make_jaxpr(by_xla)(*(jnp.asarray(values[x]) for x in inputs))
+    return _bind(node, owner, values, program, workload=workload)
+
+
+def _bind(
+    node: fx.Node,
+    owner: TracedFunction,
+    values: Mapping[fx.Node, Any],
+    lowered: ClosedJaxpr | None,
+    *,
+    reason: str | None = None,
+    workload: Workload | None = None,
+) -> Any:
     inputs = list(node.all_input_nodes)
     results, used = _results(node), _used(node)
     with forgetting_graph_sources():
@@ -163,8 +256,9 @@ def bind_island(node: fx.Node, owner: TracedFunction, values: Mapping[fx.Node, A
         out_types=tuple(_type(results[i]) for i in used),
         operator=str(node.target),
         reason=reason,
+        workload=workload,
     )
-    found = torch_island_p.bind(*(jnp.asarray(values[x]) for x in inputs), fn=island)
+    found = torch_island_p.bind(*(jnp.asarray(values[x]) for x in inputs), fn=island, lowered=lowered)
     if isinstance(node.meta["val"], torch.Tensor):
         return found[0]
     value: list[Any] = [None] * len(results)

@@ -102,7 +102,7 @@ def untranslatable_reason(fn: TorchFunction, *, pure: bool = False) -> str | Non
         return str(error)
     if not pure or isinstance(fn, ProgramPart):  # torch cannot run a part of a program
         return None
-    islands = islands_in(program) if fn.base.islands == "needed" else []
+    islands = islands_in(program)
     return f"`{fn.base.name}`: {island_of(islands[0]).reason}" if islands else None
 
 
@@ -202,7 +202,8 @@ def _run_of(fn: Batched | TorchFunction, kernels: bool) -> Run:
         _seed_position(fn),
         kernels=kernels,
         blocks=fn.base.repeated_blocks,
-        islands_of=fn.base if fn.base.islands == "needed" else None,
+        islands_of=fn.base if fn.base.islands in ("auto", "needed") else None,
+        choices_of=fn.base if fn.base.islands in ("auto", "faster") and not kernels else None,
     )
 
 
@@ -236,7 +237,7 @@ def graph_of(fn: TorchFunction) -> fx.GraphModule:
         TranslationError: torch cannot trace the function, or an operator has neither a lowering nor a decomposition.
     """
     module = captured(fn)
-    reason = obstacle(module, islands=fn.base.islands != "never")
+    reason = obstacle(module, islands=fn.base.islands in ("auto", "needed"))
     if reason is not None:
         raise TranslationError(f"`{fn.base.name}`: {reason}")
     return module

@@ -44,6 +44,8 @@ from ._retracing import NumberWatch
 from ._verify import verify as verify_result
 
 _MAX_TRACED = 512  # traced functions in a cache; a compiled program keeps its own alive
+# The option `islands` of a function that draws random numbers.
+_WHEN_DRAWING = {"auto": "faster", "needed": "never"}
 _SEED = ArrayType(random_numbers.SEED_SHAPE, np.dtype(np.uint32))
 
 _Cache = collections.OrderedDict[Any, TracedFunction]
@@ -186,7 +188,7 @@ class TracedCalls:
             seeded: whether the call has a key.
             keep_seed: whether the seed stays an input if the function draws nothing.
             fuses_chains: whether chains of operators are fused for kernels when the function is captured.
-            islands: whether torch may run operators inside translated programs.
+            islands: which operators torch may run inside translated programs: see `TracedFunction`.
         """
         names = argument_names(self._fn, signature)
         self._numbers.see(
@@ -255,7 +257,7 @@ class TracedCalls:
             batched=batched,
             fuses_chains=fuses_chains,
             # If the gradient alone had to be called, torch would draw other numbers for it than XLA drew.
-            islands="never" if seeded else islands,
+            islands=_WHEN_DRAWING.get(islands, islands) if seeded else islands,
         )
 
 

@@ -1,0 +1,189 @@
+"""Which operators torch runs faster than XLA, by the measurements in `measured/`.
+
+`make bench-operators` writes them: for each operator, the time of a program in which XLA runs it, and of one in which
+torch does. An operator is faster in torch from the smallest measured size on from which torch won at every size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+
+import torch
+from torch import fx
+
+from jtbridge._compat import OpOverload
+
+# How many times faster torch has to be: the measurements are noisy, and XLA may fuse an operator with its neighbours.
+_MARGIN = 1.15
+_PLATFORMS = ("cpu",)  # those of which `measured/` has a file
+# Operators along one dimension, whose time depends on its length.
+_ALONG_ROWS = (
+    "cummax.default",
+    "cummin.default",
+    "cumprod.default",
+    "cumsum.default",
+    "kthvalue.default",
+    "logcumsumexp.default",
+    "median.dim",
+    "mode.default",
+    "sort.default",
+    "sort.stable",
+    "topk.default",
+)
+_DIM_IS_THIRD = ("aten.sort.stable", "aten.topk.default", "aten.kthvalue.default")
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What the time of an operator depends on.
+
+    Attributes:
+        operator: the name of the operator.
+        kind: the algorithm that the arguments ask for, such as "depthwise 2d"; "" if there is one alone.
+        dtype: the dtype of the first tensor.
+        size: the number of products or of elements.
+    """
+
+    operator: str
+    kind: str
+    dtype: str
+    size: int
+
+    def of_rows(self, rows: int) -> Workload:
+        """Return the same work for a batch."""
+        return dataclasses.replace(self, size=rows * self.size)
+
+
+def workload_of(node: fx.Node) -> Workload | None:
+    """Return the work of a node with an operator of torch's own on arrays of known sizes; None for other nodes."""
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return None
+    tensors = [x for x in map(_tensor_of, node.all_input_nodes) if isinstance(x, torch.Tensor)]
+    if not tensors or not all(isinstance(size, int) for x in tensors for size in x.shape):
+        return None
+    kind, size = _MEASURES.get(str(target), _of_elements)(node, tensors)
+    return Workload(str(target), kind, str(tensors[0].dtype).removeprefix("torch."), size)
+
+
+def may_be_faster(workload: Workload) -> bool:
+    """Return whether torch may run an operator faster than XLA, on some platform and for a batch of some size."""
+    key = workload.operator, workload.kind, workload.dtype
+    return any(_measurements(platform).get(key) for platform in _PLATFORMS)
+
+
+def faster_reason(workload: Workload, platform: str) -> str | None:
+    """Return why torch runs an operator on a platform; None if XLA is not measured to be slower."""
+    points = _measurements(platform).get((workload.operator, workload.kind, workload.dtype), ())
+    reached = [(size, ratio) for size, ratio in points if size <= workload.size]
+    if not reached:
+        return None
+    size, ratio = reached[-1]
+    name = workload.operator if not workload.kind else f"{workload.operator} ({workload.kind})"
+    return (
+        f"torch runs `{name}` in {workload.dtype} {ratio:.1f} times faster than XLA on this platform, as measured at "
+        f'{size:.1e} products or elements. `islands="needed"` leaves it to XLA'
+    )
+
+
+@functools.cache
+def _measurements(platform: str) -> dict[tuple[str, str, str], tuple[tuple[int, float], ...]]:
+    """Return by operator, kind and dtype the sizes from which torch is faster, each with the ratio of the times."""
+    file = resources.files("jtbridge.translate") / "measured" / f"{platform}.json"
+    if not file.is_file():
+        return {}
+    points: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
+    for row in json.loads(file.read_text())["rows"]:
+        key = row["operator"], row["kind"], row["dtype"]
+        points.setdefault(key, []).append((row["size"], row["xla_us"] / row["island_us"]))
+    return {key: _won(sorted(of_key)) for key, of_key in points.items()}
+
+
+def _won(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Return the measurements after the last one that torch did not win."""
+    lost = [i for i, (_, ratio) in enumerate(points) if ratio < _MARGIN]
+    return tuple(points[lost[-1] + 1 :] if lost else points)
+
+
+def _form(weight: torch.Tensor, transposed: bool, groups: int) -> str:
+    kernel = math.prod(weight.shape[2:])
+    if groups > 1:
+        form = "depthwise" if 1 in weight.shape[:2] else "grouped"
+    else:
+        form = "pointwise" if kernel == 1 else "dense"
+    return f"{'transposed ' * transposed}{form} {weight.ndim - 2}d"
+
+
+def _products(x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, transposed: bool) -> int:
+    # Each element of the input of a transposed convolution, or of the result of another one, takes one row of weights.
+    elements = x.numel() if transposed else result.numel()
+    return elements * math.prod(weight.shape[1:])
+
+
+def _of_convolution(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
+    x, weight = _arguments(node)[:2]
+    *_, transposed, _, groups = node.args
+    return (
+        _form(weight, bool(transposed), int(groups)),  # type: ignore[arg-type]
+        _products(x, weight, node.meta["val"], bool(transposed)),
+    )
+
+
+def _of_convolution_backward(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
+    grad, x, weight = _arguments(node)[:3]
+    *_, transposed, _, groups, mask = node.args
+    wanted = [name for name, is_wanted in zip(("input", "weight"), mask, strict=False) if is_wanted]  # type: ignore[arg-type]
+    form = _form(weight, bool(transposed), int(groups))  # type: ignore[arg-type]
+    return f"{form} by {' and '.join(wanted) or 'bias'}", _products(x, weight, grad, bool(transposed))
+
+
+def _of_product(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
+    return "", node.meta["val"].numel() * _arguments(node)[-1].shape[-2]
+
+
+def _of_attention(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
+    first = 1 if "backward" in str(node.target) else 0
+    query, key = _arguments(node)[first : first + 2]
+    return "", query.numel() * key.shape[-2]
+
+
+def _of_rows(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
+    """An operator along one dimension: short rows take another time than long ones."""
+    x = tensors[0]
+    position = 2 if str(node.target) in _DIM_IS_THIRD else 1
+    dim = node.kwargs.get("dim", node.args[position] if len(node.args) > position else -1)
+    if not isinstance(dim, int) or x.ndim == 0:
+        return "", x.numel()
+    return ("short rows" if x.shape[dim] < 64 else "long rows"), x.numel()
+
+
+def _of_elements(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
+    results = node.meta["val"]
+    results = results if isinstance(results, list | tuple) else [results]
+    every = [*tensors, *(x for x in results if isinstance(x, torch.Tensor))]
+    return "", max(x.numel() for x in every)
+
+
+def _arguments(node: fx.Node) -> list[torch.Tensor]:
+    """Return the tensors among the positional arguments. One that is passed twice is there twice."""
+    return [_tensor_of(x) for x in node.args if isinstance(x, fx.Node)]
+
+
+def _tensor_of(x: fx.Node) -> Any:
+    return getattr(x.graph.owning_module, str(x.target), None) if x.op == "get_attr" else x.meta.get("val")
+
+
+_MEASURES: dict[str, Callable[[fx.Node, list[torch.Tensor]], tuple[str, int]]] = {
+    "aten.convolution.default": _of_convolution,
+    "aten.convolution_backward.default": _of_convolution_backward,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": _of_attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _of_attention,
+    **dict.fromkeys([f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm")], _of_product),
+    **dict.fromkeys([f"aten.{name}" for name in _ALONG_ROWS], _of_rows),
+}

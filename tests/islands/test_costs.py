@@ -1,0 +1,213 @@
+"""Operators that torch runs inside translated programs because it is measured to be faster."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from torch.nn import functional
+
+import jtbridge
+from jtbridge.translate import _costs
+from tests.compare import assert_matches, assert_trees_close
+
+_CALL = "@xla_buffer_python_cpu_callback"
+torch.manual_seed(0)
+IMAGE, KERNEL = torch.randn(2, 32, 56, 56), torch.randn(32, 1, 7, 7) / 7
+X, W = jnp.asarray(IMAGE.numpy()), jnp.asarray(KERNEL.numpy())
+
+
+def depthwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return functional.conv2d(x.sin(), w, padding=3, groups=w.shape[0]).tanh()
+
+
+def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (depthwise(x, w) * x).sum()
+
+
+def calls_in(function, *args) -> int:
+    return jax.jit(function).lower(*args).as_text().count(_CALL)
+
+
+def test_a_large_convolution_is_run_by_torch_and_a_small_one_by_xla():
+    f = jtbridge.wrap(depthwise)
+    assert calls_in(f, X, W) == 1
+    assert calls_in(f, X[:1, :2, :8, :8], W[:2]) == 0
+    assert_matches(jax.jit(f)(X, W), depthwise(IMAGE, KERNEL))
+
+
+def test_its_gradient_is_an_island_too_and_is_right():
+    gradient = jax.grad(jtbridge.wrap(loss), argnums=(0, 1))
+    assert calls_in(gradient, X, W) == 2
+    leaves = [IMAGE.clone().requires_grad_(), KERNEL.clone().requires_grad_()]
+    expected = torch.autograd.grad(loss(*leaves), leaves)
+    assert_matches(jax.jit(gradient)(X, W), expected, 1e-4)
+
+
+@pytest.mark.parametrize("options", [{"islands": "needed"}, {"islands": "never"}, {"backend": "xla"}])
+def test_options_leave_it_to_xla(options):
+    f = jtbridge.wrap(depthwise, **options)
+    assert calls_in(f, X, W) == 0
+    assert_matches(jax.jit(f)(X, W), depthwise(IMAGE, KERNEL), 1e-4)
+
+
+def test_exported_programs_and_programs_for_other_platforms_have_none():
+    f = jtbridge.wrap(depthwise)
+    assert _CALL not in jtbridge.export(f, X, W).mlir_module()
+    assert _CALL not in jax.jit(f).trace(X, W).lower(lowering_platforms=("tpu",)).as_text()
+    assert _CALL not in jax.jit(f).trace(X, W).lower(lowering_platforms=("cpu", "cuda")).as_text()
+
+
+def test_programs_divided_among_devices_have_none():
+    mesh = Mesh(np.array(jax.devices()[:2]), ("batch",))
+    if mesh.size < 2:
+        pytest.fail("the tests run on several CPU devices")
+    x = jax.device_put(X, NamedSharding(mesh, PartitionSpec("batch")))
+    w = jax.device_put(W, NamedSharding(mesh, PartitionSpec()))
+    f = jtbridge.wrap(depthwise)
+    assert calls_in(f, x, w) == 0
+    assert_matches(jax.jit(f)(x, w), depthwise(IMAGE, KERNEL), 1e-4)
+
+
+def test_inside_shard_map_each_device_runs_torch_on_its_shard():
+    mesh = Mesh(np.array(jax.devices()[:2]), ("batch",))
+    f = jax.shard_map(
+        jtbridge.wrap(depthwise),
+        mesh=mesh,
+        in_specs=(PartitionSpec("batch"), PartitionSpec()),
+        out_specs=PartitionSpec("batch"),
+    )
+    assert calls_in(f, X, W) == 1
+    assert_matches(jax.jit(f)(X, W), depthwise(IMAGE, KERNEL), 1e-4)
+
+
+def test_the_rows_of_a_batch_count():
+    rows, few = torch.randn(4096, 64), torch.randn(2, 64)
+    f = jax.vmap(jtbridge.wrap(lambda x: torch.cumsum(x, -1)))
+    assert calls_in(f, jnp.asarray(rows.numpy())) == 1
+    assert calls_in(f, jnp.asarray(few.numpy())) == 0
+    assert_matches(jax.jit(f)(jnp.asarray(rows.numpy())), rows.cumsum(-1), 1e-4)
+
+
+def test_a_batch_of_images_and_of_kernels_is_one_call():
+    f = jax.vmap(jtbridge.wrap(depthwise), in_axes=(0, None))
+    many = jax.vmap(jtbridge.wrap(depthwise), in_axes=(None, 0))
+    images, kernels = torch.stack([IMAGE, 2 * IMAGE]), torch.stack([KERNEL, -KERNEL])
+    for function, x, w, expected in (
+        (f, images, KERNEL, [depthwise(x, KERNEL) for x in images]),
+        (many, IMAGE, kernels, [depthwise(IMAGE, w) for w in kernels]),
+    ):
+        arrays = jnp.asarray(x.numpy()), jnp.asarray(w.numpy())
+        assert calls_in(function, *arrays) == 1
+        assert_matches(jax.jit(function)(*arrays), torch.stack(expected), 1e-4)
+
+
+def test_second_derivatives_scan_and_checkpoint():
+    f = jtbridge.wrap(lambda x, w: (functional.conv2d(x**2, w, padding=3, groups=32) ** 2).mean())
+
+    def curvature(x):
+        return jax.jvp(jax.grad(lambda x: f(x, W)), (x,), (X,))[1]
+
+    t = IMAGE.double()
+
+    def of_torch(x):
+        return (functional.conv2d(x**2, KERNEL.double(), padding=3, groups=32) ** 2).mean()
+
+    _, expected = torch.autograd.functional.hvp(of_torch, t, t)
+    assert calls_in(curvature, X) > 0
+    assert isinstance(expected, torch.Tensor)
+    assert_matches(jax.jit(curvature)(X), expected.float(), 1e-3)
+
+    def stepped(x):
+        return jax.lax.scan(lambda carry, _: (jtbridge.wrap(depthwise)(carry, W), None), x, None, length=3)[0]
+
+    once = IMAGE
+    for _ in range(3):
+        once = depthwise(once, KERNEL)
+    assert calls_in(stepped, X) == 1
+    assert_matches(jax.jit(stepped)(X), once, 1e-3)
+
+    plain = jax.grad(jtbridge.wrap(loss))
+    again = jax.grad(jax.checkpoint(jtbridge.wrap(loss)))
+    assert_trees_close(jax.jit(again)(X, W), jax.jit(plain)(X, W), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("policy", "runs"),
+    [
+        (jax.checkpoint_policies.everything_saveable, 1),
+        (jax.checkpoint_policies.nothing_saveable, 2),
+    ],
+)
+def test_policies_of_checkpoint_save_or_repeat_it(policy, runs):
+    f = jax.checkpoint(jtbridge.wrap(lambda x, w: depthwise(x, w).sin()), policy=policy)
+    text = jax.jit(jax.grad(lambda x: (f(x, W) ** 2).sum())).lower(X).as_text()
+    assert text.count(_CALL) == runs + 1  # and the gradient's own
+
+
+def test_functions_that_draw_may_have_them_and_draw_the_same_numbers_in_the_derivative():
+    def noisy(x, w):
+        return functional.dropout(depthwise(x, w), 0.5).sum()
+
+    f = jtbridge.wrap(noisy)
+    key = jax.random.key(3)
+
+    def with_key(x):
+        return f(x, W, rng=key)
+
+    assert calls_in(with_key, X) == 1
+    h = 1e-2 * jnp.ones_like(X)
+    by_jit, gradient = jax.jit(jax.value_and_grad(with_key))(X)
+    np.testing.assert_allclose(by_jit, jax.jit(with_key)(X), rtol=1e-5)
+    along = jax.jvp(jax.jit(with_key), (X,), (h,))[1]
+    np.testing.assert_allclose((gradient * h).sum(), along, rtol=1e-3)
+    np.testing.assert_allclose((jax.jit(with_key)(X + h) - jax.jit(with_key)(X - h)) / 2, along, rtol=2e-2)
+
+
+def test_explain_gives_the_reason():
+    report = jtbridge.explain(loss, X, W)
+    operators = {island.operator: island for island in report.islands}
+    assert set(operators) == {"aten.convolution.default", "aten.convolution_backward.default"}
+    assert "times faster than XLA" in operators["aten.convolution.default"].reason
+    assert "depthwise 2d" in str(report)
+    assert not jtbridge.explain(loss, X[:1, :2, :8, :8], W[:2]).islands
+
+
+def test_sizes_count_from_the_last_measurement_that_xla_won():
+    assert _costs._won([(1, 0.5), (10, 3.0), (100, 0.9), (1000, 1.2), (10000, 9.0)]) == ((1000, 1.2), (10000, 9.0))
+    assert _costs._won([(1, 0.5)]) == ()
+
+
+def test_each_stored_measurement_names_an_operator_of_torch():
+    rows = json.loads((resources.files("jtbridge.translate") / "measured" / "cpu.json").read_text())["rows"]
+    for row in rows:
+        _, name, overload = row["operator"].split(".")
+        assert overload in getattr(torch.ops.aten, name).overloads()
+        assert min(row["torch_us"], row["xla_us"], row["island_us"]) > 0
+        assert row["size"] > 0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.nn.functional.conv2d(x, x),
+        lambda x: x[0, 0] @ x[0, 0],
+        lambda x: torch.addmm(x[0, 0], x[0, 0], x[0, 0]),
+        lambda x: functional.scaled_dot_product_attention(x, x, x),
+        lambda x: torch.cumsum(x, dim=-1).cumsum(dim=0),
+        lambda x: torch.sort(x, dim=-2, descending=True).values,
+        lambda x: torch.topk(x, k=3, dim=1, largest=False).values,
+        lambda x: torch.sum(torch.tensor(2.0).cumsum(0) * x),
+    ],
+    ids=range(8),
+)
+def test_one_tensor_for_several_arguments_and_arguments_by_name(function):
+    t = torch.randn(4, 4, 256, 256)
+    f = jtbridge.wrap(function)
+    assert_matches(jax.jit(f)(jnp.asarray(t.numpy())), function(t), 1e-3)
