@@ -7,7 +7,20 @@ from pathlib import Path
 from tqdm import tqdm
 
 import jtbridge
-from benchmarks import _report, eager, generation, islands, leaks, memory, models, small, startup, steady, vmap
+from benchmarks import (
+    _report,
+    eager,
+    generation,
+    islands,
+    leaks,
+    memory,
+    models,
+    small,
+    startup,
+    steady,
+    vision,
+    vmap,
+)
 from benchmarks._results import Benchmark, Options
 
 ROWS: dict[str, Benchmark] = (
@@ -15,6 +28,7 @@ ROWS: dict[str, Benchmark] = (
     | small.ROWS
     | steady.ROWS
     | models.ROWS
+    | vision.ROWS
     | islands.ROWS
     | generation.ROWS
     | vmap.ROWS

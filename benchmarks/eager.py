@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import torch
 
 import jtbridge
-from benchmarks import models
 from benchmarks._contestants import to_jax
 from benchmarks._measure import microseconds, milliseconds
+from benchmarks._networks import named
 from benchmarks._results import EAGER, JNP, TORCH, Calls, Options, Row, Target
 
 
@@ -71,7 +71,7 @@ def gradients_of_rows(batch: int, width: int, options: Options) -> Row:
 
 def bert(of_gradient: bool, options: Options) -> Row:
     """Four layers of BERT-base's width on 8 x 128 tokens; the gradient is by every parameter."""
-    model = models.named("bert")
+    model = named("bert")
     arrays = jax.tree.map(to_jax, (model.parameters, *model.inputs))
     names = sorted(model.parameters)  # the order in which JAX flattens a dict
 

@@ -1,99 +1,16 @@
-"""Two transformers: what a call costs beside real work, and what a translation gains.
+"""Two transformers: what a call costs beside real work, and what a translation gains."""
 
-``bert``: BERT-base's width, four layers. ``llama``: a small Llama, four layers 128 wide. Each on a batch of texts,
-where most of the time goes to matrix products, and on one sentence, where much of it goes to what is around them.
-"""
-
-import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any
+from functools import partial
 
 import jax
 import torch
 
 from benchmarks._contestants import WRAPPERS, to_jax, wrap_all
 from benchmarks._measure import CLOCKS, milliseconds, minimum_of_children
+from benchmarks._networks import named, title
 from benchmarks._results import DLPACK, TORCH, TORCHAX, XLA, Options, Row, Target
 
 _GRAD_MODE = "torch, recording gradients"
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model as a function of its parameters and inputs, which returns one tensor."""
-
-    parameters: dict[str, torch.Tensor]
-    inputs: tuple[torch.Tensor, ...]
-    call: Callable[..., torch.Tensor]
-
-    def loss(self, *args: Any) -> torch.Tensor:
-        """A scalar that depends on all of the result."""
-        return self.call(*args).sin().mean()
-
-
-def _bert(batch: int, tokens: int) -> Model:
-    from transformers import BertConfig, BertModel
-
-    model = BertModel(BertConfig(num_hidden_layers=4), add_pooling_layer=False).eval()
-    lengths = torch.randint(tokens // 2, tokens + 1, (batch, 1))
-    mask = (torch.arange(tokens) < lengths).long()
-
-    def call(parameters: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        state = {**_buffers(model, ids.device), **parameters}
-        return torch.func.functional_call(model, state, (ids, mask)).last_hidden_state
-
-    return Model(dict(model.named_parameters()), (torch.randint(0, 30_000, (batch, tokens)), mask), call)
-
-
-def _llama(batch: int, tokens: int) -> Model:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=1000,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-    )
-    model = LlamaForCausalLM(config).eval()
-
-    def call(parameters: Any, ids: torch.Tensor) -> torch.Tensor:
-        state = {**_buffers(model, ids.device), **parameters}
-        return torch.func.functional_call(model, state, (ids,), {"use_cache": False}).logits
-
-    return Model(dict(model.named_parameters()), (torch.randint(0, 1000, (batch, tokens)),), call)
-
-
-def _buffers(model: torch.nn.Module, device: torch.device) -> dict[str, torch.Tensor]:
-    """Moved, where they are not there yet: torchax has a device of its own, and takes no tensor of another."""
-    return {name: buffer.to(device) for name, buffer in model.named_buffers()}
-
-
-_MAKERS = {
-    "bert": partial(_bert, 8, 128),
-    "bert-sentence": partial(_bert, 1, 16),
-    "llama": partial(_llama, 4, 64),
-    "llama-sentence": partial(_llama, 1, 16),
-}
-_TITLES = {
-    "bert": "BERT width, 4 layers, 8 x 128",
-    "bert-sentence": "BERT width, 4 layers, 1 x 16",
-    "llama": "small Llama, 4 layers, 4 x 64",
-    "llama-sentence": "small Llama, 4 layers, 1 x 16",
-}
-
-
-@cache
-def named(name: str) -> Model:
-    """A model by its name in the tables, made once."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    torch.manual_seed(0)
-    from benchmarks.vision import NETWORKS
-
-    return _MAKERS[name]() if name in _MAKERS else NETWORKS[name][1]()
 
 
 def forward(name: str, targets: tuple[Target, ...], options: Options) -> Row:
@@ -109,7 +26,7 @@ def forward(name: str, targets: tuple[Target, ...], options: Options) -> Row:
     cells = milliseconds(calls, options)
     recording = cells.pop(_GRAD_MODE)
     note = f"{name}-forward: torch is measured under no_grad; recording gradients it takes {recording:.0f} ms"
-    return Row(f"{name}-forward", f"{_TITLES[name]}: forward", "ms", cells, TORCH, targets, [note])
+    return Row(f"{name}-forward", f"{title(name)}: forward", "ms", cells, TORCH, targets, [note])
 
 
 def gradient(name: str, targets: tuple[Target, ...], options: Options) -> Row:
@@ -123,7 +40,7 @@ def gradient(name: str, targets: tuple[Target, ...], options: Options) -> Row:
 
     calls = wrap_all(model.loss, model.parameters, *model.inputs, then=lambda f: jax.jit(jax.grad(f)))
     calls[TORCH] = eager
-    return Row(f"{name}-gradient", f"{_TITLES[name]}: gradient", "ms", milliseconds(calls, options), TORCH, targets)
+    return Row(f"{name}-gradient", f"{title(name)}: gradient", "ms", milliseconds(calls, options), TORCH, targets)
 
 
 def capture_seconds(contestant: str, clock: str) -> float:
@@ -163,8 +80,8 @@ def first(options: Options) -> Row:
     """Everything up to the first result."""
     repeats = 1 if options.quick else 3
     cells = minimum_of_children((XLA, DLPACK, TORCHAX), "models.first_seconds", options.clock, repeats=repeats)
-    title = "BERT forward: capture, compile, first run"
-    return Row("bert-first", title, "s", cells, TORCHAX, (Target(XLA, 1.0, TORCHAX),))
+    what = "BERT forward: capture, compile, first run"
+    return Row("bert-first", what, "s", cells, TORCHAX, (Target(XLA, 1.0, TORCHAX),))
 
 
 def _targets(translated: float, called: float | None = None) -> tuple[Target, ...]:

@@ -3,11 +3,12 @@
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import torch
 
-from benchmarks._contestants import wrap_all
+from benchmarks._contestants import to_jax, wrap_all
 from benchmarks._measure import microseconds
-from benchmarks._results import DLPACK, TORCH, TORCH2JAX, Options, Row, Target
+from benchmarks._results import DLPACK, JNP, TORCH, TORCH2JAX, XLA, Options, Row, Target
 
 
 def _add(a, b):
@@ -44,8 +45,28 @@ def gradient(options: Options) -> Row:
     )
 
 
+def many_arguments(count: int, options: Options) -> Row:
+    """A jitted call with many small arrays, as a model with many parameters has, beside the same in jnp."""
+    parameters = {f"layer.{i}": torch.randn(8) for i in range(count)}
+    arrays = {name: to_jax(tensor) for name, tensor in parameters.items()}
+
+    def in_torch(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.stack(list(parameters.values())).sin().sum(0)
+
+    def in_jnp(parameters: dict[str, jax.Array]) -> jax.Array:
+        return jnp.sin(jnp.stack(list(parameters.values()))).sum(0)
+
+    compiled = jax.jit(in_jnp)
+    calls = wrap_all(in_torch, parameters)
+    calls[JNP] = lambda: jax.block_until_ready(compiled(arrays))
+    calls[TORCH] = lambda: in_torch(parameters)
+    title = f"jit(f) of a dict of {count:,} arrays of 8 floats"
+    return Row(f"arguments-{count}", title, "us", microseconds(calls, options), JNP, (Target(XLA, 1.05, JNP),))
+
+
 ROWS = {
     "add-16": partial(add, 16, 0.9),
     "add-1M": partial(add, 1_000_000, 0.85),
     "grad-16": gradient,
+    "arguments-1000": partial(many_arguments, 1000),
 }

@@ -293,7 +293,7 @@ def _islands(wrapped: Wrapped, platform: str, traced: TracedFunction) -> tuple[I
                     inputs=tuple(map(_type, inputs)),
                     results=tuple(map(_type, results)),
                     bytes=sum(math.prod(t.shape) * t.dtype.itemsize for t in (*inputs, *results)),
-                    reason=reason_for_torch(fn, platform),
+                    reason=reason_for_torch(fn, platform) or "",
                 ),
             )
     return tuple(found.values())

@@ -1,0 +1,161 @@
+"""The models that are measured, as functions of their parameters: transformers and convolutional networks.
+
+Weights are random. ``bert`` has BERT-base's width and four layers, ``llama`` is a small Llama of four layers 128 wide.
+Each has a batch of texts, where most of the time goes to matrix products, and one sentence, where much of it goes to
+what is around them. The convolutional networks have one image of 224 x 224, and the U-Nets one image or volume.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as a function of its parameters and inputs, which returns one tensor."""
+
+    parameters: dict[str, torch.Tensor]
+    inputs: tuple[torch.Tensor, ...]
+    call: Callable[..., torch.Tensor]
+
+    def loss(self, *args: Any) -> torch.Tensor:
+        """A scalar that depends on all of the result."""
+        return self.call(*args).sin().mean()
+
+
+def _bert(batch: int, tokens: int) -> Model:
+    from transformers import BertConfig, BertModel
+
+    model = BertModel(BertConfig(num_hidden_layers=4), add_pooling_layer=False).eval()
+    lengths = torch.randint(tokens // 2, tokens + 1, (batch, 1))
+    mask = (torch.arange(tokens) < lengths).long()
+
+    def call(parameters: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        state = {**_buffers(model, ids.device), **parameters}
+        return torch.func.functional_call(model, state, (ids, mask)).last_hidden_state
+
+    return Model(dict(model.named_parameters()), (torch.randint(0, 30_000, (batch, tokens)), mask), call)
+
+
+def _llama(batch: int, tokens: int) -> Model:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=1000,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+    )
+    model = LlamaForCausalLM(config).eval()
+
+    def call(parameters: Any, ids: torch.Tensor) -> torch.Tensor:
+        state = {**_buffers(model, ids.device), **parameters}
+        return torch.func.functional_call(model, state, (ids,), {"use_cache": False}).logits
+
+    return Model(dict(model.named_parameters()), (torch.randint(0, 1000, (batch, tokens)),), call)
+
+
+def _buffers(model: torch.nn.Module, device: torch.device) -> dict[str, torch.Tensor]:
+    """Moved, where they are not there yet: torchax has a device of its own, and takes no tensor of another."""
+    return {name: buffer.to(device) for name, buffer in model.named_buffers()}
+
+
+def _of_transformers(name: str, **config: Any) -> Model:
+    import transformers
+
+    model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**config))
+    return _model(model, torch.randn(1, 3, 224, 224), lambda out: out.last_hidden_state)
+
+
+def _model(model: torch.nn.Module, image: torch.Tensor, result: Callable[[Any], torch.Tensor]) -> Model:
+    model.eval()
+    buffers = dict(model.named_buffers())
+
+    def call(parameters: Any, image: torch.Tensor) -> torch.Tensor:
+        state = {**{name: buffer.to(image.device) for name, buffer in buffers.items()}, **parameters}
+        return result(torch.func.functional_call(model, state, (image,)))
+
+    return Model(dict(model.named_parameters()), (image,), call)
+
+
+class _UNet(torch.nn.Module):
+    """A U-Net of three scales, in two or three dimensions."""
+
+    def __init__(self, dims: int, width: int):
+        super().__init__()
+        self._dims = dims
+        widths = [width, 2 * width, 4 * width]
+        self.down = torch.nn.ModuleList([self._block(i, o) for i, o in zip([1, *widths], widths, strict=False)])
+        up = self._layer("ConvTranspose")
+        self.grow = torch.nn.ModuleList([up(2 * w, w, 2, stride=2) for w in reversed(widths[:-1])])
+        self.up = torch.nn.ModuleList([self._block(2 * w, w) for w in reversed(widths[:-1])])
+        self.pool = self._layer("MaxPool")(2)
+        self.head = self._layer("Conv")(width, 1, 1)
+
+    def _layer(self, name: str) -> Any:
+        return getattr(torch.nn, f"{name}{self._dims}d")
+
+    def _block(self, ins: int, outs: int) -> torch.nn.Sequential:
+        layers = []
+        for channels in (ins, outs):
+            layers += [
+                self._layer("Conv")(channels, outs, 3, padding=1),
+                self._layer("BatchNorm")(outs),
+                torch.nn.ReLU(),
+            ]
+        return torch.nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skipped = []
+        for block in self.down[:-1]:
+            x = block(x)
+            skipped.append(x)
+            x = self.pool(x)
+        x = self.down[-1](x)
+        for grow, block in zip(self.grow, self.up, strict=True):
+            x = block(torch.cat([grow(x), skipped.pop()], 1))
+        return self.head(x)
+
+
+def _unet(dims: int, width: int, size: int) -> Model:
+    return _model(_UNet(dims, width), torch.randn(1, 1, *[size] * dims), lambda out: out)
+
+
+# By name: the title in the tables, and what makes the model.
+TRANSFORMERS: dict[str, tuple[str, Callable[[], Model]]] = {
+    "bert": ("BERT width, 4 layers, 8 x 128", partial(_bert, 8, 128)),
+    "bert-sentence": ("BERT width, 4 layers, 1 x 16", partial(_bert, 1, 16)),
+    "llama": ("small Llama, 4 layers, 4 x 64", partial(_llama, 4, 64)),
+    "llama-sentence": ("small Llama, 4 layers, 1 x 16", partial(_llama, 1, 16)),
+}
+CONVOLUTIONAL: dict[str, tuple[str, Callable[[], Model]]] = {
+    "resnet18": (
+        "ResNet-18",
+        partial(_of_transformers, "ResNet", depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], layer_type="basic"),
+    ),
+    "resnet50": ("ResNet-50", partial(_of_transformers, "ResNet")),
+    "mobilenetv2": ("MobileNetV2", partial(_of_transformers, "MobileNetV2")),
+    "convnext": ("ConvNeXt-tiny", partial(_of_transformers, "ConvNext")),
+    "unet2d": ("U-Net, 128 x 128", partial(_unet, 2, 32, 128)),
+    "unet3d": ("U-Net, 32 x 32 x 32", partial(_unet, 3, 16, 32)),
+}
+_ALL = TRANSFORMERS | CONVOLUTIONAL
+
+
+@cache
+def named(name: str) -> Model:
+    """A model by its name in the tables, made once."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    torch.manual_seed(0)
+    return _ALL[name][1]()
+
+
+def title(name: str) -> str:
+    """What a table calls a model."""
+    return _ALL[name][0]
