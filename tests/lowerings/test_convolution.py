@@ -1,8 +1,12 @@
 """Convolutions: geometry, groups, dtypes and gradients."""
 
+import jax
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+
+import jtbridge
 
 from .harness import check
 
@@ -15,6 +19,16 @@ CONVOLUTIONS = {
     "2d uneven": (F.conv2d, (2, 4, 7, 8), (6, 4, 3, 2), {"stride": (2, 1), "padding": (0, 3), "dilation": (1, 2)}),
     "2d rest of the stride": (F.conv2d, (1, 2, 8, 8), (3, 2, 3, 3), {"stride": 3}),
     "2d depthwise": (F.conv2d, (2, 4, 7, 8), (8, 1, 3, 3), {"groups": 4}),
+    "1d depthwise, long": (F.conv1d, (2, 3, 40), (6, 1, 21), {"groups": 3, "stride": 2, "padding": 20, "dilation": 2}),
+    "2d depthwise, strided": (F.conv2d, (2, 4, 9, 8), (4, 1, 3, 2), {"groups": 4, "stride": (2, 3), "padding": (2, 0)}),
+    "3d depthwise": (F.conv3d, (1, 2, 4, 5, 4), (4, 1, 2, 3, 2), {"groups": 2, "padding": 1}),
+    "2d depthwise, more elements than are written out": (F.conv2d, (1, 2, 9, 9), (2, 1, 9, 9), {"groups": 2}),
+    "1d pointwise": (F.conv1d, (2, 4, 5), (6, 4, 1), {}),
+    "2d pointwise": (F.conv2d, (2, 4, 5, 4), (6, 4, 1, 1), {}),
+    "2d pointwise, padded and strided": (F.conv2d, (2, 4, 5, 4), (6, 4, 1, 1), {"padding": 1, "stride": 2}),
+    "3d pointwise": (F.conv3d, (2, 4, 2, 3, 2), (6, 4, 1, 1, 1), {}),
+    "2d pointwise, empty batch": (F.conv2d, (0, 4, 7, 8), (6, 4, 1, 1), {}),
+    "2d depthwise, empty batch": (F.conv2d, (0, 4, 7, 8), (4, 1, 3, 3), {"groups": 4}),
     "2d empty batch": (F.conv2d, (0, 4, 7, 8), (6, 4, 3, 3), {}),
     "3d": (F.conv3d, (1, 2, 4, 5, 6), (3, 2, 2, 3, 2), {"stride": (1, 2, 1)}),
 }
@@ -24,6 +38,9 @@ TRANSPOSED = {
     "1d cropped": (F.conv_transpose1d, (2, 4, 5), (4, 6, 2), {"padding": 2}),
     "2d grouped": (F.conv_transpose2d, (2, 4, 5, 4), (4, 3, 3, 2), {"stride": (2, 3), "groups": 2}),
     "2d dilated": (F.conv_transpose2d, (2, 4, 5, 4), (4, 3, 3, 2), {"dilation": (2, 1), "output_padding": (1, 0)}),
+    "2d depthwise": (F.conv_transpose2d, (2, 4, 5, 4), (4, 1, 3, 2), {"groups": 4, "stride": 2, "output_padding": 1}),
+    "2d wide": (F.conv_transpose2d, (2, 4, 5, 4), (4, 3, 2, 2), {"dilation": 4, "output_padding": 3, "groups": 2}),
+    "2d pointwise": (F.conv_transpose2d, (2, 4, 5, 4), (4, 3, 1, 1), {}),
     "3d": (F.conv_transpose3d, (1, 2, 3, 4, 3), (2, 3, 2, 3, 2), {"stride": 2}),
 }
 
@@ -101,3 +118,23 @@ def test_time_batch_channel():
         rtol=1e-4,
         atol=1e-4,
     )
+
+
+@pytest.mark.parametrize("name", ["2d depthwise", "2d pointwise"])
+def test_a_cpu_gets_sums_of_products_and_other_platforms_a_convolution(name):
+    function, x, w, options = CONVOLUTIONS[name]
+    traced = jax.jit(jtbridge.wrap(lambda x, w: function(x, w, **options), backend="xla")).trace(
+        jax.ShapeDtypeStruct(x, "float32"), jax.ShapeDtypeStruct(w, "float32")
+    )
+    assert "stablehlo.convolution" not in traced.lower().as_text()
+    assert "stablehlo.convolution" in traced.lower(lowering_platforms=("tpu",)).as_text()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_depthwise_convolution_of_16_bits_is_rounded_once(dtype):
+    x, w = (torch.randn(1, 8, 20, 20) + 3).to(dtype), (torch.rand(8, 1, 7, 7) + 0.5).to(dtype)
+    exact = F.conv2d(x.double(), w.double(), groups=8).numpy()
+    f = jax.jit(jtbridge.wrap(lambda x, w: F.conv2d(x, w, groups=8), backend="xla"))
+    ours = np.asarray(f(jtbridge.to_jax(x), jtbridge.to_jax(w)), np.float64)
+    rounding = 2.0**-8 if dtype is torch.bfloat16 else 2.0**-11
+    np.testing.assert_allclose(ours, exact, rtol=1.1 * rounding)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,28 +62,81 @@ def _turned(weight: jax.Array, groups: int) -> jax.Array:
 def _convolved(x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
     if jnp.issubdtype(x.dtype, jnp.integer):
         return _convolved_by_taps(x, weight, window)
+    if _is_depthwise(weight, window):
+        return lax.platform_dependent(
+            x, weight, cpu=lambda x, w: _depthwise(x, w, window), default=lambda x, w: _by_xla(x, w, window)
+        )
+    if _is_pointwise(weight, window):
+        return lax.platform_dependent(x, weight, cpu=_pointwise, default=lambda x, w: _by_xla(x, w, window))
+    return _by_xla(x, weight, window)
+
+
+def _by_xla(x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
     return lax.conv_general_dilated(
         x, weight, window.strides, window.padding, window.spread, window.dilation, feature_group_count=window.groups
     )
 
 
+# A depthwise convolution of XLA's CPU compiler takes up to a hundred times as long as torch's, and one sum of shifted
+# products for each element of the kernel up to twice as long. A pointwise one takes four times as long; a product, 1.2.
+_MOST_TAPS, _MOST_TAPS_OF_WEIGHT = 64, 16
+_MOST_GROUPS = 64
+
+
+def _is_depthwise(weight: jax.Array, window: _Window) -> bool:
+    return window.groups > 1 and weight.shape[1] == 1 and 1 < math.prod(weight.shape[2:]) <= _MOST_TAPS
+
+
+def _depthwise(x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
+    dtype, wide = x.dtype, jnp.promote_types(x.dtype, jnp.float32)  # torch adds 16-bit floats as float32
+    x, weight = _padded(x.astype(wide), window), weight.astype(wide)
+    batch, groups = x.shape[0], window.groups
+    shape = (batch, groups, weight.shape[0] // groups, *_lengths(x, weight, window))
+    total = jnp.zeros(shape, wide)
+    for tap in itertools.product(*map(range, weight.shape[2:])):
+        scale = weight[(..., 0, *tap)].reshape(1, groups, -1, *(1,) * (x.ndim - 2))
+        total = total + _shifted(x, tap, shape[3:], window)[:, :, None] * scale
+    return total.reshape(batch, weight.shape[0], *shape[3:]).astype(dtype)
+
+
+def _is_pointwise(weight: jax.Array, window: _Window) -> bool:
+    ones = (*weight.shape[2:], *window.strides, *window.spread, window.groups)
+    return all(n == 1 for n in ones) and not any(map(any, window.padding))
+
+
+def _pointwise(x: jax.Array, weight: jax.Array) -> jax.Array:
+    flat = x.reshape(*x.shape[:2], math.prod(x.shape[2:]))
+    matrix = jnp.broadcast_to(weight.reshape(weight.shape[:2]), (x.shape[0], *weight.shape[:2]))
+    return (matrix @ flat).reshape(x.shape[0], weight.shape[0], *x.shape[2:])
+
+
 def _convolved_by_taps(x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
     """Convolve as a sum of products over the kernel's elements, because GPUs have no convolution of integers."""
-    zero = np.zeros((), x.dtype)
-    x = lax.pad(x, zero, [(0, 0, 0)] * 2 + [(*p, s - 1) for p, s in zip(window.padding, window.spread, strict=True)])
-    kernel = weight.shape[2:]
-    reach = [d * (k - 1) for d, k in zip(window.dilation, kernel, strict=True)]
-    lengths = [(n - r - 1) // s + 1 for n, r, s in zip(x.shape[2:], reach, window.strides, strict=True)]
-    batch, groups = x.shape[0], window.groups
+    x = _padded(x, window)
+    batch, groups, lengths = x.shape[0], window.groups, _lengths(x, weight, window)
     total = jnp.zeros((batch, groups, weight.shape[0] // groups, *lengths), x.dtype)
-    for tap in itertools.product(*map(range, kernel)):
-        part = x
-        for axis, (i, d, n, s) in enumerate(zip(tap, window.dilation, lengths, window.strides, strict=True), 2):
-            part = lax.slice_in_dim(part, i * d, i * d + (n - 1) * s + 1, s, axis)
-        part = part.reshape(batch, groups, -1, *lengths)
+    for tap in itertools.product(*map(range, weight.shape[2:])):
+        part = _shifted(x, tap, lengths, window).reshape(batch, groups, weight.shape[1], *lengths)
         taken = weight[(..., *tap)].reshape(groups, -1, weight.shape[1])
         total = total + jnp.einsum("goi,bgi...->bgo...", taken, part)
-    return total.reshape(batch, -1, *lengths)
+    return total.reshape(batch, weight.shape[0], *lengths)
+
+
+def _padded(x: jax.Array, window: _Window) -> jax.Array:
+    zero = np.zeros((), x.dtype)
+    return lax.pad(x, zero, [(0, 0, 0)] * 2 + [(*p, s - 1) for p, s in zip(window.padding, window.spread, strict=True)])
+
+
+def _lengths(padded: jax.Array, weight: jax.Array, window: _Window) -> list[int]:
+    reach = [d * (k - 1) for d, k in zip(window.dilation, weight.shape[2:], strict=True)]
+    return [(n - r - 1) // s + 1 for n, r, s in zip(padded.shape[2:], reach, window.strides, strict=True)]
+
+
+def _shifted(padded: jax.Array, tap: Sizes, lengths: Sizes, window: _Window) -> jax.Array:
+    """Return the elements that one element of the kernel meets."""
+    for axis, (i, d, n, s) in enumerate(zip(tap, window.dilation, lengths, window.strides, strict=True), 2):
+        padded = lax.slice_in_dim(padded, i * d, i * d + (n - 1) * s + 1, s, axis)
+    return padded
 
 
 def _linear(
@@ -144,10 +198,42 @@ def _convolution_backward(
     if output_mask[0]:
         (by_input,) = jax.linear_transpose(lambda a: convolve(a, weight), x)(grad)
     if output_mask[1]:
-        (by_weight,) = jax.linear_transpose(lambda w: convolve(x, w), weight)(grad)
+        by_weight = _by_weight(grad, x, weight, stride, padding, dilation, transposed, groups)
     if output_mask[2]:
         by_bias = jnp.sum(grad, axis=(0, *range(2, grad.ndim)), dtype=grad.dtype)
     return by_input, by_weight, by_bias
+
+
+# The gradient of <grad, conv(x, w)> by w. A transposed convolution is the transpose of conv(., w), so its gradient by w
+# is that of <x, conv(grad, w)>: XLA's own takes forty times as long.
+def _by_weight(
+    grad: jax.Array,
+    x: jax.Array,
+    weight: jax.Array,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    groups: int,
+) -> jax.Array:
+    window = _window(weight.shape[2:], stride, padding, dilation, groups)
+    if transposed:
+        shape = jax.eval_shape(lambda w: _by_xla(grad, w, window), weight).shape
+        # With an output padding of the stride or more, that convolution has further results, which x does not meet.
+        further = [(0, n - m) for n, m in zip(shape, x.shape, strict=True)]
+        grad, x = jnp.pad(x, further), grad
+    if math.prod(weight.shape[2:]) > _MOST_TAPS_OF_WEIGHT and _is_depthwise(weight, window):
+        (gradient,) = jax.linear_transpose(lambda w: _by_xla(x, w, window), weight)(grad)
+        return gradient
+    if groups == 1 or weight.shape[1] == 1 or groups > _MOST_GROUPS:
+        (gradient,) = jax.linear_transpose(lambda w: _convolved(x, w, window), weight)(grad)
+        return gradient
+    one = dataclasses.replace(window, groups=1)
+    # One gradient for each group: XLA's gradient of a grouped convolution takes a hundred times as long on a CPU.
+    parts = zip(*(jnp.split(a, groups, axis) for a, axis in ((grad, 1), (x, 1), (weight, 0))), strict=True)
+    return jnp.concatenate(
+        [jax.linear_transpose(lambda w, x=x: _convolved(x, w, one), weight)(grad)[0] for grad, x, weight in parts]
+    )
 
 
 @register_lowering("_slow_conv2d_forward", "slow_conv3d_forward")
