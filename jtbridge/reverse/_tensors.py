@@ -1,0 +1,95 @@
+"""Conversion of tensors to arrays and of arrays to tensors, around a run of a JAX function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+import torch
+import torch.utils.dlpack
+
+from jtbridge._compat import SharedTensor, array_on_device, is_zero
+from jtbridge.core.dtypes import carrier, numpy_dtype, torch_dtype
+from jtbridge.errors import DeviceError
+
+
+def common_device(tensors: Sequence[torch.Tensor], name: str) -> torch.device:
+    """Return the device of some tensors; torch's default device if there are none.
+
+    Raises:
+        DeviceError: the tensors lie on several devices, or on one that JAX never has.
+    """
+    if not tensors:
+        return torch.get_default_device()
+    device = tensors[0].device
+    for tensor in tensors:
+        if tensor.device != device:
+            raise DeviceError(
+                f"The arguments of `{name}` lie on `{device}` and on `{tensor.device}`. A JAX function runs on one "
+                f'device: move them, such as `x.to("{device}")`.'
+            )
+    if device.type not in ("cpu", "cuda"):
+        raise DeviceError(
+            f"The arguments of `{name}` lie on `{device}`, which JAX does not have. Move them: `x.cpu()`."
+        )
+    return device
+
+
+def jax_device(device: torch.device, name: str) -> jax.Device:  # type: ignore[valid-type]
+    """Return JAX's device for a device of torch."""
+    if device.type == "cpu":
+        return jax.local_devices(backend="cpu")[0]
+    try:
+        devices = jax.local_devices(backend="gpu")
+    except RuntimeError:
+        devices = []
+    index = device.index or 0
+    if device.type != "cuda" or index >= len(devices):
+        raise DeviceError(
+            f"The arguments of `{name}` lie on `{device}`, which JAX does not have here: its devices are "
+            f"{jax.local_devices()}. Move them: `x.cpu()`, or install JAX for this device."
+        )
+    return devices[index]
+
+
+def to_array(tensor: torch.Tensor, device: jax.Device) -> jax.Array:  # type: ignore[valid-type]
+    """Return an array on `device` that shares the memory of a tensor if it can, for the time of one run."""
+    values = tensor.detach() if tensor.requires_grad else tensor
+    if is_zero(values):
+        values = torch.zeros_like(values, memory_format=torch.contiguous_format)
+    values = values.resolve_conj().resolve_neg()
+    if not values.is_cpu:  # DLPack orders the streams
+        return jax.dlpack.from_dlpack(values.contiguous())
+    if not values.is_contiguous():
+        values = values.contiguous()
+    try:
+        memory = values.numpy()
+    except TypeError:  # NumPy does not have the dtype
+        dtype = numpy_dtype(values.dtype, "an argument")
+        carried = carrier(dtype)
+        if carried is None:
+            raise
+        memory = values.view(carried[1]).numpy().view(dtype)
+    return array_on_device(memory, device, committed=True)
+
+
+def to_tensor(array: jax.Array, device: torch.device) -> torch.Tensor:
+    """Return a tensor over the memory of an array, to which nothing else may refer."""
+    dtype = torch_dtype(array.dtype, "a result")
+    if not array.size:
+        return torch.empty(array.shape, dtype=dtype, device=device)
+    if device.type != "cpu":
+        return torch.from_dlpack(array)
+    if carrier(array.dtype) is not None and array.dtype.itemsize == 1:  # DLPack has no float8
+        memory = np.array(array)
+        return torch.from_numpy(memory.view(np.uint8)).view(dtype)
+    return torch.utils.dlpack.from_dlpack(array.__dlpack__())
+
+
+def readable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a read-only tensor of :func:`jtbridge.to_torch` as a plain one; any other tensor as it is.
+
+    A JAX function does not write to its arguments.
+    """
+    return tensor.as_subclass(torch.Tensor) if isinstance(tensor, SharedTensor) else tensor
