@@ -73,9 +73,10 @@ class Caller:
 
     def __init__(self, function: Callable[..., Any], name: str, *, keep_int32: bool):
         self._function = function
-        self._name = name
+        self.name = name
         self._keep_int32 = keep_int32
         self._bound: dict[tuple[Arguments, bool], BoundFunction] = {}
+        self._in_graphs: set[BoundFunction] = set()
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -84,9 +85,11 @@ class Caller:
 
     def flat(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Any]:
         """Return the leaves of the result, and its structure."""
-        tensors, arguments = split(self._name, args, kwargs)
+        tensors, arguments = split(self.name, args, kwargs)
         x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
         function = self._bound.get((arguments, x64)) or self._bind(arguments, x64)
+        if torch.compiler.is_compiling():
+            self._in_graphs.add(function)  # a graph refers to the function by its handle alone
         results = call(function, tensors)
         if not x64 and not self._keep_int32:
             results = [x.to(torch.int64) if x.dtype is torch.int32 else x for x in results]
@@ -96,7 +99,7 @@ class Caller:
         with self._lock:
             found = self._bound.get((arguments, x64))
             if found is None:
-                found = BoundFunction(self._name, self._function, arguments, x64)
+                found = BoundFunction(self.name, self._function, arguments, x64)
                 if len(self._bound) >= _MOST_SIGNATURES:
                     del self._bound[next(iter(self._bound))]
                 self._bound[arguments, x64] = found

@@ -11,6 +11,7 @@ import torch
 from jtbridge.errors import ArgumentError
 
 from ._bound import Caller
+from ._compiled import call_in_graph
 
 
 def to_torch_function(f: Callable[..., Any] | None = None, *, int32: str = "int64") -> Any:
@@ -28,9 +29,12 @@ def to_torch_function(f: Callable[..., Any] | None = None, *, int32: str = "int6
         raise ArgumentError(f"`to_torch_function` takes a callable, but got a {type(f).__name__}.")
     name = getattr(f, "__name__", None) or type(f).__name__
     caller = Caller(f, name, keep_int32=int32 == "keep")
+    in_graph = call_in_graph(caller)
 
     @functools.wraps(f, updated=())
     def function(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return in_graph(args, kwargs)
         return caller(*args, **kwargs)
 
     return function
