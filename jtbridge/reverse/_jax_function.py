@@ -91,11 +91,12 @@ class JaxFunction:
         device = common_device(tensors, self.name)
         target = jax_device(device, self.name)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self._with_x64())
             if current_context() is not Context.EAGER:  # while JAX traces around this run
                 stack.enter_context(jax.ensure_compile_time_eval())
             if not tensors:
                 stack.enter_context(jax.default_device(target))
-            results = jax.block_until_ready(self(*[to_array(tensor, target) for tensor in tensors]))
+            results = jax.block_until_ready(self._jitted(*[to_array(tensor, target) for tensor in tensors]))
         return [to_tensor(result, device) for result in results]
 
     def result_types(self, types: Types) -> Types:
