@@ -90,13 +90,10 @@ class JaxFunction:
             )
         device = common_device(tensors, self.name)
         target = jax_device(device, self.name)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._with_x64())
-            if current_context() is not Context.EAGER:  # while JAX traces around this run
-                stack.enter_context(jax.ensure_compile_time_eval())
-            if not tensors:
-                stack.enter_context(jax.default_device(target))
-            results = jax.block_until_ready(self._jitted(*[to_array(tensor, target) for tensor in tensors]))
+        with self._settings(jax.default_device(target) if not tensors else None):
+            results = self._jitted(*[to_array(tensor, target) for tensor in tensors])
+            if device.type == "cpu":
+                results = [result.block_until_ready() for result in results]
         return [to_tensor(result, device) for result in results]
 
     def result_types(self, types: Types) -> Types:
@@ -136,6 +133,17 @@ class JaxFunction:
 
     def _inferred(self, types: Types) -> Types:
         return tuple((tuple(x.shape), np.dtype(x.dtype)) for x in self.shapes(types))
+
+    def _settings(self, device: contextlib.AbstractContextManager | None) -> contextlib.AbstractContextManager:
+        """Return the context of a run on concrete arrays."""
+        traces = current_context() is not Context.EAGER  # JAX traces around this run
+        if device is None and not traces:
+            return self._with_x64()
+        stack = contextlib.ExitStack()
+        stack.enter_context(self._with_x64())
+        stack.enter_context(jax.ensure_compile_time_eval() if traces else contextlib.nullcontext())
+        stack.enter_context(device or contextlib.nullcontext())
+        return stack
 
     def _with_x64(self) -> contextlib.AbstractContextManager:
         same = jax.config.jax_enable_x64 == self.x64  # type: ignore[attr-defined]

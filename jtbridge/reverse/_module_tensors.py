@@ -110,7 +110,7 @@ def _add(module: torch.nn.Module, path: list[str], leaf: Any, train: bool) -> En
     key = None
     if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         key, leaf = str(jax.random.key_impl(leaf)), jax.random.key_data(leaf)
-    tensor = to_torch(leaf, copy=True)
+    tensor = to_torch(leaf, copy=True).clone()  # in memory of torch, whose alignment lets XLA read it
     if train and is_differentiable(leaf.dtype):
         holder.register_parameter(name, torch.nn.Parameter(tensor))
     else:
