@@ -99,7 +99,8 @@ def training_step(width: int, batch: int, options: Options) -> Row:
     inputs, targets = torch.randn(batch, width), torch.randn(batch, 10)
     x, y = to_jax(inputs), to_jax(targets)
     variables = Mlp().init(jax.random.key(0), x)
-    module = jtbridge.to_torch_module(Mlp().apply, variables)
+    apply: Callable[..., Any] = Mlp().apply
+    module = jtbridge.to_torch_module(apply, variables)
     optimizer = torch.optim.SGD(module.parameters(), lr=rate)
 
     def torch_step() -> torch.Tensor:
@@ -111,7 +112,7 @@ def training_step(width: int, batch: int, options: Options) -> Row:
 
     @jax.jit
     def step(variables: Any) -> Any:
-        loss, gradients = jax.value_and_grad(lambda v: ((Mlp().apply(v, x) - y) ** 2).mean())(variables)
+        loss, gradients = jax.value_and_grad(lambda v: ((apply(v, x) - y) ** 2).mean())(variables)
         return loss, jax.tree.map(lambda v, g: v - rate * g, variables, gradients)
 
     box = [variables]
@@ -120,12 +121,10 @@ def training_step(width: int, batch: int, options: Options) -> Row:
         loss, box[0] = step(box[0])
         return jax.block_until_ready((loss, box[0]))[0]
 
-    layers = torch.nn.Sequential(
-        *(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU()),
-        torch.nn.Linear(width, 10),
-    )
+    linears = [torch.nn.Linear(width, size) for size in (width, width, 10)]
+    layers = torch.nn.Sequential(linears[0], torch.nn.ReLU(), linears[1], torch.nn.ReLU(), linears[2])
     with torch.no_grad():
-        for name, layer in (("Dense_0", layers[0]), ("Dense_1", layers[2]), ("Dense_2", layers[4])):
+        for name, layer in zip(("Dense_0", "Dense_1", "Dense_2"), linears, strict=True):
             layer.weight.copy_(module.get_parameter(f"params.{name}.kernel").T)
             layer.bias.zero_()
     optimizer_of_torch = torch.optim.SGD(layers.parameters(), lr=rate)

@@ -27,8 +27,8 @@ def mark_constant_for_dynamo(function: Callable[..., Any]) -> None:
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-# The base of `torch.autograd.Function`. Its `apply` handles one level of torch.func, which is what an autograd kernel is
-# asked for. `Function.apply` itself would begin again with all levels, and refuses to.
+# The base of `torch.autograd.Function`. Its `apply` handles one level of torch.func, which is what an autograd kernel
+# is asked for. `Function.apply` itself would begin again with all levels, and refuses to.
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 
 

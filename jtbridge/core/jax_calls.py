@@ -11,7 +11,7 @@ from typing import Any
 
 OPERATOR = "jtbridge::jax_call"
 
-# The table is weak: a function lives as long as the torch function, the autograd graph or the traced graph that uses it.
+# The table is weak: a function lives as long as the torch function, autograd graph or traced graph that uses it.
 HANDLES: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 

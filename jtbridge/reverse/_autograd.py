@@ -1,8 +1,8 @@
 """The derivatives of a call of a JAX function, which are calls of derived JAX functions.
 
 The backward calls the same operator with the function that `jax.vjp` derives, and the forward derivative with that of
-`jax.jvp`. So a derivative is differentiated in turn, to any order. While nothing can differentiate the backward, it uses
-residuals of the forward, which then runs once.
+`jax.jvp`. So a derivative is differentiated in turn, to any order. While nothing can differentiate the backward, it
+uses residuals of the forward, which then runs once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from jtbridge._compat import SingleLevelFunction, in_forward_mode, inside_functorch, recording_outer_levels
 
 from ._jax_function import JaxFunction, Types, inexact_positions, is_inexact
-from ._residuals import ForwardWithResiduals, Layout
+from ._residuals import Layout, with_residuals
 
 _FIRST = 4  # the position of the first tensor among the arguments of `Differentiated.apply`
 
@@ -38,7 +38,7 @@ class Differentiated(SingleLevelFunction):
         wrt = tuple(i for i, x in enumerate(tensors) if ctx.needs_input_grad[_FIRST + i] and is_inexact(x))
         ctx.wrt, ctx.layout, saved = wrt, None, []
         if wrt and not inside_functorch() and not in_forward_mode():
-            ctx.forward = function.derive(("forward", wrt), lambda: ForwardWithResiduals(function, wrt))
+            ctx.forward = with_residuals(function, wrt)
             ctx.layout = ctx.forward.layout(types)
         with recording_outer_levels():
             results = below(function if ctx.layout is None else ctx.forward)

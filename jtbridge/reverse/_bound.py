@@ -57,8 +57,8 @@ def _check_result(leaf: Any, name: str) -> None:
         )
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic | numbers.Number):
         raise ArgumentError(
-            f"`{name}` returned a {type(leaf).__name__}, which is not an array. Return arrays in tuples, lists, dicts or "
-            "other pytrees."
+            f"`{name}` returned a {type(leaf).__name__}, which is not an array. Return arrays in tuples, lists, dicts "
+            "or other pytrees."
         )
 
 

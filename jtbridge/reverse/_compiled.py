@@ -1,8 +1,8 @@
 """Calls of JAX functions inside functions that torch.compile traces.
 
 TorchDynamo traces Python code, and cannot trace that of JAX. While it traces, a call goes to a function that it puts
-into its graph as one node, because `torch.compiler.allow_in_graph` names the function. That import takes a second, so it
-happens in the first call that TorchDynamo traces. Torch's later passes run the function and see its operators.
+into its graph as one node, because `torch.compiler.allow_in_graph` names the function. That import takes a second, so
+it happens in the first call that TorchDynamo traces. Torch's later passes run the function and see its operators.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ def call_in_graph(caller: Caller) -> Callable[..., Any]:
 
 def _mutable(value: Any) -> Any:
     """Return arguments with plain lists and dicts for those of a graph, which JAX does not know as containers."""
-    if isinstance(value, list | tuple) and type(value) in (tuple, list, immutable_list):
+    kind = type(value)
+    if kind in (tuple, list, immutable_list):
         children = [_mutable(child) for child in value]
-        return tuple(children) if isinstance(value, tuple) else children
-    if type(value) in (dict, immutable_dict):
+        return tuple(children) if kind is tuple else children
+    if kind in (dict, immutable_dict):
         return {key: _mutable(child) for key, child in value.items()}
     return value
 
@@ -67,8 +68,8 @@ def _described(value: Any, name: str) -> Any:
     if type(value) is dict:
         return "dict", tuple((key, _described(child, name)) for key, child in value.items())
     raise ArgumentError(
-        f"`{name}` returned a {type(value).__name__} inside torch.compile, which traces results of tuples, lists and dicts "
-        "alone. Return one of these, or call the function outside of the compiled function."
+        f"`{name}` returned a {type(value).__name__} inside torch.compile, which traces results of tuples, lists and "
+        "dicts alone. Return one of these, or call the function outside of the compiled function."
     )
 
 

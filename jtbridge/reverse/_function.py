@@ -17,7 +17,45 @@ from ._compiled import call_in_graph
 def to_torch_function(f: Callable[..., Any] | None = None, *, int32: str = "int64") -> Any:
     """Make a JAX function a torch function.
 
-    TODO
+    The result works eagerly, under torch's autograd to any order, in forward mode (`torch.autograd.forward_ad`), under
+    ``torch.func`` (``grad``, ``vjp``, ``jvp``, ``vmap``, ``jacrev``, ``jacfwd``, ``hessian``, in any nesting), in
+    ``torch.compile`` and in ``torch.export``. Derivatives are JAX's own, in torch's convention for complex numbers. JAX
+    compiles the function once for each signature. On a CPU a large argument or result crosses without a copy, if it is
+    contiguous and aligned. GPUs are experimental: no GPU has run this.
+
+    Inside a function of :func:`jtbridge.wrap` that is translated, `f` becomes part of the program.
+
+    The arguments of a call may be any JAX pytrees. Torch tensors, NumPy arrays, JAX arrays and JAX keys reach `f` as
+    JAX arrays. Every other leaf (Python numbers, strings, None, ...) reaches `f` as it is, and must be hashable:
+    another value compiles `f` again. All tensors lie on one device, where `f` runs. `f` is a pure function, as for
+    ``jax.jit``: what it closes over is read when it is traced.
+
+    Args:
+        f: a JAX function of arrays, in any pytrees, to arrays in any pytree; jitted or not.
+        int32: while x64 is off, JAX uses int32 where torch uses int64, so int32 results become int64. With "keep" they
+            stay int32. 64-bit arguments become 32-bit ones while x64 is off, as in JAX itself.
+
+    Returns:
+        A function of the same arguments that returns `f`'s result with tensors for arrays. Results have memory of their
+        own.
+
+    Raises:
+        ArgumentError: at once, for an `f` that is not a function of JAX; later, for an argument that JAX cannot have (a
+            sparse tensor), for one that is neither a tensor nor hashable, and for a result that is not an array.
+        DTypeError: JAX or torch does not have a dtype.
+        DeviceError: tensors lie on several devices, or on a device that JAX does not have.
+        JaxCallError: a compiled JAX program calls the torch function that calls `f`; or a graph of ``torch.export``
+            outlived `f`. Exceptions of `f` itself are raised unchanged.
+
+    Example:
+        >>> import jax.numpy as jnp, jtbridge, torch
+        >>> @jtbridge.to_torch_function
+        ... def f(x):
+        ...     return x**2 * jnp.sin(x)
+        >>> torch.func.grad(torch.func.grad(f))(torch.tensor(0.7))
+        tensor(3.1143)
+
+    Source: https://docs.jax.dev/en/latest/notebooks/autodiff_cookbook.html
     """
     if int32 not in ("int64", "keep"):
         raise ArgumentError(f"`int32` must be 'int64' or 'keep', but it is {int32!r}.")

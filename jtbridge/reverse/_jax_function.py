@@ -28,6 +28,7 @@ from ._tensors import common_device, jax_device, to_array, to_tensor
 Types = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shapes and dtypes of flat arrays
 Arrays = Sequence[jax.Array]
 Value = TypeVar("Value")
+Derived = TypeVar("Derived", bound="JaxFunction")
 
 _LOCK = threading.RLock()
 _MOST_TYPES = 256  # signatures of one function whose records are kept
@@ -84,8 +85,8 @@ class JaxFunction:
         """
         if is_in_callback():
             raise JaxCallError(
-                f"`{self.name}`, a JAX function, is called by a torch function that a JAX program calls. JAX cannot run "
-                "inside a callback of its own: the call could wait for ever. Let the torch function be translated "
+                f"`{self.name}`, a JAX function, is called by a torch function that a JAX program calls. JAX cannot "
+                "run inside a callback of its own: the call could wait for ever. Let the torch function be translated "
                 '(`jtbridge.wrap(f, backend="xla")` says what prevents it), or call `f` outside of `jax.jit`.'
             )
         device = common_device(tensors, self.name)
@@ -112,9 +113,9 @@ class JaxFunction:
         """Return the function of batches; the dims are 0 or None, and results have their batch axis first."""
         return self._derive(("batch", dims), lambda: jax.vmap(self.function, in_axes=dims))
 
-    def derive(self, key: Hashable, make: Callable[[], JaxFunction]) -> JaxFunction:
+    def derive(self, key: Hashable, make: Callable[[], Derived]) -> Derived:
         """Return the function that `make` returned first for a key."""
-        found = self._derived.get(key)
+        found: Any = self._derived.get(key)
         if found is None:
             with _LOCK:
                 found = self._derived.get(key)
@@ -203,8 +204,9 @@ def _of(base: JaxFunction, arguments: Arrays, wrt: tuple[int, ...], outs: tuple[
     return of
 
 
-# Torch's gradient of a complex argument is the conjugate of JAX's: both are the transpose of the same linear map, torch's
-# for the product <a, b> = conj(a) b and JAX's for a b. So torch's pullback is JAX's, conjugated before and after.
+# Torch's gradient of a complex argument is the conjugate of JAX's: both are the transpose of the same linear map,
+# torch's for the product <a, b> = conj(a) b and JAX's for a b. So torch's pullback is JAX's, conjugated before and
+# after.
 def _vjp(base: JaxFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Callable[..., list[Any]]:
     def gradients(*arrays: Any) -> list[Any]:
         count = len(arrays) - len(outs)

@@ -12,10 +12,40 @@ from ._models import Model, model_of
 from ._module_tensors import TensorTree
 
 
-def to_torch_module(f: Any, params: Any = None, state: Any = None, *, int32: str = "int64") -> torch.nn.Module:
-    """Make a JAX model a torch module.
+def to_torch_module(f: Any, params: Any = None, state: Any = None, *, int32: str = "int64") -> TorchModule:
+    """Make a JAX model a torch module, with its arrays as parameters and buffers.
 
-    TODO
+    The module works like any other: torch's optimizers train it, `state_dict` and `load_state_dict` save and load it,
+    and its ``forward`` is a function of :func:`jtbridge.to_torch_function`. Names follow the tree: ``layers[0].weight``
+    is ``layers.0.weight``. A name that `torch.nn.Module` uses itself gets an underscore. ``module.to_jax()`` returns the
+    model with copies of the present values.
+
+    Args:
+        f: a model of Equinox (any callable pytree), a model of Flax NNX, or a function ``f(params, *args, **kwargs)``,
+            such as the ``apply`` of a model of Flax Linen. ``train()`` and ``eval()`` set the mode of models of Equinox
+            and Flax NNX, from their first call on.
+        params: the parameters of a function: a pytree. Float and complex arrays become parameters. Other arrays and
+            keys become buffers, and other leaves stay as they are.
+        state: a pytree of arrays, for a function ``f(params, state, *args, **kwargs)`` that returns
+            ``(result, new_state)``. It becomes buffers, to which each call writes the new state. The state of a model
+            of Flax NNX (statistics, random streams) is treated in the same way.
+        int32: see :func:`jtbridge.to_torch_function`.
+
+    Returns:
+        A `torch.nn.Module` on the CPU, which has copies of the arrays.
+
+    Raises:
+        ArgumentError: `f` is not a model, or is a function without `params`.
+        ModelError: when called, if the new state has another structure than the state.
+
+    Example:
+        >>> import jax.numpy as jnp, jtbridge, torch
+        >>> model = jtbridge.to_torch_module(lambda p, x: x @ p["w"], {"w": jnp.ones((3, 2))})
+        >>> model(torch.ones(3)).sum().backward()
+        >>> model.w.grad.shape
+        torch.Size([3, 2])
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html
     """
     return TorchModule(model_of(f, params, state), int32)
 

@@ -78,6 +78,11 @@ class ForwardWithResiduals(JaxFunction):
         return [*results, *in_own_memory(residuals)] if usable else results
 
 
+def with_residuals(base: JaxFunction, wrt: tuple[int, ...]) -> ForwardWithResiduals:
+    """Return the forward of a function with the residuals of its gradient by `wrt`."""
+    return base.derive(("forward", wrt), lambda: ForwardWithResiduals(base, wrt))
+
+
 def _source(leaf: Any, arrays: Any, results: list[Any], residuals: list[Any]) -> tuple[str, Any]:
     if not isinstance(leaf, jax.core.Tracer):
         return "constant", leaf

@@ -155,9 +155,7 @@ def test_nnx_with_batch_norm_and_dropout():
     model = module.to_jax()
     assert isinstance(model, Net)
     model.eval()
-    torch.testing.assert_close(
-        jtbridge.to_torch(model(jtbridge.to_jax(x)), copy=True), expected, rtol=1e-4, atol=1e-5
-    )
+    torch.testing.assert_close(jtbridge.to_torch(model(jtbridge.to_jax(x)), copy=True), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_equinox():
@@ -179,7 +177,9 @@ def test_equinox_with_dropout_follows_the_mode():
 
 
 def test_names_of_torch_modules_are_left_alone():
-    module = jtbridge.to_torch_module(lambda p, x: x * p["train"] + p["a.b"], {"train": jnp.ones(()), "a.b": jnp.ones(())})
+    module = jtbridge.to_torch_module(
+        lambda p, x: x * p["train"] + p["a.b"], {"train": jnp.ones(()), "a.b": jnp.ones(())}
+    )
     assert set(module.state_dict()) == {"train_", "a_b"}
     assert module.train()(torch.ones(2)).tolist() == [2.0, 2.0]
 

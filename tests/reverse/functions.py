@@ -60,12 +60,22 @@ REAL = [
     Case("scan", _scan, _scan_of_torch, _numbers(4)),
     Case("inner grad", jax.grad(lambda x: (x**4).sum()), lambda x: 4 * x**3, _numbers(3)),
     Case("jitted", jax.jit(lambda x: jnp.cos(x) ** 3), lambda x: torch.cos(x) ** 3, _numbers(3)),
-    Case("by complex", lambda x: jnp.abs(jnp.exp(1j * jax.lax.complex(x, 0 * x)) + 1) ** 2, lambda x: torch.abs(torch.exp(1j * x) + 1) ** 2, _numbers(3)),
+    Case(
+        "by complex",
+        lambda x: jnp.abs(jnp.exp(1j * jax.lax.complex(x, 0 * x)) + 1) ** 2,
+        lambda x: torch.abs(torch.exp(1j * x) + 1) ** 2,
+        _numbers(3),
+    ),
 ]
 ONCE = Case("custom_vjp", _with_own_rule, torch.tanh, _numbers(3))  # it has no forward derivative
 COMPLEX = [
     Case("holomorphic", lambda z: jnp.exp(z) * z**2, lambda z: torch.exp(z) * z**2, _COMPLEX),
     Case("conjugate", lambda z: jnp.conj(z) * jnp.sin(z), lambda z: torch.conj(z) * torch.sin(z), _COMPLEX),
     Case("magnitude", lambda z: jnp.abs(z) ** 3, lambda z: torch.abs(z) ** 3, _COMPLEX),
-    Case("parts", lambda z: jax.lax.complex(z.real * z.imag**2, z.imag), lambda z: z.real * z.imag**2 + 1j * z.imag, _COMPLEX),
+    Case(
+        "parts",
+        lambda z: jax.lax.complex(z.real * z.imag**2, z.imag),
+        lambda z: z.real * z.imag**2 + 1j * z.imag,
+        _COMPLEX,
+    ),
 ]

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
@@ -33,10 +34,17 @@ def _by_backward(f: Function, x: torch.Tensor, order: int) -> list[torch.Tensor]
     return found
 
 
+def _pulled(f: Function, x: torch.Tensor) -> Any:
+    out, pull, *_ = vjp(f, x)
+    assert isinstance(out, torch.Tensor)
+    return out, pull(out * (1 + 2j) if out.is_complex() else out)
+
+
 def _dual(f: Function, x: torch.Tensor) -> Any:
     with forward_ad.dual_level():
         leaf = x.clone().requires_grad_()
         primal, tangent = forward_ad.unpack_dual(f(forward_ad.make_dual(leaf, torch.sin(x))))
+        assert tangent is not None
         (mixed,) = torch.autograd.grad((tangent**2 * leaf.sum()).sum(), leaf)
         return primal, tangent, forward_ad.unpack_dual(mixed).primal
 
@@ -51,7 +59,7 @@ TRANSFORMS: dict[str, Callable[[Function, torch.Tensor], Any]] = {
     "backward 3": lambda f, x: _by_backward(f, x, 3),
     "grad": lambda f, x: grad(_summed(f))(x),
     "grad of grad": lambda f, x: grad(lambda x: (grad(_summed(f))(x) ** 2).sum())(x),
-    "vjp": lambda f, x: (lambda out, pull: (out, pull(out)))(*vjp(f, x)),
+    "vjp": _pulled,
     "jvp": lambda f, x: jvp(f, (x,), (x.cos(),)),
     "jvp of jvp": lambda f, x: jvp(lambda x: jvp(f, (x,), (x.cos(),))[1], (x,), (x,)),
     "linearize": lambda f, x: linearize(f, x)[1](x.cos()),
@@ -75,7 +83,9 @@ SOME = ("backward 3", "hessian", "jvp", "vmap of grad")  # of every function; th
 PAIRS = [(case, name) for case in REAL for name in TRANSFORMS if case is REAL[0] or name in SOME]
 
 
-@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")  # torch's linearize, of any function
+@pytest.mark.filterwarnings(
+    "ignore:Attempted to insert a get_attr Node:UserWarning"
+)  # torch's linearize, of any function
 @pytest.mark.parametrize(("case", "transform"), PAIRS, ids=lambda value: getattr(value, "name", value))
 def test_real_functions(case: Case, transform: str):
     got = TRANSFORMS[transform](jtbridge.to_torch_function(case.of_jax), case.x)
@@ -95,7 +105,7 @@ def _real(f: Function) -> Function:
 
 COMPLEX_TRANSFORMS: dict[str, Callable[[Function, torch.Tensor], Any]] = {
     "call": lambda f, z: f(z),
-    "vjp": lambda f, z: (lambda out, pull: pull(out * (1 if not out.is_complex() else 1 + 2j)))(*vjp(f, z)),
+    "vjp": _pulled,
     "grad": lambda f, z: grad(_real(f))(z),
     "jvp": lambda f, z: jvp(f, (z,), (z * 1j + 1,)),
     "second": lambda f, z: grad(lambda z: (grad(_real(f))(z).abs() ** 2).sum())(z),
@@ -122,7 +132,10 @@ def test_the_second_derivative_that_others_get_wrong():
 
 def test_gradcheck_in_double_precision(x64):
     f = jtbridge.to_torch_function(lambda x, y: {"a": jnp.sin(x) * y, "b": (x.sum(), jnp.arange(3))})
-    x, y = torch.rand(3, dtype=torch.float64, requires_grad=True), torch.rand(1, dtype=torch.float64, requires_grad=True)
+    x, y = (
+        torch.rand(3, dtype=torch.float64, requires_grad=True),
+        torch.rand(1, dtype=torch.float64, requires_grad=True),
+    )
 
     def flat(x, y):
         result = f(x, y)

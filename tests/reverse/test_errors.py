@@ -22,14 +22,20 @@ def works_afterwards():
 @pytest.mark.parametrize(
     ("argument", "error", "text"),
     [
-        (lambda: torch.eye(2).to_sparse(), ArgumentError, r"Argument `argument 0` of `<lambda>` is a torch.sparse_coo tensor"),
+        (
+            lambda: torch.eye(2).to_sparse(),
+            ArgumentError,
+            r"Argument `argument 0` of `<lambda>` is a torch.sparse_coo tensor",
+        ),
         (lambda: torch.nested.nested_tensor([torch.ones(1)]), ArgumentError, "is a nested tensor"),
         (lambda: {"a": [set()]}, ArgumentError, r"`argument 0\['a'\]\[0\]` of `<lambda>` is a set, which is neither"),
         (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), DTypeError, "torch.qint8"),
         (lambda: torch.ones(2, device="meta"), DeviceError, "lie on `meta`, which JAX does not have"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore:.*:DeprecationWarning")  # torch's, of these kinds of tensors
+@pytest.mark.filterwarnings(
+    "ignore:.*:UserWarning", "ignore:.*:DeprecationWarning"
+)  # torch's, of these kinds of tensors
 def test_arguments_that_jax_cannot_have(argument, error, text):
     with pytest.raises(error, match=text):
         double(argument())
