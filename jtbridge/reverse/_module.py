@@ -17,8 +17,8 @@ def to_torch_module(f: Any, params: Any = None, state: Any = None, *, int32: str
 
     The module works like any other: torch's optimizers train it, `state_dict` and `load_state_dict` save and load it,
     and its ``forward`` is a function of :func:`jtbridge.to_torch_function`. Names follow the tree: ``layers[0].weight``
-    is ``layers.0.weight``. A name that `torch.nn.Module` uses itself gets an underscore. ``module.to_jax()`` returns the
-    model with copies of the present values.
+    is ``layers.0.weight``. A name that `torch.nn.Module` uses itself gets an underscore. ``module.to_jax()`` returns
+    the model with copies of the present values.
 
     Args:
         f: a model of Equinox (any callable pytree), a model of Flax NNX, or a function ``f(params, *args, **kwargs)``,

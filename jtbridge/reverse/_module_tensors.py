@@ -102,8 +102,9 @@ def _add(module: torch.nn.Module, path: list[str], leaf: Any, train: bool) -> En
     """Add a tensor to the module that a path names, and make the modules on the way."""
     holder = module
     for name in path[:-1]:
-        name = _free(holder, name, holder._modules)
-        if name not in dict(holder.named_children()):
+        children = dict(holder.named_children())
+        name = _free(holder, name, children)
+        if name not in children:
             holder.add_module(name, torch.nn.Module())
         holder = holder.get_submodule(name)
     name = _free(holder, path[-1], {})
