@@ -23,7 +23,7 @@ from jtbridge.core.jax_calls import HANDLES
 from jtbridge.core.nesting import is_in_callback
 from jtbridge.errors import JaxCallError
 
-from ._tensors import common_device, jax_device, to_array, to_tensor
+from ._tensors import common_device, jax_device, to_operands, to_tensor
 
 Types = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shapes and dtypes of flat arrays
 Arrays = Sequence[jax.Array]
@@ -92,7 +92,7 @@ class JaxFunction:
         device = common_device(tensors, self.name)
         target = jax_device(device, self.name)
         with self._settings(jax.default_device(target) if not tensors else None):
-            results = self._jitted(*[to_array(tensor, target) for tensor in tensors])
+            results = self._jitted(*to_operands(tensors, target))
             if device.type == "cpu":
                 results = [result.block_until_ready() for result in results]
         return [to_tensor(result, device) for result in results]
