@@ -10,9 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import torch
 
-from jtbridge._compat import SingleLevelFunction, in_forward_mode, inside_functorch, recording_outer_levels
+from jtbridge._compat import (
+    SingleLevelFunction,
+    has_dispatch_modes,
+    in_forward_mode,
+    inside_functorch,
+    recording_outer_levels,
+)
 
 from ._jax_function import JaxFunction, Types, inexact_positions, is_inexact
 from ._residuals import Layout, with_residuals
@@ -37,11 +44,11 @@ class Differentiated(SingleLevelFunction):
         ctx.function, ctx.call, ctx.types = function, call, types
         wrt = tuple(i for i, x in enumerate(tensors) if ctx.needs_input_grad[_FIRST + i] and is_inexact(x))
         ctx.wrt, ctx.layout, saved = wrt, None, []
-        if wrt and not inside_functorch() and not in_forward_mode():
-            ctx.forward = with_residuals(function, wrt)
-            ctx.layout = ctx.forward.layout(types)
+        ctx.forward = with_residuals(function, wrt) if wrt and _runs_now() else None
         with recording_outer_levels():
-            results = below(function if ctx.layout is None else ctx.forward)
+            results = below(ctx.forward or function)
+        if ctx.forward is not None:
+            ctx.layout = ctx.forward.last_layout()
         if ctx.layout is not None:
             count = len(ctx.layout.result_types)
             results, residuals = results[:count], results[count:]
@@ -65,7 +72,7 @@ class Differentiated(SingleLevelFunction):
             gradients = ctx.call(ctx.function.vjp(ctx.wrt, outs), [*tensors, *given])
         else:
             residuals = [tensors[i] if kind == "argument" else next(kept) for kind, i in ctx.layout.kept]
-            gradients = ctx.call(ctx.forward.pullback(ctx.types, outs), [*residuals, *given])
+            gradients = ctx.call(ctx.forward.pullback(ctx.layout, outs), [*residuals, *given])
         for i, gradient in zip(ctx.wrt, gradients, strict=True):
             found[_FIRST + i] = gradient
         return tuple(found)
@@ -84,6 +91,16 @@ class Differentiated(SingleLevelFunction):
             for i, tangent in zip(outs, results, strict=True):
                 found[i] = tangent
         return tuple(found)
+
+
+def _runs_now() -> bool:
+    """Return whether the function runs on values, and nothing can differentiate its first gradient.
+
+    A graph that is traced must not depend on the residuals of one trace of JAX. Without jit there are no residuals.
+    """
+    if inside_functorch() or in_forward_mode() or has_dispatch_modes():
+        return False
+    return not jax.config.jax_disable_jit  # type: ignore[attr-defined]
 
 
 def _kept(layout: Layout, results: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -75,7 +75,7 @@ class JaxFunction:
     def __call__(self, *arrays: Any) -> list[jax.Array]:
         """Return the results for arrays, or for tracers: then the function becomes part of the program."""
         with self._with_x64():
-            return self._jitted(*arrays)
+            return self._run_jitted(arrays)
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the results for tensors, in memory that nothing else refers to.
@@ -92,10 +92,13 @@ class JaxFunction:
         device = common_device(tensors, self.name)
         target = jax_device(device, self.name)
         with self._settings(jax.default_device(target) if not tensors else None):
-            results = self._jitted(*to_operands(tensors, target))
+            results = self._run_jitted(to_operands(tensors, target))
             if device.type == "cpu":
                 results = [result.block_until_ready() for result in results]
         return [to_tensor(result, device) for result in results]
+
+    def _run_jitted(self, operands: Sequence[Any]) -> list[jax.Array]:
+        return self._jitted(*operands)
 
     def result_types(self, types: Types) -> Types:
         """Return the shapes and dtypes of the results for arguments of some types."""

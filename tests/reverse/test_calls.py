@@ -288,3 +288,32 @@ def test_a_call_and_its_gradient_load_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+def test_settings_and_caches_of_jax_changed_in_between():
+    f = jtbridge.to_torch_function(lambda x: {"y": jnp.sin(x) ** 2})
+
+    def check():
+        x = torch.rand(3, requires_grad=True)
+        got = torch.autograd.grad(f(x)["y"].sum(), x, create_graph=True)[0]
+        torch.testing.assert_close(got, torch.sin(2 * x))
+        torch.autograd.grad(got.sum(), x)
+
+    check()
+    jax.clear_caches()
+    check()
+    for setting in (jax.checking_leaks, lambda: jax.enable_checks(True), lambda: jax.debug_nans(True), jax.disable_jit):
+        with setting():
+            check()
+    check()
+
+
+def test_a_function_in_a_compiled_loop_of_torch_threads_and_recursion():
+    g = jtbridge.to_torch_function(lambda x: x * 2)
+    f = jtbridge.to_torch_function(
+        lambda x: jax.pure_callback(lambda v: v, jax.ShapeDtypeStruct(x.shape, x.dtype), x) + 1
+    )
+    x = torch.ones(2)
+    for _ in range(3):
+        x = f(g(x))
+    assert x.tolist() == [15.0, 15.0]
