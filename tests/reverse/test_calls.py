@@ -317,3 +317,43 @@ def test_a_function_in_a_compiled_loop_of_torch_threads_and_recursion():
     for _ in range(3):
         x = f(g(x))
     assert x.tolist() == [15.0, 15.0]
+
+
+def test_the_forward_runs_once_for_a_gradient():
+    runs = []
+
+    @jax.custom_jvp
+    def counted(x):
+        return jax.pure_callback(lambda v: (runs.append(1), v)[1], jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    counted.defjvp(lambda primals, tangents: (counted(*primals), tangents[0]))
+    f = jtbridge.to_torch_function(lambda x: jnp.sin(counted(x)).sum())
+    x = torch.rand(3, requires_grad=True)
+    for number in range(1, 4):
+        f(x).backward()
+        assert len(runs) == number
+    torch.testing.assert_close(x.grad, 3 * x.detach().cos())
+
+
+def test_a_gradient_belongs_to_the_forward_that_ran():
+    """Also if JAX traces the forward again in between, and it closes over something else by then."""
+    box = [jnp.full((), 2.0)]
+    f = jtbridge.to_torch_function(lambda x: jnp.sum(jnp.sin(x * box[0])))
+    x = torch.rand(3, requires_grad=True)
+    first = f(x)
+    box[0] = jnp.full((), 5.0)
+    jax.clear_caches()
+    second = f(x)
+    torch.testing.assert_close(torch.autograd.grad(first, x)[0], 2 * torch.cos(2 * x))
+    torch.testing.assert_close(torch.autograd.grad(second, x)[0], 5 * torch.cos(5 * x))
+
+
+@pytest.mark.parametrize("size", [16, 1 << 18])
+def test_large_and_small_results_can_be_written_to(size: int):
+    f = jtbridge.to_torch_function(lambda x: (x + 1, x))
+    x = torch.zeros(size)
+    for _ in range(3):
+        a, b = f(x)
+        a.add_(1)
+        b.add_(1)
+        assert (float(a.sum()), float(b.sum()), float(x.sum())) == (2 * size, size, 0)
