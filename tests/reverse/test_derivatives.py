@@ -108,6 +108,7 @@ COMPLEX_TRANSFORMS: dict[str, Callable[[Function, torch.Tensor], Any]] = {
     "vjp": _pulled,
     "grad": lambda f, z: grad(_real(f))(z),
     "jvp": lambda f, z: jvp(f, (z,), (z * 1j + 1,)),
+    "backward": lambda f, z: _by_backward(lambda z: torch.view_as_real(f(z) + 0j), z, 1),
     "second": lambda f, z: grad(lambda z: (grad(_real(f))(z).abs() ** 2).sum())(z),
     "forward over reverse": lambda f, z: jvp(grad(_real(f)), (z,), (z * 1j + 1,)),
     "conjugated view": lambda f, z: f(z.conj()),
