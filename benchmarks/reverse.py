@@ -148,4 +148,5 @@ ROWS = {
     "reverse-grad": gradient,
     "reverse-mlp-64x128": partial(training_step, 128, 64),
     "reverse-mlp-256x512": partial(training_step, 512, 256),
+    "reverse-mlp-512x1024": partial(training_step, 1024, 512),
 }
