@@ -15,6 +15,7 @@ from benchmarks import (
     leaks,
     memory,
     models,
+    reverse,
     small,
     startup,
     steady,
@@ -35,6 +36,7 @@ ROWS: dict[str, Benchmark] = (
     | memory.ROWS
     | startup.ROWS
     | leaks.ROWS
+    | reverse.ROWS
 )
 
 

@@ -10,11 +10,13 @@ XLA = "jtbridge xla"
 ISLANDS = "jtbridge islands"
 DLPACK = "jtbridge dlpack"
 CALLBACK = "jtbridge callback"
+REVERSE = "jtbridge reverse"
 TORCH2JAX = "wrap-torch2jax"
 BY_HAND = "pure_callback"
 TORCHAX = "torchax"
+JAX2TORCH = "jax2torch"
 JNP = "written in jnp"
-COLUMNS = (EAGER, XLA, ISLANDS, DLPACK, CALLBACK, TORCH2JAX, BY_HAND, TORCHAX, JNP, TORCH)
+COLUMNS = (EAGER, XLA, ISLANDS, DLPACK, CALLBACK, REVERSE, TORCH2JAX, BY_HAND, TORCHAX, JAX2TORCH, JNP, TORCH)
 
 
 @dataclass(frozen=True)

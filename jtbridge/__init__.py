@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .reports._check import CheckReport, check
     from .reports._explain import Explanation, explain
     from .reports._purity import PurityReport, purity
+    from .reverse import to_torch_function, to_torch_module
 
 __all__ = [
     "BackendStatus",
@@ -54,6 +55,8 @@ __all__ = [
     "shardings",
     "to_jax",
     "to_torch",
+    "to_torch_function",
+    "to_torch_module",
     "train_step",
     "wrap",
 ]
@@ -79,6 +82,8 @@ _MODULES = {
     "shardings": "models",
     "to_jax": "core.convert",
     "to_torch": "core.convert",
+    "to_torch_function": "reverse",
+    "to_torch_module": "reverse",
     "train_step": "models",
 }
 

@@ -74,6 +74,10 @@ class TorchCallError(JtbridgeError, RuntimeError):
     """
 
 
+class JaxCallError(JtbridgeError, RuntimeError):
+    """Torch calls a JAX function where it cannot run: in a callback of XLA, or from a graph that outlived it."""
+
+
 class BackendError(JtbridgeError):
     """A backend name is unknown, or the backend cannot run here. The message lists all backends with their reasons."""
 

@@ -27,6 +27,8 @@ PUBLIC = [
     jtbridge.shardings,
     jtbridge.to_jax,
     jtbridge.to_torch,
+    jtbridge.to_torch_function,
+    jtbridge.to_torch_module,
     jtbridge.train_step,
 ]
 

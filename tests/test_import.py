@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"errors", "__main__"},
     {"_compat"},
     {"core"},
-    {"state", "triton"},
+    {"state", "triton", "reverse"},
     {"transforms", "lowerings"},
     {"capture", "kernels"},
     {"translate"},

@@ -102,6 +102,12 @@ from ._torch_fields import overload_of as overload_of
 from ._torch_fields import schema_of as schema_of
 from ._torch_fields import tensor_of_class as tensor_of_class
 from ._torch_fields import version_of as version_of
+from ._torch_library import SingleLevelFunction as SingleLevelFunction
+from ._torch_library import has_dispatch_modes as has_dispatch_modes
+from ._torch_library import mark_constant_for_dynamo as mark_constant_for_dynamo
+from ._torch_library import recording_outer_levels as recording_outer_levels
+from ._torch_library import redispatch_below_autograd as redispatch_below_autograd
+from ._torch_library import single_level_allowed as single_level_allowed
 from ._tracing import TRACING as TRACING
 from ._tracing import autograd_place as autograd_place
 from ._tracing import broken_assumption as broken_assumption

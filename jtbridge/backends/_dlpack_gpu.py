@@ -10,6 +10,7 @@ import torch
 import torch.utils.dlpack
 
 from jtbridge.core.functions import TorchFunction
+from jtbridge.core.nesting import of_xla
 from jtbridge.core.run import as_call_error
 from jtbridge.errors import DeviceError
 
@@ -46,7 +47,7 @@ def gpu_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
             raise as_call_error(fn, error) from None
         return ()
 
-    return callback
+    return of_xla(callback)
 
 
 def _tensor(buffer: Any) -> torch.Tensor:

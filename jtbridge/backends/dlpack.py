@@ -16,6 +16,7 @@ from jtbridge._compat import buffer_call, is_divided, is_exported
 from jtbridge.capture import GraphFunction, forward_graph
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.host_memory import placed, reader, writer
+from jtbridge.core.nesting import of_xla
 from jtbridge.core.run import as_call_error, runner
 from jtbridge.errors import BackendError
 from jtbridge.transforms import Vmap
@@ -59,12 +60,12 @@ class DlpackBackend:
 
 def buffer_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
     """Return the function that XLA calls with an execution context, its input buffers and its output buffers."""
-    return _callback(fn, *_fastest(fn))
+    return of_xla(_callback(fn, *_fastest(fn)))
 
 
 def uncaptured_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
     """Return the same without capturing a graph, which a thread of XLA may not do while another one traces."""
-    return _callback(fn, fn, ())
+    return of_xla(_callback(fn, fn, ()))
 
 
 def _callback(fn: TorchFunction, runs: TorchFunction, written: tuple[int, ...]) -> Callable[..., tuple[()]]:

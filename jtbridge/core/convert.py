@@ -34,7 +34,7 @@ def to_jax(tree: Any, *, copy: bool = True) -> Any:
         DTypeError: JAX has no such dtype.
         DeviceError: the tensor lies on a device that JAX does not have here.
         ArgumentError: the tensor is sparse or of another layout that JAX does not have; or a leaf is a module, a
-            generator or an iterator.
+            generator or an iterator; or `tree` is a function.
 
     Example:
         >>> import jtbridge, torch
@@ -52,6 +52,11 @@ def to_jax(tree: Any, *, copy: bool = True) -> Any:
                 raise ArgumentError(f"`to_jax` converts tensors in containers, and {what} is none. {remedy}")
         return leaf
 
+    if isinstance(tree, types.FunctionType):
+        raise ArgumentError(
+            "`to_jax` converts tensors, but got a function. A torch function becomes a JAX function by "
+            "`jtbridge.wrap(f)`."
+        )
     return jax.tree.map(convert, tree, is_leaf=lambda node: isinstance(node, types.GeneratorType))
 
 
@@ -78,6 +83,7 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
     Raises:
         DTypeError: torch has no such dtype.
         DeviceError: the array lies on a device that torch does not have here.
+        ArgumentError: `tree` is a function.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge
@@ -94,6 +100,11 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
             return _copied(leaf)
         return leaf
 
+    if isinstance(tree, types.FunctionType):
+        raise ArgumentError(
+            "`to_torch` converts arrays, but got a function. A JAX function becomes a torch function by "
+            "`jtbridge.to_torch_function(f)`."
+        )
     return jax.tree.map(convert, tree)
 
 

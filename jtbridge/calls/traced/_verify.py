@@ -12,6 +12,7 @@ import torch
 
 from jtbridge.core.functions import TracedFunction
 from jtbridge.core.host_memory import to_numpy
+from jtbridge.core.nesting import of_xla
 from jtbridge.errors import VerificationError
 
 # Allowed differences, relative to the largest magnitude of a result.
@@ -34,7 +35,7 @@ def verify(traced: TracedFunction, operands: Sequence[Any], results: Sequence[An
             _compare(traced, [np.asarray(x) for x in operands], [np.asarray(x) for x in results])
             traced.cache.verified = True
 
-    jax.debug.callback(compare, list(operands), list(results))
+    jax.debug.callback(of_xla(compare), list(operands), list(results))
 
 
 def _compare(traced: TracedFunction, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:

@@ -8,6 +8,7 @@ The origin of a node is in ``node.meta["custom"]``, which torch keeps when a gra
 - ``draw``: the number of a random operator among the draws of the function, as a tuple. The forward and its
   recomputation have the same number.
 - ``launch``: the launch of a Triton kernel.
+- ``jax_function``: the JAX function that a node calls, which the note keeps alive.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import fx
 from jtbridge._compat import TorchDispatchMode, autograd_place, last_traced_node_of, overload_of, running_modules
 from jtbridge.capture._frames import user_line
 from jtbridge.core import random_numbers
+from jtbridge.core.jax_calls import HANDLES, is_jax_call
 from jtbridge.triton.launches import find_launch, launch_operator
 
 from .branches import BranchOracle
@@ -83,6 +85,8 @@ class ProvenanceMode(TorchDispatchMode):
             return answer
         if func is _LAUNCH:
             notes["launch"] = find_launch(args[1])
+        elif is_jax_call(func):
+            notes["jax_function"] = HANDLES[args[1]]
         out = func(*args, **(kwargs or {}))
         node = last_traced_node_of(func)
         if node is not None:

@@ -1,0 +1,56 @@
+"""Dispatch of an operator below autograd, and state of torch that an autograd kernel reads. Tried on torch 2.13."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+# Disables the autograd kernels of this thread in a block. `torch.library.register_autograd` uses it; it has no public
+# counterpart, and `register_autograd` itself has no forward mode.
+below_autograd: Callable[[], Any] = torch._C._AutoDispatchBelowAutograd  # type: ignore[attr-defined]
+
+
+def redispatch_below_autograd(operator: Any, keyset: Any, *args: Any) -> Any:
+    """Call an operator with the dispatch keys of `keyset` that follow autograd's."""
+    with below_autograd():
+        return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args)  # type: ignore[attr-defined]
+
+
+# Returns the number of torch dispatch modes of this thread. While a graph is traced there is one.
+has_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
+
+def mark_constant_for_dynamo(function: Callable[..., Any]) -> None:
+    """Make torch.compile run a function while it traces, and take its result as a constant.
+
+    This is `torch.compiler.assume_constant_result` without its import of torch._dynamo, which takes a second.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+# The base of `torch.autograd.Function`. Its `apply` handles one level of torch.func, which is what an autograd kernel
+# is asked for. `Function.apply` itself would begin again with all levels, and refuses to.
+SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
+
+
+@contextlib.contextmanager
+def single_level_allowed() -> Iterator[None]:
+    """Allow `SingleLevelFunction.apply` inside torch.func, as torch does where it processes one level."""
+    import torch._C._functorch as functorch
+
+    before = functorch.get_single_level_autograd_function_allowed()
+    functorch.set_single_level_autograd_function_allowed(True)
+    try:
+        yield
+    finally:
+        functorch.set_single_level_autograd_function_allowed(before)
+
+
+@contextlib.contextmanager
+def recording_outer_levels() -> Iterator[None]:
+    """Undo what the `forward` of a `SingleLevelFunction` runs under, so that outer levels record its operators."""
+    with torch.enable_grad(), torch.autograd.forward_ad._set_fwd_grad_enabled(True):
+        yield

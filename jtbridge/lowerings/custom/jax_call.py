@@ -1,0 +1,17 @@
+"""Lowering of calls of JAX functions: the function becomes part of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+from torch import fx
+
+from jtbridge.core.jax_calls import OPERATOR
+from jtbridge.lowerings._registry import register_lowering
+
+
+@register_lowering(OPERATOR, node=True)
+def _jax_call(tensors: Sequence[jax.Array], handle: str, *, node: fx.Node) -> list[jax.Array]:
+    del handle  # the note on the node keeps the function alive
+    return node.meta["custom"]["jax_function"](*tensors)

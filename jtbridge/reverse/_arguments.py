@@ -1,0 +1,117 @@
+"""Split of the arguments of a torch function over JAX into tensors and everything else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+import jax.core
+import numpy as np
+import torch
+
+from jtbridge.core.convert import to_torch
+from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
+from jtbridge.core.static import static_key
+from jtbridge.errors import ArgumentError
+
+from ._tensors import readable
+
+TENSOR = "tensor"  # marks the place of a tensor among the leaves
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """Marks the place of a random key of JAX, which crosses torch as its bits."""
+
+    implementation: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The arguments of a call without the values of its tensors. Equal ones share a compiled function."""
+
+    tree: Any
+    keys: tuple[Hashable, ...]  # `TENSOR`, a `Key`, or a key of the static leaf's value
+    statics: tuple[Any, ...] = dataclasses.field(compare=False)
+
+    def rebuild(self, arrays: tuple[Any, ...]) -> tuple[tuple, dict[str, Any]]:
+        """Return the arguments with arrays in the places of tensors."""
+        leaves, rest = list(self.statics), iter(arrays)
+        for i, key in enumerate(self.keys):
+            if key is TENSOR:
+                leaves[i] = next(rest)
+            elif isinstance(key, Key):
+                leaves[i] = jax.random.wrap_key_data(next(rest), impl=key.implementation)
+        return self.tree.unflatten(leaves)
+
+
+def split(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Arguments]:
+    """Split the arguments of a call.
+
+    Raises:
+        ArgumentError: a leaf is a tensor that JAX cannot have, a JAX tracer, or neither a tensor nor hashable.
+        DTypeError: JAX does not have the dtype of a tensor.
+    """
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    tensors: list[torch.Tensor] = []
+    keys: list[Hashable] = []
+    for position, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            keys.append(TENSOR)
+            tensors.append(leaf)
+        elif isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            _refuse_tracer(leaf, lambda p=position: _named(name, args, kwargs, p))
+            keys.append(Key(str(jax.random.key_impl(leaf))))
+            tensors.append(to_torch(jax.random.key_data(leaf)))
+        elif isinstance(leaf, jax.Array | np.ndarray | np.generic):
+            _refuse_tracer(leaf, lambda p=position: _named(name, args, kwargs, p))
+            keys.append(TENSOR)
+            tensors.append(to_torch(np.asarray(leaf) if isinstance(leaf, np.generic) else leaf))
+        else:
+            keys.append(_static(leaf, lambda p=position: _named(name, args, kwargs, p)))
+            continue
+        leaves[position] = None
+        tensors[-1] = _usable(tensors[-1], lambda p=position: _named(name, args, kwargs, p))
+    return tensors, Arguments(tree, tuple(keys), tuple(leaves))
+
+
+def _usable(tensor: torch.Tensor, named: Callable[[], str]) -> torch.Tensor:
+    """Return a tensor in the dtype that JAX has for it: while x64 is off, 64-bit types become 32-bit ones."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else str(tensor.layout)
+        raise ArgumentError(f"{named()} is a {kind} tensor, which JAX does not have. Pass `.to_dense()` of it.")
+    tensor = readable(tensor)
+    dtype = _CANONICAL.get((tensor.dtype, jax.config.jax_enable_x64))  # type: ignore[attr-defined]
+    if dtype is None:
+        dtype = torch_dtype(canonical_dtype(numpy_dtype(tensor.dtype, named())), named())
+        _CANONICAL[tensor.dtype, jax.config.jax_enable_x64] = dtype  # type: ignore[attr-defined]
+    return tensor if tensor.dtype is dtype else tensor.to(dtype)
+
+
+_CANONICAL: dict[tuple[torch.dtype, bool], torch.dtype] = {}  # at most two entries for each dtype
+
+
+def _refuse_tracer(leaf: Any, named: Callable[[], str]) -> None:
+    if isinstance(leaf, jax.core.Tracer):
+        raise ArgumentError(
+            f"{named()} is a JAX tracer, but this is a torch function. In JAX code call the JAX function itself."
+        )
+
+
+def _static(leaf: Any, named: Callable[[], str]) -> Hashable:
+    try:
+        return static_key(leaf)
+    except TypeError:
+        raise ArgumentError(
+            f"{named()} is a {type(leaf).__name__}, which is neither a tensor nor hashable. Pass tensors in tuples, "
+            "lists, dicts or other pytrees, and static values as hashable ones; or close over it."
+        ) from None
+
+
+def _named(name: str, args: tuple, kwargs: dict[str, Any], position: int) -> str:
+    path = jax.tree_util.tree_flatten_with_path((args, kwargs))[0][position][0]
+    kind, first, *rest = path
+    root = f"argument {first.idx}" if kind.idx == 0 else str(first.key)
+    return f"Argument `{root}{jax.tree_util.keystr(tuple(rest))}` of `{name}`"

@@ -1,0 +1,108 @@
+"""The derivatives of a call of a JAX function, which are calls of derived JAX functions.
+
+The backward calls the same operator with the function that `jax.vjp` derives, and the forward derivative with that of
+`jax.jvp`. So a derivative is differentiated in turn, to any order. While nothing can differentiate the backward, it
+uses residuals of the forward, which then runs once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import torch
+
+from jtbridge._compat import (
+    SingleLevelFunction,
+    has_dispatch_modes,
+    in_forward_mode,
+    inside_functorch,
+    recording_outer_levels,
+)
+
+from ._jax_function import JaxFunction, Types, inexact_positions, is_inexact
+from ._residuals import Layout, with_residuals
+
+_FIRST = 4  # the position of the first tensor among the arguments of `Differentiated.apply`
+
+
+class Differentiated(SingleLevelFunction):
+    """A call of a JAX function, as a node of torch's autograd graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        function: JaxFunction,
+        below: Callable[[JaxFunction], list[torch.Tensor]],
+        call: Callable[..., list[torch.Tensor]],
+        types: Types,
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        """Run the function, with residuals if a gradient may follow that nothing differentiates."""
+        ctx.set_materialize_grads(False)
+        ctx.function, ctx.call, ctx.types = function, call, types
+        wrt = tuple(i for i, x in enumerate(tensors) if ctx.needs_input_grad[_FIRST + i] and is_inexact(x))
+        ctx.wrt, ctx.layout, saved = wrt, None, []
+        ctx.forward = with_residuals(function, wrt) if wrt and _runs_now() else None
+        with recording_outer_levels():
+            results = below(ctx.forward or function)
+        if ctx.forward is not None:
+            ctx.layout = ctx.forward.last_layout()
+        if ctx.layout is not None:
+            count = len(ctx.layout.result_types)
+            results, residuals = results[:count], results[count:]
+            saved = _kept(ctx.layout, results, residuals)
+        ctx.save_for_backward(*tensors, *saved)
+        ctx.save_for_forward(*tensors)
+        ctx.mark_non_differentiable(*[x for x in results if not is_inexact(x)])
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
+        """Return the gradients: from residuals, or by a function that can be differentiated."""
+        found: list[Any] = [None] * (_FIRST + len(ctx.types))
+        outs = tuple(i for i, x in enumerate(cotangents) if x is not None)
+        if not outs or not ctx.wrt:
+            return tuple(found)
+        saved = ctx.saved_tensors  # torch raises here if an argument was written to, or the graph was freed
+        tensors, kept = list(saved[: len(ctx.types)]), iter(saved[len(ctx.types) :])
+        given = [cotangents[i] for i in outs]
+        if ctx.layout is None or torch.is_grad_enabled():
+            gradients = ctx.call(ctx.function.vjp(ctx.wrt, outs), [*tensors, *given])
+        else:
+            residuals = [tensors[i] if kind == "argument" else next(kept) for kind, i in ctx.layout.kept]
+            gradients = ctx.call(ctx.forward.pullback(ctx.layout, outs), [*residuals, *given])
+        for i, gradient in zip(ctx.wrt, gradients, strict=True):
+            found[_FIRST + i] = gradient
+        return tuple(found)
+
+    @staticmethod
+    def jvp(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """Return the tangents of the results."""
+        tangents = given[_FIRST:]
+        wrt = tuple(i for i, x in enumerate(tangents) if x is not None)
+        types = ctx.function.result_types(ctx.types)
+        outs = inexact_positions(types)
+        found: list[torch.Tensor | None] = [None] * len(types)
+        if wrt and outs:
+            derivative = ctx.function.jvp(wrt, outs)
+            results = ctx.call(derivative, [*ctx.saved_tensors, *[tangents[i] for i in wrt]])
+            for i, tangent in zip(outs, results, strict=True):
+                found[i] = tangent
+        return tuple(found)
+
+
+def _runs_now() -> bool:
+    """Return whether the function runs on values, and nothing can differentiate its first gradient.
+
+    A graph that is traced must not depend on the residuals of one trace of JAX. Without jit there are no residuals.
+    """
+    if inside_functorch() or in_forward_mode() or has_dispatch_modes():
+        return False
+    return not jax.config.jax_disable_jit  # type: ignore[attr-defined]
+
+
+def _kept(layout: Layout, results: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors to save beside the arguments, in the order of the residuals."""
+    return [(results if kind == "result" else residuals)[i] for kind, i in layout.kept if kind != "argument"]

@@ -1,0 +1,106 @@
+"""A user's JAX function and its flat form for one signature."""
+
+from __future__ import annotations
+
+import numbers
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from jtbridge.errors import ArgumentError, DTypeError
+
+from ._arguments import Arguments, split
+from ._jax_function import JaxFunction, Types, in_own_memory, record, types_of
+from ._operator import call, tensor_types
+
+_MOST_SIGNATURES = 128  # flat functions that one torch function keeps
+
+
+class BoundFunction(JaxFunction):
+    """The flat form of a user's function for the trees and static values of one signature."""
+
+    def __init__(self, name: str, function: Callable[..., Any], arguments: Arguments, x64: bool):
+        self._user_function = function
+        self._arguments = arguments
+        self._trees: dict[Types, Any] = {}
+        super().__init__(name, self._flat, x64)
+
+    def tree(self, types: Types) -> Any:
+        """Return the structure of the result for arguments of some types."""
+        found = self._trees.get(types)
+        if found is None:
+            structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
+            with self._with_x64():
+                jax.eval_shape(lambda *arrays: self._flat(*arrays), *structs)
+            found = self._trees[types]
+        return found
+
+    def _flat(self, *arrays: Any) -> list[Any]:
+        args, kwargs = self._arguments.rebuild(arrays)
+        leaves, tree = jax.tree.flatten(self._user_function(*args, **kwargs))
+        for leaf in leaves:
+            _check_result(leaf, self.name)
+        record(self._trees, types_of(arrays), tree)
+        return in_own_memory([jnp.asarray(leaf) for leaf in leaves])
+
+
+def _check_result(leaf: Any, name: str) -> None:
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        raise DTypeError(
+            f"`{name}` returned an array of dtype `{leaf.dtype}`, which torch does not have. Return "
+            "`jax.random.key_data(key)`."
+        )
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic | numbers.Number):
+        raise ArgumentError(
+            f"`{name}` returned a {type(leaf).__name__}, which is not an array. Return arrays in tuples, lists, dicts "
+            "or other pytrees."
+        )
+
+
+class Caller:
+    """A user's JAX function with its flat forms, one for each signature.
+
+    Args:
+        function: the JAX function.
+        name: its name.
+        keep_int32: whether int32 results stay int32 while x64 is off.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str, *, keep_int32: bool):
+        self._function = function
+        self.name = name
+        self._keep_int32 = keep_int32
+        self._bound: dict[tuple[Arguments, bool], BoundFunction] = {}
+        self._in_graphs: set[BoundFunction] = set()
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        results, tree = self.flat(args, kwargs)
+        return tree.unflatten(results)
+
+    def flat(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Any]:
+        """Return the leaves of the result, and its structure."""
+        tensors, arguments = split(self.name, args, kwargs)
+        x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        function = self._bound.get((arguments, x64)) or self._bind(arguments, x64)
+        if torch.compiler.is_compiling():
+            self._in_graphs.add(function)  # a graph refers to the function by its handle alone
+        results = call(function, tensors)
+        if not x64 and not self._keep_int32:
+            results = [x.to(torch.int64) if x.dtype is torch.int32 else x for x in results]
+        return results, function.tree(tensor_types(tensors))
+
+    def _bind(self, arguments: Arguments, x64: bool) -> BoundFunction:
+        with self._lock:
+            found = self._bound.get((arguments, x64))
+            if found is None:
+                found = BoundFunction(self.name, self._function, arguments, x64)
+                if len(self._bound) >= _MOST_SIGNATURES:
+                    del self._bound[next(iter(self._bound))]
+                self._bound[arguments, x64] = found
+        return found

@@ -1,0 +1,85 @@
+"""Calls of JAX functions inside functions that torch.compile traces.
+
+TorchDynamo traces Python code, and cannot trace that of JAX. While it traces, a call goes to a function that it puts
+into its graph as one node, because `torch.compiler.allow_in_graph` names the function. That import takes a second, so
+it happens in the first call that TorchDynamo traces. Torch's later passes run the function and see its operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+
+from jtbridge._compat import mark_constant_for_dynamo
+from jtbridge.errors import ArgumentError
+
+from ._bound import Caller
+
+_LEAF = "leaf"
+
+
+def call_in_graph(caller: Caller) -> Callable[..., Any]:
+    """Return `caller` as a function that TorchDynamo can trace. Its result consists of tuples, lists and dicts."""
+    structure: list[Any] = []  # of the last result: TorchDynamo reads it right after it has run the function
+
+    def results(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        leaves, tree = caller.flat(*_mutable((args, kwargs)))
+        structure[:] = [_described(tree.unflatten(list(range(len(leaves)))), caller.name)]
+        return leaves
+
+    def allow() -> None:
+        torch.compiler.allow_in_graph(results)
+
+    def last_structure() -> Any:
+        return structure[0]
+
+    mark_constant_for_dynamo(allow)
+    mark_constant_for_dynamo(last_structure)
+
+    def call(args: Any, kwargs: Any) -> Any:
+        allow()
+        leaves = results(*args, **kwargs)
+        return _rebuilt(last_structure(), leaves)
+
+    return call
+
+
+def _mutable(value: Any) -> Any:
+    """Return arguments with plain lists and dicts for those of a graph, which JAX does not know as containers."""
+    kind = type(value)
+    if kind in (tuple, list, immutable_list):
+        children = [_mutable(child) for child in value]
+        return tuple(children) if kind is tuple else children
+    if kind in (dict, immutable_dict):
+        return {key: _mutable(child) for key, child in value.items()}
+    return value
+
+
+def _described(value: Any, name: str) -> Any:
+    """Return a description of a result with numbers for tensors: constants, which TorchDynamo can hold."""
+    if isinstance(value, int):
+        return _LEAF, value
+    if value is None or type(value) in (tuple, list):
+        children = () if value is None else tuple(_described(child, name) for child in value)
+        return type(value).__name__, children
+    if type(value) is dict:
+        return "dict", tuple((key, _described(child, name)) for key, child in value.items())
+    raise ArgumentError(
+        f"`{name}` returned a {type(value).__name__} inside torch.compile, which traces results of tuples, lists and "
+        "dicts alone. Return one of these, or call the function outside of the compiled function."
+    )
+
+
+def _rebuilt(description: Any, leaves: list[torch.Tensor]) -> Any:
+    kind, content = description
+    if kind == _LEAF:
+        return leaves[content]
+    if kind == "dict":
+        return {key: _rebuilt(child, leaves) for key, child in content}
+    if kind == "NoneType":
+        return None
+    children = [_rebuilt(child, leaves) for child in content]
+    return tuple(children) if kind == "tuple" else children

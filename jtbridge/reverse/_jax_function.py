@@ -1,0 +1,240 @@
+"""JAX functions of flat arrays under a handle, and the functions derived from them.
+
+A handle (`jtbridge/core/jax_calls.py`) contains a random number, so a graph of another process cannot find a wrong
+function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from jtbridge._compat import Context, current_context
+from jtbridge.core.dtypes import is_differentiable, torch_dtype
+from jtbridge.core.jax_calls import HANDLES
+from jtbridge.core.nesting import is_in_callback
+from jtbridge.errors import JaxCallError
+
+from ._tensors import common_device, jax_device, to_operands, to_tensor
+
+Types = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shapes and dtypes of flat arrays
+Arrays = Sequence[jax.Array]
+Value = TypeVar("Value")
+Derived = TypeVar("Derived", bound="JaxFunction")
+
+_LOCK = threading.RLock()
+_MOST_TYPES = 256  # signatures of one function whose records are kept
+
+
+def find(handle: str) -> JaxFunction:
+    """Return the JAX function with a handle.
+
+    Raises:
+        JaxCallError: the function was deleted, or it is one of another process.
+    """
+    found = HANDLES.get(handle)
+    if found is None:
+        raise JaxCallError(
+            f"A graph calls the JAX function `{handle.partition('#')[0]}`, which does not exist in this process (any "
+            "more). A graph refers to a JAX function and does not contain it: keep a reference to the function that "
+            "`to_torch_function` returned as long as the graph is used, and trace the graph again in a new process."
+        )
+    return found
+
+
+class JaxFunction:
+    """A JAX function of flat arrays to a list of flat arrays, compiled once for each signature.
+
+    Args:
+        name: the name of the user's function.
+        function: the function, which JAX traces.
+        x64: whether 64-bit types are enabled while it is traced and run.
+
+    Attributes:
+        handle: the text by which the operator of torch finds the function.
+    """
+
+    def __init__(self, name: str, function: Callable[..., list[Any]], x64: bool):
+        self.name = name
+        self.function = function
+        self.x64 = x64
+        self.handle = f"{name}#{uuid.uuid4().hex}"
+        self._jitted = jax.jit(function)
+        self._derived: dict[Hashable, JaxFunction] = {}
+        self._types: dict[Types, Types] = {}
+        HANDLES[self.handle] = self
+
+    def __call__(self, *arrays: Any) -> list[jax.Array]:
+        """Return the results for arrays, or for tracers: then the function becomes part of the program."""
+        with self._with_x64():
+            return self._run_jitted(arrays)
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the results for tensors, in memory that nothing else refers to.
+
+        Raises:
+            JaxCallError: XLA called the code that calls this function.
+        """
+        if is_in_callback():
+            raise JaxCallError(
+                f"`{self.name}`, a JAX function, is called by a torch function that a JAX program calls. JAX cannot "
+                "run inside a callback of its own: the call could wait for ever. Let the torch function be translated "
+                '(`jtbridge.wrap(f, backend="xla")` says what prevents it), or call `f` outside of `jax.jit`.'
+            )
+        device = common_device(tensors, self.name)
+        target = jax_device(device, self.name)
+        with self._settings(jax.default_device(target) if not tensors else None):
+            results = self._run_jitted(to_operands(tensors, target))
+            if device.type == "cpu":
+                results = [result.block_until_ready() for result in results]
+        return [to_tensor(result, device) for result in results]
+
+    def _run_jitted(self, operands: Sequence[Any]) -> list[jax.Array]:
+        return self._jitted(*operands)
+
+    def result_types(self, types: Types) -> Types:
+        """Return the shapes and dtypes of the results for arguments of some types."""
+        return _recorded(self._types, types, lambda: self._inferred(types))
+
+    def vjp(self, wrt: tuple[int, ...], outs: tuple[int, ...]) -> JaxFunction:
+        """Return the function ``(*arguments, *cotangents of outs) -> gradients of wrt``, in torch's convention."""
+        return self._derive(("vjp", wrt, outs), lambda: _vjp(self, wrt, outs))
+
+    def jvp(self, wrt: tuple[int, ...], outs: tuple[int, ...]) -> JaxFunction:
+        """Return the function ``(*arguments, *tangents of wrt) -> tangents of outs``."""
+        return self._derive(("jvp", wrt, outs), lambda: _jvp(self, wrt, outs))
+
+    def batch(self, dims: tuple[int | None, ...]) -> JaxFunction:
+        """Return the function of batches; the dims are 0 or None, and results have their batch axis first."""
+        return self._derive(("batch", dims), lambda: jax.vmap(self.function, in_axes=dims))
+
+    def derive(self, key: Hashable, make: Callable[[], Derived]) -> Derived:
+        """Return the function that `make` returned first for a key."""
+        found: Any = self._derived.get(key)
+        if found is None:
+            with _LOCK:
+                found = self._derived.get(key)
+                if found is None:
+                    found = self._derived[key] = make()
+        return found
+
+    def _derive(self, key: Hashable, make: Callable[[], Callable[..., list[Any]]]) -> JaxFunction:
+        return self.derive(key, lambda: JaxFunction(self.name, make(), self.x64))
+
+    def shapes(self, types: Types) -> list[Any]:
+        """Return the results for arguments of some types, as `jax.ShapeDtypeStruct`."""
+        structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
+        with self._with_x64():
+            return self._jitted.eval_shape(*structs)
+
+    def _inferred(self, types: Types) -> Types:
+        return tuple((tuple(x.shape), np.dtype(x.dtype)) for x in self.shapes(types))
+
+    def _settings(self, device: contextlib.AbstractContextManager | None) -> contextlib.AbstractContextManager:
+        """Return the context of a run on concrete arrays."""
+        traces = current_context() is not Context.EAGER  # JAX traces around this run
+        if device is None and not traces:
+            return self._with_x64()
+        stack = contextlib.ExitStack()
+        stack.enter_context(self._with_x64())
+        stack.enter_context(jax.ensure_compile_time_eval() if traces else contextlib.nullcontext())
+        stack.enter_context(device or contextlib.nullcontext())
+        return stack
+
+    def _with_x64(self) -> contextlib.AbstractContextManager:
+        same = jax.config.jax_enable_x64 == self.x64  # type: ignore[attr-defined]
+        return contextlib.nullcontext() if same else jax.enable_x64(self.x64)
+
+
+def _recorded(table: dict[Any, Value], key: Any, make: Callable[[], Value]) -> Value:
+    """Return the entry of a table, which is made if it is not there. The table stays small."""
+    found = table.get(key)
+    if found is None:
+        found = make()
+        record(table, key, found)
+    return found
+
+
+def record(table: dict[Any, Value], key: Any, value: Value) -> None:
+    """Set an entry of a table, and drop the oldest one if the table is full."""
+    with _LOCK:
+        if len(table) >= _MOST_TYPES and key not in table:
+            del table[next(iter(table))]
+        table[key] = value
+
+
+def types_of(values: Sequence[Any]) -> Types:
+    """Return the shapes and dtypes of arrays or tracers."""
+    return tuple((tuple(x.shape), x.dtype) for x in values)
+
+
+def is_inexact(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor can have a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def in_own_memory(values: Sequence[Any]) -> list[Any]:
+    """Return the results of a program such that each gets memory of its own.
+
+    JAX returns an argument or a closed-over array as it is, and torch may write to a result. XLA removes a copy that is
+    not needed.
+    """
+    return [jnp.copy(value) for value in values]
+
+
+def _conj(value: Any) -> Any:
+    return jnp.conj(value) if jnp.iscomplexobj(value) else value
+
+
+def _of(base: JaxFunction, arguments: Arrays, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Callable[..., tuple]:
+    """Return the function of the arguments `wrt` alone to the results `outs` alone."""
+
+    def of(*active: Any) -> tuple:
+        given = list(arguments)
+        for i, value in zip(wrt, active, strict=True):
+            given[i] = value
+        results = base.function(*given)
+        return tuple(results[i] for i in outs)
+
+    return of
+
+
+# Torch's gradient of a complex argument is the conjugate of JAX's: both are the transpose of the same linear map,
+# torch's for the product <a, b> = conj(a) b and JAX's for a b. So torch's pullback is JAX's, conjugated before and
+# after.
+def _vjp(base: JaxFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Callable[..., list[Any]]:
+    def gradients(*arrays: Any) -> list[Any]:
+        count = len(arrays) - len(outs)
+        arguments, cotangents = arrays[:count], arrays[count:]
+        _, pull = jax.vjp(_of(base, arguments, wrt, outs), *[arguments[i] for i in wrt])
+        return in_own_memory([_conj(x) for x in pull(tuple(map(_conj, cotangents)))])
+
+    return gradients
+
+
+def _jvp(base: JaxFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Callable[..., list[Any]]:
+    def tangents(*arrays: Any) -> list[Any]:
+        count = len(arrays) - len(wrt)
+        arguments, given = arrays[:count], arrays[count:]
+        _, found = jax.jvp(_of(base, arguments, wrt, outs), [arguments[i] for i in wrt], list(given))
+        return in_own_memory(found)
+
+    return tangents
+
+
+def inexact_positions(types: Types) -> tuple[int, ...]:
+    """Return the positions of the arrays that have derivatives."""
+    return tuple(i for i, (_, dtype) in enumerate(types) if is_differentiable(dtype))
+
+
+def empty_results(types: Types, device: torch.device) -> list[torch.Tensor]:
+    """Return tensors of some types without values."""
+    return [torch.empty(shape, dtype=torch_dtype(dtype, "a result"), device=device) for shape, dtype in types]

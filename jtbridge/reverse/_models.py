@@ -1,0 +1,122 @@
+"""Models of Equinox, Flax NNX, Flax Linen and plain JAX behind one interface."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import torch
+
+from jtbridge.errors import ArgumentError
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A JAX model: its tensors, and what computes it.
+
+    Attributes:
+        name: for messages.
+        params: the tree whose float arrays are trained.
+        state: the tree of arrays that a call returns new values of.
+        apply: ``(mode, params, state, args, kwargs) -> (result, new state)``.
+        rebuild: ``(params, state) -> `` the model as the user gave it.
+        mode: a static value that `apply` takes: how the model behaves.
+        in_mode: returns this model for training (True) or evaluation (False).
+    """
+
+    name: str
+    params: Any
+    state: Any
+    apply: Callable[..., Any]
+    rebuild: Callable[[Any, Any], Any]
+    mode: Any = None
+    modes: Callable[[bool], Any] = lambda train: None
+
+    def in_mode(self, train: bool) -> Model:
+        return dataclasses.replace(self, mode=self.modes(train))
+
+
+def model_of(f: Any, params: Any, state: Any) -> Model:
+    """Return the model that a user described.
+
+    Raises:
+        ArgumentError: the description is of no model.
+    """
+    if isinstance(f, torch.nn.Module):
+        raise ArgumentError("`to_torch_module` takes a JAX model, but got a torch module.")
+    if params is not None:
+        return _of_function(f, params, state)
+    if state is not None:
+        raise ArgumentError("`to_torch_module` got a state without parameters. Pass `params=`, which may be `{}`.")
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(f, nnx.Module):
+        return _of_nnx(f, nnx)
+    linen = sys.modules.get("flax.linen")
+    if linen is not None and isinstance(f, linen.Module):
+        raise ArgumentError(
+            "A model of Flax Linen does not hold its parameters. Pass both: "
+            "`to_torch_module(model.apply, model.init(key, x))`."
+        )
+    if callable(f) and not jax.tree_util.all_leaves([f]):
+        return _of_tree(f)
+    raise ArgumentError(
+        f"`to_torch_module` takes a model of Equinox or Flax NNX, or a function and its parameters, but got a "
+        f"{type(f).__name__} alone. Pass `to_torch_module(f, params)` for a function `f(params, *args)`, and "
+        "`to_torch_function(f)` for a function without parameters."
+    )
+
+
+def _of_function(f: Callable[..., Any], params: Any, state: Any) -> Model:
+    if not callable(f):
+        raise ArgumentError(f"`to_torch_module` takes a function of `params`, but got a {type(f).__name__}.")
+    name = getattr(f, "__name__", type(f).__name__)
+
+    def apply(mode: Any, params: Any, given: Any, args: Any, kwargs: Any) -> Any:
+        del mode
+        if state is None:
+            return f(params, *args, **kwargs), given
+        result = f(params, given, *args, **kwargs)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise ArgumentError(f"`{name}` has a state, so it must return `(result, new_state)`.")
+        return result
+
+    def rebuild(params: Any, given: Any) -> Any:
+        return params if state is None else (params, given)
+
+    return Model(name, params, state, apply, rebuild)
+
+
+def _of_tree(model: Any) -> Model:
+    """Return a model that is a callable pytree, as those of Equinox are."""
+
+    def apply(mode: Any, params: Any, state: Any, args: Any, kwargs: Any) -> Any:
+        return _equinox_mode(params, mode)(*args, **kwargs), state
+
+    return Model(type(model).__name__, model, None, apply, lambda params, state: params, None, lambda train: train)
+
+
+def _equinox_mode(model: Any, train: bool | None) -> Any:
+    equinox = sys.modules.get("equinox")
+    return model if equinox is None or train is None else equinox.nn.inference_mode(model, value=not train)
+
+
+def _of_nnx(model: Any, nnx: Any) -> Model:
+    first, params, state = nnx.split(model, nnx.Param, ...)
+
+    def apply(mode: Any, params: Any, state: Any, args: Any, kwargs: Any) -> Any:
+        merged = nnx.merge(mode, params, state)
+        out = merged(*args, **kwargs)
+        return out, nnx.split(merged, nnx.Param, ...)[2]
+
+    def rebuild(params: Any, state: Any) -> Any:
+        return nnx.merge(first, params, state)
+
+    def mode(train: bool) -> Any:
+        copy = nnx.merge(first, params, state)
+        copy.train() if train else copy.eval()
+        return nnx.split(copy, nnx.Param, ...)[0]
+
+    return Model(type(model).__name__, params, state, apply, rebuild, first, mode)

@@ -1,0 +1,98 @@
+"""`jtbridge.to_torch_module`: a JAX model as a torch module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ._function import to_torch_function
+from ._models import Model, model_of
+from ._module_tensors import TensorTree
+
+
+def to_torch_module(f: Any, params: Any = None, state: Any = None, *, int32: str = "int64") -> TorchModule:
+    """Make a JAX model a torch module, with its arrays as parameters and buffers.
+
+    The module works like any other: torch's optimizers train it, `state_dict` and `load_state_dict` save and load it,
+    and its ``forward`` is a function of :func:`jtbridge.to_torch_function`. Names follow the tree: ``layers[0].weight``
+    is ``layers.0.weight``. A name that `torch.nn.Module` uses itself gets an underscore. ``module.to_jax()`` returns
+    the model with copies of the present values.
+
+    Args:
+        f: a model of Equinox (any callable pytree), a model of Flax NNX, or a function ``f(params, *args, **kwargs)``,
+            such as the ``apply`` of a model of Flax Linen. ``train()`` and ``eval()`` set the mode of models of Equinox
+            and Flax NNX, from their first call on.
+        params: the parameters of a function: a pytree. Float and complex arrays become parameters. Other arrays and
+            keys become buffers, and other leaves stay as they are.
+        state: a pytree of arrays, for a function ``f(params, state, *args, **kwargs)`` that returns
+            ``(result, new_state)``. It becomes buffers, to which each call writes the new state. The state of a model
+            of Flax NNX (statistics, random streams) is treated in the same way.
+        int32: see :func:`jtbridge.to_torch_function`.
+
+    Returns:
+        A `torch.nn.Module` on the CPU, which has copies of the arrays.
+
+    Raises:
+        ArgumentError: `f` is not a model, or is a function without `params`.
+        ModelError: when called, if the new state has another structure than the state.
+
+    Example:
+        >>> import jax.numpy as jnp, jtbridge, torch
+        >>> model = jtbridge.to_torch_module(lambda p, x: x @ p["w"], {"w": jnp.ones((3, 2))})
+        >>> model(torch.ones(3)).sum().backward()
+        >>> model.w.grad.shape
+        torch.Size([3, 2])
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html
+    """
+    return TorchModule(model_of(f, params, state), int32)
+
+
+class TorchModule(torch.nn.Module):
+    """A torch module that computes a JAX model of its parameters and buffers."""
+
+    def __init__(self, model: Model, int32: str):
+        super().__init__()
+        params = TensorTree(self, model.params, train=True)
+        state = TensorTree(self, model.state, train=False)
+        self._model, self._trees = model, (params, state)
+        self._call = _tensor_function(model, params, state, int32)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of the JAX model; the new state goes to the buffers."""
+        params, state = (tree.tensors() for tree in self._trees)
+        # The state that the backward needs is a copy, because the buffers are written to.
+        mode = self._model.mode
+        out, new = self._call(mode, params, [x.clone() for x in state], args, kwargs)
+        with torch.no_grad():
+            for buffer, value in zip(state, new, strict=True):
+                buffer.copy_(value)
+        return out
+
+    def train(self, mode: bool = True) -> TorchModule:
+        """Set the mode of this module, and of the JAX model if its class has one."""
+        super().train(mode)
+        self._model = self._model.in_mode(mode)
+        return self
+
+    def to_jax(self) -> Any:
+        """Return a copy of the model with the present parameters and state.
+
+        Returns:
+            A model of Equinox or Flax NNX as such. For a function, its parameters; with a state, both.
+        """
+        return self._model.rebuild(*(tree.arrays() for tree in self._trees))
+
+
+def _tensor_function(model: Model, params: TensorTree, state: TensorTree, int32: str) -> Callable[..., Any]:
+    """Return the model as a torch function ``(mode, params, state, args, kwargs) -> (result, new state)``."""
+    apply = model.apply
+
+    def run(mode: Any, params_: Any, state_: Any, args: Any, kwargs: Any) -> Any:
+        out, new = apply(mode, params.rebuild(params_), state.rebuild(state_), args, kwargs)
+        return out, state.take_apart(new, model.name)
+
+    run.__name__ = model.name
+    return to_torch_function(run, int32=int32)

@@ -1,0 +1,126 @@
+"""The arrays of a JAX model as parameters and buffers of a torch module."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from jtbridge.core.convert import to_jax, to_torch
+from jtbridge.core.dtypes import is_differentiable
+from jtbridge.errors import ModelError
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One array of a tree: the module that holds it, its name there, and how it becomes an array again."""
+
+    holder: torch.nn.Module
+    name: str
+    key: str | None  # the implementation of a random key; None for other arrays
+    dtype: np.dtype
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        return getattr(self.holder, self.name)
+
+    def array(self) -> jax.Array:
+        """Return a copy of the tensor as the array that it was made from."""
+        array = to_jax(self.tensor.cpu())
+        return array.astype(self.dtype) if self.key is None else jax.random.wrap_key_data(array, impl=self.key)
+
+
+class TensorTree:
+    """A JAX tree whose arrays are tensors of a module. Other leaves stay as they are.
+
+    Args:
+        module: the module that gets the tensors, under the names of the tree. ``layers[0].weight`` becomes the
+            parameter ``weight`` of the module ``layers.0``, so `state_dict` has the key ``layers.0.weight``.
+        tree: the tree.
+        train: whether float and complex arrays become parameters; otherwise all arrays become buffers.
+    """
+
+    def __init__(self, module: torch.nn.Module, tree: Any, *, train: bool):
+        paths, self.structure = jax.tree_util.tree_flatten_with_path(tree)
+        values = [path for path, _ in paths if path and str(getattr(path[-1], "name", "")) == "value"]
+        drop = len(values) == len(paths)  # a state of Flax NNX: the step to the value of a variable is no name
+        self.entries: list[Entry] = []
+        self._leaves: list[Any] = []
+        for path, leaf in paths:
+            is_array = isinstance(leaf, jax.Array | np.ndarray)
+            self._leaves.append(None if is_array else leaf)
+            if is_array:
+                names = [_name(step) for step in (path[:-1] if drop else path)] or ["value"]
+                self.entries.append(_add(module, names, leaf, train))
+        self._places = [i for i, (_, leaf) in enumerate(paths) if isinstance(leaf, jax.Array | np.ndarray)]
+
+    def rebuild(self, arrays: Any) -> Any:
+        """Return the tree with arrays in the places of the entries; those of random keys are given as their bits."""
+        leaves = list(self._leaves)
+        for place, entry, array in zip(self._places, self.entries, arrays, strict=True):
+            leaves[place] = array if entry.key is None else jax.random.wrap_key_data(array, impl=entry.key)
+        return self.structure.unflatten(leaves)
+
+    def take_apart(self, tree: Any, name: str) -> list[Any]:
+        """Return the arrays of a tree of the same structure, random keys as their bits.
+
+        Raises:
+            ModelError: the tree has another structure.
+        """
+        leaves, structure = jax.tree.flatten(tree)
+        if structure != self.structure:
+            raise ModelError(
+                f"`{name}` returned a state of another structure than it was given: expected\n{self.structure}\n"
+                f"but got\n{structure}"
+            )
+        found = [leaves[place] for place in self._places]
+        return [x if e.key is None else jax.random.key_data(x) for x, e in zip(found, self.entries, strict=True)]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors, in the order of the tree."""
+        return [entry.tensor for entry in self.entries]
+
+    def arrays(self) -> Any:
+        """Return the tree with copies of the tensors as arrays."""
+        leaves = list(self._leaves)
+        for place, entry in zip(self._places, self.entries, strict=True):
+            leaves[place] = entry.array()
+        return self.structure.unflatten(leaves)
+
+
+def _name(step: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(step, attribute):
+            return str(getattr(step, attribute)).replace(".", "_")
+    return str(step)
+
+
+def _add(module: torch.nn.Module, path: list[str], leaf: Any, train: bool) -> Entry:
+    """Add a tensor to the module that a path names, and make the modules on the way."""
+    holder = module
+    for name in path[:-1]:
+        children = dict(holder.named_children())
+        name = _free(holder, name, children)
+        if name not in children:
+            holder.add_module(name, torch.nn.Module())
+        holder = holder.get_submodule(name)
+    name = _free(holder, path[-1], {})
+    key = None
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        key, leaf = str(jax.random.key_impl(leaf)), jax.random.key_data(leaf)
+    tensor = to_torch(leaf, copy=True).clone()  # in memory of torch, whose alignment lets XLA read it
+    if train and is_differentiable(leaf.dtype):
+        holder.register_parameter(name, torch.nn.Parameter(tensor))
+    else:
+        holder.register_buffer(name, tensor)
+    return Entry(holder, name, key, np.dtype(leaf.dtype))
+
+
+def _free(holder: torch.nn.Module, name: str, known: Any) -> str:
+    """Return a name that no attribute of the module has, beside those in `known`."""
+    while hasattr(holder, name) and name not in known:
+        name += "_"
+    return name

@@ -1,0 +1,68 @@
+"""The torch operator that calls a JAX function, with its shapes, its batching rule and its derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from jtbridge._compat import in_forward_mode, redispatch_below_autograd, single_level_allowed
+from jtbridge.core.dtypes import numpy_dtype
+from jtbridge.core.jax_calls import OPERATOR
+
+from ._autograd import Differentiated
+from ._jax_function import JaxFunction, Types, empty_results, find
+from ._tensors import common_device
+
+_NAME = OPERATOR.partition("::")[2]
+_LIBRARY = torch.library.Library("jtbridge", "FRAGMENT")
+_LIBRARY.define(f"{_NAME}(Tensor[] tensors, str function) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+JAX_CALL = torch.ops.jtbridge.jax_call.default
+
+
+def call(function: JaxFunction, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Call a JAX function by the operator, so that every transformation of torch sees the call."""
+    return JAX_CALL(list(tensors), function.handle)
+
+
+def tensor_types(tensors: Sequence[torch.Tensor]) -> Types:
+    """Return the shapes and dtypes of tensors. Symbolic sizes of a graph become constants of the graph."""
+    return tuple((tuple(map(int, x.shape)), numpy_dtype(x.dtype, "an argument")) for x in tensors)
+
+
+def _run(tensors: Sequence[torch.Tensor], function: str) -> list[torch.Tensor]:
+    return find(function).run(tensors)
+
+
+def _fake(tensors: Sequence[torch.Tensor], function: str) -> list[torch.Tensor]:
+    found = find(function)
+    return empty_results(found.result_types(tensor_types(tensors)), common_device(tensors, found.name))
+
+
+def _batch(info: Any, in_dims: Any, tensors: Sequence[torch.Tensor], function: str) -> tuple[Any, Any]:
+    del info
+    dims = in_dims[0]
+    moved = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(tensors, dims, strict=True)]
+    batched = find(function).batch(tuple(None if dim is None else 0 for dim in dims))
+    results = call(batched, moved)
+    return results, [0] * len(results)
+
+
+def _autograd(keyset: Any, tensors: Sequence[torch.Tensor], function: str) -> list[torch.Tensor]:
+    found = find(function)
+
+    def below(of: JaxFunction) -> list[torch.Tensor]:
+        return redispatch_below_autograd(JAX_CALL, keyset, list(tensors), of.handle)
+
+    records = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if not records and not in_forward_mode():
+        return below(found)
+    with single_level_allowed():
+        return list(Differentiated.apply(found, below, call, tensor_types(tensors), *tensors))
+
+
+_LIBRARY.impl(_NAME, _run, "CompositeExplicitAutograd")
+_LIBRARY.impl(_NAME, _autograd, "Autograd", with_keyset=True)
+torch.library.register_fake(OPERATOR, _fake, lib=_LIBRARY)
+torch.library.register_vmap(OPERATOR, _batch, lib=_LIBRARY)

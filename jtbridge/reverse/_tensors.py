@@ -1,0 +1,125 @@
+"""Conversion of tensors to arrays and of arrays to tensors, around a run of a JAX function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+import torch.utils.dlpack
+
+from jtbridge._compat import SharedTensor, array_on_device, is_zero
+from jtbridge.core.dtypes import carrier, numpy_dtype, torch_dtype
+from jtbridge.errors import DeviceError
+
+# Smallest size in bytes of a result whose memory a tensor takes over. DLPack takes 20 us, and a copy of 16 floats 2 us.
+_COPIED = 1 << 16
+
+
+def common_device(tensors: Sequence[torch.Tensor], name: str) -> torch.device:
+    """Return the device of some tensors; torch's default device if there are none.
+
+    Raises:
+        DeviceError: the tensors lie on several devices, or on one that JAX never has.
+    """
+    if not tensors:
+        return torch.get_default_device()
+    device = tensors[0].device
+    for tensor in tensors:
+        if tensor.device != device:
+            raise DeviceError(
+                f"The arguments of `{name}` lie on `{device}` and on `{tensor.device}`. A JAX function runs on one "
+                f'device: move them, such as `x.to("{device}")`.'
+            )
+    if device.type not in ("cpu", "cuda"):
+        raise DeviceError(
+            f"The arguments of `{name}` lie on `{device}`, which JAX does not have. Move them: `x.cpu()`."
+        )
+    return device
+
+
+def jax_device(device: torch.device, name: str) -> jax.Device:  # type: ignore[valid-type]
+    """Return JAX's device for a device of torch."""
+    if device.type == "cpu":
+        return jax.local_devices(backend="cpu")[0]
+    try:
+        devices = jax.local_devices(backend="gpu")
+    except RuntimeError:
+        devices = []
+    index = device.index or 0
+    if device.type != "cuda" or index >= len(devices):
+        raise DeviceError(
+            f"The arguments of `{name}` lie on `{device}`, which JAX does not have here: its devices are "
+            f"{jax.local_devices()}. Move them: `x.cpu()`, or install JAX for this device."
+        )
+    return devices[index]
+
+
+def to_operands(tensors: Sequence[torch.Tensor], device: jax.Device) -> list[Any]:  # type: ignore[valid-type]
+    """Return what a compiled function takes for tensors: arrays on `device` that share memory if they can, for one run.
+
+    NumPy arrays go to JAX's default device, which takes a third of the time of making JAX arrays of them.
+    """
+    if device.platform == "cpu" and device == (jax.config.jax_default_device or jax.local_devices()[0]):  # type: ignore[attr-defined]
+        return [_memory(tensor) for tensor in tensors]
+    return [to_array(tensor, device) for tensor in tensors]
+
+
+def to_array(tensor: torch.Tensor, device: jax.Device) -> jax.Array:  # type: ignore[valid-type]
+    """Return an array on `device` that shares the memory of a tensor if it can, for the time of one run."""
+    if tensor.is_cpu:
+        return array_on_device(_memory(tensor), device, committed=True)
+    return jax.dlpack.from_dlpack(_plain(tensor).contiguous())  # DLPack orders the streams
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose memory holds its values."""
+    values = tensor.detach() if tensor.requires_grad else tensor
+    if is_zero(values):
+        values = torch.zeros_like(values, memory_format=torch.contiguous_format)
+    return values.resolve_conj().resolve_neg()
+
+
+def _memory(tensor: torch.Tensor) -> np.ndarray:
+    """Return a NumPy array over the memory of a CPU tensor, which is copied first if it is not contiguous."""
+    values = _plain(tensor)
+    if not values.is_contiguous():
+        values = values.contiguous()
+    try:
+        return values.numpy()
+    except TypeError:  # NumPy does not have the dtype
+        dtype = numpy_dtype(values.dtype, "an argument")
+        carried = carrier(dtype)
+        if carried is None:
+            raise
+        return values.view(carried[1]).numpy().view(dtype)
+
+
+def to_tensor(array: jax.Array, device: torch.device) -> torch.Tensor:
+    """Return a tensor over the memory of an array, to which nothing else may refer."""
+    dtype = torch_dtype(array.dtype, "a result")
+    if not array.size:
+        return torch.empty(array.shape, dtype=dtype, device=device)
+    if device.type != "cpu":
+        return torch.from_dlpack(array)
+    carried = carrier(array.dtype)
+    if array.nbytes < _COPIED or (carried is not None and array.dtype.itemsize == 1):  # DLPack has no float8
+        # Torch's memory is aligned such that XLA need not copy it when it comes back; NumPy's is not.
+        tensor = torch.empty(array.shape, dtype=dtype)
+        values = np.asarray(array)
+        if carried is None:
+            np.copyto(tensor.numpy(), values)
+        else:
+            np.copyto(tensor.view(carried[1]).numpy(), values.view(carried[0]))
+        return tensor
+    return torch.utils.dlpack.from_dlpack(array.__dlpack__())
+
+
+def readable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a read-only tensor of :func:`jtbridge.to_torch` as a plain one; any other tensor as it is.
+
+    A JAX function does not write to its arguments.
+    """
+    return tensor.as_subclass(torch.Tensor) if isinstance(tensor, SharedTensor) else tensor

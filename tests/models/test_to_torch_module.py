@@ -1,0 +1,221 @@
+"""Models of Flax NNX, Flax Linen, Equinox and plain JAX as torch modules, trained by torch."""
+
+from __future__ import annotations
+
+import copy
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+
+import jtbridge
+from jtbridge.errors import ArgumentError, ModelError
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    with jax.numpy_dtype_promotion("standard"):  # for the libraries
+        yield
+
+
+def _data():
+    x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
+    return x, x.sin().sum(1, keepdim=True)
+
+
+def _train(module, call, steps=60):
+    x, y = _data()
+    optimizer = torch.optim.Adam(module.parameters(), lr=3e-2)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = ((call(module, x) - y) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def _check_trained(module, call):
+    losses = _train(module, call)
+    assert losses[-1] < 0.5 * losses[0]
+    module.eval()
+    x, _ = _data()
+    twin = copy.deepcopy(module)
+    expected = call(module, x)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert not torch.equal(call(twin, x), expected)
+    twin.load_state_dict(module.state_dict())
+    torch.testing.assert_close(call(twin, x), expected)
+    return x, expected
+
+
+def _mlp(params, x):
+    return jnp.tanh(x @ params["a"] + params["b"][0]) @ params["c"]
+
+
+def _mlp_params():
+    keys = jax.random.split(jax.random.key(0), 2)
+    weights = [jax.random.normal(keys[0], (3, 16)), jax.random.normal(keys[1], (16, 1)) / 4]
+    return {"a": weights[0], "b": [jnp.zeros(16)], "c": weights[1]}
+
+
+def test_plain_jax():
+    module = jtbridge.to_torch_module(_mlp, _mlp_params())
+    assert set(module.state_dict()) == {"a", "b.0", "c"}
+    x, expected = _check_trained(module, lambda m, x: m(x))
+    params = module.to_jax()
+    torch.testing.assert_close(jtbridge.to_torch(_mlp(params, jtbridge.to_jax(x)), copy=True), expected)
+
+
+def test_steps_are_those_of_jax():
+    module = jtbridge.to_torch_module(_mlp, _mlp_params())
+    x, y = _data()
+    a, b = jtbridge.to_jax((x, y))
+    params = _mlp_params()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    step = jax.jit(jax.grad(lambda p: jnp.mean((_mlp(p, a) - b) ** 2)))
+    for _ in range(10):
+        optimizer.zero_grad()
+        ((module(x) - y) ** 2).mean().backward()
+        optimizer.step()
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, params, step(params))
+    for got, expected in zip(jax.tree.leaves(module.to_jax()), jax.tree.leaves(params), strict=True):
+        assert jnp.allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_linen():
+    nn = pytest.importorskip("flax.linen", reason="flax is in the environment of make test-models")
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(1)(nn.tanh(nn.Dense(16)(x)))
+
+    variables = Net().init(jax.random.key(0), jnp.ones((1, 3)))
+    module = jtbridge.to_torch_module(Net().apply, variables)
+    assert "params.Dense_0.kernel" in module.state_dict()
+    x, expected = _check_trained(module, lambda m, x: m(x))
+    got = Net().apply(module.to_jax(), jtbridge.to_jax(x))
+    torch.testing.assert_close(jtbridge.to_torch(got, copy=True), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ArgumentError, match=r"to_torch_module\(model.apply, model.init"):
+        jtbridge.to_torch_module(Net())
+
+
+def test_linen_with_state():
+    nn = pytest.importorskip("flax.linen", reason="flax is in the environment of make test-models")
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(1)(nn.BatchNorm(use_running_average=False)(x))
+
+    variables = Net().init(jax.random.key(0), jnp.ones((1, 3)))
+
+    def apply(params, state, x):
+        return Net().apply({"params": params, "batch_stats": state}, x, mutable=["batch_stats"])
+
+    def run(params, state, x):
+        out, updates = apply(params, state, x)
+        return out, updates["batch_stats"]
+
+    module = jtbridge.to_torch_module(run, variables["params"], variables["batch_stats"])
+    before = module.get_buffer("BatchNorm_0.mean").clone()
+    _train(module, lambda m, x: m(x), 2)
+    assert not torch.equal(module.get_buffer("BatchNorm_0.mean"), before)
+    params, state = module.to_jax()
+    assert params.keys() == variables["params"].keys()
+    assert state.keys() == variables["batch_stats"].keys()
+
+
+def test_nnx_with_batch_norm_and_dropout():
+    nnx = pytest.importorskip("flax.nnx", reason="flax is in the environment of make test-models")
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.hidden = nnx.List([nnx.Linear(3, 16, rngs=rngs)])
+            self.norm = nnx.BatchNorm(16, rngs=rngs)
+            self.dropout = nnx.Dropout(0.2, rngs=rngs)
+            self.out = nnx.Linear(16, 1, rngs=rngs)
+
+        def __call__(self, x):
+            return self.out(self.dropout(jnp.tanh(self.norm(self.hidden[0](x)))))
+
+    module = jtbridge.to_torch_module(Net(nnx.Rngs(0)))
+    names = set(module.state_dict())
+    assert {"hidden.0.kernel", "norm.mean", "dropout.rngs.key"} <= names
+    assert "norm.mean" not in dict(module.named_parameters())
+    x, _ = _data()
+    assert not torch.equal(module(x), module(x))  # the stream of random numbers goes on
+    x, expected = _check_trained(module, lambda m, x: m(x))
+    assert torch.equal(module(x), module(x))  # in evaluation mode nothing is dropped
+    model = module.to_jax()
+    assert isinstance(model, Net)
+    model.eval()
+    torch.testing.assert_close(jtbridge.to_torch(model(jtbridge.to_jax(x)), copy=True), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_equinox():
+    eqx = pytest.importorskip("equinox", reason="equinox is in the environment of make test-models")
+    module = jtbridge.to_torch_module(eqx.nn.MLP(3, 1, 16, 1, key=jax.random.key(0)))
+    assert "layers.0.weight" in module.state_dict()
+    x, expected = _check_trained(module, lambda m, x: torch.func.vmap(m)(x))
+    model = module.to_jax()
+    got = jax.vmap(model)(jtbridge.to_jax(x))
+    torch.testing.assert_close(jtbridge.to_torch(got, copy=True), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_equinox_with_dropout_follows_the_mode():
+    eqx = pytest.importorskip("equinox", reason="equinox is in the environment of make test-models")
+    module = jtbridge.to_torch_module(eqx.nn.Dropout(0.5))
+    key, x = jax.random.key(0), torch.ones(64)
+    assert 0 < (module.train()(x, key=key) == 0).sum() < 64
+    assert torch.equal(module.eval()(x, key=key), x)
+
+
+def test_names_of_torch_modules_are_left_alone():
+    module = jtbridge.to_torch_module(
+        lambda p, x: x * p["train"] + p["a.b"], {"train": jnp.ones(()), "a.b": jnp.ones(())}
+    )
+    assert set(module.state_dict()) == {"train_", "a_b"}
+    assert module.train()(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_arrays_that_are_not_trained():
+    params = {"w": jnp.ones(2), "steps": jnp.arange(3), "key": jax.random.key(1), "static": "text"}
+
+    def f(params, x):
+        assert params["static"] == "text"
+        return params["w"] * x + params["steps"].sum() + jax.random.uniform(params["key"])
+
+    module = jtbridge.to_torch_module(f, params)
+    assert [name for name, _ in module.named_parameters()] == ["w"]
+    assert {name for name, _ in module.named_buffers()} == {"key", "steps"}
+    expected = f(params, jnp.ones(2))
+    torch.testing.assert_close(module(torch.ones(2)), jtbridge.to_torch(expected, copy=True))
+    again = module.to_jax()
+    assert again["steps"].dtype == jnp.int32
+    assert jax.random.key_data(again["key"]).tolist() == jax.random.key_data(params["key"]).tolist()
+
+
+def test_a_state_of_another_structure():
+    module = jtbridge.to_torch_module(lambda p, s, x: (x, {"other": x}), {}, {"count": jnp.zeros(())})
+    with pytest.raises(ModelError, match="another structure"):
+        module(torch.ones(2))
+
+
+def test_models_that_are_none():
+    for wrong, text in [
+        (torch.nn.Linear(1, 1), "torch module"),
+        (jnp.sin, "and a function|or a function and its parameters"),
+        (3, "or a function and its parameters"),
+    ]:
+        with pytest.raises(ArgumentError, match=text):
+            jtbridge.to_torch_module(wrong)
+    with pytest.raises(ArgumentError, match="without parameters"):
+        jtbridge.to_torch_module(jnp.sin, state={})
+    with pytest.raises(ArgumentError, match="must return"):
+        jtbridge.to_torch_module(lambda p, s, x: x, {}, {"a": jnp.ones(())})(torch.ones(1))

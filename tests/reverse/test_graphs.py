@@ -1,0 +1,121 @@
+"""JAX functions in torch's graphs: opcheck, torch.compile, torch.export and make_fx."""
+
+from __future__ import annotations
+
+import gc
+import io
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import jtbridge
+from jtbridge.core.jax_calls import HANDLES
+from jtbridge.errors import ArgumentError, JaxCallError
+from jtbridge.reverse._bound import BoundFunction
+
+f = jtbridge.to_torch_function(lambda x, b: {"y": x**2 * jnp.sin(x) + b["k"], "z": (x, x + 1), "none": None})
+
+
+def user(x: torch.Tensor) -> torch.Tensor:
+    result = f(x * 2, {"k": x})
+    return result["y"].cos() + result["z"][1]
+
+
+def reference(x: torch.Tensor) -> torch.Tensor:
+    return ((2 * x) ** 2 * torch.sin(2 * x) + x).cos() + 2 * x + 1
+
+
+def _x() -> torch.Tensor:
+    return torch.rand(3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+
+def _handle(name: str) -> str:
+    functions = [function for function in HANDLES.values() if type(function) is BoundFunction]
+    (handle,) = [function.handle for function in functions if function.name == name]
+    return handle
+
+
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # of torch's own code
+def test_opcheck():
+    @jtbridge.to_torch_function
+    def checked(x, n, z):
+        return x * jnp.sum(jnp.abs(z)) + n.astype(x.dtype), n + 1, z * 2, n > 0
+
+    tensors = [_x(), torch.tensor([1, 2, 3], dtype=torch.int32), torch.rand(2, dtype=torch.complex64)]
+    checked(*tensors)
+    results = torch.library.opcheck(torch.ops.jtbridge.jax_call.default, (tensors, _handle("checked")))
+    assert len(results) == 4
+    assert set(results.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compile(backend: str):
+    torch.compiler.reset()
+    compiled = torch.compile(user, backend=backend, fullgraph=True)
+    x = _x()
+    torch.testing.assert_close(compiled(x), reference(x))
+    torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), x), torch.autograd.grad(reference(x).sum(), x))
+    y = torch.rand(5)
+    torch.testing.assert_close(compiled(y), reference(y))
+
+
+def test_compile_keeps_its_functions(monkeypatch):
+    monkeypatch.setattr("jtbridge.reverse._bound._MOST_SIGNATURES", 2)
+    torch.compiler.reset()
+    g = jtbridge.to_torch_function(lambda x, n: x * n)
+    compiled = torch.compile(lambda x: g(x, 3.0), backend="aot_eager", fullgraph=True)
+    x = torch.rand(3)
+    torch.testing.assert_close(compiled(x), 3 * x)
+    for number in range(4):  # more signatures than one function keeps
+        g(x, float(number)).sum()
+    gc.collect()
+    torch.testing.assert_close(compiled(x), 3 * x)
+
+
+def test_compile_names_results_that_it_cannot_trace():
+    torch.compiler.reset()
+
+    g = jtbridge.to_torch_function(lambda x: jax.tree_util.Partial(jnp.sin, x))
+    with pytest.raises(Exception, match=r"returned a Partial inside torch\.compile") as raised:
+        torch.compile(lambda x: g(x).args[0], backend="eager", fullgraph=True)(torch.rand(3))
+    assert "ArgumentError" in repr(raised.value) or isinstance(raised.value, ArgumentError)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(strict: bool):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return user(x)
+
+    x = _x().detach()
+    program = torch.export.export(Model(), (x,), strict=strict)
+    assert "jtbridge.jax_call" in str(program.graph)
+    torch.testing.assert_close(program.module()(x), reference(x))
+    with pytest.raises(Exception, match=r"shape|size"):  # sizes are constants of the graph
+        program.module()(torch.rand(4))
+
+
+def test_make_fx_of_a_gradient():
+    x = _x().detach()
+    graph = make_fx(torch.func.grad(lambda x: user(x).sum()))(x)
+    torch.testing.assert_close(graph(x), torch.func.grad(lambda x: reference(x).sum())(x))
+
+
+def test_a_graph_that_outlives_its_function_says_so():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.function = jtbridge.to_torch_function(lambda x: x + 1)
+
+        def forward(self, x):
+            return self.function(x)
+
+    saved = io.BytesIO()
+    torch.export.save(torch.export.export(Model(), (torch.rand(3),)), saved)
+    gc.collect()
+    saved.seek(0)
+    with pytest.raises(JaxCallError, match="does not exist in this process"):
+        torch.export.load(saved).module()(torch.rand(3))
