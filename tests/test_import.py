@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A file imports only from rows that precede its own in this list, and from its own folder.
 LAYERS: list[set[str]] = [
-    {"errors", "__main__"},
+    {"errors"},
     {"_compat"},
     {"core"},
     {"state", "triton", "reverse"},
@@ -32,7 +32,9 @@ LAYERS: list[set[str]] = [
     {"calls"},
     {"_wrap"},
     {"reports", "_export", "models"},
+    {"diagnosis"},
     {"__init__"},
+    {"__main__"},
 ]
 ROW = {name: row for row, names in enumerate(LAYERS) for name in names}
 
