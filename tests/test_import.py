@@ -222,5 +222,7 @@ def test_the_command_line_prints_versions(monkeypatch, capsys):
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith(f"jtbridge {jtbridge.__version__}, jax ")
     monkeypatch.setattr(sys, "argv", ["jtbridge"])
-    runpy.run_module("jtbridge", run_name="__main__")
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("jtbridge", run_name="__main__")
+    assert not ended.value.code
     assert "--version" in capsys.readouterr().out

@@ -56,6 +56,7 @@ class Outcome:
         results: what it wrote for each item that it finished, by the item's key.
         running: the key of the item that was running when the child ended; empty if none was.
         noted: what the child last noted about this item.
+        partial: what it found about this item before it ended.
         ending: how the child ended, if not as it should: such as "killed by SIGSEGV"; empty otherwise.
         details: the last lines that it printed to stderr.
     """
@@ -63,6 +64,7 @@ class Outcome:
     results: dict[str, Any]
     running: str
     noted: str
+    partial: list[Any]
     ending: str
     details: str
 
@@ -174,6 +176,7 @@ def _end(child: subprocess.Popen) -> None:
 
 def _outcome(code: int, hung: bool, written: str, details: str) -> Outcome:
     results: dict[str, Any] = {}
+    partial: list[Any] = []
     running = noted = ""
     for line in written.splitlines():
         try:
@@ -181,16 +184,18 @@ def _outcome(code: int, hung: bool, written: str, details: str) -> Outcome:
         except ValueError:  # cut off by the child's death
             continue
         if "start" in entry:
-            running, noted = entry["start"], ""
+            running, noted, partial = entry["start"], "", []
         elif "note" in entry:
             noted = entry["note"]
+        elif "found" in entry:
+            partial.append(entry["found"])
         elif "done" in entry:
             results[entry["done"]] = entry
             running = ""
     ending = "did not end" if hung else _described(code)
     if not ending and not results:
         ending = "the process ended without a result"
-    return Outcome(results, running, noted, ending, details)
+    return Outcome(results, running, noted, partial, ending, details)
 
 
 def _described(code: int) -> str:

@@ -49,11 +49,12 @@ def _refused() -> str | None:
 
 def _proven(file: TextIO, case: _proving.Case) -> list[tuple[str, str | None]]:
     found: list[tuple[str, str | None]] = []
-    _proving.prove(
-        case,
-        lambda kernel: _write(file, {"note": kernel}),
-        lambda kernel, wrong: found.append((kernel, wrong)),
-    )
+
+    def add(kernel: str, wrong: str | None) -> None:
+        found.append((kernel, wrong))
+        _write(file, {"found": (kernel, wrong)})  # at once: the next kernel may end the process
+
+    _proving.prove(case, lambda kernel: _write(file, {"note": kernel}), add)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -126,10 +127,10 @@ def _collect(
     names: Mapping[str, str],
 ) -> None:
     """Add what the children of a folder found: for each kernel what was wrong first, or None."""
-    for result in results.values():
-        for kernel, wrong in result["kernels"]:
-            if seen.setdefault(kernel, wrong) is None:
-                seen[kernel] = wrong
+    found = [*(result["kernels"] for result in results.values()), *(outcome.partial for outcome in ends.values())]
+    for kernel, wrong in itertools.chain(*found):
+        if seen.setdefault(kernel, wrong) is None:
+            seen[kernel] = wrong
     for key, outcome in ends.items():
         kernel = outcome.noted or f"{folder} (outside of its kernels)"
         text = f"{names.get(key, 'after the last case')}: {outcome.ending}"

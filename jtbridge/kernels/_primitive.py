@@ -126,6 +126,7 @@ def _run_reference(*arrays: Any, fn: KernelPrimitive) -> list[Any]:
 def _run_kernel(*arrays: Any, fn: KernelPrimitive, platform: str) -> list[Any]:
     # The only kernels that can do without Triton are cuDNN's, which an AMD GPU does not run.
     needed = fn.needs_triton or platform == "rocm"
+    _proofs.warn_of_failed(fn.name)
     return list((fn.reference if needed and triton_unsupported_reason(platform) else fn.kernel)(*arrays))
 
 

@@ -33,7 +33,7 @@ _DRIVERS = (
     (Path("/proc/driver/nvidia/version"), r"Kernel Module\s.*?(\d+(?:\.\d+)+)"),
     (Path("/sys/module/amdgpu/version"), r"(\S+)"),
 )
-_ONLY_PROVEN: contextvars.ContextVar[bool] = contextvars.ContextVar("jtbridge_only_proven", default=False)
+_ONLY: contextvars.ContextVar[frozenset[str] | None] = contextvars.ContextVar("jtbridge_only_kernels", default=None)
 # The record that was read last, with the file and its time of change: a file that did not change is not read again.
 _LAST: tuple[tuple[str, int], Record | None] | None = None
 _LOCK = threading.Lock()
@@ -58,7 +58,8 @@ def key() -> dict[str, str] | None:
     if chip is None:
         return None
     capability = "none" if chip.capability is None else str(chip.capability)
-    return {"chip": chip.name, "capability": capability, "driver": driver(), **_versions(), "source": _source()}
+    how = {"interpreted": str(interpreting()), "source": _source()}
+    return {"chip": chip.name, "capability": capability, "driver": driver(), **_versions(), **how}
 
 
 def driver() -> str:
@@ -115,6 +116,8 @@ def unproven_reason() -> str | None:
             'a program of several processes has kernels only with `backend="triton"`: the processes\' records of '
             "proven kernels may differ, and their programs may not"
         )
+    if _chip.present() is None:
+        return 'this process has no GPU, and so no kernel is proven on it; `backend="triton"` uses them anyway'
     found = record()
     if found is None:
         return UNPROVEN
@@ -123,28 +126,38 @@ def unproven_reason() -> str | None:
     return None
 
 
-def failures() -> str:
-    """Return the kernels that failed their proof on this chip, each with the reason; empty if none did."""
+def proven() -> frozenset[str]:
+    """Return the names of the kernels that are proven on this chip."""
     found = record()
-    return "" if found is None or not found.failed else f"kernels that are not used: {_listed(found)}"
+    return frozenset() if found is None else frozenset(found.proven)
+
+
+def warn_of_failed(name: str) -> None:
+    """Warn if a kernel, which the caller asked for by name, failed its proof on this chip."""
+    found = record()
+    if found is not None and name in found.failed:
+        warnings.warn(
+            f"The kernel `{name}` failed its proof on this chip and is used, because it was asked for: "
+            f"{found.failed[name]}",
+            ProofWarning,
+            stacklevel=2,
+        )
 
 
 @contextlib.contextmanager
-def only_proven() -> Iterator[None]:
-    """Inside the block, a kernel without a proof on this chip is replaced by its reference when it is traced."""
-    token = _ONLY_PROVEN.set(True)
+def only(names: frozenset[str]) -> Iterator[None]:
+    """Inside the block, every kernel but those of these names is replaced by its reference when it is traced."""
+    token = _ONLY.set(names)
     try:
         yield
     finally:
-        _ONLY_PROVEN.reset(token)
+        _ONLY.reset(token)
 
 
 def is_replaced(name: str) -> bool:
-    """Return whether a kernel is replaced by its reference because it is not proven: see :func:`only_proven`."""
-    if not _ONLY_PROVEN.get():
-        return False
-    found = record()
-    return found is None or name not in found.proven
+    """Return whether a kernel is replaced by its reference: see :func:`only`."""
+    names = _ONLY.get()
+    return names is not None and name not in names
 
 
 def _read(path: Path, wanted: Mapping[str, str]) -> Record | None:
@@ -194,7 +207,7 @@ def _jtbridge_version() -> str:
 @functools.cache
 def _source() -> str:
     """Return a digest of the source of the kernels: the version of a checkout does not change with its files."""
-    digest = hashlib.sha256(b"interpreted" if interpreting() else b"")
+    digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:24]

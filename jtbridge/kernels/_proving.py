@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import dataclasses
 import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
