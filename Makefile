@@ -63,7 +63,8 @@ so3lr := so3krates-torch==0.2.1 ase==3.29.0 matscipy==1.3.1 h5py==3.16.0
 # Tests of islands, JAX functions in torch, residuals, higher derivatives and packed sequences, which `make test` leaves to
 # `make test-operators`.
 long-tests := tests/islands tests/reverse tests/transforms/test_residuals.py tests/transforms/test_hessian.py tests/transforms/test_third_order.py tests/translate/test_packed_sequences.py
-
+# The assemblers of CUDA 12 and 13 that XLA uses.
+assemblers := nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cuda-nvcc==13.5.37
 gpu-tests := tests/kernels tests/launches tests/test_gpu_calls.py
 
 # One process keeps one core busy: pytest runs $(JOBS) of them, and torch would start a thread per core in each.
@@ -113,7 +114,7 @@ $(VENV)/.bench: $(VENV)/.base pyproject.toml
 # jax-triton 0.3 imports, and 0.4 lowers, only beside jax's CUDA plugin, without CUDA too. It is of jax's version.
 $(VENV)/.kernels: $(VENV)/.test
 	$(pip) --no-deps '$(TRITON)' '$(JAX_TRITON)' absl-py liger-kernel==0.8.5 fla-core==0.6.0 einops==0.8.2 \
-		jax-cuda12-plugin==$(lastword $(subst ==, ,$(JAX)))
+		jax-cuda12-plugin==$(lastword $(subst ==, ,$(JAX))) $(assemblers)
 	touch $@
 
 $(VENV)/.gpu: $(VENV)/.kernels

@@ -192,7 +192,7 @@ def test_triton_that_jaxs_assembler_is_too_old_for(installed, monkeypatch):
     monkeypatch.setattr(versions, "nvidia_driver", lambda: "550.54")
     status, text, fix = found_by(versions._jax_triton)["triton and CUDA"]
     assert status == "warning"
-    assert "emits PTX 9.4, which the assembler of CUDA 12.9 refuses" in text
+    assert "emits PTX 9.4 for compute capability 9.0 and above, which the assembler of CUDA 12.9 refuses" in text
     assert "triton==3.6.0 jax-triton==0.3.1" in fix
 
 

@@ -102,7 +102,10 @@ def _jax_triton() -> Sequence[Finding]:
     if reason is not None:
         found.append(Finding(_GROUP, "jax-triton and triton", WARNING, reason, _fix_of(reason)))
     if meets(version_of("triton") or "", ">=3.9") and version_of("jax-cuda12-plugin"):
-        text = "Triton 3.9 emits PTX 9.4, which the assembler of CUDA 12.9 refuses; XLA of jax[cuda12] uses that one"
+        text = (
+            "Triton 3.9 emits PTX 9.4 for compute capability 9.0 and above, which the assembler of CUDA 12.9 refuses; "
+            "XLA of jax[cuda12] uses that one"
+        )
         fix = "pip install triton==3.6.0 jax-triton==0.3.1, or triton==3.7.1 jax-triton==0.4.1, or jax[cuda13]"
         found.append(Finding(_GROUP, "triton and CUDA", WARNING if nvidia_driver() else NOTE, text, fix))
     return found or [Finding(_GROUP, "jax-triton and triton", OK, "they can be imported and fit together")]
