@@ -1,4 +1,4 @@
-"""PTX of the kernels, assembled by the assembler that XLA uses: the one in the wheels that JAX requires, not Triton's."""
+"""PTX of the kernels, assembled by the assembler that XLA uses: the one of the wheels that JAX requires."""
 
 from __future__ import annotations
 

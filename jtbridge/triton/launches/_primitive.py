@@ -126,15 +126,17 @@ def _lower_compiled(
         (only,) = configurations
         options, constants = only.options, {**parameters.constants, **only.constants}
     with LANGUAGE_LOCK:
-        return triton_call(
+        results = triton_call(
             kernel,
             [given[x] if isinstance(x, int) else launch.values[x] for x in parameters.inputs],
-            out_types=[jax.ShapeDtypeStruct(types[i].shape, types[i].dtype) for i in launch.written],
+            out_types=[jax.ShapeDtypeStruct(types[i].shape, types[i].dtype) for i in parameters.results],
             grid=lambda meta: launch.grid_of(LaunchConfiguration(with_kernel_names(meta)), arguments),
             constants=with_adapter_names(constants),
             aliases=parameters.aliases,
             **options,
         )
+    values = dict(zip(parameters.results, results, strict=True))
+    return [values[i] for i in launch.written]
 
 
 batching.primitive_batchers[launch_p] = _batch
