@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import platform
 import sys
 
 import jax
 import torch
 
+import jtbridge
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m jtbridge", description="Any PyTorch function as a JAX function.")
-    versions = f"jtbridge {importlib.metadata.version('jtbridge')}, jax {jax.__version__}, torch {torch.__version__}"
+    versions = f"jtbridge {jtbridge.__version__}, jax {jax.__version__}, torch {torch.__version__}"
     parser.add_argument("--version", action="version", version=f"{versions}, Python {platform.python_version()}")
     commands = parser.add_subparsers(dest="command")
     doctor = commands.add_parser("doctor", help="check the installation and the machine")

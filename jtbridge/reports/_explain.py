@@ -25,7 +25,7 @@ from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.run import describe_arguments
 from jtbridge.errors import TranslationError
-from jtbridge.kernels._chip import present
+from jtbridge.kernels import _chip
 from jtbridge.kernels._primitive import KernelPrimitive
 from jtbridge.kernels._proofs import proven
 from jtbridge.transforms import Vjp
@@ -264,7 +264,7 @@ def _kernels(traced: TracedFunction, backend: str) -> dict[str, int]:
     if triton_unsupported_reason() is not None or untranslatable_reason(traced) is not None:
         return {}
     found: collections.Counter[str] = collections.Counter()
-    used = proven() if backend == "auto" and present() is not None else True
+    used = proven() if backend == "auto" and _chip.present() is not None else True
     pending = [translate(traced, kernels=used).jaxpr]
     while pending:
         jaxpr = pending.pop()
