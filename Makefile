@@ -166,7 +166,8 @@ test-operators: $(test-deps)
 
 test-kernels: $(kernels-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu and not exhaustive' \
-		tests/kernels tests/launches tests/translate/chains tests/test_bench_gpu.py $(ARGS)
+		tests/kernels tests/launches tests/translate/chains tests/test_bench_gpu.py \
+		tests/diagnosis/test_proofs.py tests/diagnosis/test_environments.py $(ARGS)
 	TRITON_INTERPRET=1 $(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu and not compiles' tests/kernels $(ARGS)
 
 test-kernels-all: $(kernels-deps)
