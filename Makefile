@@ -38,7 +38,7 @@ JAX ?= jax==0.10.2
 TRITON ?= triton==3.9.0
 JAX_TRITON ?= jax-triton==0.3.1
 JOBS ?= $(shell nproc 2> /dev/null | awk '{print $$1 < 8 ? $$1 : 8}' || echo 2)
-# Of JAX for a GPU, and the newest Triton whose PTX the assembler of CUDA 12 takes.
+# Of JAX for a GPU, and a Triton whose PTX the assembler of CUDA 12 takes, as that of 3.9 is not.
 CUDA ?= cuda12
 GPU_TRITON ?= triton==3.6.0
 LINT ?= lint
