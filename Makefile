@@ -19,8 +19,9 @@
 #   make test-fuzz               a hundred random torch programs, the same ones each time
 #   make soundness               the table of cases that are easily wrong, counted by mode and backend
 #   make bench                   the table of timings; ARGS="--quick --only bert" narrows it
-#   make test-gpu                the tests of kernels and of zero-copy calls, run by a GPU
 #   make bench-operators         single operators in torch, in XLA and as islands; ARGS="--only sort --write" stores them
+#   make test-gpu                the proof of the kernels, then the tests of kernels and of zero-copy calls, run by a GPU;
+#                                VENV=.venv-gpu CUDA=cuda12 installs what it needs beside .venv
 #   make bench-gpu               the kernels beside XLA, torch and Liger-Kernel on a GPU; ARGS="--only attention"
 #   make test PY=python3         with an interpreter that has everything already; installs nothing
 #   make test LINT= VENV=.venv-new PYTHON=python3.13 TORCH=torch==2.15.0 JAX=jax==0.12.0.1    (other versions)
@@ -37,6 +38,9 @@ JAX ?= jax==0.10.2
 TRITON ?= triton==3.9.0
 JAX_TRITON ?= jax-triton==0.3.1
 JOBS ?= $(shell nproc 2> /dev/null | awk '{print $$1 < 8 ? $$1 : 8}' || echo 2)
+# Of JAX for a GPU, and a Triton whose PTX the assembler of CUDA 12 takes, as that of 3.9 is not.
+CUDA ?= cuda12
+GPU_TRITON ?= triton==3.6.0
 LINT ?= lint
 ARGS ?=
 
@@ -48,6 +52,7 @@ bench-deps := $(VENV)/.bench
 docs-deps := $(VENV)/.docs
 models-deps := $(VENV)/.models
 kernels-deps := $(VENV)/.kernels
+gpu-deps := $(VENV)/.gpu
 endif
 
 # Nothing installed later may move torch or jax.
@@ -58,6 +63,9 @@ so3lr := so3krates-torch==0.2.1 ase==3.29.0 matscipy==1.3.1 h5py==3.16.0
 # Tests of islands, JAX functions in torch, residuals, higher derivatives and packed sequences, which `make test` leaves to
 # `make test-operators`.
 long-tests := tests/islands tests/reverse tests/transforms/test_residuals.py tests/transforms/test_hessian.py tests/transforms/test_third_order.py tests/translate/test_packed_sequences.py
+# The assemblers of CUDA 12 and 13 that XLA uses.
+assemblers := nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cuda-nvcc==13.5.37
+gpu-tests := tests/kernels tests/launches tests/test_gpu_calls.py
 
 # One process keeps one core busy: pytest runs $(JOBS) of them, and torch would start a thread per core in each.
 threads := OMP_NUM_THREADS=1
@@ -106,7 +114,12 @@ $(VENV)/.bench: $(VENV)/.base pyproject.toml
 # jax-triton 0.3 imports, and 0.4 lowers, only beside jax's CUDA plugin, without CUDA too. It is of jax's version.
 $(VENV)/.kernels: $(VENV)/.test
 	$(pip) --no-deps '$(TRITON)' '$(JAX_TRITON)' absl-py liger-kernel==0.8.5 fla-core==0.6.0 einops==0.8.2 \
-		jax-cuda12-plugin==$(lastword $(subst ==, ,$(JAX)))
+		jax-cuda12-plugin==$(lastword $(subst ==, ,$(JAX))) $(assemblers)
+	touch $@
+
+$(VENV)/.gpu: $(VENV)/.kernels
+	$(pip) 'jax[$(CUDA)]==$(lastword $(subst ==, ,$(JAX)))' -c $(constraints)
+	$(pip) --no-deps '$(GPU_TRITON)'
 	touch $@
 
 setup: $(test-deps) $(examples-deps) $(bench-deps)
@@ -153,7 +166,8 @@ test-operators: $(test-deps)
 
 test-kernels: $(kernels-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu and not exhaustive' \
-		tests/kernels tests/launches tests/translate/chains tests/test_bench_gpu.py $(ARGS)
+		tests/kernels tests/launches tests/translate/chains tests/test_bench_gpu.py \
+		tests/diagnosis/test_proofs.py tests/diagnosis/test_environments.py $(ARGS)
 	TRITON_INTERPRET=1 $(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu and not compiles' tests/kernels $(ARGS)
 
 test-kernels-all: $(kernels-deps)
@@ -189,10 +203,13 @@ fuzz: $(test-deps)
 soundness: $(test-deps)
 	$(threads) $(PY) -m tests.soundness --details $(ARGS)
 
-# What is compiled for GPUs that need not be there is compiled side by side; what runs on this one, one at a time.
-test-gpu: $(kernels-deps)
-	$(PY) -m pytest -m 'not compiles' tests/kernels tests/launches tests/test_gpu_calls.py $(ARGS)
-	$(threads) JAX_PLATFORMS=cpu $(PY) -m pytest -n $(JOBS) -m 'compiles and not gpu' tests/kernels $(ARGS)
+# The first line fails where no kernel runs on a GPU. The second runs on the GPU what can. The third runs, without it,
+# what wants a CPU, and what is compiled for GPUs that need not be there, side by side.
+test-gpu: $(gpu-deps)
+	$(PY) -m tests.gpu
+	$(PY) -m pytest -m 'gpu or not (compiles or cpu)' $(gpu-tests) $(ARGS)
+	$(threads) JAX_PLATFORMS=cpu CUDA_VISIBLE_DEVICES= $(PY) -m pytest -n $(JOBS) -m '(compiles or cpu) and not gpu' \
+		$(gpu-tests) $(ARGS)
 
 demo: $(examples-deps)
 	$(PY) examples/minilm.py
@@ -204,7 +221,7 @@ bench: $(bench-deps)
 bench-operators: $(bench-deps)
 	$(PY) -m benchmarks.operators $(ARGS)
 
-bench-gpu: $(bench-deps) $(kernels-deps)
+bench-gpu: $(bench-deps) $(gpu-deps)
 	$(PY) -m benchmarks.gpu $(ARGS)
 
 clean:

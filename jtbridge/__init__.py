@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from . import kernels as kernels
     from ._export import export
     from .core.convert import to_jax, to_torch
+    from .diagnosis import DoctorReport, Finding, ProofReport, doctor, prove
     from .lowerings import register_lowering
     from .models import (
         JaxModule,
@@ -35,19 +36,24 @@ if TYPE_CHECKING:
 __all__ = [
     "BackendStatus",
     "CheckReport",
+    "DoctorReport",
     "Explanation",
+    "Finding",
     "JaxModule",
+    "ProofReport",
     "PurityReport",
     "TrainState",
     "TrainStep",
     "backends",
     "check",
     "config",
+    "doctor",
     "errors",
     "explain",
     "export",
     "generate",
     "module",
+    "prove",
     "purity",
     "register_lowering",
     "shard",
@@ -65,16 +71,21 @@ __version__ = "0.1.0"
 # These names are imported on first use: an eager call needs none of them, and their import takes longer than the call.
 _MODULES = {
     "CheckReport": "reports._check",
+    "DoctorReport": "diagnosis",
     "Explanation": "reports._explain",
+    "Finding": "diagnosis",
     "JaxModule": "models",
+    "ProofReport": "diagnosis",
     "PurityReport": "reports._purity",
     "TrainState": "models",
     "TrainStep": "models",
     "check": "reports._check",
+    "doctor": "diagnosis",
     "explain": "reports._explain",
     "export": "_export",
     "generate": "models",
     "module": "models",
+    "prove": "diagnosis",
     "purity": "reports._purity",
     "register_lowering": "lowerings",
     "shard": "models",

@@ -1,22 +1,34 @@
-"""``python -m jtbridge --version``: the versions of jtbridge, jax, torch and Python."""
+"""The command line: ``python -m jtbridge doctor``, and ``--version`` for the versions of jtbridge, jax and torch."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import platform
+import sys
 
 import jax
 import torch
 
+import jtbridge
 
-def main() -> None:
+
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m jtbridge", description="Any PyTorch function as a JAX function.")
-    versions = f"jtbridge {importlib.metadata.version('jtbridge')}, jax {jax.__version__}, torch {torch.__version__}"
+    versions = f"jtbridge {jtbridge.__version__}, jax {jax.__version__}, torch {torch.__version__}"
     parser.add_argument("--version", action="version", version=f"{versions}, Python {platform.python_version()}")
-    parser.parse_args()
+    commands = parser.add_subparsers(dest="command")
+    doctor = commands.add_parser("doctor", help="check the installation and the machine")
+    doctor.add_argument("--json", action="store_true", help="print the report as JSON")
+    doctor.add_argument("--only", metavar="GROUPS", help="run these groups of checks, as versions,caches")
+    doctor.add_argument("--timeout", type=float, default=120.0, help="seconds that a check may take (default: 120)")
+    arguments = parser.parse_args()
+    if arguments.command == "doctor":
+        from jtbridge.diagnosis._doctor import main as run_doctor
+
+        return run_doctor(arguments)
     parser.print_help()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -124,3 +124,7 @@ class RetracingWarning(UserWarning):
 
 class TuningWarning(UserWarning):
     """A kernel was to be tuned and is not, or a tuned configuration cannot be read or written."""
+
+
+class ProofWarning(UserWarning):
+    """The record of kernels that were proven on a chip cannot be read, or a kernel that failed its proof is used."""

@@ -19,6 +19,8 @@ from jtbridge.backends._dlpack_gpu import gpu_callback, without_gpu
 from jtbridge.capture._graph_function import on_device
 from jtbridge.errors import BackendError, TorchCallError
 
+pytestmark = pytest.mark.cpu  # but for those with the mark `gpu`
+
 WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="says what is so on a machine without a GPU")
 
 

@@ -32,6 +32,14 @@ class Backend(Protocol):
         """Return why the backend cannot run on an XLA platform ("cpu", "cuda", ...); None if it can."""
         ...
 
+    def unpreferred_reason(self, platform: str) -> str | None:
+        """Return why ``backend="auto"`` passes over the backend on a platform where it can run; None if it does not."""
+        ...
+
+    def for_auto(self) -> Backend:
+        """Return the backend that runs what ``backend="auto"`` chose this one for; in general this one."""
+        ...
+
     def unsupported_reason(self, fn: TorchFunction) -> str | None:
         """Return why the backend cannot run a function; None if it can."""
         ...

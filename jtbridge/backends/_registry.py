@@ -36,8 +36,9 @@ def statuses(platform: str | None) -> tuple[BackendStatus, ...]:
     platform = "cuda" if platform == "gpu" else platform
     statuses = []
     for backend in _BACKENDS.values():
-        reason = backend.unavailable_reason(platform)
-        statuses.append(BackendStatus(backend.name, backend.kind, reason is None, reason or ""))
+        missing = backend.unavailable_reason(platform)
+        reason = missing or backend.unpreferred_reason(platform)
+        statuses.append(BackendStatus(backend.name, backend.kind, missing is None, reason or ""))
     return tuple(statuses)
 
 
@@ -50,7 +51,12 @@ def backend_named(name: str) -> Backend:
 
 def preferred(platform: str) -> Backend:
     """Return the backend that "auto" prefers on a platform."""
-    return next(backend for backend in _BACKENDS.values() if backend.unavailable_reason(platform) is None)
+    return next(backend for backend in _BACKENDS.values() if _passed_over(backend, platform) is None)
+
+
+def _passed_over(backend: Backend, platform: str) -> str | None:
+    """Return why "auto" does not take a backend on a platform, whatever the function; None if it may."""
+    return backend.unavailable_reason(platform) or backend.unpreferred_reason(platform)
 
 
 def portable() -> Backend:
@@ -62,7 +68,7 @@ def unsupported_reasons(name: str, platform: str, fn: TorchFunction) -> dict[str
     """Return for "auto" why each backend before the chosen one is not chosen; an empty dict for a named backend."""
     found: dict[str, str] = {}
     for backend in _BACKENDS.values() if name == "auto" else ():
-        reason = backend.unavailable_reason(platform) or backend.unsupported_reason(fn)
+        reason = _passed_over(backend, platform) or backend.unsupported_reason(fn)
         if reason is None:
             break
         found[backend.name] = reason
@@ -88,12 +94,12 @@ def choose(name: str, platform: str, fn: TorchFunction, *, quiet: bool = False, 
         return backend
     refused = None
     for backend in _BACKENDS.values():
-        if backend.unavailable_reason(platform) is None:
+        if _passed_over(backend, platform) is None:
             reason = _unsupported_reason(backend, fn, pure)
             if reason is None:
                 if refused is not None and not quiet:
                     _tell(fn, backend, refused)
-                return backend
+                return backend.for_auto()
             refused = reason
     raise BackendError(f'No backend can run on platform "{platform}": {_listing(platform)}.')
 
@@ -157,6 +163,4 @@ def _tell(fn: TorchFunction, backend: Backend, refused: str) -> None:
 
 
 def _listing(platform: str | None = None) -> str:
-    return "; ".join(
-        f"{status.name} ({'available' if status.available else status.reason})" for status in statuses(platform)
-    )
+    return "; ".join(f"{status.name} ({status.reason or 'available'})" for status in statuses(platform))

@@ -12,8 +12,8 @@ class BackendStatus:
     Attributes:
         name: the value of ``backend=`` that selects the backend.
         kind: "translate" (the ATen graph becomes JAX operations) or "call" (torch runs inside the program).
-        available: whether the backend can run on the platform.
-        reason: why the backend cannot run; empty if it is available.
+        available: whether the backend can run on the platform, if it is asked for by name.
+        reason: why the backend cannot run, or why ``backend="auto"`` does not use it; empty otherwise.
     """
 
     name: str

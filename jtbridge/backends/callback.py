@@ -15,6 +15,7 @@ from jtbridge.core.nesting import of_xla
 from jtbridge.core.run import as_call_error, runner
 from jtbridge.errors import BackendError
 
+from ._base import Backend
 from ._words import carried, from_words, pack, to_words, unpack
 
 
@@ -29,6 +30,13 @@ class CallbackBackend:
     def unavailable_reason(self, platform: str) -> str | None:
         del platform
         return None
+
+    def unpreferred_reason(self, platform: str) -> str | None:
+        del platform
+        return None
+
+    def for_auto(self) -> Backend:
+        return self
 
     def unsupported_reason(self, fn: TorchFunction) -> str | None:
         del fn

@@ -22,6 +22,7 @@ from jtbridge.errors import BackendError
 from jtbridge.transforms import Vmap
 from jtbridge.translate import island_of, reason_for_torch, torch_island_p
 
+from ._base import Backend
 from ._divided import lower_divided
 from ._dlpack_gpu import gpu_callback, without_gpu
 
@@ -39,6 +40,13 @@ class DlpackBackend:
 
     def unavailable_reason(self, platform: str) -> str | None:
         return None if platform == "cpu" else without_gpu(platform)
+
+    def unpreferred_reason(self, platform: str) -> str | None:
+        del platform
+        return None
+
+    def for_auto(self) -> Backend:
+        return self
 
     def unsupported_reason(self, fn: TorchFunction) -> str | None:
         del fn

@@ -14,6 +14,8 @@ from jtbridge.core.functions import TorchFunction
 from jtbridge.translate import lower_program, precision, translate, untranslatable_reason
 from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 
+from ._base import Backend
+
 
 class XlaBackend:
     """The backend that translates ATen operators to JAX operations."""
@@ -27,13 +29,25 @@ class XlaBackend:
         del platform
         return None
 
+    def unpreferred_reason(self, platform: str) -> str | None:
+        del platform
+        return None
+
+    def for_auto(self) -> Backend:
+        return self
+
     def unsupported_reason(self, fn: TorchFunction) -> str | None:
         return untranslatable_reason(fn)
 
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
         # Inside shard_map the types in `ctx` hold the mesh axes over which values vary. The program's constants do not.
         inside = ctx.replace(avals_in=_plain(fn.in_types), avals_out=_plain(fn.out_types))
-        return lower_program(inside, translate(fn, kernels=self.kernels), operands, matmul_precision=precision(fn.base))
+        program = translate(fn, kernels=self.used_kernels())
+        return lower_program(inside, program, operands, matmul_precision=precision(fn.base))
+
+    def used_kernels(self) -> bool | frozenset[str]:
+        """Return whether translations have kernels, or the names of those that they may have."""
+        return self.kernels
 
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         raise AssertionError("a translated function is compiled, not called")
@@ -51,6 +65,27 @@ class TritonBackend(XlaBackend):
             return f'it needs a GPU, the platform is "{platform}"'
         return triton_unsupported_reason(platform)
 
+    def unpreferred_reason(self, platform: str) -> str | None:
+        """Return why no kernel is used: a kernel that was not proven on this chip is used only if it is asked for."""
+        del platform
+        from jtbridge.kernels._proofs import unproven_reason
+
+        return unproven_reason()
+
+    def for_auto(self) -> Backend:
+        return _PROVEN
+
+
+class ProvenTritonBackend(TritonBackend):
+    """The backend `triton` as ``backend="auto"`` uses it: with the kernels alone that are proven on this chip."""
+
+    def used_kernels(self) -> bool | frozenset[str]:
+        from jtbridge.kernels._proofs import proven
+
+        return proven()
+
+
+_PROVEN = ProvenTritonBackend()
 
 _GPUS = ("cuda", "rocm", "gpu")
 

@@ -76,7 +76,7 @@ class TraceCache:
         verified: whether the first result was compared with torch's.
     """
 
-    translations: dict[tuple[TorchFunction, bool, str], Any] = dataclasses.field(default_factory=dict)
+    translations: dict[tuple[TorchFunction, bool | frozenset[str], str], Any] = dataclasses.field(default_factory=dict)
     compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)
     splits: dict[Any, Any] = dataclasses.field(default_factory=dict)
     probed: set[TorchFunction] = dataclasses.field(default_factory=set)

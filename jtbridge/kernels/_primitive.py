@@ -14,6 +14,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 
+from . import _proofs, _proving
 from ._launch import interpreting
 from ._manual import as_varying, bind, lower_plainly
 
@@ -50,6 +51,8 @@ class KernelPrimitive:
         return f"{function.__module__.split('.')[-2]} {function.__name__}"
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
+        if _proofs.is_replaced(self.name):
+            return list(self.reference(*arrays))
         return bind(kernel_primitive_p, *(jnp.asarray(x) for x in arrays), fn=self)
 
     def looped(self, batched: Sequence[bool], arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
@@ -91,6 +94,9 @@ kernel_primitive_p.multiple_results = True
 
 @kernel_primitive_p.def_impl
 def _impl(*arrays: Any, fn: KernelPrimitive) -> list[jax.Array]:
+    observe = _proving.observer()
+    if observe is not None:
+        return list(observe(fn, arrays))
     return jax.jit(lambda *xs: kernel_primitive_p.bind(*xs, fn=fn))(*arrays)
 
 
@@ -120,6 +126,7 @@ def _run_reference(*arrays: Any, fn: KernelPrimitive) -> list[Any]:
 def _run_kernel(*arrays: Any, fn: KernelPrimitive, platform: str) -> list[Any]:
     # The only kernels that can do without Triton are cuDNN's, which an AMD GPU does not run.
     needed = fn.needs_triton or platform == "rocm"
+    _proofs.warn_of_failed(fn.name)
     return list((fn.reference if needed and triton_unsupported_reason(platform) else fn.kernel)(*arrays))
 
 

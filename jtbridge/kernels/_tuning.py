@@ -18,7 +18,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ import jax
 
 from jtbridge.errors import TuningWarning
 
-from . import _chip, _timing
+from . import _cache_folder, _chip, _timing
 from ._launch import interpreting, launch
 from ._shapes import next_power_of_2
 
@@ -170,8 +169,7 @@ def _digest(key: Problem) -> str:
 
 
 def _folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return _FOLDER.get() or Path(base) / "jtbridge" / "tuning"
+    return _FOLDER.get() or _cache_folder.folder() / "tuning"
 
 
 def _read(path: Path, key: Problem, candidates: Sequence[C]) -> C | None:
@@ -205,10 +203,7 @@ def _write(path: Path, key: Problem, found: Any, times: Mapping[Any, float | str
         "milliseconds": [[dataclasses.asdict(candidate), t] for candidate, t in times.items()],
     }
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.stem, delete=False) as file:
-            json.dump(held, file, indent=1)
-        os.replace(file.name, path)
+        _cache_folder.write_json(path, held)
     except OSError as error:
         _warn(f"what was tuned cannot be kept: {type(error).__name__}: {error}")
 

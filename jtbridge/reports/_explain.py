@@ -25,7 +25,9 @@ from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.run import describe_arguments
 from jtbridge.errors import TranslationError
+from jtbridge.kernels import _chip
 from jtbridge.kernels._primitive import KernelPrimitive
+from jtbridge.kernels._proofs import proven
 from jtbridge.transforms import Vjp
 from jtbridge.translate import OperatorCounts, island_of, islands_in, reason_for_torch, translate, untranslatable_reason
 from jtbridge.triton import unsupported_reason as triton_unsupported_reason
@@ -89,7 +91,8 @@ class Explanation:
         kernels: how often each Triton kernel is in the program if it is lowered for a GPU: the kernels that the
             function launches, and the kernels of `jtbridge.kernels`. Chains of operators are fused for a kernel if
             this machine has a GPU, or with ``backend="triton"``. Empty if Triton is not installed, the function
-            cannot be translated, or another backend than "auto" and "triton" was asked for.
+            cannot be translated, or another backend than "auto" and "triton" was asked for. On a GPU, "auto" has the
+            kernels alone that are proven there: see :func:`jtbridge.prove`.
         constants: number and bytes of the closed-over tensors that became arrays.
         seconds: time to trace the function.
     """
@@ -204,7 +207,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         random=_random(traced, nodes),
         mutated=tuple(traced.argument_names[i] for i in traced.traits.effects.mutated),
         casts=_casts(traced, nodes),
-        kernels=_kernels(traced) if may_use_kernels(wrapped.backend) else {},
+        kernels=_kernels(traced, wrapped.backend) if may_use_kernels(wrapped.backend) else {},
         constants=(len(traced.constants), sum(t.numel() * t.element_size() for t in traced.constants)),
         seconds=seconds,
     )
@@ -256,12 +259,13 @@ def _random(traced: TracedFunction, nodes: Sequence[fx.Node]) -> tuple[str, ...]
     return tuple(sorted(found))
 
 
-def _kernels(traced: TracedFunction) -> dict[str, int]:
-    """Count the Triton kernels in the translated function."""
+def _kernels(traced: TracedFunction, backend: str) -> dict[str, int]:
+    """Count the Triton kernels in the translated function. On a GPU, "auto" uses those that are proven there."""
     if triton_unsupported_reason() is not None or untranslatable_reason(traced) is not None:
         return {}
     found: collections.Counter[str] = collections.Counter()
-    pending = [translate(traced, kernels=True).jaxpr]
+    used = proven() if backend == "auto" and _chip.present() is not None else True
+    pending = [translate(traced, kernels=used).jaxpr]
     while pending:
         jaxpr = pending.pop()
         pending += subjaxprs(jaxpr)

@@ -65,12 +65,13 @@ class ProgramPart(TorchFunction):
         return 1
 
 
-def translate(fn: TorchFunction, *, kernels: bool = False) -> ClosedJaxpr:
+def translate(fn: TorchFunction, *, kernels: bool | frozenset[str] = False) -> ClosedJaxpr:
     """Return `fn` as a JAX program that uses 64-bit types.
 
     Args:
         fn: the function.
-        kernels: whether to use the kernels of `jtbridge.kernels` for the operators that have one.
+        kernels: whether to use the kernels of `jtbridge.kernels` for the operators that have one; or the names of the
+            kernels to use, where the references of the others are used.
 
     Raises:
         TranslationError: the function cannot be translated; the message says why.
@@ -81,7 +82,8 @@ def translate(fn: TorchFunction, *, kernels: bool = False) -> ClosedJaxpr:
     key = (fn, kernels, precision(fn.base))
     if key not in cache:
         try:
-            cache[key] = _traced_in_jax(_run_of(_normalised(fn), kernels), fn)
+            with _only(kernels):
+                cache[key] = _traced_in_jax(_run_of(_normalised(fn), kernels is not False), fn)
         except TranslationError as error:
             cache[key] = error.with_traceback(None)
         except JtbridgeError:  # the error is addressed to the user, and other backends would raise it too
@@ -92,6 +94,14 @@ def translate(fn: TorchFunction, *, kernels: bool = False) -> ClosedJaxpr:
     if isinstance(found, TranslationError):
         raise found
     return found
+
+
+def _only(kernels: bool | frozenset[str]) -> contextlib.AbstractContextManager[None]:
+    if isinstance(kernels, bool):
+        return contextlib.nullcontext()
+    from jtbridge.kernels._proofs import only
+
+    return only(kernels)
 
 
 def untranslatable_reason(fn: TorchFunction, *, pure: bool = False) -> str | None:

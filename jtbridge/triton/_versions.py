@@ -79,3 +79,8 @@ def import_jax_triton() -> Any:
         if before is not None:
             os.environ["TRITON_CACHE_DIR"] = before
     return jax_triton
+
+
+def compute_capability() -> int:
+    """Return the compute capability of the first GPU as jax-triton sees it, 90 for 9.0. Tried on jax-triton 0.3.1."""
+    return import_jax_triton().triton_lib.triton_kernel_call_lib.get_compute_capability(0)

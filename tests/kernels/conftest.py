@@ -14,11 +14,20 @@ from jtbridge.kernels import _chip, _timing, _tuning
 from jtbridge.kernels._chip import Chip
 from jtbridge.kernels._launch import interpreting
 
+from .harness import all_proven
+
 
 @pytest.fixture(autouse=True)
 def exact_products() -> Iterator[None]:
     """JAX's own default takes ten bits of float32 there."""
     with jax.default_matmul_precision("highest"):
+        yield
+
+
+@pytest.fixture
+def proven() -> Iterator[None]:
+    """Let "auto" use every kernel, as on a GPU on which all are proven."""
+    with all_proven():
         yield
 
 

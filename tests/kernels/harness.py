@@ -136,6 +136,16 @@ def another_process(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_tuning, "_FOUND", {})
 
 
+@contextlib.contextmanager
+def all_proven() -> Iterator[None]:
+    """Let "auto" use every kernel, as on a GPU on which all are proven."""
+    backend = _xla.TritonBackend
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "unpreferred_reason", lambda self, platform: None)
+        patch.setattr(backend, "for_auto", lambda self: self)
+        yield
+
+
 def assert_kernels_get_what_the_operators_get(
     function: Callable[..., Any],
     arguments: Sequence[jax.Array],
@@ -152,7 +162,7 @@ def assert_kernels_get_what_the_operators_get(
         return lambda *args: jnp.sin(f(*args).astype(jnp.float32)).sum()
 
     assert collections.Counter(kernels_in(jax.grad(loss(f), wrt), *arguments)) == kernels
-    with pytest.MonkeyPatch.context() as patch:
+    with all_proven(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(_xla, "triton_unsupported_reason", lambda platform: None)
         patch.setattr(_xla, "_GPUS", ("cpu",))
         assert jtbridge.explain(jtbridge.wrap(function), *arguments).backend == "triton"

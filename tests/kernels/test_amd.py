@@ -17,7 +17,7 @@ from jtbridge.triton import _versions
 
 from .harness import launches, made_for, needs_compiler, needs_triton, normal
 
-pytestmark = [needs_triton, needs_compiler]
+pytestmark = [needs_triton, needs_compiler, pytest.mark.cpu]
 
 SHARED = 64 * 1024  # bytes that a workgroup may have on an MI200 or MI300
 X, W = normal(64, 1024, dtype="bfloat16"), normal(1024, dtype="bfloat16")

@@ -20,6 +20,8 @@ from jtbridge.kernels.attention import choice, chosen, cudnn, differentiable
 
 from .harness import assert_close, needs_compiler, needs_triton, normal, pretending
 
+pytestmark = pytest.mark.cpu
+
 H100, A100 = Chip("NVIDIA H100 80GB HBM3", 90), Chip("NVIDIA A100-SXM4-80GB", 80)
 T4, MI300 = Chip("Tesla T4", 75), Chip("AMD Instinct MI300X", None)
 

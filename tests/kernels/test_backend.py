@@ -24,7 +24,7 @@ from .harness import (
     pretending,
 )
 
-pytestmark = [needs_triton, needs_compiler]
+pytestmark = [needs_triton, needs_compiler, pytest.mark.usefixtures("proven"), pytest.mark.cpu]
 
 ROPE_ARGUMENTS = normal(2, 4, 5, 8), normal(2, 2, 5, 8, seed=1), normal(2, 5, 8, seed=2), normal(2, 5, 8, seed=3)
 X, LABELS = normal(4, 6), jnp.array([0, 3, 1, 2], jnp.int32)

@@ -15,7 +15,7 @@ from .harness import (
     normal,
 )
 
-pytestmark = [needs_triton, needs_compiler]
+pytestmark = [needs_triton, needs_compiler, pytest.mark.cpu]
 
 X = normal(2, 4, 6)
 

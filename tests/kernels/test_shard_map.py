@@ -14,6 +14,8 @@ from jtbridge import kernels
 
 from .harness import assert_close, kernels_in, needs_compiler, needs_triton, normal
 
+pytestmark = pytest.mark.cpu  # of several devices
+
 X, WEIGHT, MATRIX = normal(4, 8), normal(8, seed=1), normal(8, 8, seed=2)
 HEADS = normal(4, 2, 3, 8, seed=3)
 LABELS = jnp.array([1, 0, 3, 7], jnp.int32)

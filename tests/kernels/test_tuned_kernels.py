@@ -34,7 +34,7 @@ from jtbridge.kernels.rope.reference import Rotation
 
 from .harness import another_process, launches, needs_triton
 
-pytestmark = [needs_triton, pytest.mark.usefixtures("timed")]
+pytestmark = [needs_triton, pytest.mark.usefixtures("timed"), pytest.mark.cpu]
 
 
 def test_attention_is_tuned_in_each_direction(tmp_path, monkeypatch):

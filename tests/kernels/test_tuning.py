@@ -20,7 +20,7 @@ from jtbridge.kernels.matmul.configurations import CONFIGURATIONS, choose
 
 from .harness import another_process, launches, needs_compiler, needs_interpreter, needs_triton, normal
 
-pytestmark = [needs_triton, pytest.mark.usefixtures("untuned")]
+pytestmark = [needs_triton, pytest.mark.usefixtures("untuned"), pytest.mark.cpu]
 
 HALF = CONFIGURATIONS["half"]
 A, B = normal(512, 256, dtype="bfloat16"), normal(256, 512, dtype="bfloat16")

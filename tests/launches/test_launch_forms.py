@@ -10,7 +10,7 @@ import torch
 
 import jtbridge
 from jtbridge import errors
-from tests.kernels.harness import kernels_in, needs_compiler, needs_triton
+from tests.kernels.harness import kernels_in, needs_compiler, needs_triton, pretending
 
 pytestmark = [needs_triton, needs_compiler]
 
@@ -83,7 +83,22 @@ def test_tensor_descriptors_of_the_device(backend):
     for dtype in ("float32", "bfloat16"):
         got = jtbridge.wrap(described, backend=backend)(x.astype(dtype))
         np.testing.assert_array_equal(got, 2 * x.astype(dtype))
-        assert kernels_in(jtbridge.wrap(described), x.astype(dtype)) == ["described_kernel"]
+
+
+def test_tensor_descriptors_are_refused_where_jax_triton_gives_them_no_memory():
+    from jtbridge.triton._versions import passes_aliases_twice
+
+    from .way_kernels import described
+
+    x = jnp.asarray(X.reshape(4, 16))
+    with pretending(80):
+        text = jax.jit(jtbridge.wrap(described)).trace(x).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @triton_kernel_call") == 1
+    if passes_aliases_twice():
+        with pytest.raises(errors.LaunchError, match=r"`described_kernel` cannot .* calls `tl.make_tensor_descriptor`"):
+            kernels_in(jtbridge.wrap(described), x)
+    else:
+        assert kernels_in(jtbridge.wrap(described), x) == ["described_kernel"]
 
 
 def test_on_a_gpu_triton_launches_what_is_called(monkeypatch):

@@ -107,14 +107,16 @@ def differentiable_kernel(
     forward = functools.partial(reference.forward, **options)
     backward = functools.partial(reference.backward, **options, biased=biased)
     shared = leading(shared=(1, 2) if biased else (1,))
+
+    def without_saved(*inputs: jax.Array) -> tuple[jax.Array, ...]:
+        return forward(*inputs)[:1]
+
     return DifferentiableKernel(
         forward=KernelPrimitive(forward, functools.partial(_forward, **options, saving=activation is not None), shared),
         backward=KernelPrimitive(backward, backward),
         results=1,
         saved=lambda inputs, outputs: [*inputs, *outputs[1:]],
-        alone=KernelPrimitive(
-            lambda *inputs: forward(*inputs)[:1], functools.partial(_forward, **options, saving=False), shared
-        ),
+        alone=KernelPrimitive(without_saved, functools.partial(_forward, **options, saving=False), shared),
         batching_rule=shared,
     )
 

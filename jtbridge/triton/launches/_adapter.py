@@ -24,8 +24,10 @@ class AdapterSignature:
     """The parameters of an adapter, and how it computes the arguments of the user's kernel.
 
     Attributes:
-        inputs: the inputs in order, a memory by its position and a number by its name.
-        outputs: names of the memories that the kernel writes.
+        inputs: the inputs in order, a memory by its position and a number by its name. The memories that the kernel
+            writes come first.
+        results: positions of the memories that the kernel writes, those that are inputs first.
+        outputs: names of these memories.
         constants: values that are part of the code.
         autotuned: names of the constants that a configuration supplies.
         aliases: positions of inputs, and the positions of the results that share their memory.
@@ -36,6 +38,7 @@ class AdapterSignature:
     """
 
     inputs: tuple[int | str, ...]
+    results: tuple[int, ...]
     outputs: tuple[str, ...]
     constants: Mapping[str, Any]
     autotuned: tuple[str, ...]
@@ -57,17 +60,17 @@ class AdapterSignature:
         views = dict(zip(launch.tensors, launch.views, strict=True))
         memories = {position: name for name, (position, _) in reversed(_starts(views).items())}
         constant = {p.name for p in jit_function(launch.kernel).params if p.is_constexpr}
-        inputs: list[int | str] = []
+        # Input i and result i are the same memory: after timing a configuration, jaxlib's autotuner restores an input
+        # that a result aliases only if both have the same index.
+        kept = [position for position in launch.written if position not in fresh]
+        results = (*kept, *(position for position in launch.written if position in fresh))
+        inputs: list[int | str] = [*kept]
         constants: dict[str, Any] = {}
-        aliases: dict[int, int] = {}
         for name in jit_function(launch.kernel).arg_names:
             if name in views:
                 position = views[name].memory
-                if position in fresh or memories[position] != name:
-                    continue
-                if position in launch.written:
-                    aliases[len(inputs)] = launch.written.index(position)
-                inputs.append(position)
+                if position not in results and memories[position] == name:
+                    inputs.append(position)
             elif name in configuration.constants:
                 continue
             elif name in constant or launch.values[name] is None or isinstance(launch.values[name], bool | float):
@@ -85,10 +88,11 @@ class AdapterSignature:
         }
         return cls(
             tuple(inputs),
-            tuple(memories[i] for i in launch.written),
+            results,
+            tuple(memories[i] for i in results),
             constants,
             tuple(configuration.constants),
-            aliases,
+            {i: i for i in range(len(kept))},
             memories,
             {name: (memories[position], start) for name, (position, start) in _starts(views).items()},
             launch.numbers,

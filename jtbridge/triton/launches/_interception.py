@@ -100,9 +100,9 @@ def _apply_operator(kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping
             "fixed size."
         )
     memories, views = memories_of(tensors)
-    names = _mutated_tensors(launch, tensors)
+    names, descriptors = _mutated_tensors(launch, tensors)
     written = {view.memory for name, view in zip(launch.tensors, views, strict=True) if name in names}
-    launch = dataclasses.replace(launch, views=tuple(views), written=tuple(sorted(written)))
+    launch = dataclasses.replace(launch, views=tuple(views), written=tuple(sorted(written)), descriptors=descriptors)
     if overlaps_written(memories, launch.written):
         raise LaunchError(
             f"Kernel `{launch.name}` writes to a tensor whose storage another argument shares, with another dtype or "
@@ -125,8 +125,11 @@ def _keep_alive(launch: Launch) -> None:
         node.meta["custom"] = {**(node.meta.get("custom") or {}), "launch": launch}
 
 
-def _mutated_tensors(launch: Launch, tensors: Sequence[torch.Tensor]) -> Collection[str]:
-    """Return the names of the tensors that a kernel writes, or the names of all tensors if that is not known."""
+def _mutated_tensors(launch: Launch, tensors: Sequence[torch.Tensor]) -> tuple[Collection[str], bool]:
+    """Return the names of the tensors that a kernel writes, or of all tensors if that is not known.
+
+    The second result is whether the kernel makes tensor descriptors.
+    """
     arguments = {**dict(zip(launch.tensors, tensors, strict=True)), **launch.values}
     values = {**launch.values, **launch.configurations(arguments)[0].constants}
     for name, tensor in zip(launch.tensors, tensors, strict=True):
@@ -135,13 +138,13 @@ def _mutated_tensors(launch: Launch, tensors: Sequence[torch.Tensor]) -> Collect
         values[name] = number if name in launch.numbers else tensor.dtype
     # The types are part of the key, because 1, 1.0 and True are equal.
     key = tuple((name, type(value), value) for name, value in sorted(values.items()))
-    names = _mutated_names(jit_function(launch.kernel), key)
-    return launch.tensors if names is None else names
+    names, descriptors = _mutated_names(jit_function(launch.kernel), key)
+    return launch.tensors if names is None else names, descriptors
 
 
 @functools.lru_cache(maxsize=256)  # a called function launches the same kernels in every call
-def _mutated_names(function: Any, arguments: tuple[tuple[str, type, Any], ...]) -> frozenset[str] | None:
+def _mutated_names(function: Any, arguments: tuple[tuple[str, type, Any], ...]) -> tuple[frozenset[str] | None, bool]:
     with LANGUAGE_LOCK:
         code = kernel_ir(function, {name: value for name, _, value in arguments})
     names = mutated_parameters(code, function.arg_names)
-    return None if names is None else frozenset(names)
+    return None if names is None else frozenset(names), "tt.make_tensor_descriptor" in code

@@ -49,6 +49,7 @@ class Launch:
         options: `num_warps`, `num_stages` and `num_ctas` that the launch asks for.
         views: for each tensor, its memory and its place in that memory.
         written: the positions of the memories that the kernel writes.
+        descriptors: whether the kernel makes tensor descriptors.
     """
 
     kernel: Any
@@ -59,6 +60,7 @@ class Launch:
     numbers: frozenset[str] = frozenset()
     views: tuple[MemoryView, ...] = ()
     written: tuple[int, ...] = ()
+    descriptors: bool = False
 
     def __deepcopy__(self, memo: Any) -> Launch:
         return self  # a copy of a graph performs the same launch

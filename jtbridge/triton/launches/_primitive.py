@@ -21,7 +21,7 @@ from jtbridge.errors import LaunchError
 from jtbridge.triton._call import triton_call
 from jtbridge.triton._interpreter import LANGUAGE_LOCK
 from jtbridge.triton._ir import jit_function
-from jtbridge.triton._versions import unsupported_reason
+from jtbridge.triton._versions import compute_capability, passes_aliases_twice, unsupported_reason
 
 from ._adapter import AdapterSignature, adapter_kernel, autotuned, with_adapter_names, with_kernel_names
 from ._interpreter import interpret
@@ -109,6 +109,7 @@ def _lower_compiled(
         LaunchError: the kernel cannot be compiled for the platform.
     """
     reason = unsupported_reason(platform)
+    reason = reason or (_refused_descriptors() if launch.descriptors and platform != "rocm" else None)
     if reason is not None:
         raise LaunchError(f"Kernel `{launch.name}` cannot be part of a program for {platform}: {reason}.")
     memories = [torch.empty(t.shape, dtype=torch_dtype(t.dtype, "a tensor"), device="meta") for t in types]
@@ -126,15 +127,31 @@ def _lower_compiled(
         (only,) = configurations
         options, constants = only.options, {**parameters.constants, **only.constants}
     with LANGUAGE_LOCK:
-        return triton_call(
+        results = triton_call(
             kernel,
             [given[x] if isinstance(x, int) else launch.values[x] for x in parameters.inputs],
-            out_types=[jax.ShapeDtypeStruct(types[i].shape, types[i].dtype) for i in launch.written],
+            out_types=[jax.ShapeDtypeStruct(types[i].shape, types[i].dtype) for i in parameters.results],
             grid=lambda meta: launch.grid_of(LaunchConfiguration(with_kernel_names(meta)), arguments),
             constants=with_adapter_names(constants),
             aliases=parameters.aliases,
             **options,
         )
+    values = dict(zip(parameters.results, results, strict=True))
+    return [values[i] for i in launch.written]
+
+
+def _refused_descriptors() -> str | None:
+    """Return why a kernel that makes tensor descriptors cannot be compiled for this process's chip; None if it can.
+
+    From compute capability 9.0 on, Triton writes descriptors to scratch memory whose address is a parameter of the
+    kernel, and jax-triton up to 0.3.1 passes a null pointer for it. Read in the PTX that it compiles.
+    """
+    if not passes_aliases_twice() or compute_capability() < 90:
+        return None
+    return (
+        "it calls `tl.make_tensor_descriptor`, for which jax-triton 0.3 gives it no memory on a GPU of compute "
+        "capability 9.0 or more. Install jax-triton 0.4.1 with Triton 3.7, or use pointers"
+    )
 
 
 batching.primitive_batchers[launch_p] = _batch

@@ -1,0 +1,170 @@
+"""The capabilities of jtbridge, each proven by a small run whose value is known."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.sharding import PartitionSpec
+
+import jtbridge
+from jtbridge.diagnosis._checks import Check, WrongValue, expect
+from jtbridge.diagnosis._report import NOTE, OK, Finding
+
+_GROUP = "capabilities"
+_FIX = "Report it with this whole report; until then choose another backend by `backend=`."
+_X = np.linspace(0.1, 1.5, 6, dtype=np.float32).reshape(2, 3)
+_VALUE, _GRADIENT = np.sin(_X) * _X, np.cos(_X) * _X + np.sin(_X)
+_SECOND = 2 * np.cos(_X) - _X * np.sin(_X)
+
+
+def _function(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) * x
+
+
+def _total(f: Callable[..., Any]) -> Callable[[Any], jax.Array]:
+    return lambda x: f(x).sum()
+
+
+def _value(backend: str) -> None:
+    expect(jax.jit(jtbridge.wrap(_function, backend=backend))(_X), _VALUE)
+
+
+def _gradient(backend: str) -> None:
+    expect(jax.jit(jax.grad(_total(jtbridge.wrap(_function, backend=backend))))(_X), _GRADIENT)
+
+
+def _batch(backend: str) -> None:
+    f = jtbridge.wrap(_function, backend=backend)
+    expect(jax.jit(jax.vmap(f))(_X), _VALUE)
+    expect(jax.jit(jax.vmap(jax.grad(_total(f))))(_X), _GRADIENT)
+
+
+def _second(backend: str) -> None:
+    f = _total(jtbridge.wrap(_function, backend=backend))
+    expect(jax.jit(jax.grad(lambda x: jax.grad(f)(x).sum()))(_X), _SECOND, 1e-4)
+
+
+def _loop(backend: str) -> None:
+    f = jtbridge.wrap(_function, backend=backend)
+    _, ys = jax.lax.scan(lambda carry, x: (carry, f(x)), 0, jnp.asarray(_X))
+    expect(ys, _VALUE)
+
+
+def _exception(backend: str) -> None:
+    def fails_below_zero(x: torch.Tensor) -> torch.Tensor:
+        if bool((x < 0).any()):
+            raise LookupError("below zero")
+        return _function(x)
+
+    f = jax.jit(jtbridge.wrap(fails_below_zero, backend=backend))
+    try:
+        jax.block_until_ready(f(-_X))
+    except Exception as error:
+        if "below zero" not in str(error):
+            raise
+    else:
+        raise WrongValue("an exception of the function did not reach the caller")
+    expect(f(_X), _VALUE)  # the next call works
+
+
+def _eager_call() -> None:
+    expect(jtbridge.wrap(_function)(jnp.asarray(_X)), _VALUE)
+
+
+def _eager_gradient() -> None:
+    expect(jax.grad(_total(jtbridge.wrap(_function)))(jnp.asarray(_X)), _GRADIENT)
+
+
+def _eager_batch() -> None:
+    expect(jax.vmap(jtbridge.wrap(_function))(jnp.asarray(_X)), _VALUE)
+
+
+def _island() -> None:
+    from jtbridge.translate import forced_islands
+
+    f = jtbridge.wrap(lambda x: torch.sin(x) * x + 1, backend="xla", islands="needed")
+    with forced_islands(lambda node: "sin" in str(node.target)):
+        program = jax.jit(f).lower(_X)
+    if "xla_buffer_python" not in program.as_text():
+        raise WrongValue("the program does not call torch")
+    expect(program.compile()(_X), _VALUE + 1)
+
+
+def _shards() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("i",))
+    f = jtbridge.wrap(_function)
+    run = jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"))
+    expect(jax.jit(run)(_X), _VALUE)
+
+
+def _random_numbers() -> None:
+    f = jax.jit(jtbridge.wrap(lambda x: torch.nn.functional.dropout(x, 0.5)))
+    x, key = jnp.ones(1000), jax.random.key(0)
+    first = f(x, rng=key)
+    expect(first, f(x, rng=key))
+    share = float((first == 0).mean())
+    if not 0.4 < share < 0.6:
+        raise WrongValue(f"dropout of one half dropped {share:.0%}")
+
+
+def _module() -> None:
+    net = jtbridge.module(torch.nn.Linear(3, 2))
+    params, state = net.init()
+    weight, bias = params["weight"], params["bias"]
+    out, _ = jax.jit(net)(params, state, jnp.asarray(_X))
+    expect(out, _X @ np.asarray(weight).T + np.asarray(bias), 1e-4)
+
+
+def _mutation() -> None:
+    x = jnp.asarray(_X)
+    expect(jax.jit(jtbridge.wrap(lambda x: x.add_(1)))(x), _X + 1)
+    expect(x, _X)
+
+
+# Name, what to run, and the child process.
+_CALLS: dict[str, Callable[[], None]] = {
+    "eager call": _eager_call,
+    "eager gradient": _eager_gradient,
+    "eager vmap": _eager_batch,
+}
+_PROGRAMS: dict[str, Callable[[], None]] = {
+    "island": _island,
+    "shard_map on CPU devices": _shards,
+    "random numbers": _random_numbers,
+    "module": _module,
+    "mutation": _mutation,
+}
+_KINDS: dict[str, Callable[[str], None]] = {
+    "jit": _value,
+    "grad": _gradient,
+    "vmap": _batch,
+    "second derivative": _second,
+    "scan": _loop,
+}
+for _name, _run in _KINDS.items():
+    _PROGRAMS[f"{_name}, translated"] = functools.partial(_run, "xla")
+for _backend in ("dlpack", "callback"):
+    for _name, _run in {**_KINDS, "exception": _exception}.items():
+        _CALLS[f"{_name}, called by {_backend}"] = functools.partial(_run, _backend)
+
+
+def _proven(name: str, run: Callable[[], None]) -> Sequence[Finding]:
+    reasons = {status.name: status.reason for status in jtbridge.backends() if not status.available}
+    backend = name.partition("called by ")[2]
+    if backend in reasons:
+        return [Finding(_GROUP, name, NOTE, f"not tried: {reasons[backend]}")]
+    run()
+    return [Finding(_GROUP, name, OK, "runs, and its value is right")]
+
+
+CHECKS = tuple(
+    Check(_GROUP, name, functools.partial(_proven, name, run), process, _FIX)
+    for process, runs in (("calls", _CALLS), ("programs", _PROGRAMS))
+    for name, run in runs.items()
+)

@@ -1,0 +1,153 @@
+"""The proof of kernels: each is run beside its reference, over the cases that its folder's `proof.py` holds.
+
+A case calls a public function of `jtbridge.kernels`, then its vjp. Every kernel primitive that these calls run is
+computed twice, by the kernel and by the reference, and the calls go on with the result of the reference. So each kernel
+gets the inputs that it gets in use, and a kernel that is wrong does not make the next one look wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._launch import interpreting
+
+# Apart by no more, relative to the largest number of a result: several roundings of the dtype, and for float32 the
+# approximations of exponentials and of products by tensor cores.
+_TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 6e-3}
+_DTYPES = ("float32", "bfloat16", "float16")
+# What takes each kernel primitive, with its arrays, in place of `jit`; None outside of a proof.
+_OBSERVER: contextvars.ContextVar[Callable[[Any, Sequence[Any]], Sequence[Any]] | None] = contextvars.ContextVar(
+    "jtbridge_proof", default=None
+)
+
+
+class Unproven(Exception):
+    """A kernel computed something else than its reference."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One row of a kernel's table of shapes.
+
+    Attributes:
+        name: what the case is, as "rows of 1000, float32".
+        function: a differentiable function of the arrays.
+        arrays: its arguments.
+        wrt: the positions of the arguments to differentiate.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arrays: Sequence[jax.Array]
+    wrt: Sequence[int]
+
+
+Found = Callable[[str, str | None], None]
+
+
+def folders() -> list[str]:
+    """Return the folders of `jtbridge.kernels` that have a file `proof.py`."""
+    package = importlib.import_module("jtbridge.kernels")
+    found = (file for file in pkgutil.iter_modules(package.__path__) if file.ispkg)
+    return [file.name for file in found if importlib.util.find_spec(f"jtbridge.kernels.{file.name}.proof")]
+
+
+def cases(folder: str) -> list[Case]:
+    """Return the cases of a folder. They are made anew by each call, with the same numbers."""
+    return list(importlib.import_module(f"jtbridge.kernels.{folder}.proof").cases())
+
+
+def normal(*shape: int, dtype: Any, seed: int = 0) -> jax.Array:
+    """Return numbers to prove kernels on, the same every time."""
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.dtype(dtype))
+
+
+def dtypes() -> Sequence[str]:
+    """Return the dtypes of the cases."""
+    return _DTYPES
+
+
+def prove(case: Case, begins: Callable[[str], None], found: Found) -> None:
+    """Run a case.
+
+    Args:
+        case: the case.
+        begins: called with the name of a kernel before it runs.
+        found: called with the name of a kernel after it ran, and with what is wrong, or None.
+    """
+
+    def observe(primitive: Any, arrays: Sequence[Any]) -> Sequence[Any]:
+        begins(primitive.name)
+        want = jax.block_until_ready(jax.jit(lambda *xs: list(primitive.reference(*xs)))(*arrays))
+        try:
+            got = _by_kernel(primitive, arrays)
+            wrong = _difference(got, want)
+        except Exception as error:  # noqa: BLE001  (of the compiler or the driver: this kernel is not proven)
+            lines = str(error).strip().splitlines()
+            wrong = f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+        found(primitive.name, wrong and f"{case.name}: {wrong}")
+        return want
+
+    with _observed(observe), jax.default_matmul_precision("highest"):
+        jax.block_until_ready(case.function(*case.arrays))
+
+        def of_moved(*moved: Any) -> Any:
+            given = list(case.arrays)
+            for position, x in zip(case.wrt, moved, strict=True):
+                given[position] = x
+            return case.function(*given)
+
+        out, pull = jax.vjp(of_moved, *(case.arrays[i] for i in case.wrt))
+        cotangents = [normal(*y.shape, dtype=y.dtype, seed=1 + i) for i, y in enumerate(jax.tree.leaves(out))]
+        jax.block_until_ready(pull(jax.tree.unflatten(jax.tree.structure(out), cotangents)))
+
+
+def observer() -> Callable[[Any, Sequence[Any]], Sequence[Any]] | None:
+    """Return what takes the kernel primitives that run now, in place of running them; None outside of a proof."""
+    return _OBSERVER.get()
+
+
+@contextlib.contextmanager
+def _observed(observe: Callable[[Any, Sequence[Any]], Sequence[Any]]) -> Iterator[None]:
+    token = _OBSERVER.set(observe)
+    try:
+        yield
+    finally:
+        _OBSERVER.reset(token)
+
+
+def _by_kernel(primitive: Any, arrays: Sequence[Any]) -> Sequence[Any]:
+    program = jax.jit(lambda *xs: list(primitive.kernel(*xs))).lower(*arrays)
+    if not interpreting() and "triton_kernel_call" not in program.as_text():
+        raise Unproven("its program does not call a Triton kernel")
+    return jax.block_until_ready(program.compile()(*arrays))
+
+
+def _difference(got: Sequence[Any], want: Sequence[Any]) -> str | None:
+    """Return how results differ; None if they agree."""
+    if len(got) != len(want):
+        return f"{len(got)} results where the reference has {len(want)}"
+    for i, (g, w) in enumerate(zip(got, want, strict=True)):
+        if g.shape != w.shape or g.dtype != w.dtype:
+            return f"result {i} is {g.dtype}{list(g.shape)} where the reference's is {w.dtype}{list(w.shape)}"
+        wide, expected = np.asarray(g, np.float64), np.asarray(w, np.float64)
+        finite = np.isfinite(expected)
+        if not np.array_equal(np.isfinite(wide), finite) or not np.array_equal(wide[~finite], expected[~finite], True):
+            return f"result {i} is not finite elsewhere than the reference's"
+        scale = np.abs(expected[finite]).max(initial=1e-30)
+        apart = np.abs(wide - expected)[finite].max(initial=0.0) / scale
+        tolerance = _TOLERANCE.get(str(g.dtype), 1e-4)
+        if apart > tolerance:
+            return f"result {i} differs by {apart:.2g} of its largest number, where {tolerance:.2g} is allowed"
+    return None

@@ -1,0 +1,41 @@
+"""``python -m tests.gpu``: fail unless this machine's GPU runs kernels, and prove them.
+
+`make test-gpu` begins with it. The tests that follow compute in jnp where there is no GPU or no Triton, and would pass.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import jax
+import torch
+
+import jtbridge
+from jtbridge.diagnosis import ProofReport
+from jtbridge.triton import unsupported_reason
+
+
+def obstacle() -> str | None:
+    """Why no kernel can run on a GPU here; None if nothing is known to prevent it."""
+    if jax.default_backend() != "gpu":
+        return f'JAX\'s default backend is "{jax.default_backend()}": install jax[cuda12] or jax[cuda13]'
+    reason = unsupported_reason("rocm" if torch.version.hip else "cuda")
+    if reason is not None:
+        return f"Triton cannot be used: {reason}"
+    return None if torch.cuda.is_available() else "this torch has no GPU"
+
+
+def main(prove: Callable[[], ProofReport] = jtbridge.prove) -> int:
+    """Return the exit status: 0 if every kernel is right."""
+    reason = obstacle()
+    if reason is not None:
+        sys.stderr.write(f"No kernel runs on a GPU here: {reason}.\n")
+        return 1
+    report = prove()
+    sys.stdout.write(f"{report}\n")
+    return 0 if report.proven and not report.failed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
