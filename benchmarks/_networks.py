@@ -70,7 +70,7 @@ def _of_transformers(name: str, **config: Any) -> Model:
     import transformers
 
     model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**config))
-    return _model(model, torch.randn(1, 3, 224, 224), lambda out: out.last_hidden_state)
+    return _model(model, torch.randn(1, 3, 224, 224), lambda out: out.pooler_output)
 
 
 def _model(model: torch.nn.Module, image: torch.Tensor, result: Callable[[Any], torch.Tensor]) -> Model:

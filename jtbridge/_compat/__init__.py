@@ -83,6 +83,7 @@ from ._torch import pad_packed_sequence as pad_packed_sequence
 from ._torch import qualified_operator_name as qualified_operator_name
 from ._torch import replace_fake as replace_fake
 from ._torch import storage_id as storage_id
+from ._torch import torch_batches as torch_batches
 from ._torch import torch_pytree_node as torch_pytree_node
 from ._torch import triton_wrapper_class as triton_wrapper_class
 from ._torch import unwrap_compiled as unwrap_compiled

@@ -202,6 +202,14 @@ def has_batching_rule(operator: OpOverload) -> bool:
     return definition is not None and definition._vmap_fn is not None
 
 
+def torch_batches(operator: OpOverload) -> bool:
+    """Return whether torch.vmap has a rule for one of torch's operators, and need not run it row by row.
+
+    Tried on torch 2.13. The dispatcher has no public query.
+    """
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "FuncTorchBatched")
+
+
 def qualified_operator_name(operator: Any) -> str | None:
     """Return ``namespace::name`` of ``torch.ops.namespace.name`` or of a custom operator's definition; None for others.
 

@@ -148,9 +148,10 @@ def _of_product(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
 
 
 def _of_attention(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
-    first = 1 if "backward" in str(node.target) else 0
+    first, causal = (1, 7) if "backward" in str(node.target) else (0, 4)
     query, key = _arguments(node)[first : first + 2]
-    return "", query.numel() * key.shape[-2]
+    is_causal = node.args[causal] if len(node.args) > causal else node.kwargs.get("is_causal", False)
+    return "causal" if is_causal else "", query.numel() * key.shape[-2]
 
 
 def _of_rows(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:

@@ -26,7 +26,14 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, subjaxprs
 from jax.interpreters import batching
 from torch import fx
 
-from jtbridge._compat import OpOverload, add_policy_rule, forgetting_graph_sources, is_zero, schema_of
+from jtbridge._compat import (
+    OpOverload,
+    add_policy_rule,
+    forgetting_graph_sources,
+    is_zero,
+    schema_of,
+    torch_batches,
+)
 from jtbridge.capture import GraphFunction, draws, probe_vmap
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.dtypes import numpy_dtype, torch_dtype
@@ -48,12 +55,12 @@ class Island(GraphFunction):
     """The graph of one operator.
 
     Attributes:
-        operator: the name of the operator.
+        target: the operator.
         reason: why the operator has to run in torch; None if it has a lowering too.
         workload: the operator's work, if it has a lowering too.
     """
 
-    operator: str
+    target: OpOverload
     reason: str | None
     workload: Workload | None = None
 
@@ -63,6 +70,11 @@ class Island(GraphFunction):
             (torch.Size(type_.shape), torch_dtype(type_.dtype, f"a result of `{self.operator}`"))
             for type_ in self.out_types
         ]
+
+    @property
+    def operator(self) -> str:
+        """The name of the operator."""
+        return str(self.target)
 
     @property
     def state(self) -> TorchState:
@@ -107,6 +119,8 @@ def _batch(
         probe_vmap(batched)
     else:
         by_rows = jax.vmap(jaxpr_as_fun(lowered), in_axes=dims, axis_size=size)
+        if not torch_batches(island_of(fn).target):
+            return by_rows(*args), [0] * len(fn.out_types)
         lowered = jax.make_jaxpr(by_rows)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args))
     results = torch_island_p.bind(*args, fn=batched, lowered=lowered)
     return results, [0] * len(results)
@@ -254,7 +268,7 @@ def _bind(
         module=module,
         in_types=tuple(_type(_tensor_of(x)) for x in inputs),
         out_types=tuple(_type(results[i]) for i in used),
-        operator=str(node.target),
+        target=node.target,  # type: ignore[arg-type]
         reason=reason,
         workload=workload,
     )

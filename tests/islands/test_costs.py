@@ -108,6 +108,19 @@ def test_a_batch_of_images_and_of_kernels_is_one_call():
         assert_matches(jax.jit(function)(*arrays), torch.stack(expected), 1e-4)
 
 
+def test_a_batch_of_an_operator_that_torch_runs_row_by_row_is_left_to_xla():
+    def attention(q, k, v):
+        return functional.scaled_dot_product_attention(q, k, v)
+
+    t = torch.randn(3, 2, 4, 512, 64)
+    x = jnp.asarray(t.numpy())
+    gradient = jax.grad(lambda q: jax.vmap(jtbridge.wrap(attention))(q, x, x).sum())
+    assert calls_in(jax.vmap(jtbridge.wrap(attention)), x, x, x) == 0
+    assert calls_in(gradient, x) == 0
+    assert calls_in(jax.grad(lambda q: jtbridge.wrap(attention)(q, x[0], x[0]).sum()), x[0]) > 0
+    assert_matches(jax.jit(jax.vmap(jtbridge.wrap(attention)))(x, x, x), attention(t, t, t), 1e-4)
+
+
 def test_second_derivatives_scan_and_checkpoint():
     f = jtbridge.wrap(lambda x, w: (functional.conv2d(x**2, w, padding=3, groups=32) ** 2).mean())
 
