@@ -161,8 +161,10 @@ test-fuzz: $(test-deps)
 test-models: $(models-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/models $(ARGS)
 
+# The tests of proofs and of broken environments need Triton, so `make test-kernels` runs them.
 test-operators: $(test-deps)
-	$(threads) $(PY) -m pytest -n $(JOBS) tests/lowerings $(long-tests) $(ARGS)
+	$(threads) $(PY) -m pytest -n $(JOBS) tests/lowerings $(long-tests) --ignore tests/diagnosis/test_environments.py \
+		--ignore tests/diagnosis/test_proofs.py $(ARGS)
 
 test-kernels: $(kernels-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) -m 'not gpu and not exhaustive' \
