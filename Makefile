@@ -15,7 +15,8 @@
 #   make test-versions           the tests on the oldest and the newest versions of JAX and torch that are supported
 #   make coverage                the lines of jtbridge/ that the tests run
 #   make fuzz                    random torch programs, compared with torch; ARGS="--programs 500 --seed 7 --eager"
-#   make test-soundness          state, purity, threads, transposes, checkpoints, crashes: cases that are easily wrong
+#   make test-soundness          state, purity, threads, transposes, checkpoints, crashes: cases that are easily wrong;
+#                                and exceptions, interrupts, forks, memory, files: what goes wrong around a call
 #   make test-fuzz               a hundred random torch programs, the same ones each time
 #   make soundness               the table of cases that are easily wrong, counted by mode and backend
 #   make bench                   the table of timings; ARGS="--quick --only bert" narrows it
@@ -142,7 +143,7 @@ test: $(test-deps) $(LINT)
 		--ignore-glob 'tests/models/test_train_step*' --ignore tests/models/test_resume.py --ignore tests/models/test_examples.py \
 		--ignore tests/models/test_experts.py --ignore tests/models/architectures --ignore tests/models/test_generation.py \
 		--ignore tests/models/test_repeated_blocks.py --ignore tests/models/test_libraries.py \
-		--ignore tests/soundness --ignore tests/fuzz --ignore tests/docs $(ARGS)
+		--ignore tests/soundness --ignore tests/faults --ignore tests/fuzz --ignore tests/docs $(ARGS)
 
 # NO_MKDOCS_2_WARNING: mkdocs-material prints a notice about itself.
 docs: $(docs-deps)
@@ -153,7 +154,7 @@ test-docs: $(test-deps) $(kernels-deps) $(bench-deps) $(models-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/docs $(ARGS)
 
 test-soundness: $(test-deps)
-	$(threads) $(PY) -m pytest -n $(JOBS) tests/soundness --ignore tests/soundness/test_table.py $(ARGS)
+	$(threads) $(PY) -m pytest -n $(JOBS) tests/soundness tests/faults --ignore tests/soundness/test_table.py $(ARGS)
 
 test-fuzz: $(test-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/fuzz $(ARGS)

@@ -14,11 +14,13 @@ import jax
 import numpy as np
 import torch
 
-from ._compat import Context, current_context, unwrap_compiled
+from ._compat import IMPORTED_BY_FAKE_TENSORS, Context, current_context, unwrap_compiled
 from ._config import backend_or, check_islands, islands_or, verify_or
 from .backends import check_name, translates
 from .calls.eager import call_directly, call_now
 from .core.dtypes import argument_dtypes
+from .core.fork import check_not_forked
+from .core.imports import import_whole
 from .core.nesting import is_inside, marked
 from .core.pickling import reduced
 from .core.signature import Signature, flatten_arguments
@@ -66,6 +68,7 @@ class Wrapped:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_inside():
             return self._inside_torch(args, kwargs)
+        check_not_forked(self._name)
         context = current_context()
         if context is Context.EAGER and self._is_simple and not kwargs and self.backend == "auto":
             result = call_directly(self._marked, self._name, args)
@@ -112,6 +115,7 @@ class Wrapped:
 
     @functools.cached_property
     def _traced(self) -> TracedCalls:
+        import_whole(IMPORTED_BY_FAKE_TENSORS, f"{__package__}.calls.traced")
         from .calls.traced import TracedCalls  # a slow import: it includes capture and translation
 
         return TracedCalls(self._fn, self._name, self._options, self._notices)

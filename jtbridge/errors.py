@@ -98,6 +98,10 @@ class DeviceError(JtbridgeError):
     """Tensors live on different devices, or on a device that the backend cannot reach."""
 
 
+class ForkError(JtbridgeError, RuntimeError):
+    """The process was forked from one that uses JAX, so calls of JAX could wait for ever."""
+
+
 class SequentialVmapWarning(UserWarning):
     """``torch.vmap`` cannot batch a function, so its rows are run one after another inside one call."""
 

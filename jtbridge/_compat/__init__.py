@@ -29,6 +29,7 @@ from ._jax import cudnn_forward as cudnn_forward
 from ._jax import cudnn_version as cudnn_version
 from ._jax import is_divided as is_divided
 from ._jax import is_exported as is_exported
+from ._jax import jax_is_initialized as jax_is_initialized
 from ._jax import require_devices as require_devices
 from ._jax import spans_devices as spans_devices
 from ._jax import unify_varying_axes as unify_varying_axes
@@ -49,11 +50,13 @@ from ._jax_traces import Context as Context
 from ._jax_traces import current_context as current_context
 from ._jax_traces import current_trace as current_trace
 from ._jax_traces import outermost_trace as outermost_trace
+from ._jax_traces import refusing_jax as refusing_jax
 from ._jax_traces import traced_for as traced_for
 from ._released import ReleasedTensor as ReleasedTensor
 from ._released import reads_no_values as reads_no_values
 from ._shared_tensor import SharedTensor as SharedTensor
 from ._to_dlpack import exports_to_dlpack_seen as exports_to_dlpack_seen
+from ._torch import IMPORTED_BY_FAKE_TENSORS as IMPORTED_BY_FAKE_TENSORS
 from ._torch import DataDependentOutputException as DataDependentOutputException
 from ._torch import DynamicOutputShapeException as DynamicOutputShapeException
 from ._torch import FakeTensor as FakeTensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,15 @@ import jax.core as jax_core
 import numpy as np
 from jax._src.core import Primitive as Primitive  # `jax.extend.core`, its public home, imports Pallas
 from jax.interpreters import mlir
+
+
+def jax_is_initialized() -> bool:
+    """Return whether JAX has started its devices, and with them its threads.
+
+    `jax.devices` would start them. Tried on jax 0.10.2.
+    """
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    return bridge is not None and bridge.backends_are_initialized()
 
 
 def cudnn_attention() -> Any:

@@ -6,6 +6,7 @@ JAX has no public query for this context. Tried on jax 0.10.2.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any
 
 from jax._src import core
@@ -54,3 +55,39 @@ def outermost_trace() -> Any:
             found = trace
         trace = getattr(trace, "parent_trace", None)
     return found
+
+
+class _RefusingTrace(core.Trace):
+    def __init__(self, error: Callable[[str], Exception]):
+        super().__init__()
+        self.error = error
+
+    def stage_value(self, val: Any) -> Any:
+        raise self.error("asarray")
+
+    def _refuse(self, primitive: Any, *args: Any, **params: Any) -> Any:
+        raise self.error(str(primitive))
+
+    process_call = process_custom_jvp_call = process_custom_vjp_call = _refuse
+
+    def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
+        raise self.error(str(params.get("name", primitive)))
+
+
+def refusing_jax(error: Callable[[str], Exception], call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `call`, with every operation of JAX on its thread refused while it runs.
+
+    Args:
+        error: returns the exception for the name of an operation, which is that of the function if it is jitted.
+    """
+    refusing = _RefusingTrace(error)
+
+    def run(*args: Any) -> Any:
+        before = core.trace_ctx.trace
+        core.trace_ctx.set_trace(refusing)
+        try:
+            return call(*args)
+        finally:
+            core.trace_ctx.set_trace(before)
+
+    return run

@@ -23,6 +23,9 @@ from torch._subclasses.fake_tensor import UnsupportedFakeTensorException, Unsupp
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
+# Tried on torch 2.13. Every `FakeTensorMode` imports this module, and with it torch's compiler.
+IMPORTED_BY_FAKE_TENSORS = "torch._dynamo.config"
+
 # Tried on torch 2.11 to 2.15. Disables all dispatch modes in a block, so that a mode can compute real values.
 outside_modes: Callable = _python_dispatch._disable_current_modes
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import types
+
 import jax
+
+from jtbridge.core.imports import import_whole
 
 from ._status import BackendStatus
 
@@ -18,9 +22,7 @@ def backends(platform: str | None = None) -> tuple[BackendStatus, ...]:
         >>> [status.name for status in jtbridge.backends("cpu") if status.available]
         ['xla', 'dlpack', 'callback']
     """
-    from ._registry import statuses  # imports the translation, which is slow
-
-    return statuses(platform)
+    return _registry().statuses(platform)
 
 
 def check_name(name: str) -> str:
@@ -30,9 +32,7 @@ def check_name(name: str) -> str:
         BackendError: no backend has this name; the message lists the known names.
     """
     if name != "auto":
-        from ._registry import backend_named
-
-        backend_named(name)
+        _registry().backend_named(name)
     return name
 
 
@@ -40,22 +40,24 @@ def translates(name: str) -> bool:
     """Return whether a backend, or "auto", may translate."""
     if name == "auto":
         return True
-    from ._registry import backend_named
-
-    return backend_named(name).kind == "translate"
+    return _registry().backend_named(name).kind == "translate"
 
 
 def may_use_kernels(name: str) -> bool:
     """Return whether the programs of a backend, or of the backend that "auto" chooses, may contain Triton kernels."""
     if name == "auto":
         return True
-    from ._registry import backend_named
-
-    return backend_named(name).kernels
+    return _registry().backend_named(name).kernels
 
 
 def uses_kernels(name: str) -> bool:
     """Return whether a program that a backend lowers for JAX's default platform contains Triton kernels."""
-    from ._registry import backend_named, preferred
+    registry = _registry()
+    return (registry.preferred(jax.default_backend()) if name == "auto" else registry.backend_named(name)).kernels
 
-    return (preferred(jax.default_backend()) if name == "auto" else backend_named(name)).kernels
+
+def _registry() -> types.ModuleType:
+    import_whole(f"{__package__}._registry")
+    from . import _registry  # imports the translation, which is slow
+
+    return _registry

@@ -85,7 +85,7 @@ def numpy_callback(fn: TorchFunction, *, as_is: bool = False) -> Callable[..., t
     def callback(*arrays: Any) -> tuple[np.ndarray, ...]:
         try:
             return run(*arrays)
-        except Exception as error:  # noqa: BLE001  (whatever the user's function raises)
+        except BaseException as error:  # noqa: BLE001  (whatever the user's function raises; XLA knows no types)
             raise as_call_error(fn, error) from None
 
     return callback

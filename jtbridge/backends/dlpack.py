@@ -88,7 +88,7 @@ def _callback(fn: TorchFunction, runs: TorchFunction, written: tuple[int, ...]) 
             results = run(lambda: [read(buffers[i].__array__()) for read, i in zip(readers, places, strict=True)])
             for i, place, write in writers:
                 write(buffers[place].__array__(), results[i])
-        except Exception as error:  # noqa: BLE001  (whatever the user's function raises)
+        except BaseException as error:  # noqa: BLE001  (whatever the user's function raises; XLA knows no types)
             raise as_call_error(fn, error) from None
         return ()
 
@@ -138,7 +138,7 @@ def _direct_callback(fn: TracedFunction, general: Callable[..., tuple[()]]) -> C
             if not is_expected(out):
                 (out,) = fn.checked(out)
             write(buffers[count].__array__(), out)
-        except Exception as error:  # noqa: BLE001  (whatever the user's function raises)
+        except BaseException as error:  # noqa: BLE001  (whatever the user's function raises; XLA knows no types)
             raise as_call_error(fn, error) from None
         return ()
 

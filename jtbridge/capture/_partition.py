@@ -12,6 +12,7 @@ from torch import fx
 
 from jtbridge._compat import OpOverload, schema_of
 from jtbridge.core.functions import TorchFunction
+from jtbridge.core.imports import import_whole
 
 from ._graph_function import GraphFunction, ready_to_run
 from ._packing import CannotSplit, packing
@@ -31,6 +32,7 @@ class Split:
 
 def partition(fn: TorchFunction, joint: fx.GraphModule, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Split:
     """Split a joint graph by torch's partitioner."""
+    import_whole("functorch.compile")
     from functorch.compile import default_partition
 
     count, results = len(fn.in_types), len(fn.out_types)

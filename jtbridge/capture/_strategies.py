@@ -16,6 +16,7 @@ from jtbridge._compat import (
 )
 from jtbridge.core.array_types import OutputTree, as_tensor, is_array_leaf
 from jtbridge.core.declared import check_declared, declared_types, wrong_declaration
+from jtbridge.core.nesting import as_in_program
 from jtbridge.core.pytree import flatten_output, key_order
 from jtbridge.core.static import same_static
 from jtbridge.core.traits import FunctionTraits
@@ -282,8 +283,8 @@ def _on_examples(request: TraceRequest, cause: Exception | None) -> AbstractResu
     for inputs in examples:
         try:
             out, recorder = request.guard.run(
-                lambda inputs=inputs: run_on_values(request, inputs),
-                again=lambda: run_on_values(request, examples[1]),
+                as_in_program(lambda inputs=inputs: run_on_values(request, inputs)),
+                again=as_in_program(lambda: run_on_values(request, examples[1])),
             )
         except JtbridgeError:
             raise

@@ -117,10 +117,10 @@ def explored(run: Callable[[PathTrace], Result], most: int = _PATHS) -> list[Res
 
     Raises:
         JtbridgeError: a trace raised it.
-        Exception: the exception of the first trace, if all traces raise.
+        BaseException: the exception of the first trace, if all traces raise.
     """
     results: list[Result] = []
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
 
     def attempt(choices: Sequence[int], rest: int) -> list[int]:
         trace = PathTrace(choices, rest)
@@ -128,7 +128,7 @@ def explored(run: Callable[[PathTrace], Result], most: int = _PATHS) -> list[Res
             results.append(run(trace))
         except JtbridgeError:
             raise
-        except Exception as error:  # noqa: BLE001  (torch raises on such data too, or tracing fails)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (torch raises on such data too, or tracing fails)
             errors.append(error)
         finally:
             trace.over()

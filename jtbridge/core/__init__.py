@@ -5,6 +5,8 @@
   `signature.py` (arrays and static arguments of a call), `declared.py` (declared types of results).
 - Arrays: `pytree.py`, `convert.py` (arrays to tensors and back), `host_memory.py` (tensors over XLA's host buffers).
 - Runs of a torch function: `run.py`, `nesting.py`, `torch_state.py` (torch's settings), `random_numbers.py`,
-  `writes.py` (arguments that an operator writes to), `debug.py` (JAX's debugging switches), `pickling.py`.
+  `writes.py` (arguments that an operator writes to), `debug.py` (JAX's debugging switches), `pickling.py`,
+  `imports.py` (slow imports),
+  `fork.py` (forked processes).
 - `rules.py`: helpers for the rules of primitives.
 """

@@ -11,6 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from jtbridge._compat import Context, current_context, refusing_jax
+from jtbridge.errors import JaxCallError
+
 _RUNNING = threading.local()
 
 
@@ -35,17 +38,35 @@ def is_inside() -> bool:
 
 
 def of_xla(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a callback that XLA calls, with :func:`is_in_callback` true on its thread while it runs."""
+    """Return a callback for XLA: while it runs, :func:`is_in_callback` is true on its thread, and JAX is refused."""
+    refusing = refusing_jax(_jax_call_error, callback)
 
     def run(*args: Any) -> Any:
         before = getattr(_RUNNING, "callback", False)
         _RUNNING.callback = True
         try:
-            return callback(*args)
+            return refusing(*args)
         finally:
             _RUNNING.callback = before
 
     return run
+
+
+def as_in_program(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Return `call`, a run of a torch function on examples, with JAX refused if JAX traces a program for the function.
+
+    The program would call the function in a callback.
+    """
+    return refusing_jax(_jax_call_error, call) if current_context() is Context.STAGED else call
+
+
+def _jax_call_error(operation: str) -> JaxCallError:
+    return JaxCallError(
+        f"A torch function that a JAX program calls uses JAX (`{operation}`). JAX cannot run inside a callback of its "
+        "own: the call could wait for ever. Call the torch function outside of `jax.jit`, compute with torch instead, "
+        "or let the function be translated, with `jtbridge.to_torch_function` around the part in JAX "
+        '(`jtbridge.wrap(f, backend="xla")` says what prevents a translation).'
+    )
 
 
 def is_in_callback() -> bool:

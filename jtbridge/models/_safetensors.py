@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,11 @@ from jtbridge.errors import ModelError
 
 
 def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
-    """Write a ``state_dict``. A tied tensor is written once; the metadata maps its other names to that one."""
+    """Write a ``state_dict``. A tied tensor is written once; the metadata maps its other names to that one.
+
+    The file replaces an earlier one as a whole, when it is complete.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors: dict[str, torch.Tensor] = {}
@@ -32,7 +37,15 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any], meta
             tensors[name] = value.contiguous()
         else:
             ties[name] = first
-    save_file(tensors, os.fspath(path), metadata={"format": "pt", **ties, **metadata})
+    place = pathlib.Path(path)
+    incomplete = place.with_name(f".{place.name}.{os.getpid()}-{threading.get_ident()}")
+    try:
+        save_file(tensors, incomplete, metadata={"format": "pt", **ties, **metadata})
+        os.replace(incomplete, place)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"`{place}` cannot be written: {error}. A file that was there is unchanged.") from error
+    finally:
+        incomplete.unlink(missing_ok=True)
 
 
 def read_files(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
@@ -49,20 +62,30 @@ def read_files(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
     if place.suffix != ".json":
         return _read_file(place)
     tensors: dict[str, torch.Tensor] = {}
-    for name in sorted(set(json.loads(place.read_text())["weight_map"].values())):
+    for name in _files_of_index(place):
         tensors |= _read_file(place.parent / name)
     return tensors
 
 
+def _files_of_index(path: pathlib.Path) -> list[str]:
+    try:
+        return sorted(set(json.loads(path.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"`{path}` is no index of safetensors files: its `weight_map` cannot be read.") from error
+
+
 def _read_file(path: pathlib.Path) -> dict[str, torch.Tensor]:
     """Read a file. Names that its metadata maps to a tensor, as ``safetensors.torch.save_model`` writes, are added."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     if not path.exists():
         raise ModelError(f"There is no file `{path}`.")
-    with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no dict)
-        for name, first in (file.metadata() or {}).items():
-            if first in tensors and name not in tensors:
-                tensors[name] = tensors[first]
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no dict)
+            for name, first in (file.metadata() or {}).items():
+                if first in tensors and name not in tensors:
+                    tensors[name] = tensors[first]
+    except SafetensorError as error:
+        raise ModelError(f"`{path}` is no safetensors file, or it is damaged: {error}.") from error
     return tensors

@@ -19,6 +19,7 @@ import torch
 
 from jtbridge._compat import Context, current_context
 from jtbridge.core.dtypes import is_differentiable, torch_dtype
+from jtbridge.core.fork import check_not_forked
 from jtbridge.core.jax_calls import HANDLES
 from jtbridge.core.nesting import is_in_callback
 from jtbridge.errors import JaxCallError
@@ -82,7 +83,9 @@ class JaxFunction:
 
         Raises:
             JaxCallError: XLA called the code that calls this function.
+            ForkError: the process was forked from one that uses JAX.
         """
+        check_not_forked(self.name)
         if is_in_callback():
             raise JaxCallError(
                 f"`{self.name}`, a JAX function, is called by a torch function that a JAX program calls. JAX cannot "

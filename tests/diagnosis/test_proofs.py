@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import pickle
 import subprocess
 import sys
 import warnings
@@ -159,7 +160,9 @@ def test_a_record_names_what_it_holds_for(chip):
     assert {"driver", "jtbridge", "triton", "jax-triton", "jax", "jaxlib", "source"} <= set(held["key"])
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"key": {}, "proven": [], "failed": {}}', b"\xff\xfe", b"null"])
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"[]", b'{"key": {}, "proven": [], "failed": {}}', b"\xff\xfe", b"null", pickle.dumps({})]
+)
 def test_a_record_that_cannot_be_understood_is_told_and_not_used(chip, damage):
     path = write(BOTH)
     path.write_bytes(damage)

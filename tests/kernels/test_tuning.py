@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 import threading
@@ -137,7 +138,7 @@ def test_no_candidate_runs(clock, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"key": {}}', b"\xff\xfe"])
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"key": {}}', b"\xff\xfe", pickle.dumps({"key": {}})])
 def test_a_file_that_cannot_be_understood_is_ignored(clock, tmp_path, monkeypatch, damage):
     clock.times = {(16, 64): 0.25}
     with jtbridge.config(tune=True):

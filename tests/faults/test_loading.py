@@ -1,0 +1,114 @@
+"""Files that jtbridge reads: none of them runs code, whatever is in it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import pathlib
+import pickle
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+from jtbridge.errors import ModelError
+
+PACKAGE = pathlib.Path(jtbridge.__file__).parent
+
+
+class Payload:
+    """Leaves a trace if it is unpickled."""
+
+    def __reduce__(self):
+        return (pathlib.Path.touch, (pathlib.Path("unpickled"),))
+
+
+@pytest.fixture
+def malicious(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    monkeypatch.chdir(tmp_path)
+    pickle.loads(pickle.dumps(Payload()))
+    assert pathlib.Path("unpickled").exists()  # the payload works
+    pathlib.Path("unpickled").unlink()
+    return pickle.dumps(Payload())
+
+
+def test_no_file_is_unpickled_by_the_package():
+    """`core/pickling.py` reads the copy of a wrapped function that a user pickled, and nothing else."""
+    calls = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if name.split(".")[0] in ("pickle", "cloudpickle", "marshal", "shelve", "dill", "joblib") or name in (
+                "torch.load",
+                "torch.jit.load",
+                "torch.export.load",
+            ):
+                calls.setdefault(str(path.relative_to(PACKAGE)), set()).add(name)
+    assert calls == {"core/pickling.py": {"pickle.loads", "cloudpickle.dumps"}}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "weights.pt"])
+def test_weights(malicious: bytes, tmp_path: pathlib.Path, name: str):
+    (tmp_path / name).write_bytes(malicious)
+    net = jtbridge.module(torch.nn.Linear(2, 2))
+    with pytest.raises(ModelError, match=name):
+        net.load_safetensors(tmp_path / name)
+    assert not pathlib.Path("unpickled").exists()
+
+
+def test_an_index_that_names_a_pickle(malicious: bytes, tmp_path: pathlib.Path):
+    (tmp_path / "weights.bin").write_bytes(malicious)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"weight": "weights.bin"}}))
+    with pytest.raises(ModelError, match=r"weights\.bin` is no safetensors file"):
+        jtbridge.module(torch.nn.Linear(2, 2)).load_safetensors(tmp_path)
+    assert not pathlib.Path("unpickled").exists()
+
+
+def test_a_damaged_file_and_one_that_is_cut_off(tmp_path: pathlib.Path):
+    net = jtbridge.module(torch.nn.Linear(2, 2))
+    params, state = net.init()
+    file = tmp_path / "model.safetensors"
+    net.save_safetensors(file, params, state)
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:7], whole[:-1], b"\xff" * 8 + whole[8:], whole[:20] + b"}" + whole[21:]):
+        file.write_bytes(damaged)
+        with pytest.raises(ModelError, match=r"model\.safetensors` is no safetensors file, or it is damaged"):
+            net.load_safetensors(file)
+    file.write_bytes(whole)
+    np.testing.assert_array_equal(net.load_safetensors(file)[0]["weight"], params["weight"])
+
+
+def test_a_full_disk_loses_no_file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+    import safetensors.torch
+
+    net = jtbridge.module(torch.nn.Linear(2, 2))
+    params, state = net.init()
+    file = tmp_path / "model.safetensors"
+    net.save_safetensors(file, params, state)
+
+    def full(tensors: object, path: pathlib.Path, **options: object) -> None:
+        pathlib.Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(safetensors.torch, "save_file", full)
+        with pytest.raises(ModelError, match=r"cannot be written: .*No space left.*unchanged"):
+            net.save_safetensors(file, {**params, "weight": jnp.zeros((2, 2))}, state)
+    assert list(tmp_path.iterdir()) == [file]
+    np.testing.assert_array_equal(net.load_safetensors(file)[0]["weight"], params["weight"])
+
+
+def test_arrays_outlive_the_file_that_they_were_read_from(tmp_path: pathlib.Path):
+    net = jtbridge.module(torch.nn.Linear(500, 500))
+    params, state = net.init()
+    file = tmp_path / "model.safetensors"
+    net.save_safetensors(file, params, state)
+    loaded, _ = net.load_safetensors(file)
+    with file.open("r+b") as written:  # in place, as another program may do
+        written.seek(1000)
+        written.write(bytes(400_000))
+    np.testing.assert_array_equal(loaded["weight"], params["weight"])
+    file.write_bytes(b"")
+    np.testing.assert_array_equal(loaded["weight"], params["weight"])

@@ -1,0 +1,143 @@
+"""Forked and spawned processes, workers of a DataLoader, and the end of a process with calls in flight."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PRELUDE = """
+import multiprocessing, os, sys, threading, time, warnings
+import jax, jax.numpy as jnp, numpy as np, torch, jtbridge
+warnings.filterwarnings("ignore", message="os.fork")
+doubled = jtbridge.wrap(lambda x: x * 2)
+from_jax = jtbridge.to_torch_function(lambda x: x * 2)
+called = jtbridge.wrap(lambda x: x * 2, backend="dlpack")
+"""
+# Each prints what the test compares.
+PROGRAMS = {
+    "a fork of a process that has not used JAX": (
+        """
+        child = os.fork()
+        if not child:
+            print(*doubled(jnp.ones(1)), *jax.jit(doubled)(jnp.ones(1)), *jax.jit(called)(jnp.ones(1)), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        """,
+        "2.0 2.0 2.0",
+    ),
+    "a fork of a process that has used JAX": (
+        """
+        x = doubled(jnp.ones(4))
+        child = os.fork()
+        if not child:
+            for call in (lambda: doubled(x), lambda: jax.jit(lambda y: doubled(y))(x), lambda: called(x),
+                         lambda: jax.grad(lambda y: doubled(y).sum())(x), lambda: from_jax(torch.ones(4))):
+                try:
+                    call()
+                except jtbridge.errors.ForkError as error:
+                    print("spawn" in str(error), end=" ", flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        print(*doubled(jnp.ones(1)), *jax.jit(doubled)(jnp.ones(1)))
+        """,
+        "True True True True True 2.0 2.0",
+    ),
+    "workers that fork, beside a jitted loop": (
+        """
+        step = jax.jit(lambda x: doubled(x) + called(x))
+        data = torch.utils.data.TensorDataset(torch.arange(64.0).reshape(16, 4))
+        total = 0.0
+        for (batch,) in torch.utils.data.DataLoader(data, batch_size=4, num_workers=2):
+            total += float(step(jnp.asarray(batch.numpy())).sum())
+        print(total)
+        """,
+        "8064.0",
+    ),
+    "the process ends while another thread is in a program": (
+        """
+        def slow(x):
+            time.sleep(3)
+            return x * 2
+        for backend in ("dlpack", "callback"):
+            run = jax.jit(jtbridge.wrap(slow, backend=backend))
+            compiled = run.lower(jnp.ones(4)).compile()
+            threading.Thread(target=lambda: jax.block_until_ready(compiled(jnp.ones(4))), daemon=True).start()
+        time.sleep(0.5)
+        print("end")
+        """,
+        "end",
+    ),
+    "the process ends with results that are not ready": (
+        """
+        def slow(x):
+            time.sleep(0.2)
+            return x * 2
+        for backend in ("dlpack", "callback"):
+            run = jax.jit(jtbridge.wrap(slow, backend=backend))
+            x = jnp.ones(1_000_000)
+            results = [run(run(x)) for _ in range(3)]
+        print("end")
+        """,
+        "end",
+    ),
+    "the process ends while another thread traces": (
+        """
+        def slow(x):
+            time.sleep(3)
+            return x * 2
+        threading.Thread(target=lambda: jax.jit(jtbridge.wrap(slow))(jnp.ones(4)), daemon=True).start()
+        time.sleep(2)
+        print("end")
+        """,
+        "end",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_process(name: str):
+    program, expected = PROGRAMS[name]
+    arguments = [sys.executable, "-c", PRELUDE + textwrap.dedent(program)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == expected.split()
+
+
+SPAWN = """
+import multiprocessing
+import jax, jax.numpy as jnp, torch, jtbridge
+
+doubled = jtbridge.wrap(torch.Tensor.double)
+
+@jtbridge.wrap
+def tripled(x):
+    return x * 3
+
+class Tripled(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return float(jax.jit(tripled)(jnp.full(2, index))[0])
+
+def main():
+    context = multiprocessing.get_context("spawn")
+    jax.block_until_ready(jax.jit(tripled)(jnp.ones(2)))
+    with context.Pool(1) as pool:
+        print(*pool.apply(tripled, (jnp.ones(2),)), end=" ")
+    loader = torch.utils.data.DataLoader(Tripled(), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+    print(*(float(batch.sum()) for batch in loader))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_processes_that_are_spawned(tmp_path):
+    script = tmp_path / "spawn.py"
+    script.write_text(SPAWN)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["3.0", "3.0", "18.0", "66.0"]
