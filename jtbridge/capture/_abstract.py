@@ -182,6 +182,7 @@ def traits_of(
         switches_grad_mode=recorder.switches_grad_mode,
         inner_autograd=recorder.inner_autograd,
         uses_data=recorder.uses_data,
+        writes_unseen=recorder.writes_unseen,
         breaks_inner_graph=recorder.inner_autograd and not recorder.keeps_inner_graph,
         fused_norm=recorder.fused_norm,
         wrong_forward_mode=recorder.wrong_forward_mode,

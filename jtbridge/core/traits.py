@@ -31,6 +31,8 @@ class AutogradTraits:
         switches_grad_mode: the function switches gradient recording on or off.
         inner_autograd: the function takes gradients inside.
         uses_data: the function reads `.data`, a detach that torch.func does not see.
+        writes_unseen: an operator that writes to memory that was read as `.data` or by `torch.kron`, if any. Autograd
+            does not see the write, so a gradient may be computed from values that were written over.
         breaks_inner_graph: the function takes gradients inside, and never with `create_graph=True`.
         fused_norm: an operator that torch differentiates wrongly beyond the first derivative, if any.
         wrong_forward_mode: an operator of which torch's forward mode is not the transpose of its gradient, if any.
@@ -40,6 +42,7 @@ class AutogradTraits:
     switches_grad_mode: bool = False
     inner_autograd: bool = False
     uses_data: bool = False
+    writes_unseen: str | None = None
     breaks_inner_graph: bool = False
     fused_norm: str | None = None
     wrong_forward_mode: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import threading
@@ -70,6 +71,7 @@ class Jvp(Derived):
             or self.fn.order > 0
             or traits.autograd.switches_grad_mode
             or traits.autograd.uses_data
+            or traits.autograd.writes_unseen
             or traits.autograd.inner_autograd
             or traits.custom_operator
             or traits.autograd.wrong_forward_mode
@@ -97,8 +99,18 @@ class Jvp(Derived):
         """Compute the product by two reverse modes, or by the rows of the Jacobian.
 
         The rows are used if torch cannot differentiate a gradient, or differentiates it to NaN, as that of a norm at
-        zero. In a trace there are no values to find NaN in.
+        zero, or if a gradient may read values that were written over: torch may read others when it differentiates
+        the gradient. In a trace there are no values to find NaN in.
         """
+        hidden = self.base.traits.autograd.writes_unseen
+        if hidden is not None:
+            if not self._has_small_jacobian():
+                raise DifferentiationError(
+                    f"`{self.base.name}` has no forward mode: it writes to memory that it read as `.data` or by "
+                    f"`torch.kron` ({hidden}), which autograd does not see, and its Jacobian is too large to compute. "
+                    "Use reverse mode, or write to a copy."
+                )
+            return self._by_rows(tensors)
         try:
             products = self._by_two_vjps(tensors)
         except RuntimeError as error:
@@ -137,10 +149,13 @@ class Jvp(Derived):
             return sum(products[1:], products[0])
 
         def products(units: Sequence[torch.Tensor]) -> torch.Tensor:
-            try:
-                return torch.func.vmap(product)(*units)
-            except RuntimeError:  # torch has no batching rule
-                return torch.stack([product(*(unit[i] for unit in units)) for i in range(len(units[0]))])
+            batch = None
+            with contextlib.suppress(RuntimeError):  # torch has no batching rule
+                if self.base.traits.autograd.writes_unseen is None:  # torch.func reads others than were saved
+                    batch = torch.func.vmap(product)(*units)
+            if batch is None or have_nan([batch]):  # torch has other formulas for batches, which may divide 0 by 0
+                batch = torch.stack([product(*(unit[i] for unit in units)) for i in range(len(units[0]))])
+            return batch
 
         zeros = [
             torch.zeros(type_.shape, dtype=torch_dtype(type_.dtype, "a cotangent"), device=tensors[0].device)

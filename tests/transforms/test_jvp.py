@@ -163,6 +163,40 @@ def test_tangents_of_the_whole_matrix(name: str, jitted: bool, backend: str, x64
     np.testing.assert_allclose(run(jnp.asarray(_MATRIX), jnp.asarray(tangent)), expected, rtol=1e-9, atol=1e-12)
 
 
+def _columns_apart(x: torch.Tensor) -> torch.Tensor:
+    return (x * torch.arange(6.0, dtype=x.dtype).view(2, 3)).cumsum(-1)
+
+
+# Torch's forward mode transposes the tangent of the tensor that these are views of.
+_IN_PLACE = {
+    "transpose_": lambda view: view.transpose_(0, 1),
+    "t_": lambda view: view.t_(),
+    "swapaxes_": lambda view: view.swapaxes_(0, 1),
+    "swapdims_": lambda view: view.swapdims_(0, 1),
+    "squeeze_": lambda view: view.unsqueeze(0).squeeze_(),
+    "squeeze_, dimension": lambda view: view.unsqueeze(0).squeeze_(0),
+    "squeeze_, dimensions": lambda view: view[None, None].squeeze_((0, 1)),
+    "unsqueeze_": lambda view: view.unsqueeze_(0),
+    "as_strided_": lambda view: view.as_strided_((3, 2), (1, 3)),
+}
+
+
+@pytest.mark.parametrize("name", _IN_PLACE)
+@pytest.mark.parametrize("jitted", [False, True])
+def test_views_changed_in_place(name: str, jitted: bool, backend: str, x64: None):
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = _columns_apart(x)
+        changed = _IN_PLACE[name](y.view(2, 3))
+        return _columns_apart(y), changed.sin()
+
+    x, dx = torch.linspace(-1, 1, 6, dtype=torch.float64).view(2, 3), torch.tensor([[1.0, 2, -1], [0.5, 3, -2]]).double()
+    f = jtbridge.wrap(fn)
+    run = jax.jit(lambda x, dx: jax.jvp(f, (x,), (dx,))[1]) if jitted else lambda x, dx: jax.jvp(f, (x,), (dx,))[1]
+    got = run(*jaxes([x, dx]))
+    for result, rows in zip(got, torch.autograd.functional.jacobian(fn, x), strict=True):
+        np.testing.assert_allclose(result, (rows * dx).sum((-2, -1)), rtol=1e-9, atol=1e-12)
+
+
 def test_cholesky_inverse_by_differences(backend: str, x64: None):
     f = jtbridge.wrap(lambda a: torch.cholesky_inverse(torch.linalg.cholesky(a)))
     tangent = np.random.default_rng(0).normal(size=(3, 3))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from jtbridge.core.array_types import Tensors
-from jtbridge.transforms import LARGEST_JACOBIAN, Vjp
+from jtbridge.transforms import LARGEST_JACOBIAN, Vjp, have_nan
 
 from ._graph import AutogradGraph
 
@@ -35,7 +35,11 @@ def product_by_rows(
         for factor in (1, 1j) if y.is_complex() else (1,):
             units = factor * torch.eye(y.numel(), dtype=y.dtype, device=y.device).reshape(-1, *y.shape)
             zeros = [other.new_zeros(()).expand(len(units), *other.shape) for other in outputs]
-            rows = graph.pull([*zeros[:position], units, *zeros[position + 1 :]], of, (0,), create_graph=False)
+            cotangents = [*zeros[:position], units, *zeros[position + 1 :]]
+            rows = graph.pull(cotangents, of, (0,), create_graph=False)
+            if have_nan(rows):  # torch has other formulas for batches, which may divide zero by zero
+                each = [graph.pull(unit, of, (), create_graph=False) for unit in zip(*cotangents, strict=True)]
+                rows = [torch.stack(row) for row in zip(*each, strict=True)]
             parts.append(sum(torch.real(_contracted(row, dx)) for row, dx in zip(rows, directions, strict=True)))
         result = torch.complex(parts[0], -parts[1]) if y.is_complex() else parts[0]
         result = result.reshape((*y.shape, *sizes))

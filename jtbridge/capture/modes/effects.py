@@ -38,6 +38,8 @@ from .exceptions import refuse_higher_order
 _UNBATCHABLE = frozenset({torch.ops.aten.as_strided_scatter.default})
 
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+# Calls after which autograd may keep a tensor, and does not notice that it is written to.
+_UNWATCHED = (_DATA, torch.kron, torch.Tensor.kron)
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 # These operators turn a literal into a tensor: their argument is a new tensor, not a closed-over one.
@@ -47,8 +49,20 @@ _LIFTS = frozenset(
 
 
 # Torch's forward mode is wrong for these, without an error: triangular_solve takes the tangent of the half of a matrix
-# that it does not read for one that it reads, and cholesky_inverse's formula is wrong for every tangent (torch 2.13).
-_WRONG_FORWARD_MODE = frozenset({torch.ops.aten.cholesky_inverse.default, torch.ops.aten.triangular_solve.default})
+# that it does not read for one that it reads, cholesky_inverse's formula is wrong for every tangent, and a view that is
+# transposed in place transposes the tangent of the tensor that it is a view of (torch 2.13).
+_WRONG_FORWARD_MODE = frozenset(
+    {
+        torch.ops.aten.cholesky_inverse.default,
+        torch.ops.aten.triangular_solve.default,
+        *(
+            getattr(torch.ops.aten, name).default
+            for name in ("transpose_", "t_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_")
+        ),
+        torch.ops.aten.squeeze_.dim,
+        torch.ops.aten.squeeze_.dims,
+    }
+)
 # It is 0 for the reduction "prod".
 _SCATTER_REDUCE = frozenset({torch.ops.aten.scatter_reduce.two, torch.ops.aten.scatter_reduce_.two})
 _MOST_READS, _MOST_SECONDS = 5_000, 20.0  # reads of values, and seconds, in one run on example arguments
@@ -88,6 +102,8 @@ class EffectRecorder:
         self.switches_grad_mode = False
         self.inner_autograd = False
         self.uses_data = False
+        self.writes_unseen: str | None = None
+        self._unwatched: set[int] = set()  # storages
         self.uses_default_dtype = False
         self._default_dtypes = (torch.get_default_dtype(), torch.get_default_dtype().to_complex())
         self.sets_data = False
@@ -153,6 +169,10 @@ class EffectRecorder:
             self.switches_grad_mode = True
         if fn == _DATA:
             self.uses_data = True
+        if fn in _UNWATCHED:
+            for tensor in filter(torch.is_tensor, (*args, *kwargs.values())):
+                self._keep.append(tensor)
+                self._unwatched |= _storages(tensor)
         if fn == _SET_DATA:
             self._note_new_memory(args[0])
         if fn is torch.autograd.grad or fn is torch.Tensor.backward:
@@ -195,6 +215,8 @@ class EffectRecorder:
         for tensor in written_tensors(fn, args, kwargs):
             self._keep.append(tensor)
             self._written |= _storages(tensor)
+            if _storages(tensor) & self._unwatched:
+                self.writes_unseen = str(fn)
             if self._saved is not None:
                 self._saved.save(tensor)
             written_to = self._describe_if_closed_over(tensor) if self._refuse_write is not None else None

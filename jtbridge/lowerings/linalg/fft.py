@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,8 @@ import numpy as np
 
 from jtbridge.lowerings._common import axis_of, size_of
 from jtbridge.lowerings._registry import register_lowering
+
+from jtbridge.lowerings._row_major import row_major
 
 # The divisor for each of torch's normalization codes: 1, the square root of the number of elements, that number.
 _DIVISORS = {0: lambda n: 1.0, 1: math.sqrt, 2: float}
@@ -26,8 +29,13 @@ def _complex_transform(x: jax.Array, axes: Sequence[int], forward: bool) -> jax.
     if size_of(x) == 0:
         return x
     for axis in axes:
-        x = jnp.fft.fft(x, axis=axis) if forward else jnp.fft.ifft(x, axis=axis, norm="forward")
+        x = _along(x, axis, jnp.fft.fft if forward else functools.partial(jnp.fft.ifft, norm="forward"))
     return x
+
+
+def _along(x: jax.Array, axis: int, transform: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """Return the transform along one axis; `transform` works along the last one."""
+    return jnp.moveaxis(row_major(transform(jnp.moveaxis(x, axis, -1))), -1, axis)
 
 
 def _count(x: jax.Array, axes: Sequence[int]) -> int:
@@ -50,7 +58,7 @@ def _r2c(x: jax.Array, dim: Sequence[int], normalization: int, onesided: bool) -
     if size_of(x) == 0:
         shape = [n // 2 + 1 if i == axes[-1] else n for i, n in enumerate(x.shape)]
         return jnp.zeros(shape, np.complex128 if x.dtype == np.float64 else np.complex64)
-    y = _complex_transform(jnp.fft.rfft(x, axis=axes[-1]), axes[:-1], True)
+    y = _complex_transform(_along(x, axes[-1], jnp.fft.rfft), axes[:-1], True)
     return _scaled(y, count, normalization)
 
 
@@ -61,5 +69,5 @@ def _c2r(x: jax.Array, dim: Sequence[int], normalization: int, last_dim_size: in
     if math.prod(shape) == 0 or size_of(x) == 0:
         return jnp.zeros(shape, x.real.dtype)
     y = _complex_transform(x, axes[:-1], False)
-    y = jnp.fft.irfft(y, n=last_dim_size, axis=axes[-1], norm="forward")
+    y = _along(y, axes[-1], functools.partial(jnp.fft.irfft, n=last_dim_size, norm="forward"))
     return _scaled(y, _count(y, axes), normalization)

@@ -12,6 +12,7 @@ from jtbridge.lowerings._common import axis_of
 from jtbridge.lowerings._registry import register_lowering
 
 from ._common import cast, positions
+from ._replace import replace_slice
 
 
 def _bounds(length: int, start: int | None, end: int | None, step: int) -> tuple[int, int, int]:
@@ -43,7 +44,7 @@ def _narrow_copy(x: jax.Array, dim: int, start: int, length: int) -> jax.Array:
 def _select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Array:
     axis = axis_of(dim, x.ndim)
     index = index + x.shape[axis] if index < 0 else index
-    return lax.dynamic_update_index_in_dim(x, cast(src, x.dtype), index, axis)
+    return replace_slice(x, lax.expand_dims(cast(src, x.dtype), (axis,)), index, axis)
 
 
 @register_lowering("slice_scatter")
@@ -57,7 +58,7 @@ def _slice_scatter(
     if count == 0:
         return x
     if step == 1:
-        return src if count == x.shape[axis] else lax.dynamic_update_slice_in_dim(x, src, first, axis)
+        return src if count == x.shape[axis] else replace_slice(x, src, first, axis)
     offset = positions(x.shape, axis) - first
     inside = (offset >= 0) & (offset % step == 0)
     return jnp.where(inside, _placed(src, x.shape[axis], first, step, axis), x)
