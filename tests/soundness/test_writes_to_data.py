@@ -89,9 +89,7 @@ def test_a_large_jacobian_is_refused():
         return y
 
     x = jnp.ones(20_000)
-    with pytest.raises(
-        jax.errors.JaxRuntimeError, match=r"DifferentiationError: `fn` has no forward mode: .*`\.data`"
-    ):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"DifferentiationError: `fn` has no forward mode: .*`\.data`"):
         jax.jit(lambda x: jax.jvp(jtbridge.wrap(fn, backend="dlpack"), (x,), (x,))[1])(x)
 
 

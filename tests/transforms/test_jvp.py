@@ -164,7 +164,7 @@ def test_tangents_of_the_whole_matrix(name: str, jitted: bool, backend: str, x64
 
 
 def _columns_apart(x: torch.Tensor) -> torch.Tensor:
-    return (x * torch.arange(6.0, dtype=x.dtype).view(2, 3)).cumsum(-1)
+    return (x * torch.arange(9.0, dtype=x.dtype).view(3, 3)).cumsum(-1)
 
 
 # Torch's forward mode transposes the tangent of the tensor that these are views of.
@@ -177,7 +177,7 @@ _IN_PLACE = {
     "squeeze_, dimension": lambda view: view.unsqueeze(0).squeeze_(0),
     "squeeze_, dimensions": lambda view: view[None, None].squeeze_((0, 1)),
     "unsqueeze_": lambda view: view.unsqueeze_(0),
-    "as_strided_": lambda view: view.as_strided_((3, 2), (1, 3)),
+    "as_strided_": lambda view: view.as_strided_((3, 3), (1, 3)),
 }
 
 
@@ -186,10 +186,11 @@ _IN_PLACE = {
 def test_views_changed_in_place(name: str, jitted: bool, backend: str, x64: None):
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = _columns_apart(x)
-        changed = _IN_PLACE[name](y.view(2, 3))
+        changed = _IN_PLACE[name](y[...].add_(1.28))
         return _columns_apart(y), changed.sin()
 
-    x, dx = torch.linspace(-1, 1, 6, dtype=torch.float64).view(2, 3), torch.tensor([[1.0, 2, -1], [0.5, 3, -2]]).double()
+    x = torch.linspace(-1, 1, 9, dtype=torch.float64).view(3, 3)
+    dx = torch.tensor([[1.0, 2.0, -1.0], [0.5, 3.0, -2.0], [4.0, -0.3, 0.7]], dtype=torch.float64)
     f = jtbridge.wrap(fn)
     run = jax.jit(lambda x, dx: jax.jvp(f, (x,), (dx,))[1]) if jitted else lambda x, dx: jax.jvp(f, (x,), (dx,))[1]
     got = run(*jaxes([x, dx]))

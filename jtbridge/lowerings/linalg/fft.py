@@ -12,7 +12,6 @@ import numpy as np
 
 from jtbridge.lowerings._common import axis_of, size_of
 from jtbridge.lowerings._registry import register_lowering
-
 from jtbridge.lowerings._row_major import row_major
 
 # The divisor for each of torch's normalization codes: 1, the square root of the number of elements, that number.
