@@ -26,6 +26,7 @@ from jtbridge.triton import intercepted_launches
 from jtbridge.triton.launches import late_scalars
 
 from ._attempts import REVISIONS, Attempt, GraphUse, Outcome, Revision, repeat
+from ._overlapping_writes import refuse_overlapping_writes
 from .chains import CallRecorder
 from .modes.branches import BranchOracle, traced_both_ways
 from .modes.closed_over import CudaAsCpuMode, may_be_on_gpu, with_closed_over
@@ -112,7 +113,7 @@ def _trace_one_way(
         CopiedTensors(),
     ):
         try:
-            module = trace_joint(_noted(fn, oracle, recorder, known), tensors)
+            module = trace_joint(_noted(fn, oracle, recorder, known), tensors, refuse_overlapping_writes)
         finally:
             keeps = known.materialize()
     module.meta["keeps"] = keeps

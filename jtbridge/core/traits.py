@@ -36,6 +36,7 @@ class AutogradTraits:
         breaks_inner_graph: the function takes gradients inside, and never with `create_graph=True`.
         fused_norm: an operator that torch differentiates wrongly beyond the first derivative, if any.
         wrong_forward_mode: an operator of which torch's forward mode is not the transpose of its gradient, if any.
+        overlapping_write: an operator that writes to a tensor of which several elements are one in memory, if any.
         runs_without_grad: the function gives the same result with gradient recording off, at less cost.
     """
 
@@ -46,6 +47,7 @@ class AutogradTraits:
     breaks_inner_graph: bool = False
     fused_norm: str | None = None
     wrong_forward_mode: str | None = None
+    overlapping_write: str | None = None
     runs_without_grad: bool = False
 
 

@@ -22,7 +22,7 @@ _UNDECLARED_WRITES: dict[str, tuple[int, tuple[int, ...]]] = {
 def written_tensors(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Return the arguments that an operator writes to."""
     written = []
-    for position, name in _written_arguments(fn):
+    for position, name in written_arguments(fn):
         value = kwargs.get(name, args[position] if position < len(args) else None)
         written += [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, torch.Tensor)]
     training, positions = _UNDECLARED_WRITES.get(schema_of(fn).name, (0, ()))
@@ -32,7 +32,7 @@ def written_tensors(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> list
 
 
 @functools.lru_cache(maxsize=4096)
-def _written_arguments(fn: OpOverload) -> tuple[tuple[int, str], ...]:
+def written_arguments(fn: OpOverload) -> tuple[tuple[int, str], ...]:
     """Return the position and name of each argument that an operator writes to by its schema."""
     return tuple(
         (position, argument.name)

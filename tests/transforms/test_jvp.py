@@ -254,8 +254,10 @@ def test_a_complex_result_from_the_rows_of_a_jacobian(x64: None):
     np.testing.assert_allclose(moved, [0, norm * (2 - 1j) + 1j * (0.5 * 2 - 3)], rtol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
 @pytest.mark.parametrize("jitted", [False, True])
-def test_a_gradient_that_only_real_tensors_have(jitted: bool, backend: str):
+@pytest.mark.parametrize("by", ["auto", "dlpack", "callback"])
+def test_a_gradient_that_only_real_tensors_have(jitted: bool, by: str):
     """On tensors without values torch's autograd cannot take the view again from its transposed base."""
 
     def fn(x):
@@ -265,7 +267,7 @@ def test_a_gradient_that_only_real_tensors_have(jitted: bool, backend: str):
         part[0] += 1
         return y
 
-    run = lambda x, dx: jax.jvp(jtbridge.wrap(fn), (x,), (dx,))[1]  # noqa: E731
+    run = lambda x, dx: jax.jvp(jtbridge.wrap(fn, backend=by), (x,), (dx,))[1]  # noqa: E731
     moved = (jax.jit(run) if jitted else run)(jnp.ones((3, 3)), jnp.arange(9.0).reshape(3, 3))
     np.testing.assert_array_equal(moved, np.arange(9.0).reshape(3, 3).T)
 

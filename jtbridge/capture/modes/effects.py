@@ -25,6 +25,7 @@ from jtbridge._compat import (
     storage_id,
 )
 from jtbridge.core import random_numbers
+from jtbridge.core.overlap import may_overlap
 from jtbridge.core.writes import written_tensors
 from jtbridge.state import WrittenValues
 from jtbridge.transforms import FUSED
@@ -95,6 +96,7 @@ class EffectRecorder:
         self._generators: list[torch.Generator] = []
         self.unbatchable: str | None = None
         self.wrong_forward_mode: str | None = None
+        self.overlapping_write: str | None = None
         self.fused_norm: str | None = None
         self.custom_operator: str | None = None
         self.launches: list[str] = []  # Triton kernels
@@ -217,6 +219,8 @@ class EffectRecorder:
             self._written |= _storages(tensor)
             if _storages(tensor) & self._unwatched:
                 self.writes_unseen = str(fn)
+            if torch.Tag.inplace_view not in fn.tags and may_overlap(tensor):
+                self.overlapping_write = str(fn)
             if self._saved is not None:
                 self._saved.save(tensor)
             written_to = self._describe_if_closed_over(tensor) if self._refuse_write is not None else None

@@ -1,0 +1,69 @@
+"""Writes to tensors of which several elements are one in memory."""
+
+from __future__ import annotations
+
+from operator import getitem
+from typing import Any, cast
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from jtbridge._compat import OpOverload, schema_of
+from jtbridge.core.overlap import may_overlap
+from jtbridge.core.writes import written_arguments
+from jtbridge.errors import TranslationError
+
+
+def refuse_overlapping_writes(graph: fx.Graph) -> None:
+    """Refuse a graph that writes through a view of which several elements are one in memory.
+
+    Torch makes such a write functional by a sum over these elements, less the old value for each but one. That is wrong
+    if more than one was written, and inexact otherwise.
+
+    Raises:
+        TranslationError: there is such a write.
+    """
+    for node in graph.nodes:
+        if not isinstance(node.target, OpOverload):
+            continue
+        for position, name in written_arguments(node.target):
+            written: list[fx.Node] = []
+            map_arg(_argument(node, position, name), written.append)
+            view = next(filter(None, map(_overlapping_view, written)), None)
+            if view is not None:
+                raise TranslationError(
+                    f"`{node.target}` writes to the result of `{view.target}`, of which several elements are one in "
+                    "memory, and this cannot be translated. Write to a `clone()` of it"
+                )
+
+
+def _overlapping_view(node: fx.Node) -> fx.Node | None:
+    """Return the nearest view with overlapping elements, among a node and the nodes that it is a view of, or None."""
+    current: fx.Node | None = node
+    while current is not None:
+        value = current.meta.get("val")
+        if isinstance(value, torch.Tensor) and may_overlap(value):
+            return current
+        current = _viewed(current)
+    return None
+
+
+def _viewed(node: fx.Node) -> fx.Node | None:
+    """Return the node in whose memory the result of a node lies, or None if the result has memory of its own."""
+    if node.target is getitem:
+        return cast(fx.Node, node.args[0])
+    if not isinstance(node.target, OpOverload):
+        return None
+    schema = schema_of(node.target)
+    if all(returned.alias_info is None for returned in schema.returns):
+        return None
+    for position, argument in enumerate(schema.arguments):
+        value = _argument(node, position, argument.name)
+        if argument.alias_info is not None and isinstance(value, fx.Node):
+            return value
+    return None
+
+
+def _argument(node: fx.Node, position: int, name: str) -> Any:
+    return node.kwargs.get(name, node.args[position] if position < len(node.args) else None)
