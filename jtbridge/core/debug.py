@@ -29,20 +29,25 @@ def without_debug_switches() -> Iterator[None]:
         yield
 
 
-def check_results(name: str, results: Sequence[jax.Array]) -> None:
-    """Check the results of the torch function `name` for NaNs and infinities, as far as JAX's switches are on.
+def check_results(name: str, results: Sequence[jax.Array], kind: str = "a torch function") -> None:
+    """Check the results of a function for NaNs and infinities, as far as JAX's switches are on.
+
+    Args:
+        name: the name of the function in the error message.
+        results: the results.
+        kind: what the function is, in the error message.
 
     Raises:
         FloatingPointError: a result holds a NaN or an infinity, and the switch for it is on.
     """
-    for kind, has_any in wanted_checks().items():
+    for value, has_any in wanted_checks().items():
         for number, array in enumerate(results):
             if not jnp.issubdtype(array.dtype, jnp.inexact):
                 continue
             if any(np.any(has_any(np.asarray(shard.data))) for shard in array.addressable_shards):
                 raise FloatingPointError(
-                    f"invalid value ({kind}) encountered in result {number} "
-                    f"({array.dtype}{list(array.shape)}) of {name}, a torch function"
+                    f"invalid value ({value}) encountered in result {number} "
+                    f"({array.dtype}{list(array.shape)}) of {name}, {kind}"
                 )
 
 

@@ -15,6 +15,7 @@ from jax.interpreters import ad, batching, mlir
 from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 
 from . import _proofs, _proving
+from ._eager import run_compiled
 from ._launch import interpreting
 from ._manual import as_varying, bind, lower_plainly
 
@@ -88,6 +89,33 @@ def leading(shared: Sequence[int] = ()) -> BatchingRule:
     return batching_rule
 
 
+def grouped(shared: Sequence[int]) -> BatchingRule:
+    """Return the batching rule of primitives whose arguments and results begin with an axis of groups.
+
+    A batch of `b` elements becomes `b` times as many groups. The arguments whose indices are in `shared` may have a
+    group axis of size 1, which stands for all groups; if one of them is batched or has more groups, each of them is
+    expanded to all groups. Results, gradients of shared arguments too, have all groups.
+    """
+
+    def batching_rule(
+        primitive: KernelPrimitive, batched: Sequence[bool], arrays: Sequence[jax.Array]
+    ) -> Sequence[jax.Array]:
+        size = next(x.shape[0] for b, x in zip(batched, arrays, strict=True) if b)
+        groups = max(x.shape[b] for b, x in zip(batched, arrays, strict=True))
+        one = not any(batched[i] or arrays[i].shape[0] > 1 for i in shared)
+
+        def merged(i: int, b: bool, x: jax.Array) -> jax.Array:
+            if one and i in shared:
+                return x
+            inner = x.shape[b + 1 :]
+            return jnp.broadcast_to(x if b else x[None], (size, groups, *inner)).reshape(size * groups, *inner)
+
+        results = primitive(*(merged(i, b, x) for i, (b, x) in enumerate(zip(batched, arrays, strict=True))))
+        return [y.reshape(size, groups, *y.shape[1:]) for y in results]
+
+    return batching_rule
+
+
 kernel_primitive_p = Primitive("kernel_primitive")
 kernel_primitive_p.multiple_results = True
 
@@ -97,7 +125,7 @@ def _impl(*arrays: Any, fn: KernelPrimitive) -> list[jax.Array]:
     observe = _proving.observer()
     if observe is not None:
         return list(observe(fn, arrays))
-    return jax.jit(lambda *xs: kernel_primitive_p.bind(*xs, fn=fn))(*arrays)
+    return run_compiled(kernel_primitive_p, fn.name, *arrays, fn=fn)
 
 
 @kernel_primitive_p.def_abstract_eval

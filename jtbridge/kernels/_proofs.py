@@ -156,8 +156,13 @@ def only(names: frozenset[str]) -> Iterator[None]:
 
 def is_replaced(name: str) -> bool:
     """Return whether a kernel is replaced by its reference: see :func:`only`."""
-    names = _ONLY.get()
+    names = kernels_in_use()
     return names is not None and name not in names
+
+
+def kernels_in_use() -> frozenset[str] | None:
+    """Return the names of the kernels that are not replaced: see :func:`only`. None means all."""
+    return _ONLY.get()
 
 
 def _read(path: Path, wanted: Mapping[str, str]) -> Record | None:

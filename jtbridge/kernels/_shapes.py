@@ -1,4 +1,4 @@
-"""Helpers that the kernels share: checks of dtypes, sizes of grids and blocks, and a batching rule for groups."""
+"""Helpers that the kernels share: checks of dtypes, sizes of grids and blocks, and rounding."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from ._primitive import BatchingRule, KernelPrimitive
 
 FLOATS = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
 
@@ -51,33 +49,6 @@ def warps(block: int) -> int:
 def accumulated(x: jax.Array) -> np.dtype:
     """Return the dtype in which sums over a floating-point array are accumulated: float32, or float64 for float64."""
     return np.dtype("float64" if x.dtype == np.dtype("float64") else "float32")
-
-
-def grouped(shared: Sequence[int]) -> BatchingRule:
-    """Return the batching rule of primitives whose arguments and results begin with an axis of groups.
-
-    A batch of `b` elements becomes `b` times as many groups. The arguments whose indices are in `shared` may have a
-    group axis of size 1, which stands for all groups; if one of them is batched or has more groups, each of them is
-    expanded to all groups. Results, gradients of shared arguments too, have all groups.
-    """
-
-    def batching_rule(
-        primitive: KernelPrimitive, batched: Sequence[bool], arrays: Sequence[jax.Array]
-    ) -> Sequence[jax.Array]:
-        size = next(x.shape[0] for b, x in zip(batched, arrays, strict=True) if b)
-        groups = max(x.shape[b] for b, x in zip(batched, arrays, strict=True))
-        one = not any(batched[i] or arrays[i].shape[0] > 1 for i in shared)
-
-        def merged(i: int, b: bool, x: jax.Array) -> jax.Array:
-            if one and i in shared:
-                return x
-            inner = x.shape[b + 1 :]
-            return jnp.broadcast_to(x if b else x[None], (size, groups, *inner)).reshape(size * groups, *inner)
-
-        results = primitive(*(merged(i, b, x) for i, (b, x) in enumerate(zip(batched, arrays, strict=True))))
-        return [y.reshape(size, groups, *y.shape[1:]) for y in results]
-
-    return batching_rule
 
 
 def to_precision(y: jax.Array, dtype: jnp.dtype) -> jax.Array:

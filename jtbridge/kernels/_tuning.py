@@ -40,6 +40,8 @@ _FOLDER: contextvars.ContextVar[Path | None] = contextvars.ContextVar("jtbridge_
 # From the digest of a key to the configuration that was read or timed; None: no usable file. There are no more entries
 # than there are kernels and sizes in the programs of the process.
 _FOUND: dict[str, Any] = {}
+# How many keys were tuned in this process, after programs may have been lowered with the default.
+_TUNED_KEYS = 0
 _LOCK = threading.RLock()
 
 
@@ -55,6 +57,14 @@ def settings(tune: bool | None, folder: str | os.PathLike[str] | None) -> Iterat
     finally:
         for variable, token in tokens:
             variable.reset(token)
+
+
+def program_key() -> int | None:
+    """Return a value that differs if a program with kernels, lowered now, may get other configurations than before.
+
+    None stands for any program that is lowered while tuning is on: it has the configurations that were found.
+    """
+    return None if _TUNE.get() else _TUNED_KEYS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +147,7 @@ def chosen(
 
 def _tuned(path: Path, key: Problem, candidates: Sequence[C], milliseconds: Callable[[C], float | str]) -> C | None:
     """Time the candidates, write the fastest to a file and return it; None, with a warning, if none could be timed."""
+    global _TUNED_KEYS
     reason = _timing.why_not()
     if jax.process_count() > 1:
         reason = "a program of several processes reads what was tuned before, and tunes nothing"
@@ -149,6 +160,7 @@ def _tuned(path: Path, key: Problem, candidates: Sequence[C], milliseconds: Call
     # Another process may have written a result meanwhile. This process takes that result, as all later ones do.
     found = _read(path, key, candidates) or min(timed, key=timed.__getitem__)
     _write(path, key, found, times)
+    _TUNED_KEYS += 1
     return found
 
 

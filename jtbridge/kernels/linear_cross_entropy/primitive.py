@@ -22,6 +22,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jtbridge._compat import call_aval
 from jtbridge.kernels import _manual
+from jtbridge.kernels._eager import run_compiled
 from jtbridge.kernels._linear import linear
 
 from . import chunks
@@ -55,7 +56,7 @@ def _compute(*arrays: Any, summed: bool, options: Options) -> list[jax.Array]:
 
 @linear_cross_entropy_p.def_impl
 def _impl(*arrays: Any, summed: bool, options: Options) -> jax.Array:
-    return jax.jit(lambda *xs: linear_cross_entropy_p.bind(*xs, summed=summed, options=options))(*arrays)
+    return run_compiled(linear_cross_entropy_p, "linear_cross_entropy", *arrays, summed=summed, options=options)
 
 
 @linear_cross_entropy_p.def_abstract_eval

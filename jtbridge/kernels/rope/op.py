@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jtbridge.kernels._differentiable import DifferentiableKernel
-from jtbridge.kernels._primitive import KernelPrimitive
-from jtbridge.kernels._shapes import FLOATS, check_floating, grouped, next_power_of_2, unsupported_dtype
+from jtbridge.kernels._primitive import KernelPrimitive, grouped
+from jtbridge.kernels._shapes import FLOATS, check_floating, next_power_of_2, unsupported_dtype
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
