@@ -6,6 +6,7 @@ jax-triton passes the inputs, then the results, then the constants.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import linecache
 import types
@@ -146,12 +147,31 @@ _SUFFIX = "__of_kernel"
 
 
 def adapter_kernel(function: Any, parameters: AdapterSignature) -> Any:
-    """Return a kernel of the same name that has the signature `parameters` and calls `function`."""
+    """Return a kernel of the same name that has the signature `parameters` and calls `function`.
+
+    jax-triton compiles a kernel object once. Launches with the same adapter get the same object, so that a second
+    program does not compile the user's kernel again.
+    """
+    return _made(function, function.cache_key, _global_values(function), parameters.source(function.__name__))
+
+
+def _global_values(function: Any) -> tuple[tuple[str, str], ...]:
+    """Return the names and values of the global variables that a kernel uses, and the functions that it calls.
+
+    They are part of the compiled code. Triton lists them when it computes the function's `cache_key`.
+    """
+    used = function.used_global_vals.items()
+    return tuple((name, repr(scope.get(name))) for (name, _), (_, scope) in used)
+
+
+@functools.lru_cache(maxsize=256)
+def _made(function: Any, key: str, global_values: tuple[tuple[str, str], ...], source: str) -> Any:
+    """Return the kernel of :func:`adapter_kernel`. A function is equal to itself alone."""
+    del key, global_values
     import triton
     import triton.language as tl
 
     name = function.__name__
-    source = parameters.source(name)
     # Triton reads the source of a kernel with `inspect`, which finds code without a file in `linecache`.
     file = f"<launch of {name} {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
