@@ -3,11 +3,12 @@
 Triton launches a candidate on torch's tensors and torch's stream. There ``triton.testing.do_bench`` records its events
 and clears the second-level cache. A candidate is not timed as a jitted JAX call: XLA launches on a stream of its own,
 so that the events would measure how long the host waited, not how long the kernel ran. The compiled code is the same,
-because jax-triton compiles a kernel with Triton's compiler too.
+because jax-triton compiles a kernel with Triton's compiler too, and gets the same options.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import jax
 import numpy as np
 
 from jtbridge.core.dtypes import torch_dtype
+from jtbridge.triton import COMPILER_OPTIONS
 
 _DEVICE = "cuda"
 
@@ -44,14 +46,29 @@ def milliseconds(
     import torch
     from triton.errors import TritonError
 
-    options = {**constants, "num_warps": num_warps, "num_stages": num_stages}
+    options = {**constants, "num_warps": num_warps, "num_stages": num_stages, **COMPILER_OPTIONS}
     try:
+        wait_for_device()
         return _median(kernel[grid], operands, out_types, options)
     except (TritonError, RuntimeError) as error:  # from Triton's compiler, the driver, or torch when out of memory
         lines = str(error).strip().splitlines()
         return f"{type(error).__name__}: {lines[0] if lines else ''}"
     finally:
         torch.cuda.empty_cache()  # JAX shares the GPU and may need the memory
+
+
+def wait_for_device() -> None:
+    """Wait until the GPU is idle, so that a timed kernel does not share it with a program that JAX has started.
+
+    JAX may not have handed over all programs yet: the arrays that they compute tell when they are done. An error of
+    such a program is for the reader of the array. Then torch waits for everything on the GPU, on whatever stream.
+    """
+    import torch
+
+    for array in jax.live_arrays():
+        with contextlib.suppress(RuntimeError):
+            array.block_until_ready()
+    torch.cuda.synchronize()
 
 
 def _median(

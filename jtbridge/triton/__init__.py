@@ -12,4 +12,5 @@ from ._interception import intercepted_launches as intercepted_launches
 from ._interception import with_intercepted_launches as with_intercepted_launches
 from ._interpreter import LANGUAGE_LOCK as LANGUAGE_LOCK
 from ._interpreter import fixed_interpreter as fixed_interpreter
+from ._ir import COMPILER_OPTIONS as COMPILER_OPTIONS
 from ._versions import unsupported_reason as unsupported_reason

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from ._ir import jit_function
+from ._ir import COMPILER_OPTIONS, jit_function
 from ._versions import import_jax_triton, passes_aliases_twice
 
 
@@ -35,8 +35,6 @@ def triton_call(
         options: `num_warps`, `num_stages` and `num_ctas`.
     """
     name = jit_function(kernel).__name__
-    # Triton's default up to 3.9; later versions announce another default.
-    fusion: dict[str, Any] = {"enable_fp_fusion": True}
     with jax.named_scope(name), warnings.catch_warnings():
         # jax-triton 0.4 asks for `jax.Ref`s instead, which cannot be made while a program is lowered.
         warnings.filterwarnings("ignore", "input_output_aliases is deprecated", DeprecationWarning)
@@ -46,7 +44,7 @@ def triton_call(
             grid=grid,
             name=name,
             **_result_arguments(operands, out_types, aliases or {}),
-            **(fusion if passes_aliases_twice() else {"backend_options": fusion}),
+            **(COMPILER_OPTIONS if passes_aliases_twice() else {"backend_options": COMPILER_OPTIONS}),
             **options,
             **constants,
         )

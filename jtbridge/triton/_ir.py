@@ -26,6 +26,9 @@ TRITON_TYPES = {
     torch.uint64: "u64",
 }
 
+# Options with which every kernel is compiled. Triton announces that it will not fuse products and sums by default.
+COMPILER_OPTIONS: Mapping[str, Any] = {"enable_fp_fusion": True}
+
 # For the name of each scalar type in a signature, its name in `triton.language`.
 LANGUAGE_TYPES = {
     "u1": "int1",
@@ -79,7 +82,7 @@ def kernel_ir(function: Any, arguments: Mapping[str, Any]) -> str:
     source = ASTSource(function, signature, constants)
     target = GPUTarget("cuda", 90, 32)
     backend: Any = make_backend(target)
-    options = backend.parse_options({"enable_fp_fusion": True, **source.parse_options()})
+    options = backend.parse_options({**COMPILER_OPTIONS, **source.parse_options()})
     # The first stage of `triton.compile`, which cannot stop there. The other stages take ten times as long.
     context, stages = ir.context(), {}
     ir.load_dialects(context)

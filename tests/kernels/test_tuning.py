@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jtbridge.errors import TuningWarning
 from jtbridge.kernels import _chip, _timing, _tuning, matmul
 from jtbridge.kernels._chip import Chip
 from jtbridge.kernels.matmul.configurations import CONFIGURATIONS, choose
+from jtbridge.triton import COMPILER_OPTIONS
 
 from .harness import another_process, launches, needs_compiler, needs_interpreter, needs_triton, normal
 
@@ -276,6 +278,7 @@ def test_what_is_timed_is_the_launch(monkeypatch):
     made = []
     make = _timing._made_up
     monkeypatch.setattr(_timing, "_DEVICE", "cpu")
+    monkeypatch.setattr(_timing, "wait_for_device", lambda: None)
     monkeypatch.setattr(_timing, "_made_up", lambda x: made.append(make(x)) or made[-1])
     monkeypatch.setattr(triton.testing, "do_bench", once)
     a, b = jax.ShapeDtypeStruct((20, 30), "float32"), jax.ShapeDtypeStruct((30, 40), "float32")
@@ -292,6 +295,38 @@ def test_what_is_timed_is_the_launch(monkeypatch):
     monkeypatch.setattr(triton.testing, "do_bench", fails)
     found = _timing.milliseconds(matmul_forward, [a, b, b], out_types=out, **how)
     assert found == "TritonError: out of resource: shared memory"
+
+
+class Broken:
+    """An array whose program failed."""
+
+    def block_until_ready(self):
+        raise RuntimeError("of somebody else")
+
+
+def test_timed_on_an_idle_gpu_with_the_options_of_programs(monkeypatch):
+    import torch
+    import triton.testing
+
+    events: list[Any] = []
+
+    class Running:
+        def block_until_ready(self):
+            events.append("JAX's array")
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *given, **options: events.append(options)
+
+    monkeypatch.setattr(jax, "live_arrays", lambda: [Broken(), Running()])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("every stream"))
+    monkeypatch.setattr(triton.testing, "do_bench", lambda run, **_: run() or 0.5)
+    how = {"grid": (1,), "constants": {"n": 3}, "num_warps": 2, "num_stages": 3}
+    for _ in range(2):
+        assert _timing.milliseconds(Kernel(), [], out_types=[], **how) == 0.5
+    options = {"n": 3, "num_warps": 2, "num_stages": 3, "enable_fp_fusion": True}
+    assert events == ["JAX's array", "every stream", options] * 2
+    assert options.items() >= COMPILER_OPTIONS.items()
 
 
 @pytest.mark.gpu
