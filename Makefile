@@ -23,6 +23,8 @@
 #   make bench-operators         single operators in torch, in XLA and as islands; ARGS="--only sort --write" stores them
 #   make test-gpu                the proof of the kernels, then the tests of kernels and of zero-copy calls, run by a GPU;
 #                                VENV=.venv-gpu CUDA=cuda12 installs what it needs beside .venv
+#   make test-gpu VENV=.venv-gpu PYTHON=python3.12 TORCH=torch==2.11.0 JAX=jax==0.11.2 TRITON=triton==3.6.0
+#                                the same with other versions; its first line prints those that it runs
 #   make bench-gpu               the kernels beside XLA, torch and Liger-Kernel on a GPU; ARGS="--only attention"
 #   make test PY=python3         with an interpreter that has everything already; installs nothing
 #   make test LINT= VENV=.venv-new PYTHON=python3.13 TORCH=torch==2.15.0 JAX=jax==0.12.0.1    (other versions)
@@ -39,9 +41,8 @@ JAX ?= jax==0.10.2
 TRITON ?= triton==3.9.0
 JAX_TRITON ?= jax-triton==0.3.1
 JOBS ?= $(shell nproc 2> /dev/null | awk '{print $$1 < 8 ? $$1 : 8}' || echo 2)
-# Of JAX for a GPU, and a Triton whose PTX the assembler of CUDA 12 takes, as that of 3.9 is not.
+# Of JAX for a GPU.
 CUDA ?= cuda12
-GPU_TRITON ?= triton==3.6.0
 LINT ?= lint
 ARGS ?=
 
@@ -120,7 +121,6 @@ $(VENV)/.kernels: $(VENV)/.test
 
 $(VENV)/.gpu: $(VENV)/.kernels
 	$(pip) 'jax[$(CUDA)]==$(lastword $(subst ==, ,$(JAX)))' -c $(constraints)
-	$(pip) --no-deps '$(GPU_TRITON)'
 	touch $@
 
 setup: $(test-deps) $(examples-deps) $(bench-deps)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Callable
 
@@ -13,7 +14,8 @@ import torch
 
 import jtbridge
 from jtbridge.diagnosis import ProofReport
-from jtbridge.triton import unsupported_reason
+from jtbridge.diagnosis._requirements import version_of
+from jtbridge.triton import jax_assembler, unsupported_reason
 
 
 def obstacle() -> str | None:
@@ -26,12 +28,21 @@ def obstacle() -> str | None:
     return None if torch.cuda.is_available() else "this torch has no GPU"
 
 
+def versions() -> str:
+    """What this process runs, one line: its Python, its packages, and the assembler of its kernels."""
+    packages = ("jax", "jaxlib", "torch", "triton", "jax-triton")
+    found = [f"{name} {version_of(name)}" for name in packages]
+    cuda = torch.version.cuda or torch.version.hip
+    return ", ".join([f"Python {platform.python_version()}", *found, f"torch for {cuda}", f"ptxas {jax_assembler()}"])
+
+
 def main(prove: Callable[[], ProofReport] = jtbridge.prove) -> int:
     """Return the exit status: 0 if every kernel is right."""
     reason = obstacle()
     if reason is not None:
         sys.stderr.write(f"No kernel runs on a GPU here: {reason}.\n")
         return 1
+    sys.stdout.write(f"{versions()}\n")
     report = prove()
     sys.stdout.write(f"{report}\n")
     return 0 if report.proven and not report.failed else 1

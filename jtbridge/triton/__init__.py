@@ -7,6 +7,7 @@ Triton's private functions are used in this folder alone. Tried on triton 3.6, 3
 triton 3.7 to 3.9 with jax-triton 0.4.1.
 """
 
+from ._assembler import jax_assembler as jax_assembler
 from ._call import triton_call as triton_call
 from ._interception import intercepted_launches as intercepted_launches
 from ._interception import with_intercepted_launches as with_intercepted_launches

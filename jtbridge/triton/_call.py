@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
+from ._assembler import ptx_version
 from ._ir import COMPILER_OPTIONS, jit_function
-from ._versions import import_jax_triton, passes_aliases_twice
+from ._versions import compute_capability, import_jax_triton, passes_aliases_twice
 
 
 def triton_call(
@@ -38,16 +42,63 @@ def triton_call(
     with jax.named_scope(name), warnings.catch_warnings():
         # jax-triton 0.4 asks for `jax.Ref`s instead, which cannot be made while a program is lowered.
         warnings.filterwarnings("ignore", "input_output_aliases is deprecated", DeprecationWarning)
-        return import_jax_triton().triton_call(
-            *operands,
+        call = functools.partial(
+            import_jax_triton().triton_call,
             kernel=kernel,
             grid=grid,
             name=name,
             **_result_arguments(operands, out_types, aliases or {}),
-            **(COMPILER_OPTIONS if passes_aliases_twice() else {"backend_options": COMPILER_OPTIONS}),
             **options,
             **constants,
         )
+        if not passes_aliases_twice():
+            return call(*operands, backend_options={**COMPILER_OPTIONS, **_ptx_option()})
+        return _call_for_assembler(functools.partial(call, **COMPILER_OPTIONS), operands)
+
+
+def _ptx_option() -> dict[str, int]:
+    """Return the option of Triton's compiler for the version of PTX. The compiler for AMD ignores it."""
+    try:
+        version = ptx_version(compute_capability())
+    except RuntimeError:  # jaxlib sees no GPU: jax-triton finds out for which one it compiles
+        return {}
+    return {} if version is None else {"ptx_version": version}
+
+
+def _call_for_assembler(call: Callable[..., Any], operands: Sequence[Any]) -> list[jax.Array]:
+    """Return the results of a call of jax-triton 0.3, which has no argument for the version of PTX.
+
+    The call's primitive is exchanged for one that jax-triton lowers by another compiler.
+    """
+    arrays = [x for x in operands if not isinstance(x, bool | int | float)]
+
+    def of_arrays(*given: Any) -> Any:
+        left = iter(given)
+        return call(*(x if isinstance(x, bool | int | float) else next(left) for x in operands))
+
+    (equation,) = jax.make_jaxpr(of_arrays)(*arrays).eqns
+    return _kernel_call_p().bind(*arrays, **equation.params)
+
+
+@functools.cache
+def _kernel_call_p() -> Primitive:
+    """Return a primitive like that of jax-triton 0.3, whose kernels are compiled to PTX that JAX's assembler takes."""
+    library = import_jax_triton().triton_lib
+
+    class Backend(library.cb.CUDABackend):
+        def parse_options(self, opts: dict[str, Any]) -> Any:
+            return super().parse_options({**opts, "ptx_version": ptx_version(self.target.arch)})
+
+    def backend(device: int, capability: int) -> Any:
+        return Backend(library.get_cuda_backend(device, capability).target)
+
+    primitive = Primitive("triton_kernel_call")
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(library.triton_kernel_call_abstract_eval)
+    for platform, of_platform in (("cuda", backend), ("rocm", library.get_hip_backend)):
+        lower = functools.partial(library.triton_kernel_call_lowering, of_platform)
+        mlir.register_lowering(primitive, lower, platform=platform)
+    return primitive
 
 
 def _result_arguments(

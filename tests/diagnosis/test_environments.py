@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import jtbridge
+from jtbridge import triton
 from jtbridge.diagnosis import _machine, _requirements
 from jtbridge.diagnosis.checks import caches, environment, libraries, versions
 from jtbridge.triton import _versions
@@ -187,13 +188,16 @@ def test_float16_products_are_tried(prelude, only):
     assert found.fix == "Use another version of torch."
 
 
-def test_triton_that_jaxs_assembler_is_too_old_for(installed, monkeypatch):
-    installed |= {"triton": "3.9.0", "jax-cuda12-plugin": "0.10.2"}
+@needs_triton
+def test_jaxs_assembler(monkeypatch):
     monkeypatch.setattr(versions, "nvidia_driver", lambda: "550.54")
     status, text, fix = found_by(versions._jax_triton)["triton and CUDA"]
+    assert (status, Path(text).name, fix) == ("ok", "ptxas", "")
+    monkeypatch.setattr(triton, "jax_assembler", lambda: None)
+    status, text, fix = found_by(versions._jax_triton)["triton and CUDA"]
     assert status == "warning"
-    assert "emits PTX 9.4 for compute capability 9.0 and above, which the assembler of CUDA 12.9 refuses" in text
-    assert "triton==3.6.0 jax-triton==0.3.1" in fix
+    assert text == "JAX finds no `ptxas`, with which it assembles Triton kernels"
+    assert "jax[cuda12]" in fix
 
 
 def test_a_torch_without_the_device(monkeypatch):

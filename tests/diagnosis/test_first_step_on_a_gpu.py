@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import platform
 import re
 import subprocess
 import sys
@@ -49,7 +50,9 @@ def test_it_fails_without_triton_or_torchs_gpu(monkeypatch, capsys):
 @pytest.mark.usefixtures("gpu")
 def test_it_is_the_proof(capsys):
     assert tests.gpu.main(lambda: report(("a", "b"))) == 0
-    assert "a chip: 2 kernels proven, 0 failed" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "a chip: 2 kernels proven, 0 failed" in out
+    assert f"Python {platform.python_version()}, jax {jax.__version__}, jaxlib " in out
     assert tests.gpu.main(lambda: report(("a",), b="killed by SIGSEGV")) == 1
     assert tests.gpu.main(lambda: report(())) == 1
 

@@ -1,24 +1,42 @@
-"""PTX of the kernels, assembled by the assembler that XLA uses: the one of the wheels that JAX requires."""
+"""PTX of kernels as jax-triton compiles it for JAX programs, assembled by the assemblers of the wheels of JAX."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
-from .harness import ARCHITECTURES, launches, made_for, needs_compiler, needs_triton
+import jtbridge
+from jtbridge.triton import _assembler
+from jtbridge.triton.launches import _adapter
+
+from .harness import ARCHITECTURES, needs_compiler, needs_triton, pretending
 from .test_amd import KERNELS
 
-pytestmark = [needs_triton, needs_compiler]
+pytestmark = [needs_triton, needs_compiler, pytest.mark.cpu]
 
-# Of jax[cuda12] and jax[cuda13].
-WHEELS = ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvcc")
+# Of jax[cuda12] and jax[cuda13], and the version of PTX that each takes.
+WHEELS = {"nvidia-cuda-nvcc-cu12": "8.8", "nvidia-cuda-nvcc": "9.5"}
 
 
-def assembler(wheel: str) -> Path:
+@pytest.fixture(params=WHEELS)
+def wheel(request, monkeypatch) -> Iterator[str]:
+    """A wheel whose assembler JAX finds."""
+    tool = assembler_of(request.param)
+    monkeypatch.setattr(_assembler, "jax_assembler", lambda: tool)
+    _assembler.ptx_version.cache_clear()
+    yield request.param
+    _assembler.ptx_version.cache_clear()
+
+
+def assembler_of(wheel: str) -> Path:
     """The program `ptxas` of a wheel."""
     try:
         files = importlib.metadata.files(wheel) or []
@@ -29,33 +47,115 @@ def assembler(wheel: str) -> Path:
     return found
 
 
-def is_too_new(wheel: str, architecture: int) -> bool:
-    """Whether Triton emits PTX for an architecture that an assembler does not know: 9.4, where CUDA 12.9 knows 8.8."""
-    import triton
+def ptx_of(fn: Callable[..., Any], *args: Any, architecture: int) -> list[str]:
+    """The PTX of the kernels of a function's program, compiled anew."""
+    from jax_triton import triton_lib
 
-    version = tuple(map(int, triton.__version__.split(".")[:2]))
-    return version >= (3, 9) and wheel.endswith("-cu12") and architecture >= 90
+    texts: list[str] = []
+    compile_ttir = triton_lib.compile_ttir_inplace
+
+    def record(*given: Any) -> Any:
+        made = compile_ttir(*given)
+        texts.append(made.binary)
+        return made
+
+    _adapter._made.cache_clear()
+    with pytest.MonkeyPatch.context() as patch, pretending(architecture):
+        patch.setattr(triton_lib, "compile_ttir_inplace", record)
+        if hasattr(triton_lib, "_COMPILED_KERNEL_CACHE"):  # jax-triton 0.3
+            patch.setattr(triton_lib, "_COMPILED_KERNEL_CACHE", {})
+        else:
+            patch.setattr(triton_lib.TritonFunction, "_kernel_cache", property(lambda self: {}))
+        jax.jit(fn).trace(*args).lower(lowering_platforms=("cuda",))
+    return texts
 
 
-@pytest.mark.parametrize("wheel", WHEELS)
+def assert_assembled(texts: list[str], wheel: str, architecture: int, folder: Path) -> None:
+    target = f"sm_{architecture}" + ("a" if architecture == 90 else "")
+    source, binary = folder / "kernel.ptx", folder / "kernel.cubin"
+    for text in texts:
+        source.write_text(text)
+        command = [assembler_of(wheel), "-arch", target, source, "-o", binary]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert binary.stat().st_size > 0
+        binary.unlink()
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_kernel_compiles_to_what_jaxs_assembler_takes(name, architecture, wheel, tmp_path):
-    tool = assembler(wheel)
     function, arguments = KERNELS[name]
 
     def both(*args):
         result, pull = jax.vjp(function, *args)
         return result, pull(result)
 
-    target = f"sm_{architecture}" + ("a" if architecture == 90 else "")
-    for launch in launches(both, *arguments):
-        text, binary = tmp_path / "kernel.ptx", tmp_path / "kernel.cubin"
-        text.write_text(made_for(launch, "cuda", architecture, 32).asm["ptx"])
-        command = [tool, "-arch", target, text, "-o", binary]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if is_too_new(wheel, architecture):  # the doctor says so, and `make test-gpu` installs an older Triton
-            assert "Unsupported .version 9.4" in done.stderr, launch.kernel.__name__
-        else:
-            assert done.returncode == 0, f"{launch.kernel.__name__}: {done.stderr}"
-            assert binary.stat().st_size > 0
+    texts = ptx_of(both, *arguments, architecture=architecture)
+    assert len(texts) >= (1 if "matmul" in name else 2)  # XLA computes the gradients of a product
+    assert_assembled(texts, wheel, architecture, tmp_path)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["product", "accumulated"])
+def test_users_kernels_compile_to_it_too(name, architecture, wheel, tmp_path):
+    from tests.launches import alias_kernels, kernels
+
+    function = jtbridge.wrap(kernels.product if name == "product" else alias_kernels.accumulated)
+    texts = ptx_of(function, jnp.ones((16, 16)), jnp.ones((16, 16)), architecture=architecture)
+    assert len(texts) == (1 if name == "product" else 2)
+    assert_assembled(texts, wheel, architecture, tmp_path)
+
+
+def test_a_newer_assembler_changes_nothing(wheel):
+    from triton.backends.nvidia import compiler
+
+    own = {c: compiler.ptx_get_version(compiler.get_ptxas(c).version) for c in ARCHITECTURES}
+    known = int(WHEELS[wheel].replace(".", ""))
+    assert {c: _assembler.ptx_version(c) for c in ARCHITECTURES} == {
+        c: known if known < own[c] else None for c in ARCHITECTURES
+    }
+
+
+def test_a_chip_that_the_assembler_does_not_know(monkeypatch):
+    tool = assembler_of("nvidia-cuda-nvcc-cu12")
+    monkeypatch.setattr(_assembler, "jax_assembler", lambda: tool)
+    _assembler.ptx_version.cache_clear()
+    assert _assembler.ptx_version(110) is None
+    _assembler.ptx_version.cache_clear()
+
+
+@pytest.fixture
+def path(monkeypatch, tmp_path) -> Callable[..., None]:
+    """Puts stand-ins for assemblers of some versions into `PATH`, in folders of these names."""
+    from jax_triton import triton_lib  # noqa: F401  (imports JAX's plugin)
+
+    def put(*versions: str) -> None:
+        for version in versions:
+            folder = tmp_path / version
+            folder.mkdir()
+            (folder / "ptxas").write_text(f"#!/bin/sh\necho Cuda compilation tools, release, V{version}\n")
+            (folder / "ptxas").chmod(0o755)
+        monkeypatch.setenv("PATH", os.pathsep.join(["/nowhere", *(str(tmp_path / version) for version in versions)]))
+
+    return put
+
+
+def test_the_assembler_is_that_of_the_path(path, tmp_path):
+    path("11.7.99", "12.3.103", "12.4.1", "13.1.2")
+    assert _assembler.jax_assembler() == tmp_path / "12.4.1" / "ptxas"
+
+
+def test_the_assembler_is_that_of_the_wheel(path, monkeypatch):
+    path("not a version")
+    plugin = next(name for name in _assembler._PLUGINS if f"{name}._triton" in _assembler.sys.modules)
+    found = list(_assembler._candidates(plugin))
+    wheels = {"jax_cuda12_plugin": "nvidia-cuda-nvcc-cu12", "jax_cuda13_plugin": "nvidia-cuda-nvcc"}
+    assert assembler_of(wheels[plugin]).resolve() in found
+    monkeypatch.setattr(_assembler, "_candidates", lambda plugin: iter(found[-2:]))
+    assert _assembler.jax_assembler() == assembler_of(wheels[plugin]).resolve()
+
+
+def test_a_jax_for_no_nvidia_gpu_has_no_assembler(monkeypatch):
+    monkeypatch.setattr(_assembler, "_PLUGINS", {})
+    assert _assembler.jax_assembler() is None

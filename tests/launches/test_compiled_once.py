@@ -19,6 +19,9 @@ def compiled(monkeypatch) -> list[str]:
     """The intermediate representation of each kernel that jax-triton compiles."""
     from jax_triton import triton_lib
 
+    from jtbridge.triton.launches import _adapter
+
+    _adapter._made.cache_clear()  # of other tests, which jax-triton has compiled
     texts: list[str] = []
     real = triton_lib.compile_ttir_inplace
 

@@ -92,8 +92,11 @@ def _plugin() -> Sequence[Finding]:
 
 
 def _jax_triton() -> Sequence[Finding]:
-    """Pairs of versions of Triton and jax-triton that do not work together, and an import that fails."""
-    from jtbridge.triton import unsupported_reason
+    """Pairs of versions of Triton and jax-triton that do not work together, and an import that fails.
+
+    Also the assembler that JAX runs for Triton kernels: without one, no kernel runs on an NVIDIA GPU.
+    """
+    from jtbridge.triton import jax_assembler, unsupported_reason
 
     if any(version_of(name) is None for name in ("triton", "jax-triton")):
         return []  # the check of packages says so
@@ -101,14 +104,14 @@ def _jax_triton() -> Sequence[Finding]:
     reason = unsupported_reason()
     if reason is not None:
         found.append(Finding(_GROUP, "jax-triton and triton", WARNING, reason, _fix_of(reason)))
-    if meets(version_of("triton") or "", ">=3.9") and version_of("jax-cuda12-plugin"):
-        text = (
-            "Triton 3.9 emits PTX 9.4 for compute capability 9.0 and above, which the assembler of CUDA 12.9 refuses; "
-            "XLA of jax[cuda12] uses that one"
-        )
-        fix = "pip install triton==3.6.0 jax-triton==0.3.1, or triton==3.7.1 jax-triton==0.4.1, or jax[cuda13]"
-        found.append(Finding(_GROUP, "triton and CUDA", WARNING if nvidia_driver() else NOTE, text, fix))
-    return found or [Finding(_GROUP, "jax-triton and triton", OK, "they can be imported and fit together")]
+    else:
+        found.append(Finding(_GROUP, "jax-triton and triton", OK, "they can be imported and fit together"))
+    if reason is None and any(version_of(name) for name in _PLUGINS if "cuda" in name):
+        assembler = jax_assembler()
+        status = OK if assembler else WARNING if nvidia_driver() else NOTE
+        text = str(assembler) if assembler else "JAX finds no `ptxas`, with which it assembles Triton kernels"
+        found.append(Finding(_GROUP, "triton and CUDA", status, text, "" if assembler else "pip install 'jax[cuda12]'"))
+    return found
 
 
 def _fix_of(reason: str) -> str:
