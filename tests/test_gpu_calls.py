@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from jax.experimental.buffer_callback import buffer_callback
 
 import jtbridge
-from jtbridge.backends._dlpack_gpu import gpu_callback, without_gpu
+from jtbridge.backends._dlpack_gpu import gpu_callback, order_after_current_streams, without_gpu
 from jtbridge.capture._graph_function import on_device
 from jtbridge.errors import BackendError, TorchCallError
 
@@ -123,6 +124,29 @@ def test_torch_runs_on_xlas_stream_which_is_ordered_with_its_own(events: list[st
         "new tensors on cuda:3, grad False",
         "torch's waits for 77 of cuda:3",
     ]
+
+
+@pytest.mark.parametrize("initialized", [True, False])
+def test_an_eager_call_waits_for_the_users_current_stream(events: list[str], monkeypatch, initialized: bool):
+    default = Stream("the default stream", events)
+    current = [default, Stream("the user's stream", events)]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: current[index])
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda index: default)
+    devices = [
+        types.SimpleNamespace(platform=name, local_hardware_id=i) for name, i in (("cpu", 1), ("gpu", 0), ("gpu", 1))
+    ]
+    order_after_current_streams(devices)
+    assert events == ["the default stream waits for the user's stream"] * initialized
+
+
+def test_every_eager_program_is_ordered_so(monkeypatch):
+    ordered = []
+    common = sys.modules["jtbridge.primitives._common"]
+    monkeypatch.setattr(common, "order_after_current_streams", ordered.append)
+    x = jnp.ones(3)
+    jtbridge.wrap(torch.sin, backend="xla")(x)
+    assert ordered == [x.devices()]
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (), (5,)])

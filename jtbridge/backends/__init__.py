@@ -11,6 +11,7 @@ from ._status import BackendStatus
 
 if TYPE_CHECKING:
     from ._base import Backend
+    from ._dlpack_gpu import order_after_current_streams
     from ._registry import choose, may_have_islands, portable, unsupported_reasons
     from .callback import call_on_host, numpy_callback
 
@@ -24,13 +25,19 @@ __all__ = [
     "may_have_islands",
     "may_use_kernels",
     "numpy_callback",
+    "order_after_current_streams",
     "portable",
     "translates",
     "unsupported_reasons",
     "uses_kernels",
 ]
 
-_MODULES = {"Backend": "_base", "call_on_host": "callback", "numpy_callback": "callback"}
+_MODULES = {
+    "Backend": "_base",
+    "call_on_host": "callback",
+    "numpy_callback": "callback",
+    "order_after_current_streams": "_dlpack_gpu",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import jax
 import torch
 import torch.utils.dlpack
 
@@ -66,7 +67,7 @@ def _on_stream(stream: int, device: torch.device) -> Iterator[None]:
     """Make torch use XLA's stream inside the block.
 
     XLA's stream first waits for pending work of torch's own stream, for example on weights. Afterwards torch's own
-    stream waits for XLA's.
+    stream waits for XLA's. Torch's own stream is its default stream: this is a thread of XLA.
     """
     own = torch.cuda.current_stream(device)
     xlas = torch.cuda.ExternalStream(stream, device=device)
@@ -76,6 +77,20 @@ def _on_stream(stream: int, device: torch.device) -> Iterator[None]:
             yield
     finally:
         own.wait_stream(xlas)
+
+
+def order_after_current_streams(devices: Iterable[jax.Device]) -> None:  # type: ignore[valid-type]
+    """Make calls that this thread starts later wait for the work of torch's current streams on some devices.
+
+    A call runs on a thread of XLA and waits for torch's default stream, which is current there. A user may have another
+    current stream and may have written weights there.
+    """
+    if not torch.cuda.is_initialized():
+        return
+    for index in (device.local_hardware_id for device in devices if device.platform != "cpu"):
+        current, default = torch.cuda.current_stream(index), torch.cuda.default_stream(index)
+        if current != default:
+            default.wait_stream(current)
 
 
 def _by_default_on(device: torch.device, fn: TorchFunction) -> contextlib.AbstractContextManager:

@@ -20,7 +20,7 @@ from jtbridge._compat import (
     register_with_jet,
     unify_varying_axes,
 )
-from jtbridge.backends import choose, may_have_islands, translates
+from jtbridge.backends import choose, may_have_islands, order_after_current_streams, translates
 from jtbridge.capture import probe_vmap
 from jtbridge.core.debug import check_results, without_debug_switches
 from jtbridge.core.functions import TorchFunction
@@ -130,6 +130,7 @@ def run_now(
         # The compiled program is stored, not the function that `jax.jit` returns. JAX's cache would hold the program of
         # that function, which holds `fn`, which would hold that function: none of them would ever be freed.
         compiled[key] = jax.jit(functools.partial(primitive.bind, **params)).lower(*args).compile()
+    order_after_current_streams(devices)
     return compiled[key](*args)
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive
 from jax.interpreters import mlir
+
+from jtbridge._compat import Primitive
 
 from ._assembler import ptx_version
 from ._ir import COMPILER_OPTIONS, jit_function
