@@ -186,7 +186,6 @@ def traits_of(
         breaks_inner_graph=recorder.inner_autograd and not recorder.keeps_inner_graph,
         fused_norm=recorder.fused_norm,
         wrong_forward_mode=recorder.wrong_forward_mode,
-        overlapping_write=recorder.overlapping_write,
         runs_without_grad=without_grad,
     )
     return FunctionTraits(

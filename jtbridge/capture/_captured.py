@@ -33,7 +33,7 @@ def captured(fn: TorchFunction) -> fx.GraphModule:
         raise TranslationError(f"`{traced.name}` cannot be traced: {traced.traits.untranslatable}")
     if fn is not traced and traced.traits.autograd.writes_unseen:
         raise TranslationError(
-            f"A derivative of `{traced.name}` cannot be traced: {unseen_write(traced.traits.autograd.writes_unseen)}"
+            f"A derivative of `{traced.name}` cannot be traced: {traced.traits.autograd.writes_unseen}"
         )
 
     def run(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -54,15 +54,6 @@ def captured(fn: TorchFunction) -> fx.GraphModule:
     lift_constants(module, traced)
     module.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     return module
-
-
-def unseen_write(operator: str) -> str:
-    """Return why a function whose writes autograd does not see has no derivatives in a graph.
-
-    Torch's kernels for the gradient read what was written over, and the formulas that a graph has in their place read
-    other values.
-    """
-    return f"it writes to memory that it read as `.data` or by `torch.kron` ({operator}), which autograd does not see"
 
 
 def use_of(traced: TracedFunction) -> GraphUse:

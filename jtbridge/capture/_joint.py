@@ -16,7 +16,7 @@ from jtbridge.errors import MutationError, RandomnessError
 from jtbridge.transforms import Vjp, Vmap, conjugate
 
 from ._attempts import GraphUse
-from ._captured import unseen_write, use_of
+from ._captured import use_of
 from ._constants import lift_constants
 from ._packing import CannotSplit
 from ._partition import Split, partition
@@ -65,7 +65,7 @@ def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], t
     if reason:
         return f"it cannot be traced: {reason}"
     if traits.autograd.writes_unseen:
-        return unseen_write(traits.autograd.writes_unseen)
+        return traits.autograd.writes_unseen
     if fn.base.seeded and fn.in_types[-1].shape != random_numbers.SEED_SHAPE:
         return "every row of the batch draws with a key of its own"
     if fn.order > 0:

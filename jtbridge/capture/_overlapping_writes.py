@@ -1,7 +1,8 @@
-"""Writes to tensors of which several elements are one in memory."""
+"""Writes to elements that are one in memory with other elements."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import getitem
 from typing import Any, cast
 
@@ -10,32 +11,40 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from jtbridge._compat import OpOverload, schema_of
-from jtbridge.core.overlap import may_overlap
+from jtbridge.core.overlap import may_overlap, overlapping_write
 from jtbridge.core.writes import written_arguments
 from jtbridge.errors import TranslationError
 
 
 def refuse_overlapping_writes(graph: fx.Graph) -> None:
-    """Refuse a graph that writes through a view of which several elements are one in memory.
+    """Refuse a graph with a write whose result is that of torch only if torch runs it.
 
-    Torch makes such a write functional by a sum over these elements, less the old value for each but one. That is wrong
-    if more than one was written, and inexact otherwise.
+    Torch makes a write through a view of which several elements are one in memory functional by a sum over these
+    elements, less the old value for each but one. That is wrong if more than one was written, and inexact otherwise.
+    Where an operator reads what it writes as other elements, torch may read what it has just written.
 
     Raises:
         TranslationError: there is such a write.
     """
     for node in graph.nodes:
-        if not isinstance(node.target, OpOverload):
+        if not isinstance(node.target, OpOverload) or torch.Tag.inplace_view in node.target.tags:
             continue
+        written: list[fx.Node] = []
         for position, name in written_arguments(node.target):
-            written: list[fx.Node] = []
             map_arg(_argument(node, position, name), written.append)
-            view = next(filter(None, map(_overlapping_view, written)), None)
-            if view is not None:
-                raise TranslationError(
-                    f"`{node.target}` writes to the result of `{view.target}`, of which several elements are one in "
-                    "memory, and this cannot be translated. Write to a `clone()` of it"
-                )
+        if not written:
+            continue
+        found = overlapping_write(_values(written), _values(node.all_input_nodes))
+        view = next(filter(None, map(_overlapping_view, written)), None)
+        if found is None and view is not None:
+            found = f"it writes through the result of `{view.target}`, of which several elements are one in memory"
+        if found is not None:
+            raise TranslationError(f"{found} (`{node.target}`), and this cannot be translated. Write to a `clone()`")
+
+
+def _values(nodes: Iterable[fx.Node]) -> list[torch.Tensor]:
+    values = [node.meta.get("val") for node in nodes]
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _overlapping_view(node: fx.Node) -> fx.Node | None:

@@ -10,7 +10,6 @@ import torch
 from jtbridge._compat import fake_tensors, once_differentiable_in, tracing
 from jtbridge.core import random_numbers
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction, TracedFunction
-from jtbridge.core.overlap import refuse_derivative
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
 from jtbridge.transforms import Jvp, Vjp, Vmap, refuse_once_differentiable
 
@@ -71,8 +70,6 @@ def check_differentiable(fn: TorchFunction, wrt: tuple[int, ...], *, again: bool
         again: whether this may take a second derivative: of a derivative, or in forward mode.
     """
     traced = fn.base
-    if traced.traits.autograd.overlapping_write is not None:
-        refuse_derivative(traced.name, traced.traits.autograd.overlapping_write)
     wrt = _innermost(fn, wrt)
     if (
         traced.traits.untraceable

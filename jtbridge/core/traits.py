@@ -31,12 +31,11 @@ class AutogradTraits:
         switches_grad_mode: the function switches gradient recording on or off.
         inner_autograd: the function takes gradients inside.
         uses_data: the function reads `.data`, a detach that torch.func does not see.
-        writes_unseen: an operator that writes to memory that was read as `.data` or by `torch.kron`, if any. Autograd
-            does not see the write, so a gradient may be computed from values that were written over.
+        writes_unseen: how the function writes to memory in a way that autograd does not follow, if it does. A gradient
+            may then be computed from values that were written over.
         breaks_inner_graph: the function takes gradients inside, and never with `create_graph=True`.
         fused_norm: an operator that torch differentiates wrongly beyond the first derivative, if any.
         wrong_forward_mode: an operator of which torch's forward mode is not the transpose of its gradient, if any.
-        overlapping_write: an operator that writes to a tensor of which several elements are one in memory, if any.
         runs_without_grad: the function gives the same result with gradient recording off, at less cost.
     """
 
@@ -47,7 +46,6 @@ class AutogradTraits:
     breaks_inner_graph: bool = False
     fused_norm: str | None = None
     wrong_forward_mode: str | None = None
-    overlapping_write: str | None = None
     runs_without_grad: bool = False
 
 

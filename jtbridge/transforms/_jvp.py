@@ -98,7 +98,7 @@ class Jvp(Derived):
     def by_reverse_mode(self, tensors: Tensors) -> Tensors:
         """Compute the product by two reverse modes, or by the rows of the Jacobian.
 
-        The rows are used if torch cannot differentiate a gradient, or differentiates it to NaN, as that of a norm at
+        The rows are used if torch fails to differentiate a gradient, or differentiates it to NaN, as that of a norm at
         zero, or if a gradient may read values that were written over: torch may read others when it differentiates
         the gradient. In a trace there are no values to find NaN in.
         """
@@ -106,17 +106,18 @@ class Jvp(Derived):
         if hidden is not None:
             if not self._has_small_jacobian():
                 raise DifferentiationError(
-                    f"`{self.base.name}` has no forward mode: it writes to memory that it read as `.data` or by "
-                    f"`torch.kron` ({hidden}), which autograd does not see, and its Jacobian is too large to compute. "
-                    "Use reverse mode, or write to a copy."
+                    f"`{self.base.name}` has no forward mode: {hidden}, and its Jacobian is too large to compute. Use "
+                    "reverse mode, or write to a copy."
                 )
             return self._by_rows(tensors)
         try:
             products = self._by_two_vjps(tensors)
         except RuntimeError as error:
-            if isinstance(error, DifferentiationError) or "is not implemented" not in str(error):
+            if isinstance(error, DifferentiationError):
                 raise
             if not self._has_small_jacobian():
+                if "is not implemented" not in str(error):
+                    raise
                 lines = str(error).strip().splitlines()
                 raise DifferentiationError(
                     f"`{self.base.name}` has no forward mode: torch cannot differentiate a gradient in it "

@@ -146,11 +146,11 @@ _TABLE = {
     upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
     _upsample_bilinear2d_aa _upsample_bicubic2d_aa
     """: ((0,), ()),
-    "add sub rsub complex lerp slice_scatter select_scatter diagonal_scatter": ((0, 1), ()),
+    "add sub rsub complex copy fill lerp slice_scatter select_scatter diagonal_scatter": ((0, 1), ()),
     "mul mm bmm mv dot vdot matmul": ((), (0, 1)),
     "addmm baddbmm addbmm addmv addr addcmul": ((0,), (1, 2)),
     "scatter scatter_add index_add index_fill": ((0, 3), ()),
-    "copy linalg_solve_triangular _linalg_solve_ex": ((1,), ()),
+    "linalg_solve_triangular _linalg_solve_ex": ((1,), ()),
     "convolution": ((2,), (0, 1)),
     "index_put": ((0, 2), ()),
     "linalg_lu_solve": ((2,), ()),

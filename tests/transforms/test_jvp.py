@@ -301,3 +301,34 @@ def test_the_tangent_of_a_number_times_an_element_has_the_dtype_of_the_element(b
         found = derivative(jnp.asarray([0.5, -0.25, 0.75], dtype))
     assert found.dtype == dtype
     np.testing.assert_allclose(found, [1.5, 0.25, 0.0], rtol=1e-3 if dtype is np.float16 else 1e-6)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_a_complex_number_from_products_with_numbers(jitted: bool, backend: str):
+    """Torch's forward mode makes a float64 tangent of such a product."""
+    f = jtbridge.wrap(lambda x: torch.complex(x.amax(), x.amax() * -0.25))
+    run = lambda x, dx: jax.jvp(f, (x,), (dx,))[1]  # noqa: E731
+    moved = (jax.jit(run) if jitted else run)(jnp.array([1.0, 3.0, 2.0]), jnp.array([1.0, 2.0, 3.0]))
+    assert moved.dtype == jnp.complex64
+    np.testing.assert_allclose(moved, 2 - 0.5j, rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+@pytest.mark.parametrize("by", ["auto", "dlpack", "callback"])
+def test_a_gradient_that_torch_fails_to_differentiate(by: str):
+    """The gradient of a write to a base reads it by a view that other strides forbid."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = torch.logcumsumexp(x, 1).clone()
+        flat = y.view(-1)
+        y[0] = 0.5
+        with torch.no_grad():  # it keeps jtbridge from torch's forward mode
+            y.sin()
+        return flat
+
+    f = jtbridge.wrap(fn, backend=by)
+    x = jnp.sin(jnp.arange(24.0)).reshape(2, 3, 4)
+    dx = jnp.cos(jnp.arange(24.0)).reshape(2, 3, 4)
+    moved = jax.jit(lambda x, dx: jax.jvp(f, (x,), (dx,))[1])(x, dx)
+    expected = jax.jvp(lambda x: jax.lax.cumlogsumexp(x, 1), (x,), (dx,))[1].at[0].set(0)
+    np.testing.assert_allclose(moved.reshape(x.shape), expected, rtol=1e-5, atol=1e-6)

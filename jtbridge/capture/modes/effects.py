@@ -25,7 +25,7 @@ from jtbridge._compat import (
     storage_id,
 )
 from jtbridge.core import random_numbers
-from jtbridge.core.overlap import may_overlap
+from jtbridge.core.overlap import overlapping_write
 from jtbridge.core.writes import written_tensors
 from jtbridge.state import WrittenValues
 from jtbridge.transforms import FUSED
@@ -96,7 +96,6 @@ class EffectRecorder:
         self._generators: list[torch.Generator] = []
         self.unbatchable: str | None = None
         self.wrong_forward_mode: str | None = None
-        self.overlapping_write: str | None = None
         self.fused_norm: str | None = None
         self.custom_operator: str | None = None
         self.launches: list[str] = []  # Triton kernels
@@ -214,18 +213,24 @@ class EffectRecorder:
             self.wrong_forward_mode = str(fn)
         if schema_of(fn).name.endswith(FUSED):
             self.fused_norm = str(fn)
-        for tensor in written_tensors(fn, args, kwargs):
+        written = written_tensors(fn, args, kwargs)
+        for tensor in written:
             self._keep.append(tensor)
             self._written |= _storages(tensor)
             if _storages(tensor) & self._unwatched:
-                self.writes_unseen = str(fn)
-            if torch.Tag.inplace_view not in fn.tags and may_overlap(tensor):
-                self.overlapping_write = str(fn)
+                self.writes_unseen = (
+                    f"it writes to what was read as `.data` or by `torch.kron`, unseen by autograd (`{fn}`)"
+                )
             if self._saved is not None:
                 self._saved.save(tensor)
             written_to = self._describe_if_closed_over(tensor) if self._refuse_write is not None else None
             if self._refuse_write is not None and written_to is not None:
                 self._refuse_write(written_to)
+        if written and torch.Tag.inplace_view not in fn.tags:
+            given = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            if overlaps := overlapping_write(written, given):
+                self.writes_unseen = f"{overlaps} (`{fn}`)"
+                self.unbatchable = str(fn)
 
     def _note_read(self) -> None:
         """Record that the value of an example argument, or of a tensor computed from one, is read.

@@ -15,7 +15,8 @@ from ._common import convert
 
 @register_lowering("complex")
 def _complex(real: jax.Array, imag: jax.Array) -> jax.Array:
-    return lax.complex(*jnp.broadcast_arrays(real, imag))
+    dtype = jnp.promote_types(real.dtype, imag.dtype)  # torch's forward mode makes float64 tangents of float32 numbers
+    return lax.complex(*jnp.broadcast_arrays(real.astype(dtype), imag.astype(dtype)))
 
 
 @register_lowering("polar")

@@ -132,7 +132,7 @@ def gradient_at_ties(run):
         yield run.grad(run.wrap(f), x)
 
 
-@case("derivatives")
+@case("derivatives", "xla")
 def saved_tensor_written_behind_autograd(run):
     def f(v):
         y = v * 0.5
