@@ -24,14 +24,20 @@ _LEAF = "leaf"
 def call_in_graph(caller: Caller) -> Callable[..., Any]:
     """Return `caller` as a function that TorchDynamo can trace. Its result consists of tuples, lists and dicts."""
     structure: list[Any] = []  # of the last result: TorchDynamo reads it right after it has run the function
+    untraced: list[Callable[..., Any]] = []
 
-    def results(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
+    def compute(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
         leaves, tree = caller.flat(*_mutable((args, kwargs)))
         structure[:] = [_described(tree.unflatten(list(range(len(leaves)))), caller.name)]
         return leaves
 
+    def results(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        return untraced[0](*args, **kwargs)
+
     def allow() -> None:
         torch.compiler.allow_in_graph(results)
+        # With an argument that it cannot put into a graph, TorchDynamo runs `results`, and traces what that calls.
+        untraced[:] = [torch.compiler.disable(compute)]
 
     def last_structure() -> Any:
         return structure[0]

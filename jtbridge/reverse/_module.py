@@ -57,15 +57,15 @@ class TorchModule(torch.nn.Module):
         super().__init__()
         params = TensorTree(self, model.params, train=True)
         state = TensorTree(self, model.state, train=False)
-        self._model, self._trees = model, (params, state)
-        self._call = _tensor_function(model, params, state, int32)
+        self._trees, self._int32 = (params, state), int32
+        self._calls: dict[Any, Callable[..., Any]] = {}  # by mode: JAX compiles the model once for each
+        self._set_model(model)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of the JAX model; the new state goes to the buffers."""
         params, state = (tree.tensors() for tree in self._trees)
         # The state that the backward needs is a copy, because the buffers are written to.
-        mode = self._model.mode
-        out, new = self._call(mode, params, [x.clone() for x in state], args, kwargs)
+        out, new = self._call(params, [x.clone() for x in state], args, kwargs)
         with torch.no_grad():
             for buffer, value in zip(state, new, strict=True):
                 buffer.copy_(value)
@@ -74,8 +74,13 @@ class TorchModule(torch.nn.Module):
     def train(self, mode: bool = True) -> TorchModule:
         """Set the mode of this module, and of the JAX model if its class has one."""
         super().train(mode)
-        self._model = self._model.in_mode(mode)
+        self._set_model(self._model.in_mode(mode))
         return self
+
+    def _set_model(self, model: Model) -> None:
+        if model.mode not in self._calls:
+            self._calls[model.mode] = _tensor_function(model, *self._trees, self._int32)
+        self._model, self._call = model, self._calls[model.mode]
 
     def to_jax(self) -> Any:
         """Return a copy of the model with the present parameters and state.
@@ -87,10 +92,13 @@ class TorchModule(torch.nn.Module):
 
 
 def _tensor_function(model: Model, params: TensorTree, state: TensorTree, int32: str) -> Callable[..., Any]:
-    """Return the model as a torch function ``(mode, params, state, args, kwargs) -> (result, new state)``."""
-    apply = model.apply
+    """Return the model in its mode as a torch function ``(params, state, args, kwargs) -> (result, new state)``.
 
-    def run(mode: Any, params_: Any, state_: Any, args: Any, kwargs: Any) -> Any:
+    The mode is no argument, because torch.compile could not trace it.
+    """
+    apply, mode = model.apply, model.mode
+
+    def run(params_: Any, state_: Any, args: Any, kwargs: Any) -> Any:
         out, new = apply(mode, params.rebuild(params_), state.rebuild(state_), args, kwargs)
         return out, state.take_apart(new, model.name)
 

@@ -176,6 +176,21 @@ def test_equinox_with_dropout_follows_the_mode():
     assert torch.equal(module.eval()(x, key=key), x)
 
 
+@pytest.mark.parametrize("library", ["flax.nnx", "equinox"])
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_torch_compile_of_modules(fullgraph: bool, library: str):
+    found = pytest.importorskip(library, reason="it is in the environment of make test-models")
+    if library == "equinox":
+        model = found.nn.Linear(3, 2, key=jax.random.key(0))
+    else:
+        model = found.Linear(3, 2, rngs=found.Rngs(0))
+    module, x = jtbridge.to_torch_module(model), torch.ones(3)
+    torch.compiler.reset()
+    for mode in (True, False):
+        module.train(mode)
+        torch.testing.assert_close(torch.compile(module, backend="eager", fullgraph=fullgraph)(x), module(x))
+
+
 def test_names_of_torch_modules_are_left_alone():
     module = jtbridge.to_torch_module(
         lambda p, x: x * p["train"] + p["a.b"], {"train": jnp.ones(()), "a.b": jnp.ones(())}

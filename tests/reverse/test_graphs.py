@@ -119,3 +119,20 @@ def test_a_graph_that_outlives_its_function_says_so():
     saved.seek(0)
     with pytest.raises(JaxCallError, match="does not exist in this process"):
         torch.export.load(saved).module()(torch.rand(3))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # TorchDynamo looks at it
+def test_compile_beside_an_argument_that_no_graph_can_hold():
+    """TorchDynamo then runs the call between two graphs."""
+    torch.compiler.reset()
+
+    @jax.tree_util.register_static
+    class Factor:
+        number = 3
+
+    g = jtbridge.to_torch_function(lambda x, factor: x * factor.number)
+    factor = Factor()
+    compiled = torch.compile(lambda x: g(x + 1, factor) + 1, backend="eager")
+    x = _x()
+    torch.testing.assert_close(compiled(x), 3 * (x + 1) + 1)
+    torch.testing.assert_close(*torch.autograd.grad(compiled(x).sum(), x), torch.full((3,), 3.0))
