@@ -10,7 +10,7 @@ import jax
 import pytest
 
 import jtbridge
-from jtbridge.kernels import _chip, _timing, _tuning
+from jtbridge.kernels import _chip, _eager, _timing, _tuning
 from jtbridge.kernels._chip import Chip
 from jtbridge.kernels._launch import interpreting
 
@@ -22,6 +22,12 @@ def exact_products() -> Iterator[None]:
     """JAX's own default takes ten bits of float32 there."""
     with jax.default_matmul_precision("highest"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def new_programs() -> None:
+    """Compile the programs of eager calls again: a test may have changed their configurations."""
+    _eager._program.clear_cache()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import jtbridge
-from jtbridge.kernels import _tuning
+from jtbridge.kernels import _eager, _tuning
 from jtbridge.kernels._launch import interpreting
 from jtbridge.triton import unsupported_reason
 
@@ -118,7 +118,7 @@ def in_turn(*tables: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[tuple[str, dict[str, Any], int]]]:
-    """Of the launches inside the block: kernel, constants and warps."""
+    """Of the launches in programs made inside the block: kernel, constants and warps."""
     found: list[tuple[str, dict[str, Any], int]] = []
     launch = _tuning.launch
 
@@ -126,6 +126,7 @@ def recorded() -> Iterator[list[tuple[str, dict[str, Any], int]]]:
         found.append((kernel.__name__, dict(how["constants"]), how["num_warps"]))
         return launch(kernel, *operands, **how)
 
+    _eager._program.clear_cache()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_tuning, "launch", record)
         yield found
