@@ -105,6 +105,7 @@ class EffectRecorder:
         self.uses_data = False
         self.writes_unseen: str | None = None
         self._unwatched: set[int] = set()  # storages
+        self._viewed: set[int] = set()  # storages
         self.uses_default_dtype = False
         self._default_dtypes = (torch.get_default_dtype(), torch.get_default_dtype().to_complex())
         self.sets_data = False
@@ -226,7 +227,13 @@ class EffectRecorder:
             written_to = self._describe_if_closed_over(tensor) if self._refuse_write is not None else None
             if self._refuse_write is not None and written_to is not None:
                 self._refuse_write(written_to)
-        if written and torch.Tag.inplace_view not in fn.tags:
+        if fn.is_view and fn is not torch.ops.aten.detach.default:
+            self._viewed |= _storages(args[0])
+        if torch.Tag.inplace_view in fn.tags:
+            # A trace takes the views of such a tensor again, from the tensor with other dimensions.
+            if not args[0]._is_view() and _storages(args[0]) & self._viewed:
+                self.writes_unseen = f"it changes the dimensions of a tensor in place, and has views of it (`{fn}`)"
+        elif written:
             given = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             if overlaps := overlapping_write(written, given):
                 self.writes_unseen = f"{overlaps} (`{fn}`)"
