@@ -15,8 +15,10 @@
 #   make test-versions           the tests on the oldest and the newest versions of JAX and torch that are supported
 #   make coverage                the lines of jtbridge/ that the tests run
 #   make fuzz                    random torch programs, compared with torch; ARGS="--programs 500 --seed 7 --eager"
+#   make soak                    functions of all kinds called by 8 threads for ten minutes: results, memory, threads
 #   make test-soundness          state, purity, threads, transposes, checkpoints, crashes: cases that are easily wrong;
-#                                and exceptions, interrupts, forks, memory, files: what goes wrong around a call
+#                                exceptions, interrupts, forks, memory, files: what goes wrong around a call;
+#                                and that `make soak` finds what it looks for
 #   make test-fuzz               a hundred random torch programs, the same ones each time
 #   make soundness               the table of cases that are easily wrong, counted by mode and backend
 #   make bench                   the table of timings; ARGS="--quick --only bert" narrows it
@@ -73,7 +75,7 @@ gpu-tests := tests/kernels tests/launches tests/test_gpu_calls.py
 threads := OMP_NUM_THREADS=1
 
 .PHONY: help setup docs test-docs test test-models test-wheel test-versions coverage test-soundness test-fuzz \
-	test-operators test-kernels test-kernels-all lint format conformance conformance-translated fuzz soundness \
+	test-operators test-kernels test-kernels-all lint format conformance conformance-translated fuzz soundness soak \
 	test-gpu demo bench bench-operators bench-gpu clean
 
 help:
@@ -143,7 +145,7 @@ test: $(test-deps) $(LINT)
 		--ignore-glob 'tests/models/test_train_step*' --ignore tests/models/test_resume.py --ignore tests/models/test_examples.py \
 		--ignore tests/models/test_experts.py --ignore tests/models/architectures --ignore tests/models/test_generation.py \
 		--ignore tests/models/test_repeated_blocks.py --ignore tests/models/test_libraries.py \
-		--ignore tests/soundness --ignore tests/faults --ignore tests/fuzz --ignore tests/docs $(ARGS)
+		--ignore tests/soundness --ignore tests/faults --ignore tests/soak --ignore tests/fuzz --ignore tests/docs $(ARGS)
 
 # NO_MKDOCS_2_WARNING: mkdocs-material prints a notice about itself.
 docs: $(docs-deps)
@@ -154,7 +156,7 @@ test-docs: $(test-deps) $(kernels-deps) $(bench-deps) $(models-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/docs $(ARGS)
 
 test-soundness: $(test-deps)
-	$(threads) $(PY) -m pytest -n $(JOBS) tests/soundness tests/faults --ignore tests/soundness/test_table.py $(ARGS)
+	$(threads) $(PY) -m pytest -n $(JOBS) tests/soundness tests/faults tests/soak --ignore tests/soundness/test_table.py $(ARGS)
 
 test-fuzz: $(test-deps)
 	$(threads) $(PY) -m pytest -n $(JOBS) tests/fuzz $(ARGS)
@@ -202,6 +204,9 @@ coverage: $(test-deps)
 
 fuzz: $(test-deps)
 	$(threads) $(PY) -m tests.fuzz --programs 5000 --seed 0 $(ARGS)
+
+soak: $(test-deps)
+	$(threads) $(PY) -m tests.soak $(ARGS)
 
 soundness: $(test-deps)
 	$(threads) $(PY) -m tests.soundness --details $(ARGS)

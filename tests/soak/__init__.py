@@ -1,0 +1,1 @@
+"""Many threads call wrapped functions of all kinds for minutes. Run with ``python -m tests.soak``."""
