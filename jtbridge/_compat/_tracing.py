@@ -72,7 +72,7 @@ def trace_joint(
 ) -> torch.fx.GraphModule:
     """Return the functional ATen graph, after autograd, of ``fn(*args)`` on fake tensors.
 
-    A graph that writes is passed to `check`, which may refuse it, before its writes are made functional.
+    The graph is passed to `check`, which may refuse it, before its writes are made functional.
 
     Tried on torch 2.13. torch.export functionalises with `dispatch_functionalize`. Here writes are made functional in a
     second trace, after autograd, because on functional tensors autograd silently loses the gradient of sparse
@@ -94,9 +94,9 @@ def trace_joint(
     finally:
         for tracker in trackers:
             tracker.clear()
+    check(graph.graph)
     targets = [node.target for node in graph.graph.nodes]
     if any(isinstance(target, OpOverload) and target._schema.is_mutable for target in targets):
-        check(graph.graph)
         # `_linalg_check_errors` is an effect, which is not made functional here. The results show an error too.
         for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten._linalg_check_errors.default):
             graph.graph.erase_node(node)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from operator import getitem
 from typing import Any, cast
 
@@ -29,22 +28,15 @@ def refuse_overlapping_writes(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if not isinstance(node.target, OpOverload) or torch.Tag.inplace_view in node.target.tags:
             continue
+        found = overlapping_write(node.target, *map_arg((node.args, node.kwargs), lambda n: n.meta.get("val")))
         written: list[fx.Node] = []
         for position, name in written_arguments(node.target):
             map_arg(_argument(node, position, name), written.append)
-        if not written:
-            continue
-        found = overlapping_write(_values(written), _values(node.all_input_nodes))
         view = next(filter(None, map(_overlapping_view, written)), None)
         if found is None and view is not None:
             found = f"it writes through the result of `{view.target}`, of which several elements are one in memory"
         if found is not None:
             raise TranslationError(f"{found} (`{node.target}`), and this cannot be translated. Write to a `clone()`")
-
-
-def _values(nodes: Iterable[fx.Node]) -> list[torch.Tensor]:
-    values = [node.meta.get("val") for node in nodes]
-    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _overlapping_view(node: fx.Node) -> fx.Node | None:

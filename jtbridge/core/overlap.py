@@ -2,36 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
+import jax
 import numpy as np
 import torch
 
-from jtbridge._compat import storage_id
+from jtbridge._compat import OpOverload, schema_of, storage_id
+
+from .writes import written_tensors
 
 _LARGEST_MAP = 1 << 28  # bytes; beyond it memories that lie in one another are taken to overlap
 
+_aten = torch.ops.aten
+# Torch writes to a copy of the first argument, which lies in memory as that does unless a stride is 0.
+_WRITE_TO_A_COPY = frozenset(
+    {
+        _aten.select_scatter.default,
+        _aten.slice_scatter.default,
+        _aten.diagonal_scatter.default,
+        _aten.as_strided_scatter.default,
+    }
+)
+# Each element of what these write depends on its like in the other arguments alone.
+_BY_ELEMENT = frozenset({_aten.copy_.default, _aten.masked_fill_.Scalar, _aten.masked_fill_.Tensor})
 
-def overlapping_write(written: Iterable[torch.Tensor], given: Iterable[torch.Tensor]) -> str | None:
+
+def overlapping_write(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> str | None:
     """Return how an operator writes to elements that are one in memory with others, or None.
 
     Torch does not define the result of such a write, nor do its derivatives follow it.
 
     Args:
-        written: the tensors that the operator writes to.
-        given: all tensors that it reads.
+        fn: the operator.
+        args: its arguments.
+        kwargs: its keyword arguments.
     """
-    read = [tensor for tensor in given if tensor.layout is torch.strided]
+    written = list(args[:1]) if fn in _WRITE_TO_A_COPY else written_tensors(fn, args, kwargs)
+    if fn in _WRITE_TO_A_COPY and 0 in (stride for _, stride in _place(args[0])[1]):
+        return None
+    written = [tensor for tensor in written if tensor.layout is torch.strided and tensor.numel()]
+    if any(map(may_overlap, written)):
+        return "it writes to a tensor of which several elements are one in memory, as those of `expand` and `unfold`"
+    if not written or fn in _WRITE_TO_A_COPY:
+        return None
+    leaves = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    by_element = _is_by_element(fn)
     for tensor in written:
-        if tensor.layout is not torch.strided or not tensor.numel():
-            continue
-        if may_overlap(tensor):
-            return (
-                "it writes to a tensor of which several elements are one in memory, as those of `expand` and `unfold`"
-            )
-        if any(_shares(tensor, other) for other in read if storage_id(other) == storage_id(tensor)):
-            return "it writes to memory that the same operator reads as other elements, as in `x /= x[0]`"
+        read = [t for t in leaves if t.layout is torch.strided and storage_id(t) == storage_id(tensor)]
+        again = sum(_is_same(t, tensor) for t in (written if by_element else read)) > 1
+        if again or any(_shares(tensor, t) for t in read):
+            return "it writes to memory that it reads as other elements, as in `x /= x[0]` and `x.addmm_(x, x)`"
     return None
+
+
+def _is_by_element(fn: OpOverload) -> bool:
+    name = schema_of(fn).name.partition("::")[2]
+    return torch.Tag.pointwise in fn.tags or fn in _BY_ELEMENT or name.startswith(("_foreach_", "_fused_"))
 
 
 def may_overlap(tensor: torch.Tensor) -> bool:
@@ -46,6 +73,11 @@ def may_overlap(tensor: torch.Tensor) -> bool:
             return True
         reach += stride * (size - 1)
     return False
+
+
+def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have the same elements in the same order."""
+    return storage_id(tensor) == storage_id(other) and _place(tensor) == _place(other)
 
 
 def _shares(written: torch.Tensor, other: torch.Tensor) -> bool:

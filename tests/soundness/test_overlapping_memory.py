@@ -129,6 +129,88 @@ def test_elements_that_are_read_and_written(name: str, jitted: bool):
         np.testing.assert_array_equal(jax.jit(many)(X), expected)
 
 
+READ_AS_A_WHOLE: dict[str, Write] = {
+    "addmm_": lambda t: t.addmm_(t, t),
+    "mm": lambda t: torch.mm(t, t, out=t),
+    "masked_scatter_": lambda t: t.masked_scatter_(t > 3, t),
+    "one tensor twice": lambda t: torch._foreach_mul_([t, t], 2.0),
+}
+BY_ELEMENT: dict[str, Write] = {
+    "mul_": lambda t: t.mul_(t),
+    "copy_": lambda t: t.copy_(t),
+    "lerp_": lambda t: t.lerp_(t, t),
+    "out=": lambda t: torch.atan2(t, t, out=t),
+}
+
+
+def on_a_copy(write: Write) -> Callable[[torch.Tensor], torch.Tensor]:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        write(y)
+        return y
+
+    return fn
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("by", ["auto", "dlpack", "callback"])
+@pytest.mark.parametrize("name", READ_AS_A_WHOLE | BY_ELEMENT)
+def test_tensors_that_are_read_and_written(name: str, by: str, jitted: bool):
+    """A product of matrices reads elements of its argument after it has written others."""
+    fn = on_a_copy((READ_AS_A_WHOLE | BY_ELEMENT)[name])
+    f = jtbridge.wrap(fn, backend=by)
+    many = jax.vmap(f)
+    squares = np.random.default_rng(0).normal(3, 1, (3, 4, 4)).astype(np.float32)
+    expected = np.stack([fn(torch.from_numpy(square)) for square in squares])
+    np.testing.assert_allclose((jax.jit(f) if jitted else f)(squares[0]), expected[0], rtol=1e-6)
+    np.testing.assert_allclose((jax.jit(many) if jitted else many)(squares), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["addmm_", "mm", "masked_scatter_"])
+def test_a_translation_of_a_write_to_what_is_read_is_refused(name: str):
+    f = jtbridge.wrap(on_a_copy(READ_AS_A_WHOLE[name]), backend="xla")
+    with pytest.raises(TranslationError, match=r"cannot be translated\. Write to a `clone"):
+        jax.jit(f)(np.ones((4, 4), np.float32))
+
+
+@pytest.mark.parametrize("name", BY_ELEMENT)
+def test_a_write_by_element_is_translated(name: str):
+    fn = on_a_copy(BY_ELEMENT[name])
+    found = jax.jit(jtbridge.wrap(fn, backend="xla"))(X)
+    np.testing.assert_allclose(found, fn(torch.from_numpy(X)), rtol=1e-6)
+
+
+SCATTERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "select_scatter": lambda t: t.select_scatter(-t[0], 0, -1),
+    "slice_scatter": lambda t: t.slice_scatter(-t[:1], 0, 1, 2),
+    "diagonal_scatter": lambda t: t.diagonal_scatter(-t.diagonal()),
+}
+
+
+@pytest.mark.parametrize("name", SCATTERS)
+def test_a_copy_with_overlapping_elements(name: str):
+    """Torch writes to a copy that lies in memory as the windows do."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return SCATTERS[name]((x * 1)[0].unfold(0, 2, 1))
+
+    f = jtbridge.wrap(fn)
+    expected = np.stack([fn(x) for x in torch.from_numpy(np.stack([X, -X]))])
+    np.testing.assert_array_equal(jax.jit(f)(X), expected[0])
+    np.testing.assert_array_equal(jax.jit(jax.vmap(f))(np.stack([X, -X])), expected)
+    with pytest.raises(TranslationError, match=f"{name}.*cannot be translated"):
+        jax.jit(jtbridge.wrap(fn, backend="xla"))(X)
+
+
+@pytest.mark.parametrize("name", SCATTERS)
+def test_a_copy_of_an_expanded_tensor_is_translated(name: str):
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return SCATTERS[name]((x * 1)[:, :1].expand(2, 2))
+
+    found = jax.jit(jtbridge.wrap(fn, backend="xla"))(X)
+    np.testing.assert_array_equal(found, fn(torch.from_numpy(X)))
+
+
 def test_halves_of_one_memory_are_translated():
     """Their elements lie between one another, and none is in both."""
 

@@ -198,6 +198,30 @@ def test_views_changed_in_place(name: str, jitted: bool, backend: str, x64: None
         np.testing.assert_allclose(result, (rows * dx).sum((-2, -1)), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("name", ["frac", "view_copy", "squeeze_copy"])
+def test_results_whose_argument_is_written_to(name: str, jitted: bool, backend: str, x64: None):
+    """Torch's forward mode gives the argument and the result one tangent, in one memory."""
+    operator = {
+        "frac": torch.frac,
+        "view_copy": lambda x: torch.view_copy(x, (3, 2)),
+        "squeeze_copy": torch.squeeze_copy,
+    }[name]
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        result = operator(y)
+        y.mul_(-5)
+        return result, y
+
+    x, dx = jnp.linspace(-1, 1, 6).reshape(2, 3), jnp.arange(6.0).reshape(2, 3)
+    f = jtbridge.wrap(fn)
+    run = jax.jit(lambda x, dx: jax.jvp(f, (x,), (dx,))[1]) if jitted else lambda x, dx: jax.jvp(f, (x,), (dx,))[1]
+    moved, written = run(x, dx)
+    np.testing.assert_allclose(moved.reshape(2, 3), 2 * dx, rtol=1e-12)
+    np.testing.assert_allclose(written, -10 * dx, rtol=1e-12)
+
+
 def test_cholesky_inverse_by_differences(backend: str, x64: None):
     f = jtbridge.wrap(lambda a: torch.cholesky_inverse(torch.linalg.cholesky(a)))
     tangent = np.random.default_rng(0).normal(size=(3, 3))

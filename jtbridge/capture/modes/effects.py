@@ -50,11 +50,13 @@ _LIFTS = frozenset(
 
 
 # Torch's forward mode is wrong for these, without an error: triangular_solve takes the tangent of the half of a matrix
-# that it does not read for one that it reads, cholesky_inverse's formula is wrong for every tangent, and a view that is
-# transposed in place transposes the tangent of the tensor that it is a view of (torch 2.13).
+# that it does not read for one that it reads, cholesky_inverse's formula is wrong for every tangent, a view that is
+# transposed in place transposes the tangent of the tensor that it is a view of, and frac's result, as a copied view,
+# has its tangent in the memory of the argument's, to which a later write in place writes (torch 2.13).
 _WRONG_FORWARD_MODE = frozenset(
     {
         torch.ops.aten.cholesky_inverse.default,
+        torch.ops.aten.frac.default,
         torch.ops.aten.triangular_solve.default,
         *(
             getattr(torch.ops.aten, name).default
@@ -210,7 +212,7 @@ class EffectRecorder:
             self.may_raise[place] = None
         if fn in _UNBATCHABLE or (fn is torch.ops.aten.roll.default and args[0].dim() == 0):  # vmap rolls the batch
             self.unbatchable = str(fn)
-        if fn in _WRONG_FORWARD_MODE or (fn in _SCATTER_REDUCE and args[4] == "prod"):
+        if fn in _WRONG_FORWARD_MODE or torch.Tag.view_copy in fn.tags or (fn in _SCATTER_REDUCE and args[4] == "prod"):
             self.wrong_forward_mode = str(fn)
         if schema_of(fn).name.endswith(FUSED):
             self.fused_norm = str(fn)
@@ -233,11 +235,9 @@ class EffectRecorder:
             # A trace takes the views of such a tensor again, from the tensor with other dimensions.
             if not args[0]._is_view() and _storages(args[0]) & self._viewed:
                 self.writes_unseen = f"it changes the dimensions of a tensor in place, and has views of it (`{fn}`)"
-        elif written:
-            given = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            if overlaps := overlapping_write(written, given):
-                self.writes_unseen = f"{overlaps} (`{fn}`)"
-                self.unbatchable = str(fn)
+        elif overlaps := overlapping_write(fn, args, kwargs):
+            self.writes_unseen = f"{overlaps} (`{fn}`)"
+            self.unbatchable = str(fn)
 
     def _note_read(self) -> None:
         """Record that the value of an example argument, or of a tensor computed from one, is read.
