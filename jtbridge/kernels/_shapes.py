@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import jax
@@ -29,11 +28,6 @@ def check_floating(**named: jax.Array | None) -> None:
 def next_power_of_2(n: int) -> int:
     """Return the smallest power of two that is not below `n`."""
     return 1 << max(n - 1, 0).bit_length()
-
-
-def rows_grid(x: jax.Array) -> tuple[int]:
-    """Return the grid of one program for each row of ``x[..., n]``."""
-    return (math.prod(x.shape[:-1]),)
 
 
 def row_block(n: int, most: int, piece: int) -> int:

@@ -71,7 +71,7 @@ def test_anew_once_something_was_tuned(doubled, tmp_path, monkeypatch):
     x = jnp.ones(4)
 
     def tune() -> None:
-        only = SoftmaxConfiguration(block=4, warps=1)
+        only = SoftmaxConfiguration(tile=1, block=4, warps=1)
         _tuning._tuned(tmp_path / "doubled.json", {"kernel": "doubled"}, [only], lambda c: 1.0)
 
     monkeypatch.setattr(_tuning._timing, "why_not", lambda: None)

@@ -47,6 +47,21 @@ def test_is_torchs(name, rows, n, dtype):
 
 
 @both
+@pytest.mark.parametrize(("rows", "n"), [(1, 3), (7, 5), (65, 2), (130, 1), (33, 31)])
+def test_tiles_of_short_rows(name, rows, n):
+    """The last tile has fewer rows than the others."""
+    f, theirs, _ = BOTH[name]
+    x, ct = 3 * normal(rows, n), normal(rows, n, seed=1)
+    x = x.at[rows // 2, 0].set(-jnp.inf) if n > 1 else x
+    want, pulled = jax.vjp(theirs, x)
+    got, pull = jax.vjp(f, x)
+    assert_close(got, want)
+    kept = jnp.arange(rows) != rows // 2  # the gradient of the reference is NaN where x is -inf
+    assert_close(pull(ct)[0][kept], pulled(ct)[0][kept], factor=4)
+    assert jnp.isnan(f(jnp.full((rows, n), -jnp.inf))).all()
+
+
+@both
 def test_long_rows_are_taken_by_blocks(name, monkeypatch):
     f, theirs, _ = BOTH[name]
     monkeypatch.setattr(configurations, "_LONGEST", 64)
@@ -91,13 +106,13 @@ def test_what_the_kernel_does_not_take_goes_jnps_way():
 @needs_compiler
 @both
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("n", [100, 4096, 50_000])
+@pytest.mark.parametrize(("rows", "n"), [(2, 100), (1000, 77), (2, 4096), (2, 50_000)])
 @candidate_counts
-def test_configurations_compile_without_spilling(name, architecture, n, count, monkeypatch, tmp_path):
+def test_configurations_compile_without_spilling(name, architecture, rows, n, count, monkeypatch, tmp_path):
     f = BOTH[name][0]
-    x = normal(2, n, dtype="bfloat16")
-    for configuration in configurations.candidates(n)[:count]:
-        monkeypatch.setattr(op, "default", lambda n, configuration=configuration: configuration)
+    x = normal(rows, n, dtype="bfloat16")
+    for configuration in configurations.candidates(rows, n)[:count]:
+        monkeypatch.setattr(op, "default", lambda rows, n, configuration=configuration: configuration)
         found = launches(lambda x, ct: jax.vjp(f, x)[1](ct), x, x)
         assert [launch.kernel.__name__ for launch in found] == ["softmax_forward", "softmax_backward"]
         for launch in found:
@@ -109,10 +124,15 @@ def test_configurations_compile_without_spilling(name, architecture, n, count, m
 
 
 def test_configurations():
-    assert configurations.default(4096) == configurations.SoftmaxConfiguration(4096, 16)
-    assert [c.warps for c in configurations.candidates(4096)] == [16, 8]
-    assert [c.warps for c in configurations.candidates(1024)] == [4, 2, 8]
-    assert [c.warps for c in configurations.candidates(16_384)] == [16]
+    assert configurations.default(8, 4096) == configurations.SoftmaxConfiguration(1, 4096, 16)
+    assert configurations.default(1000, 100) == configurations.SoftmaxConfiguration(8, 128, 4)
+    assert configurations.default(1000, 3) == configurations.SoftmaxConfiguration(64, 4, 1)
+    assert configurations.default(3, 3) == configurations.SoftmaxConfiguration(4, 4, 1)
+    assert configurations.default(1000, 50_000) == configurations.SoftmaxConfiguration(1, 4096, 16)
+    assert [c.warps for c in configurations.candidates(8, 4096)] == [16, 8]
+    assert [c.warps for c in configurations.candidates(8, 1024)] == [4, 2, 8]
+    assert [c.warps for c in configurations.candidates(8, 16_384)] == [16]
+    assert [(c.tile, c.warps) for c in configurations.candidates(8, 100)] == [(8, 4), (8, 2), (8, 8), (1, 1)]
 
 
 @needs_triton

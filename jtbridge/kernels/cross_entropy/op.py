@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 
 from jtbridge.kernels._differentiable import DifferentiableKernel
 from jtbridge.kernels._primitive import KernelPrimitive, leading
-from jtbridge.kernels._shapes import FLOATS, check_floating, rows_grid, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
@@ -185,10 +186,10 @@ def _launched(
     ignore_index: int,
     smoothing: float,
 ) -> list[jax.Array]:
-    n, rows = logits.shape[-1], rows_grid(logits)
+    n, rows = logits.shape[-1], math.prod(logits.shape[:-1])
 
     def launch_parameters(c: Forward | Backward, ignored: int = ignore_index) -> LaunchParameters:
-        grid = (*rows, -(-n // c.block)) if isinstance(c, Backward) else rows
+        grid = (rows, -(-n // c.block)) if isinstance(c, Backward) else (rows,)
         return LaunchParameters(grid, {"n": n, **c.blocks, "ignore_index": ignored, "smoothing": smoothing}, c.warps)
 
     dtypes = f"{logits.dtype} {of_rows[0].dtype}"
@@ -199,7 +200,7 @@ def _launched(
         out_types=out_types,
         candidates=tried,
         default=tried[0],
-        problem={"dtypes": dtypes, "rows": size(rows[0]), "n": size(n), "smoothed": smoothing > 0},
+        problem={"dtypes": dtypes, "rows": size(rows), "n": size(n), "smoothed": smoothing > 0},
         launch_parameters=launch_parameters,
         # The labels of a timed launch are all 0. With `ignore_index=0` the kernel would not read any row.
         timed=functools.partial(launch_parameters, ignored=-1),

@@ -1,36 +1,41 @@
-"""Launch configurations of the softmax kernels, by the length of a row."""
+"""Launch configurations of the softmax kernels, by shape: rows and elements of a program, and its warps."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from jtbridge.kernels._shapes import row_block, warps
+from jtbridge.kernels._shapes import next_power_of_2, row_block, warps
 
 # The longest row that a program holds in registers, and the length of the pieces of a longer row, in elements.
 _LONGEST, _PIECE = 16384, 4096
+# The most elements, and the most rows, of a tile of short rows.
+_TILE, _TILE_ROWS = 1024, 64
 # The most elements that a thread holds in a candidate of tuning.
 _HELD = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class SoftmaxConfiguration:
-    """The elements of a row that a program takes at a time, and its warps."""
+    """The rows that a program takes together, the elements of a row that it takes at a time, and its warps."""
 
+    tile: int
     block: int
     warps: int
 
 
-def default(n: int) -> SoftmaxConfiguration:
+def default(rows: int, n: int) -> SoftmaxConfiguration:
     """Return the configuration where nothing was tuned."""
     block = row_block(n, _LONGEST, _PIECE)
-    return SoftmaxConfiguration(block, warps(block))
+    tile = min(next_power_of_2(rows), max(1, _TILE // block), _TILE_ROWS) if n <= block else 1
+    return SoftmaxConfiguration(tile, block, warps(tile * block))
 
 
-def candidates(n: int) -> list[SoftmaxConfiguration]:
-    """Return the configurations that tuning tries: the default, and half and twice its warps."""
-    taken = default(n)
+def candidates(rows: int, n: int) -> list[SoftmaxConfiguration]:
+    """Return the configurations that tuning tries: the default, half and twice its warps, and single rows."""
+    taken = default(rows, n)
     tried = [
         taken,
-        *(SoftmaxConfiguration(taken.block, w) for w in (taken.warps // 2, taken.warps * 2) if 1 <= w <= 16),
+        *(dataclasses.replace(taken, warps=w) for w in (taken.warps // 2, taken.warps * 2) if 1 <= w <= 16),
+        SoftmaxConfiguration(1, taken.block, warps(taken.block)),
     ]
-    return [c for c in tried if c.block <= 32 * c.warps * _HELD]
+    return list(dict.fromkeys(c for c in tried if c.tile * c.block <= 32 * c.warps * _HELD))

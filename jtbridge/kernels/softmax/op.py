@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 
 from jtbridge.kernels._differentiable import DifferentiableKernel
 from jtbridge.kernels._primitive import KernelPrimitive, leading
-from jtbridge.kernels._shapes import FLOATS, rows_grid, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, unsupported_dtype
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
@@ -101,18 +102,19 @@ def _backward(y: jax.Array, ct: jax.Array, *, log: bool) -> list[jax.Array]:
 
 
 def _launched(kernel: Any, x: jax.Array, *more: jax.Array, log: bool) -> list[jax.Array]:
-    n, grid = x.shape[-1], rows_grid(x)
+    n, rows = x.shape[-1], math.prod(x.shape[:-1])
 
     def launch_parameters(c: SoftmaxConfiguration) -> LaunchParameters:
-        return LaunchParameters(grid, {"n": n, "block": c.block, "log": log}, c.warps)
+        constants = {"rows": rows, "n": n, "tile": c.tile, "block": c.block, "log": log}
+        return LaunchParameters((math.ceil(rows / c.tile),), constants, c.warps)
 
     return launch_tuned(
         kernel,
         x,
         *more,
         out_types=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
-        candidates=candidates(n),
-        default=default(n),
-        problem={"dtype": str(x.dtype), "rows": size(grid[0]), "n": size(n), "log": log},
+        candidates=candidates(rows, n),
+        default=default(rows, n),
+        problem={"dtype": str(x.dtype), "rows": size(rows), "n": size(n), "log": log},
         launch_parameters=launch_parameters,
     )
