@@ -40,6 +40,7 @@ PYTHON ?= $(firstword $(shell command -v python3.11) $(shell command -v python3)
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 JAX ?= jax==0.10.2
+TRANSFORMERS ?= transformers==5.23.0
 TRITON ?= triton==3.9.0
 JAX_TRITON ?= jax-triton==0.3.1
 JOBS ?= $(shell nproc 2> /dev/null | awk '{print $$1 < 8 ? $$1 : 8}' || echo 2)
@@ -59,7 +60,7 @@ kernels-deps := $(VENV)/.kernels
 gpu-deps := $(VENV)/.gpu
 endif
 
-# Nothing installed later may move torch or jax.
+# Nothing installed later may move torch or jax. In transformers 5.24 the arguments of models for caches have new names.
 constraints := $(VENV)/constraints.txt
 pip := $(PY) -m pip --disable-pip-version-check install --quiet
 # A force field with its weights, and what loads it. It asks for more, and for one version of torch_geometric.
@@ -83,7 +84,7 @@ help:
 
 $(VENV)/.base: Makefile
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	printf '%s\n' '$(TORCH)' '$(JAX)' > $(constraints)
+	printf '%s\n' '$(TORCH)' '$(JAX)' '$(TRANSFORMERS)' > $(constraints)
 	$(pip) '$(TORCH)' '$(JAX)' -c $(constraints)
 	touch $@
 

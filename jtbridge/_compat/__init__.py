@@ -92,6 +92,7 @@ from ._torch import triton_wrapper_class as triton_wrapper_class
 from ._torch import unwrap_compiled as unwrap_compiled
 from ._torch_eager import StorageWeakRef as StorageWeakRef
 from ._torch_eager import address_of as address_of
+from ._torch_eager import has_custom_backward as has_custom_backward
 from ._torch_eager import has_error_node as has_error_node
 from ._torch_eager import innermost as innermost
 from ._torch_eager import is_shared as is_shared

@@ -85,6 +85,14 @@ def node_names(tensors: Sequence[torch.Tensor]) -> set[str]:
     return {node.name() for node in graph_nodes(tensors)}
 
 
+def has_custom_backward(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether the autograd graph of some tensors has a backward in Python, of an autograd.Function.
+
+    Tried on torch 2.13.
+    """
+    return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in graph_nodes(tensors))
+
+
 def has_error_node(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether a backward marked `once_differentiable` has run in the autograd graph of some tensors.
 

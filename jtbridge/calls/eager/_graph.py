@@ -105,6 +105,50 @@ def refuse_once_differentiable(gradients: Sequence[torch.Tensor], of: TorchFunct
         )
 
 
+def constant_gradient_error(of: TorchFunction) -> DifferentiationError:
+    """Return the error for a gradient whose derivative torch would silently take for zero."""
+    return DifferentiationError(
+        f"`{eager_function(of).name}` uses an autograd.Function, or an operator such as torch.cond, whose backward "
+        "computes gradients outside autograd: torch has its gradient alone, no second derivative. Write the backward "
+        "with differentiable operators of the cotangents."
+    )
+
+
+def is_derivative(
+    moved: Sequence[torch.Tensor],
+    at: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor],
+    tangents: Sequence[torch.Tensor],
+    extra_axes: Sequence[int],
+) -> bool:
+    """Return whether ``moved`` can be the derivative of ``v -> v @ Df(x) @ dx``, where v is all ones.
+
+    That map is linear, so the sum of its derivative is its value. If a backward computes a part of a gradient outside
+    autograd, the derivative has no such part.
+
+    Args:
+        moved: the derivative.
+        at: v.
+        gradients: v @ Df(x).
+        tangents: dx.
+        extra_axes: the axes of dx, and so of the derivative, that v and the gradients do not have.
+    """
+    by_value = [_product(g.detach(), dx, extra_axes) for g, dx in zip(gradients, tangents, strict=True)]
+    by_derivative = [_product(v.detach(), dy, extra_axes) for v, dy in zip(at, moved, strict=True)]
+    value, derivative = (sum(x.sum() for x in terms) for terms in (by_value, by_derivative))
+    size = sum(x.abs().sum() for x in [*by_value, *by_derivative])
+    tolerance = max(torch.finfo(x.dtype).eps for x in [*gradients, *moved]) ** 0.5
+    return not bool(abs(value - derivative) > tolerance * size)  # True for NaN
+
+
+def _product(x: torch.Tensor, y: torch.Tensor, extra_axes: Sequence[int]) -> torch.Tensor:
+    """Return the real part of the product of x, which has no extra axes, with y, in double precision."""
+    for axis in sorted(extra_axes):
+        x = x.unsqueeze(axis)
+    wide = torch.complex128 if x.is_complex() or y.is_complex() else torch.float64
+    return torch.real(x.to(wide) * y.to(wide))
+
+
 def over_extra_axes(
     function: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor | None]],
     tensors: Sequence[torch.Tensor],

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from jax.interpreters import ad, batching, mlir
 
-from jtbridge._compat import add_linearization
+from jtbridge._compat import add_linearization, has_custom_backward
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.rules import batch_first, batch_size, differentiable, nonzero_inputs, to_front, zero_tangents
 from jtbridge.errors import DifferentiationError
@@ -43,9 +43,11 @@ from ._common import (
 from ._function import EagerJvp, EagerVmap, as_captured
 from ._graph import (
     AutogradGraph,
+    constant_gradient_error,
     eager_function,
     graph_in,
     innermost_vjp,
+    is_derivative,
     recording,
     refuse_once_differentiable,
     token_for,
@@ -237,9 +239,13 @@ def _by_kept_graph(
         pullback = AutogradGraph(at, gradients, graph.order + 1)
         back = Vjp(of, tuple(range(len(at))), tuple(range(len(gradients))))
         moved = pullback.pull(tangents, back, extra, create_graph=False)
+        is_lost = has_custom_backward(outputs) and not is_derivative(moved, at, gradients, tangents, extra)
     # The gradient of a norm at zero is 0, and its derivative is NaN.
-    if have_nan(moved) and not have_nan([*outputs, *tangents]):
-        moved = product_by_rows(graph, of, tangents, extra) or moved
+    if is_lost or (have_nan(moved) and not have_nan([*outputs, *tangents])):
+        by_rows = product_by_rows(graph, of, tangents, extra)
+        if is_lost and by_rows is None:
+            raise constant_gradient_error(of)
+        moved = by_rows or moved
     sizes = [tangents[0].shape[axis] for axis in extra]
     results = [dy.to(y.dtype).reshape(with_axes(y.shape, extra, sizes)) for dy, y in zip(moved, outputs, strict=True)]
     del moved, gradients, pullback
@@ -361,6 +367,8 @@ def _pullback_impl(*args: Any, fn: Any, count: int, levels: Any, keep: tuple[int
         for c in cotangents:
             c.requires_grad_(c.is_floating_point() or c.is_complex())
         found = graph.pull(cotangents, of, extra, create_graph=True)
+    if any(not g.requires_grad and g.any() for g in found) and any(c.requires_grad for c in cotangents):
+        raise constant_gradient_error(of)
     kept = AutogradGraph([*graph.inputs, *cotangents], found, graph.order + 1)
     place = Placement(x)
     return [*(place.copied(g, name) for g in found), token_for(kept, batch)]

@@ -18,6 +18,7 @@ from jtbridge._compat import (
     FakeTensorMode,
     OpOverload,
     TorchDispatchMode,
+    base_of,
     function_of_triton_operator,
     inside_mode,
     running_modules,
@@ -233,7 +234,7 @@ class EffectRecorder:
             self._viewed |= _storages(args[0])
         if torch.Tag.inplace_view in fn.tags:
             # A trace takes the views of such a tensor again, from the tensor with other dimensions.
-            if not args[0]._is_view() and _storages(args[0]) & self._viewed:
+            if base_of(args[0]) is args[0] and _storages(args[0]) & self._viewed:
                 self.writes_unseen = f"it changes the dimensions of a tensor in place, and has views of it (`{fn}`)"
         elif overlaps := overlapping_write(fn, args, kwargs):
             self.writes_unseen = f"{overlaps} (`{fn}`)"

@@ -13,7 +13,8 @@ import torch
 from jtbridge.errors import ModelError
 from jtbridge.models._module import JaxModule
 
-_CACHES = ("past_key_values", "cache_params")  # how models name their cache, in arguments and in outputs
+# How models name their cache, in arguments and in outputs: "cache" from transformers 5.24 on.
+_CACHES = ("past_key_values", "cache_params", "cache")
 
 
 @jax.tree_util.register_dataclass

@@ -233,6 +233,7 @@ def _check_inputs(model: Any, given: dict[str, Any]) -> None:
 
 
 _MADE_HERE = {
+    "cache",
     "cache_params",
     "decoder_attention_mask",
     "decoder_input_ids",
