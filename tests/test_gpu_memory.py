@@ -45,6 +45,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return events
 
 
+X = jnp.linspace(1, 2, 6).reshape(2, 3)
 INTO_XLA = ["current device", "XLA waits for torch", "XLA copies", "torch waits for XLA"]
 
 
@@ -124,6 +125,24 @@ def test_every_eager_call_releases_its_arguments(monkeypatch, of):
     if of == "a second derivative":
         jax.grad(lambda x: jax.grad(f)(x).sum())(x)
     assert len(released) >= {"a value": 1, "a gradient": 2, "a derivative": 2, "a second derivative": 3}[of]
+
+
+@cpu
+@pytest.mark.parametrize(
+    "transform", [lambda f: f, jax.grad, jax.hessian, lambda f: jax.vmap(jax.grad(f)), lambda f: jax.jvp(f, (X,), (X,))]
+)
+def test_eager_calls_whose_results_are_copied_to_xla(events, monkeypatch, transform):
+    def fn(x: Any) -> Any:
+        return (x**3).sum()
+
+    want = transform(fn)
+    want = want(X) if callable(want) else want
+    monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda self: False))
+    monkeypatch.setattr(_arrays, "_array_on_gpu", lambda tensor, name: gpu_memory.copied_to_xla(tensor))
+    got = transform(jtbridge.wrap(fn))
+    got = got(X) if callable(got) else got
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-6), got, want)
+    assert events[:4] == INTO_XLA
 
 
 @cpu
