@@ -70,7 +70,7 @@ so3lr := so3krates-torch==0.2.1 ase==3.29.0 matscipy==1.3.1 h5py==3.16.0
 long-tests := tests/islands tests/reverse tests/diagnosis tests/transforms/test_residuals.py tests/transforms/test_hessian.py tests/transforms/test_third_order.py tests/translate/test_packed_sequences.py
 # The assemblers of CUDA 12 and 13 that XLA uses.
 assemblers := nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cuda-nvcc==13.5.37
-gpu-tests := tests/kernels tests/launches tests/test_gpu_calls.py
+gpu-tests := tests/kernels tests/launches tests/test_gpu_calls.py tests/test_gpu_memory.py
 
 # One process keeps one core busy: pytest runs $(JOBS) of them, and torch would start a thread per core in each.
 threads := OMP_NUM_THREADS=1

@@ -280,6 +280,25 @@ def test_weights_that_torch_has_just_written_are_what_the_call_reads():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("way", ["auto", "dlpack", "xla", "jit"])
+def test_weights_that_a_stream_of_the_users_is_writing(way: str):
+    """An eager call waits for the current stream. A program compiled by the user waits for the default stream alone."""
+    weight, stream = torch.zeros(1 << 24, device="cuda"), torch.cuda.Stream()
+    eager = jtbridge.wrap(lambda x: (x + weight).sum(), backend="dlpack" if way == "jit" else way)
+    f = jax.jit(eager) if way == "jit" else eager
+    x = jnp.zeros(1 << 24)
+    f(x).block_until_ready()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for step in range(1, 6):
+            torch.cuda._sleep(10_000_000)
+            weight.fill_(step)
+            if way == "jit":
+                torch.cuda.default_stream().wait_stream(stream)
+            assert float(f(x)) == step * (1 << 24)
+
+
+@pytest.mark.gpu
 def test_every_gpu_runs_its_own_calls():
     f = jax.jit(jtbridge.wrap(lambda x: x * 2 + torch.ones(3), backend="dlpack"))
     for device in jax.devices():

@@ -83,6 +83,7 @@ from ._torch import once_differentiable_in as once_differentiable_in
 from ._torch import outside_modes as outside_modes
 from ._torch import pack_padded_sequence as pack_padded_sequence
 from ._torch import pad_packed_sequence as pad_packed_sequence
+from ._torch import plain as plain
 from ._torch import qualified_operator_name as qualified_operator_name
 from ._torch import replace_fake as replace_fake
 from ._torch import storage_id as storage_id

@@ -144,6 +144,14 @@ def is_zero(tensor: torch.Tensor) -> bool:
     return tensor._is_zerotensor()
 
 
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without a gradient whose memory holds its values: itself, or a copy if it :func:`is_lazy`."""
+    values = tensor.detach() if tensor.requires_grad else tensor
+    if is_zero(values):
+        values = torch.zeros_like(values, memory_format=torch.contiguous_format)
+    return values.resolve_conj().resolve_neg()
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     """Return an identifier of a tensor's storage. Tried on torch 2.13; fake storages have no `data_ptr`."""
     with torch._C.DisableTorchFunction():  # modes that watch for access to memory are not told

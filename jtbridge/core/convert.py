@@ -15,6 +15,7 @@ from jtbridge.errors import ArgumentError, DeviceError
 
 from .array_types import ArrayType, as_tensor
 from .dtypes import canonical_dtype, numpy_dtype, torch_dtype
+from .gpu_memory import copied_to_xla, shared_with_xla
 from .host_memory import reader, writer
 
 
@@ -114,11 +115,11 @@ def _to_jax(tensor: torch.Tensor, copy: bool) -> jax.Array:
     wanted = canonical_dtype(dtype)
     if tensor.device.type not in ("cpu", "cuda"):
         raise DeviceError(f"A tensor lies on device `{tensor.device}`, which JAX does not have. Move it with `.cpu()`.")
-    if tensor.device.type == "cuda" or (
-        not copy and dtype == wanted and not is_lazy(tensor) and tensor.is_contiguous() and tensor.numel()
-    ):
-        array = jax.dlpack.from_dlpack(tensor)
-        return array.copy() if copy else array
+    if tensor.device.type == "cuda":
+        shares = not copy and not is_lazy(tensor) and tensor.is_contiguous()
+        return shared_with_xla(tensor) if shares else copied_to_xla(tensor)
+    if not copy and dtype == wanted and not is_lazy(tensor) and tensor.is_contiguous() and tensor.numel():
+        return jax.dlpack.from_dlpack(tensor)
     return jax.device_put(to_numpy(tensor))
 
 

@@ -35,6 +35,11 @@ def row_block(n: int, most: int, piece: int) -> int:
     return next_power_of_2(n) if n <= most else piece
 
 
+def tile_rows(rows: int, block: int, most: int) -> int:
+    """Return how many rows of `block` elements a program takes together: up to `most` elements, and up to 64 rows."""
+    return min(next_power_of_2(rows), max(1, most // block), 64)
+
+
 def warps(block: int) -> int:
     """Return the warps of a program over a block: one for each 256 elements, 8 per thread, and from 1 to 16."""
     return min(16, max(1, block // 256))

@@ -24,7 +24,7 @@ from jtbridge.core.jax_calls import HANDLES
 from jtbridge.core.nesting import is_in_callback
 from jtbridge.errors import JaxCallError
 
-from ._tensors import common_device, jax_device, to_operands, to_tensor
+from ._tensors import common_device, jax_device, to_operands, to_tensors
 
 Types = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shapes and dtypes of flat arrays
 Arrays = Sequence[jax.Array]
@@ -98,7 +98,7 @@ class JaxFunction:
             results = self._run_jitted(to_operands(tensors, target))
             if device.type == "cpu":
                 results = [result.block_until_ready() for result in results]
-        return [to_tensor(result, device) for result in results]
+        return to_tensors(results, device)
 
     def _run_jitted(self, operands: Sequence[Any]) -> list[jax.Array]:
         return self._jitted(*operands)

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 import torch.utils.dlpack
 
-from jtbridge._compat import SharedTensor, array_on_device, is_zero
+from jtbridge._compat import SharedTensor, array_on_device, plain
 from jtbridge.core.dtypes import carrier, numpy_dtype, torch_dtype
+from jtbridge.core.gpu_memory import copied_to_torch, shared_with_xla, wait_for_torch
 from jtbridge.errors import DeviceError
 
 # Smallest size in bytes of a result whose memory a tensor takes over. DLPack takes 20 us, and a copy of 16 floats 2 us.
@@ -71,20 +72,12 @@ def to_array(tensor: torch.Tensor, device: jax.Device) -> jax.Array:  # type: ig
     """Return an array on `device` that shares the memory of a tensor if it can, for the time of one run."""
     if tensor.is_cpu:
         return array_on_device(_memory(tensor), device, committed=True)
-    return jax.dlpack.from_dlpack(_plain(tensor).contiguous())  # DLPack orders the streams
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose memory holds its values."""
-    values = tensor.detach() if tensor.requires_grad else tensor
-    if is_zero(values):
-        values = torch.zeros_like(values, memory_format=torch.contiguous_format)
-    return values.resolve_conj().resolve_neg()
+    return shared_with_xla(plain(tensor).contiguous())
 
 
 def _memory(tensor: torch.Tensor) -> np.ndarray:
     """Return a NumPy array over the memory of a CPU tensor, which is copied first if it is not contiguous."""
-    values = _plain(tensor)
+    values = plain(tensor)
     if not values.is_contiguous():
         values = values.contiguous()
     try:
@@ -97,13 +90,21 @@ def _memory(tensor: torch.Tensor) -> np.ndarray:
         return values.view(carried[1]).numpy().view(dtype)
 
 
+def to_tensors(arrays: Sequence[jax.Array], device: torch.device) -> list[torch.Tensor]:
+    """Return tensors of the values of arrays to which nothing else refers."""
+    tensors = [to_tensor(array, device) for array in arrays]
+    if device.type != "cpu" and any(array.size for array in arrays):
+        wait_for_torch(arrays[0].device)
+    return tensors
+
+
 def to_tensor(array: jax.Array, device: torch.device) -> torch.Tensor:
-    """Return a tensor over the memory of an array, to which nothing else may refer."""
+    """Return a tensor of the values of an array: over its memory, to which nothing else may refer, if it is large."""
     dtype = torch_dtype(array.dtype, "a result")
     if not array.size:
         return torch.empty(array.shape, dtype=dtype, device=device)
     if device.type != "cpu":
-        return torch.from_dlpack(array)
+        return copied_to_torch(array)
     carried = carrier(array.dtype)
     if array.nbytes < _COPIED or (carried is not None and array.dtype.itemsize == 1):  # DLPack has no float8
         # Torch's memory is aligned such that XLA need not copy it when it comes back; NumPy's is not.

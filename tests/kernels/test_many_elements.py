@@ -17,7 +17,7 @@ from jtbridge.core.dtypes import torch_dtype
 from jtbridge.kernels import _tuning
 from jtbridge.triton import fixed_interpreter
 
-from .harness import assert_close, needs_interpreter, needs_kernels, normal
+from .harness import assert_close, needs_compiler, needs_interpreter, needs_kernels, normal
 
 N, MANY = 4096, (1 << 19) + 3  # elements of a row; rows of more than 2^31 elements in all
 WEIGHT, MATRIX = normal(N, seed=1, dtype="bfloat16"), normal(N, 16, seed=2, dtype="bfloat16")
@@ -26,8 +26,10 @@ ANGLES = normal(4, 128, seed=3, dtype="bfloat16")
 # Functions of x[rows, N] that compute each row from its own numbers alone.
 FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "softmax": kernels.softmax,
+    "softmax of short rows": lambda x: kernels.softmax(x.reshape(-1, 64)).reshape(x.shape),
     "layer_norm": lambda x: kernels.layer_norm(x, WEIGHT, WEIGHT),
     "rms_norm": lambda x: kernels.rms_norm(x, WEIGHT),
+    "rms_norm of short rows": lambda x: kernels.rms_norm(x.reshape(-1, 64), WEIGHT[:64]).reshape(x.shape),
     "swiglu": lambda x: kernels.swiglu(x, x),
     "rope": lambda x: kernels.rope(x.reshape(-1, 8, 4, 128), ANGLES, ANGLES),
     "cross_entropy": lambda x: kernels.cross_entropy(x, jnp.full(len(x), 7), reduction="none"),
@@ -50,7 +52,7 @@ FEW = 6
 
 @needs_kernels
 @each
-@pytest.mark.parametrize("rows", [FEW, pytest.param(MANY, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("rows", [FEW, pytest.param(MANY, marks=[pytest.mark.gpu, needs_compiler])])
 def test_every_row_is_as_it_is_alone(name, rows):
     both = with_gradient(FUNCTIONS[name])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 import jtbridge
 from jtbridge.kernels import log_softmax, softmax
 from jtbridge.kernels.softmax import configurations, op, unsupported_reason
+from jtbridge.kernels.softmax.configurations import SoftmaxConfiguration
 
 from .harness import (
     ARCHITECTURES,
@@ -20,9 +23,12 @@ from .harness import (
     compiled,
     kernels_in,
     launches,
+    made_for,
     needs_compiler,
+    needs_kernels,
     needs_triton,
     normal,
+    recorded,
 )
 
 BOTH = {
@@ -59,6 +65,23 @@ def test_tiles_of_short_rows(name, rows, n):
     kept = jnp.arange(rows) != rows // 2  # the gradient of the reference is NaN where x is -inf
     assert_close(pull(ct)[0][kept], pulled(ct)[0][kept], factor=4)
     assert jnp.isnan(f(jnp.full((rows, n), -jnp.inf))).all()
+
+
+@needs_kernels
+@both
+@pytest.mark.parametrize(("rows", "n"), [(3, 5), (23, 100), (70, 1000), (5, 20_000)])
+def test_every_configuration_computes_the_same(name, rows, n, monkeypatch):
+    f, theirs, _ = BOTH[name]
+    x, ct = normal(rows, n), normal(rows, n, seed=1)
+    want, pulled = jax.vjp(theirs, x)
+    for configuration in configurations.candidates(rows, n):
+        monkeypatch.setattr(op, "default", lambda *_, configuration=configuration: configuration)
+        with recorded() as found:
+            got, pull = jax.vjp(f, x)
+            assert_close((got, *pull(ct)), (want, *pulled(ct)), factor=4)
+        assert [kernel for kernel, _, _ in found] == ["softmax_forward", "softmax_backward"]
+        for _, constants, warps in found:
+            assert SoftmaxConfiguration(constants["tile"], constants["block"], warps) == configuration
 
 
 @both
@@ -123,12 +146,23 @@ def test_configurations_compile_without_spilling(name, architecture, rows, n, co
             assert usage.shared <= 1024
 
 
+@needs_triton
+@needs_compiler
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("n", [32, 64, 128, 1024])
+def test_short_rows_compile_to_loads_of_16_bytes(n, architecture):
+    x = normal(300, n, dtype="bfloat16")
+    for launch in launches(lambda x, ct: jax.vjp(softmax, x)[1](ct), x, x):
+        text = made_for(launch, "cuda", architecture, 32).asm["ptx"]
+        assert set(re.findall(r"(?:ld|st)\.global(\S*)", text)) == {".v4.b32"}
+
+
 def test_configurations():
-    assert configurations.default(8, 4096) == configurations.SoftmaxConfiguration(1, 4096, 16)
-    assert configurations.default(1000, 100) == configurations.SoftmaxConfiguration(8, 128, 4)
-    assert configurations.default(1000, 3) == configurations.SoftmaxConfiguration(64, 4, 1)
-    assert configurations.default(3, 3) == configurations.SoftmaxConfiguration(4, 4, 1)
-    assert configurations.default(1000, 50_000) == configurations.SoftmaxConfiguration(1, 4096, 16)
+    assert configurations.default(8, 4096) == SoftmaxConfiguration(1, 4096, 16)
+    assert configurations.default(1000, 100) == SoftmaxConfiguration(8, 128, 4)
+    assert configurations.default(1000, 3) == SoftmaxConfiguration(64, 4, 1)
+    assert configurations.default(3, 3) == SoftmaxConfiguration(4, 4, 1)
+    assert configurations.default(1000, 50_000) == SoftmaxConfiguration(1, 4096, 16)
     assert [c.warps for c in configurations.candidates(8, 4096)] == [16, 8]
     assert [c.warps for c in configurations.candidates(8, 1024)] == [4, 2, 8]
     assert [c.warps for c in configurations.candidates(8, 16_384)] == [16]

@@ -11,6 +11,7 @@ import torch.utils.dlpack
 
 from jtbridge._compat import array_on_device, is_lazy, is_shared
 from jtbridge.core.dtypes import carrier, numpy_dtype, torch_dtype
+from jtbridge.core.gpu_memory import copied_to_xla, wait_for_torch
 from jtbridge.errors import DeviceError
 
 # Largest size in bytes of an argument that is copied, so that torch code may write to it. For a larger argument torch
@@ -75,7 +76,7 @@ class Placement:
         """
         tensor = results.pop()
         if not tensor.is_cpu:
-            return _array_on_gpu(tensor.detach(), name)
+            return _array_on_gpu(tensor, name)
         size = tensor.numel() * tensor.itemsize
         owned = size >= _SHARED and sys.getrefcount(tensor) == 2 and not is_lazy(tensor) and not is_shared(tensor)
         values = tensor.detach() if tensor.requires_grad else tensor
@@ -85,7 +86,16 @@ class Placement:
 
     def copied(self, tensor: torch.Tensor, name: str) -> jax.Array:
         """Return a tensor as an array with memory of its own."""
+        if not tensor.is_cpu:
+            return _array_on_gpu(tensor, name)
         return self.array([tensor.detach().clone(memory_format=torch.contiguous_format)], name)
+
+    def release(self, results: list[jax.Array]) -> None:
+        """Allow XLA to reuse the memory of arguments on a GPU, from which torch may still read."""
+        device = self.device
+        if device is None or device.platform == "cpu" or any(y.size and y.device == device for y in results):
+            return  # XLA waited for torch when it copied a result
+        wait_for_torch(device)
 
     def empty(self, shape: tuple[int, ...]) -> jax.Array:
         """Return a new array without elements, of dtype uint8."""
@@ -115,4 +125,4 @@ def _array_on_gpu(tensor: torch.Tensor, name: str) -> jax.Array:
         raise DeviceError(
             f"A result of `{name}` lies on device `{tensor.device}`, which JAX does not have. Move it with `.cpu()`."
         )
-    return jax.dlpack.from_dlpack(tensor.resolve_conj().resolve_neg().contiguous().clone())
+    return copied_to_xla(tensor)

@@ -371,7 +371,9 @@ def _pullback_impl(*args: Any, fn: Any, count: int, levels: Any, keep: tuple[int
         raise constant_gradient_error(of)
     kept = AutogradGraph([*graph.inputs, *cotangents], found, graph.order + 1)
     place = Placement(x)
-    return [*(place.copied(g, name) for g in found), token_for(kept, batch)]
+    results = [place.copied(g, name) for g in found]
+    place.release(results)
+    return [*results, token_for(kept, batch)]
 
 
 def _pullback_jvp(

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from jtbridge.kernels._shapes import next_power_of_2, row_block
+from jtbridge.kernels._shapes import next_power_of_2, row_block, tile_rows
 
 # The longest row that a program holds in registers. In the backward it also holds the row's gradients and the sums over
 # rows.
@@ -41,7 +41,7 @@ class NormConfiguration:
 def default_forward(rows: int, n: int) -> NormConfiguration:
     """Return the forward's default configuration: a tile of whole rows, or pieces of one row that is too long."""
     block = row_block(n, _LONGEST, _PIECE)
-    tile = _tile(rows, block, _TILE) if n <= block else 1
+    tile = tile_rows(rows, block, _TILE) if n <= block else 1
     return NormConfiguration(tile, block, _warps(tile * block))
 
 
@@ -52,7 +52,7 @@ def default_backward(rows: int, n: int, loaded: int) -> NormConfiguration:
     loaded for each element.
     """
     block = row_block(n, _LONGEST_BACKWARD, _COLUMNS)
-    tile = _tile(rows, block, _TILE_BACKWARD) if n <= block else min(next_power_of_2(rows), _COLUMN_ROWS)
+    tile = tile_rows(rows, block, _TILE_BACKWARD) if n <= block else min(next_power_of_2(rows), _COLUMN_ROWS)
     return NormConfiguration(tile, block, _warps(tile * block), _stages(loaded * tile * block))
 
 
@@ -129,11 +129,6 @@ def _fitting(
 def _warps(elements: int) -> int:
     """Return the warps of a program where nothing was tuned: 16 elements per thread, up to 16 warps."""
     return min(16, max(1, elements // 512))
-
-
-def _tile(rows: int, block: int, most: int) -> int:
-    """Return how many rows of `block` elements a program takes together: up to `most` elements, and up to 64 rows."""
-    return min(next_power_of_2(rows), max(1, most // block), 64)
 
 
 def _stages(loaded: int) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from jtbridge.kernels._shapes import next_power_of_2, row_block, warps
+from jtbridge.kernels._shapes import row_block, tile_rows, warps
 
 # The longest row that a program holds in registers, and the length of the pieces of a longer row, in elements.
 _LONGEST, _PIECE = 16384, 4096
-# The most elements, and the most rows, of a tile of short rows.
-_TILE, _TILE_ROWS = 1024, 64
+# The most elements of a tile of short rows.
+_TILE = 1024
 # The most elements that a thread holds in a candidate of tuning.
 _HELD = 32
 
@@ -26,7 +26,7 @@ class SoftmaxConfiguration:
 def default(rows: int, n: int) -> SoftmaxConfiguration:
     """Return the configuration where nothing was tuned."""
     block = row_block(n, _LONGEST, _PIECE)
-    tile = min(next_power_of_2(rows), max(1, _TILE // block), _TILE_ROWS) if n <= block else 1
+    tile = tile_rows(rows, block, _TILE) if n <= block else 1
     return SoftmaxConfiguration(tile, block, warps(tile * block))
 
 

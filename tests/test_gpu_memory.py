@@ -1,0 +1,236 @@
+"""Memory that torch and XLA hand to each other on a GPU: what waits for what, and on a GPU that nothing is overwritten.
+
+Without a GPU, memory of the CPU stands in for the GPU's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+from jtbridge.calls.eager import _arrays
+from jtbridge.core import gpu_memory
+from jtbridge.reverse import _tensors
+
+cpu = pytest.mark.cpu
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The transfers that were asked for, in their order."""
+    events: list[str] = []
+    shared, copy, imported = jax.dlpack.from_dlpack, jnp.copy, torch.utils.dlpack.from_dlpack
+
+    @contextlib.contextmanager
+    def entered(device: torch.device) -> Iterator[None]:
+        events.append("current device")
+        yield
+
+    def recorded(name: str, function: Any) -> Any:
+        return lambda x: events.append(name) or function(x)
+
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(jax.dlpack, "from_dlpack", recorded("XLA waits for torch", shared))
+    monkeypatch.setattr(jnp, "copy", recorded("XLA copies", copy))
+    monkeypatch.setattr(torch.utils.dlpack, "from_dlpack", recorded("torch waits for XLA", imported))
+    return events
+
+
+X = jnp.linspace(1, 2, 6).reshape(2, 3)
+INTO_XLA = ["current device", "XLA waits for torch", "XLA copies", "torch waits for XLA"]
+
+
+@cpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "bool", "int32", "uint8"])
+def test_an_array_has_memory_of_its_own(events, dtype):
+    tensor = torch.arange(64).reshape(8, 8).to(getattr(torch, dtype)).T
+    array = gpu_memory.copied_to_xla(tensor)
+    assert events == INTO_XLA
+    want = jtbridge.to_jax(tensor)
+    tensor.zero_()
+    assert array.dtype == want.dtype
+    np.testing.assert_array_equal(array, want)
+
+
+@cpu
+@pytest.mark.parametrize("kind", ["conj", "neg", "zero", "requires_grad"])
+def test_an_array_has_the_values_of_a_lazy_tensor(events, kind):
+    x = torch.complex(torch.arange(32.0), torch.ones(32))
+    tensor = {
+        "conj": x.conj(),
+        "neg": x.conj().imag,
+        "zero": torch._efficientzerotensor((32,)),
+        "requires_grad": x.requires_grad_() if kind == "requires_grad" else x,
+    }[kind]
+    np.testing.assert_array_equal(gpu_memory.copied_to_xla(tensor), tensor.detach().resolve_conj().resolve_neg() + 0)
+    assert events == INTO_XLA
+
+
+@cpu
+def test_no_elements(events):
+    assert gpu_memory.copied_to_xla(torch.zeros(0, 3)).shape == (0, 3)
+    assert events == INTO_XLA[:3]
+
+
+@cpu
+def test_a_tensor_has_memory_of_its_own(events):
+    array = jnp.arange(64.0)
+    tensor = gpu_memory.copied_to_torch(array)
+    assert events == ["torch waits for XLA"]
+    tensor.zero_()
+    np.testing.assert_array_equal(array, np.arange(64.0))
+
+
+@cpu
+@pytest.mark.parametrize(
+    ("results", "waits"), [("none", True), ("empty", True), ("on the CPU", True), ("there", False)]
+)
+def test_the_memory_of_arguments_is_reused_once_torch_has_read_them(monkeypatch, results, waits):
+    waited = []
+    monkeypatch.setattr(_arrays, "wait_for_torch", waited.append)
+    gpu = SimpleNamespace(platform="gpu")
+    place = _arrays.Placement([SimpleNamespace(committed=True, device=gpu)])  # type: ignore[list-item]
+    found = {
+        "none": [],
+        "empty": [SimpleNamespace(size=0, device=gpu)],
+        "on the CPU": [jnp.ones(3)],
+        "there": [SimpleNamespace(size=0, device=gpu), SimpleNamespace(size=3, device=gpu)],
+    }[results]
+    place.release(found)  # type: ignore[arg-type]
+    assert waited == [gpu] * waits
+
+
+@cpu
+@pytest.mark.parametrize("of", ["a value", "a gradient", "a derivative", "a second derivative"])
+def test_every_eager_call_releases_its_arguments(monkeypatch, of):
+    released = []
+    monkeypatch.setattr(_arrays.Placement, "release", lambda self, results: released.append(len(results)))
+    f = jtbridge.wrap(lambda x: (x.sin() * x).sum())
+    x = jnp.ones((1 << 8, 1 << 8))  # more than the fast path takes
+    if of == "a value":
+        f(x)
+    if of == "a gradient":
+        jax.grad(f)(x)
+    if of == "a derivative":
+        jax.jvp(f, (x,), (x,))
+    if of == "a second derivative":
+        jax.grad(lambda x: jax.grad(f)(x).sum())(x)
+    assert len(released) >= {"a value": 1, "a gradient": 2, "a derivative": 2, "a second derivative": 3}[of]
+
+
+@cpu
+@pytest.mark.parametrize(
+    "transform", [lambda f: f, jax.grad, jax.hessian, lambda f: jax.vmap(jax.grad(f)), lambda f: jax.jvp(f, (X,), (X,))]
+)
+def test_eager_calls_whose_results_are_copied_to_xla(events, monkeypatch, transform):
+    def fn(x: Any) -> Any:
+        return (x**3).sum()
+
+    want = transform(fn)
+    want = want(X) if callable(want) else want
+    monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda self: False))
+    monkeypatch.setattr(_arrays, "_array_on_gpu", lambda tensor, name: gpu_memory.copied_to_xla(tensor))
+    got = transform(jtbridge.wrap(fn))
+    got = got(X) if callable(got) else got
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-6), got, want)
+    assert events[:4] == INTO_XLA
+
+
+@cpu
+def test_results_of_a_jax_function_are_copied_and_released(events, monkeypatch):
+    waited = []
+    monkeypatch.setattr(_tensors, "wait_for_torch", waited.append)
+    arrays = [jnp.ones(3), jnp.zeros((0, 2)), jnp.arange(3)]
+    device = SimpleNamespace(type="cuda")
+    monkeypatch.setattr(torch, "empty", lambda shape, dtype, device: torch.zeros(shape, dtype=dtype))
+    tensors = _tensors.to_tensors(arrays, device)  # type: ignore[arg-type]
+    assert [t.tolist() for t in tensors] == [[1, 1, 1], [], [0, 1, 2]]
+    assert [tensors[i].data_ptr() == arrays[i].unsafe_buffer_pointer() for i in (0, 2)] == [False, False]
+    assert waited == [arrays[0].device]
+
+
+MANY = 1 << 24
+BEHIND = 200_000_000  # cycles of a GPU, a tenth of a second
+
+
+@pytest.mark.gpu
+def test_an_argument_that_is_gone_is_not_overwritten_before_torch_has_read_it():
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        torch.cuda._sleep(BEHIND)
+        return x * 2
+
+    f, x = jtbridge.wrap(slow), jnp.ones(MANY)
+    for _ in range(4):
+        y = f(x + 1)
+        others = [x * i for i in range(5, 9)]  # XLA takes the memory of `x + 1` for one of them
+        assert bool((y == 4).all())
+        del others
+
+
+@pytest.mark.gpu
+def test_an_argument_of_a_call_without_results_on_the_gpu_is_not_overwritten():
+    total = torch.zeros(MANY, device="cuda")
+
+    def slow(x: torch.Tensor) -> None:
+        torch.cuda._sleep(BEHIND)
+        total.add_(x)
+
+    f, x = jtbridge.wrap(slow), jnp.ones(MANY)
+    for step in range(1, 5):
+        f(x + 1)
+        others = [x * i for i in range(5, 9)]
+        assert bool((total == 2 * step).all())
+        del others
+
+
+@pytest.mark.gpu
+def test_a_result_that_is_gone_is_not_overwritten_before_xla_has_read_it():
+    @jax.jit
+    def slow(y: jax.Array, w: jax.Array) -> jax.Array:
+        w = jax.lax.fori_loop(0, 300, lambda _, w: jnp.tanh(w @ w), w)
+        return jnp.where(w[0, 0] > 2, 0, y)
+
+    f, x, w = jtbridge.wrap(lambda x: x + 1), jnp.zeros(MANY), jnp.ones((2048, 2048)) / 2048
+    slow(f(x), w).block_until_ready()
+    for _ in range(4):
+        y = slow(f(x), w)
+        others = [torch.full((MANY,), float(i), device="cuda") for i in range(5, 9)]  # torch takes the memory of `f(x)`
+        assert bool((y == 1).all())
+        del others
+
+
+@pytest.mark.gpu
+def test_a_result_of_a_jax_function_is_not_overwritten_before_torch_has_read_it():
+    double = jtbridge.to_torch_function(lambda x: x * 2)
+    x, numbers = torch.ones(MANY, device="cuda"), jnp.ones(MANY)
+    double(x)
+    for _ in range(4):
+        y = double(x)
+        torch.cuda._sleep(BEHIND)
+        z = y + 1
+        del y
+        others = [numbers * i for i in range(5, 9)]
+        assert bool((z == 3).all())
+        del others
+
+
+@pytest.mark.gpu
+def test_eager_calls_on_every_gpu():
+    """Torch exports tensors of its current GPU alone."""
+    f = jtbridge.wrap(lambda x: (x * 2).sum())
+    double = jtbridge.to_torch_function(lambda x: x * 2)
+    for i, device in enumerate(jax.local_devices()):
+        x = jax.device_put(jnp.ones(3), device)
+        assert f(x).devices() == jax.grad(f)(x).devices() == {device}
+        tensor = torch.ones(3, device=f"cuda:{i}")
+        assert jtbridge.to_jax(tensor).devices() == jtbridge.to_jax(tensor, copy=False).devices() == {device}
+        assert double(tensor).device == tensor.device
