@@ -65,6 +65,8 @@ from ._torch import HigherOrderOperator as HigherOrderOperator
 from ._torch import OpOverload as OpOverload
 from ._torch import TorchDispatchMode as TorchDispatchMode
 from ._torch import any_autocast as any_autocast
+from ._torch import custom_backwards as custom_backwards
+from ._torch import detached_backwards as detached_backwards
 from ._torch import differentiating as differentiating
 from ._torch import function_of_triton_operator as function_of_triton_operator
 from ._torch import functorch_depth as functorch_depth
@@ -74,6 +76,7 @@ from ._torch import has_cpu_kernel as has_cpu_kernel
 from ._torch import has_saved_tensor_hooks as has_saved_tensor_hooks
 from ._torch import has_torch_modes as has_torch_modes
 from ._torch import in_forward_mode as in_forward_mode
+from ._torch import innermost as innermost
 from ._torch import inside_functorch as inside_functorch
 from ._torch import is_lazy as is_lazy
 from ._torch import is_tracing_exception as is_tracing_exception
@@ -93,9 +96,7 @@ from ._torch import triton_wrapper_class as triton_wrapper_class
 from ._torch import unwrap_compiled as unwrap_compiled
 from ._torch_eager import StorageWeakRef as StorageWeakRef
 from ._torch_eager import address_of as address_of
-from ._torch_eager import has_custom_backward as has_custom_backward
 from ._torch_eager import has_error_node as has_error_node
-from ._torch_eager import innermost as innermost
 from ._torch_eager import is_shared as is_shared
 from ._torch_eager import node_names as node_names
 from ._torch_eager import replace_memory as replace_memory

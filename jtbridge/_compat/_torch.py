@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +69,42 @@ def once_differentiable_in(tensors: Sequence[torch.Tensor]) -> str | None:
         if function is not None and getattr(function.backward, "__code__", None) is wrapper.__code__:
             return function.__name__
     return None
+
+
+def innermost(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor under all wrappers of `torch.func`. Tried on torch 2.13; there is no public query."""
+    while functorch_bindings.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch_bindings.get_unwrapped(tensor)
+    return tensor
+
+
+def custom_backwards(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Return the nodes of an `autograd.Function` in the graph of some tensors. Tried on torch 2.13."""
+    return [node for node in graph_nodes(tensors) if isinstance(node, torch.autograd.function.BackwardCFunction)]
+
+
+@contextlib.contextmanager
+def detached_backwards(tensors: Sequence[torch.Tensor]) -> Iterator[list[str]]:
+    """Yield a list of the backwards in the graph of some tensors that computed outside autograd inside the block.
+
+    Such a backward of an `autograd.Function` returns a gradient that does not depend on the cotangent, as autograd sees
+    it, so its derivative is silently zero. Gradients of zeros are not meant; on fake tensors they cannot be told apart.
+    Only backwards whose cotangent requires a gradient can be judged. Tried on torch 2.13.
+    """
+    found: list[str] = []
+
+    def note(node: Any, gradients: Sequence[Any], cotangents: Sequence[Any]) -> None:
+        if any(innermost(ct).requires_grad for ct in cotangents if ct is not None):
+            constant = [g for g in (innermost(g) for g in gradients if g is not None) if not g.requires_grad]
+            if any(isinstance(g, FakeTensor) or bool(g.any()) for g in constant):
+                found.append(type(node).__name__.removesuffix("Backward"))
+
+    handles = [node.register_hook(functools.partial(note, node)) for node in custom_backwards(tensors)]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def materializes_gradients(tensors: Sequence[torch.Tensor]) -> bool:

@@ -8,12 +8,11 @@ import sys
 from collections.abc import Sequence
 
 import torch
-import torch._C._functorch as functorch_bindings
 
 # Tried on torch 2.13. The only class for weak references to storages; it is not documented.
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef
 
-from ._torch import graph_nodes
+from ._torch import graph_nodes, innermost
 
 
 def run_backward(
@@ -73,24 +72,9 @@ def replace_memory(storage: torch.UntypedStorage) -> None:
         swap(storage.clone())
 
 
-def innermost(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor under all wrappers of `torch.func`. Tried on torch 2.13; there is no public query."""
-    while functorch_bindings.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch_bindings.get_unwrapped(tensor)
-    return tensor
-
-
 def node_names(tensors: Sequence[torch.Tensor]) -> set[str]:
     """Return the names of the nodes in the autograd graph of some tensors."""
     return {node.name() for node in graph_nodes(tensors)}
-
-
-def has_custom_backward(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether the autograd graph of some tensors has a backward in Python, of an autograd.Function.
-
-    Tried on torch 2.13.
-    """
-    return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in graph_nodes(tensors))
 
 
 def has_error_node(tensors: Sequence[torch.Tensor]) -> bool:

@@ -42,7 +42,7 @@ def writer(type_: ArrayType) -> Callable[[np.ndarray, torch.Tensor], None]:
     def write_small(array: np.ndarray, tensor: torch.Tensor) -> None:
         try:
             np.copyto(array, tensor.numpy())
-        except RuntimeError:  # it requires grad, or is lazily negated or zero: too rare to test in every call
+        except (RuntimeError, TypeError):  # it requires grad, or is lazily negated or zero: too rare to test each time
             read(array).copy_(tensor.detach())
 
     return write_small

@@ -7,7 +7,7 @@ torch's, since JAX transposes without conjugating (https://docs.jax.dev/en/lates
 
 from ._batch_statistics import DifferentiableStatistics, with_differentiable_statistics
 from ._composite import FUSED, WITHOUT_DOUBLE_BACKWARD
-from ._derived import conjugate, refuse_once_differentiable
+from ._derived import DetachedBackwardError, conjugate, refuse_once_differentiable, refused_detached_backwards
 from ._jvp import LARGEST_JACOBIAN, Jvp, have_nan
 from ._padded_embedding import PADDED
 from ._rows import RowAxes, row_axes, with_rows
@@ -20,6 +20,7 @@ __all__ = [
     "LARGEST_JACOBIAN",
     "PADDED",
     "WITHOUT_DOUBLE_BACKWARD",
+    "DetachedBackwardError",
     "DifferentiableStatistics",
     "Jvp",
     "RowAxes",
@@ -30,6 +31,7 @@ __all__ = [
     "have_nan",
     "of_results",
     "refuse_once_differentiable",
+    "refused_detached_backwards",
     "row_axes",
     "with_differentiable_statistics",
     "with_rows",

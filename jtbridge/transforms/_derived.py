@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from jtbridge._compat import FakeTensor, detached_backwards, innermost
 from jtbridge.core.array_types import Tensors
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.torch_state import TorchState
@@ -47,6 +48,37 @@ def refuse_once_differentiable(traced: TracedFunction, order: int) -> None:
             f"`{traced.name}` uses the autograd.Function `{name}`, whose backward is once_differentiable, so torch "
             "has its gradient alone: no second derivative, and no forward mode, which takes two reverse modes here. "
             "Write the backward with differentiable operators, or give the Function a `jvp`."
+        )
+
+
+class DetachedBackwardError(DifferentiationError):
+    """A backward of the user's computes outside autograd, and its gradient is to be differentiated."""
+
+
+class UntraceableBackwardError(RuntimeError):
+    """A backward may compute outside autograd. Real values would show whether it does; a trace has none."""
+
+
+@contextlib.contextmanager
+def refused_detached_backwards(name: str, results: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Refuse, at the end of the block, gradients whose derivative torch would silently take for zero.
+
+    Args:
+        name: the name of the function, for the message.
+        results: tensors that are differentiated inside the block.
+
+    Raises:
+        DetachedBackwardError: a backward of an autograd.Function computed outside autograd.
+        UntraceableBackwardError: a backward returned a gradient on fake tensors that may be zeros, or be detached.
+    """
+    with detached_backwards(results) as found:
+        yield
+    if found:
+        in_trace = any(isinstance(innermost(result), FakeTensor) for result in results)
+        raise (UntraceableBackwardError if in_trace else DetachedBackwardError)(
+            f"`{name}` uses the autograd.Function `{found[0]}`, whose backward computes gradients outside autograd, as "
+            "with NumPy or `detach`: torch has its gradient alone, no second derivative. Write the backward with "
+            "differentiable operators of the cotangents."
         )
 
 

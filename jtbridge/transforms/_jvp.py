@@ -16,7 +16,14 @@ from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.nesting import marked
 from jtbridge.errors import DifferentiationError
 
-from ._derived import Derived, differentiable_norms, of_differentiated, refuse_once_differentiable
+from ._derived import (
+    Derived,
+    DetachedBackwardError,
+    UntraceableBackwardError,
+    differentiable_norms,
+    of_differentiated,
+    refuse_once_differentiable,
+)
 from ._padded_embedding import PaddedEmbeddings
 from ._vjp import Vjp
 
@@ -112,6 +119,12 @@ class Jvp(Derived):
             return self._by_rows(tensors)
         try:
             products = self._by_two_vjps(tensors)
+        except UntraceableBackwardError:
+            raise
+        except DetachedBackwardError:
+            if self.fn.order > 0 or not self._has_small_jacobian():
+                raise
+            return self._by_rows(tensors)
         except RuntimeError as error:
             if isinstance(error, DifferentiationError):
                 raise

@@ -9,13 +9,26 @@ from typing import Any
 
 import torch
 
-from jtbridge._compat import inside_functorch, once_differentiable_in, reentrant_checkpoints
+from jtbridge._compat import (
+    custom_backwards,
+    inside_functorch,
+    is_zero,
+    once_differentiable_in,
+    reentrant_checkpoints,
+)
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.nesting import marked
 from jtbridge.triton import intercepted_launches
 
 from ._batch_statistics import DifferentiableStatistics, is_refusal
-from ._derived import Derived, conjugate, differentiable_norms, of_differentiated, refuse_once_differentiable
+from ._derived import (
+    Derived,
+    conjugate,
+    differentiable_norms,
+    of_differentiated,
+    refuse_once_differentiable,
+    refused_detached_backwards,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +89,19 @@ class Vjp(Derived):
             if not pairs:
                 return results, tuple(torch.zeros_like(primals[i]) for i in self.wrt)
             differentiated = [inputs[i] for i in self.wrt]
-            extra = reentrant_checkpoints([y for y, _ in pairs], differentiated)
-            grads = torch.autograd.grad(
-                [y for y, _ in pairs], differentiated, [ct for _, ct in pairs], create_graph=again, allow_unused=True
-            )
-            found = [[_dense(part) for part in parts if part is not None] for parts in zip(grads, extra, strict=True)]
+            outputs, cts = [y for y, _ in pairs], [ct for _, ct in pairs]
+            extra = reentrant_checkpoints(outputs, differentiated)
+            watched = contextlib.nullcontext()
+            if again and custom_backwards(outputs):
+                watched = refused_detached_backwards(self.base.name, outputs)
+                cts = [ct if ct.requires_grad else ct.detach().requires_grad_() for ct in cts]
+            with watched:
+                grads = torch.autograd.grad(outputs, differentiated, cts, create_graph=again, allow_unused=True)
+            # A lazy zero needs no place in a sum, and is on no device that a trace could know.
+            found = [
+                [_dense(part) for part in parts if part is not None and not is_zero(part)]
+                for parts in zip(grads, extra, strict=True)
+            ]
             grads = tuple(
                 sum(parts[1:], parts[0]) if parts else torch.zeros_like(primals[i])
                 for i, parts in zip(self.wrt, found, strict=True)

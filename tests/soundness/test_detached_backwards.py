@@ -14,6 +14,7 @@ import jtbridge
 from jtbridge.errors import DifferentiationError
 
 pytestmark = [
+    pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning"),
     pytest.mark.usefixtures("x64"),
     pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # by torch.cond
@@ -37,12 +38,24 @@ class ByNumPy(torch.autograd.Function):
         return torch.from_numpy(ct.detach().numpy() * np.cos(x.detach().numpy()))
 
 
+class Detached(ByNumPy):
+    """The sine, by operators that can be translated."""
+
+    @staticmethod
+    def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:
+        return (ct * ctx.saved_tensors[0].cos()).detach()
+
+
 def alone(x: torch.Tensor) -> torch.Tensor:
     return ByNumPy.apply(x)
 
 
 def in_a_part(x: torch.Tensor) -> torch.Tensor:
     return ByNumPy.apply(x) + x * x
+
+
+def translatable(x: torch.Tensor) -> torch.Tensor:
+    return Detached.apply(x) * 2
 
 
 def by_cond(x: torch.Tensor) -> torch.Tensor:
@@ -68,6 +81,7 @@ class Scaled(torch.autograd.Function):
 DERIVATIVES = {
     alone: jnp.cos,
     in_a_part: lambda x: jnp.cos(x) + 2 * x,
+    translatable: lambda x: 2 * jnp.cos(x),
     by_cond: jnp.cos,
     scaled: lambda x: 3 * x**2,
 }
@@ -91,20 +105,57 @@ def test_gradients(fn, by):
     np.testing.assert_allclose(jax.vjp(f, X)[1](DX)[0], DERIVATIVES[fn](X) * DX, rtol=1e-12)
 
 
-@pytest.mark.parametrize("fn", [alone, by_cond])
+in_programs = pytest.mark.parametrize("fn", [alone, in_a_part, translatable, scaled])  # torch.cond is for eager calls
+
+
+@in_programs
 @pytest.mark.parametrize("by", CALLED)
-def test_second_derivatives_are_refused(fn, by):
+def test_derivatives_in_a_program(fn, by):
+    f = jtbridge.wrap(fn, backend=by)
+    expected = DERIVATIVES[fn](X)
+    np.testing.assert_allclose(jax.jit(lambda x, dx: jax.jvp(f, (x,), (dx,))[1])(X, DX), expected * DX, rtol=1e-12)
+    np.testing.assert_allclose(jax.jit(jax.jacfwd(f))(X), np.diag(expected), rtol=1e-12)
+    np.testing.assert_allclose(jax.jit(lambda x, ct: jax.vjp(f, x)[1](ct)[0])(X, DX), expected * DX, rtol=1e-12)
+
+
+SECOND = {"hessian": jax.hessian, "reverse twice": lambda f: jax.jacrev(jax.grad(f))}
+second = pytest.mark.parametrize("name", SECOND)
+
+
+@second
+@pytest.mark.parametrize("fn", [alone, in_a_part, translatable, by_cond])
+@pytest.mark.parametrize("by", CALLED)
+def test_second_derivatives_are_refused(fn, by, name):
     f = jtbridge.wrap(fn, backend=by)
     with pytest.raises(DifferentiationError, match="outside autograd"):
-        jax.hessian(lambda x: f(x).sum())(X)
+        SECOND[name](lambda x: f(x).sum())(X)
 
 
-def test_second_derivatives_of_simple_operators():
-    f = jtbridge.wrap(scaled)
-    np.testing.assert_allclose(jax.hessian(lambda x: f(x).sum())(X), np.diag(6 * X), rtol=1e-12)
+@second
+@pytest.mark.parametrize("fn", [alone, in_a_part, translatable])
+@pytest.mark.parametrize("by", CALLED)
+def test_second_derivatives_in_a_program_are_refused(fn, by, name):
+    f = jtbridge.wrap(fn, backend=by)
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="outside autograd"):
+        jax.jit(SECOND[name](lambda x: f(x).sum()))(X).block_until_ready()
 
 
-def test_a_jacobian_that_is_too_large_is_refused(monkeypatch):
-    monkeypatch.setattr("jtbridge.calls.eager._rows.LARGEST_JACOBIAN", 8)
-    with pytest.raises(DifferentiationError, match="outside autograd"):
-        jax.jvp(jtbridge.wrap(alone), (X,), (DX,))
+@second
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("by", [*CALLED, "xla"])
+def test_second_derivatives_of_differentiable_backwards(by, name, jitted):
+    f = jtbridge.wrap(scaled, backend=by)
+    found = SECOND[name](lambda x: f(x).sum())
+    np.testing.assert_allclose((jax.jit(found) if jitted else found)(X), np.diag(6 * X), rtol=1e-12)
+
+
+@pytest.mark.parametrize("place", ["jtbridge.calls.eager._rows", "jtbridge.transforms._jvp"])
+def test_a_jacobian_that_is_too_large_is_refused(place, monkeypatch):
+    monkeypatch.setattr(f"{place}.LARGEST_JACOBIAN", 8)
+
+    def moved(x, dx):
+        return jax.jvp(jtbridge.wrap(alone), (x,), (dx,))[1]
+
+    run = moved if "eager" in place else jax.jit(moved)
+    with pytest.raises((DifferentiationError, jax.errors.JaxRuntimeError, ValueError), match="outside autograd"):
+        jax.block_until_ready(run(X, DX))

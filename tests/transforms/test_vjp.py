@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import jax
+import numpy as np
 import pytest
+import torch
 
+import jtbridge
 from tests import reference
 from tests.compare import assert_matches
 
@@ -71,3 +74,18 @@ def test_one_result_at_a_time(name: str, x64: None):
             tensors([cotangent]),
         )
         assert_matches(list(pullback(jax.numpy.asarray(cotangent))), expected)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("by", ["auto", "dlpack", "callback"])
+def test_lazy_zeros(by: str, jitted: bool):
+    """Autograd returns a tensor of zeros without memory for each of these."""
+    for fn in (
+        lambda x: torch.sgn(torch.pow(torch.aminmax(x.view(-1), dim=0)[0], 4)),
+        lambda x: torch.sgn(x.amax()),
+        lambda x: torch.sgn(x.sum()),
+        lambda x: torch.sgn(x[0]),
+    ):
+        gradient = jax.grad(jtbridge.wrap(fn, backend=by))
+        x = jax.numpy.array([1.0, -2.0, 3.0])
+        np.testing.assert_array_equal((jax.jit(gradient) if jitted else gradient)(x), np.zeros(3))

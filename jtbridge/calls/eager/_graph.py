@@ -17,7 +17,7 @@ import torch
 from jtbridge._compat import has_error_node, node_names, reentrant_checkpoints, run_backward
 from jtbridge.core.functions import TorchFunction
 from jtbridge.errors import DifferentiationError
-from jtbridge.transforms import Vjp, Vmap, conjugate
+from jtbridge.transforms import Vjp, Vmap, conjugate, refused_detached_backwards
 from jtbridge.triton import intercepted_launches
 
 from ._arrays import Placement
@@ -58,6 +58,8 @@ class AutogradGraph:
 
         Raises:
             DifferentiationError: torch has no derivative of a gradient that this graph computes.
+            DetachedBackwardError: a backward of the user's computes outside autograd, and the result will be
+                differentiated.
         """
         inputs = [self.inputs[i] for i in of.wrt]
         pairs = [
@@ -71,7 +73,8 @@ class AutogradGraph:
 
         def gradients(cts: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
             extra = reentrant_checkpoints(outputs, inputs)
-            with intercepted_launches():  # a backward may launch Triton kernels
+            watched = refused_detached_backwards(of.base.name, outputs) if create_graph else contextlib.nullcontext()
+            with watched, intercepted_launches():  # a backward may launch Triton kernels
                 found = run_backward(outputs, [conjugate(ct) for ct in cts], inputs, create_graph=create_graph)
             return [_sum_of(grad, other) for grad, other in zip(found, extra, strict=True)]
 
@@ -103,50 +106,6 @@ def refuse_once_differentiable(gradients: Sequence[torch.Tensor], of: TorchFunct
             "has its gradient alone: no second derivative, and no forward mode, which takes two reverse modes here. "
             "Write the backward with differentiable operators."
         )
-
-
-def constant_gradient_error(of: TorchFunction) -> DifferentiationError:
-    """Return the error for a gradient whose derivative torch would silently take for zero."""
-    return DifferentiationError(
-        f"`{eager_function(of).name}` uses an autograd.Function, or an operator such as torch.cond, whose backward "
-        "computes gradients outside autograd: torch has its gradient alone, no second derivative. Write the backward "
-        "with differentiable operators of the cotangents."
-    )
-
-
-def is_derivative(
-    moved: Sequence[torch.Tensor],
-    at: Sequence[torch.Tensor],
-    gradients: Sequence[torch.Tensor],
-    tangents: Sequence[torch.Tensor],
-    extra_axes: Sequence[int],
-) -> bool:
-    """Return whether ``moved`` can be the derivative of ``v -> v @ Df(x) @ dx``, where v is all ones.
-
-    That map is linear, so the sum of its derivative is its value. If a backward computes a part of a gradient outside
-    autograd, the derivative has no such part.
-
-    Args:
-        moved: the derivative.
-        at: v.
-        gradients: v @ Df(x).
-        tangents: dx.
-        extra_axes: the axes of dx, and so of the derivative, that v and the gradients do not have.
-    """
-    by_value = [_product(g.detach(), dx, extra_axes) for g, dx in zip(gradients, tangents, strict=True)]
-    by_derivative = [_product(v.detach(), dy, extra_axes) for v, dy in zip(at, moved, strict=True)]
-    value, derivative = (sum(x.sum() for x in terms) for terms in (by_value, by_derivative))
-    size = sum(x.abs().sum() for x in [*by_value, *by_derivative])
-    tolerance = max(torch.finfo(x.dtype).eps for x in [*gradients, *moved]) ** 0.5
-    return not bool(abs(value - derivative) > tolerance * size)  # True for NaN
-
-
-def _product(x: torch.Tensor, y: torch.Tensor, extra_axes: Sequence[int]) -> torch.Tensor:
-    """Return the real part of the product of x, which has no extra axes, with y, in double precision."""
-    for axis in sorted(extra_axes):
-        x = x.unsqueeze(axis)
-    wide = torch.complex128 if x.is_complex() or y.is_complex() else torch.float64
-    return torch.real(x.to(wide) * y.to(wide))
 
 
 def over_extra_axes(

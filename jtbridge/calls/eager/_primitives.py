@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from jax.interpreters import ad, batching, mlir
 
-from jtbridge._compat import add_linearization, has_custom_backward
+from jtbridge._compat import add_linearization
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.rules import batch_first, batch_size, differentiable, nonzero_inputs, to_front, zero_tangents
 from jtbridge.errors import DifferentiationError
-from jtbridge.transforms import Vjp, have_nan
+from jtbridge.transforms import DetachedBackwardError, Vjp, have_nan
 
 from ._arrays import Placement, copied_tensor
 from ._common import (
@@ -43,11 +43,9 @@ from ._common import (
 from ._function import EagerJvp, EagerVmap, as_captured
 from ._graph import (
     AutogradGraph,
-    constant_gradient_error,
     eager_function,
     graph_in,
     innermost_vjp,
-    is_derivative,
     recording,
     refuse_once_differentiable,
     token_for,
@@ -232,24 +230,33 @@ def _by_kept_graph(
 ) -> list[jax.Array]:
     with recording():
         outputs = [graph.outputs[o] for o in of.outs]
-        at = [torch.ones_like(y, memory_format=torch.contiguous_format).requires_grad_() for y in outputs]
-        gradients = graph.pull(at, of, (), create_graph=True)
-        refuse_once_differentiable(gradients, of)
         tangents = [copied_tensor(dx) for dx in tangents_in]
-        pullback = AutogradGraph(at, gradients, graph.order + 1)
-        back = Vjp(of, tuple(range(len(at))), tuple(range(len(gradients))))
-        moved = pullback.pull(tangents, back, extra, create_graph=False)
-        is_lost = has_custom_backward(outputs) and not is_derivative(moved, at, gradients, tangents, extra)
+        try:
+            moved = _by_two_pullbacks(graph, of, tangents, extra)
+        except DetachedBackwardError:
+            found = product_by_rows(graph, of, tangents, extra)
+            if found is None:
+                raise
+            moved = found
     # The gradient of a norm at zero is 0, and its derivative is NaN.
-    if is_lost or (have_nan(moved) and not have_nan([*outputs, *tangents])):
-        by_rows = product_by_rows(graph, of, tangents, extra)
-        if is_lost and by_rows is None:
-            raise constant_gradient_error(of)
-        moved = by_rows or moved
+    if have_nan(moved) and not have_nan([*outputs, *tangents]):
+        moved = product_by_rows(graph, of, tangents, extra) or moved
     sizes = [tangents[0].shape[axis] for axis in extra]
     results = [dy.to(y.dtype).reshape(with_axes(y.shape, extra, sizes)) for dy, y in zip(moved, outputs, strict=True)]
-    del moved, gradients, pullback
+    del moved
     return exported(results, like, of)
+
+
+def _by_two_pullbacks(
+    graph: AutogradGraph, of: Vjp, tangents: Sequence[torch.Tensor], extra: Sequence[int]
+) -> tuple[torch.Tensor, ...]:
+    outputs = [graph.outputs[o] for o in of.outs]
+    at = [torch.ones_like(y, memory_format=torch.contiguous_format).requires_grad_() for y in outputs]
+    gradients = graph.pull(at, of, (), create_graph=True)
+    refuse_once_differentiable(gradients, of)
+    pullback = AutogradGraph(at, gradients, graph.order + 1)
+    back = Vjp(of, tuple(range(len(at))), tuple(range(len(gradients))))
+    return pullback.pull(tangents, back, extra, create_graph=False)
 
 
 def _inputs_of(transpose: TorchFunction, forward: TorchFunction) -> int:
@@ -367,8 +374,6 @@ def _pullback_impl(*args: Any, fn: Any, count: int, levels: Any, keep: tuple[int
         for c in cotangents:
             c.requires_grad_(c.is_floating_point() or c.is_complex())
         found = graph.pull(cotangents, of, extra, create_graph=True)
-    if any(not g.requires_grad and g.any() for g in found) and any(c.requires_grad for c in cotangents):
-        raise constant_gradient_error(of)
     kept = AutogradGraph([*graph.inputs, *cotangents], found, graph.order + 1)
     place = Placement(x)
     results = [place.copied(g, name) for g in found]
