@@ -90,7 +90,7 @@ def test_locks_of_modules_are_taken_before_the_lock_of_forward_mode(own: str, mo
         def __exit__(self, *error: object) -> None:
             pass
 
-    monkeypatch.setattr(_jvp, "_FORWARD_MODE", Recording())
+    monkeypatch.setattr(_jvp, "FORWARD_MODE", Recording())
     f = jtbridge.wrap(module, backend=own)
     jax.block_until_ready(jax.jit(lambda x: jax.jvp(f, (x,), (x,)))(jnp.ones(2)))
     assert held

@@ -15,6 +15,14 @@ from ._draws import same_generator as same_generator
 from ._flex_attention import flex_attention_in_operators as flex_attention_in_operators
 from ._flex_attention import flex_attention_scores as flex_attention_scores
 from ._flex_attention import is_flex_attention as is_flex_attention
+from ._forward_mode import dual as dual
+from ._forward_mode import enter_shared_level as enter_shared_level
+from ._forward_mode import exit_shared_level as exit_shared_level
+from ._forward_mode import forward_mode as forward_mode
+from ._forward_mode import has_tangent as has_tangent
+from ._forward_mode import in_forward_mode as in_forward_mode
+from ._forward_mode import level_is_shared as level_is_shared
+from ._forward_mode import thread_in_forward_mode as thread_in_forward_mode
 from ._interrupts import raise_in_thread as raise_in_thread
 from ._jax import ORDERED_EFFECT as ORDERED_EFFECT
 from ._jax import Primitive as Primitive
@@ -75,7 +83,6 @@ from ._torch import has_batching_rule as has_batching_rule
 from ._torch import has_cpu_kernel as has_cpu_kernel
 from ._torch import has_saved_tensor_hooks as has_saved_tensor_hooks
 from ._torch import has_torch_modes as has_torch_modes
-from ._torch import in_forward_mode as in_forward_mode
 from ._torch import innermost as innermost
 from ._torch import inside_functorch as inside_functorch
 from ._torch import is_lazy as is_lazy

@@ -138,11 +138,6 @@ def differentiating() -> bool:
     return any(interpreter.key() != functorch_bindings.TransformType.Vmap for interpreter in stack)
 
 
-def in_forward_mode() -> bool:
-    """Return whether torch's forward mode is active. Tried on torch 2.13; there is no public query."""
-    return torch.autograd.forward_ad._current_level >= 0
-
-
 def has_saved_tensor_hooks() -> bool:
     """Return whether ``torch.autograd.graph.saved_tensors_hooks`` is active on this thread. Tried on torch 2.13."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None  # type: ignore[attr-defined]

@@ -181,6 +181,7 @@ def traits_of(
     autograd = AutogradTraits(
         switches_grad_mode=recorder.switches_grad_mode,
         inner_autograd=recorder.inner_autograd,
+        forward_mode=recorder.forward_mode,
         uses_data=recorder.uses_data,
         writes_unseen=recorder.writes_unseen,
         breaks_inner_graph=recorder.inner_autograd and not recorder.keeps_inner_graph,

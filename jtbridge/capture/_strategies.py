@@ -16,10 +16,11 @@ from jtbridge._compat import (
 )
 from jtbridge.core.array_types import OutputTree, as_tensor, is_array_leaf
 from jtbridge.core.declared import check_declared, declared_types, wrong_declaration
+from jtbridge.core.forward_mode import named_forward_mode
 from jtbridge.core.nesting import as_in_program
 from jtbridge.core.pytree import flatten_output, key_order
 from jtbridge.core.static import same_static
-from jtbridge.core.traits import FunctionTraits
+from jtbridge.core.traits import AutogradTraits, FunctionTraits
 from jtbridge.errors import JtbridgeError, ShapeInferenceError
 from jtbridge.triton.launches import late_scalars, may_need_late_scalars
 
@@ -337,9 +338,10 @@ def _declared(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     reason = "its side effects are wanted, and its output shapes are given" if cause is None else reason_of(cause)
     out_types, tree = declared_types(request.output_shapes)
     positions = tuple(range(len(out_types)))
-    return AbstractResult(
-        out_types, OutputTree(tree, positions, (None,) * len(out_types)), FunctionTraits(untraceable=reason)
-    )
+    # A lock for every function would let functions wait for each other that exchange messages.
+    autograd = AutogradTraits(forward_mode=named_forward_mode(request.call))
+    traits = FunctionTraits(autograd=autograd, untraceable=reason)
+    return AbstractResult(out_types, OutputTree(tree, positions, (None,) * len(out_types)), traits)
 
 
 def reason_of(cause: Exception) -> str:

@@ -185,7 +185,7 @@ class TracedFunction(TorchFunction):
     def locked(self) -> Iterator[None]:
         """Hold the locks of the modules that this function calls: another thread may have exchanged their parameters.
 
-        The locks are taken after `TRACING` and before the lock of forward mode.
+        The locks are taken after `TRACING` and before `FORWARD_MODE`, which is held too if the function uses it.
         """
         with contextlib.ExitStack() as stack:
             for lock in self._locks:

@@ -9,18 +9,20 @@ from typing import Any
 
 import torch
 
+from .forward_mode import forward_mode_for
 from .traits import FunctionTraits
 
 _MODULE_LOCKS: weakref.WeakKeyDictionary[torch.nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 
 
 def locks_for(traits: FunctionTraits) -> tuple[Any, ...]:
-    """Return the locks of the modules that a function calls, in a fixed order.
+    """Return the locks of the modules that a function calls, in a fixed order, and that of torch's forward mode.
 
     XLA runs calls of several devices at once, and torch.func.functional_call exchanges a module's parameters in place
     while it runs. A function that calls no module takes no lock.
     """
-    return module_locks([module for ref in traits.effects.modules if (module := ref()) is not None])
+    modules = module_locks([module for ref in traits.effects.modules if (module := ref()) is not None])
+    return (*modules, *forward_mode_for(traits.autograd.forward_mode))
 
 
 def module_locks(modules: Sequence[torch.nn.Module]) -> tuple[Any, ...]:

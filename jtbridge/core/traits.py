@@ -30,6 +30,7 @@ class AutogradTraits:
     Attributes:
         switches_grad_mode: the function switches gradient recording on or off.
         inner_autograd: the function takes gradients inside.
+        forward_mode: which of torch's forward modes the function may use inside: "torch.func", "forward_ad" or None.
         uses_data: the function reads `.data`, a detach that torch.func does not see.
         writes_unseen: how the function writes to memory in a way that autograd does not follow, if it does. A gradient
             may then be computed from values that were written over.
@@ -41,6 +42,7 @@ class AutogradTraits:
 
     switches_grad_mode: bool = False
     inner_autograd: bool = False
+    forward_mode: str | None = None
     uses_data: bool = False
     writes_unseen: str | None = None
     breaks_inner_graph: bool = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import threading
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +12,7 @@ import torch
 from jtbridge._compat import FakeTensor, differentiating, innermost, outside_modes
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.dtypes import torch_dtype
+from jtbridge.core.forward_mode import FORWARD_MODE
 from jtbridge.core.nesting import marked
 from jtbridge.errors import DifferentiationError
 
@@ -26,9 +26,6 @@ from ._derived import (
 )
 from ._padded_embedding import PaddedEmbeddings
 from ._vjp import Vjp
-
-# Torch has one forward-mode level per process, so two threads cannot be inside it at once.
-_FORWARD_MODE = threading.RLock()
 
 LARGEST_JACOBIAN = 1 << 24  # elements
 _UNITS = (1, 1j)  # the real part of (1j * dy) is minus the imaginary part of dy
@@ -94,7 +91,7 @@ class Jvp(Derived):
 
         of_wrt = of_differentiated(self.fn, self.wrt, self.outs, primals)
         # The locks of modules are taken first: a thread that traces already holds them here.
-        with self.base.locked(), _FORWARD_MODE, PaddedEmbeddings():
+        with self.base.locked(), FORWARD_MODE, PaddedEmbeddings():
             found = torch.func.jvp(of_wrt, tuple(primals[i] for i in self.wrt), tuple(tangents))[1]
         # Torch returns float64 tangents of a float32 tensor without axes that was multiplied by a number.
         return tuple(

@@ -19,6 +19,7 @@ from jtbridge._compat import (
     OpOverload,
     TorchDispatchMode,
     base_of,
+    forward_mode,
     function_of_triton_operator,
     inside_mode,
     running_modules,
@@ -105,6 +106,7 @@ class EffectRecorder:
         self.operators_of_kernels: list[str] = []  # made by torch.library.triton_op
         self.switches_grad_mode = False
         self.inner_autograd = False
+        self.forward_mode: str | None = None
         self.uses_data = False
         self.writes_unseen: str | None = None
         self._unwatched: set[int] = set()  # storages
@@ -195,6 +197,8 @@ class EffectRecorder:
         self._note_modules()
         if self._fake_mode is not None and fn not in _LIFTS:
             self._note_closed_over(self._fake_mode, args, kwargs)
+        if self.forward_mode != "forward_ad":
+            self.forward_mode = forward_mode() or self.forward_mode  # perhaps that of another thread
         if torch.Tag.nondeterministic_seeded in fn.tags and draws(fn, args, kwargs):
             generator = kwargs.get("generator")
             if generator is not None and random_numbers.is_seeded_generator(generator):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import FakeTensor, in_forward_mode
+from jtbridge._compat import FakeTensor, thread_in_forward_mode
 from jtbridge.capture.rewrites import REPLACEMENTS
 from jtbridge.capture.rewrites.indexing import CopiedViews
 
@@ -43,7 +43,7 @@ class OverrideMode(TorchFunctionMode):
         kwargs = kwargs or {}
         ours = REPLACEMENTS.get(func)
         # Forward mode takes the tangents of jtbridge's operators for 0.
-        if ours is not None and _takes(ours, args, kwargs) and not in_forward_mode():
+        if ours is not None and _takes(ours, args, kwargs) and not thread_in_forward_mode():
             found = ours(*args, **kwargs)
             if found is not NotImplemented:
                 return found

@@ -1,0 +1,151 @@
+"""One thread at a time in torch's forward mode, because torch has one level per process.
+
+A thread that leaves forward mode ends the level, and another thread that is inside silently computes with zeros.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from jtbridge._compat import (
+    dual,
+    enter_shared_level,
+    exit_shared_level,
+    has_tangent,
+    in_forward_mode,
+    level_is_shared,
+    outside_modes,
+)
+from jtbridge.errors import DifferentiationError
+
+from .nesting import is_in_callback
+
+_LONGEST = 60.0  # seconds to wait for other functions of jtbridge's
+_PATIENCE = 1.0  # seconds to wait for a thread that uses torch itself
+_BUSY = "Another thread uses torch's forward mode, which one thread at a time can use"
+_REMEDY = "Call `jax.block_until_ready` on the results of the function before torch's forward mode is used elsewhere."
+
+
+class ForwardMode:
+    """A context in which no other function of jtbridge's uses torch's forward mode. It may be nested.
+
+    In a callback of XLA it also keeps a level of forward mode, so that code which uses torch itself on another thread,
+    as an eager call does, shares that level. If such code was first, its level is shared here, and an error is raised
+    when it ends too early.
+
+    Args:
+        lock: shared by all instances.
+        keeps_level: whether a level is kept. Torch refuses `torch.autograd.forward_ad.dual_level` inside another level,
+            so there is none for a function that uses it; torch raises for all that would disturb such a function.
+
+    Raises:
+        DifferentiationError: another thread stays in forward mode for a minute, or ended the level.
+    """
+
+    def __init__(self, lock: Any, *, keeps_level: bool) -> None:
+        self._lock = lock
+        self._keeps_level = keeps_level
+        self._depth = 0
+        self._kept = False  # whether there is a level of our own
+        self._foreign: Any = None  # a tensor with a tangent at the level of another thread
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=_LONGEST):
+            raise DifferentiationError(f"{_BUSY}. {_REMEDY}")
+        self._depth += 1
+        if self._depth == 1 and is_in_callback():
+            self._keep_level()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if self._depth == 1:
+                self._leave_level(failed=kind is not None)
+        finally:
+            self._depth -= 1
+            self._lock.release()
+
+    def _keep_level(self) -> None:
+        if self._kept:  # another thread was still using it when its last owner left
+            return
+        _wait_while(in_forward_mode)
+        if not self._keeps_level:
+            return
+        try:
+            enter_shared_level()
+        except RuntimeError:  # another thread is in forward mode
+            with outside_modes():
+                self._foreign = dual()
+        else:
+            self._kept = True
+
+    def _leave_level(self, *, failed: bool) -> None:
+        if self._kept:
+            _wait_while(level_is_shared)
+            if not level_is_shared():
+                exit_shared_level()
+                self._kept = False
+        foreign, self._foreign = self._foreign, None
+        if foreign is not None and not failed:
+            with outside_modes():
+                lasted = has_tangent(foreign)
+            if not lasted:
+                raise DifferentiationError(f"{_BUSY}, and left it while this function was inside. {_REMEDY}")
+
+
+def _wait_while(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + _PATIENCE
+    while condition() and time.monotonic() < end:
+        time.sleep(0.0005)
+
+
+_LOCK = threading.RLock()
+FORWARD_MODE = ForwardMode(_LOCK, keeps_level=True)
+_WITHOUT_LEVEL = ForwardMode(_LOCK, keeps_level=False)
+
+
+def forward_mode_for(use: str | None) -> tuple[ForwardMode, ...]:
+    """Return the context for a function with a use of forward mode, as `AutogradTraits.forward_mode` states it."""
+    return () if use is None else (FORWARD_MODE if use == "torch.func" else _WITHOUT_LEVEL,)
+
+
+_DERIVATIVES = frozenset({"jvp", "jacfwd", "hessian", "linearize"})
+_LEVELS = frozenset({"forward_ad", "dual_level", "make_dual"})
+_OTHERS = frozenset({"torch", "jax", "numpy", "jtbridge"})  # packages whose functions are not searched
+
+
+def named_forward_mode(fn: Callable[..., Any]) -> str | None:
+    """Return which forward mode the code of a function names, or that of the functions that it calls by name.
+
+    The answer is one for `AutogradTraits.forward_mode`.
+    """
+    found = None
+    seen: set[int] = set()
+    todo: list[Any] = [fn]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, torch.nn.Module):
+            todo += [type(module).forward for module in value.modules()]
+            continue
+        code = value if isinstance(value, types.CodeType) else getattr(value, "__code__", None)
+        if not isinstance(code, types.CodeType) or id(code) in seen:
+            continue
+        seen.add(id(code))
+        if not _LEVELS.isdisjoint(code.co_names):
+            return "forward_ad"
+        if not _DERIVATIVES.isdisjoint(code.co_names):
+            found = "torch.func"
+        todo += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        for cell in getattr(value, "__closure__", None) or ():
+            with contextlib.suppress(ValueError):  # an empty cell: the variable is not assigned yet
+                todo.append(cell.cell_contents)
+        scope = getattr(value, "__globals__", {})
+        named = [scope.get(name) for name in code.co_names]
+        todo += [each for each in named if str(getattr(each, "__module__", "torch")).split(".")[0] not in _OTHERS]
+    return found
