@@ -22,6 +22,7 @@ from ._torch_code import (
     mlp,
     normalized,
     positive,
+    slopes,
     softmax,
     spectrum,
     tree,
@@ -179,6 +180,15 @@ def _called() -> list[Function]:
                 tolerance=TIGHT,
             ),
             Function(f"jit vmap {backend}", "called", 3, jax.jit(jax.vmap(wrapped_waves)), waves, tolerance=TIGHT),
+            # XLA runs it while other threads trace derivatives in forward mode.
+            Function(
+                f"jit forward mode inside {backend}",
+                "called",
+                3,
+                jax.jit(jtbridge.wrap(slopes, backend=backend)),
+                slopes,
+                tolerance=TIGHT,
+            ),
         ]
 
     def through_numpy(x: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,11 @@ def waves(x: torch.Tensor) -> torch.Tensor:
     return torch.sin(x) * torch.exp(-x * x)
 
 
+def slopes(x: torch.Tensor) -> torch.Tensor:
+    """Use torch's forward mode, of which a process has one level."""
+    return torch.func.jvp(waves, (x,), (torch.ones_like(x),))[1]
+
+
 def integers(i: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return (i * 3 + 1) // 2, i.cumsum(-1), (i > 0) & (i % 2 == 0)
 
