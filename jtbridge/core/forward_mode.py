@@ -6,6 +6,7 @@ A thread that leaves forward mode ends the level, and another thread that is ins
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 import types
@@ -27,7 +28,7 @@ from jtbridge.errors import DifferentiationError
 
 from .nesting import is_in_callback
 
-_LONGEST = 60.0  # seconds to wait for other functions of jtbridge's
+_LONGEST = 300  # seconds to wait for a trace; it may itself wait for the results of the function that waits for it
 _PATIENCE = 1.0  # seconds to wait for a thread that uses torch itself
 _BUSY = "Another thread uses torch's forward mode, which one thread at a time can use"
 _REMEDY = "Call `jax.block_until_ready` on the results of the function before torch's forward mode is used elsewhere."
@@ -41,27 +42,36 @@ class ForwardMode:
     when it ends too early.
 
     Args:
-        lock: shared by all instances.
         keeps_level: whether a level is kept. Torch refuses `torch.autograd.forward_ad.dual_level` inside another level,
             so there is none for a function that uses it; torch raises for all that would disturb such a function.
 
     Raises:
-        DifferentiationError: another thread stays in forward mode for a minute, or ended the level.
+        DifferentiationError: a trace stays in forward mode for minutes, or another thread ended the level.
     """
 
-    def __init__(self, lock: Any, *, keeps_level: bool) -> None:
-        self._lock = lock
+    _lock = threading.RLock()
+    _of_callback = False  # whether the thread that holds the lock runs a callback of XLA
+
+    def __init__(self, *, keeps_level: bool) -> None:
         self._keeps_level = keeps_level
         self._depth = 0
         self._kept = False  # whether there is a level of our own
         self._foreign: Any = None  # a tensor with a tangent at the level of another thread
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(timeout=_LONGEST):
-            raise DifferentiationError(f"{_BUSY}. {_REMEDY}")
+        seconds = 0
+        while not self._lock.acquire(timeout=1.0):
+            seconds += not ForwardMode._of_callback
+            if seconds >= _LONGEST:
+                raise DifferentiationError(f"{_BUSY}. {_REMEDY}")
+        ForwardMode._of_callback = is_in_callback()
         self._depth += 1
         if self._depth == 1 and is_in_callback():
-            self._keep_level()
+            try:
+                self._keep_level()
+            except BaseException:  # as KeyboardInterrupt
+                self.__exit__(*sys.exc_info())
+                raise
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
@@ -105,9 +115,8 @@ def _wait_while(condition: Callable[[], bool]) -> None:
         time.sleep(0.0005)
 
 
-_LOCK = threading.RLock()
-FORWARD_MODE = ForwardMode(_LOCK, keeps_level=True)
-_WITHOUT_LEVEL = ForwardMode(_LOCK, keeps_level=False)
+FORWARD_MODE = ForwardMode(keeps_level=True)
+_WITHOUT_LEVEL = ForwardMode(keeps_level=False)
 
 
 def forward_mode_for(use: str | None) -> tuple[ForwardMode, ...]:

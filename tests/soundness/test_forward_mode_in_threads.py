@@ -18,7 +18,10 @@ from torch.autograd import forward_ad
 
 import jtbridge
 from jtbridge._compat import functorch_depth
+from jtbridge.core import forward_mode
 from jtbridge.core.forward_mode import named_forward_mode
+from jtbridge.core.nesting import of_xla
+from jtbridge.errors import DifferentiationError
 
 pytestmark = [pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning"), pytest.mark.usefixtures("x64")]
 
@@ -190,6 +193,36 @@ def test_two_programs_at_once(fn: Callable) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("owner", ["a trace", "a callback"])
+def test_a_trace_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, owner: str) -> None:
+    monkeypatch.setattr(forward_mode, "_LONGEST", 1)
+    held, found = threading.Event(), []
+
+    def hold() -> None:
+        with forward_mode.FORWARD_MODE:
+            held.set()
+            proceed.wait(10)
+
+    def enter() -> None:
+        try:
+            with forward_mode.FORWARD_MODE:
+                found.append(None)
+        except DifferentiationError as error:
+            found.append(error)
+
+    first = threading.Thread(target=hold if owner == "a trace" else of_xla(hold))
+    second = threading.Thread(target=of_xla(enter))
+    first.start()
+    assert held.wait(10)
+    second.start()
+    second.join(2.5)
+    proceed.set()
+    first.join()
+    second.join()
+    (error,) = found
+    assert (error is None) == (owner == "a callback")
 
 
 def test_is_found_in_code() -> None:
