@@ -27,6 +27,7 @@ from ._unbacked import PathTrace
 from ._watchdog import ended_if_endless
 from .modes.branches import BranchOracle, BranchReplayMode
 from .modes.constant_eval import ConstantEvalMode
+from .modes.dense_zeros import DenseZeros
 from .modes.effects import EffectRecorder
 from .modes.exceptions import none_caught
 from .modes.flex_attention import FlexAttentionInOperators
@@ -81,6 +82,7 @@ def run_on_fakes(
                 CopiedTensors(),
                 none_caught(),
                 FlexAttentionInOperators(),
+                DenseZeros(),
             ):
                 out = request.call(*inputs)
                 leaves, tree = flatten_output(out)

@@ -89,3 +89,29 @@ def test_lazy_zeros(by: str, jitted: bool):
         gradient = jax.grad(jtbridge.wrap(fn, backend=by))
         x = jax.numpy.array([1.0, -2.0, 3.0])
         np.testing.assert_array_equal((jax.jit(gradient) if jitted else gradient)(x), np.zeros(3))
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("by", ["auto", "dlpack", "callback"])
+def test_lazy_zeros_of_batches(by: str, jitted: bool):
+    """Torch traces operators on a lazy zero, as those of the gradient of `amax`, for no device."""
+    jacobian = jax.jacrev(jtbridge.wrap(lambda x: [torch.sgn(torch.amax(x)), x.sum()], backend=by))
+    of_sign, of_sum = (jax.jit(jacobian) if jitted else jacobian)(jax.numpy.array([1.0, -2.0, 3.0]))
+    np.testing.assert_array_equal(of_sign, np.zeros(3))
+    np.testing.assert_array_equal(of_sum, np.ones(3))
+    hessian = jax.hessian(jtbridge.wrap(lambda x: torch.sgn(torch.amax(x)) * (x * x).sum(), backend=by))
+    found = (jax.jit(hessian) if jitted else hessian)(jax.numpy.array([1.0, -2.0, 3.0]))
+    np.testing.assert_array_equal(found, 2 * np.eye(3))
+
+
+@pytest.mark.parametrize("by", ["auto", "xla", "dlpack", "callback"])
+def test_lazy_zeros_of_inner_gradients(by: str):
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            y = x.detach().requires_grad_()
+            (found,) = torch.autograd.grad(torch.sgn(torch.amax(y)), y, create_graph=True)
+        return found + 1
+
+    x = jax.numpy.array([1.0, -2.0, 3.0])
+    f = jtbridge.wrap(inner, backend=by)
+    np.testing.assert_array_equal(jax.jit(f)(x), np.ones(3))
