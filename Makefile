@@ -44,6 +44,8 @@ TRANSFORMERS ?= transformers==5.23.0
 TRITON ?= triton==3.9.0
 JAX_TRITON ?= jax-triton==0.3.1
 JOBS ?= $(shell nproc 2> /dev/null | awk '{print $$1 < 8 ? $$1 : 8}' || echo 2)
+# Versions of all other packages, for the torch and jax above.
+PINS ?= $(if $(filter-out torch==2.13.0 jax==0.10.2,$(TORCH) $(JAX)),/dev/null,constraints.txt)
 # Of JAX for a GPU.
 CUDA ?= cuda12
 LINT ?= lint
@@ -82,9 +84,9 @@ threads := OMP_NUM_THREADS=1
 help:
 	@sed -n '3,$${/^#/!q;s/^#//p}' Makefile
 
-$(VENV)/.base: Makefile
+$(VENV)/.base: Makefile constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	printf '%s\n' '$(TORCH)' '$(JAX)' '$(TRANSFORMERS)' > $(constraints)
+	printf '%s\n' '$(TORCH)' '$(JAX)' '$(TRANSFORMERS)' | cat - $(PINS) > $(constraints)
 	$(pip) '$(TORCH)' '$(JAX)' -c $(constraints)
 	touch $@
 
