@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import jtbridge
+from jtbridge._compat import _draws
 from jtbridge.errors import ArgumentError, RandomnessError
 
 from .compare import assert_matches
@@ -218,3 +219,101 @@ def test_module_in_training_and_evaluation(backend: str):
     assert (f(ONES, rng=KEY) == 0).any()
     with pytest.raises(RandomnessError):
         jax.jit(lambda x: f(x))(ONES)
+
+
+F = torch.nn.functional
+# Overloads of one operator that differ in the types of their arguments alone, and every other way to draw.
+DRAWS = {
+    "normal, tensor and number": lambda x: torch.normal(x, 0.5),
+    "normal, number and tensor": lambda x: torch.normal(0.5, x),
+    "normal, tensors": lambda x: torch.normal(x, x),
+    "normal, out": lambda x: torch.normal(x, 0.5, out=torch.empty_like(x)),
+    "normal, numbers": lambda x: torch.normal(0.0, 1.0, x.shape) + x,
+    "normal_": lambda x: x.clone().normal_(1, 2),
+    "bernoulli": lambda x: torch.bernoulli(x / 2),
+    "bernoulli, number": lambda x: torch.bernoulli(x, 0.5),
+    "bernoulli_, number": lambda x: x.clone().bernoulli_(0.5),
+    "bernoulli_, tensor": lambda x: x.clone().bernoulli_(x / 2),
+    "randint_like": lambda x: torch.randint_like(x, 1000),
+    "randint_like, low": lambda x: torch.randint_like(x, 5, 1000),
+    "randint_like, tensor": lambda x: torch.randint_like(x, torch.tensor(1000)),
+    "randint": lambda x: torch.randint(1000, x.shape) + x,
+    "randint, low": lambda x: torch.randint(5, 1000, x.shape) + x,
+    "rand_like": torch.rand_like,
+    "randn_like": torch.randn_like,
+    "rand": lambda x: torch.rand(x.shape) + x,
+    "randn": lambda x: torch.randn(x.shape) + x,
+    "randperm": lambda x: torch.randperm(100) + x.sum(),
+    "multinomial": lambda x: torch.multinomial(x, 5, replacement=True),
+    "poisson": lambda x: torch.poisson(x * 100),
+    "binomial": lambda x: torch.binomial(x * 100, x / 2),
+    "gamma": lambda x: torch._standard_gamma(x),
+    "dirichlet": lambda x: torch._sample_dirichlet(x),
+    "random_": lambda x: x.clone().random_(),
+    "random_, to": lambda x: x.clone().random_(1000),
+    "random_, from": lambda x: x.clone().random_(5, 1000),
+    "uniform_": lambda x: x.clone().uniform_(),
+    "cauchy_": lambda x: x.clone().cauchy_(),
+    "exponential_": lambda x: x.clone().exponential_(),
+    "geometric_": lambda x: x.clone().geometric_(0.1),
+    "log_normal_": lambda x: x.clone().log_normal_(),
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "dropout in place": lambda x: F.dropout(x.clone(), 0.5, inplace=True),
+    "feature_dropout": lambda x: F.dropout1d(x[None], 0.5),
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, training=True),
+    "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(x[None], 0.5, training=True),
+    "native_dropout": lambda x: torch.native_dropout(x, 0.5, True),
+    "rrelu": lambda x: F.rrelu(-x, training=True),
+    "rrelu in place": lambda x: F.rrelu_(-x, training=True),
+    "gumbel_softmax": F.gumbel_softmax,
+    "fractional pooling": lambda x: F.fractional_max_pool2d(
+        torch.arange(400.0).view(1, 20, 20) * x.sum(), 2, output_size=6
+    ),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5),
+    "Normal": lambda x: torch.distributions.Normal(x, x).sample(),
+    "Gamma": lambda x: torch.distributions.Gamma(x, x).rsample(),
+    "Categorical": lambda x: torch.distributions.Categorical(x).sample((9,)),
+    "lstm with dropout": lambda x: torch.lstm(
+        x[None],
+        (torch.zeros(2, 4, 5), torch.zeros(2, 4, 5)),
+        [torch.ones(20, 5)] * 4,
+        False,
+        2,
+        0.5,
+        True,
+        False,
+        False,
+    )[0],
+}
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", DRAWS)
+def test_every_random_operator_draws_by_the_key(name: str, jit: bool, backend: str):
+    f = jtbridge.wrap(DRAWS[name], backend=backend)
+    call = jax.jit(lambda x, key: f(x, rng=key)) if jit else (lambda x, key: f(x, rng=key))
+    before = torch.get_rng_state()
+    first, again, *others = (
+        [np.asarray(leaf) for leaf in jax.tree.leaves(call(ONES, jax.random.key(seed)))] for seed in (0, 0, 1, 2, 3, 4)
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    for one, same in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, same)
+    assert any(not np.array_equal(one, it) for other in others for one, it in zip(first, other, strict=True))
+
+
+def test_every_operator_that_takes_a_generator_is_seeded():
+    takes = [
+        schema
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("aten::") and any(argument.name == "generator" for argument in schema.arguments)
+    ]
+    seeded = {str(operator) for operator, _ in _draws._kernels()}
+    missing = [
+        str(schema)
+        for schema in takes
+        if not schema.name.startswith("aten::_no_grad_") and str(_draws._operator(schema)) not in seeded
+    ]
+    assert len(takes) > 50
+    assert not missing

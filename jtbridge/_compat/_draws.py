@@ -146,23 +146,32 @@ def _registered() -> list[torch.library.Library]:
 def _kernels() -> Iterator[tuple[OpOverload, Callable[..., Any]]]:
     """Yield each operator of torch that draws random numbers, with its kernel."""
     schemas = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")]
-    names = [tuple(argument.name for argument in schema.arguments) for schema in schemas]
-    taking = {  # by name and other arguments, the operators that take a generator
-        (schema.name, tuple(name for name in arguments if name != "generator")): _operator(schema)
-        for schema, arguments in zip(schemas, names, strict=True)
-        if "generator" in arguments and not schema.name.startswith("aten::_no_grad_")
+    taking = {  # operators that take a generator
+        _without_generator(schema): _operator(schema)
+        for schema in schemas
+        if _takes_generator(schema) and not schema.name.startswith("aten::_no_grad_")
     }
     for operator in taking.values():
         yield operator, _with_generator(operator)
-    for schema, arguments in zip(schemas, names, strict=True):
-        if "generator" not in arguments and (schema.name, arguments) in taking:
-            yield (
-                (operator := _operator(schema)),
-                _as_one_that_takes_a_generator(operator, taking[schema.name, arguments]),
-            )
+    for schema in schemas:
+        if not _takes_generator(schema) and (other := taking.get(_without_generator(schema))) is not None:
+            yield (operator := _operator(schema)), _as_one_that_takes_a_generator(operator, other)
         elif schema.name.removeprefix("aten::") in _FUSED_ATTENTION:
             yield (operator := _operator(schema)), _with_default_generator_replaced(operator)
     yield torch.ops.aten.native_dropout.default, _native_dropout
+
+
+def _takes_generator(schema: Any) -> bool:
+    return any(argument.name == "generator" for argument in schema.arguments)
+
+
+def _without_generator(schema: Any) -> tuple[Any, ...]:
+    """Return the name of an operator, and the names and types of its arguments but for a generator.
+
+    Overloads differ in types alone: ``torch.normal(mean, std)`` has three for numbers and tensors.
+    """
+    arguments = [(each.name, str(each.type)) for each in schema.arguments if each.name != "generator"]
+    return schema.name, *arguments
 
 
 def _operator(schema: Any) -> OpOverload:
