@@ -27,9 +27,9 @@ from ._unbacked import PathTrace
 from ._watchdog import ended_if_endless
 from .modes.branches import BranchOracle, BranchReplayMode
 from .modes.constant_eval import ConstantEvalMode
-from .modes.dense_zeros import DenseZeros
 from .modes.effects import EffectRecorder
 from .modes.exceptions import none_caught
+from .modes.fake_operators import FakeAsReal
 from .modes.flex_attention import FlexAttentionInOperators
 from .modes.fused_lstm import WithoutFusedLstm
 from .modes.overrides import CopiedTensors
@@ -74,6 +74,7 @@ def run_on_fakes(
             with (
                 WithoutFusedLstm(only_with_projections=True),
                 GroupedProducts(),
+                FakeAsReal(),
                 recorder.watching(),
                 intercepted_launches() as recorder.launches,
                 answering,
@@ -82,7 +83,6 @@ def run_on_fakes(
                 CopiedTensors(),
                 none_caught(),
                 FlexAttentionInOperators(),
-                DenseZeros(),
             ):
                 out = request.call(*inputs)
                 leaves, tree = flatten_output(out)

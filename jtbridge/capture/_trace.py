@@ -31,8 +31,8 @@ from .chains import CallRecorder
 from .modes.branches import BranchOracle, traced_both_ways
 from .modes.closed_over import CudaAsCpuMode, may_be_on_gpu, with_closed_over
 from .modes.constant_eval import ConstantEvalMode
-from .modes.dense_zeros import DenseZeros
 from .modes.exceptions import none_caught
+from .modes.fake_operators import FakeAsReal
 from .modes.flex_attention import FlexAttentionInOperators
 from .modes.fused_lstm import WithoutFusedLstm
 from .modes.overrides import CopiedTensors, OverrideMode
@@ -158,7 +158,7 @@ def _noted(
             recorder(),
             none_caught(),
             FlexAttentionInOperators(),
-            DenseZeros(),
+            FakeAsReal(),
         ):
             results = fn(*tensors)
             refuse_stale_copies(results)

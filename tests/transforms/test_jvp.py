@@ -199,11 +199,14 @@ def test_views_changed_in_place(name: str, jitted: bool, backend: str, x64: None
 
 
 @pytest.mark.parametrize("jitted", [False, True])
-@pytest.mark.parametrize("name", ["frac", "view_copy", "squeeze_copy"])
+@pytest.mark.parametrize("name", ["frac", "fmod", "remainder", "native_dropout", "view_copy", "squeeze_copy"])
 def test_results_whose_argument_is_written_to(name: str, jitted: bool, backend: str, x64: None):
     """Torch's forward mode gives the argument and the result one tangent, in one memory."""
     operator = {
         "frac": torch.frac,
+        "fmod": lambda x: torch.fmod(x, 0.7),
+        "remainder": lambda x: x % 0.7,
+        "native_dropout": lambda x: torch.native_dropout(x, 0.5, train=False)[0],
         "view_copy": lambda x: torch.view_copy(x, (3, 2)),
         "squeeze_copy": torch.squeeze_copy,
     }[name]
@@ -217,6 +220,8 @@ def test_results_whose_argument_is_written_to(name: str, jitted: bool, backend: 
     x, dx = jnp.linspace(-1, 1, 6).reshape(2, 3), jnp.arange(6.0).reshape(2, 3)
     f = jtbridge.wrap(fn)
     run = jax.jit(lambda x, dx: jax.jvp(f, (x,), (dx,))[1]) if jitted else lambda x, dx: jax.jvp(f, (x,), (dx,))[1]
+    for value, expected in zip(jax.jit(f)(x), fn(torch.from_numpy(np.array(x))), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-12)
     moved, written = run(x, dx)
     np.testing.assert_allclose(moved.reshape(2, 3), 2 * dx, rtol=1e-12)
     np.testing.assert_allclose(written, -10 * dx, rtol=1e-12)

@@ -51,14 +51,17 @@ _LIFTS = frozenset(
 )
 
 
-# Torch's forward mode is wrong for these, without an error: triangular_solve takes the tangent of the half of a matrix
-# that it does not read for one that it reads, cholesky_inverse's formula is wrong for every tangent, a view that is
-# transposed in place transposes the tangent of the tensor that it is a view of, and frac's result, as a copied view,
-# has its tangent in the memory of the argument's, to which a later write in place writes (torch 2.13).
+# Torch's forward mode is wrong for these, without an error (torch 2.13). triangular_solve takes the tangent of the half
+# of a matrix that it does not read for one that it reads. The formula of cholesky_inverse is wrong for every tangent. A
+# view that is transposed in place transposes the tangent of the tensor that it is a view of. The results of frac, of
+# remainders by a number and of copied views have their tangents in the memory of the argument's, and a later write in
+# place writes to it.
 _WRONG_FORWARD_MODE = frozenset(
     {
         torch.ops.aten.cholesky_inverse.default,
+        torch.ops.aten.fmod.Scalar,
         torch.ops.aten.frac.default,
+        torch.ops.aten.remainder.Scalar,
         torch.ops.aten.triangular_solve.default,
         *(
             getattr(torch.ops.aten, name).default
@@ -217,7 +220,12 @@ class EffectRecorder:
             self.may_raise[place] = None
         if fn in _UNBATCHABLE or (fn is torch.ops.aten.roll.default and args[0].dim() == 0):  # vmap rolls the batch
             self.unbatchable = str(fn)
-        if fn in _WRONG_FORWARD_MODE or torch.Tag.view_copy in fn.tags or (fn in _SCATTER_REDUCE and args[4] == "prod"):
+        if (
+            fn in _WRONG_FORWARD_MODE
+            or torch.Tag.view_copy in fn.tags
+            or (fn in _SCATTER_REDUCE and args[4] == "prod")
+            or (fn is torch.ops.aten.native_dropout.default and args[2] is False)  # it copies, as `frac` does
+        ):
             self.wrong_forward_mode = str(fn)
         if schema_of(fn).name.endswith(FUSED):
             self.fused_norm = str(fn)
