@@ -8,7 +8,7 @@ torch's, since JAX transposes without conjugating (https://docs.jax.dev/en/lates
 from ._batch_statistics import DifferentiableStatistics, with_differentiable_statistics
 from ._composite import FUSED, WITHOUT_DOUBLE_BACKWARD
 from ._derived import DetachedBackwardError, conjugate, refuse_once_differentiable, refused_detached_backwards
-from ._jvp import LARGEST_JACOBIAN, Jvp, have_nan
+from ._jvp import LARGEST_JACOBIAN, Jvp, have_nan, without_nan
 from ._padded_embedding import PADDED
 from ._rows import RowAxes, row_axes, with_rows
 from ._vjp import Vjp
@@ -35,4 +35,5 @@ __all__ = [
     "row_axes",
     "with_differentiable_statistics",
     "with_rows",
+    "without_nan",
 ]

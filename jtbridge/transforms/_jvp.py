@@ -135,7 +135,7 @@ class Jvp(Derived):
                 ) from error
             return self._by_rows(tensors)
         if have_nan(products) and not have_nan(tensors) and self._has_small_jacobian():
-            return self._by_rows(tensors)
+            return without_nan(products, self._by_rows(tensors))
         return products
 
     def _has_small_jacobian(self) -> bool:
@@ -200,6 +200,14 @@ class Jvp(Derived):
             for type_ in self.out_types
         ]
         return transpose(*primals, *anywhere, *tangents)
+
+
+def without_nan(products: Tensors, rows: Tensors) -> Tensors:
+    """Return products, with the elements of other ones in the place of NaN: a NaN of a row makes its whole sum NaN."""
+    return tuple(
+        torch.where(product.isnan(), row.reshape(product.shape).to(product.dtype), product)
+        for product, row in zip(products, rows, strict=True)
+    )
 
 
 def have_nan(tensors: Sequence[torch.Tensor]) -> bool:

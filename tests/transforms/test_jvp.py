@@ -361,3 +361,16 @@ def test_a_gradient_that_torch_fails_to_differentiate(by: str):
     moved = jax.jit(lambda x, dx: jax.jvp(f, (x,), (dx,))[1])(x, dx)
     expected = jax.jvp(lambda x: jax.lax.cumlogsumexp(x, 1), (x,), (dx,))[1].at[0].set(0)
     np.testing.assert_allclose(moved.reshape(x.shape), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("by", ["auto", "dlpack", "callback"])
+def test_nan_of_one_element_stays_there(by: str, jitted: bool, x64: None):
+    """The derivative of `igamma` is NaN at -1, and finite at the other elements."""
+    f = jtbridge.wrap(lambda x: torch.igamma(torch.ones(3, dtype=x.dtype), x), backend=by)
+    run = (
+        (lambda x, dx: jax.jvp(f, (x,), (dx,))[1]) if not jitted else jax.jit(lambda x, dx: jax.jvp(f, (x,), (dx,))[1])
+    )
+    moved = run(jnp.array([0.5, -1.0, 2.0]), jnp.array([1.0, 1.0, -3.0]))
+    np.testing.assert_allclose(moved, [np.exp(-0.5), np.nan, -3 * np.exp(-2.0)], rtol=1e-9)

@@ -24,7 +24,7 @@ from jtbridge._compat import add_linearization
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.rules import batch_first, batch_size, differentiable, nonzero_inputs, to_front, zero_tangents
 from jtbridge.errors import DifferentiationError
-from jtbridge.transforms import DetachedBackwardError, Vjp, have_nan
+from jtbridge.transforms import DetachedBackwardError, Vjp, have_nan, without_nan
 
 from ._arrays import Placement, copied_tensor
 from ._common import (
@@ -240,7 +240,8 @@ def _by_kept_graph(
             moved = found
     # The gradient of a norm at zero is 0, and its derivative is NaN.
     if have_nan(moved) and not have_nan([*outputs, *tangents]):
-        moved = product_by_rows(graph, of, tangents, extra) or moved
+        rows = product_by_rows(graph, of, tangents, extra)
+        moved = moved if rows is None else without_nan(moved, rows)
     sizes = [tangents[0].shape[axis] for axis in extra]
     results = [dy.to(y.dtype).reshape(with_axes(y.shape, extra, sizes)) for dy, y in zip(moved, outputs, strict=True)]
     del moved
