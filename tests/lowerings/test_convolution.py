@@ -28,6 +28,13 @@ CONVOLUTIONS = {
     "2d pointwise, padded and strided": (F.conv2d, (2, 4, 5, 4), (6, 4, 1, 1), {"padding": 1, "stride": 2}),
     "3d pointwise": (F.conv3d, (2, 4, 2, 3, 2), (6, 4, 1, 1, 1), {}),
     "2d pointwise, empty batch": (F.conv2d, (0, 4, 7, 8), (6, 4, 1, 1), {}),
+    "2d depthwise, strides and dilation beyond the end": (
+        F.conv2d,
+        (2, 3, 11, 10),
+        (6, 1, 3, 2),
+        {"groups": 3, "stride": (4, 3), "padding": (1, 2), "dilation": (2, 3)},
+    ),
+    "2d depthwise, padding beyond the kernel": (F.conv2d, (1, 3, 5, 4), (3, 1, 2, 2), {"groups": 3, "padding": 4}),
     "2d depthwise, empty batch": (F.conv2d, (0, 4, 7, 8), (4, 1, 3, 3), {"groups": 4}),
     "2d empty batch": (F.conv2d, (0, 4, 7, 8), (6, 4, 3, 3), {}),
     "3d": (F.conv3d, (1, 2, 4, 5, 6), (3, 2, 2, 3, 2), {"stride": (1, 2, 1)}),
@@ -39,6 +46,13 @@ TRANSPOSED = {
     "2d grouped": (F.conv_transpose2d, (2, 4, 5, 4), (4, 3, 3, 2), {"stride": (2, 3), "groups": 2}),
     "2d dilated": (F.conv_transpose2d, (2, 4, 5, 4), (4, 3, 3, 2), {"dilation": (2, 1), "output_padding": (1, 0)}),
     "2d depthwise": (F.conv_transpose2d, (2, 4, 5, 4), (4, 1, 3, 2), {"groups": 4, "stride": 2, "output_padding": 1}),
+    "2d depthwise, cropped": (
+        F.conv_transpose2d,
+        (2, 4, 5, 4),
+        (4, 2, 3, 3),
+        {"groups": 4, "stride": 2, "padding": 2, "output_padding": 1, "dilation": (1, 2)},
+    ),
+    "1d depthwise, long": (F.conv_transpose1d, (2, 3, 9), (3, 1, 5), {"groups": 3, "dilation": 2, "stride": 3}),
     "2d wide": (F.conv_transpose2d, (2, 4, 5, 4), (4, 3, 2, 2), {"dilation": 4, "output_padding": 3, "groups": 2}),
     "2d pointwise": (F.conv_transpose2d, (2, 4, 5, 4), (4, 3, 1, 1), {}),
     "3d": (F.conv_transpose3d, (1, 2, 3, 4, 3), (2, 3, 2, 3, 2), {"stride": 2}),
@@ -73,6 +87,11 @@ def test_transposed_convolution(name):
 def test_dtypes(case, dtype):
     tolerance = {"rtol": 2e-2, "atol": 2e-1} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
     _run(case, dtype, **tolerance)
+
+
+@pytest.mark.parametrize("case", [CONVOLUTIONS["2d depthwise, strided"], TRANSPOSED["2d depthwise"]])
+def test_gradients_of_depthwise_convolutions_in_double_precision(case):
+    _run(case, torch.float64, grad=True, rtol=1e-12, atol=1e-12)
 
 
 def test_integers_beyond_a_float_are_exact():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -79,7 +79,7 @@ def _by_xla(x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
 
 # A depthwise convolution of XLA's CPU compiler takes up to a hundred times as long as torch's, and one sum of shifted
 # products for each element of the kernel up to twice as long. A pointwise one takes four times as long; a product, 1.2.
-_MOST_TAPS, _MOST_TAPS_OF_WEIGHT = 64, 16
+_MOST_TAPS = 64
 _MOST_GROUPS = 64
 
 
@@ -97,6 +97,49 @@ def _depthwise(x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
         scale = weight[(..., 0, *tap)].reshape(1, groups, -1, *(1,) * (x.ndim - 2))
         total = total + _shifted(x, tap, shape[3:], window)[:, :, None] * scale
     return total.reshape(batch, weight.shape[0], *shape[3:]).astype(dtype)
+
+
+# y[o] = sum_t xp[o s + t d] w[t] for strides s and dilation d, where xp is x with spread r and padding p before it.
+# So the gradient by xp[m] is sum_t g[(m - t d) / s] w[t]: a convolution of g, spread by s and padded by d (k - 1), with
+# the flipped kernel. That by x[i] = xp[p + i r] takes every r-th of its results from p on.
+def _depthwise_by_input(grad: jax.Array, shape: Sizes, weight: jax.Array, window: _Window) -> jax.Array:
+    pads = []
+    for kernel, (before, _), s, r, d, length, results in zip(
+        weight.shape[2:],
+        window.padding,
+        window.strides,
+        window.spread,
+        window.dilation,
+        shape[2:],
+        grad.shape[2:],
+        strict=True,
+    ):
+        first = d * (kernel - 1) - before
+        pads.append((first, (length - 1) * r + d * (kernel - 1) - first - (results - 1) * s))
+    each = _Window(window.spread, tuple(pads), window.strides, window.dilation, weight.shape[0])
+    wide = jnp.promote_types(grad.dtype, jnp.float32)
+    parts = _depthwise(grad.astype(wide), jnp.flip(weight, range(2, weight.ndim)), each)
+    return parts.reshape(*shape[:2], weight.shape[0] // shape[1], *shape[2:]).sum(2).astype(grad.dtype)
+
+
+def _depthwise_by_weight(grad: jax.Array, x: jax.Array, weight_shape: Sizes, window: _Window) -> jax.Array:
+    """Return one sum of products for each element of the kernel, in a loop that compiles as one element."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    x = _padded(x.astype(wide), window)
+    batch, groups, *lengths = grad.shape[0], window.groups, *grad.shape[2:]
+    grad = grad.astype(wide).reshape(batch, groups, weight_shape[0] // groups, *lengths)
+    reach = [(n - 1) * s + 1 for n, s in zip(lengths, window.strides, strict=True)]
+    steps = tuple(slice(None, None, s) for s in window.strides)
+
+    def of_tap(start: jax.Array) -> jax.Array:
+        part = lax.dynamic_slice(x, (*start,), (batch, groups, *reach))[(..., *steps)]
+        return jnp.sum(part[:, :, None] * grad, (0, *range(3, grad.ndim)))
+
+    starts = itertools.product(
+        [0], [0], *(range(0, d * k, d) for d, k in zip(window.dilation, weight_shape[2:], strict=True))
+    )
+    found = lax.map(of_tap, jnp.array(list(starts), np.int32))
+    return jnp.moveaxis(found, 0, -1).reshape(weight_shape).astype(grad.dtype)
 
 
 def _is_pointwise(weight: jax.Array, window: _Window) -> bool:
@@ -139,22 +182,21 @@ def _shifted(padded: jax.Array, tap: Sizes, lengths: Sizes, window: _Window) -> 
     return padded
 
 
-def _linear(
-    weight_shape: Sizes,
+def _ordinary(
+    weight: jax.Array,
     stride: Sizes,
     padding: Sizes,
     dilation: Sizes,
     transposed: bool,
     output_padding: Sizes,
     groups: int,
-) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Return the convolution without bias as a function of input and weight."""
-    kernel = weight_shape[2:]
+) -> tuple[jax.Array, _Window]:
+    """Return the weight and the window of the convolution that is not transposed and computes the same."""
+    kernel = weight.shape[2:]
     if not transposed:
-        window = _window(kernel, stride, padding, dilation, groups)
-        return lambda x, weight: _convolved(x, weight, window)
+        return weight, _window(kernel, stride, padding, dilation, groups)
     window = _transposed_window(kernel, stride, padding, dilation, output_padding, groups)
-    return lambda x, weight: _convolved(x, _turned(weight, groups), window)
+    return _turned(weight, groups), window
 
 
 def _biased(y: jax.Array, bias: jax.Array | None) -> jax.Array:
@@ -174,8 +216,8 @@ def _convolution(
     groups: int,
     *_: bool,
 ) -> jax.Array:
-    convolve = _linear(weight.shape, stride, padding, dilation, transposed, output_padding, groups)
-    return _biased(convolve(x, weight), bias)
+    ordinary = _ordinary(weight, stride, padding, dilation, transposed, output_padding, groups)
+    return _biased(_convolved(x, *ordinary), bias)
 
 
 @register_lowering("convolution_backward")
@@ -193,15 +235,29 @@ def _convolution_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Any, Any, Any]:
     del bias_sizes
-    convolve = _linear(weight.shape, stride, padding, dilation, transposed, output_padding, groups)
     by_input = by_weight = by_bias = None
     if output_mask[0]:
-        (by_input,) = jax.linear_transpose(lambda a: convolve(a, weight), x)(grad)
+        ordinary = _ordinary(weight, stride, padding, dilation, transposed, output_padding, groups)
+        by_input = _by_input(grad, x, *ordinary)
     if output_mask[1]:
         by_weight = _by_weight(grad, x, weight, stride, padding, dilation, transposed, groups)
     if output_mask[2]:
         by_bias = jnp.sum(grad, axis=(0, *range(2, grad.ndim)), dtype=grad.dtype)
     return by_input, by_weight, by_bias
+
+
+def _by_input(grad: jax.Array, x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
+    def transposed(grad: jax.Array, weight: jax.Array) -> jax.Array:
+        (gradient,) = jax.linear_transpose(lambda a: _by_xla(a, weight, window), x)(grad)
+        return gradient
+
+    if _is_depthwise(weight, window):
+        return lax.platform_dependent(
+            grad, weight, cpu=lambda g, w: _depthwise_by_input(g, x.shape, w, window), default=transposed
+        )
+    if _is_pointwise(weight, window):
+        return _convolved(grad, weight.swapaxes(0, 1), window)
+    return transposed(grad, weight)
 
 
 # The gradient of <grad, conv(x, w)> by w. A transposed convolution is the transpose of conv(., w), so its gradient by w
@@ -222,10 +278,16 @@ def _by_weight(
         # With an output padding of the stride or more, that convolution has further results, which x does not meet.
         further = [(0, n - m) for n, m in zip(shape, x.shape, strict=True)]
         grad, x = jnp.pad(x, further), grad
-    if math.prod(weight.shape[2:]) > _MOST_TAPS_OF_WEIGHT and _is_depthwise(weight, window):
+
+    def by_xla(grad: jax.Array, x: jax.Array) -> jax.Array:
         (gradient,) = jax.linear_transpose(lambda w: _by_xla(x, w, window), weight)(grad)
         return gradient
-    if groups == 1 or weight.shape[1] == 1 or groups > _MOST_GROUPS:
+
+    if groups > 1 and weight.shape[1] == 1:
+        return lax.platform_dependent(
+            grad, x, cpu=lambda g, x: _depthwise_by_weight(g, x, weight.shape, window), default=by_xla
+        )
+    if groups == 1 or groups > _MOST_GROUPS:
         (gradient,) = jax.linear_transpose(lambda w: _convolved(x, w, window), weight)(grad)
         return gradient
     one = dataclasses.replace(window, groups=1)
