@@ -158,7 +158,7 @@ class JaxFunction:
 
 
 def _recorded(table: dict[Any, Value], key: Any, make: Callable[[], Value]) -> Value:
-    """Return the entry of a table, which is made if it is not there. The table stays small."""
+    """Return the entry of a cache for a key. Make it if it is missing; `record` then drops the oldest entries."""
     found = table.get(key)
     if found is None:
         found = make()

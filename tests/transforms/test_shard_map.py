@@ -41,7 +41,7 @@ def test_forward(mesh, data, jit: bool, backend: str, x64: None):
 
 
 def test_each_device_sees_its_shard(mesh, backend: str):
-    shapes = functools.cache(list)  # out of sight: what tracing changes is put back
+    shapes = functools.cache(list)  # hidden from jtbridge, which undoes changes of state that it sees while tracing
 
     def f(x: torch.Tensor) -> torch.Tensor:
         shapes().append(tuple(x.shape))

@@ -119,7 +119,7 @@ class EagerFunction(TorchFunction):
 
     @functools.cached_property
     def cache(self) -> TraceCache:
-        """What the transformations of `jtbridge.transforms` find out about this call."""
+        """A cache for the transformations of `jtbridge.transforms`, which derive functions from this one."""
         return TraceCache(reads_graph=True)
 
     @property
@@ -145,7 +145,8 @@ class EagerFunction(TorchFunction):
             if self._out_types is not None and self._captured.out_types != self._out_types:
                 raise OutputMismatchError(
                     f"`{self.name}` has other results under a trace than in the eager call whose derivative is taken: "
-                    f"{self._captured.out_types} instead of {self._out_types}."
+                    f"{self._captured.out_types} instead of {self._out_types}. Return the "
+                    "same shapes and dtypes in both, or take the derivative under `jax.jit`, where it is only traced."
                 )
         return self._captured
 
