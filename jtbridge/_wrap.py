@@ -23,7 +23,7 @@ from .calls.eager import call_directly, call_now
 from .core.dtypes import argument_dtypes
 from .core.fork import check_not_forked
 from .core.imports import import_whole
-from .core.nesting import is_inside, marked
+from .core.nested_calls import is_inside, marked
 from .core.pickling import reduced
 from .core.signature import Signature, flatten_arguments
 from .errors import ArgumentError

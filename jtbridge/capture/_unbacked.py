@@ -21,7 +21,7 @@ from jtbridge._compat import (
     known_size,
     unbacked_fake_mode,
 )
-from jtbridge.core.run import escaped_tensor_error
+from jtbridge.core.runner import escaped_tensor_error
 from jtbridge.errors import JtbridgeError
 
 from ._dependent import DependentTensor

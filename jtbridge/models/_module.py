@@ -14,7 +14,7 @@ from jtbridge._compat import ReleasedTensor, unwrap_compiled
 from jtbridge._wrap import wrap
 from jtbridge.core.convert import to_torch
 from jtbridge.core.messages import kind_of
-from jtbridge.core.nesting import is_inside
+from jtbridge.core.nested_calls import is_inside
 from jtbridge.errors import ArgumentError, ModelError
 
 from ._caches import register_caches

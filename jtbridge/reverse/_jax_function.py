@@ -21,7 +21,7 @@ from jtbridge._compat import Context, current_context
 from jtbridge.core.dtypes import is_differentiable, torch_dtype
 from jtbridge.core.fork import check_not_forked
 from jtbridge.core.jax_calls import HANDLES
-from jtbridge.core.nesting import is_in_callback
+from jtbridge.core.nested_calls import is_in_callback
 from jtbridge.errors import JaxCallError
 
 from ._tensors import common_device, jax_device, to_operands, to_tensors

@@ -13,10 +13,10 @@ import torch
 from jtbridge._compat import Context, concrete_values, current_context
 from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType
-from jtbridge.core.declared import check_declared, declared_types
 from jtbridge.core.dtypes import argument_dtypes
 from jtbridge.core.functions import TracedFunction
-from jtbridge.core.nesting import marked
+from jtbridge.core.nested_calls import marked
+from jtbridge.core.output_shapes import check_declared, declared_types
 from jtbridge.core.signature import Signature, argument_names, rebuild_call, static_arguments
 
 from ._arrays import unsupported_reason

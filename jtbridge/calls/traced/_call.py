@@ -22,7 +22,7 @@ from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import argument_dtypes, canonical_dtype
 from jtbridge.core.functions import TracedFunction
 from jtbridge.core.module_locks import module_locks
-from jtbridge.core.nesting import marked
+from jtbridge.core.nested_calls import marked
 from jtbridge.core.signature import (
     Signature,
     argument_names,
