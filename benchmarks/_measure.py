@@ -22,12 +22,12 @@ SETTLE_SECONDS = 0.3
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's numbers for them, in malloc.h
 
-# CPU time, of all threads together, is what to compare on a machine that is busy with other work.
+# On a machine that is busy with other work, compare CPU time, which is that of all threads together.
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def keep_memory() -> None:
-    """Have this process keep what it frees.
+    """Make this process keep the memory that it frees.
 
     Else glibc gives megabytes back to the system now and then, and who asks for them next pays for the page faults:
     the same call of a contestant took 150 or 600 us.
@@ -146,7 +146,7 @@ def minimum_of_children(names: Iterable[str], function: str, *args: Any, repeats
 
 
 def resident_mb() -> float:
-    """What this process holds in memory now, after giving back what it does not need."""
+    """Return the memory of this process in MB, after returning freed memory to the system."""
     gc.collect()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)

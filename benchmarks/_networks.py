@@ -127,7 +127,7 @@ def _unet(dims: int, width: int, size: int) -> Model:
     return _model(_UNet(dims, width), torch.randn(1, 1, *[size] * dims), lambda out: out)
 
 
-# By name: the title in the tables, and what makes the model.
+# By name: the title in the tables, and the function that makes the model.
 TRANSFORMERS: dict[str, tuple[str, Callable[[], Model]]] = {
     "bert": ("BERT width, 4 layers, 8 x 128", partial(_bert, 8, 128)),
     "bert-sentence": ("BERT width, 4 layers, 1 x 16", partial(_bert, 1, 16)),
@@ -157,5 +157,5 @@ def named(name: str) -> Model:
 
 
 def title(name: str) -> str:
-    """What a table calls a model."""
+    """Return the title of a model in a table."""
     return _ALL[name][0]

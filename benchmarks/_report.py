@@ -16,7 +16,7 @@ PACKAGES = ("jtbridge", "jax", "torch", "wrap-torch2jax", "torchax", "numpy")
 
 
 def machine(packages: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
-    """What the numbers depend on."""
+    """Return the machine and the versions that the numbers depend on."""
     versions = {}
     for package in packages:
         try:
@@ -33,7 +33,7 @@ def machine(packages: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
 
 
 def show(rows: list[Row], facts: dict[str, Any]) -> None:
-    """Prints the table; below it the reasons for what is missing, and notes."""
+    """Prints the table; below it the reasons for missing cells, and notes."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""What a benchmark hands back: a row of numbers, or of reasons why there is none."""
+"""The result of a benchmark: a row of numbers, or of reasons why there is none."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -82,7 +82,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asked for."""
+    """The options of the command line."""
 
     quick: bool = False
     clock: str = "wall"

@@ -1,7 +1,7 @@
 """A transformer with one custom operator in each of its layers, which has a lowering, has none, or is called with all.
 
 The operator is a gated activation with a gradient. Its twin computes the same and has a lowering, so the difference of
-the two programs is what the islands cost.
+the two programs is the cost of the islands.
 """
 
 from collections.abc import Callable

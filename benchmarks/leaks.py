@@ -10,7 +10,7 @@ from benchmarks._contestants import WRAPPERS
 from benchmarks._measure import in_child, resident_mb
 from benchmarks._results import DLPACK, XLA, Cell, Options, Row, Target
 
-# JAX alone, doing the same: what it keeps for itself is not the contestants' doing.
+# JAX alone, doing the same: memory that JAX keeps for itself does not count against the contestants.
 _JAX = "jax alone"
 
 

@@ -1,4 +1,4 @@
-"""What passing a large array costs in memory, beyond the array."""
+"""The memory that a call with a large array takes, beyond the array."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def peaks(name: str) -> tuple[float, float]:
         function, x = _read, torch.ones(_FLOATS)
     else:
         function, x = jax.jit(WRAPPERS[name](_read, torch.ones(2**21))), jnp.ones(_FLOATS)
-        jax.block_until_ready(function(jnp.ones(2**21)))  # imports and thread pools are not what is measured
+        jax.block_until_ready(function(jnp.ones(2**21)))  # imports and thread pools are not measured
     with PeakMemory() as compiling:
         compiled = function.lower(x).compile() if name != TORCH else function
     with PeakMemory() as calling:

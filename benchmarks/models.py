@@ -1,4 +1,4 @@
-"""Two transformers: what a call costs beside real work, and what a translation gains."""
+"""Two transformers: the cost of a call beside real work, and the gain of a translation."""
 
 from functools import partial
 

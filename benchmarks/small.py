@@ -1,4 +1,4 @@
-"""Small calls, where what counts is the way in and out."""
+"""Small calls, whose time is the overhead of the call."""
 
 from functools import partial
 

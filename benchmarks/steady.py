@@ -12,7 +12,7 @@ from benchmarks._results import JNP, TORCH, XLA, Options, Row, Target
 
 
 def in_torch(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """A product and what XLA fuses behind it."""
+    """A product, and operators that XLA fuses behind it."""
     y = torch.tanh(x @ w)
     return torch.softmax(y, -1) * torch.exp(-y * y)
 

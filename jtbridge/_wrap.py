@@ -14,6 +14,8 @@ import jax
 import numpy as np
 import torch
 
+from jtbridge.core.messages import kind_of
+
 from ._compat import IMPORTED_BY_FAKE_TENSORS, Context, current_context, unwrap_compiled
 from ._config import backend_or, check_islands, islands_or, verify_or
 from .backends import check_name, translates
@@ -21,7 +23,7 @@ from .calls.eager import call_directly, call_now
 from .core.dtypes import argument_dtypes
 from .core.fork import check_not_forked
 from .core.imports import import_whole
-from .core.nesting import is_inside, marked
+from .core.nested_calls import is_inside, marked
 from .core.pickling import reduced
 from .core.signature import Signature, flatten_arguments
 from .errors import ArgumentError
@@ -316,7 +318,7 @@ def _callable(fn: Any) -> Callable[..., Any]:
     if "torch.export" in sys.modules and isinstance(fn, torch.export.ExportedProgram):
         return fn.module()
     if not callable(fn):
-        raise ArgumentError(f"`wrap` takes a callable, but got a {type(fn).__name__}.")
+        raise ArgumentError(f"`wrap` takes a callable, but got {kind_of(fn)}.")
     kind = next((kind for is_kind, kind in _SUSPENDED if any(map(is_kind, _bodies(fn)))), None)
     if kind is not None:
         raise ArgumentError(

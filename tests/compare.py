@@ -1,4 +1,4 @@
-"""Comparing what JAX returned with what torch returns: trees, shapes, dtypes and values."""
+"""Compare results of JAX with results of torch: trees, shapes, dtypes and values."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def obstacle() -> str | None:
 
 
 def versions() -> str:
-    """What this process runs, one line: its Python, its packages, and the assembler of its kernels."""
+    """Return the versions of Python, the packages and the assembler of kernels in one line."""
     packages = ("jax", "jaxlib", "torch", "triton", "jax-triton")
     found = [f"{name} {version_of(name)}" for name in packages]
     cuda = torch.version.cuda or torch.version.hip

@@ -25,7 +25,7 @@ def gradients(
     *,
     again: bool = False,
 ) -> Tensors:
-    """torch.autograd.grad with zeros for what does not depend on what."""
+    """torch.autograd.grad, with zeros for an output that does not depend on an input."""
     pairs = [(y, ct) for y, ct in zip(outputs, cotangents, strict=True) if y.requires_grad]
     if not pairs:
         return [torch.zeros_like(x) for x in inputs]
@@ -48,7 +48,7 @@ def vjp(fn: Function, primals: Sequence[torch.Tensor], cotangents: Sequence[torc
 
 
 def jvp(fn: Function, primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> Tensors:
-    """Df(x) @ dx, one row of the Jacobian at a time, so that what reverse mode says is the truth."""
+    """Df(x) @ dx, one row of the Jacobian at a time, so that reverse mode is the reference."""
     inputs = leaves_of_graph(primals)
     out = []
     for y in fn(*inputs):

@@ -1,4 +1,4 @@
-"""What may be passed: trees of arrays of any origin, static values, and clear refusals of the rest."""
+"""Arguments: trees of arrays of any origin, static values, and clear refusals of the rest."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_large_tree(backend: str):
 
 
 def test_wrap_refuses_what_is_not_callable():
-    with pytest.raises(ArgumentError, match="`wrap` takes a callable, but got a int"):
+    with pytest.raises(ArgumentError, match="`wrap` takes a callable, but got an int"):
         jtbridge.wrap(3)
 
 

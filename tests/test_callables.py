@@ -1,4 +1,4 @@
-"""What can be wrapped: everything that torch code calls."""
+"""`wrap` takes every kind of callable that torch code calls."""
 
 from __future__ import annotations
 

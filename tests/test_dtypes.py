@@ -1,4 +1,4 @@
-"""Dtypes across the border: every one that both sides have, and what becomes of 64-bit ones while x64 is off."""
+"""Dtypes across the border: all dtypes of both sides, and 64-bit dtypes while x64 is off."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_stop_gradient_is_the_way_around(log, seen: list[torch.Tensor]):
 
 
 def test_integers_in_a_differentiated_function(log, seen: list[torch.Tensor]):
-    """What has no tangent is not differentiated."""
+    """A function of integers alone is not differentiated, and so not refused."""
     note = jtbridge.wrap(lambda step: (seen.append(step.sum()), step)[1], effects="ordered")
     assert float(jax.grad(lambda x: x * note(jnp.array([2]))[0].astype(jnp.float32))(jnp.array(3.0))) == 2
 

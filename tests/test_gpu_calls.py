@@ -1,4 +1,4 @@
-"""Zero-copy calls on a GPU: what can be seen without one, and on one what they compute and wait for."""
+"""Zero-copy calls on a GPU: the calls of CUDA, seen without a GPU; results and waits, with one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jtbridge.errors import BackendError, TorchCallError
 
 pytestmark = pytest.mark.cpu  # but for those with the mark `gpu`
 
-WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="says what is so on a machine without a GPU")
+WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
 
 
 @WITHOUT_CUDA
@@ -56,7 +56,7 @@ def test_it_is_a_call_with_xlas_buffers_on_a_gpu_too(monkeypatch: pytest.MonkeyP
 
 
 class Stream:
-    """A stand-in that writes down what waits for what."""
+    """A stand-in for a CUDA stream that records which stream waits for which."""
 
     def __init__(self, name: str, events: list[str]):
         self._name, self._events = name, events
@@ -100,7 +100,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def planned(fn, *args, **options) -> Any:
-    """What runs `fn` on tensors like some arrays."""
+    """Return a function that runs `fn` on tensors like some arrays."""
     return jtbridge.wrap(fn, backend="dlpack", **options).prepared(args, {})[0]
 
 

@@ -1,4 +1,4 @@
-"""Memory that torch and XLA hand to each other on a GPU: what waits for what, and on a GPU that nothing is overwritten.
+"""Memory that torch and XLA hand to each other on a GPU: waits between streams, and on a GPU no overwritten values.
 
 Without a GPU, memory of the CPU stands in for the GPU's.
 """

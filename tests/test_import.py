@@ -106,7 +106,7 @@ def test_no_files_import_one_another_in_a_circle():
 
 
 HOMES = {"_compat": ("torch", "jax", "jaxlib", "functorch"), "triton": ("triton",)}
-# What instances of torch's classes have, beside what `dir` of the classes shows.
+# Attributes of instances of torch's classes, which `dir` of the classes does not show.
 OF_TORCH = {
     name
     for value in (
@@ -132,7 +132,7 @@ def dotted(node: ast.AST) -> str:
 def private_uses(source: str) -> set[str]:
     """The private names of torch, JAX and Triton that a file imports or reads, by chains of attributes too."""
     tree = ast.parse(source)
-    names: dict[str, str] = {}  # what they are imported as, and from where
+    names: dict[str, str] = {}  # the local name of each import, and its full name
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and not node.level:
             names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}

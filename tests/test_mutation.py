@@ -185,9 +185,9 @@ def test_closed_over_tensor_is_refused_under_a_trace_and_unchanged(backend: str)
         jax.jit(wrapped)(jnp.zeros(2))
     assert str(caught.value) == (
         "`f` writes to a closed-over tensor of shape (2,) and dtype torch.float32, which is not one of its "
-        "arguments; in a JAX program nobody could tell when or how often. Pass it as an argument and use "
-        "`return_mutated=True`, call `.eval()` on the module if it keeps running statistics, or wrap with "
-        '`effects="ordered"`.'
+        "arguments, and a JAX program has no state. Use `jtbridge.module(model)`, which returns the new values of a "
+        "module's buffers; call `model.eval()` if it should not keep running statistics; pass the tensor as an "
+        'argument and use `return_mutated=True`; or wrap with `effects="ordered"`.'
     )
     assert count.tolist() == [0, 0]
     for calls in (1, 2):
@@ -264,7 +264,7 @@ def test_to_dlpack_of_torch_is_as_before():
     assert torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x)).data_ptr() == x.data_ptr()
 
 
-# What a function may keep of a large result that it returns, and how that writes to the memory of the result later.
+# References that a function may keep to a large result, and how they write to the memory of the result later.
 KEPT_OF_A_RESULT = {
     "tensor": (lambda y: y, lambda kept: kept.mul_(7)),
     "view": (lambda y: y[3:], lambda kept: kept.mul_(7)),

@@ -1,4 +1,4 @@
-"""What may be returned: trees of any containers, Python values, and results that share memory."""
+"""Results: trees of any containers, Python values, and results that share memory."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_results_that_are_lazy_or_strange(backend: str):
 
 
 def test_results_are_as_committed_to_a_device_as_the_arguments(backend: str):
-    """An array that nobody put on a device fits into any program, and so does what is computed from it."""
+    """A result is committed to a device if an argument is; an uncommitted array fits into any program."""
     f, device = jtbridge.wrap(torch.sin), jax.devices()[1]
     for run in (f, jax.jit(f)):
         assert run(X).committed == X.committed is False

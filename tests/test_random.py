@@ -27,7 +27,7 @@ def normal(x: torch.Tensor) -> torch.Tensor:
 
 
 def torch_dropout(key: jax.Array, x: torch.Tensor) -> torch.Tensor:
-    """What torch draws by itself with the seed that the key stands for."""
+    """Return torch's own draws with the seed that jtbridge makes of the key."""
     low, high = (int(word) for word in jax.random.bits(key, (2,), jnp.uint32))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed((high << 32) | low)
@@ -152,7 +152,7 @@ def test_missing_key_under_a_trace(backend: str):
     assert str(caught.value) == (
         "`normal` draws random numbers (aten.randn.default) but was called without a key. Pass a JAX key as "
         "`rng=`, for example `f(x, rng=jax.random.key(0))`; the same key gives the same numbers. "
-        "For a module that should not draw, call `.eval()` on it first."
+        "A module that should not draw needs `model.eval()`, or `train=False` if it is called by `jtbridge.module`."
     )
 
 

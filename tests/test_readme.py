@@ -23,7 +23,7 @@ def test_there_are_blocks():
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_block_runs(name: str):
-    with jax.numpy_dtype_promotion("standard"):  # what a reader has
+    with jax.numpy_dtype_promotion("standard"):  # the default of JAX
         exec(compile(BLOCKS[name], f"README.md:{name}", "exec"), {"__name__": "__main__"})
         jax.effects_barrier()
 
@@ -51,7 +51,7 @@ def test_links_lead_somewhere():
 
 
 def test_limits_come_before_the_features():
-    """A reader meets what does not work, and that no GPU has run the kernels, first."""
+    """The limits, and the sentence that no GPU has run the kernels, come before the features."""
     assert PROSE.index("## Status and limits") < PROSE.index("## A model")
     sentence = "The Triton kernels have not run on a GPU yet"
     assert PROSE.index("GPU") == PROSE.index(sentence) + sentence.index("GPU")

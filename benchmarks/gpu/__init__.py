@@ -1,4 +1,4 @@
-"""What jtbridge's kernels take on a GPU, beside XLA, torch and Liger-Kernel, and the targets.
+"""Times of jtbridge's kernels on a GPU, beside XLA, torch and Liger-Kernel, and the targets.
 
 `make bench-gpu`, or `python -m benchmarks.gpu [--only NAME ...] [--list] [--dry-run]`, prints a table for each family,
 a line for each contestant with its target beside it, and writes the same as JSON under build/bench. Contestants take

@@ -79,7 +79,7 @@ def measured(key: str, row: Any, options: Options, end: float) -> Row:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on."""
+    """Return the machine and the versions that the numbers depend on."""
     return {"device": jax.devices()[0].device_kind, **_report.machine(_report.PACKAGES + _PACKAGES)}
 
 

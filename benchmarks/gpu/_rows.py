@@ -1,4 +1,4 @@
-"""What a benchmark hands back: values of contestants, and the targets for some of them."""
+"""The result of a benchmark: values of contestants, and the targets for some of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Contestants that take turns on a GPU.
 
 A turn starts as many calls as take some hundredths of a second, one after the other, and waits for the last: a GPU
-works them off in their order, so that what is timed is the GPU's work, unless it is less than a launch takes.
+works them off in their order, so that the GPU's work is timed, unless it is less than a launch takes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TOLERANCE = 0.03
 class Contestant:
     """Something to time: `call` starts it and returns its arrays, `view` has them as the others do.
 
-    What is not `checked` does something else than the others.
+    A contestant that is not `checked` computes something else than the others.
     """
 
     call: Callable[[], Any]

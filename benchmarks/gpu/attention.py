@@ -1,4 +1,4 @@
-"""Attention: the Triton kernels, what is chosen, torch's and JAX's own."""
+"""Attention: the Triton kernels, the implementation that jtbridge chooses, torch's and JAX's own."""
 
 from __future__ import annotations
 

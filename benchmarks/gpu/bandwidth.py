@@ -1,4 +1,4 @@
-"""What takes as long as its arrays take to pass through memory: softmax, norms, SwiGLU, rotary embedding.
+"""Operators whose time is that of reading and writing their arrays: softmax, norms, SwiGLU, rotary embedding.
 
 The share is of the bandwidth of a copy, measured in turns with the others. What must be moved: each argument and result
 once, in the forward and again in the backward.

@@ -1,4 +1,4 @@
-"""A small torch function called under jit, where what counts is the way in and out."""
+"""A small torch function called under jit, whose time is the overhead of the call."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def time_row(options: Options) -> Row:
 
 
 def memory_row(options: Options) -> Row:
-    """What XLA plans beyond arguments and results, and what torch's allocator had beyond them at most."""
+    """The memory beyond arguments and results: as planned by XLA, and the peak of torch's allocator."""
     arrays = _arrays(options)
     cells: dict[str, Cell] = {
         name: _planned(f, arrays) for name, f in {OURS: linear_cross_entropy, PLAIN: _plain}.items()

@@ -55,6 +55,7 @@ from ._jax_tools import add_nan_check as add_nan_check
 from ._jax_tools import refuse_in_jet as refuse_in_jet
 from ._jax_tools import register_with_jet as register_with_jet
 from ._jax_traces import Context as Context
+from ._jax_traces import concrete_values as concrete_values
 from ._jax_traces import current_context as current_context
 from ._jax_traces import current_trace as current_trace
 from ._jax_traces import outermost_trace as outermost_trace

@@ -57,7 +57,7 @@ def flex_attention_scores(*args: Any) -> torch.Tensor:
 
 
 class _UncompiledFlag:
-    """True where the original flag is, and on threads that trace calls as operators."""
+    """A flag that is true if the original flag is, and on threads that trace calls of flex_attention as operators."""
 
     def __init__(self, original: Any):
         self._original = original

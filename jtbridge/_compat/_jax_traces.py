@@ -34,6 +34,17 @@ def current_context() -> Context:
     return Context.TRANSFORMED if isinstance(trace, core.EvalTrace) else Context.STAGED
 
 
+def concrete_values(x: Any) -> list[Any]:
+    """Return the arrays that an argument has behind the tracers of grad, jvp and vmap; none inside a traced program."""
+    if isinstance(x, batching.BatchTracer):
+        return concrete_values(x.val)
+    if isinstance(x, ad.JVPTracer):
+        return [*concrete_values(x.primal), *concrete_values(x.tangent)]
+    if isinstance(x, ad.LinearizeTracer):
+        return concrete_values(x.primal)
+    return [] if isinstance(x, core.Tracer | ad.Zero) else [x]
+
+
 def current_trace() -> Any:
     """Return the innermost trace that is active on this thread, for a comparison with `is`."""
     return core.trace_ctx.trace

@@ -13,7 +13,7 @@ import torch.utils.dlpack
 
 
 class _Observer(threading.local):
-    """What a thread wants to be called with the tensors that it exports; None if nothing."""
+    """The function of this thread that is called with each tensor that the thread exports; None if there is none."""
 
     call: Callable[[torch.Tensor], None] | None = None
 

@@ -31,8 +31,8 @@ def mark_constant_for_dynamo(function: Callable[..., Any]) -> None:
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-# The base of `torch.autograd.Function`. Its `apply` handles one level of torch.func, which is what an autograd kernel
-# is asked for. `Function.apply` itself would begin again with all levels, and refuses to.
+# The base of `torch.autograd.Function`. Its `apply` handles one level of torch.func, as an autograd kernel
+# must. `Function.apply` itself would begin again with all levels, and refuses to.
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 
 
@@ -51,6 +51,6 @@ def single_level_allowed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def recording_outer_levels() -> Iterator[None]:
-    """Undo what the `forward` of a `SingleLevelFunction` runs under, so that outer levels record its operators."""
+    """Turn gradient recording on again inside the `forward` of a `SingleLevelFunction`, for the outer levels."""
     with torch.enable_grad(), torch.autograd.forward_ad._set_fwd_grad_enabled(True):
         yield

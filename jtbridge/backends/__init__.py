@@ -6,7 +6,7 @@ The files of the backends are imported on first use, to keep ``import jtbridge``
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._lookup import backends, check_name, may_use_kernels, translates, uses_kernels
+from ._lazy_registry import backends, check_name, may_use_kernels, translates, uses_kernels
 from ._status import BackendStatus
 
 if TYPE_CHECKING:

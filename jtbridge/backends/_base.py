@@ -37,7 +37,7 @@ class Backend(Protocol):
         ...
 
     def for_auto(self) -> Backend:
-        """Return the backend that runs what ``backend="auto"`` chose this one for; in general this one."""
+        """Return the backend that runs a function for which ``backend="auto"`` chose this one; in general this one."""
         ...
 
     def unsupported_reason(self, fn: TorchFunction) -> str | None:

@@ -11,8 +11,8 @@ import torch
 import torch.utils.dlpack
 
 from jtbridge.core.functions import TorchFunction
-from jtbridge.core.nesting import of_xla
-from jtbridge.core.run import as_call_error
+from jtbridge.core.nested_calls import of_xla
+from jtbridge.core.runner import as_call_error
 from jtbridge.errors import DeviceError
 
 

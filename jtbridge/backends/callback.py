@@ -11,12 +11,12 @@ from jax.interpreters import mlir
 
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.host_memory import placed, reader, writer
-from jtbridge.core.nesting import of_xla
-from jtbridge.core.run import as_call_error, runner
+from jtbridge.core.nested_calls import of_xla
+from jtbridge.core.runner import as_call_error, runner
 from jtbridge.errors import BackendError
 
 from ._base import Backend
-from ._words import carried, from_words, pack, to_words, unpack
+from ._wide_arrays import carried, from_words, pack, to_words, unpack
 
 
 class CallbackBackend:

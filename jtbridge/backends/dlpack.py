@@ -16,15 +16,15 @@ from jtbridge._compat import buffer_call, is_divided, is_exported
 from jtbridge.capture import GraphFunction, forward_graph
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.host_memory import placed, reader, writer
-from jtbridge.core.nesting import of_xla
-from jtbridge.core.run import as_call_error, runner
+from jtbridge.core.nested_calls import of_xla
+from jtbridge.core.runner import as_call_error, runner
 from jtbridge.errors import BackendError
 from jtbridge.transforms import Vmap
 from jtbridge.translate import island_of, reason_for_torch, torch_island_p
 
 from ._base import Backend
-from ._divided import lower_divided
 from ._dlpack_gpu import gpu_callback, without_gpu
+from ._partitioned_calls import lower_divided
 
 _LARGE = 1 << 18  # bytes of a result from which its copy is a large part of a call
 _SHORT = 32  # operators up to which a function is traced to make calls faster: tracing takes milliseconds

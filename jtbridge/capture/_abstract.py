@@ -142,9 +142,10 @@ def _write_refusal(request: TraceRequest) -> Callable[[str], NoReturn] | None:
 
     def refuse(written_to: str) -> NoReturn:
         raise MutationError(
-            f"`{request.name}` writes to {written_to}, which is not one of its arguments; in a JAX program nobody "
-            "could tell when or how often. Pass it as an argument and use `return_mutated=True`, call `.eval()` on the "
-            'module if it keeps running statistics, or wrap with `effects="ordered"`.'
+            f"`{request.name}` writes to {written_to}, which is not one of its arguments, and a JAX program has "
+            "no state. Use `jtbridge.module(model)`, which returns the new values of a module's buffers; call "
+            "`model.eval()` if it should not keep running statistics; pass the tensor as an argument and use "
+            '`return_mutated=True`; or wrap with `effects="ordered"`.'
         )
 
     return refuse

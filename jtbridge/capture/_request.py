@@ -42,7 +42,7 @@ class TraceRequest:
     guard: StateGuard = NO_GUARD
 
     def on_device(self, device: str) -> TraceRequest:
-        """Return the request on a device, where new tensors go too unless the user set another default device."""
+        """Return the request for arguments on a device, which is the default device unless the user set another one."""
         if device == "cpu" or self.state.device is not None:
             return dataclasses.replace(self, device=device)
         state = dataclasses.replace(self.state, device=torch.device(device))

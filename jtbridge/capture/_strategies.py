@@ -15,9 +15,9 @@ from jtbridge._compat import (
     asked_whether_fake,
 )
 from jtbridge.core.array_types import OutputTree, as_tensor, is_array_leaf
-from jtbridge.core.declared import check_declared, declared_types, wrong_declaration
 from jtbridge.core.forward_mode import named_forward_mode
-from jtbridge.core.nesting import as_in_program
+from jtbridge.core.nested_calls import as_in_program
+from jtbridge.core.output_shapes import check_declared, declared_types, wrong_declaration
 from jtbridge.core.pytree import flatten_output, key_order
 from jtbridge.core.static import same_static
 from jtbridge.core.traits import AutogradTraits, FunctionTraits

@@ -21,7 +21,7 @@ from jtbridge._compat import (
     known_size,
     unbacked_fake_mode,
 )
-from jtbridge.core.run import escaped_tensor_error
+from jtbridge.core.runner import escaped_tensor_error
 from jtbridge.errors import JtbridgeError
 
 from ._dependent import DependentTensor
@@ -40,11 +40,11 @@ Result = TypeVar("Result")
 
 
 class PathTrace:
-    """The fake mode of one trace, and the answers to its questions for values that depend on data.
+    """The fake mode of one trace, and the values that it assumes where the function reads a value that depends on data.
 
     Args:
-        choices: for each of the first questions, in order, the number of the answer: 0 or 1.
-        rest: the number of the answer to all later questions.
+        choices: for each of the first reads, in order, the number of the assumed value: 0 or 1.
+        rest: the number of the assumed value for all later reads.
     """
 
     def __init__(self, choices: Sequence[int], rest: int):

@@ -2,11 +2,12 @@
 
 - Types: `array_types.py`, `functions.py` (torch functions, and the record of a trace), `traits.py` (facts that a trace
   shows), `module_locks.py`, `dtypes.py`, `static.py` (arguments that are not arrays),
-  `signature.py` (arrays and static arguments of a call), `declared.py` (declared types of results).
+  `signature.py` (arrays and static arguments of a call), `output_shapes.py` (types of results that a user declares).
 - Arrays: `pytree.py`, `convert.py` (arrays to tensors and back), `host_memory.py` (tensors over XLA's host buffers).
-- Runs of a torch function: `run.py`, `nesting.py`, `torch_state.py` (torch's settings), `random_numbers.py`,
-  `writes.py` (arguments that an operator writes to), `debug.py` (JAX's debugging switches), `pickling.py`,
-  `imports.py` (slow imports),
-  `fork.py` (forked processes).
-- `rules.py`: helpers for the rules of primitives.
+- Runs of a torch function: `runner.py`, `nested_calls.py` (calls inside a run or a callback), `torch_state.py` (torch's
+  settings), `random_numbers.py`, `writes.py` (arguments that an operator writes to), `overlap.py` (writes that depend
+  on the order of elements), `forward_mode.py` (one thread at a time in it), `debug.py` (JAX's debugging switches).
+- The process: `fork.py` (forked processes), `imports.py` (imports that Ctrl-C does not break off), `pickling.py`,
+  `library_files.py` (which source files are the user's).
+- `primitive_rules.py`: helpers for the rules of primitives. `messages.py`: names of types in error messages.
 """

@@ -35,7 +35,7 @@ def check_results(name: str, results: Sequence[jax.Array], kind: str = "a torch 
     Args:
         name: the name of the function in the error message.
         results: the results.
-        kind: what the function is, in the error message.
+        kind: a noun for the function in the error message.
 
     Raises:
         FloatingPointError: a result holds a NaN or an infinity, and the switch for it is on.

@@ -26,7 +26,7 @@ from jtbridge._compat import (
 )
 from jtbridge.errors import DifferentiationError
 
-from .nesting import is_in_callback
+from .nested_calls import is_in_callback
 
 _LONGEST = 300  # seconds to wait for a trace; it may itself wait for the results of the function that waits for it
 _PATIENCE = 1.0  # seconds to wait for a thread that uses torch itself

@@ -271,7 +271,8 @@ class TracedFunction(TorchFunction):
         if tensor.shape != expected.shape:
             raise OutputMismatchError(
                 f"Result {i} of `{self.name}` has shape {tuple(tensor.shape)} but {expected.shape} was expected"
-                f" for these arguments. Check `output_shapes=`, or what the shape depends on besides shapes."
+                f" for these arguments. Correct `output_shapes=`, or let the shape depend on the "
+                "arguments' shapes alone."
             )
         if tensor.device != device and self.in_torch_dtypes:
             raise DeviceError(
@@ -284,6 +285,6 @@ class TracedFunction(TorchFunction):
         if canonical_dtype(numpy_dtype(tensor.dtype, f"Result {i} of `{self.name}`")) != expected.dtype:
             raise OutputMismatchError(
                 f"Result {i} of `{self.name}` has dtype {tensor.dtype} but {wanted} was expected for these "
-                "arguments. Check `output_shapes=`, or what the dtype depends on besides dtypes."
+                "arguments. Correct `output_shapes=`, or make the dtype depend on the dtypes of the arguments alone."
             )
         return tensor.to(wanted)

@@ -24,7 +24,7 @@ _WRITE_TO_A_COPY = frozenset(
         _aten.as_strided_scatter.default,
     }
 )
-# Each element of what these write depends on its like in the other arguments alone.
+# Each element that these operators write depends only on the elements of the arguments at the same position.
 _BY_ELEMENT = frozenset({_aten.copy_.default, _aten.masked_fill_.Scalar, _aten.masked_fill_.Tensor})
 
 

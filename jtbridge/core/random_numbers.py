@@ -19,6 +19,8 @@ import torch
 from jtbridge._compat import EarlierDraws, draw_source, drawing_from, random_state_of, same_generator
 from jtbridge.errors import ArgumentError, RandomnessError
 
+from .messages import kind_of
+
 SEED_SHAPE = (2,)
 _TRACING = threading.local()
 _CPU = torch.device("cpu")
@@ -29,7 +31,7 @@ def seed_from_key(key: Any) -> jax.Array:
     if not isinstance(key, jax.Array) or not (
         jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32
     ):
-        raise ArgumentError(f"`rng` must be a JAX key such as `jax.random.key(0)`, but it is a {type(key).__name__}.")
+        raise ArgumentError(f"`rng` must be a JAX key such as `jax.random.key(0)`, but it is {kind_of(key)}.")
     return jax.random.bits(key, SEED_SHAPE, jnp.uint32)
 
 
@@ -180,5 +182,5 @@ def without_key(name: str, operator: str) -> str:
     return (
         f"`{name}` draws random numbers ({operator}) but was called without a key. Pass a JAX key as "
         "`rng=`, for example `f(x, rng=jax.random.key(0))`; the same key gives the same numbers. "
-        "For a module that should not draw, call `.eval()` on it first."
+        "A module that should not draw needs `model.eval()`, or `train=False` if it is called by `jtbridge.module`."
     )

@@ -15,6 +15,7 @@ import torch
 from jtbridge.errors import ArgumentError, DTypeError
 
 from .convert import to_jax
+from .messages import kind_of
 from .pytree import in_order, register_node
 from .static import static_key
 
@@ -171,6 +172,6 @@ def _static_key(leaf: Any, describe: Callable[[], str]) -> Any:
         return static_key(leaf)
     except TypeError:
         raise ArgumentError(
-            f"{describe()} is a {type(leaf).__name__}, which is neither an array nor hashable. Pass arrays in tuples, "
+            f"{describe()} is {kind_of(leaf)}, which is neither an array nor hashable. Pass arrays in tuples, "
             "lists, dicts or other pytrees, and static values as hashable ones; or close over it."
         ) from None

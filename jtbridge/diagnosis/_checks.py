@@ -1,4 +1,4 @@
-"""What a check is, and helpers of the checks."""
+"""The class of a check of the doctor, and helpers of the checks."""
 
 from __future__ import annotations
 

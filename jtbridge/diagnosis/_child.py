@@ -1,4 +1,4 @@
-"""What a child process of the doctor runs: the checks it is given, one after the other."""
+"""The program of a child process of the doctor: it runs the given checks one after the other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main(plan: Mapping[str, Any]) -> None:
 
 
 def findings_of(check: Check) -> Sequence[Finding]:
-    """Return what a check finds; a failure if it raises."""
+    """Run a check and return its findings; a failure if it raises."""
     try:
         return tuple(check.run())
     except WrongValue as error:

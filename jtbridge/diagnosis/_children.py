@@ -50,13 +50,13 @@ class Process:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a child did.
+    """The outcome of one child process.
 
     Attributes:
-        results: what it wrote for each item that it finished, by the item's key.
+        results: its result for each item that it finished, by the item's key.
         running: the key of the item that was running when the child ended; empty if none was.
-        noted: what the child last noted about this item.
-        partial: what it found about this item before it ended.
+        noted: the last note of the child about this item.
+        partial: its findings about this item before it ended.
         ending: how the child ended, if not as it should: such as "killed by SIGSEGV"; empty otherwise.
         details: the last lines that it printed to stderr.
     """
@@ -105,7 +105,7 @@ class Runner:
                     ends[""] = outcome  # it died after all items, while the process ended
                 break
             if outcome.results and not outcome.ending:
-                continue  # it asks for a new process
+                continue  # the child asks for a new process
             guilty = outcome.running or rest[0]
             rest.remove(guilty)
             if len(keys) > 1 and "did not end" not in outcome.ending:

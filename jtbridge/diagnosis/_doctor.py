@@ -1,4 +1,4 @@
-"""The doctor: runs all checks and reports what was found."""
+"""The doctor: runs all checks and reports their findings."""
 
 from __future__ import annotations
 

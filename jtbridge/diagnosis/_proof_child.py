@@ -1,4 +1,4 @@
-"""What a child process of the proof runs: facts about the chip, or cases of the kernels of one folder."""
+"""The program of a child process of the proof: it finds facts about the chip, or runs the cases of one folder."""
 
 from __future__ import annotations
 

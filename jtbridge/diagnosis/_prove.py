@@ -25,7 +25,7 @@ class ProofReport:
     Attributes:
         chip: chip, driver and versions that the record holds for.
         proven: the names of the kernels whose results were right.
-        failed: the names of the others, each with what went wrong.
+        failed: the error of each other kernel, by its name.
         path: the file of the record; empty if it could not be written.
         problem: why the record could not be written; empty if it was.
         seconds: how long the proof took.
@@ -112,7 +112,7 @@ def findings_of_kernels(timeout: float) -> list[Finding]:
 
 
 def _facts(timeout: float) -> dict[str, Any]:
-    """Return what a child says of the chip and the cases."""
+    """Return the facts about the chip and the cases, found by a child process."""
     outcome = Runner(PROCESS, timeout).child(["facts"])
     if "facts" not in outcome.results:
         raise BackendError(f"The kernels cannot be proven here: {outcome.ending}. {outcome.details[-500:]}")
@@ -126,7 +126,7 @@ def _collect(
     ends: Mapping[str, Outcome],
     names: Mapping[str, str],
 ) -> None:
-    """Add what the children of a folder found: for each kernel what was wrong first, or None."""
+    """Add the results of the child processes of a folder to `seen`: the first error of each kernel, or None."""
     found = [*(result["kernels"] for result in results.values()), *(outcome.partial for outcome in ends.values())]
     for kernel, wrong in itertools.chain(*found):
         if seen.setdefault(kernel, wrong) is None:

@@ -15,11 +15,11 @@ from . import _proofs, _tuning
 
 
 def run_compiled(primitive: Primitive, name: str, *arrays: jax.Array, **params: Hashable) -> Any:
-    """Return what a primitive computes from arrays, by a program that JAX keeps for the next call.
+    """Return the results of a primitive on arrays, computed by a program that JAX keeps for the next call.
 
-    JAX looks up the program by the arrays' types, by its own settings and by the static arguments. What jtbridge's
-    lowering rules read beside these is a static argument too: another choice of configurations, or of kernels that
-    their references replace, is another program.
+    JAX looks up the program by the arrays' types, by its own settings and by the static arguments. Jtbridge's
+    lowering rules also read the chosen configurations, and which kernels are replaced by their references. So these are
+    static arguments too.
 
     Args:
         primitive: the primitive.

@@ -1,7 +1,7 @@
 """The record of the kernels that were proven on this chip: `jtbridge.prove` writes it, and `auto` reads it.
 
 There is a file for each combination of chip, driver and versions, in the folder `proofs` of jtbridge's folder. A record
-names the kernels that computed what their references compute, and for the others what went wrong.
+names the kernels that gave the same results as their references, and for each other kernel its error.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _LOCK = threading.Lock()
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What was proven on a chip.
+    """The result of a proof on one chip.
 
     Attributes:
         proven: the names of the kernels whose results were right.
-        failed: the names of the others, each with what went wrong.
+        failed: the error of each other kernel, by its name.
     """
 
     proven: tuple[str, ...]
@@ -53,7 +53,7 @@ class Record:
 
 
 def key() -> dict[str, str] | None:
-    """Return what a record holds for: chip, driver, versions, and the source of the kernels; None without a GPU."""
+    """Return the chip, driver, versions and source of the kernels that a record is valid for; None without a GPU."""
     chip = _chip.present()
     if chip is None:
         return None

@@ -22,11 +22,11 @@ import numpy as np
 
 from ._launch import interpreting
 
-# Apart by no more, relative to the largest number of a result: several roundings of the dtype, and for float32 the
-# approximations of exponentials and of products by tensor cores.
+# The largest allowed difference, relative to the largest number of a result: several roundings of the dtype, and for
+# float32 the approximations of exponentials and of products by tensor cores.
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 6e-3}
 _DTYPES = ("float32", "bfloat16", "float16")
-# What takes each kernel primitive, with its arrays, in place of `jit`; None outside of a proof.
+# A function that runs each kernel primitive on its arrays in place of `jit`; None outside of a proof.
 _OBSERVER: contextvars.ContextVar[Callable[[Any, Sequence[Any]], Sequence[Any]] | None] = contextvars.ContextVar(
     "jtbridge_proof", default=None
 )
@@ -41,7 +41,7 @@ class Case:
     """One row of a kernel's table of shapes.
 
     Attributes:
-        name: what the case is, as "rows of 1000, float32".
+        name: a description of the case, such as "rows of 1000, float32".
         function: a differentiable function of the arrays.
         arrays: its arguments.
         wrt: the positions of the arguments to differentiate.
@@ -84,7 +84,7 @@ def prove(case: Case, begins: Callable[[str], None], found: Found) -> None:
     Args:
         case: the case.
         begins: called with the name of a kernel before it runs.
-        found: called with the name of a kernel after it ran, and with what is wrong, or None.
+        found: called with the name of a kernel after it ran, and with its error, or None.
     """
 
     def observe(primitive: Any, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -114,7 +114,7 @@ def prove(case: Case, begins: Callable[[str], None], found: Found) -> None:
 
 
 def observer() -> Callable[[Any, Sequence[Any]], Sequence[Any]] | None:
-    """Return what takes the kernel primitives that run now, in place of running them; None outside of a proof."""
+    """Return the function that runs kernel primitives in place of `jit` on this thread; None outside of a proof."""
     return _OBSERVER.get()
 
 

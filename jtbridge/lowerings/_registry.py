@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from jtbridge._compat import OpOverload, qualified_operator_name
+from jtbridge.core.messages import kind_of
 from jtbridge.errors import LoweringError
 
 Function = Callable[..., Any]
@@ -92,9 +93,7 @@ def register_lowering(
 
     def register(function: Function) -> Function:
         if not callable(function):
-            raise LoweringError(
-                f"The lowering of `{names[0]}` must be a function, but it is a {type(function).__name__}."
-            )
+            raise LoweringError(f"The lowering of `{names[0]}` must be a function, but it is {kind_of(function)}.")
         if not _is_own(function):
             load()
             for name, operator in zip(names, operators, strict=True):

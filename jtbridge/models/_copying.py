@@ -47,7 +47,7 @@ def copied(module: torch.nn.Module, replaced: Mapping[int, torch.Tensor], stale:
     Args:
         module: the module.
         replaced: the tensors of the copy, by the ids of the module's own ones.
-        stale: gets what earlier calls left in the module.
+        stale: is filled with the tensors that earlier calls left in the module.
     """
     return _Copier(module, replaced, stale).value(module)
 

@@ -11,6 +11,7 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from jtbridge.core.containers import entries_of, items_of
+from jtbridge.core.messages import kind_of
 from jtbridge.errors import ModelError
 
 
@@ -219,7 +220,10 @@ def _step(holder: Any, path: list[str], name: str) -> tuple[Any, list[str]]:
                 return by_text[".".join(path[:count])], path[count:]
     elif isinstance(holder, list | tuple) and path[0].isdigit() and int(path[0]) < len(items_of(holder)):
         return items_of(holder)[int(path[0])], path[1:]
-    raise ModelError(f"The module has no tensor `{name}`: there is no `{path[0]}` in a {type(holder).__name__}.")
+    raise ModelError(
+        f"The module has no tensor `{name}`: there is no `{path[0]}` in {kind_of(holder)}. Start from "
+        "`params, state = net.init()`."
+    )
 
 
 _SHOWN = 6  # names in a message

@@ -13,7 +13,8 @@ import torch
 from jtbridge._compat import ReleasedTensor, unwrap_compiled
 from jtbridge._wrap import wrap
 from jtbridge.core.convert import to_torch
-from jtbridge.core.nesting import is_inside
+from jtbridge.core.messages import kind_of
+from jtbridge.core.nested_calls import is_inside
 from jtbridge.errors import ArgumentError, ModelError
 
 from ._caches import register_caches
@@ -43,7 +44,7 @@ class JaxModule:
         self._wrapped = wrap(Run(module, options["purity"]), return_mutated=True, **options)
         self._overlapping: frozenset[str] = frozenset()
         self._added: frozenset[str] = frozenset()  # names of attributes that a call made
-        self._programs = Programs()  # what `jtbridge.generate` compiled
+        self._programs = Programs()  # compiled by `jtbridge.generate`
         self.__name__ = type(module).__name__
 
     @property
@@ -61,7 +62,7 @@ class JaxModule:
     ) -> tuple[Arrays, Arrays]:
         """Return the module's present tensors as `params` and `state`, by torch's names.
 
-        `params` has the parameters with ``requires_grad``: what ``jax.grad`` and an optimizer take. `state` has the
+        `params` has the parameters with ``requires_grad``, for ``jax.grad`` and an optimizer. `state` has the
         frozen parameters, the buffers (persistent or not), and tensors in plain attributes. A tied tensor is there
         once, by its first name. An entry may be moved from one dict to the other.
 
@@ -111,7 +112,7 @@ class JaxModule:
     def __call__(
         self, params: Any, state: Any, /, *args: Any, rng: Any = None, train: bool | None = False, **kwargs: Any
     ) -> tuple[Any, Arrays]:
-        """Call the module with these parameters and this state; return the result and what changed of the state.
+        """Call the module with these parameters and this state; return the result and the changed state.
 
         The new state is ``state | changed``. Only entries that the call wrote to or assigned are in `changed`, because
         ``jit`` copies every array that a program returns, also one that it did not change. The torch module is not
@@ -297,7 +298,7 @@ class JaxModule:
         _check_dicts(self.__name__, params, state)
         if train is not None and not isinstance(train, bool):
             raise ArgumentError(
-                f"`train` of `{self.__name__}` must be True, False or None, but it is a {type(train).__name__}. `jit` "
+                f"`train` of `{self.__name__}` must be True, False or None, but it is {kind_of(train)}. `jit` "
                 'makes arguments arrays: use `jax.jit(net, static_argnames="train")`.'
             )
         params, state = dict(params), dict(state)
@@ -389,8 +390,10 @@ def module(
         (2, 1)
     """
     if not isinstance(module, torch.nn.Module):
-        kind = type(module).__name__
-        raise ArgumentError(f"`jtbridge.module` takes a `torch.nn.Module`, but got a {kind}. For a function: `wrap`.")
+        raise ArgumentError(
+            f"`jtbridge.module` takes a `torch.nn.Module`, but got {kind_of(module)}. For a function use "
+            "`jtbridge.wrap(f)`."
+        )
     plain: Any = unwrap_compiled(module)
     for path, part in plain.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
@@ -417,6 +420,6 @@ def _check_dicts(name: str, params: Any, state: Any) -> None:
     for argument, value in (("params", params), ("state", state)):
         if not isinstance(value, Mapping):
             raise ArgumentError(
-                f"`{argument}` of `{name}` must be a dict of arrays by name, but it is a {type(value).__name__}. Call "
+                f"`{argument}` of `{name}` must be a dict of arrays by name, but it is {kind_of(value)}. Call "
                 "`net(params, state, *args)`, with `params, state = net.init()`."
             )

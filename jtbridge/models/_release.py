@@ -32,8 +32,8 @@ def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> 
         entry = found.get(key)
         if entry is not None and entry.kind != "attribute" and tuple(array.shape) != tuple(entry.tensor.shape):
             raise ModelError(
-                f"`{key}` has shape {tuple(array.shape)}, and `{name}` has {tuple(entry.tensor.shape)}. Nothing was "
-                "loaded."
+                f"`{key}` has shape {tuple(array.shape)}, and `{name}` has {tuple(entry.tensor.shape)} in torch. "
+                "Nothing was loaded. Start from `params, state = net.init()`."
             )
     with torch.no_grad():
         for key, array in arrays.items():

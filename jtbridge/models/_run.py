@@ -190,7 +190,7 @@ def bound(
         found: its tensors.
         given: the tensors of the copy. Further ones are put into attributes that are None.
         added: the names of attributes that an earlier call made.
-        stale: gets what earlier calls of the torch module left in it.
+        stale: is filled with the tensors that earlier calls of the torch module left in it.
     """
     copy = copied(module, {id(entry.tensor): given[name] for name, entry in found.items()}, stale or Stale())
     for name in given:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from jtbridge.core.messages import kind_of
 from jtbridge.errors import ModelError
 
 
@@ -28,7 +29,7 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any], meta
     for name, value in state_dict.items():
         if not isinstance(value, torch.Tensor):
             raise ModelError(
-                f"`{name}` is a {type(value).__name__}, and a safetensors file has tensors alone. Save it with "
+                f"`{name}` is {kind_of(value)}, and a safetensors file has tensors alone. Save it with "
                 "`torch.save(net.state_dict(params, state), path)`."
             )
         place = value.untyped_storage().data_ptr() if value.numel() else -len(known) - 1

@@ -255,7 +255,8 @@ def _check_matches(
 def _check_spec(leaf: Leaf, spec: PartitionSpec, mesh: Mesh) -> None:
     if len(spec) > len(leaf.shape):
         raise ShardingError(
-            f"The rule {spec} for `{leaf.name}` has {len(spec)} entries, and the shape is {leaf.shape}."
+            f"The rule {spec} for `{leaf.name}` has {len(spec)} entries, and the shape is {leaf.shape}. Give at "
+            "most one entry for each axis."
         )
     for axis, entry in enumerate(spec):
         names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
@@ -271,7 +272,10 @@ def _check_spec(leaf: Leaf, spec: PartitionSpec, mesh: Mesh) -> None:
 def _check_axes(what: str, names: Iterable[Any], mesh: Mesh) -> None:
     for name in names:
         if name not in mesh.shape:
-            raise ShardingError(f"{what} names the axis {name!r}, and the mesh has {_quoted(mesh.axis_names)}.")
+            raise ShardingError(
+                f"{what} names the axis {name!r}, and the mesh has {_quoted(mesh.axis_names)}. Use one of these, or "
+                f"name the axes by `jax.make_mesh(sizes, names)`."
+            )
 
 
 def _preset(leaf: Leaf, mesh: Mesh, preset: str, transposed: bool) -> PartitionSpec:

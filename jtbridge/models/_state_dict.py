@@ -72,7 +72,10 @@ def from_state_dict(
         if tensor.device.type == "meta":
             tensor = entry.tensor
             if isinstance(tensor, ReleasedTensor):
-                raise ModelError(f"`{key}` is not in the `state_dict`, and `{name}` has released its own.")
+                raise ModelError(
+                    f"`{key}` is not in the `state_dict`, and `{name}` has released its own. Add it to "
+                    "the `state_dict`, or give the module its weights with `net.load(params, state)` first."
+                )
         (params if entry.kind == "parameter" else state)[key] = convert(key, tensor)
     return params, state
 

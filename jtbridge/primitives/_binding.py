@@ -12,7 +12,7 @@ from jax.interpreters import ad
 
 from jtbridge.capture import check_differentiable
 from jtbridge.core.functions import TorchFunction
-from jtbridge.core.rules import differentiable, nonzero_inputs, zero_tangents
+from jtbridge.core.primitive_rules import differentiable, nonzero_inputs, zero_tangents
 from jtbridge.transforms import Jvp, Vjp
 
 from ._common import bind, new_primitive

@@ -10,7 +10,7 @@ from jax.interpreters import ad, batching
 from jtbridge._compat import add_linearization, is_staging
 from jtbridge.capture import Split, check_differentiable, split
 from jtbridge.core.functions import TorchFunction
-from jtbridge.core.rules import batch_first, batch_size, differentiable, nonzero_inputs, zero_tangents
+from jtbridge.core.primitive_rules import batch_first, batch_size, differentiable, nonzero_inputs, zero_tangents
 from jtbridge.transforms import Vmap
 
 from ._binding import differential, tangents_out, torch_call, torch_call_p

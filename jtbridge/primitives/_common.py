@@ -24,7 +24,7 @@ from jtbridge.backends import choose, may_have_islands, order_after_current_stre
 from jtbridge.capture import probe_vmap
 from jtbridge.core.debug import check_results, without_debug_switches
 from jtbridge.core.functions import TorchFunction
-from jtbridge.core.rules import describe
+from jtbridge.core.primitive_rules import describe
 from jtbridge.errors import BackendError, DifferentiationError
 from jtbridge.transforms import Vmap
 from jtbridge.translate import precision, untranslatable_reason

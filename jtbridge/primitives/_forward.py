@@ -13,7 +13,7 @@ from typing import Any
 from jax.interpreters import ad, batching
 
 from jtbridge.core.functions import TorchFunction
-from jtbridge.core.rules import batch_first, batch_size, zero_tangents
+from jtbridge.core.primitive_rules import batch_first, batch_size, zero_tangents
 from jtbridge.transforms import Vmap
 
 from ._binding import tangents_out

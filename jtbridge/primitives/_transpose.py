@@ -15,7 +15,7 @@ from jax.interpreters import ad
 
 from jtbridge.capture import check_differentiable
 from jtbridge.core.functions import TorchFunction
-from jtbridge.core.rules import describe, differentiable
+from jtbridge.core.primitive_rules import describe, differentiable
 from jtbridge.errors import DifferentiationError
 from jtbridge.transforms import Vjp
 from jtbridge.translate import nonlinearity

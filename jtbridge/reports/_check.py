@@ -19,7 +19,7 @@ from jtbridge.core.array_types import ArrayType
 from jtbridge.core.convert import to_torch
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.host_memory import to_numpy
-from jtbridge.core.run import describe_arguments
+from jtbridge.core.runner import describe_arguments
 from jtbridge.errors import CalledWarning, SequentialVmapWarning, TranslationError
 from jtbridge.primitives import torch_call
 from jtbridge.transforms import Jvp, Vjp, Vmap

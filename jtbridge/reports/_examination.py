@@ -35,8 +35,8 @@ class Examination:
 
     Attributes:
         name: the name of the function.
-        found: the line of each finding, by kind and by what was found.
-        remedies: by what was found, a remedy that replaces the remedy of the kind.
+        found: the line of each finding, by kind and name.
+        remedies: by the name of a finding, a remedy that replaces the remedy of its kind.
     """
 
     def __init__(self, wrapped: Wrapped, args: tuple, kwargs: dict[str, Any]):

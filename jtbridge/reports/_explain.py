@@ -23,7 +23,7 @@ from jtbridge.capture import Trial, captured, draws, origin
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
-from jtbridge.core.run import describe_arguments
+from jtbridge.core.runner import describe_arguments
 from jtbridge.errors import TranslationError
 from jtbridge.kernels import _chip
 from jtbridge.kernels._primitive import KernelPrimitive

@@ -1,4 +1,4 @@
-"""What runs on a thread while `purity` examines a function: calls, lines, writes and draws."""
+"""Records the calls, lines, writes and draws on a thread while `purity` examines a function."""
 
 from __future__ import annotations
 

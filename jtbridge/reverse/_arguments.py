@@ -13,6 +13,7 @@ import torch
 
 from jtbridge.core.convert import to_torch
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
+from jtbridge.core.messages import kind_of
 from jtbridge.core.static import static_key
 from jtbridge.errors import ArgumentError
 
@@ -105,7 +106,7 @@ def _static(leaf: Any, named: Callable[[], str]) -> Hashable:
         return static_key(leaf)
     except TypeError:
         raise ArgumentError(
-            f"{named()} is a {type(leaf).__name__}, which is neither a tensor nor hashable. Pass tensors in tuples, "
+            f"{named()} is {kind_of(leaf)}, which is neither a tensor nor hashable. Pass tensors in tuples, "
             "lists, dicts or other pytrees, and static values as hashable ones; or close over it."
         ) from None
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from jtbridge.core.messages import kind_of
 from jtbridge.errors import ArgumentError, DTypeError
 
 from ._arguments import Arguments, split
@@ -57,7 +58,7 @@ def _check_result(leaf: Any, name: str) -> None:
         )
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic | numbers.Number):
         raise ArgumentError(
-            f"`{name}` returned a {type(leaf).__name__}, which is not an array. Return arrays in tuples, lists, dicts "
+            f"`{name}` returned {kind_of(leaf)}, which is not an array. Return arrays in tuples, lists, dicts "
             "or other pytrees."
         )
 

@@ -14,6 +14,7 @@ import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from jtbridge._compat import mark_constant_for_dynamo
+from jtbridge.core.messages import kind_of
 from jtbridge.errors import ArgumentError
 
 from ._bound import Caller
@@ -36,7 +37,7 @@ def call_in_graph(caller: Caller) -> Callable[..., Any]:
 
     def allow() -> None:
         torch.compiler.allow_in_graph(results)
-        # With an argument that it cannot put into a graph, TorchDynamo runs `results`, and traces what that calls.
+        # If TorchDynamo cannot put an argument into a graph, it runs `results`, and traces the code called there.
         untraced[:] = [torch.compiler.disable(compute)]
 
     def last_structure() -> Any:
@@ -54,7 +55,7 @@ def call_in_graph(caller: Caller) -> Callable[..., Any]:
 
 
 def _mutable(value: Any) -> Any:
-    """Return arguments with plain lists and dicts for those of a graph, which JAX does not know as containers."""
+    """Replace the immutable lists and dicts of an FX graph by plain ones, which are pytrees for JAX."""
     kind = type(value)
     if kind in (tuple, list, immutable_list):
         children = [_mutable(child) for child in value]
@@ -74,7 +75,7 @@ def _described(value: Any, name: str) -> Any:
     if type(value) is dict:
         return "dict", tuple((key, _described(child, name)) for key, child in value.items())
     raise ArgumentError(
-        f"`{name}` returned a {type(value).__name__} inside torch.compile, which traces results of tuples, lists and "
+        f"`{name}` returned {kind_of(value)} inside torch.compile, which traces results of tuples, lists and "
         "dicts alone. Return one of these, or call the function outside of the compiled function."
     )
 

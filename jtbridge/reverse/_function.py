@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from jtbridge.core.messages import kind_of
 from jtbridge.errors import ArgumentError
 
 from ._bound import Caller
@@ -28,7 +29,7 @@ def to_torch_function(f: Callable[..., Any] | None = None, *, int32: str = "int6
     The arguments of a call may be any JAX pytrees. Torch tensors, NumPy arrays, JAX arrays and JAX keys reach `f` as
     JAX arrays. Every other leaf (Python numbers, strings, None, ...) reaches `f` as it is, and must be hashable:
     another value compiles `f` again. All tensors lie on one device, where `f` runs. `f` is a pure function, as for
-    ``jax.jit``: what it closes over is read when it is traced.
+    ``jax.jit``: values that it closes over are read when it is traced.
 
     Args:
         f: a JAX function of arrays, in any pytrees, to arrays in any pytree; jitted or not.
@@ -64,7 +65,7 @@ def to_torch_function(f: Callable[..., Any] | None = None, *, int32: str = "int6
     if isinstance(f, torch.nn.Module):
         raise ArgumentError("`to_torch_function` takes a JAX function, but got a torch module. Call the module itself.")
     if not callable(f):
-        raise ArgumentError(f"`to_torch_function` takes a callable, but got a {type(f).__name__}.")
+        raise ArgumentError(f"`to_torch_function` takes a callable, but got {kind_of(f)}.")
     name = getattr(f, "__name__", None) or type(f).__name__
     caller = Caller(f, name, keep_int32=int32 == "keep")
     in_graph = call_in_graph(caller)

@@ -21,7 +21,7 @@ from jtbridge._compat import Context, current_context
 from jtbridge.core.dtypes import is_differentiable, torch_dtype
 from jtbridge.core.fork import check_not_forked
 from jtbridge.core.jax_calls import HANDLES
-from jtbridge.core.nesting import is_in_callback
+from jtbridge.core.nested_calls import is_in_callback
 from jtbridge.errors import JaxCallError
 
 from ._tensors import common_device, jax_device, to_operands, to_tensors
@@ -158,7 +158,7 @@ class JaxFunction:
 
 
 def _recorded(table: dict[Any, Value], key: Any, make: Callable[[], Value]) -> Value:
-    """Return the entry of a table, which is made if it is not there. The table stays small."""
+    """Return the entry of a cache for a key. Make it if it is missing; `record` then drops the oldest entries."""
     found = table.get(key)
     if found is None:
         found = make()

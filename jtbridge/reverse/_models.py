@@ -10,12 +10,13 @@ from typing import Any
 import jax
 import torch
 
+from jtbridge.core.messages import kind_of
 from jtbridge.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A JAX model: its tensors, and what computes it.
+    """A JAX model: its tensors, and the function that computes it.
 
     Attributes:
         name: for messages.
@@ -71,7 +72,7 @@ def model_of(f: Any, params: Any, state: Any) -> Model:
 
 def _of_function(f: Callable[..., Any], params: Any, state: Any) -> Model:
     if not callable(f):
-        raise ArgumentError(f"`to_torch_module` takes a function of `params`, but got a {type(f).__name__}.")
+        raise ArgumentError(f"`to_torch_module` takes a function of `params`, but got {kind_of(f)}.")
     name = getattr(f, "__name__", type(f).__name__)
 
     def apply(mode: Any, params: Any, given: Any, args: Any, kwargs: Any) -> Any:

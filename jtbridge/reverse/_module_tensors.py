@@ -74,7 +74,7 @@ class TensorTree:
         if structure != self.structure:
             raise ModelError(
                 f"`{name}` returned a state of another structure than it was given: expected\n{self.structure}\n"
-                f"but got\n{structure}"
+                f"but got\n{structure}\nReturn it with the same containers and keys."
             )
         found = [leaves[place] for place in self._places]
         return [x if e.key is None else jax.random.key_data(x) for x, e in zip(found, self.entries, strict=True)]

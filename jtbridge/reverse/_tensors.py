@@ -59,9 +59,11 @@ def jax_device(device: torch.device, name: str) -> jax.Device:  # type: ignore[v
 
 
 def to_operands(tensors: Sequence[torch.Tensor], device: jax.Device) -> list[Any]:  # type: ignore[valid-type]
-    """Return what a compiled function takes for tensors: arrays on `device` that share memory if they can, for one run.
+    """Return tensors as arguments of a compiled function: arrays on `device`, for one run.
 
-    NumPy arrays go to JAX's default device, which takes a third of the time of making JAX arrays of them.
+    They share the memory of the tensors if they can.
+
+    For JAX's default device they are NumPy arrays, which takes a third of the time of making JAX arrays.
     """
     if device.platform == "cpu" and device == (jax.config.jax_default_device or jax.local_devices()[0]):  # type: ignore[attr-defined]
         return [_memory(tensor) for tensor in tensors]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from jtbridge._compat import FakeTensor, replace_fake, tensor_of_class
-from jtbridge.core.run import escaped_tensor_error
+from jtbridge.core.runner import escaped_tensor_error
 
 
 def replace(pairs: list[tuple[FakeTensor, torch.Tensor]]) -> None:

@@ -95,7 +95,7 @@ class StateGuard:
         Args:
             result: of the run.
             before: the state that it started from.
-            drew: what to tell of its draws from global generators; empty if it drew nothing.
+            drew: a message about its draws from global generators; empty if it drew nothing.
             look: runs it again.
         """
         before.restore_derived()

@@ -13,7 +13,7 @@ from jtbridge._compat import FakeTensor, differentiating, innermost, outside_mod
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.forward_mode import FORWARD_MODE
-from jtbridge.core.nesting import marked
+from jtbridge.core.nested_calls import marked
 from jtbridge.errors import DifferentiationError
 
 from ._derived import (

@@ -1,4 +1,4 @@
-"""Embeddings whose row for padding has no gradient, also where torch's own rule is lost (torch 2.13).
+"""Embeddings with `padding_idx`, whose row for padding has no gradient, also where torch forgets it (torch 2.13).
 
 Under torch.vmap the tables of a batch become one table, and the row for padding has no gradient in the first table
 only. Torch's forward mode ignores `padding_idx`, so a tangent would differ from what the gradient implies.

@@ -17,7 +17,7 @@ from jtbridge._compat import (
     reentrant_checkpoints,
 )
 from jtbridge.core.array_types import ArrayType, Tensors
-from jtbridge.core.nesting import marked
+from jtbridge.core.nested_calls import marked
 from jtbridge.triton import intercepted_launches
 
 from ._batch_statistics import DifferentiableStatistics, is_refusal

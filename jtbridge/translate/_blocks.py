@@ -65,10 +65,10 @@ def run_blocks(
 
 @dataclasses.dataclass(frozen=True)
 class _Blocks:
-    """What the blocks take.
+    """The inputs of all blocks of a repetition.
 
     Attributes:
-        carry: what the first block takes, and each later one from the block before it.
+        carry: the inputs of the first block that each later block gets from the block before it.
         own: the inputs of which each block has its own, each with the values of all blocks.
         numbers: the numbers of each draw, of shape ``(blocks, ...)``.
         shared: the inputs that all blocks share.
@@ -126,8 +126,8 @@ def _called(blocks: _Blocks, block: _Block) -> list[list[Any]]:
 def _scanned(blocks: _Blocks, block: _Block) -> list[list[Any]]:
     """Return the results of each block, computed by a scan.
 
-    The blocks of a backward are scanned in reverse. Then what the forward's scan returned is stacked in the same order,
-    and XLA takes the array that it was cut from.
+    The blocks of a backward are scanned in reverse. The residuals that the forward's scan returned are then stacked in
+    their original order, so that XLA uses the array that they were cut from.
     """
     order = -1 if blocks.backwards else 1
     stacked = [jnp.stack(x[::order]) for x in blocks.own], [n[::order] for n in blocks.numbers]

@@ -19,7 +19,7 @@ from jtbridge.capture import from_bytes, origin, to_bytes
 from jtbridge.core.dtypes import numpy_dtype
 from jtbridge.core.functions import TracedFunction
 from jtbridge.core.host_memory import to_numpy
-from jtbridge.core.run import escaped_tensor_error
+from jtbridge.core.runner import escaped_tensor_error
 from jtbridge.errors import LoweringError, TranslationError
 from jtbridge.lowerings import find, find_kernel
 

@@ -38,7 +38,7 @@ from jtbridge.capture import GraphFunction, draws, probe_vmap
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.dtypes import numpy_dtype, torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
-from jtbridge.core.rules import batch_first, batch_size
+from jtbridge.core.primitive_rules import batch_first, batch_size
 from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import DTypeError, OutputMismatchError
 from jtbridge.transforms import Vmap

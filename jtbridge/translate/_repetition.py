@@ -126,11 +126,11 @@ def _is_view(node: fx.Node) -> bool:
 
 
 class _Graph:
-    """A scheduled graph with what the search needs of each node.
+    """A scheduled graph, with the facts about each node that the search needs.
 
     Attributes:
         nodes: in order.
-        ids: a number for each node; nodes with equal numbers differ in where their arguments come from alone.
+        ids: a number for each node. Nodes with equal numbers are alike except for the origin of their arguments.
         position: of each node in the order.
         last_use: the position of the last node that uses each node.
     """
@@ -293,11 +293,12 @@ def _origin(graph: _Graph, node: fx.Node, start: int, block: int, period: int) -
 def _longest_stretch(origins: Sequence[Sequence[_Origin]]) -> tuple[int, int]:
     """Return the first and the last block of the longest stretch of blocks that are equal.
 
-    The first block of a stretch takes from anywhere what the other blocks take from the block before or from outside.
+    Blocks are equal if they take each argument from the same node of the block before them, or from the same node
+    outside of the blocks. The first block of a stretch may take its arguments from anywhere.
     """
     best = (0, 0)
     for first in range(len(origins) - 1):
-        if first + 1 < best[1]:  # within a stretch that is as long
+        if first + 1 < best[1]:  # a stretch that begins here would be shorter
             continue
         last = first + 1
         if _ELSEWHERE in origins[last] or not _can_be_first(origins[first], origins[last]):

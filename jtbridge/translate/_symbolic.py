@@ -45,10 +45,16 @@ def hinted_shapes(shapes: Sequence[Sequence[Any]]) -> list[tuple[int, ...]]:
     for size in (size for shape in shapes for size in shape if not isinstance(size, int)):
         name = str(size)
         if not name.isidentifier():
-            raise TranslationError(f"The size `{name}` is an expression; name a symbol for it, such as `n`.")
+            raise TranslationError(
+                f"An argument has the symbolic size `{name}`, which is an expression. Give each size a symbol "
+                'of its own: `jax.export.symbolic_shape("n, 3")`.'
+            )
         if name not in hints:
             if not free:
-                raise TranslationError(f"There are more than {len(hints)} symbolic sizes.")
+                raise TranslationError(
+                    f"The arguments have more than {len(hints)} symbolic sizes. Give some of them as numbers, or "
+                    "use one symbol for sizes that are equal."
+                )
             hints[name] = free.pop(0)
     return [tuple(size if isinstance(size, int) else hints[str(size)] for size in shape) for shape in shapes]
 
@@ -79,7 +85,10 @@ def symbolic_program(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) ->
 def _refuse_assumptions(traced: TracedFunction, environment: Any, symbols: Iterable[Any]) -> None:
     assumed = broken_assumption(environment, list(symbols))
     if assumed is not None:
-        raise TranslationError(f"`{traced.name}` works for some sizes only: {assumed} was assumed while it was traced.")
+        raise TranslationError(
+            f"`{traced.name}` works for some sizes only: {assumed} was assumed while it was traced. Give "
+            "this size as a number, or change the code that assumes it."
+        )
 
 
 def _traced(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> tuple[fx.GraphModule, Any, dict[Any, Any]]:

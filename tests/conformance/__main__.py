@@ -42,7 +42,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what was asked for; 0 if exactly the listed cases failed."""
+    """Run the chosen cases; return 0 if exactly the listed cases failed."""
     arguments = _arguments(argv)
     # Each worker keeps one core busy; they inherit this.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

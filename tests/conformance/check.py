@@ -137,7 +137,7 @@ def _bytes(leaves_: list[Any]) -> list[bytes]:
 
 
 def summary(error: BaseException) -> str:
-    """An exception in one line; of one that quotes a traceback, what stands before and after the traceback."""
+    """An exception in one line; of one that quotes a traceback, the text before and after the traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines)
     if "Traceback" in text:

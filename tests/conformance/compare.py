@@ -1,4 +1,4 @@
-"""What came out of JAX against what came out of torch: count, dtype, shape, values."""
+"""Compare results of JAX with results of torch: count, dtype, shape, values."""
 
 from __future__ import annotations
 

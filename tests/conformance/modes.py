@@ -31,22 +31,22 @@ Call = Callable[..., list[Any]]
 
 @dataclass(frozen=True)
 class Problem:
-    """One case: a torch function, a JAX program around it, the program's inputs, and what must come out."""
+    """One case: a torch function, a JAX program around it, the program's inputs, and the expected results."""
 
     function: Callable[..., Any]
-    # What the function gives for one row, from which the shapes are taken where they depend on the data.
+    # The result of the function for one row, from which the shapes are taken where they depend on the data.
     example: Any
     inputs: tuple[torch.Tensor, ...]
     program: Callable[[Call], Callable[..., list[Any]]]
     expected: list[Any]
-    # What torch gives for inputs like these.
+    # Torch's result for inputs like these.
     reference: Callable[[Tensors], list[Any]]
     # The containers of the output; None where the mode does not return the function's own output.
     skeleton: str | None = None
 
     @cached_property
     def exact(self) -> list[Any] | None:
-        """What comes out in double precision, if torch has it."""
+        """Return the results in double precision, if torch has it."""
         try:
             return self.reference([widened(tensor) for tensor in self.inputs])
         except (NotApplicableError, *reference.REFUSALS):
@@ -95,7 +95,7 @@ def _stacked(outputs: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _random_like(tensors: Sequence[torch.Tensor], seed: int) -> list[torch.Tensor]:
-    """Tangents or cotangents; their own generator keeps them apart from what random operators draw."""
+    """Tangents or cotangents; their own generator keeps them independent of the draws of random operators."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(tensor: torch.Tensor) -> torch.Tensor:

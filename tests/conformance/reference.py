@@ -1,4 +1,4 @@
-"""What torch itself gives, in each mode: plain autograd, forward-mode AD, and a Python loop over rows.
+"""Torch's own results in each mode: plain autograd, forward-mode AD, and a Python loop over rows.
 
 Everything here is in torch's convention for complex gradients; see :mod:`.modes` for JAX's.
 """
@@ -16,7 +16,7 @@ from .trees import leaves, skeleton
 
 Tensors = Sequence[torch.Tensor]
 
-# What torch raises when an operator, or a derivative of it, is not there for these inputs or on this machine.
+# Exceptions of torch when an operator, or a derivative of it, is not there for these inputs or on this machine.
 REFUSALS = (RuntimeError, ValueError, IndexError, AssertionError)
 ROWS = 2
 
@@ -37,7 +37,7 @@ def one_line(error: BaseException) -> str:
 
 
 def differentiable_inputs(tensors: Tensors, attempt: Callable[[list[int]], Any]) -> tuple[list[int], Any]:
-    """The float and complex inputs that torch can differentiate by, and what `attempt` gives for them.
+    """The float and complex inputs that torch can differentiate by, and the result of `attempt` for them.
 
     All at once if torch can; else those that it can alone, for one input without a derivative (a loss's target,
     say) makes torch refuse the others with it.

@@ -1,4 +1,4 @@
-"""What a run prints and what it leaves under build/conformance/."""
+"""The printed summary of a run, and its files under build/conformance/."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _line(result: Result, reason: str) -> str:
 
 
 def write_files(results: Mapping[Case, Result], known: Known, folder: Path = FOLDER) -> None:
-    """Per backend the failures, with and without tracebacks, and what is not applicable; and all results as JSON."""
+    """Write the failures of each backend, with and without tracebacks, its cases that do not apply, and all results."""
     folder.mkdir(parents=True, exist_ok=True)
     ordered = [results[case] for case in sorted(results)]
     for backend in dict.fromkeys(result.case.backend for result in ordered):

@@ -78,7 +78,7 @@ def chosen_samples(info: Any, dtype: torch.dtype, count: int = SAMPLES_PER_OPERA
 
 
 def as_function(info: Any, index: int, sample: Any) -> Sample:
-    """An OpInfo sample as a function of its tensors, or :class:`NotApplicableError` for what JAX cannot hold."""
+    """An OpInfo sample as a function of its tensors, or :class:`NotApplicableError` if JAX lacks a type of it."""
     leaves, tree = torch_pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
     at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     statics = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

@@ -18,7 +18,7 @@ from .trees import leaves, rebuilt
 
 
 class Subject(Protocol):
-    """Adapts one library. `name` is what reports and the list of known failures call it.
+    """Adapts one library. `name` is its name in reports and in the list of known failures.
 
     `translates`: it computes without torch, so that its rounding differs (see :mod:`.exactness`).
     """

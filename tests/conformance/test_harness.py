@@ -1,4 +1,4 @@
-"""The harness must find what is wrong: libraries that are right, that lie, that hang and that die, made of jnp."""
+"""The harness finds faults of libraries made of jnp: right ones, wrong ones, ones that hang and ones that die."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def wide_types():
 
 
 def outcome(operator: str, mode: str, function: Callable[..., Any], dtype: torch.dtype = torch.float32) -> Outcome:
-    """What the harness says of `function` as an implementation of the operator's last chosen sample with elements."""
+    """Return the verdict of the harness on `function` on the operator's last chosen sample with elements."""
     info = TABLE[operator]
     index, raw = [(i, raw) for i, raw in chosen_samples(info, dtype) if raw.input.numel()][-1]
     sample = as_function(info, index, raw)
@@ -176,7 +176,7 @@ def test_gradient_in_the_wrong_convention_fails():
     def function(x):
         return jnp.sin(x)
 
-    # What torch hands out, with nobody conjugating it.
+    # Torch's own gradient, without conjugation.
     function.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.conj(jnp.cos(x)),))
     assert outcome("sin", "grad", function).status == "passed"
     assert outcome("sin", "grad", function, torch.complex64).status == "failed"

@@ -1,4 +1,4 @@
-"""What kind of function a sample is, found out by running it in torch: random, uninitialised, data-dependent."""
+"""Traits of a sample, found by running it in torch: random, uninitialised, data-dependent."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 
 
 def leaves(tree: Any) -> list[Any]:
-    """What a result holds, in order. None holds nothing, as in JAX."""
+    """Return the leaves of a result, in order. None has no leaves, as in JAX."""
     if isinstance(tree, (tuple, list)):
         return [leaf for child in tree for leaf in leaves(child)]
     if isinstance(tree, Mapping):

@@ -1,4 +1,4 @@
-"""A worker process: takes operators from a pipe, runs their cases, sends back what came out.
+"""A worker process: takes operators from a pipe, runs their cases, sends back the results.
 
 It announces each case before it runs, so that the parent knows which one to blame for a crash or a hang.
 """
@@ -33,7 +33,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """What every worker of a run has in common."""
+    """The settings that all workers of a run share."""
 
     backends: tuple[str, ...]
     modes: tuple[str, ...]
@@ -79,7 +79,7 @@ def main(connection: Connection, settings: Settings) -> None:
 
 
 def _redirect_output(log: Path) -> None:
-    """What native code and dying interpreters print belongs to no case."""
+    """Output of native code and of interpreters that end belongs to no case."""
     log.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):

@@ -13,7 +13,7 @@ from .conftest import named
 CHECKS = ("eager call", "eager gradient", "eager vmap", "jit, translated")
 RIGHT = "runs, and its value is right"
 
-# Replaces what a capability runs, in a child.
+# Replaces the code of a capability, in a child process.
 REPLACED = """
 import dataclasses, os, signal, time
 import jtbridge.diagnosis.checks.capabilities as capabilities

@@ -1,4 +1,4 @@
-"""Broken environments: each is named in the report, with what to do, and does not make other checks fail."""
+"""Broken environments: each is named in the report, with its remedy, and does not make other checks fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m tests.docs PAGE ...`` runs the Python blocks of pages, and prints what became of each."""
+"""``python -m tests.docs PAGE ...`` runs the Python blocks of pages, and prints the outcome of each."""
 
 from __future__ import annotations
 

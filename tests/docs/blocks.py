@@ -8,7 +8,7 @@ The blocks of a page run in order, in one namespace, in a process of their own. 
   written to PATH in this copy; a file of ``tests/`` is run by pytest;
 - ``not run``: the block is not complete by itself.
 
-A ``text`` block directly below a Python block is its output: what the block prints, or the message of what it raises.
+A ``text`` block directly below a Python block is its output: the printed text, or the message of the exception.
 ``...`` stands for any text.
 """
 

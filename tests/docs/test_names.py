@@ -30,7 +30,7 @@ pages = pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relativ
 @pytest.mark.parametrize("name", sorted(jtbridge.__all__))
 def test_public_names_are_in_the_reference_and_in_the_guide(name: str):
     assert re.search(rf"^(?:::: |      heading: )jtbridge\.{name}$", REFERENCE, re.MULTILINE)
-    is_report = inspect.isclass(getattr(jtbridge, name))  # what a function returns: the reference is its page
+    is_report = inspect.isclass(getattr(jtbridge, name))  # the class of a result: its only page is the reference
     assert is_report or re.search(rf"\bjtbridge\.{name}\b|`{name}\b", GUIDE), name
 
 

@@ -80,7 +80,7 @@ def _records(options: argparse.Namespace, seed: int, end: int) -> Any:
 
 
 def _last_words(options: argparse.Namespace) -> str:
-    """The end of what the child process printed: the stack of a crash, by faulthandler."""
+    """The end of the output of the child process: the stack of a crash, by faulthandler."""
     return "".join(f"# {line}\n" for line in options.errors.read_text(errors="replace").splitlines()[-40:])
 
 
@@ -153,9 +153,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--programs", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0, help="the number of the first program")
-    parser.add_argument(
-        "--backends", default="auto,dlpack,callback", help="'xla' differs from 'auto' in what it refuses"
-    )
+    parser.add_argument("--backends", default="auto,dlpack,callback", help="'xla' refuses more than 'auto'")
     parser.add_argument("--dtypes", default="float64,float32")
     parser.add_argument("--all", action="store_true", help="each program on all backends and in all dtypes")
     parser.add_argument("--eager", action="store_true", help="without jax.jit")
@@ -164,7 +162,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--log", type=Path, help="append one line of JSON for each program")
-    parser.add_argument("--errors", type=Path, help="where to write what the last child process prints")
+    parser.add_argument("--errors", type=Path, help="the file for the output of the last child process")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.errors = options.errors or Path(tempfile.gettempdir(), f"jtbridge-fuzz-{os.getpid()}.txt")

@@ -27,14 +27,14 @@ from .programs import Invalid, Program, generate
 
 MODES = ("value", "vjp", "jvp", "vmap")
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-5}
-# XLA compiles small programs about twice as fast so, and rounds no differently from what is allowed here.
+# XLA compiles small programs about twice as fast so, and rounds within the tolerances used here.
 _FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 _LARGEST_GRADIENT = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A mode in which a backend differs from torch, or refuses what torch runs."""
+    """A mode in which a backend differs from torch, or refuses a program that torch runs."""
 
     # "different", "refused" by an error of jtbridge, "crashed" by any other, or "torch" which refuses it as well.
     kind: str
@@ -48,14 +48,14 @@ class Finding:
 
     @property
     def signature(self) -> tuple[str, str, str]:
-        """What stays the same while a program is made smaller."""
+        """The description of the failure, which stays the same while a program is made smaller."""
         # A refusal in one mode is most often one in all.
         return self.kind, self.mode if self.kind == "different" else "", self.text.split(":")[0]
 
 
 @dataclasses.dataclass
 class Expected:
-    """What torch computes, and by how much its own float32 result differs from its float64 result."""
+    """Torch's result, and by how much its own float32 result differs from its float64 result."""
 
     inputs: list[list[torch.Tensor]]
     cotangents: list[torch.Tensor]

@@ -146,7 +146,7 @@ def generate(
 
 
 class Writer:
-    """What an operator sees while a program is written: the variables so far, with their values on the first row."""
+    """The variables of a program while it is written, with their values on the first row."""
 
     def __init__(self, rng: random.Random, values: dict[str, Any], arguments: Sequence[str], fresh: int):
         self.rng = rng
@@ -158,7 +158,7 @@ class Writer:
         self._guards: list[str] = []
 
     def statement(self) -> Statement:
-        """What was written."""
+        """Return the finished program."""
         return Statement(tuple(self._lines), tuple(self._defines), tuple(self._guards))
 
     def let(self, expression: str, *guards: str) -> str:

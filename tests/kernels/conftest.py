@@ -1,4 +1,4 @@
-"""What the kernels are compared with is exact on a GPU too, and what needs none is told apart."""
+"""The references of the kernels are exact on a GPU too. Tests that need no GPU are marked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels beside what they must equal, and what Triton makes of them, on a machine without a GPU."""
+"""Run kernels beside their references, and compile them with Triton, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """What a compiled kernel takes of a streaming multiprocessor.
+    """The resources of a streaming multiprocessor that a compiled kernel uses.
 
-    Registers and what of them is spilled depend on Triton's compiler. The tests hold the figures of 3.9; with another
+    Registers and spilled registers depend on Triton's compiler. The tests hold the figures of 3.9; with another
     one it is 0 of both, and that the kernel compiles and its shared memory fits is all that is held.
     """
 
@@ -133,7 +133,7 @@ def recorded() -> Iterator[list[tuple[str, dict[str, Any], int]]]:
 
 
 def another_process(patch: pytest.MonkeyPatch) -> None:
-    """What was tuned is on disk alone."""
+    """Forget the tuned configurations of this process, so that they are read from disk."""
     patch.setattr(_tuning, "_FOUND", {})
 
 
@@ -192,7 +192,7 @@ def made_for(launch: Launch, *target: Any) -> Any:
 
 
 def compiled(launch: Launch, architecture: int, folder: Path) -> Usage:
-    """A launch compiled for an NVIDIA GPU, and what it takes, as NVIDIA's own tool reads it."""
+    """A launch compiled for an NVIDIA GPU, and its resources, as NVIDIA's own tool reads them."""
     import triton
 
     made = made_for(launch, "cuda", architecture, 32)

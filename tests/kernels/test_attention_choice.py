@@ -1,4 +1,4 @@
-"""Which implementation of attention a GPU gets, and that both fit what is around them."""
+"""Which implementation of attention a GPU gets, and that both fit the program around them."""
 
 from __future__ import annotations
 

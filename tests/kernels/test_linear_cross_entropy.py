@@ -1,4 +1,4 @@
-"""linear_cross_entropy: against torch, against all logits at once, and what memory it takes."""
+"""linear_cross_entropy: against torch, against all logits at once, and its use of memory."""
 
 from __future__ import annotations
 

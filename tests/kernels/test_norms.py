@@ -35,7 +35,7 @@ from .harness import (
 )
 
 DTYPES = st.sampled_from(["float32", "bfloat16", "float16"])
-# Sums over a few hundred products of rounded numbers, and the reference's own rounding of what it saves.
+# Sums over a few hundred products of rounded numbers, and the reference's own rounding of its residuals.
 SUMS = 4
 
 
@@ -66,7 +66,7 @@ def _weights(name, n, dtype="float32", batch=()):
 
 
 def _pulled(f):
-    """What `f` gives, and the gradients of its arguments."""
+    """Return the result of `f`, and the gradients of its arguments."""
 
     def run(ct, *args):
         y, pull = jax.vjp(f, *args)
@@ -390,7 +390,7 @@ def test_one_program_has_the_kernels_for_a_gpu(platforms):
 @pytest.mark.parametrize("n", [6, 150, 20000])  # rows in registers, and in pieces
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_rounded_before_the_weight(n, dtype):
-    """As Llama's has it: what is scaled is of the dtype of x."""
+    """As in Llama, the normalized rows are rounded to the dtype of x before they are scaled."""
     x, weight = normal(1, 3, n, dtype=dtype), normal(1, n, dtype=dtype, seed=1)
     norm = op.Norm(False, 1e-6, 0.0, False, True, False, rounded=True)
     y, _ = jax.jit(op.differentiable_kernel(norm, (dtype,)).forward)(x, weight)

@@ -50,7 +50,7 @@ def formula(x, cos, sin, *, interleaved=False):
 
 
 def _pulled(f):
-    """What `f` gives, and the gradients of its arguments."""
+    """Return the result of `f`, and the gradients of its arguments."""
 
     def run(ct, *args):
         y, pull = jax.vjp(f, *args)
@@ -220,7 +220,7 @@ def test_configurations():
         RopeConfiguration(8, 8, 4),
     }
     assert configurations.default(32, 4096, 64, True) == RopeConfiguration(2, 16, 4)
-    # Nothing is larger than what there is.
+    # No candidate is larger than the problem.
     assert configurations.candidates(1, 1, 64, False) == [RopeConfiguration(1, 1, 1)]
     assert configurations.candidates(3, 8, 40, False) == [
         RopeConfiguration(4, 8, 2),

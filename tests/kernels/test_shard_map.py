@@ -29,7 +29,8 @@ def labels(x):
     return jnp.zeros(x.shape[0], jnp.int32)
 
 
-# Name: a loss of what lies in shards and of what is the same for all, these, and kernels of its gradient.
+# Name: a loss of a sharded array and of an array that is equal on all devices, these arrays, and the number of kernels
+# of its gradient.
 CASES = {
     "softmax": (lambda x, w: (kernels.softmax(x) * w).sum(), X, WEIGHT, 2),
     "layer_norm": (lambda x, w: squares(kernels.layer_norm(x, w, w)), X, WEIGHT, 2),

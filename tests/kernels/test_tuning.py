@@ -1,4 +1,4 @@
-"""Tuning: what is timed, kept and read again. No GPU is needed: the timing is injected."""
+"""Tuning: candidates are timed, and the results are stored and read again. The timing is a stand-in for a GPU."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def stages_kernel(x_ptr, out_ptr, N: tl.constexpr, num_warps: tl.constexpr):
 
 
 def options_are_parameters(x):
-    """What a launch names of its options is also what the kernel's own parameters are."""
+    """A kernel whose own parameters have the names of options of a launch."""
     by_warps, by_stages = torch.zeros_like(x), torch.zeros_like(x)
     warps_kernel[lambda meta: (meta["num_warps"],)](x, by_warps, num_stages=3)
     stages_kernel[(2,)](x, by_stages, 4, num_warps=8)

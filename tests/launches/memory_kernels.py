@@ -36,7 +36,7 @@ def put_two_kernel(a_ptr, b_ptr):
 
 
 def halves_scaled(x):
-    """In place, as rotary embeddings of what one projection gave."""
+    """Rotate in place, as rotary embeddings of the result of one projection."""
     x = x.clone()
     q, k = x.chunk(2, dim=-1)
     scale_two_kernel[(x.shape[0],)](q, k, q.stride(0), k.stride(0), q.shape[1], BLOCK=4)

@@ -1,4 +1,4 @@
-"""Memories that autotuned kernels write in place: what jaxlib's autotuner is told, and results.
+"""Memories that autotuned kernels write in place: the aliases that jaxlib's autotuner gets, and results.
 
 The autotuner runs a kernel once for each configuration and then restores an input that the kernel wrote to, but only if
 the input and the result have the same index.

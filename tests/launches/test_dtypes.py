@@ -1,4 +1,4 @@
-"""Numbers of all dtypes are in an interpreted kernel what they are on a GPU."""
+"""Numbers of all dtypes have the same values in an interpreted kernel as on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kernels.harness import kernels_in, needs_compiler, needs_triton, pret
 
 pytestmark = [needs_triton, needs_compiler]
 
-# Ties, what rounds up to the next power of two, zeros, numbers below the smallest normal one.
+# Ties, numbers that round up to the next power of two, zeros, numbers below the smallest normal one.
 EDGES = np.float32([0, -0.0, 1, -3, 17, 100, 127, -13.3, 2**-9, -(2**-7) * 1.1, 3e-7, 440, np.nan])
 
 

@@ -255,6 +255,6 @@ def test_numbers_that_are_not_for_a_kernel_alone_are_read_by_torch():
     assert count == 5
     with pytest.warns(errors.CalledWarning, match="it needs the values of tensors"):
         np.testing.assert_allclose(jax.jit(jtbridge.wrap(counts_without_a_kernel))(x), 5 * x, rtol=1e-6)
-    # What is asserted without a kernel is still looked at.
+    # An assertion outside of a kernel is still checked.
     with pytest.raises(AssertionError, match="something is negative"):
         jtbridge.wrap(counts_without_a_kernel, backend="dlpack")(-x)

@@ -1,4 +1,4 @@
-"""Kernels see all the memory behind what they are given, and each memory once."""
+"""A kernel gets the whole memory behind each argument, and each memory once."""
 
 from __future__ import annotations
 

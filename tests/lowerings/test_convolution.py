@@ -70,7 +70,7 @@ def _run(case, dtype=torch.float32, **how):
     check(lambda a, b, c: function(a, b, c, **options), draw(x), draw(w), draw((outputs,)), **how)
 
 
-# What torch warns of comes to the user when the function is traced.
+# Warnings of torch reach the user when the function is traced.
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolution(name):

@@ -184,7 +184,7 @@ class Evidence(nn.Module):
 
 
 class Prediction(nn.Module):
-    """Mean and variance of what is observed at new points."""
+    """Return mean and variance of the observations at new points."""
 
     def __init__(self):
         super().__init__()

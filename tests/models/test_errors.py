@@ -1,4 +1,4 @@
-"""What `jtbridge.module` refuses, and what it says."""
+"""The refusals of `jtbridge.module`, and their messages."""
 
 from __future__ import annotations
 

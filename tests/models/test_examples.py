@@ -1,4 +1,4 @@
-"""The examples run, on few steps. `make test-models` installs what they need."""
+"""The examples run, on few steps. `make test-models` installs their dependencies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = pathlib.Path(__file__).parent.parent.parent / "examples"
 
 
 def run(folder: pathlib.Path, name: str, *arguments: str) -> str:
-    """Run an example in a folder, and return what it prints."""
+    """Run an example in a folder, and return its output."""
     return completed(folder, name, *arguments).stdout
 
 

@@ -19,7 +19,7 @@ from jtbridge.errors import CalledWarning, DataDependentShapeError, ModelError, 
 from .libraries import EDGES, NODES, STEPS, USES, Flow, GraphNetwork, SphericalHarmonics, Use, gaussian_process, library
 from .placeholders import placeholders
 
-# What gpytorch says of the example values with which a function is run once to find the shapes of its results.
+# Warnings of gpytorch about the example values with which a function is run once to find the shapes of its results.
 pytestmark = pytest.mark.filterwarnings("ignore:A not p.d., added jitter")
 # XLA makes the same program, and LLVM does not optimise it: it runs once, and compiling takes half the time.
 QUICK = {"xla_backend_optimization_level": 0}
@@ -141,7 +141,7 @@ def test_solutions_for_many_initial_values_by_vmap(jit: bool):
     params, state = net.init()
     starts = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     batched = jax.vmap(lambda y: net(params, state, y)[0])
-    # In eager calls torch.vmap refuses what torchdiffeq writes to its table of solutions.
+    # In eager calls torch.vmap refuses the writes of torchdiffeq to its table of solutions.
     with contextlib.nullcontext() if jit else pytest.warns(SequentialVmapWarning):
         out = (jax.jit(batched) if jit else batched)(starts)
     expected = torch.stack([flow(torch.from_numpy(start)) for start in starts])

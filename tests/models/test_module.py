@@ -32,7 +32,7 @@ def close(actual: Any, expected: torch.Tensor, tolerance: float = 2e-5) -> None:
 
 
 def tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What torch has after its own calls, by the names of `init`."""
+    """Return the tensors of the torch module after its own calls, by the names of `init`."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 

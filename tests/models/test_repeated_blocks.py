@@ -162,7 +162,7 @@ def test_transformations_of_repeated_blocks(way: str):
 
 
 class Cross(Tower):
-    """Every block also gets what the first one returned, and blocks that are two apart are connected."""
+    """Every block also gets the result of the first one, and blocks that are two apart are connected."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)

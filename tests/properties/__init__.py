@@ -1,1 +1,1 @@
-"""What holds for any function, tree, shape and dtype, tried on random ones by Hypothesis."""
+"""Properties of any function, tree, shape and dtype, tried on random ones by Hypothesis."""

@@ -71,7 +71,7 @@ def summary(report: _load.Report) -> dict[str, object]:
 
 
 def failures(report: _load.Report) -> list[str]:
-    """Return what is not as it must be."""
+    """Return descriptions of the failures of a run."""
     failed = {
         "wrong": report.wrong > 0,
         "hung": bool(report.hung),

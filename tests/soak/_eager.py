@@ -162,7 +162,7 @@ def _with_state() -> list[Function]:
         return own.pair
 
     def buffers(x: jax.Array) -> list[jax.Array]:
-        """Three calls, each of which sees what the one before wrote."""
+        """Make three calls, each of which reads the values that the call before wrote."""
         module, wrapped = of_this_thread()
         module.total, module.factor = torch.zeros(4), 1
         return [wrapped(x) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Threads that call functions for a while, and what was seen meanwhile."""
+"""Threads that call functions for a while, and a report of their observations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WARM_UP = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class Pause:
-    """What the process held while no thread was in a call."""
+    """The memory and objects of the process at a moment when no thread was in a call."""
 
     seconds: float
     memory: int  # bytes
@@ -40,7 +40,7 @@ class Report:
         hung: functions that a thread was still in when the run was given up.
         disturbed: settings of threads or of the process that were not as before.
         problems: descriptions, not more than 20 of them.
-        pauses: what the process held, in the order of time.
+        pauses: the memory and objects of the process, in the order of time.
     """
 
     calls: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
@@ -74,7 +74,7 @@ class Report:
         return max(pause.kept for pause in self.steady)
 
     def add(self, other: Report) -> None:
-        """Add what one thread saw."""
+        """Add the observations of one thread."""
         self.calls += other.calls
         self.raised += other.raised
         self.wrong += other.wrong
@@ -136,10 +136,10 @@ class _Caller(threading.Thread):
 def run(
     functions: Sequence[Function], *, seconds: float, threads: int = 8, seed: int = 0, hang_seconds: float = 60
 ) -> Report:
-    """Call functions from threads, and return what was seen.
+    """Call functions from threads, and return a report.
 
     Args:
-        functions: what is called, each as often as its weight says.
+        functions: the functions to call, each in proportion to its weight.
         seconds: how long, beside the pauses. The results that are expected are computed before.
         threads: how many threads call.
         seed: of the arguments, and of the order of calls.

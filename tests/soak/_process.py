@@ -1,4 +1,4 @@
-"""What the operating system says of this process, and an end to it if nothing moves."""
+"""Facts of the operating system about this process, and a watchdog that ends the process if it hangs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE = 60  # seconds, for collecting garbage
 
 
 def memory() -> int:
-    """Return the bytes that the process holds, after giving back what it has released."""
+    """Return the bytes that the process holds, after returning freed memory to the system."""
     with contextlib.suppress(OSError, AttributeError):  # other C libraries have no such function
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     resident = int(Path("/proc/self/statm").read_text().split()[1])

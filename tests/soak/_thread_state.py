@@ -1,4 +1,4 @@
-"""What a call must leave as it was: the settings of its thread, and the random numbers of the process."""
+"""The state that a call must not change: the settings of its thread, and the random generators of the process."""
 
 from __future__ import annotations
 

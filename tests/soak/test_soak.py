@@ -1,4 +1,4 @@
-"""The load test finds what it looks for, and all its functions pass for a short time."""
+"""The load test finds each fault that it looks for, and all its functions pass for a short time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def doubled(x: torch.Tensor) -> torch.Tensor:
 
 
 def found(call: Callable, *, seconds: float = 0.5, **options) -> _load.Report:
-    """What the load test reports of one function that must double."""
+    """Return the report of the load test on one function that must double its argument."""
     return _load.run([Function("planted", "planted", 1, call, doubled, **options)], seconds=seconds, threads=2)
 
 

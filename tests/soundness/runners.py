@@ -24,7 +24,7 @@ WAYS = [("eager", "auto"), *[("jit", name) for name in ("auto", "xla", "dlpack",
 
 
 class Torch:
-    """Plain torch: what is right."""
+    """Plain torch, whose results are the reference."""
 
     is_torch = True
 
@@ -58,11 +58,11 @@ class Torch:
         return function(*args)
 
     def either(self, of_torch: Callable[[], Any], of_jax: Callable[[], Any]) -> Any:
-        """For tools that only JAX has: what torch gives in another way."""
+        """Return the reference for a tool that only JAX has, computed in another way by torch."""
         return of_torch()
 
     def beside(self, other: Callable[[], Any], main: Callable[[], Any]) -> Any:
-        """What another thread computes."""
+        """Return the result of a function on another thread."""
         return other()
 
     def fails(self, function: Any, *args: Any) -> Any:
@@ -131,7 +131,7 @@ class Bridge:
         return results[0]
 
     def fails(self, function: Any, *args: Any) -> Any:
-        """It raises, or it gives NaN or the least integer, which is what a compiled program promises instead."""
+        """Return whether it raises, or gives NaN or the least integer, as a compiled program does instead."""
         try:
             found = np.asarray(self(function, *args))
         except Exception:  # noqa: BLE001 - any error is one

@@ -1,4 +1,4 @@
-"""What a policy of ``jax.checkpoint`` saves of a translated function is what it saves of the same function in jnp."""
+"""A policy of ``jax.checkpoint`` saves the same values of a translated function as of the same function in jnp."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_indices_and_random_masks_are_computed_again():
 
 
 def test_a_scan_runs_the_forward_once():
-    """Like JAX's own operations, a torch function in a loop keeps what its backward needs."""
+    """Like JAX's own operations, a torch function in a loop saves residuals for its backward."""
 
     def gradient(f: Callable[..., Any]) -> Any:
         def loss(x: jax.Array, weights: jax.Array) -> jax.Array:

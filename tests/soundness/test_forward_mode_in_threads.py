@@ -20,7 +20,7 @@ import jtbridge
 from jtbridge._compat import functorch_depth
 from jtbridge.core import forward_mode
 from jtbridge.core.forward_mode import named_forward_mode
-from jtbridge.core.nesting import of_xla
+from jtbridge.core.nested_calls import of_xla
 from jtbridge.errors import DifferentiationError
 
 pytestmark = [pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning"), pytest.mark.usefixtures("x64")]

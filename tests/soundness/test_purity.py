@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def found(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, list[str]]:
-    """What is found, by kind, without state that is only read."""
+    """Return the findings by kind, without state that is only read."""
     report = jtbridge.purity(fn, *args, **kwargs)
     assert isinstance(report, PurityReport)
     assert report.is_pure == all(finding.kind in ("state read", "lazily built") for finding in report.findings)

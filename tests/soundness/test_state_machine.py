@@ -38,7 +38,7 @@ def _jacobian(f: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> tor
     return torch.stack([torch.autograd.grad(y, leaf, retain_graph=True)[0] for y in f(leaf)])
 
 
-# What a user asks for: of a JAX function and a JAX array, and of the torch function and a tensor.
+# The calls that a user makes: of a JAX function on a JAX array, and of the torch function on a tensor.
 USES: dict[str, tuple[Callable[..., Any], Callable[..., Any], torch.Tensor]] = {
     "call": (lambda f: f, lambda f, x: [f(x)], X),
     "grad": (lambda f: jax.grad(lambda x: f(x).sum()), lambda f, x: [_gradient(f, x)], X),

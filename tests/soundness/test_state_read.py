@@ -1,4 +1,4 @@
-"""What is looked at for state, and what is left alone."""
+"""The objects that are searched for state, and those that are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another thread that uses torch sees nothing of what jtbridge traces, compiles and runs meanwhile."""
+"""Another thread that uses torch is not affected while jtbridge traces, compiles and runs."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def work() -> list[Callable[[], Any]]:
 
 
 class Other:
-    """What a thread that uses torch by itself sees, round after round."""
+    """The observations, round after round, of a thread that uses torch without jtbridge."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(5)

@@ -191,7 +191,7 @@ def test_solvers_and_their_derivatives(solver: Callable[..., Any], name: str):
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_custom_linear_solve(name: str):
-    """What jaxopt differentiates an optimum by, and lineax a solution."""
+    """jax.lax.custom_linear_solve, by which jaxopt differentiates an optimum, and lineax a solution."""
     matrix = jnp.asarray(MATRIX.numpy())
     product = jtbridge.wrap(lambda a, v: a @ v, backend=name)
 

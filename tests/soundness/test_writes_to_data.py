@@ -1,4 +1,4 @@
-"""Writes that autograd does not see, as to `.data`: torch's gradients read what was written over."""
+"""Writes that autograd does not see, as to `.data`: torch's gradients read the values that were overwritten."""
 
 from __future__ import annotations
 

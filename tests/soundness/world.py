@@ -76,7 +76,7 @@ class World:
         self.closed, self.close_over = _closure()
 
     def function(self, x: torch.Tensor) -> torch.Tensor:
-        """What is wrapped: it reads everything."""
+        """The wrapped function, which reads all state of the world."""
         y = self.net(x) + self.helpers.helper(x)
         y = y + x * self.behind_numpy + torch.as_tensor(self.numpy.copy()) * x
         y = y + x * self.list[0] * self.list[1] + sum(self.list[2:]) * x

@@ -1,4 +1,4 @@
-"""The table: torch functions with arguments, and what is special about them."""
+"""The table of cases: torch functions, their arguments, and their peculiarities."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Problem:
     """One case: `wrapped` by jtbridge and `case.fn` in torch, on the same numbers.
 
     ``jax_fn`` and ``torch_fn`` take its float and complex arguments alone and return the list of its float and
-    complex results; these are what derivatives are taken of.
+    complex results; derivatives are taken of these.
     """
 
     def __init__(self, name: str, seed: int = 0, **options: Any):
@@ -53,7 +53,7 @@ class Problem:
         return self.tree.unflatten([jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in self.leaves])
 
     def torch_result(self, leaves: Sequence[Any] | None = None) -> Any:
-        """What torch returns for these argument leaves."""
+        """Return torch's result for these argument leaves."""
         leaves = self.leaves if leaves is None else leaves
         return self.case.fn(*self.tree.unflatten([tensor(x) if isinstance(x, np.ndarray) else x for x in leaves]))
 
@@ -95,7 +95,7 @@ class Problem:
 
     def batching(self) -> contextlib.AbstractContextManager:
         """Around a vmap of the function: where torch cannot batch it, jtbridge has to say so."""
-        if self.case.batches or self.wrapped.backend in ("auto", "xla"):  # JAX batches what is translated
+        if self.case.batches or self.wrapped.backend in ("auto", "xla"):  # JAX batches a translated function
             return contextlib.nullcontext()
         return pytest.warns(SequentialVmapWarning, match="its rows run one after another")
 

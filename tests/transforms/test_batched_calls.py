@@ -61,7 +61,7 @@ def close(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("axes", [("data",), ("model",), ("data", "model")])
 def test_each_device_calls_torch_with_its_rows(mesh, axes):
-    shapes = functools.cache(list)  # out of sight: what tracing changes is put back
+    shapes = functools.cache(list)  # hidden from jtbridge, which undoes changes of state that it sees while tracing
 
     def f(w, x):
         shapes().append(len(x))

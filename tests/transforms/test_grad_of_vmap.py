@@ -1,4 +1,4 @@
-"""grad(vmap(f)): the gradient of a batched loss, and of what is shared between its rows."""
+"""grad(vmap(f)): the gradient of a batched loss, also by arguments that its rows share."""
 
 from __future__ import annotations
 

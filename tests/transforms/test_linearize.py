@@ -1,4 +1,4 @@
-"""jax.linearize and jax.linear_transpose of what it gives."""
+"""jax.linearize, and jax.linear_transpose of the linear function that it returns."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_forward(mesh, data, jit: bool, backend: str, x64: None):
 
 
 def test_each_device_sees_its_shard(mesh, backend: str):
-    shapes = functools.cache(list)  # out of sight: what tracing changes is put back
+    shapes = functools.cache(list)  # hidden from jtbridge, which undoes changes of state that it sees while tracing
 
     def f(x: torch.Tensor) -> torch.Tensor:
         shapes().append(tuple(x.shape))
@@ -129,7 +129,25 @@ def test_sharded_arrays_outside_shard_map(mesh, data, backend: str, x64: None):
     expected = model(*map(tensor, data))
     assert_matches(f(w, x), expected)
     assert_matches(jax.jit(f)(w, x), expected)
-    assert_matches(jax.jit(jax.grad(lambda w, x: f(w, x).sum()))(w, x), (1 - expected**2) @ tensor(data[1]).T.T)
+    gradient = jax.grad(lambda w, x: f(w, x).sum())
+    assert_matches(jax.jit(gradient)(w, x), (1 - expected**2) @ tensor(data[1]).T.T)
+    assert_matches(gradient(w, x), (1 - expected**2) @ tensor(data[1]).T.T)
+    assert_matches(jax.vmap(f, in_axes=(None, 0))(w, x), expected)
+    assert_matches(jax.vmap(gradient, in_axes=(None, 0))(w, x), (1 - expected**2)[:, None] * tensor(data[1]))
+    assert_matches(jax.jvp(f, (w, x), (0 * w, x))[1], (1 - expected**2) * (tensor(data[1]) @ tensor(data[0])))
+
+
+def test_derivatives_of_eager_calls_along_sharded_arrays(mesh, data, backend: str, x64: None):
+    """The arguments lie on one device, and the tangents and cotangents on four: torch gets their values."""
+    f = jtbridge.wrap(lambda x: torch.sin(x), backend=backend)
+    x, expected = jnp.asarray(data[1]), tensor(data[1])
+    spread = jax.device_put(2 * x, NamedSharding(mesh, P("i")))
+    out, pull = jax.vjp(f, x)
+    assert_matches(out, expected.sin())
+    assert_matches(pull(spread)[0], 2 * expected * expected.cos())
+    assert_matches(jax.linearize(f, x)[1](spread), 2 * expected * expected.cos())
+    assert_matches(jax.jvp(f, (x,), (spread,))[1], 2 * expected * expected.cos())
+    assert_matches(jax.grad(lambda x: (f(x) * spread).sum())(x), 2 * expected * expected.cos())
 
 
 def test_arrays_on_another_device_stay_there(backend: str):

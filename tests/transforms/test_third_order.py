@@ -31,7 +31,7 @@ def derivative_along(fn, direction, mode):
 
 
 def layer_norm_by_hand(x, shape, weight=None, bias=None, eps=1e-5):
-    """What to compare with: torch's own third derivative of layer_norm takes mean and deviation for constants."""
+    """The reference for layer_norm, whose third derivative in torch treats mean and deviation as constants."""
     assert len(shape) == 1
     centered = x - x.mean(-1, keepdim=True)
     out = centered / torch.sqrt((centered**2).mean(-1, keepdim=True) + eps)

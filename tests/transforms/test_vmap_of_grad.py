@@ -58,7 +58,7 @@ def test_vmap_of_jvp(name: str, x64: None):
 
 @pytest.mark.parametrize("name", MOVING)
 def test_only_cotangents_are_batched(name: str, x64: None):
-    """The primals have no rows: what jax.jacrev does."""
+    """The primals are not batched, as in jax.jacrev."""
     problem = Problem(name)
     out, pullback = jax.vjp(problem.jax_fn, *jaxes(problem.primals))
     cotangents = [problem.like(out, seed) for seed in range(ROWS)]

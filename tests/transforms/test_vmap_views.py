@@ -1,4 +1,4 @@
-"""vmap of functions that write to a view, or to what is a view for some strides, against a loop in torch.
+"""vmap of functions that write to a view, or to a tensor that is a view for some strides, against a loop in torch.
 
 A batch may have other strides than a row, and torch.vmap may take a copy where a row has a view. Every operator that
 may return a view is tried on arguments and on intermediate results, and its result or its argument is written to.
@@ -131,7 +131,7 @@ NOT_TRIED = {
     *("_test_autograd_multiple_dispatch_view", "coalesce", "col_indices", "crow_indices", "cuda", "imag", "indices"),
     *("pin_memory", "row_indices", "setdefault", "slice_inverse", "values"),
 }
-# What is viewed. From "product" on, the results of a batch have, for some of them, other strides than those of a row.
+# The tensors that are viewed. From "product" on, some results of a batch have other strides than those of a row.
 SOURCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "argument": lambda x: x,
     "transposed": lambda x: x.t(),

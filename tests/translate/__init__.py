@@ -1,1 +1,1 @@
-"""The translating backend, and what is said and saved of its programs."""
+"""The translating backend: its programs, their reports, and their export."""

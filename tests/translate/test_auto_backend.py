@@ -1,4 +1,4 @@
-"""Under a trace `auto` translates what can be translated, calls the rest, and says so once."""
+"""Under a trace `auto` translates functions that can be translated, calls the rest, and warns once."""
 
 from __future__ import annotations
 

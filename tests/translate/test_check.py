@@ -1,4 +1,4 @@
-"""`check` compares every backend with torch, and finds what differs."""
+"""`check` compares every backend with torch, and finds differences."""
 
 from __future__ import annotations
 

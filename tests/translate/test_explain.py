@@ -1,4 +1,4 @@
-"""`explain` says what was chosen, why not what comes before it, and what the function holds."""
+"""`explain` names the chosen backend, why those before it were not chosen, and the parts of the function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients are torch's wherever JAX's own would differ: at kinks, and where the code says what the gradient is."""
+"""Gradients are torch's wherever JAX's own would differ: at kinks, and where the code defines the gradient."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ KINKS = {
         [0.0, 1.0, -1.0, 2.0],
     ),
     "l1": (lambda x: torch.nn.functional.l1_loss(x, torch.zeros_like(x), reduction="none"), [0.0, 1.0]),
-    # What the code itself says of its gradient.
+    # Code that defines its own gradient.
     "straight_through": (StraightThrough.apply, [0.4, 1.6]),
     "own_backward": (lambda x: SavesInputs.apply(x, x.sin()), [0.4, 1.6]),
     "own_backward_nested": (lambda x: SavesInputs.apply(StraightThrough.apply(x), x).exp(), [0.4, 1.6]),

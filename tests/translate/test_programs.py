@@ -1,4 +1,4 @@
-"""What a translated program is made of: constants, scopes, random draws, and what is cached."""
+"""Translated programs: their constants, scopes, random draws and caches."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_vmap_draws_the_same_for_one_key_and_differently_for_many():
 
 
 def test_a_signature_is_captured_once_in_a_trace_and_once_for_eager_calls():
-    calls = functools.cache(list)  # out of sight: what tracing changes is put back
+    calls = functools.cache(list)  # hidden from jtbridge, which undoes changes of state that it sees while tracing
 
     def fn(x):
         calls().append(tuple(x.shape))
@@ -190,7 +190,7 @@ WEIGHT = torch.ones(3)
 
 
 def _compiled(fn: Callable, *args: jax.Array) -> str:
-    """What XLA made of it, without names and where they come from."""
+    """Return the compiled program as text, without names and source locations."""
     text = jax.jit(fn).lower(*args).compile().as_text()
     assert text is not None
     body = text[text.index("\n%") :]

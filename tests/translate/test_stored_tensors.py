@@ -25,7 +25,7 @@ def backend(request):
 
 
 class Lazy(torch.nn.Module):
-    """Makes what it needs when it is called first."""
+    """A module that makes its buffer in the first call."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +58,7 @@ def test_a_module_that_keeps_constants(backend):
         torch.testing.assert_close(getattr(module, name), getattr(other, name))
         assert type(getattr(module, name)) is torch.Tensor
     torch.testing.assert_close(module.ones, other.ones)
-    # What it keeps of a weight is still differentiated.
+    # A tensor that it stored and that depends on a weight is still differentiated.
     module(torch.ones(3)).sum().backward()
     assert module.weight.grad == other.positions.sum()
 
@@ -121,7 +121,7 @@ def test_state_is_kept_by_eager_calls_and_refused_under_a_trace(backend):
     for scale in (1, 2, 3):
         with pytest.raises(MutationError, match=r"state from one call to the next, which a JAX program does not have"):
             jax.jit(lambda x: f(x))(X)
-        # What the refused trace wrote is put back: the state is that of the eager calls alone.
+        # The writes of the refused trace are undone: the state is that of the eager calls alone.
         np.testing.assert_array_equal(f(scale * X), other(torch.tensor(np.asarray(scale * X))))
         torch.testing.assert_close(module.last, other.last)
 

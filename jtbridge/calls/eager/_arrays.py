@@ -22,8 +22,11 @@ _SHARED = 1 << 16
 
 
 def copied_tensor(array: jax.Array) -> torch.Tensor:
-    """Return a tensor of the values of an array, in memory of its own."""
-    if array.device.platform != "cpu":  # type: ignore[attr-defined]
+    """Return a tensor of the values of an array, in memory of its own.
+
+    A tangent or cotangent may lie on several devices although the arguments do not: its values are gathered.
+    """
+    if _platform(array) not in ("cpu", None):
         return shared_tensor(array).clone()
     memory = np.array(array)
     carried = carrier(memory.dtype)
@@ -34,12 +37,20 @@ def copied_tensor(array: jax.Array) -> torch.Tensor:
 
 def shared_tensor(array: jax.Array) -> torch.Tensor:
     """Return a tensor over the memory of an array. The tensor must not be written to."""
+    platform = _platform(array)
+    if platform is None:
+        return copied_tensor(array)
     if not array.size:
-        device = "cpu" if array.device.platform == "cpu" else "cuda"  # type: ignore[attr-defined]
+        device = "cpu" if platform == "cpu" else "cuda"
         return torch.empty(array.shape, dtype=torch_dtype(array.dtype, "an argument"), device=device)
-    if array.device.platform != "cpu":  # type: ignore[attr-defined]
+    if platform != "cpu":
         return torch.from_dlpack(array)
     return torch.utils.dlpack.from_dlpack(array.block_until_ready().__dlpack__())
+
+
+def _platform(array: jax.Array) -> str | None:
+    """Return the platform of the device of an array; None if the array lies on several devices."""
+    return getattr(array.device, "platform", None)
 
 
 def unsupported_reason(array: jax.Array) -> str | None:

@@ -10,13 +10,13 @@ import jax.core
 import numpy as np
 import torch
 
-from jtbridge._compat import Context, current_context
+from jtbridge._compat import Context, concrete_values, current_context
 from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType
-from jtbridge.core.declared import check_declared, declared_types
 from jtbridge.core.dtypes import argument_dtypes
 from jtbridge.core.functions import TracedFunction
-from jtbridge.core.nesting import marked
+from jtbridge.core.nested_calls import marked
+from jtbridge.core.output_shapes import check_declared, declared_types
 from jtbridge.core.signature import Signature, argument_names, rebuild_call, static_arguments
 
 from ._arrays import unsupported_reason
@@ -29,8 +29,8 @@ _INT32 = np.dtype(np.int32)
 
 
 def runs_now(arrays: list[Any]) -> bool:
-    """Return whether torch has the devices of all arrays of an eager call. Tracers are not checked."""
-    return all(isinstance(x, jax.core.Tracer) or unsupported_reason(x) is None for x in arrays)
+    """Return whether torch has the devices of all arrays of an eager call, also of those behind tracers."""
+    return all(unsupported_reason(value) is None for x in arrays for value in concrete_values(x))
 
 
 def call_now(

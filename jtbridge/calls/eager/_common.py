@@ -16,7 +16,7 @@ from jax.interpreters import ad, mlir
 from jtbridge._compat import Context, Primitive, call_aval, current_context
 from jtbridge.core.debug import check_results
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction
-from jtbridge.core.rules import describe
+from jtbridge.core.primitive_rules import describe
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
 from jtbridge.state import Attempt
 

@@ -25,7 +25,7 @@ from jtbridge.core.array_types import ArrayType, OutputTree, Tensors, as_tensor,
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from jtbridge.core.functions import TorchFunction, TraceCache, TracedFunction
 from jtbridge.core.pytree import flatten_output, key_order
-from jtbridge.core.run import escaped_tensor_error
+from jtbridge.core.runner import escaped_tensor_error
 from jtbridge.core.torch_state import TorchState
 from jtbridge.core.traits import AutogradTraits, FunctionTraits
 from jtbridge.core.writes import written_tensors
@@ -119,7 +119,7 @@ class EagerFunction(TorchFunction):
 
     @functools.cached_property
     def cache(self) -> TraceCache:
-        """What the transformations of `jtbridge.transforms` find out about this call."""
+        """A cache for the transformations of `jtbridge.transforms`, which derive functions from this one."""
         return TraceCache(reads_graph=True)
 
     @property
@@ -145,7 +145,8 @@ class EagerFunction(TorchFunction):
             if self._out_types is not None and self._captured.out_types != self._out_types:
                 raise OutputMismatchError(
                     f"`{self.name}` has other results under a trace than in the eager call whose derivative is taken: "
-                    f"{self._captured.out_types} instead of {self._out_types}."
+                    f"{self._captured.out_types} instead of {self._out_types}. Return the "
+                    "same shapes and dtypes in both, or take the derivative under `jax.jit`, where it is only traced."
                 )
         return self._captured
 

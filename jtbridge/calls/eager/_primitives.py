@@ -22,7 +22,14 @@ from jax.interpreters import ad, batching, mlir
 
 from jtbridge._compat import add_linearization
 from jtbridge.core.functions import TorchFunction
-from jtbridge.core.rules import batch_first, batch_size, differentiable, nonzero_inputs, to_front, zero_tangents
+from jtbridge.core.primitive_rules import (
+    batch_first,
+    batch_size,
+    differentiable,
+    nonzero_inputs,
+    to_front,
+    zero_tangents,
+)
 from jtbridge.errors import DifferentiationError
 from jtbridge.transforms import DetachedBackwardError, Vjp, have_nan, without_nan
 

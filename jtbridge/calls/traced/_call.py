@@ -22,7 +22,7 @@ from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import argument_dtypes, canonical_dtype
 from jtbridge.core.functions import TracedFunction
 from jtbridge.core.module_locks import module_locks
-from jtbridge.core.nesting import marked
+from jtbridge.core.nested_calls import marked
 from jtbridge.core.signature import (
     Signature,
     argument_names,
@@ -155,9 +155,10 @@ class TracedCalls:
     def _trace_symbolic(self, signature: Signature, seeded: bool, backend: str) -> TracedFunction:
         """Trace the function for symbolic sizes: for an example of each size, with one program for all sizes."""
         if not translates(backend) or self._ordered:
+            option = 'effects="ordered"' if self._ordered else f'backend="{backend}"'
             raise BackendError(
                 f"`{self._name}` was given symbolic sizes, which only a translated function can have: "
-                f'backend="{backend}" calls torch.'
+                f'{option} calls torch. Use `backend="xla"` alone.'
             )
         shapes = [shape for shape, _ in signature.types]
         types_ = tuple(zip(hinted_shapes(shapes), (dtype for _, dtype in signature.types), strict=True))

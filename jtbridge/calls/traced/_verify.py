@@ -12,7 +12,7 @@ import torch
 
 from jtbridge.core.functions import TracedFunction
 from jtbridge.core.host_memory import to_numpy
-from jtbridge.core.nesting import of_xla
+from jtbridge.core.nested_calls import of_xla
 from jtbridge.errors import VerificationError
 
 # Allowed differences, relative to the largest magnitude of a result.

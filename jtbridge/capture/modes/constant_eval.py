@@ -30,7 +30,7 @@ from jtbridge._compat import (
     show_as_real,
     storage_id,
 )
-from jtbridge.core.run import escaped_tensor_error
+from jtbridge.core.runner import escaped_tensor_error
 from jtbridge.core.writes import written_tensors
 from jtbridge.state import PoisonTensor, poison_tensor, replace
 

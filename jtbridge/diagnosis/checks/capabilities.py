@@ -127,7 +127,7 @@ def _mutation() -> None:
     expect(x, _X)
 
 
-# Name, what to run, and the child process.
+# Name, the function to run, and the child process.
 _CALLS: dict[str, Callable[[], None]] = {
     "eager call": _eager_call,
     "eager gradient": _eager_gradient,

@@ -26,7 +26,7 @@ def _devices() -> Sequence[Finding]:
 
 
 def torch_devices(backend: str) -> Finding:
-    """Return what torch has of the devices of JAX's default backend."""
+    """Return findings about torch's access to the devices of JAX's default backend."""
     build = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
     build = build if torch.version.hip or torch.version.cuda else "the CPU"
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -44,8 +44,8 @@ def cross_entropy(
 
     Where the program is lowered for a GPU, one Triton kernel reads the logits once for the loss, and another reads them
     once more for the gradient. Elsewhere both are computed in jnp. Sums are accumulated in float32. The function is
-    differentiable to any order, and a batch is folded into the rows. Unlike in torch, the classes are the last
-    dimension, not the second.
+    differentiable to any order. Under vmap, one launch computes the rows of the whole batch. Unlike in torch, the
+    classes are the last dimension, not the second.
 
     Args:
         logits: [..., classes], float32, bfloat16 or float16; other floating-point dtypes are computed in jnp.

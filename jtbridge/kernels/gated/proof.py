@@ -16,7 +16,7 @@ def cases() -> Iterator[Case]:
         "swiglu": swiglu,
         "geglu": geglu,
         "geglu by erf": functools.partial(geglu, approximate="none"),
-        # What a chain of torch operators becomes: the activation is rounded before the product.
+        # The kernel that replaces a chain of torch operators: the activation is rounded before the product.
         "swiglu, rounded": differentiable_kernel("silu", rounded=True),
     }
     for dtype in dtypes():

@@ -40,8 +40,8 @@ def layer_norm(
     """Compute ``(x - mean) / sqrt(variance + eps) * weight + bias`` over the last dimension, accumulated in float32.
 
     Triton kernels compute the forward and the backward where the program is lowered for a GPU; elsewhere both are
-    computed in jnp. The function is differentiable to any order. A batch is folded into the rows, also if each element
-    of the batch has a weight and a bias of its own.
+    computed in jnp. The function is differentiable to any order. Under vmap, one launch computes the rows of the whole
+    batch, also if each element of the batch has a weight and a bias of its own.
 
     Args:
         x: [..., n], float32, bfloat16 or float16; other floating-point dtypes are computed in jnp.

@@ -6,10 +6,11 @@ import dataclasses
 
 from jtbridge.kernels._shapes import next_power_of_2
 
-# Elements of a half that a program takes for one head, 8 for each of its threads, and the number of its heads.
+# In the default configuration, a program takes this many elements of one half of a head (8 for each thread), and this
+# many heads.
 _BLOCK, _HEADS = 1024, 4
-# The most warps of the default and of a candidate of tuning, and the fewest elements of a half that a thread of a
-# candidate takes for one head.
+# The most warps of the default configuration, the most warps of a candidate of tuning, and the fewest elements of one
+# half of a head that a thread of a candidate takes.
 _WARPS, _MOST_WARPS, _LEAST = 4, 8, 4
 
 

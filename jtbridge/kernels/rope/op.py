@@ -41,8 +41,8 @@ def rope(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = Fa
     a and b are the halves of the last dimension. With `interleaved` they are neighbours: the elements at even and at
     odd places. Models of Hugging Face use both kinds. The result is computed in float32 and rounded once. A Triton
     kernel computes the forward and the backward where the program is lowered for a GPU; elsewhere both are computed in
-    jnp. The function is differentiable to any order, also by cos and sin, which may be any numbers. A batch is folded,
-    also if each element of the batch has angles of its own.
+    jnp. The function is differentiable to any order, also by cos and sin, which may be any numbers. Under vmap, one
+    launch computes the whole batch, also if each element of the batch has angles of its own.
 
     Args:
         x: [..., heads, tokens, d], float32, bfloat16 or float16; other floating-point dtypes are computed in jnp.

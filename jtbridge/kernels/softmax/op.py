@@ -27,7 +27,8 @@ def softmax(x: jax.Array, axis: int = -1) -> jax.Array:
     """Compute ``exp(x) / sum(exp(x))`` along an axis, accumulated in float32.
 
     Triton kernels compute the forward and the backward where the program is lowered for a GPU; elsewhere both are
-    computed in jnp. The function is differentiable to any order, and a batch is folded into the rows.
+    computed in jnp. The function is differentiable to any order. Under vmap, one launch computes the rows of
+    the whole batch.
 
     Args:
         x: [..., n], float32, bfloat16 or float16; other dtypes are computed in jnp.

@@ -16,9 +16,9 @@ from jtbridge.models._module import Arrays, JaxModule
 
 
 class BoundModel:
-    """The module with the parameters, the state and the key of one step: what a loss gets.
+    """The module with the parameters, the state and the key of one step: the first argument of a loss.
 
-    ``model(*args)`` returns the module's result alone. What the call changes of the state is kept, and the next call
+    ``model(*args)`` returns the module's result alone. Changes of the state are kept, and the next call
     finds it. Each call draws from a key of its own.
 
     Attributes:

@@ -14,6 +14,7 @@ import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jtbridge.core.convert import to_jax
+from jtbridge.core.messages import kind_of
 from jtbridge.errors import ArgumentError
 from jtbridge.models._layout import entries
 from jtbridge.models._module import Arrays, JaxModule
@@ -107,8 +108,8 @@ class TrainStep:
 
         Args:
             train: the state of the run, of :meth:`init` or of the previous step.
-            batch: what the loss takes: a pytree of arrays, in which tensors of torch become JAX arrays. The result of a
-                tokenizer of transformers becomes a dict.
+            batch: the second argument of the loss: a pytree of arrays, in which tensors of torch become JAX arrays. The
+                result of a tokenizer of transformers becomes a dict.
 
         Returns:
             The new :class:`TrainState`, and a dict with "loss" and the metrics that the loss returned. With
@@ -116,7 +117,7 @@ class TrainStep:
         """
         if not isinstance(train, TrainState):
             raise ArgumentError(
-                f"A training step takes a `jtbridge.TrainState`, but got a {type(train).__name__}. Start from "
+                f"A training step takes a `jtbridge.TrainState`, but got {kind_of(train)}. Start from "
                 "`train = step.init(key)`, then call `train, metrics = step(train, batch)`."
             )
         if isinstance(batch, Mapping) and jax.tree_util.all_leaves([batch]):  # such as that of a tokenizer
@@ -257,13 +258,12 @@ def train_step(
         (1, ['loss'])
     """
     if not isinstance(net, JaxModule):
-        kind = type(net).__name__
-        raise ArgumentError(f"`train_step` takes a module of JAX, `jtbridge.module(model)`, but got a {kind}.")
+        raise ArgumentError(f"`train_step` takes the result of `jtbridge.module(model)`, but got {kind_of(net)}.")
     if not callable(loss):
-        raise ArgumentError(f"`loss` must be a function `loss(model, batch)`, but is a {type(loss).__name__}.")
+        raise ArgumentError(f"`loss` must be a function `loss(model, batch)`, but is {kind_of(loss)}.")
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise ArgumentError(
-            f"`optimizer` must be one of optax, such as `optax.adamw(1e-3)`, but is a {type(optimizer).__name__}."
+            f"`optimizer` must be one of optax, such as `optax.adamw(1e-3)`, but is {kind_of(optimizer)}."
         )
     if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
         raise ArgumentError(f"`accumulate` must be a number of microbatches, 1 or more, but is {accumulate!r}.")
@@ -281,8 +281,8 @@ def _split(result: Any) -> tuple[Any, dict[str, Any]]:
     value, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
     is_scalar = isinstance(value, jax.Array) and not value.ndim and jnp.issubdtype(value.dtype, jnp.floating)
     if not is_scalar or not isinstance(metrics, dict) or "loss" in metrics:
-        shown = jax.typeof(value).str_short() if isinstance(value, jax.Array) else f"a {type(value).__name__}"
-        names = f"metrics {list(metrics)}" if isinstance(metrics, dict) else f"a {type(metrics).__name__}"
+        shown = jax.typeof(value).str_short() if isinstance(value, jax.Array) else f"{kind_of(value)}"
+        names = f"metrics {list(metrics)}" if isinstance(metrics, dict) else f"{kind_of(metrics)}"
         raise ArgumentError(
             "The loss must return a floating-point scalar, or a scalar and a dict of metrics without the name `loss`, "
             f"but it returned {shown} and {names}."

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from jtbridge.core.messages import kind_of
 from jtbridge.errors import LaunchError
 from jtbridge.triton._ir import TRITON_TYPES, jit_function
 
@@ -162,7 +163,7 @@ def _checked_value(function: Any, name: str, value: Any) -> Any:
     if parameter.is_constexpr or value is None or isinstance(value, bool | int | float):
         return value
     raise LaunchError(
-        f"Kernel `{function.__name__}` was given a {type(value).__name__} for `{name}`. In a JAX program a kernel "
+        f"Kernel `{function.__name__}` was given {kind_of(value)} for `{name}`. In a JAX program a kernel "
         "takes tensors, numbers and None; declare other arguments as `tl.constexpr`."
     )
 

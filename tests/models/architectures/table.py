@@ -39,7 +39,7 @@ def verdicts(names: Iterable[str]) -> dict[str, str]:
     return {name: "called" if name in CALLED else "translated" for name in names}
 
 
-# What CI compares: one model of each kind, and those that need something special.
+# The models that CI compares: one of each kind, and those that need something special.
 SAMPLE = (
     "gpt2",
     "gemma2",

@@ -122,7 +122,7 @@ def test_batches(chain):
         np.testing.assert_allclose(got, jnp.stack(want), rtol=0, atol=1e-6)
 
 
-# What looks like it and is not.
+# Code that resembles the chain and computes something else.
 
 
 def turned_around(x, weight):

@@ -132,7 +132,7 @@ def test_logits_that_are_masked():
     assert_is_torchs(f, *arguments())
 
 
-# What looks like it and is not.
+# Code that resembles the chain and computes something else.
 
 
 def weighted_and_smoothed(logits, labels):
@@ -212,7 +212,7 @@ def test_log_softmax_without_gradient():
 
 
 def test_the_backward_keeps_two_numbers_of_each_row():
-    """And does not run the forward again, nor keep what the softmax is."""
+    """The backward does not run the forward again, and no softmax is saved."""
     from jtbridge.capture import split
 
     traced, _ = jtbridge.wrap(mean, backend="xla").prepared(arguments(), {})

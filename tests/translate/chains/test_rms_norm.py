@@ -152,7 +152,7 @@ def test_notes_stay():
     assert "transpose(Sequential/0)/jtbridge.rms_norm_backward/" in text
 
 
-# What looks like it and is not.
+# Code that resembles the chain and computes something else.
 
 
 def other_dimension(x, weight):

@@ -103,7 +103,7 @@ def cohere(q, k, cos, sin):
 
 
 def ernie(q, k, cos, sin):
-    """In float32, of what was turned before."""
+    """The neighbours are rotated before the conversion to float32."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return tuple(((x.float() * cos) + (rotate_neighbours(x).float() * sin)).to(x.dtype) for x in (q, k))
 
@@ -166,7 +166,7 @@ def test_every_mode_of_differentiation(chain):
 
 
 def test_angles_without_a_gradient_keep_no_queries():
-    """What the backward keeps of the queries is nothing."""
+    """No queries are saved for the backward."""
     from jtbridge.capture import split
 
     traced, _ = jtbridge.wrap(of_angles, backend="xla").prepared(arguments(), {})
@@ -176,7 +176,7 @@ def test_angles_without_a_gradient_keep_no_queries():
     assert {y.shape for y in found.forward.out_types[2:]} <= {(2, 1, 5, 8), (2, 5, 8)}
 
 
-# What looks like it and is not.
+# Code that resembles the chain and computes something else.
 
 
 def turned_the_other_way(q, k, cos, sin):
@@ -385,7 +385,7 @@ def test_a_near_miss_in_float32_is_left_as_it_is(function):
 
 
 def test_in_float32_without_a_conversion_back():
-    """What is rotated is what was converted."""
+    """The converted tensor is rotated."""
 
     def f(q, k, cos, sin):
         return llama(*(x.float() for x in (q, k, cos, sin)))

@@ -133,7 +133,7 @@ def test_a_result_written_to(dtype):
     assert_is_torchs(f, *arguments(dtype))
 
 
-# What looks like it and is not.
+# Code that resembles the chain and computes something else.
 
 
 def of_another(x):
