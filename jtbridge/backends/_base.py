@@ -1,9 +1,10 @@
-"""The interface of a backend."""
+"""The base class of backends."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from jax.interpreters import mlir
@@ -11,7 +12,7 @@ from jax.interpreters import mlir
 from jtbridge.core.functions import TorchFunction
 
 
-class Backend(Protocol):
+class Backend(abc.ABC):
     """A way to run a torch function inside a JAX program.
 
     A new backend is one file of this folder, whose name has no underscore, with its instances in `BACKENDS`.
@@ -30,24 +31,27 @@ class Backend(Protocol):
 
     def unavailable_reason(self, platform: str) -> str | None:
         """Return why the backend cannot run on an XLA platform ("cpu", "cuda", ...); None if it can."""
-        ...
+        del platform
+        return None
 
     def unpreferred_reason(self, platform: str) -> str | None:
         """Return why ``backend="auto"`` passes over the backend on a platform where it can run; None if it does not."""
-        ...
+        del platform
+        return None
 
     def for_auto(self) -> Backend:
         """Return the backend that runs a function for which ``backend="auto"`` chose this one; in general this one."""
-        ...
+        return self
 
     def unsupported_reason(self, fn: TorchFunction) -> str | None:
         """Return why the backend cannot run a function; None if it can."""
-        ...
+        del fn
+        return None
 
+    @abc.abstractmethod
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
         """Emit the operations that run `fn`."""
-        ...
 
+    @abc.abstractmethod
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """Run `fn` now on concrete CPU arrays. Exceptions of `fn` are raised unchanged."""
-        ...

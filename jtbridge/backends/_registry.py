@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import warnings
 
 import jax
 
 from jtbridge.core.functions import TorchFunction
+from jtbridge.core.messages import warn_user
 from jtbridge.errors import BackendError, CalledWarning, RandomnessError, TranslationError
 from jtbridge.transforms import Jvp, Vjp, Vmap
 from jtbridge.translate import untranslatable_reason
@@ -154,11 +154,10 @@ def _tell(fn: TorchFunction, backend: Backend, refused: str) -> None:
     if "called" in notices:
         return
     notices.add("called")
-    warnings.warn(
+    warn_user(
         f'`{fn.base.name}` is called through backend "{backend.name}", which is slower than a translation: {refused}. '
         f'Choose backend="{backend.name}" to do so without this warning.',
         CalledWarning,
-        stacklevel=2,
     )
 
 

@@ -19,28 +19,13 @@ from ._base import Backend
 from ._wide_arrays import carried, from_words, pack, to_words, unpack
 
 
-class CallbackBackend:
+class CallbackBackend(Backend):
     """The backend that calls torch on NumPy copies."""
 
     name = "callback"
     kind = "call"
     preference = 40
     kernels = False
-
-    def unavailable_reason(self, platform: str) -> str | None:
-        del platform
-        return None
-
-    def unpreferred_reason(self, platform: str) -> str | None:
-        del platform
-        return None
-
-    def for_auto(self) -> Backend:
-        return self
-
-    def unsupported_reason(self, fn: TorchFunction) -> str | None:
-        del fn
-        return None
 
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
         def call(*arrays: jax.Array) -> list[jax.Array]:

@@ -30,7 +30,7 @@ _LARGE = 1 << 18  # bytes of a result from which its copy is a large part of a c
 _SHORT = 32  # operators up to which a function is traced to make calls faster: tracing takes milliseconds
 
 
-class DlpackBackend:
+class DlpackBackend(Backend):
     """The backend that calls torch on XLA's buffers in the same process, on a CPU or a GPU."""
 
     name = "dlpack"
@@ -40,17 +40,6 @@ class DlpackBackend:
 
     def unavailable_reason(self, platform: str) -> str | None:
         return None if platform == "cpu" else without_gpu(platform)
-
-    def unpreferred_reason(self, platform: str) -> str | None:
-        del platform
-        return None
-
-    def for_auto(self) -> Backend:
-        return self
-
-    def unsupported_reason(self, fn: TorchFunction) -> str | None:
-        del fn
-        return None
 
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
         platforms = ctx.module_context.platforms if ctx.platforms is None else ctx.platforms

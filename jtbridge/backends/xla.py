@@ -17,24 +17,13 @@ from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 from ._base import Backend
 
 
-class XlaBackend:
+class XlaBackend(Backend):
     """The backend that translates ATen operators to JAX operations."""
 
     name = "xla"
     kind = "translate"
     preference = 20
     kernels = False
-
-    def unavailable_reason(self, platform: str) -> str | None:
-        del platform
-        return None
-
-    def unpreferred_reason(self, platform: str) -> str | None:
-        del platform
-        return None
-
-    def for_auto(self) -> Backend:
-        return self
 
     def unsupported_reason(self, fn: TorchFunction) -> str | None:
         return untranslatable_reason(fn)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from jtbridge._compat import fake_tensors, once_differentiable_in, tracing
 from jtbridge.core import random_numbers
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction, TracedFunction
+from jtbridge.core.messages import warn_user
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
 from jtbridge.transforms import Jvp, Vjp, Vmap, refuse_once_differentiable
 
@@ -32,11 +32,11 @@ def probe_vmap(fn: Vmap) -> None:
         return
     if SEQUENTIAL not in traced.notices:
         traced.notices.add(SEQUENTIAL)
-        warnings.warn(
+        warn_user(
             f"torch.vmap cannot batch `{traced.name}` ({reason}), so its rows run one after another inside one call. "
-            "The results are the same; it is slower.",
+            "The results are the same; it is slower. Write the function for a batch, or use operators that torch.vmap "
+            "supports.",
             SequentialVmapWarning,
-            stacklevel=2,
         )
     traced.cache.sequential.add(fn)
 

@@ -9,5 +9,5 @@
   on the order of elements), `forward_mode.py` (one thread at a time in it), `debug.py` (JAX's debugging switches).
 - The process: `fork.py` (forked processes), `imports.py` (imports that Ctrl-C does not break off), `pickling.py`,
   `library_files.py` (which source files are the user's).
-- `primitive_rules.py`: helpers for the rules of primitives. `messages.py`: names of types in error messages.
+- `primitive_rules.py`: helpers for the rules of primitives. `messages.py`: messages to the user.
 """

@@ -1,7 +1,8 @@
-"""A test that tells source files of libraries from files of the user."""
+"""Tests that tell source files of libraries from files of the user."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -17,3 +18,8 @@ _FOLDERS = tuple(f"{package}{os.sep}" for package in _PACKAGES)
 def is_library(file: str) -> bool:
     """Return whether a source file belongs to torch, JAX or jtbridge."""
     return file.startswith(_FOLDERS)
+
+
+def is_users(file: str) -> bool:
+    """Return whether a source file belongs to none of these, and is no code made at run time."""
+    return not is_library(file) and not file.startswith("<") and file != contextlib.__file__

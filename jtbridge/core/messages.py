@@ -1,11 +1,15 @@
-"""Names of types in error messages."""
+"""Messages to the user: names of types in errors, and warnings at the line of the user's code."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import Any
 
 import jax
 import jax.core
+
+from .library_files import is_users
 
 
 def kind_of(value: Any) -> str:
@@ -16,3 +20,13 @@ def kind_of(value: Any) -> str:
         return "a jax.Array"
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warn at the innermost line of the user's code on the stack; at the caller's line if there is none."""
+    caller = frame = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    frame = frame or caller
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, registry=registry)

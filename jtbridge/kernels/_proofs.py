@@ -16,12 +16,12 @@ import importlib.util
 import json
 import re
 import threading
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jax
 
+from jtbridge.core.messages import warn_user
 from jtbridge.errors import ProofWarning
 
 from . import _cache_folder, _chip
@@ -136,11 +136,10 @@ def warn_of_failed(name: str) -> None:
     """Warn if a kernel, which the caller asked for by name, failed its proof on this chip."""
     found = record()
     if found is not None and name in found.failed:
-        warnings.warn(
+        warn_user(
             f"The kernel `{name}` failed its proof on this chip and is used, because it was asked for: "
             f"{found.failed[name]}",
             ProofWarning,
-            stacklevel=2,
         )
 
 
@@ -179,11 +178,10 @@ def _read(path: Path, wanted: Mapping[str, str]) -> Record | None:
 
 
 def _warn(path: Path, error: Exception) -> None:
-    warnings.warn(
+    warn_user(
         f"The record of proven kernels cannot be read, and `auto` uses no kernels: {path}: {type(error).__name__}: "
         f"{error}. Run `python -m jtbridge doctor`, which writes it again.",
         ProofWarning,
-        stacklevel=2,
     )
 
 

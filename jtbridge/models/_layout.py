@@ -141,7 +141,7 @@ def has_lazy(found: dict[str, Entry]) -> bool:
 
 
 def call_once(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Call a lazy module, which then has shapes. In eval mode, so that no statistics are updated."""
+    """Call a lazy module once, which gives it shapes. The mode is eval, so that no statistics are updated."""
     modes = {part: part.training for part in module.modules()}
     try:
         with torch.no_grad():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from jtbridge._compat import has_gradient_hooks, innermost, storage_id, version_of
+from jtbridge.core.messages import warn_user
 from jtbridge.errors import ModelError, MutationError, PurityWarning
 
 from ._copying import Stale, copied
@@ -144,7 +144,7 @@ class Run:
         )
         if self.purity == "error":
             raise MutationError(message)
-        warnings.warn(message, PurityWarning, stacklevel=2)
+        warn_user(message, PurityWarning)
 
 
 def _bound_method(module: torch.nn.Module, method: str | Callable[..., Any]) -> Callable[..., Any]:

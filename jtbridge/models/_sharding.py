@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jtbridge.core.convert import to_numpy
 from jtbridge.core.dtypes import canonical_dtype
+from jtbridge.core.messages import warn_user
 from jtbridge.errors import ArgumentError, ShardingError, ShardingWarning
 
 from ._layout import shown
@@ -199,13 +199,12 @@ def shardings_of(leaves: Sequence[Leaf], mesh: Mesh, rules: Rules) -> list[Named
             '`{"*.first.weight": PartitionSpec("model", None), ..., "*": PartitionSpec()}`, or use the preset "fsdp".'
         )
     if whole:
-        warnings.warn(
+        warn_user(
             f"The preset leaves these parameters whole on each device: {shown(whole)}. Its axes cannot be divided by "
             'the mesh, or the preset "tensor" does not know the name. Give a rule for it, such as '
             '`{"NAME": PartitionSpec(None, "model"), "*": "tensor"}`, or `{"NAME": PartitionSpec(), ...}` without this '
             "warning.",
             ShardingWarning,
-            stacklevel=3,
         )
     return found
 

@@ -11,13 +11,13 @@ import dataclasses
 import random
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from jtbridge.core.messages import warn_user
 from jtbridge.core.random_numbers import drawing_again
 from jtbridge.errors import JtbridgeError, MutationError, PurityWarning, RandomnessError
 
@@ -132,7 +132,7 @@ class StateGuard:
             raise error(message) from cause
         if self.purity == "warn" and message not in self.notices:
             self.notices.add(message)
-            warnings.warn(message, PurityWarning, stacklevel=3)
+            warn_user(message, PurityWarning)
 
     def _message(self, changes: Sequence[Change]) -> str:
         names = list(dict.fromkeys(map(str, changes)))

@@ -50,6 +50,7 @@ def test_what_cannot_be_traced_is_called_and_right(fn):
         got = jax.jit(lambda x: f(x))(X)
     assert_matches(got, want)
     assert __file__ in str(seen[0].message)  # the line that stood in the way
+    assert seen[0].filename == __file__  # the line that called it
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         f(X)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from jax.interpreters import ad, mlir
 from jtbridge._compat import Context, Primitive, call_aval, current_context
 from jtbridge.core.debug import check_results
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction
+from jtbridge.core.messages import warn_user
 from jtbridge.core.primitive_rules import describe
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
 from jtbridge.state import Attempt
@@ -119,11 +119,11 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
         if SEQUENTIAL not in base.notices:
             base.notices.add(SEQUENTIAL)
             lines = str(error).strip().splitlines()
-            warnings.warn(
+            warn_user(
                 f"torch.vmap cannot batch `{base.name}` ({type(error).__name__}: {lines[0] if lines else ''}), so its "
-                "rows run one after another. The results are the same; it is slower.",
+                "rows run one after another. The results are the same; it is slower. Write the function for a batch, "
+                "or use operators that torch.vmap supports.",
                 SequentialVmapWarning,
-                stacklevel=2,
             )
         return result
     if attempt is not None and len(base.clean_batches) < _MOST_BATCHES and not attempt.changed():

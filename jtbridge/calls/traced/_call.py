@@ -191,7 +191,6 @@ class TracedCalls:
             fuses_chains: whether chains of operators are fused for kernels when the function is captured.
             islands: which operators torch may run inside translated programs: see `TracedFunction`.
         """
-        names = argument_names(self._fn, signature)
         self._numbers.see(
             self._name,
             lambda position: static_name(self._fn, signature, position),
@@ -200,35 +199,14 @@ class TracedCalls:
             signature.types,
             signature.statics,
         )
-        call = marked(rebuild_call(self._fn, signature))
-        in_types = tuple(ArrayType(shape, np.dtype(dtype)) for shape, dtype in signature.types)
-        dtypes = argument_dtypes(
-            (t.dtype for t in in_types), lambda: names, self._name, keep_int32=self._options["int32"] == "keep"
-        )
-        guard = StateGuard(
-            self._name,
-            (("", self._fn), *static_arguments(self._fn, signature)),
-            self._options["purity"],
-            ordered=self._ordered,
-            notices=self._notices,
-        )
-        request = TraceRequest(
-            name=self._name,
-            call=call,
-            shapes=tuple(t.shape for t in in_types),
-            dtypes=dtypes,
-            state=state,
-            seeded=seeded,
-            ordered=self._ordered,
-            output_shapes=self._options["output_shapes"],
-            device=device_closed_over(self._fn),
-            guard=guard,
-        )
+        request = self._request(signature, state, seeded)
         with TRACING, contextlib.ExitStack() as stack:
             for lock in module_locks(closed_over_modules(self._fn)):  # XLA's threads may be calling the modules
                 stack.enter_context(lock)
             found = infer(request)
-        traits = found.traits
+        traits, call = found.traits, request.call
+        in_types = tuple(ArrayType(shape, np.dtype(dtype)) for shape, dtype in signature.types)
+        names = argument_names(self._fn, signature)
         draws = traits.effects.random_operator is not None or traits.untraceable is not None
         seeded = seeded and (draws or keep_seed)
         return_mutated = self._options["return_mutated"]
@@ -243,7 +221,7 @@ class TracedCalls:
             call=with_intercepted_launches(call) if traits.effects.launches or traits.untraceable else call,
             argument_names=names,
             in_types=(*in_types, _SEED) if seeded else in_types,
-            in_torch_dtypes=dtypes,
+            in_torch_dtypes=request.dtypes,
             out_types=out_types,
             out_tree=found.out_tree,
             trace_state=state if traits.uses_default_dtype else state.for_any_default_dtype(),
@@ -253,12 +231,40 @@ class TracedCalls:
             residuals=self._options["residuals"],
             repeated_blocks=self._options["repeated_blocks"],
             notices=self._notices,
-            guard=guard,
+            guard=request.guard,
             trials=found.trials,
             batched=batched,
             fuses_chains=fuses_chains,
             # If the gradient alone had to be called, torch would draw other numbers for it than XLA drew.
             islands=_WHEN_DRAWING.get(islands, islands) if seeded else islands,
+        )
+
+    def _request(self, signature: Signature, state: TorchState, seeded: bool) -> TraceRequest:
+        """Return the input of inference for a call: the function, the types of its arguments, a guard of its state."""
+        dtypes = argument_dtypes(
+            (np.dtype(dtype) for _, dtype in signature.types),
+            lambda: argument_names(self._fn, signature),
+            self._name,
+            keep_int32=self._options["int32"] == "keep",
+        )
+        guard = StateGuard(
+            self._name,
+            (("", self._fn), *static_arguments(self._fn, signature)),
+            self._options["purity"],
+            ordered=self._ordered,
+            notices=self._notices,
+        )
+        return TraceRequest(
+            name=self._name,
+            call=marked(rebuild_call(self._fn, signature)),
+            shapes=tuple(shape for shape, _ in signature.types),
+            dtypes=dtypes,
+            state=state,
+            seeded=seeded,
+            ordered=self._ordered,
+            output_shapes=self._options["output_shapes"],
+            device=device_closed_over(self._fn),
+            guard=guard,
         )
 
 

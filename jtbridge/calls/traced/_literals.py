@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-
 import jax
 
 from jtbridge._compat import outermost_trace, traced_for
+from jtbridge.core.messages import warn_user
 from jtbridge.errors import ConstantsWarning
 from jtbridge.translate import closed_over_bytes
 
@@ -29,12 +28,11 @@ def tell_of_literals(name: str, notices: set[str]) -> None:
     size = closed_over_bytes()
     if size > _LIMIT:
         notices.add(_KEY)
-        warnings.warn(
+        warn_user(
             f"`{name}` closes over {size / 1e6:.0f} MB of tensors in a program of `jit`, and `jit` writes them "
             "into the program as literals: it takes several times their memory, and long to compile. Pass them as "
             "arguments: for a module, `net = jtbridge.module(model)`, `params, state = net.init()`, "
             "`net(params, state, x)`. Or let JAX pass them: "
             '`jax.config.update("jax_use_simplified_jaxpr_constants", True)`.',
             ConstantsWarning,
-            stacklevel=2,
         )

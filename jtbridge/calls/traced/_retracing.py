@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
+from jtbridge.core.messages import warn_user
 from jtbridge.errors import RetracingWarning
 
 _ENOUGH = 8  # signatures that differ in one number only
@@ -42,10 +42,9 @@ class NumberWatch:
                 return
 
     def _tell(self, name: str, argument: str, value: Any) -> None:
-        warnings.warn(
+        warn_user(
             f"`{name}` was traced for {_ENOUGH} values of `{argument}`, a Python {type(value).__name__}: each new "
             f"value is a new trace and a new compiled program. Pass an array, `jnp.asarray({argument})`, which is "
             "traced once for all values. A number that decides about shapes or branches has to stay a Python number.",
             RetracingWarning,
-            stacklevel=2,
         )

@@ -18,8 +18,8 @@ from jtbridge.models._module import Arrays, JaxModule
 class BoundModel:
     """The module with the parameters, the state and the key of one step: the first argument of a loss.
 
-    ``model(*args)`` returns the module's result alone. Changes of the state are kept, and the next call
-    finds it. Each call draws from a key of its own.
+    ``model(*args)`` returns the module's result alone. Changes of the state are kept, and the next call finds
+    them. Each call draws from a key of its own.
 
     Attributes:
         net: the :class:`jtbridge.JaxModule`.
