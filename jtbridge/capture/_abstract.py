@@ -26,6 +26,7 @@ from ._request import TraceRequest
 from ._unbacked import PathTrace
 from ._watchdog import ended_if_endless
 from .modes.branches import BranchOracle, BranchReplayMode
+from .modes.compared_numbers import ComparedNumbers
 from .modes.constant_eval import ConstantEvalMode
 from .modes.effects import EffectRecorder
 from .modes.exceptions import none_caught
@@ -70,6 +71,7 @@ def run_on_fakes(
             ]
             recorder = EffectRecorder(inputs, known.mode, _write_refusal(request))
             answering = contextlib.nullcontext() if oracle is None else BranchReplayMode(oracle)
+            comparing = contextlib.nullcontext() if oracle is None else ComparedNumbers(oracle)
             following = contextlib.nullcontext() if path is None else path.watching()
             with (
                 WithoutFusedLstm(only_with_projections=True),
@@ -78,6 +80,7 @@ def run_on_fakes(
                 recorder.watching(),
                 intercepted_launches() as recorder.launches,
                 answering,
+                comparing,
                 following,
                 known,
                 CopiedTensors(),

@@ -30,6 +30,7 @@ from ._overlapping_writes import refuse_overlapping_writes
 from .chains import CallRecorder
 from .modes.branches import BranchOracle, traced_both_ways
 from .modes.closed_over import CudaAsCpuMode, may_be_on_gpu, with_closed_over
+from .modes.compared_numbers import ComparedNumbers
 from .modes.constant_eval import ConstantEvalMode
 from .modes.exceptions import none_caught
 from .modes.fake_operators import FakeAsReal
@@ -82,7 +83,9 @@ def _tried(fn: Callable[..., Sequence[Any]], tensors: Sequence[torch.Tensor], at
             if attempt.use.is_called:
                 module = _trace_one_way(fn, tensors, None, recorder, fused_lstm=attempt.use is GraphUse.RUN)
             else:
-                module = traced_both_ways(lambda oracle: _trace_one_way(fn, tensors, oracle, recorder))
+                module = traced_both_ways(
+                    lambda oracle: _trace_one_way(fn, tensors, oracle, recorder, compares=not attempt.late_scalars)
+                )
     except Exception as error:  # noqa: BLE001  (the driver raises it)
         return Outcome(attempt.cause or error, recorders)
     return Outcome(module, recorders)
@@ -95,6 +98,7 @@ def _trace_one_way(
     recorder: Callable[[], contextlib.AbstractContextManager],
     *,
     fused_lstm: bool = False,
+    compares: bool = False,
 ) -> fx.GraphModule:
     start_over()
     on_cpu = CudaAsCpuMode() if oracle is not None and may_be_on_gpu() else None
@@ -110,6 +114,7 @@ def _trace_one_way(
         intercepted_launches(),
         contextlib.nullcontext() if fused_lstm else WithoutFusedLstm(),
         contextlib.nullcontext() if oracle is None else OverrideMode(),
+        ComparedNumbers(oracle) if oracle is not None and compares else contextlib.nullcontext(),
         on_cpu or contextlib.nullcontext(),
         CopiedTensors(),
     ):

@@ -37,6 +37,15 @@ class BranchOracle:
     def __init__(self, given: Sequence[bool] = ()):
         self.given = given
         self.conditions: list[torch.Tensor] = []
+        self._reads: int | None = None  # numbers that were read in a call of `number`; None outside one
+
+    def number(self, read: Callable[[], Any]) -> tuple[Any, bool]:
+        """Return the number that `read` reads from a tensor, and whether it is known. If it is not, it is 0."""
+        self._reads = 0
+        try:
+            return read(), self._reads == 0
+        finally:
+            self._reads = None
 
     def answer(self, func: Any, args: Sequence[Any]) -> Any:
         """Return the answer to an operator that needs the truth value of data; NotImplemented for any other one."""
@@ -53,6 +62,9 @@ class BranchOracle:
             return self._decided(torch.isclose(*args).all())
         if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype is torch.bool:
             return self._decided(args[0].reshape(()))
+        if func is torch.ops.aten._local_scalar_dense.default and self._reads is not None:
+            self._reads += 1
+            return 0
         return NotImplemented
 
     def _decided(self, condition: torch.Tensor) -> bool:

@@ -28,6 +28,11 @@ _CONDITIONS = {
     "number in a tensor": lambda v: 3 in v,
     "tensor in a tensor": lambda v: v[0] in torch.tensor([1.0, 7.0]),
     "item": lambda v: (v > 3).any().item(),
+    "number that is compared": lambda v: v.sum().item() > 5,
+    "number compared with one that float32 does not have": lambda v: v[0].item() > 0.1,
+    "integer that is compared": lambda v: 1 <= v.argmax().item() < 2.5,
+    "two numbers that are compared": lambda v: v[0].item() >= v[1].item() or v[2].item() == 0,
+    "truth of a number that is read": lambda v: v.argmax().item(),
     "two conditions": lambda v: v.sum() > 5 and not v[0] < 0,
 }
 
