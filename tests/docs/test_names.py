@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import importlib
 import inspect
@@ -55,6 +56,29 @@ def test_every_error_has_a_cause_and_a_fix(cls: type):
         sentence = re.search(rf"^\*\*{part}\.\*\* (.+?)(?:\n\n|\Z)", match[1], re.DOTALL | re.MULTILINE)
         assert sentence, part
         assert len(sentence[1].split()) >= 4, part
+
+
+@pytest.mark.parametrize("heading", re.findall(r'^## "(.+)"$', TEXTS[DOCS / "faq.md"], re.MULTILINE))
+def test_messages_that_the_faq_quotes_exist(heading: str):
+    """The longest part of a heading between names and numbers is in a message of jtbridge, or of torch."""
+    part = max(re.split(r"\.\.\.|`[^`]*`|\"[^\"]*\"|\b\d+\b|[()]", heading), key=len).strip(" :,")
+    assert len(part) > 8, part
+    assert any(part in text for text in _MESSAGES) or part == "no autograd formula was registered", part
+
+
+def _literals() -> set[str]:
+    """Return the texts in the code of jtbridge. A value in an f-string becomes a zero character."""
+    found = set()
+    for path in (ROOT / "jtbridge").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.add("".join(str(x.value) if isinstance(x, ast.Constant) else "\0" for x in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+_MESSAGES = _literals()
 
 
 @pages
