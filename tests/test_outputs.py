@@ -181,6 +181,14 @@ def test_results_that_share_memory(jit: bool, backend: str):
     assert_matches(found, expected)
 
 
+@pytest.mark.parametrize("size", [4, 40_000])
+def test_results_over_memory_that_is_not_torchs(size: int):
+    owner = np.zeros(size, np.float32)
+    array = jtbridge.wrap(lambda x: torch.from_numpy(owner))(jnp.ones(1))
+    owner[:] = 7
+    assert not array.any()
+
+
 def test_results_that_are_lazy_or_strange(backend: str):
     f = jtbridge.wrap(
         lambda x: [x.T, x.to(torch.complex64).conj(), (x * 1j).conj().imag, x[:0], x.sum(), x.new_zeros(0, 3)]

@@ -101,6 +101,33 @@ def test_one_key_under_vmap_is_a_loop(fn, jit: bool, backend: str, rng: np.rando
     np.testing.assert_allclose(found, jnp.stack([f(x, rng=KEY) for x in xs]), rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "draw", [torch.rand_like, torch.randn_like, lambda x: torch.randint_like(x, 1000), lambda x: torch.rand_like(x) * x]
+)
+@pytest.mark.parametrize("called", [False, True])
+def test_one_key_gives_each_row_the_numbers_of_a_call(draw, called: bool):
+    f = jtbridge.wrap(draw, backend="dlpack" if called else "auto")
+    xs = jnp.ones((4, 3)) * jnp.arange(1.0, 5)[:, None]
+    run = jax.vmap(lambda x, key: f(x, rng=key), in_axes=(0, None))
+    found = (jax.jit(run) if called else run)(xs, KEY)
+    np.testing.assert_allclose(found, jnp.stack([jtbridge.wrap(draw)(x, rng=KEY) for x in xs]), rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
+@pytest.mark.parametrize("keywords", [{}, {"rng": KEY}])
+@pytest.mark.parametrize("draw", [lambda x, g: torch.rand(x.shape, generator=g), torch.rand_like, torch.bernoulli])
+def test_a_generator_that_the_function_seeds_gives_each_row_the_numbers_of_a_call(draw, keywords: dict):
+    @jtbridge.wrap
+    def f(x: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(3)
+        drawn = draw(x, generator=generator) if draw in (torch.rand_like, torch.bernoulli) else draw(x, generator)
+        return x + drawn
+
+    xs = jnp.full((4, 8), 0.5)
+    rows = [f(x, **keywords) for x in xs]
+    np.testing.assert_array_equal(jax.vmap(lambda x: f(x, **keywords))(xs), jnp.stack(rows))
+
+
 def test_gradients_under_vmap_over_keys_are_a_loop(backend: str, rng: np.random.Generator):
     f = jtbridge.wrap(lambda x: (dropout(x) ** 2).sum())
     keys, xs = jax.random.split(KEY, 4), jnp.asarray(rng.normal(size=(4, 6)).astype(np.float32))

@@ -40,6 +40,13 @@ _FUSED_ATTENTION = (
     "_cudnn_attention_forward",
 )
 
+# The operators that make a tensor like another one, and the draws that fill it.
+_FILLS: dict[str, Callable[..., torch.Tensor]] = {
+    "rand_like": torch.Tensor.uniform_,
+    "randn_like": torch.Tensor.normal_,
+    "randint_like": lambda out, *bounds, generator: out.random_(*((0, *bounds)[-2:]), generator=generator),
+}
+
 
 class DrawSource(Protocol):
     """The source of a thread's random numbers."""
@@ -152,9 +159,12 @@ def _kernels() -> Iterator[tuple[OpOverload, Callable[..., Any]]]:
         if _takes_generator(schema) and not schema.name.startswith("aten::_no_grad_")
     }
     for operator in taking.values():
-        yield operator, _with_generator(operator)
+        if operator._schema.name.removeprefix("aten::") not in _FILLS or _is_out(operator._schema):
+            yield operator, _with_generator(operator)
     for schema in schemas:
-        if not _takes_generator(schema) and (other := taking.get(_without_generator(schema))) is not None:
+        if schema.name.removeprefix("aten::") in _FILLS and not _is_out(schema):
+            yield (operator := _operator(schema)), _filling(operator)
+        elif not _takes_generator(schema) and (other := taking.get(_without_generator(schema))) is not None:
             yield (operator := _operator(schema)), _as_one_that_takes_a_generator(operator, other)
         elif schema.name.removeprefix("aten::") in _FUSED_ATTENTION:
             yield (operator := _operator(schema)), _with_default_generator_replaced(operator)
@@ -163,6 +173,10 @@ def _kernels() -> Iterator[tuple[OpOverload, Callable[..., Any]]]:
 
 def _takes_generator(schema: Any) -> bool:
     return any(argument.name == "generator" for argument in schema.arguments)
+
+
+def _is_out(schema: Any) -> bool:
+    return any(argument.name == "out" for argument in schema.arguments)
 
 
 def _without_generator(schema: Any) -> tuple[Any, ...]:
@@ -215,6 +229,26 @@ def _as_one_that_takes_a_generator(operator: OpOverload, other: OpOverload) -> C
                 return operator(*args, **kwargs)
             generator = source.generator(_device_of(args, kwargs), shown)
             return other(*args, **kwargs, generator=generator)
+
+    return kernel
+
+
+def _filling(operator: OpOverload) -> Callable[..., Any]:
+    """Return a kernel for an operator like ``rand_like`` that fills an empty tensor, as torch's own kernel does.
+
+    The overloads with a generator have no batching rule: torch.vmap would draw other numbers for each row.
+    """
+    shown = str(operator)
+    fill = _FILLS[operator._schema.name.removeprefix("aten::")]
+
+    def kernel(x: torch.Tensor, *bounds: Any, generator: torch.Generator | None = None, **kwargs: Any) -> torch.Tensor:
+        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+            source = _source_for_drawing()
+            if generator is not None or source is None:
+                given = {} if generator is None else {"generator": generator}
+                return operator(x, *bounds, **given, **kwargs)
+            out = torch.empty_like(x, **kwargs)
+            return fill(out, *map(int, bounds), generator=source.generator(out.device, shown))
 
     return kernel
 

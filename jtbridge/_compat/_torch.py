@@ -191,6 +191,11 @@ def storage_id(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage()._cdata
 
 
+def writes(tensor: torch.Tensor) -> int:
+    """Return the number of writes to a tensor that autograd counts, 0 for a tensor of inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def replace_fake(fake: FakeTensor, tensor: torch.Tensor) -> None:
     """Replace a fake tensor by another tensor in everything that refers to it. Tried on torch 2.11 to 2.15.
 

@@ -40,9 +40,15 @@ def captured(fn: TorchFunction) -> fx.GraphModule:
         return [y.detach() for y in fn(*tensors)]
 
     revisions = (*REVISIONS, _without_forward_mode(fn))
+
+    def graph() -> fx.GraphModule:
+        module = trace(run, fn.in_types, use_of(traced), revisions)
+        lift_constants(module, traced)
+        return module
+
     try:
         with forgetting_graph_sources(), fn.state.applied():
-            module = traced.guarded(lambda: trace(run, fn.in_types, use_of(traced), revisions))
+            module = traced.guarded(graph, of_trace=True)
     except JtbridgeError:
         raise
     except Exception as error:
@@ -51,7 +57,6 @@ def captured(fn: TorchFunction) -> fx.GraphModule:
             f"`{traced.name}` cannot be traced ({type(fn).__name__}): {type(error).__name__}: "
             f"{lines[0] if lines else ''}"
         ) from error
-    lift_constants(module, traced)
     module.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     return module
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from jtbridge._compat import is_zero
+from jtbridge._compat import FakeTensor, is_zero
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
 from jtbridge.core.functions import TracedFunction
 
@@ -24,22 +24,28 @@ def large_constants(module: fx.GraphModule) -> tuple[torch.Tensor, ...]:
     return tuple(found.values())
 
 
-def lift_constants(module: fx.GraphModule, traced: TracedFunction) -> None:
+def lift_constants(module: fx.GraphModule, traced: TracedFunction, *, to_translate: bool = True) -> None:
     """Replace the constants of a graph by the inputs of `traced` that stand for them.
+
+    The other constants become literals if the graph is `to_translate`. They are copied, because somebody may write to
+    them before the graph is translated.
 
     The first inputs of the graph must be those of `traced`, its constants included (see :func:`with_places_for`).
     """
-    if not traced.constants:
-        return
     inputs = module.graph.find_nodes(op="placeholder")
     first = traced.first_constant
     places = inputs[first : first + len(traced.constants)]
     by_identity = {_identity(tensor): place for tensor, place in zip(traced.constants, places, strict=True)}
     for node in module.graph.find_nodes(op="get_attr"):
         value = getattr(module, str(node.target))
-        if isinstance(value, torch.Tensor) and not is_zero(value) and _identity(value) in by_identity:
+        if not isinstance(value, torch.Tensor) or is_zero(value) or isinstance(value, FakeTensor):
+            continue
+        if _identity(value) in by_identity:
             node.replace_all_uses_with(by_identity[_identity(value)])
             module.graph.erase_node(node)
+        elif to_translate and (value.numel() <= _SMALL or not _crosses(value)):
+            delattr(module, str(node.target))
+            setattr(module, str(node.target), value.detach().clone())
 
 
 def with_places_for(module: fx.GraphModule, first: int, constants: tuple[torch.Tensor, ...]) -> None:

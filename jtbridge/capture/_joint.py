@@ -72,7 +72,7 @@ def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], t
         return "only first derivatives keep residuals"
     try:
         with forgetting_graph_sources():
-            joint = fn.base.guarded(lambda: _trace(fn, wrt, outs, translated))
+            joint = fn.base.guarded(lambda: _trace(fn, wrt, outs, translated), of_trace=translated)
             return partition(fn, joint, wrt, outs)
     except CannotSplit as reason:
         return str(reason)
@@ -98,5 +98,5 @@ def _trace(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], trans
 
     with fn.base.trace_state.differentiable().applied():
         module = trace(joint, pullback.in_types, use_of(fn.base) if translated else GraphUse.CALL)
-    lift_constants(module, fn.base)
+    lift_constants(module, fn.base, to_translate=translated)
     return module

@@ -176,10 +176,17 @@ class TracedFunction(TorchFunction):
     def order(self) -> int:
         return 0
 
-    def guarded(self, look: Callable[[], Any]) -> Any:
-        """Return the result of `look`, which traces this function or a derivative; restore the state it changes."""
+    def guarded(self, look: Callable[[], Any], *, of_trace: bool = False) -> Any:
+        """Return the result of `look`, which traces this function or a derivative; restore the state it changes.
+
+        With `of_trace`, it sees the state with which this function was traced: a translated derivative, which may be
+        traced much later, is that of the translated function. A function that is called reads state when it runs.
+        """
         with TRACING, self.locked():
-            return look() if self.guard is None else self.guard.run(look)
+            if self.guard is None:
+                return look()
+            with self.guard.remembered_state() if of_trace else contextlib.nullcontext():
+                return self.guard.run(look)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

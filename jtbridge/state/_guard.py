@@ -32,9 +32,11 @@ _SHOWN = 4  # changes in a message
 _RUNNING = threading.local()
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class StateGuard:
     """Guard that runs one function of the user while it is traced.
+
+    After :meth:`remember`, derivatives that are traced later see the state of that time.
 
     Args:
         name: the name of the function.
@@ -50,6 +52,22 @@ class StateGuard:
     purity: str = "error"
     ordered: bool = False
     notices: set[str] = dataclasses.field(default_factory=set)
+    _remembered: ReachableState | None = dataclasses.field(default=None, init=False)
+
+    def remember(self) -> None:
+        """Save the state with which the function was traced."""
+        saved = getattr(_RUNNING, "saved", None) or {}
+        self._remembered = saved.pop(self, None) or ReachableState(self.roots)
+
+    def has_changed(self) -> bool:
+        """Return whether the state differs from the one that was remembered."""
+        known = self._remembered
+        return known is not None and (known.has_written_large_tensors() or bool(known.differences()))
+
+    def remembered_state(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context with the state that was remembered, instead of the present one."""
+        known = self._remembered
+        return contextlib.nullcontext() if known is None or not known.differences() else known.restored()
 
     def run(self, look: Callable[[], Result], *, again: Callable[[], Result] | None = None) -> Result:
         """Run `look`, which runs the function; return its result and restore the state that the function writes.

@@ -13,6 +13,7 @@ State outside Python objects (of a C extension, of a file) and the contents of `
 from __future__ import annotations
 
 import collections
+import contextlib
 import contextvars
 import functools
 import json
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from jtbridge._compat import FakeTensor, ReleasedTensor, outside_modes
+from jtbridge._compat import FakeTensor, ReleasedTensor, outside_modes, writes
 
 from ._comparison import DEPTH, PLAIN, VALUES, holds_traced, read_cell, same
 from ._escaped import PoisonTensor
@@ -169,6 +170,7 @@ class ReachableState:
         self._records: list[_Record] = []
         self._empty: list[_EmptyContainers] = []
         self._positions: list[_Position] = []
+        self._versions: list[tuple[torch.Tensor, int]] = []  # of the tensors whose values are not saved
         self._derived: list[tuple[dict[str, Any], str, Any]] = []  # attributes of modules, computed in each call
         self._seen: dict[int, Any] = {}  # by id; holding the objects keeps their ids from being used again
         self._names: set[str] = {"forward"}  # the names of globals and attributes in the reached code
@@ -220,6 +222,22 @@ class ReachableState:
                 wanted = _replaced(record.contents, fresh) if fresh else record.contents
                 if wanted is not record.contents or record.is_changed():
                     record.kind.write(record.thing, wanted)
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restore the state inside the block, and afterwards what it was before the block."""
+        now = self.changed_part()
+        now._records = [record._replace(contents=record.kind.read(record.thing)) for record in now._records]
+        now._positions = []
+        self.restore()
+        try:
+            yield
+        finally:
+            now.restore()
+
+    def has_written_large_tensors(self) -> bool:
+        """Return whether torch wrote to a tensor since the snapshot whose values are not saved."""
+        return any(writes(tensor) != version for tensor, version in self._versions)
 
     def restore_derived(self) -> None:
         """Restore the module attributes that torch computes in each call: derived weights, lists of RNN weights."""
@@ -344,6 +362,7 @@ class ReachableState:
         is_small = tensor.layout is torch.strided and tensor.is_cpu and tensor.nbytes <= _MOST_BYTES_OF_A_TENSOR
         if not (is_small and self._may_copy(tensor.nbytes)):
             kind = TENSOR
+            self._versions.append((tensor, writes(tensor)))
         else:
             kind = DENSE_TENSOR if tensor.is_contiguous() else SMALL_TENSOR
         self._record(tensor, kind, path)

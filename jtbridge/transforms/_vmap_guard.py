@@ -39,6 +39,8 @@ class VmapGuard(TorchFunctionMode):
       than a row. The strides are known to be the same for contiguous arguments with the batch axis first, and for
       contiguous copies of such arguments, and contiguous tensors made like them.
 
+    A generator that the function seeds gives each row the same numbers, and torch.vmap gives the rows different ones.
+
     A batched tensor never requires a gradient. The mode returns the attribute of the tensor under it instead, so
     ``if y.requires_grad: y.register_hook(...)`` takes the branch that it takes for a row. The hook itself raises.
 
@@ -68,6 +70,8 @@ class VmapGuard(TorchFunctionMode):
         if kind is None and not kwargs:
             return func(*args)
         kwargs = kwargs or {}
+        if kwargs.get("generator") is not None:  # the function may have seeded it, and each row would do so
+            raise NotImplementedError("the rows draw from a generator of the function")
         if kind == "write" or kwargs.get("inplace") or kwargs.get("out") is not None:
             self._check_write([kwargs.get("out"), [*args, *kwargs.values()][:1]])
         elif kind is not None and args and isinstance(args[0], torch.Tensor):

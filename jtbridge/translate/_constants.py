@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import torch
 
-from jtbridge._compat import outermost_trace
+from jtbridge._compat import outermost_trace, writes
 from jtbridge.capture import large_constants, lift_constants, with_places_for
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.convert import to_jax
@@ -28,8 +28,8 @@ from ._program import graph_of, precision
 # floats, 0.4 for both.
 _MOST_ISLANDS = 1 / 8
 
-# For each outermost trace, the closed-over tensors and their arrays by the tensors' ids.
-_ARRAYS: weakref.WeakKeyDictionary[Any, dict[int, tuple[torch.Tensor, jax.Array]]] = weakref.WeakKeyDictionary()
+# For each outermost trace, the closed-over tensors and their arrays, by the tensors' ids and numbers of writes.
+_ARRAYS: weakref.WeakKeyDictionary[Any, dict[Any, tuple[torch.Tensor, jax.Array]]] = weakref.WeakKeyDictionary()
 
 
 def with_constants(traced: TracedFunction) -> TracedFunction:
@@ -73,15 +73,16 @@ def _untranslatable(traced: TracedFunction, error: TranslationError) -> TracedFu
 
 
 def constant_arrays(tensors: Sequence[torch.Tensor]) -> tuple[jax.Array, ...]:
-    """Return closed-over tensors as arrays of their present values. Each is copied once per outermost trace."""
+    """Return closed-over tensors as arrays of their present values. The same values are copied once per trace."""
     trace = outermost_trace()
     known = {} if trace is None else _ARRAYS.setdefault(trace, {})
-    for tensor in tensors:
-        if id(tensor) not in known:
+    keys = [(id(tensor), writes(tensor)) for tensor in tensors]
+    for key, tensor in zip(keys, tensors, strict=True):
+        if key not in known:
             with jax.ensure_compile_time_eval():
                 # The tensor is stored too, because its id may be reused once it is freed.
-                known[id(tensor)] = tensor, to_jax(tensor if jax.default_backend() == "gpu" else tensor.cpu())
-    return tuple(known[id(tensor)][1] for tensor in tensors)
+                known[key] = tensor, to_jax(tensor if jax.default_backend() == "gpu" else tensor.cpu())
+    return tuple(known[key][1] for key in keys)
 
 
 def closed_over_bytes() -> int:

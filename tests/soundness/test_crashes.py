@@ -1,4 +1,4 @@
-"""Programs that XLA's CPU compiler once made end the process. They run in a child process, which must survive."""
+"""Programs that once ended the process, by XLA's CPU compiler or a null pointer. A child process must survive them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,31 @@ def check(fn, in_axes, *arrays):
         np.testing.assert_allclose(wrapped(*arrays), expected.numpy(), rtol=1e-4, atol=1e-4)
 """
 PROGRAMS = {
+    "the memory of a traced tensor": """
+        import ctypes
+        def numbers(tensor):
+            return np.ctypeslib.as_array((ctypes.c_float * 4).from_address(tensor.data_ptr()))
+        writes = [
+            lambda x: np.from_dlpack(x).__setitem__(0, 7),
+            lambda x: torch.from_dlpack(x).add_(1),
+            lambda x: torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x)).add_(1),
+            lambda x: numbers(x).fill(9),
+        ]
+        for write in writes:
+            def fn(x):
+                write(x.detach())
+                return x * 1
+            x = jnp.arange(40000.0)
+            expected = fn(torch.arange(40000.0)).numpy()
+            for backend in ("auto", "dlpack", "callback"):
+                f = jtbridge.wrap(fn, backend=backend)
+                np.testing.assert_array_equal(jax.jit(lambda x: f(x))(x), expected)
+                np.testing.assert_array_equal(x, np.arange(40000.0))
+        try:
+            print(jtbridge.wrap(fn, backend="xla")(x))
+        except jtbridge.errors.TranslationError:
+            pass
+    """,
     "one grid, a batch of images": """
         check(lambda g, im: F.grid_sample(im, g, align_corners=True), (None, 0), array(2, 16, 16, 2),
               array(3, 2, 3, 16, 16))

@@ -83,13 +83,19 @@ class Placement:
     def array(self, results: list[torch.Tensor], name: str) -> jax.Array:
         """Remove the last tensor from a list and return it as an array.
 
-        A large tensor to which nothing else refers gives its memory to the array.
+        A large tensor to which nothing else refers gives its memory to the array, if torch has allocated the memory.
         """
         tensor = results.pop()
         if not tensor.is_cpu:
             return _array_on_gpu(tensor, name)
         size = tensor.numel() * tensor.itemsize
-        owned = size >= _SHARED and sys.getrefcount(tensor) == 2 and not is_lazy(tensor) and not is_shared(tensor)
+        owned = (
+            size >= _SHARED
+            and sys.getrefcount(tensor) == 2
+            and not is_lazy(tensor)
+            and not is_shared(tensor)
+            and tensor.untyped_storage().resizable()  # the memory is torch's, not that of a NumPy array
+        )
         values = tensor.detach() if tensor.requires_grad else tensor
         if not owned:
             values = values.clone(memory_format=torch.contiguous_format) if size else values

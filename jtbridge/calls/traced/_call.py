@@ -134,10 +134,12 @@ class TracedCalls:
         islands = self._islands(islands, backend) if translating else "never"
         key = (signature, state, seeded, translating, fuses, islands, canonical_dtype(np.dtype(np.int64)))
         traced = cache.get(key)
-        if traced is None:
+        # State may change between two calls in one trace. An eager call of a backend that translates keeps its trace.
+        if traced is None or (cache is not self.outside_traces and traced.guard.has_changed()):
             with saving_state_once():
                 traced = self._trace(signature, state, seeded, fuses_chains=fuses, islands=islands)
                 cache[key] = traced = with_constants(traced) if translating else traced
+                traced.guard.remember()
             if traced.constants:
                 tell_of_literals(self._name, self._notices)
             while len(cache) > _MAX_TRACED:

@@ -14,7 +14,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import FakeTensor, HigherOrderOperator, TorchDispatchMode, is_tracing_exception
+from jtbridge._compat import (
+    FakeTensor,
+    HigherOrderOperator,
+    TorchDispatchMode,
+    exports_to_dlpack_seen,
+    is_tracing_exception,
+)
 from jtbridge.errors import JtbridgeError, TranslationError
 
 
@@ -27,7 +33,7 @@ def none_caught() -> Iterator[None]:
     """
     raised = _Raised()
     try:
-        with _OperatorExceptionMode(raised), _CallExceptionMode(raised):
+        with _OperatorExceptionMode(raised), _CallExceptionMode(raised), exports_to_dlpack_seen(_refuse_exposure):
             yield
     except Exception as error:
         if raised.by_tracing is not None and raised.by_tracing is not error and not isinstance(error, JtbridgeError):
@@ -97,7 +103,19 @@ class _CallExceptionMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
+            if func in _EXPOSING:
+                _refuse_exposure(args[0])
             return func(*args, **(kwargs or {}))
         except Exception as error:
             self._raised.note(error)
             raise
+
+
+# Of a tensor without values they return the null pointer, or memory at that address: reading it ends the process.
+_EXPOSING = frozenset({torch.Tensor.data_ptr, torch.Tensor.const_data_ptr, torch.Tensor.__dlpack__})
+
+
+def _refuse_exposure(tensor: torch.Tensor) -> None:
+    """Raise for access to the memory of a tensor that has none."""
+    if isinstance(tensor, FakeTensor):
+        raise RuntimeError("it needs the memory of a tensor, which has none while the function is traced")
