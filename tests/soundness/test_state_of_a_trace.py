@@ -22,7 +22,7 @@ class Scales:
         self.size = size
         self.items = [2.0]
         self.number = 2.0
-        self.module = torch.nn.Module()
+        self.module: Any = torch.nn.Module()
         self.module.weight = torch.nn.Parameter(torch.full((size,), 2.0))
         self.tensor = torch.full((size,), 2.0)
         self.table = {"scale": 2.0}

@@ -156,3 +156,22 @@ def test_arrays_on_another_device_stay_there(backend: str):
     f = jtbridge.wrap(torch.sin)
     for out in (f(x), jax.jit(f)(x), jax.grad(lambda x: f(x).sum())(x)):
         assert out.devices() == {device}
+
+
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        lambda f, x: jax.grad(lambda x: f(x).sum())(x),
+        lambda f, x: jax.jvp(f, (x,), (x,))[1],
+        lambda f, x: jax.vmap(f)(x),
+        lambda f, x: jax.vmap(jax.grad(f))(x),
+        lambda f, x: jax.hessian(lambda x: f(x).sum())(x),
+        lambda f, x: jax.vjp(f, jnp.arange(8.0))[1](x)[0],  # only the cotangent is divided
+        lambda f, x: jax.linearize(f, jnp.arange(8.0))[1](x),
+    ],
+)
+def test_eager_derivatives_at_an_array_on_several_devices(mesh, derivative):
+    x = jnp.arange(8.0)
+    f = jtbridge.wrap(lambda x: torch.sin(x) * x)
+    found = derivative(f, jax.device_put(x, NamedSharding(mesh, P("i"))))
+    np.testing.assert_allclose(found, derivative(lambda x: jnp.sin(x) * x, x), rtol=1e-5, atol=1e-6)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jax.interpreters import ad, mlir
 
-from jtbridge._compat import Context, Primitive, call_aval, current_context
+from jtbridge._compat import ArrayImpl, Context, Primitive, call_aval, current_context
 from jtbridge.core.debug import check_results
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction
 from jtbridge.core.messages import warn_user
@@ -34,8 +34,13 @@ def is_staged() -> bool:
 
 
 def as_arrays(values: Sequence[Any]) -> list[jax.Array]:
-    """Return concrete operands as JAX arrays."""
-    return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in values]
+    """Return concrete operands as JAX arrays. A tangent or a cotangent that lies on several devices is gathered."""
+    arrays = [x if isinstance(x, ArrayImpl) else jnp.asarray(x) for x in values]
+    devices = [x.sharding.device_set for x in arrays]
+    if all(len(each) == 1 for each in devices):
+        return arrays
+    place = next((min(each, key=lambda device: device.id) for each in devices if len(each) == 1), jax.devices()[0])
+    return [x if len(each) == 1 else jax.device_put(x, place) for x, each in zip(arrays, devices, strict=True)]
 
 
 def run(fn: TorchFunction, operands: Sequence[Any]) -> list[jax.Array]:

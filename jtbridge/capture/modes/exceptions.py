@@ -112,7 +112,9 @@ class _CallExceptionMode(TorchFunctionMode):
 
 
 # Of a tensor without values they return the null pointer, or memory at that address: reading it ends the process.
-_EXPOSING = frozenset({torch.Tensor.data_ptr, torch.Tensor.const_data_ptr, torch.Tensor.__dlpack__})
+_EXPOSING = frozenset(
+    getattr(torch.Tensor, name) for name in ("data_ptr", "const_data_ptr", "__dlpack__") if hasattr(torch.Tensor, name)
+)
 
 
 def _refuse_exposure(tensor: torch.Tensor) -> None:
