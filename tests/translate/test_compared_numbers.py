@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -81,6 +83,11 @@ def test_a_number_counts_as_the_type_that_item_returns():
     assert truth(lambda v: isinstance(v.sum().item(), float) and not isinstance(v.argmax().item(), float), X)
     assert truth(lambda v: isinstance(v.argmax().item(), int) and v.argmax().item() is not None, X)
     assert not truth(lambda v: v.argmax().item() in (None, "3", 2), X)
+    assert not truth(lambda v: hasattr(v.argmax().item(), "shape") or v.argmax().item() == 0, X)
+
+
+def test_a_copy_of_a_number_is_the_number():
+    assert truth(lambda v: copy.deepcopy(v[0].item()) == copy.copy(v[0].item()) == 1, X)
 
 
 def test_numbers_that_are_constants_have_values():
@@ -95,6 +102,10 @@ USES = {
     "size": lambda v: v.new_ones(v.argmax().item()).sum(),
     "result": lambda v: (v, v[0].item()),
     "sum": lambda v: v * 2 if v[0].item() + 1 > 2 else v,
+    "bits": lambda v: v * 2 if v.argmax().item() & 1 else v,
+    "quotient": lambda v: v * divmod(v.argmax().item(), 2)[0],
+    "method": lambda v: v * 2 if v[0].item().is_integer() else v,
+    "pickle": lambda v: v * 2 if pickle.dumps(v[0].item()) else v,
     "text": lambda v: v * 2 if f"{v[0].item()}" == "1.0" else v,
     "key": lambda v: v * {1.0: 2, 2.0: 3}.get(v[0].item(), 1),
     "NumPy number": lambda v: v * 2 if v[0].item() == np.float64(1.0) else v,

@@ -39,6 +39,20 @@ class ComparedNumber(LateScalar):
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return float if self.tensor.dtype in _FLOATS else int
 
+    def __copy__(self) -> ComparedNumber:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> ComparedNumber:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self._value()
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(self.__class__, name):  # such as `is_integer`
+            self._value()
+        raise AttributeError(f"{self.__class__.__name__!r} object has no attribute {name!r}")
+
     def _compared(self, compare: Callable[[Any, Any], Any], other: Any) -> bool:
         if not self.is_tracing:
             self._value()

@@ -45,6 +45,10 @@ class LateScalar:
 
     __bool__ = __int__ = __float__ = __index__ = _value  # type: ignore[assignment]
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _value
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = (
+        _value
+    )
+    __invert__ = __pos__ = __divmod__ = __rdivmod__ = __trunc__ = __floor__ = __ceil__ = __complex__ = _value
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __abs__ = __round__ = _value
     __lt__ = __le__ = __gt__ = __ge__ = _value  # type: ignore[assignment]
 
