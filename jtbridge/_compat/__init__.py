@@ -121,6 +121,7 @@ from ._torch_fields import version_of as version_of
 from ._torch_library import SingleLevelFunction as SingleLevelFunction
 from ._torch_library import has_dispatch_modes as has_dispatch_modes
 from ._torch_library import mark_constant_for_dynamo as mark_constant_for_dynamo
+from ._torch_library import recording_in_operators as recording_in_operators
 from ._torch_library import recording_outer_levels as recording_outer_levels
 from ._torch_library import redispatch_below_autograd as redispatch_below_autograd
 from ._torch_library import single_level_allowed as single_level_allowed

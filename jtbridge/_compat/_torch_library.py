@@ -54,3 +54,15 @@ def recording_outer_levels() -> Iterator[None]:
     """Turn gradient recording on again inside the `forward` of a `SingleLevelFunction`, for the outer levels."""
     with torch.enable_grad(), torch.autograd.forward_ad._set_fwd_grad_enabled(True):
         yield
+
+
+@contextlib.contextmanager
+def recording_in_operators() -> Iterator[None]:
+    """Let autograd record what the implementation of an operator computes, which is below autograd otherwise."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)  # type: ignore[attr-defined]
+    keys = keys | torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradOther)  # type: ignore[attr-defined]
+    keys = keys | torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradNestedTensor)  # type: ignore[attr-defined]
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded - keys):
+        yield

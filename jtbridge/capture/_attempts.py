@@ -24,13 +24,14 @@ class GraphUse(enum.Enum):
     """What a graph is made for."""
 
     RUN = "torch runs it, and it is neither a gradient nor a batch"
+    GRADIENT = "torch runs it, and it is the gradient of a function that is not a batch"
     CALL = "torch runs it"
     TRANSLATE = "it is translated, and may hold operators that only jtbridge has"
     KERNELS = "it is translated, and chains of operators that one kernel can compute become one operator"
 
     @property
     def is_called(self) -> bool:
-        return self in (GraphUse.RUN, GraphUse.CALL)
+        return self in (GraphUse.RUN, GraphUse.GRADIENT, GraphUse.CALL)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -97,6 +97,7 @@ def _trace(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], trans
         return [*(y.detach() for y in results), *(conjugate(g) for g in grads)]
 
     with fn.base.trace_state.differentiable().applied():
-        module = trace(joint, pullback.in_types, use_of(fn.base) if translated else GraphUse.CALL)
+        called = GraphUse.CALL if isinstance(fn, Vmap) else GraphUse.GRADIENT
+        module = trace(joint, pullback.in_types, use_of(fn.base) if translated else called)
     lift_constants(module, fn.base, to_translate=translated)
     return module

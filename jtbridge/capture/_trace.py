@@ -35,7 +35,7 @@ from .modes.constant_eval import ConstantEvalMode
 from .modes.exceptions import none_caught
 from .modes.fake_operators import FakeAsReal
 from .modes.flex_attention import FlexAttentionInOperators
-from .modes.fused_lstm import WithoutFusedLstm
+from .modes.fused_lstm import FusedGradients, WithoutFusedLstm
 from .modes.overrides import CopiedTensors, OverrideMode
 from .modes.provenance import ModulePaths, ProvenanceMode
 from .rewrites.grouped_mm import GroupedProducts
@@ -81,7 +81,7 @@ def _tried(fn: Callable[..., Sequence[Any]], tensors: Sequence[torch.Tensor], at
     try:
         with late_scalars() if attempt.late_scalars else contextlib.nullcontext():
             if attempt.use.is_called:
-                module = _trace_one_way(fn, tensors, None, recorder, fused_lstm=attempt.use is GraphUse.RUN)
+                module = _trace_one_way(fn, tensors, None, recorder, attempt.use)
             else:
                 module = traced_both_ways(
                     lambda oracle: _trace_one_way(fn, tensors, oracle, recorder, compares=not attempt.late_scalars)
@@ -96,8 +96,8 @@ def _trace_one_way(
     tensors: Sequence[torch.Tensor],
     oracle: BranchOracle | None,
     recorder: Callable[[], contextlib.AbstractContextManager],
+    use: GraphUse = GraphUse.TRANSLATE,
     *,
-    fused_lstm: bool = False,
     compares: bool = False,
 ) -> fx.GraphModule:
     start_over()
@@ -112,7 +112,8 @@ def _trace_one_way(
         tracing(),
         random_numbers.tracing(),
         intercepted_launches(),
-        contextlib.nullcontext() if fused_lstm else WithoutFusedLstm(),
+        contextlib.nullcontext() if use is GraphUse.RUN else WithoutFusedLstm(),
+        FusedGradients() if use is GraphUse.GRADIENT else contextlib.nullcontext(),
         contextlib.nullcontext() if oracle is None else OverrideMode(),
         ComparedNumbers(oracle) if oracle is not None and compares else contextlib.nullcontext(),
         on_cpu or contextlib.nullcontext(),

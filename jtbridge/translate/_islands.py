@@ -208,10 +208,18 @@ def ineligible_reason(node: fx.Node) -> str | None:
 
 
 def may_be_faster_in_torch(node: fx.Node) -> Workload | None:
-    """Return the work of a node that torch may run faster than XLA, and can run; else None."""
+    """Return the work of a node that torch may run faster than XLA, and can run; else None.
+
+    An argument that repeats elements, as an expanded weight does, would be written out for the call. The measurements
+    are of arguments that do not.
+    """
     workload = workload_of(node)
     can = workload is not None and may_be_faster(workload) and ineligible_reason(node) is None
-    return workload if can else None
+    return workload if can and not any(_repeats(_tensor_of(x)) for x in node.all_input_nodes) else None
+
+
+def _repeats(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and any(n > 1 and not s for n, s in zip(x.shape, x.stride(), strict=True))
 
 
 def bind_island(node: fx.Node, owner: TracedFunction, values: Mapping[fx.Node, Any], reason: str) -> Any:

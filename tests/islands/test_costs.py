@@ -42,6 +42,15 @@ def test_a_large_convolution_is_run_by_torch_and_a_small_one_by_xla():
     assert_matches(jax.jit(f)(X, W), depthwise(IMAGE, KERNEL))
 
 
+def test_an_expanded_argument_is_left_to_xla():
+    def of_forward(function, *args):
+        return [island for island in jtbridge.explain(jtbridge.wrap(function), *args).islands if not island.gradient]
+
+    x, weight = jnp.ones((100, 8, 128)), jnp.ones((128, 1024))
+    assert not of_forward(lambda x, w: torch.bmm(x, w.expand(len(x), *w.shape)), x, weight)
+    assert of_forward(lambda x, w: torch.bmm(x, w), x, jnp.ones((100, 128, 1024)))
+
+
 def test_its_gradient_is_an_island_too_and_is_right():
     gradient = jax.grad(jtbridge.wrap(loss), argnums=(0, 1))
     assert calls_in(gradient, X, W) == 2

@@ -35,6 +35,8 @@ def _leaves(out):
 NETWORKS = {
     "lstm": (torch.nn.LSTM, {}),
     "lstm of two layers in both directions": (torch.nn.LSTM, {"num_layers": 2, "bidirectional": True}),
+    "lstm with projections": (torch.nn.LSTM, {"proj_size": 2, "num_layers": 2, "bidirectional": True}),
+    "lstm with projections, without biases": (torch.nn.LSTM, {"proj_size": 2, "bias": False}),
     "lstm without biases": (torch.nn.LSTM, {"bias": False, "batch_first": True}),
     "gru of two layers": (torch.nn.GRU, {"num_layers": 2}),
     "gru in both directions": (torch.nn.GRU, {"bidirectional": True, "bias": False}),
@@ -43,6 +45,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_values_and_gradients(name):
     kind, options = NETWORKS[name]
@@ -77,11 +80,21 @@ def test_second_derivative(kind):
     check(_replaced(slope), torch.randn(2, 1, 2, dtype=torch.float64), grad=True)
 
 
-def test_programs_do_not_grow_with_the_sequence():
-    network = torch.nn.LSTM(3, 4)
-    translated = jtbridge.wrap(_replaced(lambda x: network(x)[0].sum()), backend="xla")
-    short, long = (jax.jit(jax.grad(translated)).lower(jax.numpy.zeros((n, 2, 3))).as_text() for n in (5, 50))
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+@pytest.mark.parametrize("derive", [jax.grad, lambda f: jax.grad(lambda x: jax.grad(f)(x).sum())])
+def test_programs_do_not_grow_with_the_sequence(kind, derive):
+    network = kind(3, 4)
+    translated = jtbridge.wrap(lambda x: network(x)[0].square().sum(), backend="xla")
+    short, long = (jax.jit(derive(translated)).lower(jax.numpy.zeros((n, 2, 3))).as_text() for n in (3, 12))
     assert len(long) < 1.1 * len(short)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
+def test_bfloat16(kind):
+    torch.manual_seed(0)
+    network = kind(3, 4, bidirectional=True).bfloat16()
+    x = torch.randn(5, 2, 3, dtype=torch.bfloat16)
+    check(lambda x: _leaves(network(x)), x, grad=True, rtol=0.05, atol=0.05)
 
 
 def test_unbatched_and_batched_by_jax():
@@ -91,13 +104,6 @@ def test_unbatched_and_batched_by_jax():
     x = torch.randn(6, 5, 2, 3)
     expected = torch.stack([network(row)[0] for row in x]).detach()
     torch.testing.assert_close(jtbridge.to_torch(jax.vmap(translated)(jtbridge.to_jax(x))), expected, **TIGHT)
-
-
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
-def test_what_is_not_covered_is_left_to_torch():
-    torch.manual_seed(0)
-    network = torch.nn.LSTM(3, 4, proj_size=2)
-    check(_replaced(lambda x: _leaves(network(x))), torch.randn(3, 2, 3), **TIGHT)
 
 
 def test_arguments_by_name():
@@ -140,3 +146,67 @@ def test_tangents_are_left_to_torch():
     expected = torch.func.jvp(lambda x: network(x)[0], (x,), (dx,))[1]
     assert expected.abs().sum() > 0
     torch.testing.assert_close(torch.func.jvp(run, (x,), (dx,))[1], expected)
+
+
+CALLED = {
+    "lstm": lambda: torch.nn.LSTM(3, 4),
+    "lstm of two layers in both directions": lambda: torch.nn.LSTM(3, 4, 2, bidirectional=True, batch_first=True),
+    "lstm without biases": lambda: torch.nn.LSTM(3, 4, bias=False),
+    "lstm in float64": lambda: torch.nn.LSTM(3, 4).double(),
+    "gru": lambda: torch.nn.GRU(3, 4),
+    "tanh": lambda: torch.nn.RNN(3, 4),
+}
+
+
+def _called(name):
+    """Return a called function of x and the weights of a network, the same in torch, and its arguments."""
+    torch.manual_seed(0)
+    network = CALLED[name]()
+    names, weights = zip(*network.named_parameters(), strict=True)
+
+    def loss(x, *weights):
+        y, states = torch.func.functional_call(network, dict(zip(names, weights, strict=True)), (x,))
+        states = states if isinstance(states, tuple) else (states,)
+        return y.square().sum() + sum(state.sin().sum() for state in states)
+
+    x = torch.randn(5, 2, 3, dtype=weights[0].dtype)
+    return jtbridge.wrap(loss, backend="dlpack"), loss, [x, *(w.detach() for w in weights)]
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_gradients_of_called_layers(name):
+    with jax.enable_x64(True):
+        wrapped, loss, tensors = _called(name)
+        leaves = [t.clone().requires_grad_() for t in tensors]
+        expected = torch.autograd.grad(loss(*leaves), leaves)
+        positions = tuple(range(len(tensors)))
+        found = jax.jit(jax.grad(wrapped, positions))(*jtbridge.to_jax(tensors))
+        for array, tensor in zip(found, expected, strict=True):
+            torch.testing.assert_close(jtbridge.to_torch(array), tensor, **TIGHT)
+
+
+def test_the_gradient_of_a_called_lstm_is_that_of_torchs_kernel():
+    wrapped, loss, tensors = _called("lstm of two layers in both directions")
+    leaves = [t.clone().requires_grad_() for t in tensors]
+    expected = torch.autograd.grad(loss(*leaves), leaves)
+    found = jax.jit(jax.grad(wrapped, tuple(range(len(tensors)))))(*jtbridge.to_jax(tensors))
+    assert all(torch.equal(jtbridge.to_torch(a), b) for a, b in zip(found, expected, strict=True))
+
+
+def test_batches_and_second_derivatives_of_called_gradients():
+    wrapped, loss, (x, *weights) = _called("lstm")
+    weights = jtbridge.to_jax(weights)
+    rows = torch.stack([x, 2 * x])
+
+    def slope(x):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(loss(x, *jtbridge.to_torch(weights)), x)[0]
+
+    found = jax.jit(jax.vmap(jax.grad(wrapped), in_axes=(0, *[None] * len(weights))))(jtbridge.to_jax(rows), *weights)
+    torch.testing.assert_close(jtbridge.to_torch(found), torch.stack([*map(slope, rows)]), **TIGHT)
+    along = torch.randn_like(x)
+    second = jax.jit(jax.grad(lambda x, dx: (jax.grad(wrapped)(x, *weights) * dx).sum()))
+    step = 1e-2
+    expected = (slope(x + step * along) - slope(x - step * along)) / (2 * step)  # the Hessian is symmetric
+    found = jtbridge.to_torch(second(*jtbridge.to_jax([x, along])))
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)

@@ -1,4 +1,4 @@
-"""A mode that avoids torch's fused CPU LSTM, whose gradient can neither be batched nor differentiated again.
+"""Modes that avoid torch's fused CPU LSTM, whose gradient can neither be batched nor differentiated again.
 
 Torch chooses the fused LSTM inside ``torch.lstm`` unless oneDNN is switched off for the whole process. Other threads
 would notice that: their convolutions would give other bits.
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import lstm_in_operators
+from jtbridge._compat import lstm_in_operators, thread_in_forward_mode
+from jtbridge.capture.rewrites.fused_lstm import called
 
 
 class WithoutFusedLstm(TorchFunctionMode):
@@ -33,3 +34,12 @@ class WithoutFusedLstm(TorchFunctionMode):
             if hidden.shape[-1] != cell.shape[-1] or not self._only_with_projections:
                 return lstm_in_operators(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+class FusedGradients(TorchFunctionMode):
+    """Traces a recurrent layer as one operator with a gradient that is one operator too, on this thread."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Forward mode takes the tangents of jtbridge's operators for 0.
+        found = NotImplemented if thread_in_forward_mode() else called(func, args, kwargs or {})
+        return func(*args, **(kwargs or {})) if found is NotImplemented else found

@@ -1,115 +1,83 @@
 """Recurrent layers as one operator each, so that graphs do not grow with the length of the sequences.
 
-Torch's composite LSTM, GRU and RNN are traced step by step. `REPLACEMENTS` computes the same with two custom operators:
-``jtbridge::recurrent`` runs one layer in one direction over a sequence, and ``jtbridge::recurrent_backward`` computes
-its gradient. The gradient of the second operator is written in torch, step by step, so that derivatives of any order
-are right.
+Torch's composite LSTM, GRU and RNN are traced step by step. `REPLACEMENTS` computes the same with three custom
+operators: ``jtbridge::recurrent`` runs one layer in one direction over a sequence,
+``jtbridge::recurrent_backward`` computes its gradient, and ``jtbridge::recurrent_double_backward`` the gradient of
+that. The gradient of the last one is written in torch, step by step, so that derivatives of any order are right.
+
+The operators have the rows last: the product of a step is ``weight @ h``, with the weight as it is in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from jtbridge._compat import recording_in_operators
+from jtbridge.core.recurrent_cells import CELLS
+
 from .packed import known_values, lengths_of, packed, padded
-
-Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
-
-def _lstm_step(gates: torch.Tensor, more: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> Any:
-    i, f, g, o = (gates + more).chunk(4, dim=-1)
-    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c
-
-
-def _gru_step(gates: torch.Tensor, more: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> Any:
-    (r, z, n), (hr, hz, hn) = gates.chunk(3, dim=-1), more.chunk(3, dim=-1)
-    n = (n + (r + hr).sigmoid() * hn).tanh()
-    return (h - n) * (z + hz).sigmoid() + n, c
-
-
-def _tanh_step(gates: torch.Tensor, more: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> Any:
-    return (gates + more).tanh(), c
-
-
-def _relu_step(gates: torch.Tensor, more: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> Any:
-    return (gates + more).relu(), c
-
-
-_STEPS: dict[str, Step] = {"lstm": _lstm_step, "gru": _gru_step, "rnn_tanh": _tanh_step, "rnn_relu": _relu_step}
 
 
 def _unrolled(
-    gates: torch.Tensor, h: torch.Tensor, c: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, cell: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+    gates: torch.Tensor,
+    h: torch.Tensor,
+    c: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    project: torch.Tensor,
+    cell: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute `recurrent` step by step."""
-    hidden, cells = [], []
+    kind = CELLS[cell]
+    column = bias.unsqueeze(1) if len(bias) else None
+    hidden, cells, saved = [], [], [gates[:, :0]] if not kind.saved else []
     for gate in gates.unbind(0):
-        h, c = _STEPS[cell](gate, torch.nn.functional.linear(h, weight, bias), h, c)
+        more = weight @ h if column is None else torch.addmm(column, weight, h)
+        h, c, values = kind.step(torch, gate.chunk(kind.gates), more.chunk(kind.gates), h, c)
+        h = project @ h if project.numel() else h
         hidden.append(h)
         cells.append(c)
-    return torch.stack(hidden), torch.stack(cells)
-
-
-def _lstm_slopes(by_h: Any, by_c: Any, gates: Any, more: Any, h: Any, c: Any) -> Any:
-    i, f, g, o = (gates + more).chunk(4, dim=-1)
-    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-    now = (f * c + i * g).tanh()
-    by_c = by_c + by_h * o * (1 - now * now)
-    by_i, by_f, by_g = by_c * g * i * (1 - i), by_c * c * f * (1 - f), by_c * i * (1 - g * g)
-    by_gates = torch.cat([by_i, by_f, by_g, by_h * now * o * (1 - o)], dim=-1)
-    return by_gates, by_gates, torch.zeros_like(by_h), by_c * f
-
-
-def _gru_slopes(by_h: Any, by_c: Any, gates: Any, more: Any, h: Any, c: Any) -> Any:
-    (r, z, n), (hr, hz, hn) = gates.chunk(3, dim=-1), more.chunk(3, dim=-1)
-    r, z = (r + hr).sigmoid(), (z + hz).sigmoid()
-    n = (n + r * hn).tanh()
-    by_n = by_h * (1 - z) * (1 - n * n)
-    by_r, by_z = by_n * hn * r * (1 - r), by_h * (h - n) * z * (1 - z)
-    return torch.cat([by_r, by_z, by_n], dim=-1), torch.cat([by_r, by_z, by_n * r], dim=-1), by_h * z, by_c
-
-
-def _tanh_slopes(by_h: Any, by_c: Any, gates: Any, more: Any, h: Any, c: Any) -> Any:
-    by_gates = by_h * (1 - (gates + more).tanh().square())
-    return by_gates, by_gates, torch.zeros_like(by_h), by_c
-
-
-def _relu_slopes(by_h: Any, by_c: Any, gates: Any, more: Any, h: Any, c: Any) -> Any:
-    by_gates = torch.where(gates + more > 0, by_h, 0)
-    return by_gates, by_gates, torch.zeros_like(by_h), by_c
-
-
-# From the gradients by h and c after a step, and the step's arguments: the gradients by gates, more, h and c before it.
-_SLOPES: dict[str, Callable[..., Any]] = {
-    "lstm": _lstm_slopes,
-    "gru": _gru_slopes,
-    "rnn_tanh": _tanh_slopes,
-    "rnn_relu": _relu_slopes,
-}
+        if kind.saved:
+            saved.append(torch.cat([*values]))
+    return torch.stack(hidden), torch.stack(cells), torch.stack(saved) if kind.saved else saved[0].clone()
 
 
 @torch.library.custom_op("jtbridge::recurrent", mutates_args=())
 def recurrent(
-    gates: torch.Tensor, h: torch.Tensor, c: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, cell: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the hidden states (step, row, unit) of a layer, and its cell states, with 0 units in a layer without them.
+    gates: torch.Tensor,
+    h: torch.Tensor,
+    c: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    project: torch.Tensor,
+    cell: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the hidden states (step, unit, row) of a layer, its cell states, and values for `recurrent_backward`.
+
+    A cell without cell states has 0 units of them.
 
     Args:
         gates: the contribution of the input to the gates, for each step.
         h, c: the states before the first step.
-        weight, bias: the contribution of the hidden state `h` to the gates is ``linear(h, weight, bias)``.
+        weight, bias: the contribution of the hidden state to the gates is ``weight @ h + bias``; no elements of `bias`
+            for 0.
+        project: the hidden state is ``project @ h``; no elements to leave it as it is.
         cell: `lstm`, `gru`, `rnn_tanh` or `rnn_relu`.
     """
-    return _unrolled(gates, h, c, weight, bias, cell)
+    return _unrolled(gates, h, c, weight, bias, project, cell)
 
 
 @recurrent.register_fake
-def _(gates, h, c, weight, bias, cell):
-    steps, rows = gates.shape[:2]
-    return gates.new_empty(steps, rows, h.shape[-1]), gates.new_empty(steps, rows, c.shape[-1])
+def _(gates, h, c, weight, bias, project, cell):
+    steps, width, rows = gates.shape
+    units = width // CELLS[cell].gates
+    shapes = h.shape[0], c.shape[0], CELLS[cell].saved * units
+    return tuple(gates.new_empty(steps, n, rows) for n in shapes)
 
 
 @torch.library.custom_op("jtbridge::recurrent_backward", mutates_args=())
@@ -121,39 +89,118 @@ def recurrent_backward(
     c: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor,
+    project: torch.Tensor,
     hidden: torch.Tensor,
     cells: torch.Tensor,
+    saved: torch.Tensor,
     cell: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of `recurrent`, which returned `hidden` and `cells`, by gates, h, c, weight and bias."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of `recurrent` by its tensors.
+
+    Args:
+        by_hidden, by_cells: the gradients by the hidden and cell states.
+        gates, h, c, weight, bias, project, cell: the arguments of `recurrent`.
+        hidden, cells, saved: its results.
+    """
+    kind = CELLS[cell]
     before_h, before_c = torch.cat([h[None], hidden[:-1]]), torch.cat([c[None], cells[:-1]])
-    more = torch.nn.functional.linear(before_h, weight, bias)
-    by_gates, by_more = torch.empty_like(gates), torch.empty_like(gates)
+    values = saved.chunk(kind.saved, dim=1) if kind.saved else ()
+    transposed, projected = weight.T.contiguous(), project.T.contiguous()
+    all_gates, all_more, all_h = [], [], []
     by_h, by_c = torch.zeros_like(h), torch.zeros_like(c)
-    for t in reversed(range(gates.shape[0])):
-        at = (gates[t], more[t], before_h[t], before_c[t])
-        by_gates[t], by_more[t], by_h, by_c = _SLOPES[cell](by_h + by_hidden[t], by_c + by_cells[t], *at)
-        by_h = by_h + by_more[t] @ weight
-    by_weight = by_more.flatten(0, 1).T @ before_h.flatten(0, 1)
-    return by_gates, by_h, by_c.clone(), by_weight, by_more.sum((0, 1))
+    for t in reversed(range(len(gates))):
+        by_h, by_c = by_h + by_hidden[t], by_c + by_cells[t]
+        if project.numel():
+            all_h.append(by_h)
+            by_h = projected @ by_h
+        at = [value[t] for value in values], hidden[t], cells[t], before_h[t], before_c[t]
+        by_gates, by_more, by_before, by_c = kind.slopes(torch, by_h, by_c, *at)
+        all_gates.append(torch.cat([*by_gates]))
+        all_more.append(all_gates[-1] if by_more is None else torch.cat([*by_more]))
+        by_h = transposed @ all_more[-1]
+        by_h = by_h if by_before is None else by_h + by_before
+    by_gates, by_more = torch.stack(all_gates[::-1]), torch.stack(all_more[::-1])
+    by_weight = _over_steps(by_more, before_h)
+    by_bias = by_more.sum((0, 2)) if len(bias) else torch.zeros_like(bias)
+    by_project = torch.zeros_like(project)
+    if project.numel():
+        outputs = saved.chunk(kind.saved, dim=1)[-1] * cells.tanh()
+        by_project = _over_steps(torch.stack(all_h[::-1]), outputs)
+    return by_gates, by_h, by_c.clone(), by_weight, by_bias, by_project
+
+
+def _over_steps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return ``sum(a[t] @ b[t].T)`` as one product."""
+    return a.transpose(0, 1).flatten(1) @ b.transpose(1, 2).flatten(0, 1)
 
 
 @recurrent_backward.register_fake
-def _(by_hidden, by_cells, gates, h, c, weight, bias, hidden, cells, cell):
-    return tuple(x.new_empty(x.shape) for x in (gates, h, c, weight, bias))
+def _(by_hidden, by_cells, gates, h, c, weight, bias, project, hidden, cells, saved, cell):
+    return tuple(x.new_empty(x.shape) for x in (gates, h, c, weight, bias, project))
 
 
-def _followed(x: torch.Tensor) -> torch.Tensor:
+@torch.library.custom_op("jtbridge::recurrent_double_backward", mutates_args=())
+def recurrent_double_backward(
+    seconds: Sequence[torch.Tensor],
+    by_hidden: torch.Tensor,
+    by_cells: torch.Tensor,
+    gates: torch.Tensor,
+    h: torch.Tensor,
+    c: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    project: torch.Tensor,
+    cell: str,
+) -> tuple[
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+    torch.Tensor,
+]:
+    """Return the gradients of `recurrent_backward` by its tensors up to `project`.
+
+    The hidden and cell states count as functions of the other arguments.
+
+    Args:
+        seconds: the gradients by the results of `recurrent_backward`.
+        by_hidden, by_cells, gates, h, c, weight, bias, project, cell: its arguments.
+    """
+    tensors = [x.detach() for x in (by_hidden, by_cells, gates, h, c, weight, bias, project)]
+    with recording_in_operators(), torch.enable_grad():
+        found = _twice(seconds, tensors, cell)
+    return tuple(x.detach().clone() for x in found)  # type: ignore[return-value]
+
+
+@recurrent_double_backward.register_fake
+def _(seconds, by_hidden, by_cells, gates, h, c, weight, bias, project, cell):
+    return tuple(x.new_empty(x.shape) for x in (by_hidden, by_cells, gates, h, c, weight, bias, project))
+
+
+def _twice(seconds: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], cell: str) -> tuple[torch.Tensor, ...]:
+    """Compute `recurrent_double_backward` step by step, as torch code that autograd can differentiate."""
+    leaves = [followed(x) for x in tensors]
+    hidden, cells, _ = _unrolled(*leaves[2:], cell=cell)
+    firsts = torch.autograd.grad(
+        (hidden, cells), leaves[2:], leaves[:2], create_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return torch.autograd.grad(firsts, leaves, seconds, create_graph=True, allow_unused=True, materialize_grads=True)
+
+
+def followed(x: torch.Tensor) -> torch.Tensor:
     """Return a tensor equal to `x` to differentiate by, in the graph of `x` if `x` requires a gradient."""
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     *tensors, ctx.cell = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
-def _backward(ctx: Any, by_hidden: torch.Tensor, by_cells: torch.Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, by_hidden: torch.Tensor, by_cells: torch.Tensor, _: Any) -> tuple[Any, ...]:
     return (*recurrent_backward(by_hidden, by_cells, *ctx.saved_tensors, ctx.cell), None)
 
 
@@ -161,32 +208,94 @@ recurrent.register_autograd(_backward, setup_context=_save)
 
 
 def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, ctx.cell = inputs
-    ctx.save_for_backward(*tensors[:7])
+    ctx.cell = inputs[-1]
+    ctx.save_for_backward(*inputs[:8])
 
 
-def _twice(ctx: Any, *seconds: torch.Tensor) -> tuple[Any, ...]:
-    """Return the gradients of `recurrent_backward`.
+def _double_backward(ctx: Any, *seconds: torch.Tensor) -> tuple[Any, ...]:
+    return (*recurrent_double_backward(list(seconds), *ctx.saved_tensors, ctx.cell), None, None, None, None)
 
-    The hidden and cell states count as functions of the other inputs, from which the first gradients are recomputed.
-    """
+
+recurrent_backward.register_autograd(_double_backward, setup_context=_save_backward)
+
+
+def _save_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    seconds, *tensors, ctx.cell = inputs
+    ctx.save_for_backward(*seconds, *tensors)
+
+
+def _triple_backward(ctx: Any, *thirds: torch.Tensor) -> tuple[Any, ...]:
     with torch.enable_grad():
-        leaves = [_followed(x) for x in ctx.saved_tensors]
-        gates, h, c, weight, bias = leaves[2:]
-        results = _unrolled(gates, h, c, weight, bias, ctx.cell)
-        firsts = torch.autograd.grad(
-            results, leaves[2:], leaves[:2], create_graph=True, allow_unused=True, materialize_grads=True
-        )
+        leaves = [followed(x) for x in ctx.saved_tensors]
+        results = _twice(leaves[:6], leaves[6:], ctx.cell)
         found = torch.autograd.grad(
-            firsts, leaves, seconds, create_graph=True, allow_unused=True, materialize_grads=True
+            results, leaves, thirds, create_graph=True, allow_unused=True, materialize_grads=True
         )
-    return (*found, None, None, None)
+    return list(found[:6]), *found[6:], None
 
 
-recurrent_backward.register_autograd(_twice, setup_context=_save_backward)
+recurrent_double_backward.register_autograd(_triple_backward, setup_context=_save_double_backward)
 
 
-def _layer(
+def layer(
+    x: torch.Tensor, h: torch.Tensor, c: torch.Tensor, params: Sequence[torch.Tensor], cell: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run one layer over the steps; return its hidden states and its cell states (step, row, unit).
+
+    Args:
+        x: the input (step, row, feature).
+        h, c: the states before the first step.
+        params: the weights for the input and the hidden state, biases of both or none, and the projection or none.
+        cell: the cell.
+    """
+    w_ih, w_hh, *others = params
+    *biases, project = others if len(others) % 2 else (*others, x.new_empty(0, 0))
+    gates = w_ih @ x.flatten(0, 1).T
+    bias = x.new_empty(0)
+    if biases and CELLS[cell].adds_gates:
+        bias = biases[0] + biases[1]
+    elif biases:
+        gates, bias = gates + biases[0].unsqueeze(1), biases[1]
+    gates = gates.unflatten(1, x.shape[:2]).transpose(0, 1)
+    hidden, cells, _ = recurrent(gates, h.T, c.T, w_hh, bias, project, cell)
+    return hidden.transpose(1, 2), cells.transpose(1, 2)
+
+
+def by_rows(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a batching rule of an operator of tensors and static values: the rows run one after another."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        rows = [
+            operator(*(x if dim is None else x.select(dim, i) for x, dim in zip(args, in_dims, strict=True)))
+            for i in range(info.batch_size)
+        ]
+        results = tuple(torch.stack(result) for result in zip(*rows, strict=True))
+        return results, (0,) * len(results)
+
+    return rule
+
+
+recurrent.register_vmap(by_rows(recurrent))
+recurrent_backward.register_vmap(by_rows(recurrent_backward))
+
+Layer = Callable[..., tuple[torch.Tensor, torch.Tensor] | None]
+_FUSED: contextvars.ContextVar[Layer | None] = contextvars.ContextVar("fused_layer", default=None)
+
+
+@contextlib.contextmanager
+def using(fused: Layer) -> Iterator[None]:
+    """Run layers inside the block by another function where it does not return None.
+
+    The function is called as :func:`layer`, and of the cell states may return the last one alone.
+    """
+    token = _FUSED.set(fused)
+    try:
+        yield
+    finally:
+        _FUSED.reset(token)
+
+
+def _direction(
     x: torch.Tensor,
     h: torch.Tensor,
     c: torch.Tensor,
@@ -196,10 +305,10 @@ def _layer(
     lengths: Sequence[int] | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Run one layer in one direction; return its hidden states, the last hidden state and the last cell state."""
-    w_ih, w_hh, *biases = params
-    b_ih, b_hh = biases or (None, w_hh.new_zeros(w_hh.shape[0]))
-    gates = torch.nn.functional.linear(_reversed(x, lengths) if reverse else x, w_ih, b_ih)
-    hidden, cells = recurrent(gates, h, c, w_hh, b_hh, cell)
+    fused = _FUSED.get() if lengths is None else None
+    inputs = _reversed(x, lengths) if reverse else x
+    found = None if fused is None else fused(inputs, h, c, params, cell)
+    hidden, cells = layer(inputs, h, c, params, cell) if found is None else found
     return _reversed(hidden, lengths) if reverse else hidden, _last(hidden, lengths), _last(cells, lengths)
 
 
@@ -233,8 +342,9 @@ def _network(
         how: the cell, then the options of the layers in torch's order.
         lengths: the number of steps that count in each row; None if all do.
     """
-    cell, has_biases, num_layers, dropout, train, bidirectional, batch_first = how
-    directions, each = 1 + bidirectional, 4 if has_biases else 2
+    cell, _, num_layers, dropout, train, bidirectional, batch_first = how
+    directions = 1 + bidirectional
+    each = len(params) // (num_layers * directions)
     x = x.transpose(0, 1) if batch_first else x
     last_h, last_c = [], []
     for layer in range(num_layers):
@@ -242,7 +352,7 @@ def _network(
         for direction in range(directions):
             i = layer * directions + direction
             own = params[i * each : (i + 1) * each]
-            y, hn, cn = _layer(x, h[i], c[i], own, cell, direction == 1, lengths)
+            y, hn, cn = _direction(x, h[i], c[i], own, cell, direction == 1, lengths)
             outputs.append(y)
             last_h.append(hn)
             last_c.append(cn)
@@ -252,20 +362,23 @@ def _network(
     return x.transpose(0, 1) if batch_first else x, torch.stack(last_h), torch.stack(last_c)
 
 
-def _is_covered(x: Any, h: Any, params: Any, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool):
+def _is_covered(
+    x: Any, h: Any, c: Any, params: Any, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
+) -> bool:
     """Return whether `_network` computes the layers.
 
-    It does not for projections, without steps, under autocast, and for arguments that torch refuses.
+    It does not without steps, under autocast, and for arguments that torch refuses.
     """
     steps = x.shape[1 if batch_first else 0] if isinstance(x, torch.Tensor) and x.dim() == 3 else 0
-    each = 4 if has_biases else 2
+    if steps == 0 or not isinstance(params, list | tuple) or h.dim() != 3 or c.dim() != 3:
+        return False
+    count, rows = num_layers * (1 + bidirectional), x.shape[0 if batch_first else 1]
+    is_projected = 0 < c.shape[-1] != h.shape[-1]
     return (
-        steps > 0
-        and isinstance(params, list | tuple)
-        and len(params) == each * num_layers * (1 + bidirectional)
-        and h.dim() == 3
-        and h.shape == (num_layers * (1 + bidirectional), x.shape[0 if batch_first else 1], params[1].shape[-1])
-        and len({t.dtype for t in (x, h, *params)}) == 1
+        len(params) == ((4 if has_biases else 2) + is_projected) * count
+        and h.shape == (count, rows, params[1].shape[-1])
+        and c.shape in ((count, rows, 0), (count, rows, params[1].shape[0] // CELLS["lstm"].gates))
+        and len({t.dtype for t in (x, h, c, *params)}) == 1
         and x.is_floating_point()
         and not torch.is_autocast_enabled(x.device.type)
     )
@@ -278,7 +391,7 @@ def _lstm(x: Any, states: Any, params: Any, *how: Any) -> Any:
         return NotImplemented
     has_biases, num_layers, _, _, bidirectional, batch_first = how
     h, c = states
-    if not _is_covered(x, h, params, has_biases, num_layers, bidirectional, batch_first) or c.shape != h.shape:
+    if not _is_covered(x, h, c, params, has_biases, num_layers, bidirectional, batch_first):
         return NotImplemented
     return _network(x, h, c, params, ("lstm", *how))
 
@@ -291,7 +404,7 @@ def _without_cell_state(cell: str) -> Callable[..., Any]:
         if len(how) != 6:
             return NotImplemented
         has_biases, num_layers, _, _, bidirectional, batch_first = how
-        if not _is_covered(x, h, params, has_biases, num_layers, bidirectional, batch_first):
+        if not _is_covered(x, h, h[..., :0], params, has_biases, num_layers, bidirectional, batch_first):
             return NotImplemented
         return _network(x, h, h[..., :0], params, (cell, *how))[:2]
 
@@ -306,7 +419,7 @@ def _of_packed(data: Any, sizes: Any, h: Any, c: Any, params: Any, cell: str, ho
         return NotImplemented
     has_biases, num_layers, _, _, bidirectional = how
     x = padded(data, counts, 0)
-    if not _is_covered(x, h, params, has_biases, num_layers, bidirectional, False):
+    if not _is_covered(x, h, c, params, has_biases, num_layers, bidirectional, False):
         return NotImplemented
     y, hn, cn = _network(x, h, c, params, (cell, *how, False), lengths_of(counts))
     return packed(y, counts), hn, cn
