@@ -8,6 +8,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -112,3 +113,13 @@ def test_a_process_with_one_device_takes_it():
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("x", [2.0, np.float32(2), np.full(3, 2, np.float32)], ids=["number", "scalar", "array"])
+def test_derivatives_at_numbers_and_numpy_arrays(x):
+    f = jtbridge.wrap(lambda x: x**3)
+    assert np.all(jax.grad(lambda x: f(x).sum())(x) == 12)
+    assert np.all(np.atleast_1d(jax.hessian(lambda x: f(x).sum())(x)).sum(-1) == 12)
+    assert np.all(jax.jvp(f, (x,), (x,))[1] == 24)
+    assert np.all(jax.vjp(f, x)[1](jnp.ones_like(f(x)))[0] == 12)
+    assert np.all(jax.vmap(f)(np.full(3, 2, np.float32)) == 8)

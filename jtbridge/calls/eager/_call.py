@@ -10,7 +10,7 @@ import jax.core
 import numpy as np
 import torch
 
-from jtbridge._compat import Context, concrete_values, current_context
+from jtbridge._compat import ArrayImpl, Context, concrete_values, current_context
 from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import argument_dtypes
@@ -30,7 +30,8 @@ _INT32 = np.dtype(np.int32)
 
 def runs_now(arrays: list[Any]) -> bool:
     """Return whether torch has the devices of all arrays of an eager call, also of those behind tracers."""
-    return all(unsupported_reason(value) is None for x in arrays for value in concrete_values(x))
+    values = (value for x in arrays for value in concrete_values(x))
+    return all(unsupported_reason(value) is None for value in values if isinstance(value, ArrayImpl))  # not a number
 
 
 def call_now(
