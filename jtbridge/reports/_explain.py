@@ -41,7 +41,9 @@ class IslandReport:
     """An operator that torch runs inside the translated program: see ``islands=`` of :func:`jtbridge.wrap`.
 
     Attributes:
-        operator: the name of the operator.
+        operator: the name of the operator; of a region, the operator whose result depends on data, and the number of
+            the others.
+        operators: the names of all operators of the island.
         count: how often it is in the program, with arguments of the same types.
         gradient: whether it is in the program of the gradient alone.
         inputs, results: the types of the arrays that cross between XLA and torch, such as ``"float32[2, 3]"``.
@@ -50,6 +52,7 @@ class IslandReport:
     """
 
     operator: str
+    operators: tuple[str, ...]
     count: int
     gradient: bool
     inputs: tuple[str, ...]
@@ -287,11 +290,12 @@ def _islands(wrapped: Wrapped, platform: str, traced: TracedFunction) -> tuple[I
         islands = islands_in(translate(function), platform)
         counts = collections.Counter(map(_key, islands))
         for fn in islands:
-            operator, inputs, results = key = _key(fn)
+            operators, inputs, results = key = _key(fn)
             found.setdefault(
                 key,
                 IslandReport(
-                    operator=operator,
+                    operator=island_of(fn).operator,
+                    operators=operators,
                     count=counts[key],
                     gradient=function is not traced,
                     inputs=tuple(map(_type, inputs)),
@@ -303,8 +307,8 @@ def _islands(wrapped: Wrapped, platform: str, traced: TracedFunction) -> tuple[I
     return tuple(found.values())
 
 
-def _key(fn: TorchFunction) -> tuple[str, tuple[ArrayType, ...], tuple[ArrayType, ...]]:
-    return island_of(fn).operator, fn.in_types, fn.out_types
+def _key(fn: TorchFunction) -> tuple[tuple[str, ...], tuple[ArrayType, ...], tuple[ArrayType, ...]]:
+    return tuple(map(str, island_of(fn).operators)), fn.in_types, fn.out_types
 
 
 def _type(type_: ArrayType) -> str:
