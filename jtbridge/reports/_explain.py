@@ -19,7 +19,7 @@ from torch import fx
 from jtbridge._wrap import Wrapped, as_wrapped
 from jtbridge.backends import choose, may_use_kernels, translates, unsupported_reasons
 from jtbridge.calls.eager import unsupported_reason
-from jtbridge.capture import Trial, captured, draws, origin
+from jtbridge.capture import Split, Trial, captured, draws, origin, split
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
@@ -247,11 +247,21 @@ def _gradient_backend(wrapped: Wrapped, platform: str, traced: TracedFunction) -
     return backend.name if backend.kind == "translate" or not refused else f"{backend.name}, for {refused[-1]}"
 
 
-def _gradient(traced: TracedFunction) -> Vjp | None:
-    """Return the vector-Jacobian product of a function; None if there is nothing to differentiate."""
+def _gradient(traced: TracedFunction) -> TorchFunction | None:
+    """Return the vector-Jacobian product of a function; None if there is nothing to differentiate.
+
+    Of a function with regions whose sizes depend on data, the backward alone is returned, if it can be split off: the
+    regions of the whole product are others.
+    """
     wrt = tuple(i for i, type_ in enumerate(traced.in_types[: traced.first_constant]) if type_.differentiable)
     outs = tuple(o for o, type_ in enumerate(traced.out_types) if type_.differentiable)
-    return Vjp(traced, wrt, outs) if wrt and outs else None
+    if not wrt or not outs:
+        return None
+    if traced.traits.by_data and untranslatable_reason(traced) is None:
+        found = split(traced, wrt, outs, translated=True)
+        if isinstance(found, Split):
+            return found.backward
+    return Vjp(traced, wrt, outs)
 
 
 def _random(traced: TracedFunction, nodes: Sequence[fx.Node]) -> tuple[str, ...]:

@@ -28,8 +28,9 @@ from ._program import graph_of, precision
 # floats, 0.4 for both.
 _MOST_ISLANDS = 1 / 8
 
-# The largest share of operators in regions (`_regions.py`).
-_MOST_IN_REGIONS = 1 / 2
+# The share of operators in regions (`_regions.py`) from which the whole function is called. Then XLA would run little,
+# and all values that cross between XLA and torch are copied.
+_TOO_MUCH_IN_REGIONS = 1 / 2
 
 # For each outermost trace, the closed-over tensors and their arrays by the tensors' ids.
 _ARRAYS: weakref.WeakKeyDictionary[Any, dict[int, tuple[torch.Tensor, jax.Array]]] = weakref.WeakKeyDictionary()
@@ -46,10 +47,10 @@ def with_constants(traced: TracedFunction) -> TracedFunction:
         return _untranslatable(traced, error)
     islands = traced.islands
     if islands == "auto":
-        if share_in_regions(module) > _MOST_IN_REGIONS:
+        if share_in_regions(module) >= _TOO_MUCH_IN_REGIONS:
             reason = (
-                f'most operators of `{traced.name}` can only run in torch (`islands="needed"` translates the others): '
-                f"{traced.traits.untraceable}"
+                f"half or more of the operators of `{traced.name}` can only run in torch "
+                f'(`islands="needed"` translates the others): {traced.traits.untraceable}'
             )
             return _untranslatable(traced, TranslationError(reason))
         islands = "auto" if share_without_lowering(module) <= _MOST_ISLANDS else "faster"
