@@ -67,12 +67,24 @@ def _without_compiling() -> contextlib.AbstractContextManager[Any]:
 _ATTENTION_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
+class AssumedSizeError(Exception):
+    """A graph is right only for some of the sizes that depend on data; the text says for which."""
+
+
 def trace_joint(
-    fn: Callable, args: Sequence[torch.Tensor], check: Callable[[torch.fx.Graph], None]
+    fn: Callable, args: Sequence[torch.Tensor], check: Callable[[torch.fx.Graph], None], *, by_data: bool = False
 ) -> torch.fx.GraphModule:
     """Return the functional ATen graph, after autograd, of ``fn(*args)`` on fake tensors.
 
     The graph is passed to `check`, which may refuse it, before its writes are made functional.
+
+    Args:
+        fn, args: the function and its arguments.
+        check: refuses a graph by an exception.
+        by_data: whether sizes and numbers in the graph may depend on data, as symbols.
+
+    Raises:
+        AssumedSizeError: the trace assumed something about such sizes.
 
     Tried on torch 2.13. torch.export functionalises with `dispatch_functionalize`. Here writes are made functional in a
     second trace, after autograd, because on functional tensors autograd silently loses the gradient of sparse
@@ -90,7 +102,7 @@ def trace_joint(
 
     trackers: list[Any] = []
     try:
-        graph = _make_graph(run, args)
+        graph = _make_graph(run, args, by_data)
     finally:
         for tracker in trackers:
             tracker.clear()
@@ -100,12 +112,22 @@ def trace_joint(
         # `_linalg_check_errors` is an effect, which is not made functional here. The results show an error too.
         for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten._linalg_check_errors.default):
             graph.graph.erase_node(node)
-        graph = _make_graph(dispatch_functionalize(_Again(graph).run), args)
+        graph = _make_graph(dispatch_functionalize(_Again(graph).run), args, by_data)
     _correct_types(graph)
     return graph
 
 
-def _make_graph(fn: Callable[..., Any], args: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+def _refuse_assumed_sizes(environment: Any) -> None:
+    """Raise if a trace assumed something about sizes that depend on data.
+
+    Tried on torch 2.13. Torch assumes, for example, that two such sizes are equal where tensors are added, though one
+    of them may be 1. It defers a check to the run of the graph, which the graph does not contain.
+    """
+    for assumed in environment.deferred_runtime_asserts.values():
+        raise AssumedSizeError(f"it assumes of a size that depends on data: {assumed[0].expr}")
+
+
+def _make_graph(fn: Callable[..., Any], args: Sequence[torch.Tensor], by_data: bool) -> torch.fx.GraphModule:
     """Return ``make_fx(fn, tracing_mode="fake")(*args)``, without a change that another thread could see.
 
     Torch's `make_fx` replaces ``nn.Module.__call__`` and ``__getattr__`` by wrappers and sets a flag that makes
@@ -120,6 +142,8 @@ def _make_graph(fn: Callable[..., Any], args: Sequence[torch.Tensor]) -> torch.f
                 self.fx_tracer.trace = functools.partial(_trace_by, self.fx_tracer)  # type: ignore[attr-defined]
                 try:
                     yield
+                    if by_data:
+                        _refuse_assumed_sizes(self.fake_tensor_mode.shape_env)  # type: ignore[union-attr]
                 finally:
                     forget_tensors(self.fake_tensor_mode)
 
@@ -141,7 +165,7 @@ def _make_graph(fn: Callable[..., Any], args: Sequence[torch.Tensor]) -> torch.f
         pre_dispatch=False,
         record_module_stack=False,
         _allow_fake_constant=False,
-        _error_on_data_dependent_ops=True,
+        _error_on_data_dependent_ops=not by_data,
     )
     return tracer.trace(fn, *args)
 

@@ -1,6 +1,7 @@
 """Capture of torch functions: their result types, their traits, and their forward and backward graphs."""
 
 from ._attempts import GraphUse
+from ._by_data import is_by_data
 from ._called import forward_graph
 from ._captured import captured
 from ._closures import closed_over_modules, device_closed_over
@@ -37,6 +38,7 @@ __all__ = [
     "forward_graph",
     "from_bytes",
     "infer",
+    "is_by_data",
     "large_constants",
     "lift_constants",
     "origin",

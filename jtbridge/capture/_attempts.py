@@ -28,6 +28,7 @@ class GraphUse(enum.Enum):
     CALL = "torch runs it"
     TRANSLATE = "it is translated, and may hold operators that only jtbridge has"
     KERNELS = "it is translated, and chains of operators that one kernel can compute become one operator"
+    REGIONS = "it is translated, and torch runs the regions with sizes or numbers that depend on data"
 
     @property
     def is_called(self) -> bool:

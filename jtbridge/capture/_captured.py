@@ -29,8 +29,8 @@ def captured(fn: TorchFunction) -> fx.GraphModule:
         return fn.module
     if isinstance(fn, TracedFunction) and fn.graph is not None:
         return fn.graph
-    if traced.traits.untranslatable:
-        raise TranslationError(f"`{traced.name}` cannot be traced: {traced.traits.untranslatable}")
+    if traced.untranslatable:
+        raise TranslationError(f"`{traced.name}` cannot be traced: {traced.untranslatable}")
     if fn is not traced and traced.traits.autograd.writes_unseen:
         raise TranslationError(
             f"A derivative of `{traced.name}` cannot be traced: {traced.traits.autograd.writes_unseen}"
@@ -53,16 +53,18 @@ def captured(fn: TorchFunction) -> fx.GraphModule:
         raise
     except Exception as error:
         lines = str(error).strip().splitlines()
-        raise TranslationError(
-            f"`{traced.name}` cannot be traced ({type(fn).__name__}): {type(error).__name__}: "
-            f"{lines[0] if lines else ''}"
-        ) from error
+        found = f"{type(error).__name__}: {lines[0] if lines else ''}"
+        if traced.traits.by_data:
+            found = f"{traced.traits.untraceable}, and the regions that depend on these cannot run alone: {found}"
+        raise TranslationError(f"`{traced.name}` cannot be traced ({type(fn).__name__}): {found}") from error
     module.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     return module
 
 
 def use_of(traced: TracedFunction) -> GraphUse:
     """Return what the graphs of a function, and of its derivatives, are made for if they are translated."""
+    if traced.traits.by_data:
+        return GraphUse.REGIONS
     return GraphUse.KERNELS if traced.fuses_chains else GraphUse.TRANSLATE
 
 

@@ -61,7 +61,7 @@ def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], t
     if fn.base.residuals == "recompute":
         return 'residuals="recompute" was asked for'
     traits = fn.base.traits
-    reason = traits.untranslatable if translated else traits.untraceable
+    reason = fn.base.untranslatable if translated else traits.untraceable
     if reason:
         return f"it cannot be traced: {reason}"
     if traits.autograd.writes_unseen:

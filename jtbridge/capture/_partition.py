@@ -9,11 +9,13 @@ from typing import Any, cast
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from jtbridge._compat import OpOverload, schema_of
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.imports import import_whole
 
+from ._by_data import is_by_data
 from ._graph_function import GraphFunction, ready_to_run
 from ._packing import CannotSplit, packing
 
@@ -41,7 +43,7 @@ def partition(fn: TorchFunction, joint: fx.GraphModule, wrt: tuple[int, ...], ou
         # The names by which torch's partitioner tells arguments from cotangents.
         node.target = f"primals_{i + 1}" if i < count else f"tangents_{i - count + 1}"
         node.name = node.target
-    _tag_forward(joint, results)
+    _compute_again(joint, _tag_forward(joint, results))
     joint.recompile()
     forward, backward = default_partition(joint, [], num_fwd_outputs=results)
     forward.graph.eliminate_dead_code()
@@ -69,8 +71,11 @@ def clean(joint: fx.GraphModule) -> None:
     joint.graph.eliminate_dead_code()
 
 
-def _tag_forward(joint: fx.GraphModule, results: int) -> None:
-    """Tag the nodes that the results depend on as forward; the partitioner leaves the other nodes to the backward."""
+def _tag_forward(joint: fx.GraphModule, results: int) -> set[fx.Node]:
+    """Tag the nodes that the results depend on as forward, and return them.
+
+    The partitioner leaves the other nodes to the backward.
+    """
     pending = [node for node in outputs_of(joint)[:results] if isinstance(node, fx.Node)]
     forward: set[fx.Node] = set()
     while pending:
@@ -84,6 +89,35 @@ def _tag_forward(joint: fx.GraphModule, results: int) -> None:
             forward.add(node)
     for node in joint.graph.nodes:
         node.meta["partitioner_tag"] = "is_forward" if node in forward else "is_backward"
+    return forward
+
+
+def _compute_again(joint: fx.GraphModule, forward: set[fx.Node]) -> None:
+    """Have the backward compute again what it needs of values whose sizes depend on data: these are no residuals.
+
+    Args:
+        joint: the joint graph.
+        forward: the nodes tagged as forward. The partitioner takes all nodes up to the last one of them as forward.
+    """
+    nodes = list(joint.graph.nodes)
+    first = 1 + max(i for i, node in enumerate(nodes) if node in forward or node.op == "placeholder")
+    before = set(nodes[:first])
+    copies: dict[fx.Node, fx.Node] = {}
+
+    def copied(node: fx.Node) -> fx.Node:
+        if node in before and is_by_data(node) and node not in copies:
+            copies[node] = joint.graph.create_node(
+                node.op,
+                node.target,
+                map_arg(node.args, copied),  # type: ignore[arg-type]
+                map_arg(node.kwargs, copied),  # type: ignore[arg-type]
+            )
+            copies[node].meta = {**node.meta, "partitioner_tag": "is_backward"}
+        return copies.get(node, node)
+
+    with joint.graph.inserting_before(nodes[first]):
+        for node in nodes[first:]:
+            node.args, node.kwargs = map_arg(node.args, copied), map_arg(node.kwargs, copied)  # type: ignore[assignment]
 
 
 def _replay_views(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> list[fx.Node]:
@@ -141,6 +175,7 @@ def _is_view(node: fx.Node) -> bool:
     returns = schema_of(node.target).returns
     alias = returns[0].alias_info if len(returns) == 1 else None
     is_view = (alias is not None and not alias.is_write) or node.target is torch.ops.aten.reshape.default
+    is_view = is_view and not any(map(is_by_data, node.all_input_nodes))
     others = [arg for arg in (*node.args[1:], *node.kwargs.values()) if isinstance(arg, fx.Node)]
     return is_view and not others and isinstance(node.args[0], fx.Node)
 

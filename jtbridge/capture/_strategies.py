@@ -265,7 +265,22 @@ def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
 
     def run(path: PathTrace) -> Outcome:
         (leaves, tree), recorder = request.guard.run(lambda: trace(path), again=lambda: trace(path.again()))
-        return Outcome(leaves, tree, traits_of(request, recorder, reason_of(cause), False), recorder.result_order)
+        traits = traits_of(request, recorder, reason_of(cause), False)
+        return Outcome(
+            leaves, tree, dataclasses.replace(traits, by_data=in_a_graph(path, recorder)), recorder.result_order
+        )
+
+    def in_a_graph(path: PathTrace, recorder: EffectRecorder) -> bool:
+        """Return whether a graph with symbols would compute the same as the function for all values."""
+        if request.ordered or request.output_shapes is not None or path.choices or recorder.inner_autograd:
+            return False
+        if _not_in_a_graph(recorder) or (asked_whether_fake() and differs_if_fake(request)):
+            return False
+        return not _depends_on_what_torch_raises(
+            request,
+            recorder.may_raise,
+            lambda attempt: run_on_fakes(attempt, request.state, path=path.again()),
+        )
 
     outcomes = explored(run, 1) if request.ordered else explored(run)
     return _joined(request, outcomes)

@@ -21,6 +21,7 @@ from jtbridge._compat import (
 from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
+from jtbridge.errors import TranslationError
 from jtbridge.state import start_over
 from jtbridge.triton import intercepted_launches
 from jtbridge.triton.launches import late_scalars
@@ -82,6 +83,11 @@ def _tried(fn: Callable[..., Sequence[Any]], tensors: Sequence[torch.Tensor], at
         with late_scalars() if attempt.late_scalars else contextlib.nullcontext():
             if attempt.use.is_called:
                 module = _trace_one_way(fn, tensors, None, recorder, attempt.use)
+            elif attempt.use is GraphUse.REGIONS:
+                oracle = BranchOracle()
+                module = _trace_one_way(fn, tensors, oracle, recorder, attempt.use)
+                if oracle.conditions:
+                    raise TranslationError("it branches on data, and has sizes that depend on data")
             else:
                 module = traced_both_ways(
                     lambda oracle: _trace_one_way(fn, tensors, oracle, recorder, compares=not attempt.late_scalars)
@@ -120,7 +126,8 @@ def _trace_one_way(
         CopiedTensors(),
     ):
         try:
-            module = trace_joint(_noted(fn, oracle, recorder, known), tensors, refuse_overlapping_writes)
+            run = _noted(fn, oracle, recorder, known)
+            module = trace_joint(run, tensors, refuse_overlapping_writes, by_data=use is GraphUse.REGIONS)
         finally:
             keeps = known.materialize()
     module.meta["keeps"] = keeps

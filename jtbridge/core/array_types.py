@@ -48,6 +48,10 @@ class OutputTree:
         return structure.unflatten([leaves[number] for number in numbers])
 
 
+# Numbers that depend on data, in a trace with symbols.
+_SYMBOLIC = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64, torch.SymBool: torch.bool}
+
+
 def is_array_leaf(leaf: Any, untraceable: bool) -> bool:
     """Return whether an output leaf becomes a JAX array.
 
@@ -69,6 +73,8 @@ def as_tensor(leaf: Any) -> torch.Tensor:
         return leaf
     if isinstance(leaf, bool):
         return torch.tensor(leaf)
+    if isinstance(leaf, tuple(_SYMBOLIC)):
+        return torch.scalar_tensor(leaf, dtype=_SYMBOLIC[type(leaf)])  # type: ignore[arg-type]
     if isinstance(leaf, float | complex):
         return torch.tensor(leaf, dtype=torch.complex128 if isinstance(leaf, complex) else torch.float64)
     return torch.as_tensor(leaf)

@@ -200,6 +200,12 @@ class TracedFunction(TorchFunction):
             yield
 
     @property
+    def untranslatable(self) -> str | None:
+        """Return why no graph of this function can be translated, as far as its trace shows; None if it may be."""
+        needs_regions = self.traits.by_data and self.islands not in ("auto", "needed")
+        return self.traits.untraceable if needs_regions else self.traits.untranslatable
+
+    @property
     def first_constant(self) -> int:
         """Return the position of the first constant among the inputs."""
         return len(self.in_torch_dtypes)

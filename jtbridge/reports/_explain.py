@@ -19,7 +19,7 @@ from torch import fx
 from jtbridge._wrap import Wrapped, as_wrapped
 from jtbridge.backends import choose, may_use_kernels, translates, unsupported_reasons
 from jtbridge.calls.eager import unsupported_reason
-from jtbridge.capture import Trial, captured, draws, origin
+from jtbridge.capture import Split, Trial, captured, draws, origin, split
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
@@ -41,7 +41,9 @@ class IslandReport:
     """An operator that torch runs inside the translated program: see ``islands=`` of :func:`jtbridge.wrap`.
 
     Attributes:
-        operator: the name of the operator.
+        operator: the name of the operator; of a region, the operator whose result depends on data, and the number of
+            the others.
+        operators: the names of all operators of the island.
         count: how often it is in the program, with arguments of the same types.
         gradient: whether it is in the program of the gradient alone.
         inputs, results: the types of the arrays that cross between XLA and torch, such as ``"float32[2, 3]"``.
@@ -50,6 +52,7 @@ class IslandReport:
     """
 
     operator: str
+    operators: tuple[str, ...]
     count: int
     gradient: bool
     inputs: tuple[str, ...]
@@ -244,11 +247,21 @@ def _gradient_backend(wrapped: Wrapped, platform: str, traced: TracedFunction) -
     return backend.name if backend.kind == "translate" or not refused else f"{backend.name}, for {refused[-1]}"
 
 
-def _gradient(traced: TracedFunction) -> Vjp | None:
-    """Return the vector-Jacobian product of a function; None if there is nothing to differentiate."""
+def _gradient(traced: TracedFunction) -> TorchFunction | None:
+    """Return the vector-Jacobian product of a function; None if there is nothing to differentiate.
+
+    Of a function with regions whose sizes depend on data, the backward alone is returned, if it can be split off: the
+    regions of the whole product are others.
+    """
     wrt = tuple(i for i, type_ in enumerate(traced.in_types[: traced.first_constant]) if type_.differentiable)
     outs = tuple(o for o, type_ in enumerate(traced.out_types) if type_.differentiable)
-    return Vjp(traced, wrt, outs) if wrt and outs else None
+    if not wrt or not outs:
+        return None
+    if traced.traits.by_data and untranslatable_reason(traced) is None:
+        found = split(traced, wrt, outs, translated=True)
+        if isinstance(found, Split):
+            return found.backward
+    return Vjp(traced, wrt, outs)
 
 
 def _random(traced: TracedFunction, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
@@ -287,11 +300,12 @@ def _islands(wrapped: Wrapped, platform: str, traced: TracedFunction) -> tuple[I
         islands = islands_in(translate(function), platform)
         counts = collections.Counter(map(_key, islands))
         for fn in islands:
-            operator, inputs, results = key = _key(fn)
+            operators, inputs, results = key = _key(fn)
             found.setdefault(
                 key,
                 IslandReport(
-                    operator=operator,
+                    operator=island_of(fn).operator,
+                    operators=operators,
                     count=counts[key],
                     gradient=function is not traced,
                     inputs=tuple(map(_type, inputs)),
@@ -303,8 +317,8 @@ def _islands(wrapped: Wrapped, platform: str, traced: TracedFunction) -> tuple[I
     return tuple(found.values())
 
 
-def _key(fn: TorchFunction) -> tuple[str, tuple[ArrayType, ...], tuple[ArrayType, ...]]:
-    return island_of(fn).operator, fn.in_types, fn.out_types
+def _key(fn: TorchFunction) -> tuple[tuple[str, ...], tuple[ArrayType, ...], tuple[ArrayType, ...]]:
+    return tuple(map(str, island_of(fn).operators)), fn.in_types, fn.out_types
 
 
 def _type(type_: ArrayType) -> str:

@@ -28,6 +28,7 @@ from ._decompose import batched_decomposition, decomposition, tensor_inputs
 from ._fold import folded, needed
 from ._islands import bind_choice, bind_island, ineligible_reason, is_forced, may_be_faster_in_torch
 from ._operators import describe, is_known, obstacle, without_lowering
+from ._regions import bind_region, regions_of
 from ._repetition import Repetition, with_repetitions
 
 
@@ -104,7 +105,8 @@ class Interpretation:
             if node.op == "get_attr" and isinstance(value := getattr(module, str(node.target)), torch.Tensor):
                 self._constants[node] = _constant(value.detach())
         self._scans = blocks == "scan"
-        self._steps = list(self._nodes) if blocks == "inline" else with_repetitions(self._nodes, self._constants)
+        is_inline = blocks == "inline" or regions_of(module)
+        self._steps = list(self._nodes) if is_inline else with_repetitions(self._nodes, self._constants)
         self._blocks = {
             position: Interpretation(
                 graph_of_block(step), name, None, kernels=kernels, islands_of=islands_of, choices_of=choices_of
@@ -138,6 +140,10 @@ class Interpretation:
         raise AssertionError("a graph without an output")
 
     def _value(self, node: fx.Node, values: Mapping[fx.Node, Any], keys: Keys) -> Any:
+        if node.op == "call_module":
+            assert self._islands_of is not None
+            with jax.named_scope(_scope(node)):
+                return bind_region(node, self._islands_of, values)
         if not isinstance(node.target, OpOverload):
             args = map_arg(node.args, values.__getitem__)
             kwargs = map_arg(node.kwargs, values.__getitem__)

@@ -3,9 +3,10 @@
 An operator is an island because it has no lowering, or because torch may be faster (`_costs.py`). The second kind has
 its lowering too, and the choice falls when the program is lowered, when the platform and the batch are known.
 
-An island is one node of a captured graph. Its graph is a torch function, so it is batched as every torch function is:
-by `torch.func.vmap` in one call, or row by row if torch has no batching rule. It needs no derivative: graphs are
-captured after autograd, and the gradient of a program is a captured graph of its own.
+An island is one node of a captured graph, or a region of nodes whose sizes depend on data (`_regions.py`). Its graph is
+a torch function, so it is batched as every torch function is: by `torch.func.vmap` in one call, or row by row if torch
+has no batching rule. It needs no derivative: graphs are captured after autograd, and the gradient of a program is a
+captured graph of its own.
 """
 
 from __future__ import annotations
@@ -52,15 +53,15 @@ _BY_VALUES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Island(GraphFunction):
-    """The graph of one operator.
+    """The graph of one operator, or of a region.
 
     Attributes:
-        target: the operator.
-        reason: why the operator has to run in torch; None if it has a lowering too.
+        operators: the operator; or the operators of a region, first the one because of which there is a region.
+        reason: why the island has to run in torch; None if it has a lowering too.
         workload: the operator's work, if it has a lowering too.
     """
 
-    target: OpOverload
+    operators: tuple[OpOverload, ...]
     reason: str | None
     workload: Workload | None = None
 
@@ -73,8 +74,9 @@ class Island(GraphFunction):
 
     @property
     def operator(self) -> str:
-        """The name of the operator."""
-        return str(self.target)
+        """The name of the operator, or of the first one with the number of the others."""
+        first, *others = self.operators
+        return f"{first} and {len(others)} more" if others else str(first)
 
     @property
     def state(self) -> TorchState:
@@ -86,6 +88,12 @@ class Island(GraphFunction):
         results = super().__call__(*tensors)
         for result, (shape, dtype) in zip(results, self._expected, strict=True):
             if result.shape != shape or result.dtype is not dtype:
+                if len(self.operators) > 1:
+                    raise OutputMismatchError(
+                        f"In `{self.base.name}`, the operators whose shapes depend on data (`{self.operator}`) gave a "
+                        f"{result.dtype} tensor of shape {tuple(result.shape)}, but when it was traced, {dtype} and "
+                        f'{tuple(shape)}. Wrap it with `islands="never"`.'
+                    )
                 raise OutputMismatchError(
                     f"Operator `{self.operator}` returned a {result.dtype} tensor of shape {tuple(result.shape)}, but "
                     f"its fake implementation gave {dtype} and {tuple(shape)} when `{self.base.name}` was traced. "
@@ -119,7 +127,7 @@ def _batch(
         probe_vmap(batched)
     else:
         by_rows = jax.vmap(jaxpr_as_fun(lowered), in_axes=dims, axis_size=size)
-        if not torch_batches(island_of(fn).target):
+        if not torch_batches(island_of(fn).operators[0]):
             return by_rows(*args), [0] * len(fn.out_types)
         lowered = jax.make_jaxpr(by_rows)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args))
     results = torch_island_p.bind(*args, fn=batched, lowered=lowered)
@@ -171,16 +179,16 @@ def islands_in(program: ClosedJaxpr, platform: str | None = None) -> list[TorchF
 
 def reason_for_torch(fn: TorchFunction, platform: str) -> str | None:
     """Return why torch runs an island on a platform; None if its lowering is used there."""
+    island = island_of(fn)
+    if island.workload is None:
+        return island.reason
     rows = 1
     while isinstance(fn, Vmap):
         rows *= fn.size
         if fn in fn.base.cache.sequential:
             return None
         fn = fn.fn
-    assert isinstance(fn, Island)
-    if fn.workload is None:
-        return fn.reason
-    return faster_reason(fn.workload.of_rows(rows), platform)
+    return faster_reason(island.workload.of_rows(rows), platform)
 
 
 def ineligible_reason(node: fx.Node) -> str | None:
@@ -198,11 +206,11 @@ def ineligible_reason(node: fx.Node) -> str | None:
     is_torchs = target.namespace in ("aten", "prims")
     if is_torchs and any(part in target.name() for part in _BY_STRIDES):
         return "its results depend on the memory of its arguments"
-    inputs = [_tensor_of(x) for x in node.all_input_nodes]
+    inputs = [tensor_of(x) for x in node.all_input_nodes]
     results = _results(node)
-    if not results or not all(map(_is_array, [*inputs, *results])):
+    if not results or not all(map(is_array, [*inputs, *results])):
         return "an argument or a result is no array of fixed shape"
-    if not is_torchs and not all(_can_be_laid_out(x) for x in inputs):  # type: ignore[arg-type]
+    if not is_torchs and not all(can_be_laid_out(x) for x in inputs):  # type: ignore[arg-type]
         return "an argument overlaps itself in memory"
     return None
 
@@ -274,19 +282,24 @@ def _bind(
     island = Island(
         owner=owner,
         module=module,
-        in_types=tuple(_type(_tensor_of(x)) for x in inputs),
-        out_types=tuple(_type(results[i]) for i in used),
-        target=node.target,  # type: ignore[arg-type]
+        in_types=tuple(array_type(tensor_of(x)) for x in inputs),
+        out_types=tuple(array_type(results[i]) for i in used),
+        operators=(node.target,),  # type: ignore[arg-type]
         reason=reason,
         workload=workload,
     )
-    found = torch_island_p.bind(*(jnp.asarray(values[x]) for x in inputs), fn=island, lowered=lowered)
+    found = bind(island, [values[x] for x in inputs], lowered)
     if isinstance(node.meta["val"], torch.Tensor):
         return found[0]
     value: list[Any] = [None] * len(results)
     for i, x in zip(used, found, strict=True):
         value[i] = x
     return tuple(value)
+
+
+def bind(island: Island, arrays: Sequence[Any], lowered: ClosedJaxpr | None) -> list[Any]:
+    """Return the results of an island. `lowered` is its program by a lowering, if it has one."""
+    return torch_island_p.bind(*map(jnp.asarray, arrays), fn=island, lowered=lowered)
 
 
 # The rule by which a test makes islands of nodes that have a lowering.
@@ -312,15 +325,8 @@ def is_forced(node: fx.Node) -> bool:
 def _graph(node: fx.Node, inputs: Sequence[fx.Node], used: Sequence[int]) -> fx.GraphModule:
     """Return the graph of one operator: from its tensors to those results that are used."""
     graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for number, source in enumerate(inputs):
-        copies[source] = graph.placeholder(f"input_{number}")
-        copies[source].meta["val"] = _tensor_of(source)
-    if node.target.namespace not in ("aten", "prims"):  # type: ignore[union-attr]
-        for source in inputs:
-            value = _tensor_of(source)
-            if not value.is_contiguous():
-                copies[source] = graph.call_function(_laid_out, (copies[source], tuple(value.shape), value.stride()))
+    is_custom = node.target.namespace not in ("aten", "prims")  # type: ignore[union-attr]
+    copies = graph_inputs(graph, inputs, with_strides=is_custom)
     call = graph.node_copy(node, copies.__getitem__)
     call.meta = {"val": node.meta["val"]}
     results = [call]
@@ -330,6 +336,25 @@ def _graph(node: fx.Node, inputs: Sequence[fx.Node], used: Sequence[int]) -> fx.
             result.meta["val"] = node.meta["val"][i]
     graph.output(tuple(results))
     return fx.GraphModule({}, graph)
+
+
+def graph_inputs(graph: fx.Graph, inputs: Sequence[fx.Node], *, with_strides: bool) -> dict[fx.Node, fx.Node]:
+    """Add the inputs of an island to its graph; return the node that stands for each.
+
+    Args:
+        graph: the graph.
+        inputs: the nodes whose values the island takes.
+        with_strides: whether to give the values the strides that they have in the user's function.
+    """
+    copies = {}
+    for number, source in enumerate(inputs):
+        copies[source] = graph.placeholder(f"input_{number}")
+        copies[source].meta["val"] = tensor_of(source)
+    for source in inputs if with_strides else ():
+        value = tensor_of(source)
+        if not value.is_contiguous():
+            copies[source] = graph.call_function(_laid_out, (copies[source], tuple(value.shape), value.stride()))
+    return copies
 
 
 def _laid_out(x: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
@@ -343,7 +368,7 @@ def _laid_out(x: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...])
     return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
-def _can_be_laid_out(x: torch.Tensor) -> bool:
+def can_be_laid_out(x: torch.Tensor) -> bool:
     """Return whether elements of a tensor share memory only along expanded dimensions, whose stride is 0."""
     reach = 0
     for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True)):
@@ -354,7 +379,7 @@ def _can_be_laid_out(x: torch.Tensor) -> bool:
     return True
 
 
-def _tensor_of(node: fx.Node) -> Any:
+def tensor_of(node: fx.Node) -> Any:
     """Return the fake tensor of an argument, or its constant."""
     if node.op == "get_attr":
         return getattr(node.graph.owning_module, str(node.target), None)
@@ -377,7 +402,7 @@ def _used(node: fx.Node) -> list[int]:
     return [i for i in sorted(used) if isinstance(results[i], torch.Tensor)]
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
     if value is None:
         return True
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or is_zero(value):
@@ -389,5 +414,5 @@ def _is_array(value: Any) -> bool:
     return all(isinstance(size, int) for size in (*value.shape, *value.stride()))
 
 
-def _type(value: torch.Tensor) -> ArrayType:
+def array_type(value: torch.Tensor) -> ArrayType:
     return ArrayType(tuple(value.shape), np.dtype(numpy_dtype(value.dtype, "a tensor")))

@@ -15,9 +15,11 @@ from jtbridge.lowerings import find
 from ._decompose import decomposable, decomposition
 from ._fold import folded, needed
 from ._islands import ineligible_reason
+from ._regions import reason_for_region, region_of, regions_of
 
 # Python functions that a graph may contain besides operators: functions of symbolic sizes and of residuals.
 _OF_SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.pow)
+_CALL = 'backend="dlpack" or "callback"'
 _PLAIN = frozenset({operator.getitem, *_OF_SIZES, to_bytes, from_bytes})
 
 
@@ -26,6 +28,9 @@ def obstacle(module: fx.GraphModule, *, islands: bool = False) -> str | None:
 
     With `islands`, torch may run nodes inside the program.
     """
+    regions = [] if islands else regions_of(module)
+    if regions:
+        return f"{reason_for_region(regions[0])}. Compute with fixed shapes, or call torch instead: {_CALL}"
     found = [node for node in module.graph.nodes if _is_operator(node) and not is_known(node)]
     if islands:
         found = [node for node in found if ineligible_reason(node) is not None]
@@ -39,6 +44,12 @@ def share_without_lowering(module: fx.GraphModule) -> float:
     """Return the share of a graph's operators that have no lowering, or none in their decomposition."""
     nodes = list(filter(_is_operator, _run(module)))
     return sum(not has_lowering(node) and _lacks_lowering(node) for node in nodes) / max(len(nodes), 1)
+
+
+def share_in_regions(module: fx.GraphModule) -> float:
+    """Return the share of a graph's operators that are in regions."""
+    inside = sum(map(_is_operator, (node for region in regions_of(module) for node in region_of(region).graph.nodes)))
+    return inside / max(inside + sum(map(_is_operator, _run(module))), 1)
 
 
 def _lacks_lowering(node: fx.Node) -> bool:
@@ -61,7 +72,8 @@ class OperatorCounts:
 
     def __init__(self, module: fx.GraphModule):
         nodes = list(filter(_is_operator, _run(module)))
-        self.all = dict(collections.Counter(_name(node) for node in nodes).most_common())
+        inside = [node for region in regions_of(module) for node in region_of(region).graph.nodes if _is_operator(node)]
+        self.all = dict(collections.Counter(_name(node) for node in (*nodes, *inside)).most_common())
         self.decomposed = tuple(sorted({_name(n) for n in nodes if not has_lowering(n) and decomposable(n)}))
         self.missing = tuple(sorted(set(_missing(module))))
 
@@ -109,7 +121,7 @@ def is_known(node: fx.Node) -> bool:
 
 def without_lowering(node: fx.Node) -> str:
     """Return why a node without a lowering cannot be translated, and the remedy."""
-    call = 'call torch instead: backend="dlpack" or "callback"'
+    call = f"call torch instead: {_CALL}"
     if _written(node) is not None:
         return (
             f"{describe(node)} writes to its arguments, which no lowering can. Use one that returns a copy, or {call}"

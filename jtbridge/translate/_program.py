@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from torch import fx
 
+from jtbridge._compat import forgetting_graph_sources
 from jtbridge.capture import GraphFunction, captured
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.functions import TorchFunction, TracedFunction
@@ -28,6 +29,7 @@ from ._high_rank import with_guarded_sums
 from ._interpret import Interpretation
 from ._islands import island_of, islands_in
 from ._operators import obstacle
+from ._regions import with_regions
 
 Run = Callable[..., list[Any]]
 
@@ -247,6 +249,9 @@ def graph_of(fn: TorchFunction) -> fx.GraphModule:
         TranslationError: torch cannot trace the function, or an operator has neither a lowering nor a decomposition.
     """
     module = captured(fn)
+    if fn.base.traits.by_data:
+        with forgetting_graph_sources():
+            module = with_regions(module)
     reason = obstacle(module, islands=fn.base.islands in ("auto", "needed"))
     if reason is not None:
         raise TranslationError(f"`{fn.base.name}`: {reason}")

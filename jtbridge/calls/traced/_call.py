@@ -209,7 +209,7 @@ class TracedCalls:
         traits, call = found.traits, request.call
         in_types = tuple(ArrayType(shape, np.dtype(dtype)) for shape, dtype in signature.types)
         names = argument_names(self._fn, signature)
-        draws = traits.effects.random_operator is not None or traits.untraceable is not None
+        draws = traits.effects.random_operator is not None or (traits.untraceable is not None and not traits.by_data)
         seeded = seeded and (draws or keep_seed)
         return_mutated = self._options["return_mutated"]
         mutated = tuple(in_types[i] for i in traits.effects.mutated) if return_mutated else ()

@@ -1,0 +1,24 @@
+"""Values in a graph whose size, or which as a number, depend on data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def is_by_data(node: fx.Node) -> bool:
+    """Return whether the value of a node is a number that depends on data, or has a size that does."""
+    return _has_symbol(node.meta.get("val"))
+
+
+def _has_symbol(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_has_symbol, value))
+    if isinstance(value, torch.Tensor):
+        strides = value.stride() if value.layout is torch.strided else ()
+        return any(isinstance(size, torch.SymInt) for size in (*value.shape, *strides))
+    return isinstance(value, _NUMBERS)

@@ -1,0 +1,234 @@
+"""Regions: the parts of a graph inside which sizes or numbers depend on data, such as ``x[mask].sum()``.
+
+XLA has no arrays of such sizes. So torch runs each of these parts inside the translated program, as one island. A
+region has the nodes with such values and the nodes that use them, so that all values that cross between XLA and torch
+have fixed sizes. It also has the nodes between two of its nodes, so that no value leaves a region and comes back.
+
+A region becomes one node that calls a module, whose graph is the region's.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from jtbridge._compat import OpOverload, schema_of
+from jtbridge.capture import draws, from_bytes, is_by_data, origin, to_bytes
+from jtbridge.core.functions import TracedFunction
+from jtbridge.errors import TranslationError
+
+from ._islands import Island, array_type, bind, can_be_laid_out, graph_inputs, is_array, tensor_of
+
+_BY_STRIDES = ("as_strided", "_reshape_alias", "resize")
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+_PLAIN = (operator.getitem, to_bytes, from_bytes)
+
+
+def with_regions(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a graph in which each region is one node, or the graph itself if it has no regions.
+
+    Raises:
+        TranslationError: torch cannot run a region inside a translated program.
+    """
+    nodes = list(module.graph.nodes)
+    if not any(map(is_by_data, nodes)):
+        return module
+    graph = fx.Graph()
+    submodules: dict[str, fx.GraphModule] = {}
+    copies: dict[fx.Node, fx.Node] = {}
+    for part in _parts(nodes):
+        if not any(map(_needs_torch, part)):
+            for node in part:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+            continue
+        inputs, results = _border(part)
+        reason = _ineligible_reason(part, inputs, results)
+        if reason is not None:
+            raise TranslationError(f"{_reason(_first(part))}, and torch cannot run this part alone: {reason}")
+        name = f"region_{len(submodules)}"
+        submodules[name] = _graph_of(part, inputs, results)
+        call = graph.call_module(name, tuple(copies[x] for x in inputs))
+        call.meta = {"val": tuple(x.meta["val"] for x in results), "custom": origin(_first(part))}
+        for i, node in enumerate(results):
+            copies[node] = graph.call_function(operator.getitem, (call, i))
+            copies[node].meta = {"val": node.meta["val"]}
+    attributes = {str(node.target): getattr(module, str(node.target)) for node in graph.find_nodes(op="get_attr")}
+    found = fx.GraphModule({**attributes, **submodules}, graph)
+    found.meta.update(module.meta)
+    return found
+
+
+def region_of(node: fx.Node) -> fx.GraphModule:
+    """Return the graph of a node that is a region."""
+    return getattr(node.graph.owning_module, str(node.target))
+
+
+def bind_region(node: fx.Node, owner: TracedFunction, values: Mapping[fx.Node, Any]) -> list[Any]:
+    """Return the results of a node that is a region, which torch runs in one call.
+
+    Args:
+        node: the node.
+        owner: the function whose graph has the node.
+        values: the values of the node's arguments.
+    """
+    module = region_of(node)
+    inputs = module.graph.find_nodes(op="placeholder")
+    first = _first(list(module.graph.nodes))
+    others = [x.target for x in module.graph.nodes if isinstance(x.target, OpOverload) and x is not first]
+    island = Island(
+        owner=owner,
+        module=module,
+        in_types=tuple(array_type(x.meta["val"]) for x in inputs),
+        out_types=tuple(map(array_type, node.meta["val"])),
+        operators=(first.target, *others),  # type: ignore[arg-type]
+        reason=_reason(first),
+    )
+    return bind(island, [values[x] for x in node.args], None)  # type: ignore[index]
+
+
+def regions_of(module: fx.GraphModule) -> list[fx.Node]:
+    """Return the nodes of a graph that are regions."""
+    return [node for node in module.graph.nodes if node.op == "call_module"]
+
+
+def reason_for_region(node: fx.Node) -> str:
+    """Return why torch has to run a node that is a region."""
+    return _reason(_first(list(region_of(node).graph.nodes)))
+
+
+def _reason(first: fx.Node) -> str:
+    line = origin(first).get("line")
+    place = f"operator `{first.target}`" + (f" ({line})" if line else "")
+    if isinstance(first.meta["val"], torch.SymInt | torch.SymFloat | torch.SymBool):
+        return f"{place} reads a number from a tensor, on which the rest of the program may depend"
+    return f"the shape of a result of {place} depends on data, and XLA has fixed shapes alone"
+
+
+def _needs_torch(node: fx.Node) -> bool:
+    return is_by_data(node) or any(map(is_by_data, node.all_input_nodes))
+
+
+def _first(nodes: Sequence[fx.Node]) -> fx.Node:
+    """Return the first node of a region whose value is the first that depends on data."""
+    return next(node for node in nodes if is_by_data(node))
+
+
+# --- which nodes are one region -------------------------------------------------------------------------------------
+
+
+def _parts(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
+    """Return the nodes of a graph in parts that can run one after another.
+
+    A value that depends on data, its operator and its users are in one part; so are an operator and its results. Parts
+    that need each other's values become one part, with all nodes in between.
+    """
+    together: dict[fx.Node, list[fx.Node]] = {node: [node] for node in nodes}
+    for node in nodes:
+        for used in node.all_input_nodes:
+            if (is_by_data(used) or node.target is operator.getitem) and together[used] is not together[node]:
+                smaller, larger = sorted((together[used], together[node]), key=len)
+                larger += smaller
+                together.update(dict.fromkeys(smaller, larger))
+    groups = list({id(group): group for group in together.values()}.values())
+    numbers = {node: number for number, group in enumerate(groups) for node in group}
+    preceding = [list(dict.fromkeys(numbers[x] for node in group for x in node.all_input_nodes)) for group in groups]
+    position = {node: i for i, node in enumerate(nodes)}
+    cycles = reversed(_strong_components(preceding))
+    return [sorted((x for number in cycle for x in groups[number]), key=position.__getitem__) for cycle in cycles]
+
+
+def _strong_components(following: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the strongly connected components of a graph in topological order, by Kosaraju's algorithm.
+
+    Args:
+        following: the nodes to which there is an edge, for each node.
+    """
+    finished: list[int] = []
+    seen: set[int] = set()
+    for root in range(len(following)):
+        if root in seen:
+            continue
+        seen.add(root)
+        stack = [(root, iter(following[root]))]
+        while stack:
+            number, rest = stack[-1]
+            after = next((x for x in rest if x not in seen), None)
+            if after is None:
+                finished.append(number)
+                stack.pop()
+            else:
+                seen.add(after)
+                stack.append((after, iter(following[after])))
+    preceding: list[list[int]] = [[] for _ in following]
+    for number, others in enumerate(following):
+        for other in others:
+            preceding[other].append(number)
+    components: list[list[int]] = []
+    placed: set[int] = set()
+    for root in reversed(finished):
+        component, pending = [], [root]
+        while pending:
+            number = pending.pop()
+            if number not in placed:
+                placed.add(number)
+                component.append(number)
+                pending += preceding[number]
+        if component:
+            components.append(component)
+    return components
+
+
+# --- the graph of a region ------------------------------------------------------------------------------------------
+
+
+def _border(part: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Return the nodes whose values a region takes, and the nodes of the region whose values are used outside."""
+    inside = set(part)
+    inputs = dict.fromkeys(x for node in part for x in node.all_input_nodes if x not in inside)
+    return list(inputs), [node for node in part if not inside.issuperset(node.users)]
+
+
+def _ineligible_reason(part: Sequence[fx.Node], inputs: Sequence[fx.Node], results: Sequence[fx.Node]) -> str | None:
+    """Return why torch cannot run the nodes of a region inside a translated program; None if it can."""
+    for node in part:
+        if node.op == "output":
+            return "a result of the function has such a shape"
+        target = node.target
+        if target in _PLAIN or isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
+            continue
+        name = f"operator `{target}`"
+        if not isinstance(target, OpOverload) or target.namespace == "jtbridge":
+            return f"{name} takes functions"
+        if any(
+            argument.alias_info is not None and argument.alias_info.is_write for argument in schema_of(target).arguments
+        ):
+            return f"{name} writes to its arguments"
+        is_random = torch.Tag.nondeterministic_seeded in target.tags
+        if is_random and draws(target, node.args, node.kwargs):  # type: ignore[arg-type]
+            return f"{name} draws random numbers"
+        if any(part in target.name() for part in _BY_STRIDES):
+            return f"the results of {name} depend on the memory of its arguments"
+    if not all(is_array(tensor_of(x)) for x in (*inputs, *results)):
+        return "an argument or a result is no array of fixed shape"
+    if _has_custom_operators(part) and not all(can_be_laid_out(tensor_of(x)) for x in inputs):
+        return "an argument overlaps itself in memory"
+    return None
+
+
+def _has_custom_operators(part: Sequence[fx.Node]) -> bool:
+    return any(isinstance(x.target, OpOverload) and x.target.namespace not in ("aten", "prims") for x in part)
+
+
+def _graph_of(part: Sequence[fx.Node], inputs: Sequence[fx.Node], results: Sequence[fx.Node]) -> fx.GraphModule:
+    graph = fx.Graph()
+    copies = graph_inputs(graph, inputs, with_strides=_has_custom_operators(part))
+    for node in part:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        if node.target in _VIEWS:
+            copies[node].target = torch.ops.aten.reshape.default  # the argument may have other strides
+    graph.output(tuple(copies[node] for node in results))
+    return fx.GraphModule({}, graph)
