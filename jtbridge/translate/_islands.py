@@ -223,7 +223,7 @@ def may_be_faster_in_torch(node: fx.Node) -> Workload | None:
     """
     workload = workload_of(node)
     can = workload is not None and may_be_faster(workload) and ineligible_reason(node) is None
-    return workload if can and not any(_repeats(_tensor_of(x)) for x in node.all_input_nodes) else None
+    return workload if can and not any(_repeats(tensor_of(x)) for x in node.all_input_nodes) else None
 
 
 def _repeats(x: Any) -> bool:
