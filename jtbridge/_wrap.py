@@ -222,11 +222,12 @@ def wrap(
             sums may be rounded in another order.
         islands: whether torch runs single operators inside translated programs, in one call each, while XLA runs
             everything around them. With "needed" these are the operators without a lowering, and regions of operators
-            with sizes that depend on data. With "auto" and ``backend="auto"``, they are also the operators that torch
-            is measured to run faster than XLA; but if more than an eighth of the operators have no lowering, or half
-            of them are in regions, the whole function is called. With "auto", a program of a backend that was asked for
-            by name has no islands. With "never" one operator without a lowering has the whole function called. There
-            are no islands in exported programs, on a TPU, and in programs that XLA divides among devices.
+            with sizes that depend on data. With "auto" and ``backend="auto"``, they are the operators without a
+            lowering and those that torch is measured to run faster than XLA; but if more than an eighth of the
+            operators have no lowering, or a size depends on data, the whole function is called. With "auto", a program
+            of a backend that was asked for by name has no islands. With "never" one operator without a lowering has the
+            whole function called. There are no islands in exported programs, on a TPU, and in programs that XLA divides
+            among devices.
         return_mutated: with True the result is ``(out, mutated)``, where `mutated` maps the name of every array
             argument that `fn` wrote to, such as ``x`` or ``params['w']``, to its new value. With False the caller does
             not see such writes.

@@ -27,6 +27,7 @@ class TraceRequest:
         ordered: whether side effects are allowed: draws without a key and writes to closed-over state.
         output_shapes: the tree of result types that the user declared, or None.
         device: the type of the devices that the closed-over tensors lie on.
+        regions: whether torch may run the operators with sizes that depend on data inside a translated program.
         guard: restores the state that a run of the function changes.
     """
 
@@ -39,6 +40,7 @@ class TraceRequest:
     ordered: bool
     output_shapes: Any | None
     device: str = "cpu"
+    regions: bool = False
     guard: StateGuard = NO_GUARD
 
     def on_device(self, device: str) -> TraceRequest:

@@ -272,7 +272,13 @@ def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
 
     def in_a_graph(path: PathTrace, recorder: EffectRecorder) -> bool:
         """Return whether a graph with symbols would compute the same as the function for all values."""
-        if request.ordered or request.output_shapes is not None or path.choices or recorder.inner_autograd:
+        if (
+            not request.regions
+            or request.ordered
+            or request.output_shapes is not None
+            or path.choices
+            or recorder.inner_autograd
+        ):
             return False
         if _not_in_a_graph(recorder) or (asked_whether_fake() and differs_if_fake(request)):
             return False

@@ -85,7 +85,7 @@ def _tried(fn: Callable[..., Sequence[Any]], tensors: Sequence[torch.Tensor], at
                 module = _trace_one_way(fn, tensors, None, recorder, attempt.use)
             elif attempt.use is GraphUse.REGIONS:
                 oracle = BranchOracle()
-                module = _trace_one_way(fn, tensors, oracle, recorder, attempt.use)
+                module = _trace_one_way(fn, tensors, oracle, recorder, attempt.use, compares=True)
                 if oracle.conditions:
                     raise TranslationError("it branches on data, and has sizes that depend on data")
             else:

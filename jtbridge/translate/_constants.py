@@ -19,7 +19,7 @@ from jtbridge.core.dtypes import numpy_dtype
 from jtbridge.core.functions import TracedFunction
 from jtbridge.errors import TranslationError
 
-from ._operators import obstacle, share_in_regions, share_without_lowering
+from ._operators import obstacle, share_without_lowering
 from ._program import graph_of, precision
 
 # The largest share of operators that torch may run inside a program. Measured on a CPU for chains of 48 operators: an
@@ -27,10 +27,6 @@ from ._program import graph_of, precision
 # is an island takes 1.1 to 1.2 times the time of calling the whole function, and one in twelve 0.7 to 0.8; for 65,536
 # floats, 0.4 for both.
 _MOST_ISLANDS = 1 / 8
-
-# The share of operators in regions (`_regions.py`) from which the whole function is called. Then XLA would run little,
-# and all values that cross between XLA and torch are copied.
-_TOO_MUCH_IN_REGIONS = 1 / 2
 
 # For each outermost trace, the closed-over tensors and their arrays, by the tensors' ids and numbers of writes.
 _ARRAYS: weakref.WeakKeyDictionary[Any, dict[Any, tuple[torch.Tensor, jax.Array]]] = weakref.WeakKeyDictionary()
@@ -47,12 +43,6 @@ def with_constants(traced: TracedFunction) -> TracedFunction:
         return _untranslatable(traced, error)
     islands = traced.islands
     if islands == "auto":
-        if share_in_regions(module) >= _TOO_MUCH_IN_REGIONS:
-            reason = (
-                f"half or more of the operators of `{traced.name}` can only run in torch "
-                f'(`islands="needed"` translates the others): {traced.traits.untraceable}'
-            )
-            return _untranslatable(traced, TranslationError(reason))
         islands = "auto" if share_without_lowering(module) <= _MOST_ISLANDS else "faster"
         if islands == "faster" and (reason := obstacle(module)) is not None:
             return _untranslatable(traced, TranslationError(f"`{traced.name}`: {reason}"))

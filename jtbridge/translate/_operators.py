@@ -46,12 +46,6 @@ def share_without_lowering(module: fx.GraphModule) -> float:
     return sum(not has_lowering(node) and _lacks_lowering(node) for node in nodes) / max(len(nodes), 1)
 
 
-def share_in_regions(module: fx.GraphModule) -> float:
-    """Return the share of a graph's operators that are in regions."""
-    inside = sum(map(_is_operator, (node for region in regions_of(module) for node in region_of(region).graph.nodes)))
-    return inside / max(inside + sum(map(_is_operator, _run(module))), 1)
-
-
 def _lacks_lowering(node: fx.Node) -> bool:
     if not decomposable(node):
         return True

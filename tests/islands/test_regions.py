@@ -76,10 +76,6 @@ def number_of_values_alone(x):
     return x.sum() + torch.tensor(0.0) + torch.scalar_tensor(torch.unique(x.round()).numel())
 
 
-def item(x):
-    return x * x.sum().item()
-
-
 def repeated(x):
     repeats = (x[:, 0].abs() * 2).long()
     return torch.repeat_interleave(x, repeats, 0).cos().sum(0)
@@ -130,7 +126,6 @@ REGIONS = [
     written_in_place,
     number_of_values,
     number_of_values_alone,
-    item,
     repeated,
     scattered,
     normalised,
@@ -229,7 +224,7 @@ def test_transformations_are_torchs(name):
 
 
 def test_a_batch_is_one_call_that_runs_its_rows_one_after_another():
-    f = jax.vmap(jtbridge.wrap(F))
+    f = jax.vmap(jtbridge.wrap(F, islands="needed"))
     with pytest.warns(SequentialVmapWarning, match="sizes depend on the values"):
         assert calls_in(f, ABOVE) == 1
 
@@ -252,7 +247,7 @@ def two_regions(x):
 
 
 def test_independent_regions_are_two_calls_and_explain_lists_them():
-    f = jtbridge.wrap(two_regions)
+    f = jtbridge.wrap(two_regions, islands="needed")
     assert calls_in(f, X) == 2
     (t,) = tensors(X)
     assert_matches(jax.jit(f)(X), two_regions(t), 1e-5)
@@ -277,7 +272,7 @@ def test_a_region_has_the_operators_between_its_own():
         between = chosen.sum().cos().sin()
         return (chosen * between).sum() * x.cos() + between
 
-    f = jtbridge.wrap(function)
+    f = jtbridge.wrap(function, islands="needed")
     (island,) = [island for island in jtbridge.explain(f, X).islands if not island.gradient]
     assert {"aten.cos.default", "aten.sin.default"} <= set(island.operators)
     assert "aten.tanh.default" not in island.operators
@@ -362,18 +357,9 @@ def test_graph_attention_that_removes_self_loops():
 # --- where there are none -------------------------------------------------------------------------------------------
 
 
-def test_a_function_that_is_mostly_regions_is_called():
-    def function(x):
-        return x[x > 1].cos().exp().sum()
-
-    with pytest.warns(CalledWarning, match='half or more of the operators .*islands="needed"'):
-        text = jax.jit(jtbridge.wrap(function)).lower(X).as_text()
-    assert text.count(_CALL) == 1
-    assert "cosine" not in text
-
-
-def test_with_never_the_whole_function_is_called():
-    f = jtbridge.wrap(F, islands="never")
+@pytest.mark.parametrize("islands", ["auto", "never"])
+def test_without_a_request_the_whole_function_is_called(islands):
+    f = jtbridge.wrap(F, islands=islands)
     with pytest.warns(CalledWarning, match="sizes depend on the values of its arguments"):
         text = jax.jit(f).lower(X).as_text()
     assert "cosine" not in text
@@ -394,7 +380,7 @@ def test_an_exported_program_has_none():
     with pytest.raises(TranslationError, match=r"sizes depend on .* \(operator `aten\.nonzero\.default`\)"):
         jtbridge.export(jtbridge.wrap(F), X)
     with pytest.raises(BackendError, match=r"operator `aten\.index\.Tensor` .* depends on data"):
-        jax.export.export(jax.jit(jtbridge.wrap(F)))(X)
+        jax.export.export(jax.jit(jtbridge.wrap(F, islands="needed")))(X)
     lower = jax.jit(jtbridge.wrap(F, backend="xla", islands="needed")).trace(X).lower
     for platforms in (("tpu",), ("cpu", "cuda")):
         with pytest.raises(TranslationError, match=r"operator `aten\.index\.Tensor` .* depends on data"):
@@ -407,7 +393,7 @@ def test_devices_call_the_whole_function_or_run_the_region_of_their_shard():
         pytest.fail("the tests run on several CPU devices")
     (t,) = tensors(ABOVE)
     sharding = NamedSharding(mesh, PartitionSpec("rows"))
-    f = jtbridge.wrap(F)
+    f = jtbridge.wrap(F, islands="needed")
     with pytest.warns(CalledWarning):
         divided = jax.jit(f, in_shardings=sharding).lower(jax.device_put(ABOVE, sharding))
     assert "cosine" not in divided.as_text()
@@ -422,7 +408,7 @@ def test_a_function_that_draws_is_called():
     def noisy(x):
         return torch.nn.functional.dropout(F(x), 0.5)
 
-    f = jtbridge.wrap(noisy)
+    f = jtbridge.wrap(noisy, islands="needed")
 
     def loss(x):
         return (f(x, rng=jax.random.key(0)) ** 2).sum()
@@ -438,7 +424,7 @@ def test_a_function_that_draws_is_called():
 
 
 def test_a_key_that_a_function_does_not_use_does_not_keep_it_from_having_regions():
-    f = jtbridge.wrap(F)
+    f = jtbridge.wrap(F, islands="needed")
     assert "cosine" in jax.jit(lambda x: f(x, rng=jax.random.key(0))).lower(X).as_text()
 
 
@@ -457,6 +443,14 @@ def checked_size(x):
     return chosen.sum() * x.cos()
 
 
+def number(x):
+    return x * x.sum().item()
+
+
+def text_of_a_number(x):
+    return x * 2 if f"{x[0, 0].item()}" == "-1.0" else x + x[x > 1].sum()
+
+
 def caught(x):
     try:
         return x[x > 1].sum() * x[:, torch.nonzero(x[0] > 1)[0, 0]].sum()
@@ -465,7 +459,9 @@ def caught(x):
 
 
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
-@pytest.mark.parametrize("function", [branch_on_a_size, sizes_taken_for_equal, checked_size, caught])
+@pytest.mark.parametrize(
+    "function", [branch_on_a_size, sizes_taken_for_equal, checked_size, number, text_of_a_number, caught]
+)
 def test_functions_that_a_graph_does_not_show_are_called_and_right(function):
     f = jtbridge.wrap(function, islands="needed")
     assert jtbridge.explain(f, X).backend == "dlpack"

@@ -201,7 +201,7 @@ class TracedCalls:
             signature.types,
             signature.statics,
         )
-        request = self._request(signature, state, seeded)
+        request = self._request(signature, state, seeded, regions=islands == "needed")
         with TRACING, contextlib.ExitStack() as stack:
             for lock in module_locks(closed_over_modules(self._fn)):  # XLA's threads may be calling the modules
                 stack.enter_context(lock)
@@ -241,7 +241,7 @@ class TracedCalls:
             islands=_WHEN_DRAWING.get(islands, islands) if seeded else islands,
         )
 
-    def _request(self, signature: Signature, state: TorchState, seeded: bool) -> TraceRequest:
+    def _request(self, signature: Signature, state: TorchState, seeded: bool, *, regions: bool) -> TraceRequest:
         """Return the input of inference for a call: the function, the types of its arguments, a guard of its state."""
         dtypes = argument_dtypes(
             (np.dtype(dtype) for _, dtype in signature.types),
@@ -266,6 +266,7 @@ class TracedCalls:
             ordered=self._ordered,
             output_shapes=self._options["output_shapes"],
             device=device_closed_over(self._fn),
+            regions=regions,
             guard=guard,
         )
 
