@@ -48,7 +48,7 @@ def tree(batch: dict[str, Any], scale: float) -> dict[str, Any]:
 
 def positive(x: torch.Tensor) -> torch.Tensor:
     """Raise for a sum that is negative: a function that cannot be translated."""
-    if x.sum().item() < 0:
+    if float(x.detach().sum()) < 0:
         raise LookupError("the sum is negative")
     return x * 2
 
