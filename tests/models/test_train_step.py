@@ -317,7 +317,7 @@ def test_wrong_arguments_are_refused():
         (lambda value: value * jnp.ones(2), r"float32\[2\]"),
         (lambda value: None, "a NoneType"),
         (lambda value: (value, {"loss": value}), r"metrics \['loss'\]"),
-        (lambda value: (value, value), "JVPTracer|Tracer"),
+        (lambda value: (value, value), "a JAX tracer"),
     ],
 )
 def test_a_loss_of_another_form_is_refused(result: Any, message: str):
