@@ -93,7 +93,7 @@ def _tag_forward(joint: fx.GraphModule, results: int) -> set[fx.Node]:
 
 
 def _compute_again(joint: fx.GraphModule, forward: set[fx.Node]) -> None:
-    """Have the backward compute again what it needs of values whose sizes depend on data: these are no residuals.
+    """Copy the nodes that the backward needs and whose sizes depend on data into it: no residual has such a size.
 
     Args:
         joint: the joint graph.

@@ -225,7 +225,7 @@ class ReachableState:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Restore the state inside the block, and afterwards what it was before the block."""
+        """Restore the saved state inside the block, and the present state after the block."""
         now = self.changed_part()
         now._records = [record._replace(contents=record.kind.read(record.thing)) for record in now._records]
         now._positions = []

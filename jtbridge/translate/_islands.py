@@ -339,7 +339,7 @@ def _graph(node: fx.Node, inputs: Sequence[fx.Node], used: Sequence[int]) -> fx.
 
 
 def graph_inputs(graph: fx.Graph, inputs: Sequence[fx.Node], *, with_strides: bool) -> dict[fx.Node, fx.Node]:
-    """Add the inputs of an island to its graph; return the node that stands for each.
+    """Add the inputs of an island to its graph; return the added node of each input.
 
     Args:
         graph: the graph.

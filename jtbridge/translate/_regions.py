@@ -186,7 +186,7 @@ def _strong_components(following: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _border(part: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Return the nodes whose values a region takes, and the nodes of the region whose values are used outside."""
+    """Return the input nodes of a region, and the nodes of the region whose values other nodes use."""
     inside = set(part)
     inputs = dict.fromkeys(x for node in part for x in node.all_input_nodes if x not in inside)
     return list(inputs), [node for node in part if not inside.issuperset(node.users)]

@@ -13,7 +13,7 @@ import torch
 
 from jtbridge._compat import outside_modes
 
-from .recurrent import REPLACEMENTS, by_rows, followed, layer, using
+from .recurrent import REPLACEMENTS, by_rows, followed, layer, second_gradients, using
 
 _LSTM = 2  # oneDNN's number of the cell
 
@@ -109,12 +109,7 @@ def _double_backward(ctx: Any, *seconds: torch.Tensor) -> tuple[Any, ...]:
         leaves = [followed(t) for t in ctx.saved_tensors]
         x, h, c, *params = leaves[2:]
         hidden, cells = layer(x, h, c, params, "lstm")
-        firsts = torch.autograd.grad(
-            (hidden, cells[-1]), leaves[2:], leaves[:2], create_graph=True, allow_unused=True, materialize_grads=True
-        )
-        found = torch.autograd.grad(
-            firsts, leaves, seconds, create_graph=True, allow_unused=True, materialize_grads=True
-        )
+        found = second_gradients((hidden, cells[-1]), leaves, seconds)
     return (*found, None, None, None)
 
 

@@ -184,10 +184,22 @@ def _twice(seconds: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], cel
     """Compute `recurrent_double_backward` step by step, as torch code that autograd can differentiate."""
     leaves = [followed(x) for x in tensors]
     hidden, cells, _ = _unrolled(*leaves[2:], cell=cell)
-    firsts = torch.autograd.grad(
-        (hidden, cells), leaves[2:], leaves[:2], create_graph=True, allow_unused=True, materialize_grads=True
-    )
-    return torch.autograd.grad(firsts, leaves, seconds, create_graph=True, allow_unused=True, materialize_grads=True)
+    return second_gradients((hidden, cells), leaves, seconds)
+
+
+def second_gradients(
+    results: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], seconds: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """Return the gradients of the gradients of two results.
+
+    Args:
+        results: two functions of `leaves[2:]`.
+        leaves: the gradients by the results, and the arguments.
+        seconds: the gradients by the gradients of the arguments.
+    """
+    options: Any = {"create_graph": True, "allow_unused": True, "materialize_grads": True}
+    firsts = torch.autograd.grad(results, leaves[2:], leaves[:2], **options)
+    return torch.autograd.grad(firsts, leaves, seconds, **options)
 
 
 def followed(x: torch.Tensor) -> torch.Tensor:
