@@ -20,7 +20,6 @@ _UNARY: list[tuple[str, ...]] = [
             "square",
             "neg",
             "asinh",
-            "sinc",
             "erfc",
             "positive",
             "special.i0e",
