@@ -51,7 +51,7 @@ def overlapping_write(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> st
     for tensor in written:
         read = [t for t in leaves if t.layout is torch.strided and storage_id(t) == storage_id(tensor)]
         again = sum(_is_same(t, tensor) for t in (written if by_element else read)) > 1
-        if again or any(_shares(tensor, t) for t in read):
+        if again or any(shares_other_elements(tensor, t) for t in read):
             return "it writes to memory that it reads as other elements, as in `x /= x[0]` and `x.addmm_(x, x)`"
     return None
 
@@ -80,7 +80,7 @@ def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return storage_id(tensor) == storage_id(other) and _place(tensor) == _place(other)
 
 
-def _shares(written: torch.Tensor, other: torch.Tensor) -> bool:
+def shares_other_elements(written: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether tensors of one storage share elements, other than each with its like."""
     if _place(written) == _place(other) or not other.numel():
         return False

@@ -12,6 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from jtbridge._compat import StorageWeakRef, functorch_depth, functorch_level, innermost, is_shared, storage_id
+from jtbridge.core.overlap import shares_other_elements
 
 # Kinds by name, the same for a function, a method, and an operator of `torch.ops`.
 _KINDS = {
@@ -21,6 +22,7 @@ _KINDS = {
     **dict.fromkeys(("new_empty", "new_zeros", "new_ones", "new_full"), "keeps strides"),
     **dict.fromkeys(("__getitem__", "lift"), "view"),
     **dict.fromkeys(("__setitem__", "__set__"), "write"),
+    **dict.fromkeys(("__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"), "write"),  # += calls add_
     **dict.fromkeys(("as_strided_scatter", "_reshape_alias"), "wrong"),
     **dict.fromkeys(("requires_grad", "is_leaf", "output_nr", "grad_fn"), "reads graph"),
     "as_strided": "as_strided",
@@ -38,6 +40,9 @@ class VmapGuard(TorchFunctionMode):
     - Whether ``x.reshape(...)`` is a view depends on the strides of `x`, and many operators give a batch other strides
       than a row. The strides are known to be the same for contiguous arguments with the batch axis first, and for
       contiguous copies of such arguments, and contiguous tensors made like them.
+
+    A write such as ``x[1:] += x[:-1]`` reads what it has just written. Torch refuses it for some strides of a row, and
+    torch.vmap runs it in an order of its own.
 
     A generator that the function seeds gives each row the same numbers, and torch.vmap gives the rows different ones.
 
@@ -73,7 +78,7 @@ class VmapGuard(TorchFunctionMode):
         if kwargs.get("generator") is not None:  # the function may have seeded it, and each row would do so
             raise NotImplementedError("the rows draw from a generator of the function")
         if kind == "write" or kwargs.get("inplace") or kwargs.get("out") is not None:
-            self._check_write([kwargs.get("out"), [*args, *kwargs.values()][:1]])
+            self._check_write([kwargs.get("out"), [*args, *kwargs.values()][:1]], [args, kwargs])
         elif kind is not None and args and isinstance(args[0], torch.Tensor):
             return self._call(kind, func, args, kwargs)
         return func(*args, **kwargs)
@@ -108,15 +113,14 @@ class VmapGuard(TorchFunctionMode):
             raise NotImplementedError("a batched tensor has no grad_fn")
         return found
 
-    def _check_write(self, written: Any) -> None:
-        if not self._pairs and not self._strides_were_read:
-            return
-        for tensor in jax.tree.leaves(written):
-            if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
-                continue
-            storage = storage_id(innermost(tensor))
+    def _check_write(self, written: Any, operands: Any) -> None:
+        tensors = _strided_tensors(operands)
+        for tensor in _strided_tensors(written):
+            storage = storage_id(tensor)
             if self._strides_were_read or any(pair.is_seen_in_both(storage) for pair in self._pairs):
                 raise NotImplementedError("torch.vmap may take a copy for a view, or a view for a copy, and writes")
+            if any(storage_id(other) == storage and shares_other_elements(tensor, other) for other in tensors):
+                raise NotImplementedError("it writes to memory that it reads as other elements")
 
 
 class _Pair:
@@ -134,6 +138,12 @@ class _Pair:
             return self._was_shared or self._x() is not None
         others = [other for own, other in ((of_x, of_result), (of_result, of_x)) if own.cdata == storage]
         return any(not other.expired() for other in others)
+
+
+def _strided_tensors(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors of a tree as they lie in memory, with the batch axis."""
+    leaves = [innermost(leaf) for leaf in jax.tree.leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in leaves if leaf.layout is torch.strided]
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, StorageWeakRef]:

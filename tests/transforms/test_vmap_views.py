@@ -6,6 +6,7 @@ may return a view is tried on arguments and on intermediate results, and its res
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -252,7 +253,15 @@ def memory_of_convolution(x):
     return ((convolved(x).as_strided((4,), (1,), 14) * x[0]).sum(),)
 
 
+def integers_of_convolution(x):
+    h = convolved(x).int()
+    y = h.reshape(-1)
+    y <<= 1  # unlike +=, it does not call a method whose name ends with "_"
+    return ((h + y.reshape(h.shape)).sum() * x[0, 0],)
+
+
 BY_STRIDES = [
+    integers_of_convolution,
     view_of_convolution,
     other_view_of_convolution,
     convolution_after_its_view,
@@ -284,6 +293,48 @@ def test_gradients(f: Callable, backend: str):
         vmap_of = jax.vmap(jax.grad(g))(jnp.asarray(BATCH))
     assert_close(of_vmap, torch.stack(expected).numpy(), 1e-4)
     assert_close(vmap_of, torch.stack(expected).numpy(), 1e-4)
+
+
+def bits_of_convolution(x, write):
+    h = (convolved(x) * 4).int()
+    y = h.reshape(-1)
+    write(y)
+    return h * 1, y * 1
+
+
+@pytest.mark.parametrize("name", ["__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"])
+def test_augmented_assignment_of_integers(name: str):
+    f = functools.partial(bits_of_convolution, write=lambda y: getattr(y, name)(3))
+    with pytest.warns(SequentialVmapWarning):
+        actual = jax.vmap(jtbridge.wrap(f))(jnp.asarray(BATCH))
+    for ours, theirs in zip(actual, rows_of(f, BATCH), strict=True):
+        np.testing.assert_array_equal(ours, theirs.numpy())
+
+
+def sums_in_place(x):
+    y = x[0].clone()
+    y[1:] += y[:-1]
+    return y
+
+
+def test_a_write_that_torch_refuses_for_a_row_is_refused_for_a_batch():
+    with pytest.raises(RuntimeError, match="single memory location"):
+        sums_in_place(torch.ones(*ROW))
+    with pytest.raises(RuntimeError, match="single memory location"):
+        jax.vmap(jtbridge.wrap(sums_in_place))(jnp.asarray(BATCH))
+
+
+def columns_in_place(x):
+    y = x.clone()
+    y[:, 1:] += y[:, :-1]  # torch does not see that these share memory
+    y[0] = y[1]
+    return (y,)
+
+
+def test_a_write_to_memory_that_it_reads_runs_by_rows():
+    with pytest.warns(SequentialVmapWarning):
+        actual = jax.vmap(jtbridge.wrap(columns_in_place))(jnp.asarray(BATCH))
+    assert_close(actual[0], rows_of(columns_in_place, BATCH)[0].numpy(), 1e-6)
 
 
 def views_of_arguments(x):
