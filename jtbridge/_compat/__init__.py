@@ -91,6 +91,7 @@ from ._torch import is_tracing_exception as is_tracing_exception
 from ._torch import is_zero as is_zero
 from ._torch import materializes_gradients as materializes_gradients
 from ._torch import once_differentiable_in as once_differentiable_in
+from ._torch import outside_functorch as outside_functorch
 from ._torch import outside_modes as outside_modes
 from ._torch import pack_padded_sequence as pack_padded_sequence
 from ._torch import pad_packed_sequence as pad_packed_sequence

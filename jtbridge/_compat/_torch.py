@@ -148,6 +148,15 @@ def inside_functorch() -> bool:
     return functorch_bindings.maybe_current_level() is not None
 
 
+@contextlib.contextmanager
+def outside_functorch() -> Iterator[None]:
+    """Leave the torch.func transforms that run on this thread, inside the block. Tried on torch 2.13."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    with temporarily_clear_interpreter_stack():
+        yield
+
+
 def functorch_depth() -> int:
     """Return how many torch.func transforms are running on this thread. Tried on torch 2.13; no public query."""
     return functorch_bindings.maybe_current_level() or 0

@@ -11,7 +11,15 @@ import jax
 import torch
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import StorageWeakRef, functorch_depth, functorch_level, innermost, is_shared, storage_id
+from jtbridge._compat import (
+    StorageWeakRef,
+    functorch_depth,
+    functorch_level,
+    innermost,
+    is_shared,
+    outside_functorch,
+    storage_id,
+)
 from jtbridge.core.overlap import shares_other_elements
 
 # Kinds by name, the same for a function, a method, and an operator of `torch.ops`.
@@ -23,11 +31,13 @@ _KINDS = {
     **dict.fromkeys(("__getitem__", "lift"), "view"),
     **dict.fromkeys(("__setitem__", "__set__"), "write"),
     **dict.fromkeys(("__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"), "write"),  # += calls add_
-    **dict.fromkeys(("as_strided_scatter", "_reshape_alias"), "wrong"),
+    **dict.fromkeys(("as_strided_scatter", "as_strided_copy", "_reshape_alias"), "wrong"),
     **dict.fromkeys(("requires_grad", "is_leaf", "output_nr", "grad_fn"), "reads graph"),
     "as_strided": "as_strided",
-    "roll": "roll",
+    **dict.fromkeys(("roll", "index_select", "addr"), "wrong for scalars"),
 }
+# They take tensors that belong to a graph, and no copies of them.
+_OF_GRAPH = frozenset({"grad", "backward"})
 
 
 class VmapGuard(TorchFunctionMode):
@@ -43,6 +53,10 @@ class VmapGuard(TorchFunctionMode):
 
     A write such as ``x[1:] += x[:-1]`` reads what it has just written. Torch refuses it for some strides of a row, and
     torch.vmap runs it in an order of its own.
+
+    The result of some operators, such as `where` and `layer_norm`, has the dtype of a batch where a row has another:
+    torch gives a tensor without dimensions less weight in the choice of a dtype, and with the batch axis it has one.
+    So an operator that gets several dtypes is compared with its result for a row, on tensors without memory.
 
     A generator that the function seeds gives each row the same numbers, and torch.vmap gives the rows different ones.
 
@@ -72,13 +86,19 @@ class VmapGuard(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kind = _kind(func)
+        kwargs = kwargs or {}
+        if kind != "write" and _has_several_dtypes([*args, *kwargs.values()]) and func.__name__ not in _OF_GRAPH:
+            return self._compared_with_a_row(kind, func, args, kwargs)
+        return self._run(kind, func, args, kwargs)
+
+    def _run(self, kind: str | None, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kind is None and not kwargs:
             return func(*args)
-        kwargs = kwargs or {}
         if kwargs.get("generator") is not None:  # the function may have seeded it, and each row would do so
             raise NotImplementedError("the rows draw from a generator of the function")
         if kind == "write" or kwargs.get("inplace") or kwargs.get("out") is not None:
-            self._check_write([kwargs.get("out"), [*args, *kwargs.values()][:1]], [args, kwargs])
+            written = args[0][args[1]] if _writes_to_part(func, args) else [*args, *kwargs.values()][:1]
+            self._check_write([kwargs.get("out"), written], [args[1:], kwargs])
         elif kind is not None and args and isinstance(args[0], torch.Tensor):
             return self._call(kind, func, args, kwargs)
         return func(*args, **kwargs)
@@ -91,7 +111,8 @@ class VmapGuard(TorchFunctionMode):
         is_batched = innermost(x) is not x
         is_doubtful = is_batched and storage_id(innermost(x)) not in self._same_strides
         name = func.__name__
-        if kind == "wrong" or (kind == "as_strided" and is_doubtful) or (kind == "roll" and x.dim() == 0):
+        is_wrong_scalar = kind == "wrong for scalars" and any(leaf.dim() == 0 for leaf in _tensors((args, kwargs)))
+        if kind == "wrong" or (kind == "as_strided" and is_doubtful) or is_wrong_scalar:
             raise NotImplementedError(f"the batching rule of {name} is wrong")
         self._strides_were_read |= kind == "tells strides" and is_doubtful
         if kind == "by strides" and is_doubtful:
@@ -105,6 +126,21 @@ class VmapGuard(TorchFunctionMode):
                 self._pairs.append(_Pair(x, out, False))
         elif kind == "keeps strides" and is_batched and not is_doubtful and x.is_contiguous() and out.is_contiguous():
             self._same_strides.update([_storage(out)])
+        return out
+
+    def _compared_with_a_row(
+        self, kind: str | None, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        row_args, row_kwargs = jax.tree.map(_without_memory, (args, kwargs))
+        try:
+            with outside_functorch():  # torch.vmap composes some operators of others
+                expected = func(*row_args, **row_kwargs)
+        except Exception as error:  # an operator that has no result without memory
+            raise NotImplementedError("the dtype of a row is not known") from error
+        out = self._run(kind, func, args, kwargs)
+        for found, right in zip(_tensors(out), _tensors(expected), strict=True):
+            if (found.dtype, found.shape) != (right.dtype, right.shape):
+                raise NotImplementedError(f"{func.__name__} gives a batch another dtype than a row")
         return out
 
     def _of_graph(self, get: Callable[..., Any], x: torch.Tensor) -> Any:
@@ -140,10 +176,31 @@ class _Pair:
         return any(not other.expired() for other in others)
 
 
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
 def _strided_tensors(tree: Any) -> list[torch.Tensor]:
     """Return the tensors of a tree as they lie in memory, with the batch axis."""
-    leaves = [innermost(leaf) for leaf in jax.tree.leaves(tree) if isinstance(leaf, torch.Tensor)]
-    return [leaf for leaf in leaves if leaf.layout is torch.strided]
+    return [leaf for leaf in map(innermost, _tensors(tree)) if leaf.layout is torch.strided]
+
+
+def _has_several_dtypes(operands: Sequence[Any]) -> bool:
+    """Return whether the dtype of a result may depend on which tensors have dimensions."""
+    tensors = [x for x in operands if isinstance(x, torch.Tensor)]
+    dtypes = {x.dtype for x in tensors} - {torch.bool}
+    if len(dtypes) < 2 or torch.is_autocast_enabled(tensors[0].device.type):
+        return False
+    is_scalar_float = any(x.dim() == 0 and not _is_integer(x.dtype) for x in tensors)
+    return is_scalar_float or len(dtypes) > len(set(map(_is_integer, dtypes)))
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex
+
+
+def _without_memory(x: Any) -> Any:
+    return torch.empty(x.shape, dtype=x.dtype, device="meta") if isinstance(x, torch.Tensor) else x
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, StorageWeakRef]:
@@ -157,6 +214,11 @@ def _kind(func: Callable[..., Any]) -> str | None:
     if name == "__get__":  # of an attribute
         name = getattr(getattr(func, "__self__", None), "__name__", name)
     return "write" if name.endswith("_") and not name.endswith("__") else _KINDS.get(name)
+
+
+def _writes_to_part(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Return whether a call is `x[i] = y` where `x[i]` is a view."""
+    return func.__name__ == "__setitem__" and not _tensors(args[1])
 
 
 def _has_index_tensor(index: Any) -> bool:

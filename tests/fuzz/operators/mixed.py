@@ -150,7 +150,7 @@ _COMPLEX: list[tuple[str, ...]] = [
     ("{z}.norm()", "above({z}.norm(), 0.2)"),
     ("{z}.abs().square()", "above({z}.abs(), 0.1)"),
     ("-{z}",),
-    ("{z} == 0",),
+    ("{z} == 0", "away({z}, 0)"),
     ("{z}.cosh()", "below({z}, 1)"),
     ("torch.where({z}.real > 0, {z}, {z}.conj())", "away({z}.real, 0)"),
     ("{z}.conj().imag",),
