@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 
 from .backends import check_name
+from .core import tuning
 from .errors import ArgumentError
 
 _VERIFY: contextvars.ContextVar[bool | None] = contextvars.ContextVar("jtbridge_verify", default=None)
@@ -26,6 +27,8 @@ def config(
 ) -> Iterator[None]:
     """Set options for calls and traces inside the block. A program that was compiled before keeps its own options.
 
+    Islands are the exception: a program that was compiled before its islands were tuned is compiled again.
+
     Args:
         backend: "auto" or a name of :func:`jtbridge.backends`, for every wrapped function. It overrides the
             ``backend=`` of :func:`jtbridge.wrap`.
@@ -33,11 +36,14 @@ def config(
             programs. It overrides the ``islands=`` of :func:`jtbridge.wrap`.
         verify: whether the first result of every traced program is compared with torch's. It overrides the
             ``verify=`` of :func:`jtbridge.wrap`, which describes the comparison.
-        tune: whether the Triton kernels of :mod:`jtbridge.kernels` are tuned. When a program is lowered for a GPU,
-            each kernel is timed in a few configurations, on torch's stream and in torch's memory, and the fastest is
-            used from then on, in later processes too. Tuning takes seconds for each kernel and size. A program of
-            several processes does not tune; it uses the configurations that were tuned before.
-        tuning_folder: the folder of the tuned configurations; ``$XDG_CACHE_HOME/jtbridge/tuning`` if it is not given.
+        tune: whether islands and the Triton kernels of :mod:`jtbridge.kernels` are tuned. The results are used from
+            then on, in later processes too. When a program with ``islands="auto"`` is lowered for one CPU device, each
+            operator that torch may run faster than XLA is timed in both, at its shapes and on random operands, and the
+            faster one runs it. This takes some tenths of a second for each operator and shape. When a program is
+            lowered for a GPU, each kernel is timed in a few configurations, on torch's stream and in torch's memory,
+            and the fastest is used. This takes seconds for each kernel and size. A program of several processes does
+            not tune; it uses what was tuned before.
+        tuning_folder: the folder of the results; ``$XDG_CACHE_HOME/jtbridge/tuning`` if it is not given.
 
     Raises:
         BackendError: there is no such backend; the message lists the known backends.
@@ -54,13 +60,8 @@ def config(
     verifying = _VERIFY.set(_VERIFY.get() if verify is None else verify)
     running = _ISLANDS.set(chosen)
     try:
-        if tune is None and tuning_folder is None:
+        with tuning.settings(tune, tuning_folder):
             yield
-        else:
-            from .kernels import _tuning  # imported only for tuning, because the import takes time
-
-            with _tuning.settings(tune, tuning_folder):
-                yield
     finally:
         _ISLANDS.reset(running)
         _VERIFY.reset(verifying)

@@ -127,7 +127,7 @@ class RetracingWarning(UserWarning):
 
 
 class TuningWarning(UserWarning):
-    """A kernel was to be tuned and is not, or a tuned configuration cannot be read or written."""
+    """A kernel or an operator was to be tuned and is not, or the result of tuning cannot be read or written."""
 
 
 class ProofWarning(UserWarning):

@@ -151,6 +151,16 @@ def is_divided(ctx: mlir.LoweringRuleContext) -> bool:
     return isinstance(context, sharding_impls.ShardingContext) and context.num_devices > 1
 
 
+def is_for_one_device(ctx: mlir.LoweringRuleContext) -> bool:
+    """Return whether a program runs on one device. Tried on jax 0.10.2; no public query."""
+    from jax._src import sharding_impls
+
+    context = ctx.module_context.axis_context
+    if isinstance(context, sharding_impls.SPMDAxisContext):
+        return context.mesh.size == 1
+    return isinstance(context, sharding_impls.ShardingContext) and context.num_devices == 1
+
+
 def _ordered_effect() -> Any:
     """Return the effect of `io_callback(ordered=True)`. Tried on jax 0.10.2.
 

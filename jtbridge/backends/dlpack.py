@@ -12,7 +12,7 @@ import torch.utils.dlpack
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import mlir
 
-from jtbridge._compat import buffer_call, is_divided, is_exported
+from jtbridge._compat import buffer_call, is_divided, is_exported, is_for_one_device
 from jtbridge.capture import GraphFunction, forward_graph
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.host_memory import placed, reader, writer
@@ -20,7 +20,7 @@ from jtbridge.core.nested_calls import of_xla
 from jtbridge.core.runner import as_call_error, runner
 from jtbridge.errors import BackendError
 from jtbridge.transforms import Vmap
-from jtbridge.translate import island_of, reason_for_torch, torch_island_p
+from jtbridge.translate import choose_runner, island_of, torch_island_p
 
 from ._base import Backend
 from ._dlpack_gpu import gpu_callback, without_gpu
@@ -159,12 +159,16 @@ def _lower_island(
         refused.append(f"the program is for several platforms ({', '.join(platforms)})")
     if is_exported(ctx):
         refused.append("the program is exported")
-    if lowered is not None and (refused or is_divided(ctx) or reason_for_torch(fn, platforms[0]) is None):
+    if lowered is not None and (refused or is_divided(ctx) or not _is_faster(ctx, fn, lowered, platforms[0])):
         return mlir.lower_fun(jaxpr_as_fun(lowered), multiple_results=True)(ctx, *operands)
     if refused:
         reason = refused[0]
         raise BackendError(f"{island_of(fn).reason}. Torch cannot run it inside the program, because {reason}.")
     return backend.lower(ctx, fn, operands)
+
+
+def _is_faster(ctx: mlir.LoweringRuleContext, fn: TorchFunction, lowered: ClosedJaxpr, platform: str) -> bool:
+    return choose_runner(fn, lowered, platform, measures=True, one_device=is_for_one_device(ctx)).in_torch
 
 
 mlir.register_lowering(torch_island_p, _lower_island)

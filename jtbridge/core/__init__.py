@@ -8,6 +8,7 @@
   settings), `random_numbers.py`, `writes.py` (arguments that an operator writes to), `overlap.py` (writes that depend
   on the order of elements), `forward_mode.py` (one thread at a time in it), `debug.py` (JAX's debugging switches).
 - The process: `fork.py` (forked processes), `imports.py` (imports that Ctrl-C does not break off), `pickling.py`,
-  `library_files.py` (which source files are the user's).
+  `library_files.py` (which source files are the user's), `cache_folder.py` (the folder of jtbridge's files).
+- `tuning.py`: choices that are measured on the user's machine, and the files that keep them.
 - `primitive_rules.py`: helpers for the rules of primitives. `messages.py`: messages to the user.
 """

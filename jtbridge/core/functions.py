@@ -62,7 +62,8 @@ class TraceCache:
     """Results that a traced function keeps so that nothing is found out, translated or compiled twice.
 
     Attributes:
-        translations: JAX programs, or the errors of translation, by function, use of kernels and matmul precision.
+        translations: JAX programs, or the errors of translation, by function, use of kernels, matmul precision, and
+            whether choices may have been tuned.
         compiled: compiled programs of eager calls, see `run_now`.
         splits: the results of `split`.
         probed: the batches that `probe_vmap` has examined.
@@ -76,7 +77,9 @@ class TraceCache:
         verified: whether the first result was compared with torch's.
     """
 
-    translations: dict[tuple[TorchFunction, bool | frozenset[str], str], Any] = dataclasses.field(default_factory=dict)
+    translations: dict[tuple[TorchFunction, bool | frozenset[str], str, bool], Any] = dataclasses.field(
+        default_factory=dict
+    )
     compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)
     splits: dict[Any, Any] = dataclasses.field(default_factory=dict)
     probed: set[TorchFunction] = dataclasses.field(default_factory=set)

@@ -21,10 +21,11 @@ from pathlib import Path
 
 import jax
 
+from jtbridge.core import cache_folder
 from jtbridge.core.messages import warn_user
 from jtbridge.errors import ProofWarning
 
-from . import _cache_folder, _chip
+from . import _chip
 from ._launch import interpreting
 
 UNPROVEN = "not proven on this chip: run `python -m jtbridge doctor`"
@@ -75,7 +76,7 @@ def driver() -> str:
 def path_of(key: Mapping[str, str]) -> Path:
     """Return the file of the record for a key."""
     digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:24]
-    return _cache_folder.folder() / "proofs" / f"{digest}.json"
+    return cache_folder.folder() / "proofs" / f"{digest}.json"
 
 
 def record() -> Record | None:
@@ -105,7 +106,7 @@ def write(key: Mapping[str, str], record: Record) -> Path:
     """
     path = path_of(key)
     value = {"key": dict(key), "proven": sorted(record.proven), "failed": dict(sorted(record.failed.items()))}
-    _cache_folder.write_json(path, value)
+    cache_folder.write_json(path, value)
     return path
 
 

@@ -22,6 +22,7 @@ from jtbridge._compat import (
 )
 from jtbridge.backends import choose, may_have_islands, order_after_current_streams, translates
 from jtbridge.capture import probe_vmap
+from jtbridge.core import tuning
 from jtbridge.core.debug import check_results, without_debug_switches
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.primitive_rules import describe
@@ -123,7 +124,7 @@ def run_now(
             return backend.call(fn, arrays)
     args = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in args]
     places = tuple((x.sharding, x.committed, x.weak_type) for x in args)
-    settings = (precision(fn.base), jax.config.jax_default_device)  # type: ignore[attr-defined]
+    settings = (precision(fn.base), jax.config.jax_default_device, tuning.generation())  # type: ignore[attr-defined]
     key = (primitive, *sorted(params.items(), key=lambda item: item[0]), places, settings)
     compiled = fn.base.cache.compiled
     if key not in compiled:

@@ -29,7 +29,7 @@ from jtbridge.kernels import _chip
 from jtbridge.kernels._primitive import KernelPrimitive
 from jtbridge.kernels._proofs import proven
 from jtbridge.transforms import Vjp
-from jtbridge.translate import OperatorCounts, island_of, islands_in, reason_for_torch, translate, untranslatable_reason
+from jtbridge.translate import OperatorCounts, choose_runner, island_of, islands_in, translate, untranslatable_reason
 from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 from jtbridge.triton.launches import Launch
 
@@ -38,7 +38,7 @@ _DTYPE_CHANGES = frozenset({torch.ops.aten._to_copy.default})
 
 @dataclasses.dataclass(frozen=True)
 class IslandReport:
-    """An operator that torch runs inside the translated program: see ``islands=`` of :func:`jtbridge.wrap`.
+    """An operator that torch runs inside the translated program, or could: see ``islands=`` of :func:`jtbridge.wrap`.
 
     Attributes:
         operator: the name of the operator; of a region, the operator whose result depends on data, and the number of
@@ -48,7 +48,8 @@ class IslandReport:
         gradient: whether it is in the program of the gradient alone.
         inputs, results: the types of the arrays that cross between XLA and torch, such as ``"float32[2, 3]"``.
         bytes: the size of these arrays, for one call.
-        reason: why torch runs it, and how to have it translated.
+        reason: why torch runs it, and how to have it translated; or why XLA runs it.
+        tuned: whether torch and XLA were measured on this machine: see ``tune=`` of :func:`jtbridge.config`.
     """
 
     operator: str
@@ -59,6 +60,7 @@ class IslandReport:
     results: tuple[str, ...]
     bytes: int
     reason: str
+    tuned: bool = False
 
     def __str__(self) -> str:
         types = f"({', '.join(self.inputs)}) -> ({', '.join(self.results)})"
@@ -88,6 +90,7 @@ class Explanation:
             operators inside decompositions are included.
         islands: the operators that torch runs inside the translated program and inside that of the gradient, each with
             sizes and the reason.
+        left_to_xla: the operators that torch could run there, and that XLA is measured to run faster on this machine.
         random: operators that draw random numbers.
         mutated: names of the arguments that the function writes to (it writes to copies).
         casts: how often each dtype conversion occurs, such as ``"float32 -> float64"``, on entry, inside and on exit.
@@ -111,6 +114,7 @@ class Explanation:
     decomposed: tuple[str, ...]
     missing: tuple[str, ...]
     islands: tuple[IslandReport, ...]
+    left_to_xla: tuple[IslandReport, ...]
     random: tuple[str, ...]
     mutated: tuple[str, ...]
     casts: dict[str, int]
@@ -133,6 +137,7 @@ class Explanation:
             *([] if self.operators is None else [("decomposed", ", ".join(self.decomposed) or "none")]),
             *([] if self.operators is None else [("no lowering", ", ".join(self.missing) or "none")]),
             *(("islands", str(island)) for island in self.islands),
+            *(("left to XLA", str(operator)) for operator in self.left_to_xla),
             ("random", ", ".join(self.random) or "none"),
             ("mutated", ", ".join(self.mutated) or "none"),
             ("dtype changes", _counts(self.casts)),
@@ -195,6 +200,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
     counts = None if module is None else OperatorCounts(module)
     reasons = unsupported_reasons(wrapped.backend, platform, traced) if not wrapped.ordered else {}
     name = "io_callback, in order" if wrapped.ordered else choose(wrapped.backend, platform, traced, quiet=True).name
+    runners = _runners(wrapped, platform, traced)
     return Explanation(
         function=f"{traced.name}({describe_arguments(traced)})",
         eager=_eager(wrapped, args, kwargs, name),
@@ -206,7 +212,8 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         operators=None if counts is None else counts.all,
         decomposed=() if counts is None else counts.decomposed,
         missing=() if counts is None else counts.missing,
-        islands=_islands(wrapped, platform, traced),
+        islands=tuple(report for report, in_torch in runners if in_torch),
+        left_to_xla=tuple(report for report, in_torch in runners if not in_torch),
         random=_random(traced, nodes),
         mutated=tuple(traced.argument_names[i] for i in traced.traits.effects.mutated),
         casts=_casts(traced, nodes),
@@ -288,33 +295,36 @@ def _kernels(traced: TracedFunction, backend: str) -> dict[str, int]:
     return dict(found)
 
 
-def _islands(wrapped: Wrapped, platform: str, traced: TracedFunction) -> tuple[IslandReport, ...]:
-    """Return the islands of the translated function and of its gradient; equal ones as one."""
+def _runners(wrapped: Wrapped, platform: str, traced: TracedFunction) -> list[tuple[IslandReport, bool]]:
+    """Return the operators that torch runs, or that were measured and left to XLA, each with whether torch runs it.
+
+    The operators are those of the translated function and of its gradient. Equal ones are reported as one.
+    """
     if traced.islands == "never" or wrapped.ordered:
-        return ()
-    found: dict[Any, IslandReport] = {}
+        return []
+    found: dict[Any, tuple[IslandReport, bool]] = {}
     gradient = _gradient(traced)
     for function in (traced, *([] if gradient is None else [gradient])):
         if choose(wrapped.backend, platform, function, quiet=True).kind == "call":
             continue
-        islands = islands_in(translate(function), platform)
-        counts = collections.Counter(map(_key, islands))
-        for fn in islands:
+        choices = [(fn, choose_runner(fn, lowered, platform)) for fn, lowered in islands_in(translate(function))]
+        shown = [(fn, choice) for fn, choice in choices if choice.in_torch or choice.measured]
+        counts = collections.Counter((_key(fn), choice.in_torch) for fn, choice in shown)
+        for fn, choice in shown:
             operators, inputs, results = key = _key(fn)
-            found.setdefault(
-                key,
-                IslandReport(
-                    operator=island_of(fn).operator,
-                    operators=operators,
-                    count=counts[key],
-                    gradient=function is not traced,
-                    inputs=tuple(map(_type, inputs)),
-                    results=tuple(map(_type, results)),
-                    bytes=sum(math.prod(t.shape) * t.dtype.itemsize for t in (*inputs, *results)),
-                    reason=reason_for_torch(fn, platform) or "",
-                ),
+            report = IslandReport(
+                operator=island_of(fn).operator,
+                operators=operators,
+                count=counts[key, choice.in_torch],
+                gradient=function is not traced,
+                inputs=tuple(map(_type, inputs)),
+                results=tuple(map(_type, results)),
+                bytes=sum(math.prod(t.shape) * t.dtype.itemsize for t in (*inputs, *results)),
+                reason=choice.reason or "",
+                tuned=choice.measured,
             )
-    return tuple(found.values())
+            found.setdefault((key, choice.in_torch), (report, choice.in_torch))
+    return list(found.values())
 
 
 def _key(fn: TorchFunction) -> tuple[tuple[str, ...], tuple[ArrayType, ...], tuple[ArrayType, ...]]:

@@ -1,8 +1,9 @@
 """Translation of a torch function to a JAX program that computes the same."""
 
+from ._choice import Choice, choose_runner
 from ._constants import closed_over_bytes, with_constants
 from ._costs import Workload, workload_of
-from ._islands import Island, forced_islands, island_of, islands_in, reason_for_torch, torch_island_p
+from ._islands import Island, forced_islands, island_of, islands_in, torch_island_p
 from ._linear import nonlinearity
 from ._lower import lower_program
 from ._operators import OperatorCounts, describe
@@ -10,10 +11,12 @@ from ._program import ProgramPart, graph_of, jax_semantics, precision, translate
 from ._symbolic import hinted_shapes, is_symbolic, symbolic_program, torch_symbolic
 
 __all__ = [
+    "Choice",
     "Island",
     "OperatorCounts",
     "ProgramPart",
     "Workload",
+    "choose_runner",
     "closed_over_bytes",
     "describe",
     "forced_islands",
@@ -26,7 +29,6 @@ __all__ = [
     "lower_program",
     "nonlinearity",
     "precision",
-    "reason_for_torch",
     "symbolic_program",
     "torch_island_p",
     "torch_symbolic",

@@ -20,7 +20,7 @@ from jtbridge.core.functions import TracedFunction
 from jtbridge.errors import TranslationError
 
 from ._operators import obstacle, share_without_lowering
-from ._program import graph_of, precision
+from ._program import graph_of, translation_key
 
 # The largest share of operators that torch may run inside a program. Measured on a CPU for chains of 48 operators: an
 # island takes the time of five operators of a called function. For 256 floats, a program of which one operator in six
@@ -67,7 +67,7 @@ def _untranslatable(traced: TracedFunction, error: TranslationError) -> TracedFu
     """Return `traced` with the reason why it cannot be translated. Then no derivative of it has islands."""
     traced = traced if traced.islands == "never" else dataclasses.replace(traced, islands="never")
     traced.cache.translations |= dict.fromkeys(
-        [(traced, kernels, precision(traced)) for kernels in (False, True)], error.with_traceback(None)
+        [translation_key(traced, kernels) for kernels in (False, True)], error.with_traceback(None)
     )
     return traced
 

@@ -18,9 +18,11 @@ import torch
 from torch import fx
 
 from jtbridge._compat import OpOverload
+from jtbridge.core import tuning
 
 # How many times faster torch has to be: the measurements are noisy, and XLA may fuse an operator with its neighbours.
 _MARGIN = 1.15
+_LONG_US = 30.0  # a call out of XLA takes some 10 us
 _PLATFORMS = ("cpu",)  # those of which `measured/` has a file
 # Operators along one dimension, whose time depends on its length.
 _ALONG_ROWS = (
@@ -55,6 +57,16 @@ class Workload:
     dtype: str
     size: int
 
+    @property
+    def name(self) -> str:
+        """The name of the operator, with the kind."""
+        return f"{self.operator} ({self.kind})" if self.kind else self.operator
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """The operator, kind and dtype, by which there are measurements."""
+        return self.operator, self.kind, self.dtype
+
     def of_rows(self, rows: int) -> Workload:
         """Return the same work for a batch."""
         return dataclasses.replace(self, size=rows * self.size)
@@ -73,36 +85,57 @@ def workload_of(node: fx.Node) -> Workload | None:
 
 
 def may_be_faster(workload: Workload) -> bool:
-    """Return whether torch may run an operator faster than XLA, on some platform and for a batch of some size."""
-    key = workload.operator, workload.kind, workload.dtype
-    return any(_measurements(platform).get(key) for platform in _PLATFORMS)
+    """Return whether torch may run an operator faster than XLA, on some platform and for a batch of some size.
+
+    On a machine where choices are tuned, this is every operator that was measured.
+    """
+    table = _points if may_be_tuned() else _measurements
+    return any(table(platform).get(workload.key) for platform in _PLATFORMS)
+
+
+def may_be_tuned() -> bool:
+    """Return whether choices between torch and XLA may have been tuned on this machine."""
+    return tuning.has_results("aten.*.json")
+
+
+def takes_long(workload: Workload, platform: str) -> bool:
+    """Return whether XLA takes so long for an operator, by the measurements, that tuning may save time."""
+    points = _points(platform).get(workload.key, ())
+    return any(microseconds * min(1.0, workload.size / size) >= _LONG_US for size, microseconds, _ in points)
 
 
 def faster_reason(workload: Workload, platform: str) -> str | None:
     """Return why torch runs an operator on a platform; None if XLA is not measured to be slower."""
-    points = _measurements(platform).get((workload.operator, workload.kind, workload.dtype), ())
+    points = _measurements(platform).get(workload.key, ())
     reached = [(size, ratio) for size, ratio in points if size <= workload.size]
     if not reached:
         return None
     size, ratio = reached[-1]
-    name = workload.operator if not workload.kind else f"{workload.operator} ({workload.kind})"
     return (
-        f"torch runs `{name}` in {workload.dtype} {ratio:.1f} times faster than XLA on this platform, as measured at "
-        f'{size:.1e} products or elements. `islands="needed"` leaves it to XLA'
+        f"torch runs `{workload.name}` in {workload.dtype} {ratio:.1f} times faster than XLA on this platform, as "
+        f'measured at {size:.1e} products or elements. `islands="needed"` leaves it to XLA'
     )
 
 
 @functools.cache
 def _measurements(platform: str) -> dict[tuple[str, str, str], tuple[tuple[int, float], ...]]:
     """Return by operator, kind and dtype the sizes from which torch is faster, each with the ratio of the times."""
+    return {
+        key: _won([(size, xla / island) for size, xla, island in points]) for key, points in _points(platform).items()
+    }
+
+
+@functools.cache
+def _points(platform: str) -> dict[tuple[str, str, str], list[tuple[int, float, float]]]:
+    """Return by operator, kind and dtype the sizes in order, each with the microseconds of XLA and of an island."""
     file = resources.files("jtbridge.translate") / "measured" / f"{platform}.json"
     if not file.is_file():
         return {}
-    points: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
+    points: dict[tuple[str, str, str], list[tuple[int, float, float]]] = {}
     for row in json.loads(file.read_text())["rows"]:
         key = row["operator"], row["kind"], row["dtype"]
-        points.setdefault(key, []).append((row["size"], row["xla_us"] / row["island_us"]))
-    return {key: _won(sorted(of_key)) for key, of_key in points.items()}
+        points.setdefault(key, []).append((row["size"], row["xla_us"], row["island_us"]))
+    return {key: sorted(of_key) for key, of_key in points.items()}
 
 
 def _won(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:

@@ -157,7 +157,7 @@ class Interpretation:
                 if workload is None:
                     return self._lowered(node, values, keys)
                 assert self._choices_of is not None
-                by_xla = functools.partial(self._lowered, node, keys=keys)
+                by_xla = functools.partial(self._lowered, node, keys=_no_keys)  # it draws nothing
                 return bind_choice(node, self._choices_of, values, workload, by_xla)
             except TranslationError as error:
                 if self._islands_of is None or ineligible_reason(node) is not None:
@@ -248,6 +248,13 @@ class Interpretation:
             return key
 
         return of_draw
+
+
+def _no_keys(draw: Sequence[int]) -> Callable[[], jax.Array]:
+    def key() -> jax.Array:
+        raise TranslationError(f"the draw {draw} has no key")
+
+    return key
 
 
 def _scope(node: fx.Node) -> str:

@@ -1,7 +1,8 @@
 """Islands: operators that torch runs inside a translated program, each in one call.
 
 An operator is an island because it has no lowering, or because torch may be faster (`_costs.py`). The second kind has
-its lowering too, and the choice falls when the program is lowered, when the platform and the batch are known.
+its lowering too, and the choice (`_choice.py`) falls when the program is lowered, when the platform and the batch are
+known.
 
 An island is one node of a captured graph, or a region of nodes whose sizes depend on data (`_regions.py`). Its graph is
 a torch function, so it is batched as every torch function is: by `torch.func.vmap` in one call, or row by row if torch
@@ -44,7 +45,7 @@ from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import DTypeError, OutputMismatchError
 from jtbridge.transforms import Vmap
 
-from ._costs import Workload, faster_reason, may_be_faster, workload_of
+from ._costs import Workload, may_be_faster, workload_of
 
 # Operators whose results depend on the strides of their arguments, or have no defined values.
 _BY_STRIDES = ("strided", "_reshape_alias", "resize", "empty")
@@ -156,39 +157,19 @@ def island_of(fn: TorchFunction) -> Island:
     return fn
 
 
-def islands_in(program: ClosedJaxpr, platform: str | None = None) -> list[TorchFunction]:
+def islands_in(program: ClosedJaxpr) -> list[tuple[TorchFunction, ClosedJaxpr | None]]:
     """Return the islands of a translated program, and of the loops, branches and functions in it, in order.
 
-    Args:
-        program: the program.
-        platform: the platform it is for; None for the operators without a lowering alone.
+    Each comes with its program by its lowering, or None if it has no lowering.
     """
-    found: list[TorchFunction] = []
+    found: list[tuple[TorchFunction, ClosedJaxpr | None]] = []
     pending = [program.jaxpr]
     while pending:
         jaxpr = pending.pop()
-        for equation in jaxpr.eqns:
-            if equation.primitive is not torch_island_p:
-                continue
-            fn = equation.params["fn"]
-            if equation.params["lowered"] is None or (platform and reason_for_torch(fn, platform)):
-                found.append(fn)
+        islands = (equation for equation in jaxpr.eqns if equation.primitive is torch_island_p)
+        found += [(equation.params["fn"], equation.params["lowered"]) for equation in islands]
         pending += subjaxprs(jaxpr)
     return found
-
-
-def reason_for_torch(fn: TorchFunction, platform: str) -> str | None:
-    """Return why torch runs an island on a platform; None if its lowering is used there."""
-    island = island_of(fn)
-    if island.workload is None:
-        return island.reason
-    rows = 1
-    while isinstance(fn, Vmap):
-        rows *= fn.size
-        if fn in fn.base.cache.sequential:
-            return None
-        fn = fn.fn
-    return faster_reason(island.workload.of_rows(rows), platform)
 
 
 def ineligible_reason(node: fx.Node) -> str | None:

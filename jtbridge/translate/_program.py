@@ -19,12 +19,14 @@ from torch import fx
 
 from jtbridge._compat import forgetting_graph_sources
 from jtbridge.capture import GraphFunction, captured
+from jtbridge.core import tuning
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import JtbridgeError, TranslationError
 from jtbridge.transforms import Jvp, Vjp, Vmap
 
+from ._costs import may_be_tuned
 from ._high_rank import with_guarded_sums
 from ._interpret import Interpretation
 from ._islands import island_of, islands_in
@@ -81,7 +83,7 @@ def translate(fn: TorchFunction, *, kernels: bool | frozenset[str] = False) -> C
     if isinstance(fn, ProgramPart):
         return fn.program
     cache = fn.base.cache.translations
-    key = (fn, kernels, precision(fn.base))
+    key = translation_key(fn, kernels)
     if key not in cache:
         try:
             with _only(kernels):
@@ -96,6 +98,13 @@ def translate(fn: TorchFunction, *, kernels: bool | frozenset[str] = False) -> C
     if isinstance(found, TranslationError):
         raise found
     return found
+
+
+def translation_key(
+    fn: TorchFunction, kernels: bool | frozenset[str]
+) -> tuple[TorchFunction, bool | frozenset[str], str, bool]:
+    """Return the key of a function's program in the cache of translations."""
+    return fn, kernels, precision(fn.base), may_be_tuned()
 
 
 def _only(kernels: bool | frozenset[str]) -> contextlib.AbstractContextManager[None]:
@@ -114,8 +123,8 @@ def untranslatable_reason(fn: TorchFunction, *, pure: bool = False) -> str | Non
         return str(error)
     if not pure or isinstance(fn, ProgramPart):  # torch cannot run a part of a program
         return None
-    islands = islands_in(program)
-    return f"`{fn.base.name}`: {island_of(islands[0]).reason}" if islands else None
+    needed = [island for island, lowered in islands_in(program) if lowered is None]
+    return f"`{fn.base.name}`: {island_of(needed[0]).reason}" if needed else None
 
 
 def _traced_in_jax(run: Run, fn: TorchFunction) -> ClosedJaxpr:
@@ -208,6 +217,9 @@ def _run_of(fn: Batched | TorchFunction, kernels: bool) -> Run:
         return _batched_run(fn, kernels)
     if isinstance(fn, ProgramPart):
         return jaxpr_as_fun(fn.program)
+    has_choices = fn.base.islands in ("auto", "faster") and not kernels
+    if has_choices and not may_be_tuned():
+        tuning.note_untuned("all operators")
     return Interpretation(
         graph_of(fn),
         fn.base.name,
@@ -215,7 +227,7 @@ def _run_of(fn: Batched | TorchFunction, kernels: bool) -> Run:
         kernels=kernels,
         blocks=fn.base.repeated_blocks,
         islands_of=fn.base if fn.base.islands in ("auto", "needed") else None,
-        choices_of=fn.base if fn.base.islands in ("auto", "faster") and not kernels else None,
+        choices_of=fn.base if has_choices else None,
     )
 
 

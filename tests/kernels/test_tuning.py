@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 import jtbridge
+from jtbridge.core import tuning
 from jtbridge.errors import TuningWarning
 from jtbridge.kernels import _chip, _timing, _tuning, matmul
 from jtbridge.kernels._chip import Chip
@@ -250,15 +251,15 @@ def test_processes_that_write_at_once_leave_a_whole_file(tmp_path):
 
 
 def test_the_folder_is_the_users_cache_where_none_is_given(monkeypatch):
-    token = _tuning._FOLDER.set(None)
+    token = tuning._FOLDER.set(None)
     try:
         monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-        assert _tuning._folder() == Path("/somewhere/jtbridge/tuning")
+        assert tuning.folder() == Path("/somewhere/jtbridge/tuning")
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setenv("HOME", "/home/someone")
-        assert _tuning._folder() == Path("/home/someone/.cache/jtbridge/tuning")
+        assert tuning.folder() == Path("/home/someone/.cache/jtbridge/tuning")
     finally:
-        _tuning._FOLDER.reset(token)
+        tuning._FOLDER.reset(token)
 
 
 @needs_interpreter

@@ -8,15 +8,15 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from jtbridge.core import cache_folder
 from jtbridge.diagnosis._checks import Check
 from jtbridge.diagnosis._report import OK, WARNING, Finding
-from jtbridge.kernels import _cache_folder
 
 _GROUP = "caches"
 
 
 def _of_jtbridge() -> Path:
-    return _cache_folder.folder()
+    return cache_folder.folder()
 
 
 def _of_triton() -> Path:

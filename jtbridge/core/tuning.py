@@ -1,0 +1,183 @@
+"""Tuning: choices that are measured on the user's machine, kept in files, and the same for a whole process.
+
+By default nothing is measured. Inside ``jtbridge.config(tune=True)`` a choice is measured when a program is lowered.
+The result is written to a file, one file for each key, which every later process reads. Within a process, programs stay
+the same: a key that got a result from a file or from a measurement keeps it until the process ends, even if the file
+changes. A key without a file at its first use has the default until it is tuned in this process.
+
+A process of a program of several processes (``jax.process_count() > 1``) reads files and never measures: each process
+might find another result, and the programs of all must be the same. Tune in a separate process before, and let all
+processes read the same folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import hashlib
+import json
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+
+from jtbridge.errors import TuningWarning
+
+from . import cache_folder
+
+T = TypeVar("T")
+Key = Mapping[str, Any]  # the values that a choice depends on, all of which JSON has
+
+_TUNE: contextvars.ContextVar[bool] = contextvars.ContextVar("jtbridge_tune", default=False)
+_FOLDER: contextvars.ContextVar[Path | None] = contextvars.ContextVar("jtbridge_tuning_folder", default=None)
+_LOCK = threading.RLock()
+_ENTERED = False  # whether tuning was on in this process
+# The names of choices that tuning might change and that programs were compiled with, and whether JAX has forgotten the
+# programs since. There are no more names than there are keys.
+_UNTUNED: dict[str, bool] = {}
+_GENERATION = 0  # how often JAX forgot programs
+
+
+@contextlib.contextmanager
+def settings(tune: bool | None, folder: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Set whether choices are measured inside the block, and the folder of the results. None leaves a setting as it is.
+
+    Programs that were compiled with choices that tuning might change are compiled again, in the block or after it.
+    """
+    global _ENTERED
+    if tune:
+        _ENTERED = True
+        _forget_untuned_programs()
+    tokens = [
+        (_TUNE, _TUNE.set(_TUNE.get() if tune is None else bool(tune))),
+        (_FOLDER, _FOLDER.set(_FOLDER.get() if folder is None else Path(folder).expanduser().absolute())),
+    ]
+    try:
+        yield
+    finally:
+        for variable, token in tokens:
+            variable.reset(token)
+
+
+def _forget_untuned_programs() -> None:
+    """Let JAX forget its programs if there are new untuned choices, so that a loop with a block compiles them once."""
+    global _GENERATION
+    with _LOCK:
+        if not all(_UNTUNED.values()):
+            _UNTUNED.update(dict.fromkeys(_UNTUNED, True))
+            _GENERATION += 1
+            jax.clear_caches()
+
+
+def note_untuned(name: str) -> None:
+    """Remember that a program is made with a choice that tuning might change: that of a key, or all that it has."""
+    with _LOCK:
+        _UNTUNED.setdefault(name, False)
+
+
+def generation() -> int:
+    """Return a value that differs if a program may get other choices than it got before. It is part of caches' keys."""
+    return _GENERATION
+
+
+def is_on() -> bool:
+    """Return whether choices are measured."""
+    return _TUNE.get()
+
+
+def has_results(files: str) -> bool:
+    """Return whether something may have been tuned: in this process, or in another one that used the same folder.
+
+    Args:
+        files: the pattern of the names of the files.
+    """
+    return _ENTERED or _has_files(folder(), files)
+
+
+@functools.cache
+def _has_files(folder: Path, files: str) -> bool:
+    return any(folder.glob(files))
+
+
+def folder() -> Path:
+    """Return the folder of the results."""
+    return _FOLDER.get() or cache_folder.folder() / "tuning"
+
+
+def digest(key: Key) -> str:
+    """Return the name of a key in file names and tables."""
+    return hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:24]
+
+
+def settled(
+    found: dict[str, T | None], key: Key, read: Callable[[], T | None], tune: Callable[[], T | None]
+) -> T | None:
+    """Return the result of a key, which it keeps in this process; None if it was not tuned.
+
+    Args:
+        found: the results of this process by the digests of their keys; None for a key without a usable file. The
+            result is added.
+        key: the key.
+        read: returns the result in the key's file.
+        tune: measures. It is called where tuning is on and there is no result.
+    """
+    name = digest(key)
+    with _LOCK:
+        if name not in found:
+            found[name] = read()
+        if found[name] is None and _TUNE.get():
+            found[name] = tune()
+        return found[name]
+
+
+def several_processes_reason() -> str | None:
+    """Return why a program of several processes tunes nothing; None in a program of one process."""
+    if jax.process_count() > 1:
+        return "a program of several processes reads what was tuned before, and tunes nothing"
+    return None
+
+
+def read(path: Path, key: Key, parse: Callable[[Any], T | None]) -> T | None:
+    """Return the result in a key's file; None if there is none for this key.
+
+    A file that cannot be read or understood counts as missing, with a warning.
+
+    Args:
+        path: the file.
+        key: the key.
+        parse: returns the result from the content of the file, which it need not trust. It may raise a `ValueError`,
+            `TypeError` or `KeyError`.
+    """
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        return warn(f"what was tuned cannot be read, the default is used: {type(error).__name__}: {error}")
+    try:
+        held = json.loads(text)
+        result = parse(held)
+        return result if held["key"] == dict(key) else None
+    except (ValueError, TypeError, KeyError) as error:
+        return warn(f"what was tuned is no such file, the default is used: {path}: {type(error).__name__}: {error}")
+
+
+def write(path: Path, key: Key, result: Mapping[str, Any]) -> None:
+    """Write the result of tuning to a file, atomically: other processes that write or read see a whole file.
+
+    If that fails, there is a warning and this process goes on with the result. A later process has to tune again.
+    """
+    try:
+        cache_folder.write_json(path, {"key": dict(key), **result})
+    except OSError as error:
+        warn(f"what was tuned cannot be kept: {type(error).__name__}: {error}")
+
+
+def warn(message: str) -> None:
+    """Warn that a choice is not tuned, or that its result cannot be read or kept."""
+    warnings.warn(message, TuningWarning, stacklevel=2)

@@ -1,0 +1,169 @@
+"""Whether torch or XLA runs an operator that has a lowering and that torch may run faster.
+
+The choice is one that was measured on this machine (`jtbridge/core/tuning.py`), else that of the table (`_costs.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import platform as machine
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+import torch
+from jax.extend.core import ClosedJaxpr
+
+from jtbridge._compat import OpOverload
+from jtbridge.core import tuning
+from jtbridge.core.functions import TorchFunction
+from jtbridge.transforms import Vmap
+
+from . import _measure
+from ._costs import faster_reason, takes_long
+from ._islands import island_of
+from ._measure import Times
+from ._program import precision
+
+# From the digest of a key to the times that were read or measured; None: no usable file. There are no more entries than
+# there are operators in the programs of the process.
+_FOUND: dict[str, Times | None] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Who runs an operator.
+
+    Attributes:
+        in_torch: whether torch does, as an island.
+        reason: why torch does, or why XLA does although torch may be faster; None if there is nothing to say.
+        measured: whether this was measured on this machine.
+    """
+
+    in_torch: bool
+    reason: str | None
+    measured: bool = False
+
+
+def choose_runner(
+    fn: TorchFunction, lowered: ClosedJaxpr | None, platform: str, *, measures: bool = False, one_device: bool = True
+) -> Choice:
+    """Return who runs an island on a platform.
+
+    Args:
+        fn: the island, or a batch of it.
+        lowered: its program by its lowering, or None without one.
+        platform: the platform.
+        measures: whether to measure the operator if tuning is on.
+        one_device: whether the program is for one device, as measurements are.
+    """
+    island = island_of(fn)
+    if island.workload is None or lowered is None:
+        return Choice(True, island.reason)
+    batches = _batches(fn)
+    workload = island.workload.of_rows(math.prod(batch.size for batch in batches))
+    times = None
+    if platform == "cpu" and one_device and takes_long(workload, platform):
+        times = _times(fn, lowered, measures)
+    if times is None:
+        by_rows = any(batch in fn.base.cache.sequential for batch in batches)
+        reason = None if by_rows else faster_reason(workload, platform)
+        return Choice(reason is not None, reason)
+    if times.torch < times.xla:
+        reason = f"torch is faster: measured here {times.torch:.3g} ms against {times.xla:.3g} ms of XLA"
+        return Choice(True, f'{reason}. `islands="needed"` leaves it to XLA', measured=True)
+    reason = f"XLA is faster: measured here {times.xla:.3g} ms against {times.torch:.3g} ms of torch"
+    return Choice(False, reason, measured=True)
+
+
+def _batches(fn: TorchFunction) -> list[Vmap]:
+    """Return the batches of an island, the outermost first."""
+    found = []
+    while isinstance(fn, Vmap):
+        found.append(fn)
+        fn = fn.fn
+    return found
+
+
+def _times(fn: TorchFunction, lowered: ClosedJaxpr, measures: bool) -> Times | None:
+    """Return the times that were measured for an operator; None if there are none."""
+    key = _key(fn)
+    path = tuning.folder() / f"{key['operator']}-{tuning.digest(key)}.json"
+
+    def measured() -> Times | None:
+        return _measured(fn, lowered, path, key) if measures else None
+
+    found = tuning.settled(_FOUND, key, lambda: tuning.read(path, key, Times.parse), measured)
+    if found is None and measures and not tuning.is_on():
+        tuning.note_untuned(tuning.digest(key))
+    return found
+
+
+def _measured(fn: TorchFunction, lowered: ClosedJaxpr, path: Path, key: tuning.Key) -> Times | None:
+    """Measure an operator, write the times to a file and return them; None, with a warning, if that is not possible."""
+    reason = tuning.several_processes_reason()
+    times = reason if reason is not None else _measure.measure(fn, lowered)
+    if isinstance(times, str):
+        return tuning.warn(f"`{key['operator']}` is not tuned: {times}")
+    # Another process may have written a result meanwhile. This process takes that result, as all later ones do.
+    times = tuning.read(path, key, Times.parse) or times
+    tuning.write(path, key, {"milliseconds": dataclasses.asdict(times)})
+    return times
+
+
+def _key(fn: TorchFunction) -> dict[str, Any]:
+    """Return all values on which the times of an operator depend.
+
+    Shapes are exact. Both libraries choose algorithms by them, and a program has few: it is compiled for its shapes,
+    which takes longer than to measure its operators.
+    """
+    island = island_of(fn)
+    (call,) = (node for node in island.module.graph.nodes if isinstance(node.target, OpOverload))
+    return {
+        "operator": str(call.target),
+        "arguments": f"{call.args} {call.kwargs}",
+        "inputs": [f"{type_.dtype}{list(type_.shape)}" for type_ in fn.in_types],
+        "results": [f"{type_.dtype}{list(type_.shape)}" for type_ in fn.out_types],
+        "batches": [[batch.size, list(batch.dims)] for batch in _batches(fn)],
+        "precision": precision(fn.base),
+        "platform": "cpu",
+        "processor": _processor(),
+        "threads of torch": torch.get_num_threads(),
+        "threads of XLA": _threads_of_xla(),
+        "versions": _versions(),
+    }
+
+
+@functools.cache
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    name = found[1] if found else machine.processor() or machine.machine()
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+@functools.cache
+def _threads_of_xla() -> list[str]:
+    """Return what XLA makes the number of its threads from: the cores of this process, `NPROC`, and flags."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = os.cpu_count() if affinity is None else len(affinity(0))
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag.startswith("--xla_cpu")]
+    return [str(cores), os.environ.get("NPROC", ""), *sorted(flags)]
+
+
+def _versions() -> dict[str, str]:
+    import jtbridge
+
+    return {
+        "jtbridge": jtbridge.__version__,
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "torch": torch.__version__,
+    }

@@ -1,0 +1,22 @@
+"""Tests of islands depend on no choices that were tuned on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import jtbridge
+from jtbridge.core import tuning
+from jtbridge.translate import _choice
+
+
+@pytest.fixture(autouse=True)
+def untuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing tuned yet, and a folder of its own."""
+    monkeypatch.setattr(_choice, "_FOUND", {})
+    monkeypatch.setattr(tuning, "_ENTERED", False)
+    monkeypatch.setattr(tuning, "_UNTUNED", {})
+    with jtbridge.config(tuning_folder=tmp_path / "tuning"):
+        yield

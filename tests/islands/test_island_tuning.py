@@ -1,0 +1,507 @@
+"""Choices between torch and XLA that are measured on this machine. Most tests say themselves what is measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax.sharding import Mesh, PartitionSpec
+from torch.nn import functional
+
+import jtbridge
+from jtbridge.core import tuning
+from jtbridge.errors import TuningWarning
+from jtbridge.translate import _choice, _measure, island_of, islands_in, translate
+from jtbridge.translate._measure import Times
+from tests.compare import assert_matches, assert_trees_close
+
+_CALL = "@xla_buffer_python_cpu_callback"
+torch.manual_seed(0)
+IMAGE, KERNEL = torch.randn(2, 32, 56, 56), torch.randn(32, 1, 7, 7) / 7
+X, W = jnp.asarray(IMAGE.numpy()), jnp.asarray(KERNEL.numpy())
+A = torch.randn(256, 256)
+TORCH, XLA = Times(xla=1.9, torch=0.8), Times(xla=0.5, torch=0.8)
+
+
+def depthwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return functional.conv2d(x.sin(), w, padding=3, groups=w.shape[0]).tanh()
+
+
+def product(x: torch.Tensor) -> torch.Tensor:
+    return (x @ x).sin()
+
+
+class Clock:
+    """Stands in for the measurement: every operator takes `times`, and is listed."""
+
+    def __init__(self, patch: pytest.MonkeyPatch):
+        self.times: Times | str = TORCH
+        self.measured: list[str] = []
+        patch.setattr(_measure, "measure", self.measure)
+
+    def measure(self, fn, lowered):
+        assert len(lowered.in_avals) == len(fn.in_types)
+        self.measured.append(island_of(fn).operator)
+        return self.times
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path / "tuning"
+
+
+def calls_in(function, *args) -> int:
+    return jax.jit(function).lower(*args).as_text().count(_CALL)
+
+
+def another_process(patch: pytest.MonkeyPatch) -> None:
+    """Forget the choices of this process, so that they are read from disk."""
+    patch.setattr(_choice, "_FOUND", {})
+    patch.setattr(tuning, "_ENTERED", False)
+    tuning._has_files.cache_clear()
+    jax.clear_caches()
+
+
+def test_nothing_is_measured_unless_it_is_asked_for(clock, folder):
+    assert calls_in(jtbridge.wrap(depthwise), X, W) == 1
+    assert calls_in(jtbridge.wrap(product), jnp.asarray(A.numpy())) == 0
+    assert clock.measured == []
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(("times", "calls"), [(TORCH, 1), (XLA, 0)])
+@pytest.mark.parametrize(
+    ("function", "tensors"),
+    [(depthwise, (IMAGE, KERNEL)), (product, (A,))],
+    ids=["that the table leaves to torch", "that the table leaves to XLA"],
+)
+def test_the_faster_one_is_chosen(clock, times, calls, function, tensors):
+    clock.times = times
+    arrays = [jnp.asarray(t.numpy()) for t in tensors]
+    f = jtbridge.wrap(function)
+    with jtbridge.config(tune=True):
+        assert calls_in(f, *arrays) == calls
+        assert_matches(jax.jit(f)(*arrays), function(*tensors), 1e-4)
+    assert len(clock.measured) == 1
+    assert calls_in(f, *arrays) == calls
+
+
+def test_operators_of_the_gradient_are_measured_too(clock):
+    clock.times = XLA
+    gradient = jax.grad(lambda x, w: jtbridge.wrap(depthwise)(x, w).sum(), argnums=(0, 1))
+    assert calls_in(gradient, X, W) == 2
+    with jtbridge.config(tune=True):
+        assert calls_in(gradient, X, W) == 0
+    assert set(clock.measured) == {"aten.convolution.default", "aten.convolution_backward.default"}
+
+
+def test_small_operators_are_not_measured(clock):
+    with jtbridge.config(tune=True):
+        assert calls_in(jtbridge.wrap(depthwise), X[:1, :2, :8, :8], W[:2]) == 0
+        assert calls_in(jtbridge.wrap(product), jnp.ones((16, 16))) == 0
+        assert calls_in(jax.vmap(jtbridge.wrap(lambda x: x.cumsum(-1))), jnp.ones((4096, 64))) == 1
+    assert clock.measured == ["aten.cumsum.default"]  # its rows count
+
+
+@pytest.mark.parametrize("options", [{"islands": "needed"}, {"islands": "never"}, {"backend": "xla"}])
+def test_options_without_islands_for_speed_measure_nothing(clock, options):
+    with jtbridge.config(tune=True):
+        assert calls_in(jtbridge.wrap(depthwise, **options), X, W) == 0
+    assert clock.measured == []
+
+
+def test_programs_for_several_devices_and_exported_ones_measure_nothing(clock):
+    mesh = Mesh(np.array(jax.devices()[:2]), ("batch",))
+    specs = PartitionSpec("batch"), PartitionSpec()
+    on_shards = jax.shard_map(jtbridge.wrap(depthwise), mesh=mesh, in_specs=specs, out_specs=specs[0])
+    with jtbridge.config(tune=True):
+        assert calls_in(on_shards, X, W) == 1  # by the table
+        jtbridge.export(jtbridge.wrap(depthwise), X, W)
+    assert clock.measured == []
+
+
+def test_later_processes_read_the_choice(clock, folder, monkeypatch):
+    clock.times = XLA
+    f = jtbridge.wrap(depthwise)
+    with jtbridge.config(tune=True):
+        calls_in(f, X, W)
+    (file,) = folder.iterdir()
+    held = json.loads(file.read_text())
+    assert held["milliseconds"] == {"xla": 0.5, "torch": 0.8}
+    assert held["key"]["inputs"] == ["float32[2, 32, 56, 56]", "float32[32, 1, 7, 7]"]
+    another_process(monkeypatch)
+    assert calls_in(f, X, W) == 0
+    assert calls_in(f, X[:, :, :55], W) == 1  # of another shape
+    assert len(clock.measured) == 1
+
+
+def test_an_operator_that_only_tuning_gives_to_torch_stays_there_in_later_processes(clock, monkeypatch):
+    f, x = jtbridge.wrap(product), jnp.asarray(A.numpy())
+    with jtbridge.config(tune=True):
+        assert calls_in(f, x) == 1
+    another_process(monkeypatch)
+    assert calls_in(f, x) == 1
+
+
+_CHILD = """
+import sys
+import jax
+import jax.numpy as jnp
+import jtbridge
+f = jtbridge.wrap(lambda x: (x @ x).sin())
+with jtbridge.config(tuning_folder=sys.argv[1]):
+    print(jax.jit(f).lower(jnp.ones((256, 256))).as_text().count("_python_cpu_callback"))
+"""
+
+
+def test_a_real_process_reads_the_choice(clock, folder):
+    with jtbridge.config(tune=True):
+        calls_in(jtbridge.wrap(product), jnp.ones((256, 256)))
+    root = Path(jtbridge.__file__).parent.parent
+    command = [sys.executable, "-c", _CHILD, str(folder)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1"]
+
+
+def test_a_choice_stays_whatever_becomes_of_the_file(clock, folder, monkeypatch):
+    clock.times = XLA
+    f = jtbridge.wrap(depthwise)
+    with jtbridge.config(tune=True):
+        calls_in(f, X, W)
+    (file,) = folder.iterdir()
+    whole = file.read_text()
+    file.unlink()
+    jax.clear_caches()
+    assert calls_in(f, X, W) == 0
+    another_process(monkeypatch)
+    assert calls_in(f, X, W) == 1
+    file.write_text(whole)  # by another process, meanwhile
+    jax.clear_caches()
+    assert calls_in(f, X, W) == 1
+    clock.times = TORCH
+    with jtbridge.config(tune=True):
+        assert calls_in(f, X, W) == 0  # what the other process found
+
+
+@pytest.mark.parametrize(
+    "patched",
+    [
+        (_choice, "_processor", lambda: "another"),
+        (_choice, "_threads_of_xla", lambda: ["64"]),
+        (torch, "get_num_threads", lambda: 64),
+        (torch, "__version__", "3.0"),
+        (jax, "__version__", "1.0"),
+        (jtbridge, "__version__", "1.0"),
+    ],
+    ids=lambda patched: patched[1],
+)
+def test_another_machine_or_version_is_another_key(clock, monkeypatch, patched):
+    clock.times = XLA
+    f = jtbridge.wrap(depthwise)
+    with jtbridge.config(tune=True):
+        assert calls_in(f, X, W) == 0
+    another_process(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(*patched)
+        assert calls_in(f, X, W) == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"key": {}}',
+        b"\xff\xfe",
+        b'{"key": {}, "milliseconds": {"xla": -1, "torch": null}}',
+        b'{"key": {}, "milliseconds": {"xla": NaN, "torch": 1}}',
+    ],
+)
+def test_a_file_that_cannot_be_understood_is_ignored(clock, folder, monkeypatch, damage):
+    clock.times = XLA
+    f = jtbridge.wrap(depthwise)
+    with jtbridge.config(tune=True):
+        calls_in(f, X, W)
+    (file,) = folder.iterdir()
+    file.write_bytes(damage)
+    another_process(monkeypatch)
+    with pytest.warns(TuningWarning, match="the default is used"):
+        assert calls_in(f, X, W) == 1
+    with jtbridge.config(tune=True), pytest.warns(TuningWarning, match="the default is used"):
+        assert calls_in(f, X, W) == 0  # it is written anew
+    another_process(monkeypatch)
+    assert calls_in(f, X, W) == 0
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(clock, tmp_path):
+    clock.times = XLA
+    (tmp_path / "file").write_text("")
+    with jtbridge.config(tune=True, tuning_folder=tmp_path / "file" / "folder"), pytest.warns(TuningWarning):
+        assert calls_in(jtbridge.wrap(depthwise), X, W) == 0
+
+
+def test_an_operator_that_cannot_be_measured_is_chosen_by_the_table(clock, folder):
+    clock.times = "XlaRuntimeError: out of memory"
+    with jtbridge.config(tune=True), pytest.warns(TuningWarning, match="is not tuned: XlaRuntimeError"):
+        assert calls_in(jtbridge.wrap(depthwise), X, W) == 1
+    assert not folder.exists()
+
+
+def test_a_program_of_several_processes_only_reads(clock, monkeypatch):
+    clock.times = XLA
+    f = jtbridge.wrap(depthwise)
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "process_count", lambda: 2)
+        with jtbridge.config(tune=True), pytest.warns(TuningWarning, match="several processes"):
+            assert calls_in(f, X, W) == 1
+    assert clock.measured == []
+    another_process(monkeypatch)
+    with jtbridge.config(tune=True):
+        calls_in(f, X, W)
+    another_process(monkeypatch)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert calls_in(f, X, W) == 0
+
+
+def test_compiled_programs_are_compiled_again_once(clock):
+    clock.times = XLA
+    traced = []
+    wrapped = jtbridge.wrap(depthwise)
+
+    @jax.jit
+    def f(x, w):
+        traced.append(x.shape)
+        return wrapped(x, w)
+
+    def has_call() -> bool:
+        return _CALL in f.lower(X, W).as_text()
+
+    f(X, W)
+    assert has_call()
+    assert len(traced) == 1
+    for _ in range(3):
+        with jtbridge.config(tune=True):
+            f(X, W)
+            assert not has_call()
+        f(X, W)
+        assert not has_call()
+    assert len(traced) == 2
+    assert_matches(f(X, W), depthwise(IMAGE, KERNEL), 1e-4)
+
+
+def test_programs_outside_of_the_block_are_compiled_again_once_too(clock):
+    traced = []
+    wrapped = jtbridge.wrap(product)
+
+    @jax.jit
+    def outside(x):
+        traced.append(x.shape)
+        return wrapped(x)
+
+    inside = jax.jit(jtbridge.wrap(depthwise))
+    for _ in range(4):
+        outside(jnp.ones((256, 256)))
+        with jtbridge.config(tune=True):
+            inside(X, W)
+    assert 2 <= len(traced) <= 3  # the first block allows more candidates, and the second one would measure them
+    assert clock.measured == ["aten.convolution.default"]
+
+
+def test_threads_measure_once(clock):
+    found = []
+
+    def lower():
+        with jtbridge.config(tune=True):
+            found.append(calls_in(jtbridge.wrap(depthwise), X, W))
+
+    folder = tuning.folder()
+    threads = [threading.Thread(target=in_folder, args=(folder, lower)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [1] * 4
+    assert len(clock.measured) == 1
+
+
+def in_folder(folder: Path, run) -> None:
+    """Run with the folder of the test, which is a setting of a thread."""
+    with jtbridge.config(tuning_folder=folder):
+        run()
+
+
+def test_explain_says_what_was_measured_and_measures_nothing(clock):
+    with jtbridge.config(tune=True):
+        assert not any(island.tuned for island in jtbridge.explain(depthwise, X, W).islands)
+        assert clock.measured == []
+        calls_in(jtbridge.wrap(depthwise), X, W)
+    report = jtbridge.explain(depthwise, X, W)
+    island, of_gradient = report.islands
+    assert island.tuned
+    assert "torch is faster: measured here 0.8 ms against 1.9 ms" in island.reason
+    assert not of_gradient.tuned
+    assert "times faster than XLA" in of_gradient.reason
+    assert report.left_to_xla == ()
+
+
+def test_explain_says_what_was_left_to_xla(clock):
+    clock.times = XLA
+    with jtbridge.config(tune=True):
+        calls_in(jtbridge.wrap(depthwise), X, W)
+    report = jtbridge.explain(depthwise, X, W)
+    (left,) = report.left_to_xla
+    assert (left.operator, left.tuned, left.gradient) == ("aten.convolution.default", True, False)
+    assert "XLA is faster: measured here 0.5 ms against 0.8 ms of torch" in str(report)
+    assert [island.operator for island in report.islands] == ["aten.convolution_backward.default"]
+
+
+@pytest.fixture
+def quickly(monkeypatch):
+    """Measure by two calls, and operators of all sizes."""
+    monkeypatch.setattr(_measure, "_ROUNDS", 1)
+    monkeypatch.setattr(_measure, "_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(_measure, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(_choice, "takes_long", lambda workload, platform: True)
+
+
+def test_results_and_gradients_are_right_where_operators_are_really_measured(quickly, folder):
+    f = jax.jit(jax.value_and_grad(lambda x, w: jtbridge.wrap(lambda x, w: depthwise(x, w).sum())(x, w), (0, 1)))
+    before = f(X, W)
+    with jtbridge.config(tune=True), jax.checking_leaks():
+        after = f(X, W)
+    assert_trees_close(after, before, 1e-3)
+    leaves = [IMAGE.clone().requires_grad_(), KERNEL.clone().requires_grad_()]
+    assert_matches(after[1], torch.autograd.grad(depthwise(*leaves).sum(), leaves), 1e-3)
+    names = {json.loads(file.read_text())["key"]["operator"] for file in folder.iterdir()}
+    assert names == {"aten.convolution.default", "aten.convolution_backward.default"}
+
+
+def test_a_batch_is_measured_as_a_whole(quickly, folder):
+    f = jax.jit(jax.vmap(jtbridge.wrap(depthwise), in_axes=(0, None)))
+    images = torch.stack([IMAGE, 2 * IMAGE])
+    with jtbridge.config(tune=True):
+        results = f(jnp.asarray(images.numpy()), W)
+    assert_matches(results, torch.stack([depthwise(x, KERNEL) for x in images]), 1e-4)
+    (file,) = folder.iterdir()
+    key = json.loads(file.read_text())["key"]
+    assert key["inputs"][0] == "float32[2, 2, 32, 56, 56]"
+    assert key["batches"] == [[2, [0, None]]]
+
+
+def test_a_program_is_measured_while_another_one_is_traced(quickly, folder):
+    inner = jax.jit(jtbridge.wrap(product))
+
+    @jax.jit
+    def outer(x):
+        with jax.ensure_compile_time_eval():
+            known = inner(jnp.ones((64, 64)))
+        inner.lower(x)
+        return inner(x) + known[0, 0]
+
+    x = torch.randn(64, 64)
+    with jtbridge.config(tune=True), jax.checking_leaks():
+        y = outer(jnp.asarray(x.numpy()))
+    assert_matches(y, product(x) + torch.tensor(64.0).sin(), 1e-4)
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_block_may_begin_while_a_program_is_traced(quickly, folder):
+    f = jtbridge.wrap(product)
+    x = torch.randn(64, 64)
+
+    @jax.jit
+    def program(x):
+        with jtbridge.config(tune=True):
+            return f(x) + jax.jit(f).lower(x).as_text().count("no such text")
+
+    jax.jit(f)(jnp.ones((64, 64)))  # a program that is compiled again
+    with jax.checking_leaks():
+        y = program(jnp.asarray(x.numpy()))
+    assert_matches(y, product(x), 1e-4)
+    assert len(list(folder.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "tensors"),
+    [
+        (lambda x, i: x.index_select(0, i), (torch.randn(5, 70), torch.tensor([4, 0, 3]))),
+        (lambda x, i: x[:, i], (torch.randn(70, 5), torch.tensor([4, 0, 3]))),
+        (lambda x, i: x.gather(1, i), (torch.randn(70, 5), torch.randint(5, (70, 9)))),
+        (lambda x, i: x.index_add(0, i, x[:3]), (torch.randn(5, 70), torch.tensor([4, 0, 3]))),
+        (lambda x, i: x.scatter_reduce(0, i, x, "amax"), (torch.randn(5, 70), torch.randint(5, (5, 70)))),
+        (lambda x, i: functional.embedding(i, x), (torch.randn(5, 70), torch.randint(5, (90,)))),
+        (lambda x: functional.max_pool2d(x, 3, 2, 1), (torch.randn(1, 3, 4, 9),)),
+        (lambda x, y: torch.searchsorted(x.sort().values, y), (torch.randn(20), torch.randn(9))),
+        (lambda x: torch.linalg.cholesky(x @ x.mT + torch.eye(6)), (torch.randn(6, 6),)),
+        (lambda x, y: torch.linalg.solve(x, y), (torch.randn(2, 6, 6), torch.randn(2, 6, 3))),
+        (lambda x: torch.fft.irfft(torch.fft.rfft(x)), (torch.randn(4, 16),)),
+        (lambda x: x.sort(dim=0).values, (torch.randint(99, (50, 4)),)),
+        (lambda x: functional.scaled_dot_product_attention(x, x, x), (torch.randn(1, 2, 64, 16),)),
+        (lambda x: functional.softmax(x.bfloat16() @ x.bfloat16().mT, -1).float(), (torch.randn(64, 64),)),
+        (
+            lambda x, g: functional.grid_sample(x, g.sin(), align_corners=False),
+            (torch.randn(1, 2, 6, 6), torch.randn(1, 5, 5, 2)),
+        ),
+    ],
+    ids=range(15),
+)
+def test_operands_are_made_for_every_operator(quickly, function, tensors):
+    arrays = [jnp.asarray(t.numpy()) for t in tensors]
+
+    def gradient(*arrays):
+        results, pull = jax.vjp(jtbridge.wrap(function), *arrays)
+        return results, pull(results) if jnp.issubdtype(results.dtype, jnp.floating) else None
+
+    with jtbridge.config(tune=True):  # a warning is an error
+        results, _ = jax.jit(gradient)(*arrays)
+    assert_matches(results, function(*tensors), 5e-2 if "bfloat16" in str(function) else 1e-3)
+    assert _choice._FOUND
+    assert all(_choice._FOUND.values())
+
+
+class _Block(torch.nn.Module):
+    """A block of operators that tuning may give to torch, one of which draws."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(64)
+        self.layer = torch.nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + functional.dropout(self.layer(self.norm(x)).tanh(), 0.5, self.training).sin()
+
+
+@pytest.mark.parametrize("way", ["call", "scan"])
+def test_repeated_blocks_that_draw(clock, way):
+    model = torch.nn.Sequential(*[_Block() for _ in range(6)])
+    x, key = jnp.ones((2048, 64)), jax.random.key(0)
+    results = []
+    for each in ("inline", way):
+        net = jtbridge.module(model, repeated_blocks=each)
+        params, state = net.init()
+        run = jax.jit(lambda p, s, net=net: net(p, s, x, train=True, rng=key)[0])
+        with jtbridge.config(tune=True):
+            results.append(run(params, state))
+    assert_trees_close(results[1], results[0], 1e-5)
+    assert set(clock.measured) >= {"aten.native_layer_norm.default", "aten.addmm.default"}
+
+
+def test_every_operator_that_was_measured_elsewhere_is_a_candidate_where_choices_are_tuned():
+    traced, _ = jtbridge.wrap(product).prepared((jnp.ones((256, 256)),), {})
+    assert islands_in(translate(traced)) == []
+    with jtbridge.config(tune=True):
+        assert len(islands_in(translate(traced))) == 1
