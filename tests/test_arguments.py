@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -159,9 +160,11 @@ def test_arrays_that_are_not_numbers(array: np.ndarray, backend: str):
         jtbridge.wrap(lambda x: x)(array)
 
 
-def test_key_as_a_plain_argument_points_to_rng(backend: str):
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, lambda f: jax.jit(jax.vmap(f))])
+def test_key_as_a_plain_argument_points_to_rng(backend: str, transform: Callable):
+    f = transform(jtbridge.wrap(lambda x, key: x))
     with pytest.raises(DTypeError, match=r"argument `key` of `.*` has JAX dtype `key<fry>`.*passed as `rng=`"):
-        jtbridge.wrap(lambda x, key: x)(jnp.ones(2), jax.random.key(0))
+        f(jnp.ones(2), jax.random.split(jax.random.key(0)))
 
 
 def test_wrong_number_of_arguments_is_torch_like(backend: str):

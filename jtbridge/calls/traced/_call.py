@@ -244,7 +244,7 @@ class TracedCalls:
     def _request(self, signature: Signature, state: TorchState, seeded: bool, *, regions: bool) -> TraceRequest:
         """Return the input of inference for a call: the function, the types of its arguments, a guard of its state."""
         dtypes = argument_dtypes(
-            (np.dtype(dtype) for _, dtype in signature.types),
+            (dtype for _, dtype in signature.types),
             lambda: argument_names(self._fn, signature),
             self._name,
             keep_int32=self._options["int32"] == "keep",
