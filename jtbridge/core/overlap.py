@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import torch
 
-from jtbridge._compat import OpOverload, schema_of, storage_id
+from jtbridge._compat import OpOverload, overload_name, schema_of, storage_id
 
 from .writes import written_tensors
 
@@ -46,8 +46,10 @@ def overlapping_write(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> st
         return "it writes to a tensor of which several elements are one in memory, as those of `expand` and `unfold`"
     if not written or fn in _WRITE_TO_A_COPY:
         return None
-    leaves = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     by_element = _is_by_element(fn)
+    # `torch.addmm(x, y, z, out=x)` is `x.addmm_(y, z)`, which torch defines.
+    is_in_place = bool(args) and any(_is_same(args[0], tensor) for tensor in written) and _has_in_place_form(fn)
+    leaves = [leaf for leaf in jax.tree.leaves((args[is_in_place:], kwargs)) if isinstance(leaf, torch.Tensor)]
     for tensor in written:
         read = [t for t in leaves if t.layout is torch.strided and storage_id(t) == storage_id(tensor)]
         again = sum(_is_same(t, tensor) for t in (written if by_element else read)) > 1
@@ -59,6 +61,11 @@ def overlapping_write(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> st
 def _is_by_element(fn: OpOverload) -> bool:
     name = schema_of(fn).name.partition("::")[2]
     return torch.Tag.pointwise in fn.tags or fn in _BY_ELEMENT or name.startswith(("_foreach_", "_fused_"))
+
+
+def _has_in_place_form(fn: OpOverload) -> bool:
+    """Return whether an operator with `out=` may write to its first argument."""
+    return overload_name(fn).endswith("out") and hasattr(_aten, schema_of(fn).name.partition("::")[2] + "_")
 
 
 def may_overlap(tensor: torch.Tensor) -> bool:

@@ -188,6 +188,8 @@ def _strided_tensors(tree: Any) -> list[torch.Tensor]:
 def _has_several_dtypes(operands: Sequence[Any]) -> bool:
     """Return whether the dtype of a result may depend on which tensors have dimensions."""
     tensors = [x for x in operands if isinstance(x, torch.Tensor)]
+    if len(tensors) < 2:
+        return False
     dtypes = {x.dtype for x in tensors} - {torch.bool}
     if len(dtypes) < 2 or torch.is_autocast_enabled(tensors[0].device.type):
         return False

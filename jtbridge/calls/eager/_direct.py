@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 
 from jtbridge._compat import ArrayImpl, array_on_device
 from jtbridge.core.debug import wanted_checks
+from jtbridge.triton import intercepted_launches
 
 from ._arrays import COPIED
 from ._common import exported
@@ -36,7 +36,7 @@ def only_device() -> jax.Device | None:  # type: ignore[valid-type]
 def small_tensors(args: tuple[Any, ...]) -> list[torch.Tensor] | None:
     """Return the arguments of a call as tensors in memory of their own; None if the fast path does not support one."""
     device = only_device()
-    if device is None or "triton.runtime.jit" in sys.modules:  # launches of Triton kernels need interception
+    if device is None:
         return None
     tensors = []
     for x in args:
@@ -69,7 +69,8 @@ def call_directly(fn: Callable[..., Any], name: str, args: tuple[Any, ...]) -> A
     tensors = small_tensors(args)
     if tensors is None:
         return NotImplemented
-    out = fn(*tensors)
+    with intercepted_launches():
+        out = fn(*tensors)
     array = small_array(out, args)
     if array is not None:
         return array

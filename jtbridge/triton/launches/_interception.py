@@ -33,7 +33,7 @@ class _ActiveInterceptions(threading.local):
 
 _ACTIVE = _ActiveInterceptions()
 _PATCH_LOCK = threading.Lock()
-_patches: list[contextlib.ExitStack] = []  # the same stack once per active block of any thread
+_patches: list[Callable[[], None]] = []  # what removes the patch, once per active block of any thread
 
 
 @contextlib.contextmanager
@@ -51,38 +51,48 @@ def patched_launches() -> Iterator[list[str]]:
     finally:
         _ACTIVE.lists.pop()
         with _PATCH_LOCK:
-            patch = _patches.pop()
+            remove = _patches.pop()
             if not _patches:
-                patch.close()
+                remove()
 
 
-def _patch_triton() -> contextlib.ExitStack:
-    """Patch Triton's launches to check whether their thread intercepts them. Closing the result removes the patch."""
-
-    def intercepting(run: Callable[..., Any]) -> Callable[..., Any]:
-        def run_or_intercept(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-            if warmup or not _is_intercepting():
-                return run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
-            return _ACTIVE.lists[-1].append(_apply_operator(kernel, grid, args, kwargs))
-
-        return run_or_intercept
-
-    wrapper = triton_wrapper_class()
-    original_call = wrapper.__call__
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_intercepting():
-            return original_call(self, *args, **kwargs)
-        return _ACTIVE.lists[-1].append(_apply_operator(self.kernel, self.grid, args, kwargs))
-
+def _patch_triton() -> Callable[[], None]:
+    """Patch Triton's launches to check whether their thread intercepts them. The result removes the patch."""
     jit, autotuner = (sys.modules[f"triton.runtime.{name}"] for name in ("jit", "autotuner"))
-    patch = contextlib.ExitStack()
-    for kind in (jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics):
-        patch.callback(setattr, kind, "run", kind.run)
-        kind.run = intercepting(kind.run)
-    patch.callback(setattr, wrapper, "__call__", original_call)
-    wrapper.__call__ = call
-    return patch
+    kinds = (jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics)
+    runs = [kind.run for kind in kinds]
+    wrapper = triton_wrapper_class()
+    call = wrapper.__call__
+    for kind, run in zip(kinds, runs, strict=True):
+        kind.run = _intercepting_run(run)
+    wrapper.__call__ = _intercepting_call(call)
+
+    def remove() -> None:
+        for kind, run in zip(kinds, runs, strict=True):
+            kind.run = run
+        wrapper.__call__ = call
+
+    return remove
+
+
+@functools.lru_cache(maxsize=16)
+def _intercepting_run(run: Callable[..., Any]) -> Callable[..., Any]:
+    def run_or_intercept(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if warmup or not _is_intercepting():
+            return run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
+        return _ACTIVE.lists[-1].append(_apply_operator(kernel, grid, args, kwargs))
+
+    return run_or_intercept
+
+
+@functools.lru_cache(maxsize=16)
+def _intercepting_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_intercepting():
+            return original(wrapper, *args, **kwargs)
+        return _ACTIVE.lists[-1].append(_apply_operator(wrapper.kernel, wrapper.grid, args, kwargs))
+
+    return call
 
 
 def _is_intercepting() -> bool:
