@@ -136,7 +136,7 @@ def _with_least_recording(
     """
     with mode():
         out, recorder = run_on_fakes(request, request.state)
-    if not (request.state.grad and _records_graph(out)):
+    if not (request.state.grad and any(isinstance(x, torch.Tensor) and x.requires_grad for x in out[0])):
         return out, recorder, False
     try:
         with mode():
@@ -144,12 +144,6 @@ def _with_least_recording(
     except Exception:  # noqa: BLE001  (it differentiates inside: recording stays on)
         return out, recorder, False
     return out, recorder, _same_types(out, again) and watched.calls == recorder.calls
-
-
-def _records_graph(out: Any) -> bool:
-    """Return whether a result of a trace requires a gradient."""
-    leaves, _ = out
-    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 def _same_types(a: Any, b: Any) -> bool:

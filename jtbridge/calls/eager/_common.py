@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jax.interpreters import ad, mlir
 
-from jtbridge._compat import ArrayImpl, Context, Primitive, call_aval, current_context
+from jtbridge._compat import ArrayImpl, Primitive, call_aval
 from jtbridge.core.debug import check_results
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction
 from jtbridge.core.messages import warn_user
@@ -26,11 +26,6 @@ from ._graph import AutogradGraph, eager_function, recording
 from ._protection import CopyOnWrite
 
 Result = TypeVar("Result")
-
-
-def is_staged() -> bool:
-    """Return whether a primitive that is bound now becomes part of a traced program."""
-    return current_context() is Context.STAGED
 
 
 def as_arrays(values: Sequence[Any]) -> list[jax.Array]:

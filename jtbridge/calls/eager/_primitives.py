@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from jax.interpreters import ad, batching, mlir
 
-from jtbridge._compat import add_linearization
+from jtbridge._compat import Context, add_linearization, current_context
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.primitive_rules import (
     batch_first,
@@ -38,7 +38,6 @@ from ._common import (
     as_arrays,
     escapes_vmap,
     exported,
-    is_staged,
     is_zero,
     lower_as,
     primitive_of_several_results,
@@ -279,7 +278,7 @@ def _linear_transpose(cotangents: Sequence[Any], *args: Any, forward: Any, trans
     if all(is_zero(ct) for ct in cotangents):
         return [None] * (count + 1) + [ad.Zero(t.aval) if ad.is_undefined_primal(t) else None for t in linear]
     ct = [ad.instantiate_zeros(c) for c in cotangents]
-    if is_staged():
+    if current_context() is Context.STAGED:
         grads = traced(transpose, [*x, *ct])
     else:
         *grads, _ = eager_pullback_p.bind(*x, token, *ct, fn=transpose, count=count, levels=levels, keep=(), batch=())

@@ -15,7 +15,7 @@ from jtbridge.lowerings._common import opmath
 from jtbridge.lowerings._registry import register_lowering
 from jtbridge.lowerings.indexing._out_of_range import is_outside, no_number_if
 
-from ._windows import Windows, added_to_planes, flat_positions, larger, lowest, put_into_planes, windows
+from ._windows import Windows, flat_positions, larger, lowest, scattered_into_planes, windows
 
 Sizes = Sequence[int]
 
@@ -130,7 +130,8 @@ def _max_pool3d_with_indices(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.
 
 def _added_back(grad: jax.Array, x: jax.Array, indices: jax.Array, rank: int) -> jax.Array:
     """Return the gradients of maxima, added up at the positions of the maxima."""
-    return added_to_planes(grad.astype(opmath(grad.dtype)), indices, x.shape, rank).astype(grad.dtype)
+    wide = grad.astype(opmath(grad.dtype))
+    return scattered_into_planes(wide, indices, x.shape, rank, add=True).astype(grad.dtype)
 
 
 @register_lowering("max_pool2d_with_indices_backward")
@@ -202,5 +203,5 @@ def _max_unpool3d(x: jax.Array, indices: jax.Array, output_size: Sizes, stride: 
 
 def _unpooled(x: jax.Array, indices: jax.Array, output_size: Sizes) -> jax.Array:
     rank = len(output_size)
-    result = put_into_planes(x, indices, (*x.shape[:-rank], *output_size), rank)
+    result = scattered_into_planes(x, indices, (*x.shape[:-rank], *output_size), rank, add=False)
     return no_number_if(is_outside((math.prod(output_size),), (indices,), wrap=False), result)
