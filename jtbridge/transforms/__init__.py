@@ -12,7 +12,7 @@ from ._jvp import LARGEST_JACOBIAN, Jvp, have_nan, without_nan
 from ._padded_embedding import PADDED
 from ._rows import RowAxes, row_axes, with_rows
 from ._vjp import Vjp
-from ._vmap import Vmap, of_results
+from ._vmap import Vmap, of_results, unbatched
 from ._vmap_guard import VmapGuard
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "refuse_once_differentiable",
     "refused_detached_backwards",
     "row_axes",
+    "unbatched",
     "with_differentiable_statistics",
     "with_rows",
     "without_nan",

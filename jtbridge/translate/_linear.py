@@ -15,7 +15,7 @@ from jtbridge._compat import OpOverload, overload_name, schema_of
 from jtbridge.capture import captured, origin
 from jtbridge.core.functions import TorchFunction
 from jtbridge.errors import TranslationError
-from jtbridge.transforms import Jvp, Vjp, Vmap
+from jtbridge.transforms import Jvp, Vjp, unbatched
 
 from ._program import jax_semantics, precision, translate
 
@@ -27,8 +27,7 @@ def nonlinearity(fn: TorchFunction, wrt: tuple[int, ...]) -> str | None:
     transpose the whole translated program. Torch's derivative is then the transpose, unless a part of the function is
     hidden from autograd.
     """
-    while isinstance(fn, Vmap):
-        fn = fn.fn
+    fn = unbatched(fn)
     if isinstance(fn, Vjp | Jvp) and min(wrt) >= len(fn.fn.in_types):
         return None  # a derivative is linear in its tangents or cotangents
     known = fn.base.cache.nonlinearities
