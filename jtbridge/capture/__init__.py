@@ -12,7 +12,7 @@ from ._joint import split
 from ._packing import from_bytes, to_bytes
 from ._partition import Split
 from ._probe import check_differentiable, probe_vmap
-from ._request import AbstractResult, TraceRequest, Trial
+from ._request import TraceRequest, Trial
 from ._trace import examples, trace_on
 from .chains import FUNCTIONS as FUSABLE_FUNCTIONS
 from .modes.effects import draws
@@ -22,7 +22,6 @@ from .modes.provenance import origin
 
 __all__ = [
     "FUSABLE_FUNCTIONS",
-    "AbstractResult",
     "FlexAttentionInOperators",
     "GraphFunction",
     "GraphUse",

@@ -5,7 +5,7 @@ rule of their own. Derived functions follow JAX's conventions: a cotangent of a 
 torch's, since JAX transposes without conjugating (https://docs.jax.dev/en/latest/notebooks/autodiff_cookbook.html).
 """
 
-from ._batch_statistics import DifferentiableStatistics, with_differentiable_statistics
+from ._batch_statistics import with_differentiable_statistics
 from ._composite import FUSED, WITHOUT_DOUBLE_BACKWARD
 from ._derived import DetachedBackwardError, conjugate, refuse_once_differentiable, refused_detached_backwards
 from ._jvp import LARGEST_JACOBIAN, Jvp, have_nan, without_nan
@@ -21,7 +21,6 @@ __all__ = [
     "PADDED",
     "WITHOUT_DOUBLE_BACKWARD",
     "DetachedBackwardError",
-    "DifferentiableStatistics",
     "Jvp",
     "RowAxes",
     "Vjp",
