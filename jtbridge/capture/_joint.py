@@ -15,8 +15,8 @@ from jtbridge.core.functions import TorchFunction
 from jtbridge.errors import MutationError, RandomnessError
 from jtbridge.transforms import Vjp, Vmap, conjugate
 
+from ._aten_graph import use_of
 from ._attempts import GraphUse
-from ._captured import use_of
 from ._constants import lift_constants
 from ._packing import CannotSplit
 from ._partition import Split, partition

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from jtbridge._compat import OpOverload, schema_of
-from jtbridge.capture import draws, from_bytes, is_by_data, origin, to_bytes
+from jtbridge.capture import draws, from_bytes, is_data_dependent, origin, to_bytes
 from jtbridge.core.functions import TracedFunction
 from jtbridge.errors import TranslationError
 
@@ -35,7 +35,7 @@ def with_regions(module: fx.GraphModule) -> fx.GraphModule:
         TranslationError: torch cannot run a region inside a translated program.
     """
     nodes = list(module.graph.nodes)
-    if not any(map(is_by_data, nodes)):
+    if not any(map(is_data_dependent, nodes)):
         return module
     graph = fx.Graph()
     submodules: dict[str, fx.GraphModule] = {}
@@ -109,12 +109,12 @@ def _reason(first: fx.Node) -> str:
 
 
 def _needs_torch(node: fx.Node) -> bool:
-    return is_by_data(node) or any(map(is_by_data, node.all_input_nodes))
+    return is_data_dependent(node) or any(map(is_data_dependent, node.all_input_nodes))
 
 
 def _first(nodes: Sequence[fx.Node]) -> fx.Node:
     """Return the first node of a region whose value is the first that depends on data."""
-    return next(node for node in nodes if is_by_data(node))
+    return next(node for node in nodes if is_data_dependent(node))
 
 
 # --- which nodes are one region -------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def _parts(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
     together: dict[fx.Node, list[fx.Node]] = {node: [node] for node in nodes}
     for node in nodes:
         for used in node.all_input_nodes:
-            if (is_by_data(used) or node.target is operator.getitem) and together[used] is not together[node]:
+            if (is_data_dependent(used) or node.target is operator.getitem) and together[used] is not together[node]:
                 smaller, larger = sorted((together[used], together[node]), key=len)
                 larger += smaller
                 together.update(dict.fromkeys(smaller, larger))

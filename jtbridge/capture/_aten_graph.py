@@ -1,4 +1,4 @@
-"""The graph of a torch function that is to be translated."""
+"""The functional ATen graph of a torch function that is to be translated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._graph_function import GraphFunction
 from ._trace import trace
 
 
-def captured(fn: TorchFunction) -> fx.GraphModule:
+def aten_graph(fn: TorchFunction) -> fx.GraphModule:
     """Return the functional ATen graph of a torch function that is not batched.
 
     Raises:
