@@ -21,7 +21,7 @@ from jtbridge.errors import DifferentiationError, SequentialVmapWarning
 from jtbridge.state import Attempt
 
 from ._arrays import COPIED, Placement, copied_tensor, shared_tensor
-from ._function import EagerFunction, InnerAutograd
+from ._function import EagerFunction, InnerAutograd, as_captured
 from ._graph import AutogradGraph, eager_function, recording
 from ._protection import CopyOnWrite
 
@@ -202,6 +202,13 @@ def result_avals(fn: TorchFunction, in_avals: Sequence[Any]) -> list[Any]:
 def token_aval(batch: tuple[int, ...], in_avals: Sequence[Any]) -> Any:
     """Return the abstract value of a token."""
     return call_aval((*batch, 0), np.dtype(np.uint8), in_avals)
+
+
+def traced(fn: TorchFunction, operands: Sequence[Any]) -> list[Any]:
+    """Bind the function as part of a traced program. It is captured once for each eager call."""
+    from jtbridge.primitives import torch_call  # imports the translation, which is slow
+
+    return torch_call(*operands, fn=as_captured(fn), backend="auto")
 
 
 def lower_as(program: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
