@@ -54,16 +54,13 @@ class ReleasedTensor(torch.Tensor):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ReleasedTensor:
-        return memo.setdefault(id(self), self._again())
+        return memo.setdefault(id(self), _unpickled(*self.__reduce_ex__(2)[1]))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _unpickled, (tuple(self.shape), self.dtype, self.requires_grad, self._is_param)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"<released tensor of shape {tuple(self.shape)}, {self.dtype}>"
-
-    def _again(self) -> ReleasedTensor:
-        return _unpickled(tuple(self.shape), self.dtype, self.requires_grad, self._is_param)
 
 
 def _unpickled(shape: tuple[int, ...], dtype: torch.dtype, requires_grad: bool, is_parameter: bool) -> ReleasedTensor:

@@ -33,7 +33,7 @@ class SharedTensor(torch.Tensor):
         aliases = False
         for position, argument in enumerate(func._schema.arguments):
             value = kwargs.get(argument.name, args[position] if position < len(args) else None)
-            if argument.alias_info is None or not _holds_shared(value):
+            if argument.alias_info is None or not any(isinstance(x, SharedTensor) for x in jax.tree.leaves(value)):
                 continue
             aliases = True
             if argument.alias_info.is_write:
@@ -53,10 +53,6 @@ class SharedTensor(torch.Tensor):
         array = self._inner.numpy(force=force)
         array.flags.writeable = False
         return array
-
-
-def _holds_shared(value: Any) -> bool:
-    return any(isinstance(leaf, SharedTensor) for leaf in jax.tree.leaves(value))
 
 
 def _unshare(tree: Any) -> Any:

@@ -72,7 +72,7 @@ class AssumedSizeError(Exception):
 
 
 def trace_joint(
-    fn: Callable, args: Sequence[torch.Tensor], check: Callable[[torch.fx.Graph], None], *, by_data: bool = False
+    fn: Callable, args: Sequence[torch.Tensor], check: Callable[[torch.fx.Graph], None], *, by_data: bool
 ) -> torch.fx.GraphModule:
     """Return the functional ATen graph, after autograd, of ``fn(*args)`` on fake tensors.
 

@@ -10,7 +10,7 @@ import jax
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.messages import warn_user
 from jtbridge.errors import BackendError, CalledWarning, RandomnessError, TranslationError
-from jtbridge.transforms import Jvp, Vjp, Vmap
+from jtbridge.transforms import Jvp, Vjp, unbatched
 from jtbridge.translate import untranslatable_reason
 
 from ._base import Backend
@@ -121,8 +121,7 @@ def _unsupported_reason(backend: Backend, fn: TorchFunction, pure: bool) -> str 
 
 def _draws_again(fn: TorchFunction) -> bool:
     """Return whether a derivative draws the random numbers of its function once more."""
-    while isinstance(fn, Vmap):
-        fn = fn.fn
+    fn = unbatched(fn)
     return fn.base.seeded and isinstance(fn, Vjp | Jvp)
 
 

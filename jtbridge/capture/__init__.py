@@ -1,18 +1,18 @@
 """Capture of torch functions: their result types, their traits, and their forward and backward graphs."""
 
+from ._aten_graph import aten_graph
 from ._attempts import GraphUse
-from ._by_data import is_by_data
-from ._called import forward_graph
-from ._captured import captured
 from ._closures import closed_over_modules, device_closed_over
 from ._constants import large_constants, lift_constants, with_places_for
+from ._data_dependent import is_data_dependent
+from ._forward_graph import forward_graph
 from ._graph_function import GraphFunction
 from ._infer import infer
 from ._joint import split
 from ._packing import from_bytes, to_bytes
 from ._partition import Split
 from ._probe import check_differentiable, probe_vmap
-from ._request import AbstractResult, TraceRequest, Trial
+from ._request import TraceRequest, Trial
 from ._trace import examples, trace_on
 from .chains import FUNCTIONS as FUSABLE_FUNCTIONS
 from .modes.effects import draws
@@ -22,14 +22,13 @@ from .modes.provenance import origin
 
 __all__ = [
     "FUSABLE_FUNCTIONS",
-    "AbstractResult",
     "FlexAttentionInOperators",
     "GraphFunction",
     "GraphUse",
     "Split",
     "TraceRequest",
     "Trial",
-    "captured",
+    "aten_graph",
     "check_differentiable",
     "closed_over_modules",
     "device_closed_over",
@@ -38,7 +37,7 @@ __all__ = [
     "forward_graph",
     "from_bytes",
     "infer",
-    "is_by_data",
+    "is_data_dependent",
     "large_constants",
     "lift_constants",
     "origin",

@@ -21,7 +21,7 @@ from jtbridge.state import WrittenValues, start_over
 from jtbridge.triton import intercepted_launches
 from jtbridge.triton.launches import LateScalar
 
-from ._dependent import DependentTensor
+from ._path_outcomes import DependentTensor
 from ._request import TraceRequest
 from ._unbacked import PathTrace
 from ._watchdog import ended_if_endless

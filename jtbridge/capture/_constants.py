@@ -24,11 +24,8 @@ def large_constants(module: fx.GraphModule) -> tuple[torch.Tensor, ...]:
     return tuple(found.values())
 
 
-def lift_constants(module: fx.GraphModule, traced: TracedFunction, *, to_translate: bool = True) -> None:
+def lift_constants(module: fx.GraphModule, traced: TracedFunction) -> None:
     """Replace the constants of a graph by the inputs of `traced` that stand for them.
-
-    The other constants become literals if the graph is `to_translate`. They are copied, because somebody may write to
-    them before the graph is translated.
 
     The first inputs of the graph must be those of `traced`, its constants included (see :func:`with_places_for`).
     """
@@ -36,16 +33,26 @@ def lift_constants(module: fx.GraphModule, traced: TracedFunction, *, to_transla
     first = traced.first_constant
     places = inputs[first : first + len(traced.constants)]
     by_identity = {_identity(tensor): place for tensor, place in zip(traced.constants, places, strict=True)}
-    for node in module.graph.find_nodes(op="get_attr"):
-        value = getattr(module, str(node.target))
-        if not isinstance(value, torch.Tensor) or is_zero(value) or isinstance(value, FakeTensor):
-            continue
-        if _identity(value) in by_identity:
-            node.replace_all_uses_with(by_identity[_identity(value)])
+    for node, value in _constants(module):
+        place = by_identity.get(_identity(value))
+        if place is not None:
+            node.replace_all_uses_with(place)
             module.graph.erase_node(node)
-        elif to_translate and (value.numel() <= _SMALL or not _crosses(value)):
+
+
+def copy_literals(module: fx.GraphModule) -> None:
+    """Copy the constants of a graph that become literals: somebody may write to them before the graph is translated."""
+    for node, value in _constants(module):
+        if value.numel() <= _SMALL or not _crosses(value):
             delattr(module, str(node.target))
             setattr(module, str(node.target), value.detach().clone())
+
+
+def _constants(module: fx.GraphModule) -> list[tuple[fx.Node, torch.Tensor]]:
+    """Return the constants of a graph that have values other than zeros, each with its node."""
+    found = [(node, getattr(module, str(node.target))) for node in module.graph.find_nodes(op="get_attr")]
+    tensors = [(node, x) for node, x in found if isinstance(x, torch.Tensor) and not isinstance(x, FakeTensor)]
+    return [(node, tensor) for node, tensor in tensors if not is_zero(tensor)]
 
 
 def with_places_for(module: fx.GraphModule, first: int, constants: tuple[torch.Tensor, ...]) -> None:

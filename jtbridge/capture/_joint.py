@@ -15,9 +15,9 @@ from jtbridge.core.functions import TorchFunction
 from jtbridge.errors import MutationError, RandomnessError
 from jtbridge.transforms import Vjp, Vmap, conjugate
 
+from ._aten_graph import use_of
 from ._attempts import GraphUse
-from ._captured import use_of
-from ._constants import lift_constants
+from ._constants import copy_literals, lift_constants
 from ._packing import CannotSplit
 from ._partition import Split, partition
 from ._trace import trace
@@ -99,5 +99,7 @@ def _trace(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], trans
     with fn.base.trace_state.differentiable().applied():
         called = GraphUse.CALL if isinstance(fn, Vmap) else GraphUse.GRADIENT
         module = trace(joint, pullback.in_types, use_of(fn.base) if translated else called)
-    lift_constants(module, fn.base, to_translate=translated)
+    lift_constants(module, fn.base)
+    if translated:
+        copy_literals(module)
     return module

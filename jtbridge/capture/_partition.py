@@ -15,7 +15,7 @@ from jtbridge._compat import OpOverload, schema_of
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.imports import import_whole
 
-from ._by_data import is_by_data
+from ._data_dependent import is_data_dependent
 from ._graph_function import GraphFunction, ready_to_run
 from ._packing import CannotSplit, packing
 
@@ -105,7 +105,7 @@ def _compute_again(joint: fx.GraphModule, forward: set[fx.Node]) -> None:
     copies: dict[fx.Node, fx.Node] = {}
 
     def copied(node: fx.Node) -> fx.Node:
-        if node in before and is_by_data(node) and node not in copies:
+        if node in before and is_data_dependent(node) and node not in copies:
             copies[node] = joint.graph.create_node(
                 node.op,
                 node.target,
@@ -175,7 +175,7 @@ def _is_view(node: fx.Node) -> bool:
     returns = schema_of(node.target).returns
     alias = returns[0].alias_info if len(returns) == 1 else None
     is_view = (alias is not None and not alias.is_write) or node.target is torch.ops.aten.reshape.default
-    is_view = is_view and not any(map(is_by_data, node.all_input_nodes))
+    is_view = is_view and not any(map(is_data_dependent, node.all_input_nodes))
     others = [arg for arg in (*node.args[1:], *node.kwargs.values()) if isinstance(arg, fx.Node)]
     return is_view and not others and isinstance(node.args[0], fx.Node)
 

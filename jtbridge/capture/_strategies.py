@@ -25,10 +25,10 @@ from jtbridge.errors import JtbridgeError, ShapeInferenceError
 from jtbridge.triton.launches import late_scalars, may_need_late_scalars
 
 from ._abstract import output_types, run_on_fakes, run_on_values, traits_of
-from ._asked_if_fake import differs_if_fake
-from ._dependent import Outcome, agreed, are_possible, without_empty_sizes
+from ._branches_on_fake import differs_if_fake
 from ._examples import example_arguments
 from ._frames import line_of
+from ._path_outcomes import PathOutcome, agreed, are_possible, without_empty_sizes
 from ._request import AbstractResult, TraceRequest
 from ._unbacked import PathTrace, explored
 from .modes.branches import BranchOracle, all_ways
@@ -136,7 +136,7 @@ def _with_least_recording(
     """
     with mode():
         out, recorder = run_on_fakes(request, request.state)
-    if not (request.state.grad and _records_graph(out)):
+    if not (request.state.grad and any(isinstance(x, torch.Tensor) and x.requires_grad for x in out[0])):
         return out, recorder, False
     try:
         with mode():
@@ -144,12 +144,6 @@ def _with_least_recording(
     except Exception:  # noqa: BLE001  (it differentiates inside: recording stays on)
         return out, recorder, False
     return out, recorder, _same_types(out, again) and watched.calls == recorder.calls
-
-
-def _records_graph(out: Any) -> bool:
-    """Return whether a result of a trace requires a gradient."""
-    leaves, _ = out
-    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 def _same_types(a: Any, b: Any) -> bool:
@@ -229,7 +223,7 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
     if reason is not None:
         raise StrategyError(reason)
     outcomes = [
-        Outcome(leaves, tree, traits_of(request, recorder, reason_of(cause), False), recorder.result_order)
+        PathOutcome(leaves, tree, traits_of(request, recorder, reason_of(cause), False), recorder.result_order)
         for (leaves, tree), recorder in ways
     ]
     found = _joined(request, outcomes)
@@ -263,10 +257,10 @@ def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
         with OverrideMode():
             return run_on_fakes(request, request.state, path=path)
 
-    def run(path: PathTrace) -> Outcome:
+    def run(path: PathTrace) -> PathOutcome:
         (leaves, tree), recorder = request.guard.run(lambda: trace(path), again=lambda: trace(path.again()))
         traits = traits_of(request, recorder, reason_of(cause), False)
-        return Outcome(
+        return PathOutcome(
             leaves, tree, dataclasses.replace(traits, by_data=in_a_graph(path, recorder)), recorder.result_order
         )
 
@@ -299,7 +293,7 @@ def _on_examples(request: TraceRequest, cause: Exception | None) -> AbstractResu
     """Run the function on example arguments. Its effects, if they are allowed, happen once."""
     assert cause is not None
     reason = reason_of(cause)
-    outcomes: list[Outcome] = []
+    outcomes: list[PathOutcome] = []
     errors: list[Exception] = []
     examples = list(example_arguments(request.shapes, request.dtypes, request.device))
     for inputs in examples:
@@ -317,7 +311,7 @@ def _on_examples(request: TraceRequest, cause: Exception | None) -> AbstractResu
             # XLA drops a call whose results have no elements, so a size of 0 must hold for all arguments.
             if not request.ordered and all(map(torch.Size.numel, map(torch.Size, request.shapes))):
                 leaves = [without_empty_sizes(leaf) for leaf in leaves]
-            outcomes.append(Outcome(leaves, tree, traits_of(request, recorder, reason, False), order))
+            outcomes.append(PathOutcome(leaves, tree, traits_of(request, recorder, reason, False), order))
         if request.ordered or not request.shapes:
             break
     if not outcomes:
@@ -337,7 +331,7 @@ def _refuse_without_outcome(request: TraceRequest, cause: Exception, error: Exce
     ) from error
 
 
-def _joined(request: TraceRequest, outcomes: Sequence[Outcome]) -> AbstractResult:
+def _joined(request: TraceRequest, outcomes: Sequence[PathOutcome]) -> AbstractResult:
     """Return the result that all outcomes have in common, with the declared types if the user declared them.
 
     Raises:

@@ -24,8 +24,8 @@ from jtbridge._compat import (
 from jtbridge.core.runner import escaped_tensor_error
 from jtbridge.errors import JtbridgeError
 
-from ._dependent import DependentTensor
 from ._frames import user_line
+from ._path_outcomes import DependentTensor
 from .rewrites.least_squares import LEAST_SQUARES, least_squares_results
 
 _PATHS = 6  # traces of one function

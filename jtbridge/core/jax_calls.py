@@ -13,8 +13,3 @@ OPERATOR = "jtbridge::jax_call"
 
 # The table is weak: a function lives as long as the torch function, autograd graph or traced graph that uses it.
 HANDLES: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-
-
-def is_jax_call(operator: Any) -> bool:
-    """Return whether an overload is the operator that calls JAX functions."""
-    return operator.name() == OPERATOR

@@ -146,7 +146,8 @@ class Runner:
                     hung = self._waited(child, results)
                 finally:
                     _end(child)
-            return _outcome(child.returncode, hung, results.read_text(), _tail(errors))
+            written = errors.read_text(errors="replace").strip()
+            return _outcome(child.returncode, hung, results.read_text(), written[-3000:])
 
     def _waited(self, child: subprocess.Popen, results: Path) -> bool:
         """Wait for the end of a child; return whether it was ended, for it made no progress within the timeout."""
@@ -205,8 +206,3 @@ def _described(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
-
-
-def _tail(path: Path) -> str:
-    text = path.read_text(errors="replace").strip()
-    return text[-3000:]

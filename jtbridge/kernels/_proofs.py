@@ -192,7 +192,9 @@ def _listed(found: Record) -> str:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    return {"jtbridge": _jtbridge_version(), **{name: _version(name) for name in _PACKAGES}}
+    import jtbridge
+
+    return {"jtbridge": jtbridge.__version__, **{name: _version(name) for name in _PACKAGES}}
 
 
 def _version(package: str) -> str:
@@ -200,12 +202,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "none"
-
-
-def _jtbridge_version() -> str:
-    import jtbridge
-
-    return jtbridge.__version__
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from torch import fx
 from jtbridge._wrap import Wrapped, as_wrapped
 from jtbridge.backends import choose, may_use_kernels, translates, unsupported_reasons
 from jtbridge.calls.eager import unsupported_reason
-from jtbridge.capture import Split, Trial, captured, draws, origin, split
+from jtbridge.capture import Split, Trial, aten_graph, draws, origin, split
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
@@ -235,7 +235,7 @@ def _eager(wrapped: Wrapped, args: tuple, kwargs: dict[str, Any], traced: str) -
 def _graph(traced: TracedFunction) -> fx.GraphModule | None:
     """Return the forward graph, or None if torch cannot trace the function."""
     try:
-        return captured(traced)
+        return aten_graph(traced)
     except TranslationError:
         return None
 

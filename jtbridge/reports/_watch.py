@@ -196,16 +196,14 @@ def _is_users(frame: Any) -> bool:
 
 def _imports(frame: Any) -> bool:
     """Return whether a frame runs because a module is being imported."""
-    while frame is not None and not _is_ours(frame):
-        if frame.f_globals.get("__name__") == "importlib._bootstrap":
+    while frame is not None:
+        module = frame.f_globals.get("__name__") or ""
+        if module.startswith("jtbridge.reports."):  # the examination itself
+            return False
+        if module == "importlib._bootstrap":
             return True
         frame = frame.f_back
     return False
-
-
-def _is_ours(frame: Any) -> bool:
-    """Return whether a frame runs the examination."""
-    return (frame.f_globals.get("__name__") or "").startswith("jtbridge.reports.")
 
 
 def _line(frame: Any) -> str:

@@ -23,7 +23,8 @@ from jtbridge.errors import JtbridgeError, MutationError, PurityWarning, Randomn
 
 from ._comparison import same
 from ._kinds import GLOBAL_NUMPY_RANDOM, GLOBAL_RANDOM
-from ._reachable import Change, ReachableState, names_in
+from ._reachable import Change, ReachableState
+from ._walk import names_in
 
 Result = TypeVar("Result")
 _SHOWN = 4  # changes in a message

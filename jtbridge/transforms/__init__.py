@@ -5,14 +5,14 @@ rule of their own. Derived functions follow JAX's conventions: a cotangent of a 
 torch's, since JAX transposes without conjugating (https://docs.jax.dev/en/latest/notebooks/autodiff_cookbook.html).
 """
 
-from ._batch_statistics import DifferentiableStatistics, with_differentiable_statistics
+from ._batch_statistics import with_differentiable_statistics
 from ._composite import FUSED, WITHOUT_DOUBLE_BACKWARD
 from ._derived import DetachedBackwardError, conjugate, refuse_once_differentiable, refused_detached_backwards
 from ._jvp import LARGEST_JACOBIAN, Jvp, have_nan, without_nan
 from ._padded_embedding import PADDED
 from ._rows import RowAxes, row_axes, with_rows
 from ._vjp import Vjp
-from ._vmap import Vmap, of_results
+from ._vmap import Vmap, of_results, unbatched
 from ._vmap_guard import VmapGuard
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "PADDED",
     "WITHOUT_DOUBLE_BACKWARD",
     "DetachedBackwardError",
-    "DifferentiableStatistics",
     "Jvp",
     "RowAxes",
     "Vjp",
@@ -33,6 +32,7 @@ __all__ = [
     "refuse_once_differentiable",
     "refused_detached_backwards",
     "row_axes",
+    "unbatched",
     "with_differentiable_statistics",
     "with_rows",
     "without_nan",

@@ -110,12 +110,18 @@ def of_results(transpose: TorchFunction, used: Sequence[int]) -> TorchFunction:
     return dataclasses.replace(transpose, outs=tuple(transpose.outs[i] for i in used))
 
 
+def unbatched(fn: TorchFunction) -> TorchFunction:
+    """Return the function under all batching of `fn`."""
+    while isinstance(fn, Vmap):
+        fn = fn.fn
+    return fn
+
+
 def _cotangents(transpose: TorchFunction) -> int:
     """Return the number of cotangents that a vector-Jacobian product, batched or not, takes."""
-    while isinstance(transpose, Vmap):
-        transpose = transpose.fn
-    assert isinstance(transpose, Vjp)
-    return len(transpose.outs)
+    pullback = unbatched(transpose)
+    assert isinstance(pullback, Vjp)
+    return len(pullback.outs)
 
 
 def _with_axis(type_: ArrayType, dim: int, size: int) -> ArrayType:

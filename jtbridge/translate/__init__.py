@@ -3,29 +3,25 @@
 from ._choice import Choice, choose_runner
 from ._constants import closed_over_bytes, with_constants
 from ._costs import Workload, workload_of
-from ._islands import Island, forced_islands, island_of, islands_in, torch_island_p
+from ._islands import forced_islands, island_of, islands_in, torch_island_p
 from ._linear import nonlinearity
 from ._lower import lower_program
-from ._operators import OperatorCounts, describe
-from ._program import ProgramPart, graph_of, jax_semantics, precision, translate, untranslatable_reason
+from ._operators import OperatorCounts
+from ._program import ProgramPart, precision, translate, untranslatable_reason
 from ._symbolic import hinted_shapes, is_symbolic, symbolic_program, torch_symbolic
 
 __all__ = [
     "Choice",
-    "Island",
     "OperatorCounts",
     "ProgramPart",
     "Workload",
     "choose_runner",
     "closed_over_bytes",
-    "describe",
     "forced_islands",
-    "graph_of",
     "hinted_shapes",
     "is_symbolic",
     "island_of",
     "islands_in",
-    "jax_semantics",
     "lower_program",
     "nonlinearity",
     "precision",

@@ -12,10 +12,10 @@ from jax.extend.core import jaxpr_as_fun
 from torch import fx
 
 from jtbridge._compat import OpOverload, overload_name, schema_of
-from jtbridge.capture import captured, origin
+from jtbridge.capture import aten_graph, origin
 from jtbridge.core.functions import TorchFunction
 from jtbridge.errors import TranslationError
-from jtbridge.transforms import Jvp, Vjp, Vmap
+from jtbridge.transforms import Jvp, Vjp, unbatched
 
 from ._program import jax_semantics, precision, translate
 
@@ -27,8 +27,7 @@ def nonlinearity(fn: TorchFunction, wrt: tuple[int, ...]) -> str | None:
     transpose the whole translated program. Torch's derivative is then the transpose, unless a part of the function is
     hidden from autograd.
     """
-    while isinstance(fn, Vmap):
-        fn = fn.fn
+    fn = unbatched(fn)
     if isinstance(fn, Vjp | Jvp) and min(wrt) >= len(fn.fn.in_types):
         return None  # a derivative is linear in its tangents or cotangents
     known = fn.base.cache.nonlinearities
@@ -42,7 +41,7 @@ def _nonlinearity(fn: TorchFunction, wrt: tuple[int, ...]) -> str | None:
     if traits.autograd.switches_grad_mode or traits.autograd.uses_data:
         return "it computes a part without gradients (`torch.no_grad()` or `.data`), which its derivative leaves out"
     try:
-        reached = _reached(captured(fn), wrt)
+        reached = _reached(aten_graph(fn), wrt)
     except TranslationError as error:
         return f"whether it is linear is read off its graph, and there is none: {error}"
     for node in reached:

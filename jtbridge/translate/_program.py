@@ -18,7 +18,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from torch import fx
 
 from jtbridge._compat import forgetting_graph_sources
-from jtbridge.capture import GraphFunction, captured
+from jtbridge.capture import GraphFunction, aten_graph
 from jtbridge.core import tuning
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.functions import TorchFunction, TracedFunction
@@ -260,7 +260,7 @@ def graph_of(fn: TorchFunction) -> fx.GraphModule:
     Raises:
         TranslationError: torch cannot trace the function, or an operator has neither a lowering nor a decomposition.
     """
-    module = captured(fn)
+    module = aten_graph(fn)
     if fn.base.traits.by_data:
         with forgetting_graph_sources():
             module = with_regions(module)

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from jtbridge._compat import OpOverload, schema_of
-from jtbridge.capture import draws, from_bytes, is_by_data, origin, to_bytes
+from jtbridge.capture import draws, from_bytes, is_data_dependent, origin, to_bytes
 from jtbridge.core.functions import TracedFunction
 from jtbridge.errors import TranslationError
 
@@ -35,7 +35,7 @@ def with_regions(module: fx.GraphModule) -> fx.GraphModule:
         TranslationError: torch cannot run a region inside a translated program.
     """
     nodes = list(module.graph.nodes)
-    if not any(map(is_by_data, nodes)):
+    if not any(map(is_data_dependent, nodes)):
         return module
     graph = fx.Graph()
     submodules: dict[str, fx.GraphModule] = {}
@@ -109,12 +109,12 @@ def _reason(first: fx.Node) -> str:
 
 
 def _needs_torch(node: fx.Node) -> bool:
-    return is_by_data(node) or any(map(is_by_data, node.all_input_nodes))
+    return is_data_dependent(node) or any(map(is_data_dependent, node.all_input_nodes))
 
 
 def _first(nodes: Sequence[fx.Node]) -> fx.Node:
     """Return the first node of a region whose value is the first that depends on data."""
-    return next(node for node in nodes if is_by_data(node))
+    return next(node for node in nodes if is_data_dependent(node))
 
 
 # --- which nodes are one region -------------------------------------------------------------------------------------
@@ -126,60 +126,20 @@ def _parts(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
     A value that depends on data, its operator and its users are in one part; so are an operator and its results. Parts
     that need each other's values become one part, with all nodes in between.
     """
-    together: dict[fx.Node, list[fx.Node]] = {node: [node] for node in nodes}
+    import networkx  # torch requires it, and has imported it for its partitioner
+
+    graph: Any = networkx.DiGraph()
+    graph.add_nodes_from(nodes)
     for node in nodes:
         for used in node.all_input_nodes:
-            if (is_by_data(used) or node.target is operator.getitem) and together[used] is not together[node]:
-                smaller, larger = sorted((together[used], together[node]), key=len)
-                larger += smaller
-                together.update(dict.fromkeys(smaller, larger))
-    groups = list({id(group): group for group in together.values()}.values())
-    numbers = {node: number for number, group in enumerate(groups) for node in group}
-    preceding = [list(dict.fromkeys(numbers[x] for node in group for x in node.all_input_nodes)) for group in groups]
+            graph.add_edge(used, node)
+            if is_data_dependent(used) or node.target is operator.getitem:
+                graph.add_edge(node, used)
     position = {node: i for i, node in enumerate(nodes)}
-    cycles = reversed(_strong_components(preceding))
-    return [sorted((x for number in cycle for x in groups[number]), key=position.__getitem__) for cycle in cycles]
-
-
-def _strong_components(following: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the strongly connected components of a graph in topological order, by Kosaraju's algorithm.
-
-    Args:
-        following: the nodes to which there is an edge, for each node.
-    """
-    finished: list[int] = []
-    seen: set[int] = set()
-    for root in range(len(following)):
-        if root in seen:
-            continue
-        seen.add(root)
-        stack = [(root, iter(following[root]))]
-        while stack:
-            number, rest = stack[-1]
-            after = next((x for x in rest if x not in seen), None)
-            if after is None:
-                finished.append(number)
-                stack.pop()
-            else:
-                seen.add(after)
-                stack.append((after, iter(following[after])))
-    preceding: list[list[int]] = [[] for _ in following]
-    for number, others in enumerate(following):
-        for other in others:
-            preceding[other].append(number)
-    components: list[list[int]] = []
-    placed: set[int] = set()
-    for root in reversed(finished):
-        component, pending = [], [root]
-        while pending:
-            number = pending.pop()
-            if number not in placed:
-                placed.add(number)
-                component.append(number)
-                pending += preceding[number]
-        if component:
-            components.append(component)
-    return components
+    components: Any = networkx.condensation(graph)  # each is a strongly connected component
+    parts = {number: sorted(members, key=position.__getitem__) for number, members in components.nodes.data("members")}
+    order = networkx.lexicographical_topological_sort(components, key=lambda number: position[parts[number][0]])
+    return [parts[number] for number in order]
 
 
 # --- the graph of a region ------------------------------------------------------------------------------------------

@@ -4,47 +4,32 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 import jtbridge
 from jtbridge._compat import FakeTensor
 from jtbridge.errors import (
-    ArgumentError,
-    BackendError,
     CalledWarning,
-    RandomnessError,
     SequentialVmapWarning,
     TranslationError,
 )
 from tests.compare import assert_matches, assert_trees_close
 from tests.counting import counted, counted_square
 
-from .operators import around, bent, double_, joined, largest, lies, noisy, raises, strides
-
-X = jnp.linspace(-1.0, 1.5, 12).reshape(3, 4)
-T = torch.tensor(np.asarray(X))
-F = around(bent, 0.5)
-PLAIN = around(lambda x, by: x**3 * by, 0.5)  # torch.func does not differentiate custom operators
-NAMED = r"operator `jtbridge_island_tests\.bent\.default` .* has no lowering"
-_CALL = "xla_buffer_python_cpu_callback"
-
-
-def calls_in(function, *args) -> int:
-    return jax.jit(function).lower(*args).as_text().count(f"@{_CALL}")
+from .operators import around, bent, joined, largest, lies, raises, strides
+from .programs import CALL, PLAIN, F, T, X, calls_in, scalar, sharded
 
 
 def test_one_operator_is_called_and_the_others_are_translated():
     f = jtbridge.wrap(F)
     text = jax.jit(f).lower(X).as_text()
-    assert text.count(f"@{_CALL}") == 1
+    assert text.count(CALL) == 1
     assert "stablehlo.sine" in text
     assert "stablehlo.cosine" in text
     assert_matches(jax.jit(f)(X), F(T))
@@ -55,10 +40,6 @@ def test_no_warning_says_that_the_function_is_called():
     with warnings.catch_warnings():
         warnings.simplefilter("error", CalledWarning)
         jax.jit(jax.grad(lambda x: jtbridge.wrap(F)(x).sum()))(X)
-
-
-def scalar(f):
-    return lambda x: f(x).sum()
 
 
 TRANSFORMED = {
@@ -142,7 +123,7 @@ def test_results_that_nothing_uses_do_not_leave_torch():
 
     f = jtbridge.wrap(fn, islands="needed")
     text = jax.jit(f).lower(X).as_text()
-    (line,) = [line for line in text.splitlines() if f"@{_CALL}" in line]
+    (line,) = [line for line in text.splitlines() if CALL in line]
     assert re.search(r"-> \(tensor<3xf32>, tensor<3xi64>\)", line) or "tuple<tensor<3xf32>, tensor<3xi64>>" in line
     assert_matches(jax.jit(f)(X), fn(T))
     only = jtbridge.wrap(lambda x: fn(x)[1] * 2 - 3, islands="needed")
@@ -239,14 +220,6 @@ def test_a_custom_operator_sees_the_strides_that_it_has_in_torch(view):
     assert_matches(batch, torch.stack([fn(T), fn(T + 1)]))
 
 
-def test_an_argument_that_overlaps_itself_is_no_island():
-    def fn(x):
-        return strides(x.sin().unfold(1, 2, 1)) * 2 + 1
-
-    with pytest.warns(CalledWarning):
-        assert_matches(jax.jit(jtbridge.wrap(fn, islands="needed"))(X), fn(T))
-
-
 def test_weights_that_are_closed_over():
     weight = torch.linspace(0, 1, 4)
 
@@ -280,65 +253,6 @@ def test_a_lowering_that_refuses_its_arguments_makes_an_island():
     assert jtbridge.explain(f, X).islands[0].reason.endswith("cannot be translated here: it takes small numbers only")
 
 
-def called(function, x=X, **options):
-    """The text of the program of a function that auto calls as a whole."""
-    with pytest.warns(CalledWarning):
-        return jax.jit(jtbridge.wrap(function, **options)).lower(x).as_text()
-
-
-def test_with_never_the_whole_function_is_called():
-    assert "stablehlo.sine" not in called(F, islands="never")
-    with jtbridge.config(islands="never"):
-        assert "stablehlo.sine" not in called(F, islands="needed")
-    with jtbridge.config(islands="needed"):
-        assert calls_in(lambda x: jtbridge.wrap(F, islands="never")(x), X) == 1
-
-
-def test_a_backend_that_was_asked_for_has_islands_only_on_request():
-    with pytest.raises(TranslationError, match=r"jtbridge_island_tests\.bent\.default"):
-        jax.jit(jtbridge.wrap(F, backend="xla"))(X)
-    f = jtbridge.wrap(F, backend="xla", islands="needed")
-    assert_matches(jax.jit(f)(X), F(T))
-    assert_matches(f(X), F(T))
-    assert_matches(jax.grad(scalar(f))(X), torch.func.grad(scalar(PLAIN))(T))
-
-
-def test_a_function_with_many_such_operators_is_called_unless_islands_are_asked_for():
-    def fn(x):
-        return bent(bent(x, 2.0), 0.5) + 1
-
-    assert called(fn).count(f"@{_CALL}") == 1
-    assert calls_in(jtbridge.wrap(fn, islands="needed"), X) == 2
-    assert_matches(jax.jit(jtbridge.wrap(fn, islands="needed"))(X), fn(T))
-
-
-def test_another_value_of_the_option_is_refused():
-    with pytest.raises(ArgumentError, match="`islands` must be one of 'auto', 'needed', 'never'"):
-        jtbridge.wrap(F, islands="always")
-    with pytest.raises(ArgumentError, match="`islands` must be"), jtbridge.config(islands="no"):
-        pass
-
-
-def test_operators_that_write_are_no_islands():
-    def fn(x):
-        y = torch.sin(x) * 2 + x
-        double_(y)
-        return y.cos() * 0.5 + x
-
-    assert "stablehlo.sine" not in called(fn, islands="needed")
-    with pytest.warns(CalledWarning):
-        assert_matches(jax.jit(jtbridge.wrap(fn, islands="needed"))(X), fn(T))
-
-
-def test_operators_that_draw_are_no_islands():
-    f = jax.jit(jtbridge.wrap(around(noisy), islands="needed"))
-    key = jax.random.key(0)
-    with pytest.warns(CalledWarning):
-        first = f(X, rng=key)
-    np.testing.assert_array_equal(first, f(X, rng=key))
-    assert "stablehlo.sine" not in f.lower(X, rng=key).as_text()
-
-
 def test_an_operator_that_returns_another_shape_than_it_said_is_an_error():
     f = jax.jit(jtbridge.wrap(around(lies)))
     with pytest.raises(Exception, match=r"`jtbridge_island_tests.lies.default` returned a torch.float32 tensor of"):
@@ -349,56 +263,6 @@ def test_an_error_of_the_operator_reaches_the_caller():
     f = jax.jit(jtbridge.wrap(around(raises)))
     with pytest.raises(Exception, match="the operator does not like this"):
         jax.block_until_ready(f(X))
-
-
-@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
-def test_an_exported_program_has_no_islands():
-    f = jtbridge.wrap(F, islands="needed")
-    with pytest.raises(TranslationError, match=NAMED):
-        jtbridge.export(f, X)
-    with pytest.raises(TranslationError, match=NAMED):
-        jax.export.export(jax.jit(jtbridge.wrap(F, backend="xla", islands="needed")))(X)
-    with pytest.raises(BackendError, match=NAMED):
-        jax.export.export(jax.jit(jtbridge.wrap(F)))(X)
-
-
-def test_a_program_for_another_platform_has_no_islands():
-    lower = jax.jit(jtbridge.wrap(F, backend="xla", islands="needed")).trace(X).lower
-    for platforms in (("tpu",), ("cpu", "cuda")):
-        with pytest.raises(TranslationError, match="has no lowering"):
-            lower(lowering_platforms=platforms)
-
-
-def sharded(x):
-    mesh = Mesh(np.array(jax.devices()[:4]), ("rows",))
-    return jax.device_put(x, NamedSharding(mesh, PartitionSpec("rows")))
-
-
-def test_a_program_of_several_devices_calls_the_whole_function():
-    x = jnp.linspace(-1, 1, 32).reshape(8, 4)
-    t = torch.tensor(np.asarray(x))
-    f = jtbridge.wrap(F)
-    with pytest.warns(CalledWarning):
-        text = jax.jit(f).lower(sharded(x)).as_text()
-    assert "stablehlo.sine" not in text
-    assert_matches(jax.jit(f)(sharded(x)), F(t))
-    assert_matches(jax.jit(jax.grad(scalar(f)))(sharded(x)), torch.func.grad(scalar(PLAIN))(t))
-
-
-def saves_sines(primitive, *_, **__):
-    return primitive.name == "sin"
-
-
-@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
-def test_a_policy_of_checkpoint_cuts_a_program_with_islands():
-    x = jnp.linspace(-1, 1, 32).reshape(8, 4)
-    gradient = torch.func.grad(scalar(PLAIN))(torch.tensor(np.asarray(x)))
-    function = jax.grad(scalar(jax.checkpoint(jtbridge.wrap(F), policy=saves_sines)))
-    assert "torch_part" in str(jax.make_jaxpr(function)(x)) or "torch_part" in str(jax.jit(function).trace(x).jaxpr)
-    assert_matches(jax.jit(function)(x), gradient)
-    assert_matches(jax.jit(function)(sharded(x)), gradient)
-    with pytest.raises(BackendError, match=r"operator `jtbridge_island_tests\..*` .* has no lowering"):
-        jax.export.export(jax.jit(function))(x)
 
 
 def test_each_device_of_a_shard_map_runs_the_island_on_its_shard():
@@ -428,60 +292,6 @@ def test_verification_compares_the_whole_program():
 
     with pytest.raises(Exception, match="differs from torch's"):
         run()
-
-
-def writing_backward(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return an operator whose backward calls one that writes to its argument, which no island does."""
-
-    @torch.library.custom_op(f"jtbridge_island_tests::{name}", mutates_args=())
-    def cube(x: torch.Tensor) -> torch.Tensor:
-        return x**3
-
-    @torch.library.custom_op(f"jtbridge_island_tests::{name}_backward", mutates_args=("out",))
-    def backward(grad: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_(3 * x**2 * grad)
-
-    def gradient(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(grad)
-        backward(grad, *ctx.saved_tensors, out)
-        return out
-
-    cube.register_fake(torch.empty_like)
-    cube.register_autograd(gradient, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
-    return cube
-
-
-CUBE, LOWERED_CUBE = writing_backward("cube"), writing_backward("lowered_cube")
-jtbridge.register_lowering(LOWERED_CUBE)(lambda x: x**3)
-
-
-@pytest.mark.parametrize("operator", [F, CUBE], ids=["island in both", "island in the forward"])
-@pytest.mark.parametrize("residuals", ["save", "recompute"])
-@pytest.mark.parametrize("islands", ["auto", "never"])
-@pytest.mark.parametrize("batched", [False, True])
-@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
-def test_a_function_that_draws_has_the_gradient_of_its_own_mask(operator, residuals, islands, batched):
-    def fn(x):
-        return torch.nn.functional.dropout(operator(torch.nn.functional.dropout(x, 0.5)) * 2, 0.5).sum()
-
-    x = jnp.linspace(-1, 1, 64).reshape(2, 8, 4)
-    f = jtbridge.wrap(fn, residuals=residuals, islands=islands)
-    one = lambda x: f(x, rng=jax.random.key(3))  # noqa: E731
-    loss = (lambda x: jax.vmap(one)(x).sum()) if batched else one
-    run = jax.jit(jax.value_and_grad(loss))
-    value, gradient = run(x)
-    assert value == jax.jit(loss)(x)
-    length = np.linalg.norm(gradient)
-    step = 1e-2 * np.asarray(gradient) / length
-    np.testing.assert_allclose((run(x + step)[0] - run(x - step)[0]) / 2e-2, length, rtol=2e-2)
-
-
-def test_a_function_that_draws_and_whose_derivative_alone_would_be_called_is_refused():
-    f = jtbridge.wrap(lambda x: LOWERED_CUBE(torch.nn.functional.dropout(x, 0.5)).sum(), residuals="recompute")
-    loss = lambda x: f(x, rng=jax.random.key(3))  # noqa: E731
-    assert np.isfinite(jax.jit(loss)(X))
-    with pytest.raises(RandomnessError, match="a derivative of it cannot be"):
-        jax.jit(jax.grad(loss))(X)
 
 
 def test_two_traces_lower_to_the_same_program():
@@ -517,7 +327,7 @@ def test_islands_in_repeated_blocks_of_a_module(blocks):
         warnings.simplefilter("error", CalledWarning)
         if blocks == "call":
             text = jax.jit(lambda p, x: net(p, state, x)[0]).lower(params, X).as_text()
-            assert text.count(f"@{_CALL}") < 5
+            assert text.count(CALL) < 5
 
 
 def test_islands_on_several_threads_at_once():

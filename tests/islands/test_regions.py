@@ -16,13 +16,10 @@ import jtbridge
 from jtbridge.errors import BackendError, CalledWarning, SequentialVmapWarning, TranslationError
 from tests.compare import assert_matches, assert_trees_close
 
-_CALL = "@xla_buffer_python_cpu_callback"
+from .programs import CALL, calls_in, scalar
+
 X = np.linspace(-1.0, 1.5, 12, dtype=np.float32).reshape(3, 4)
 ROW = X[1]
-
-
-def calls_in(function, *args) -> int:
-    return jax.jit(function).lower(*args).as_text().count(_CALL)
 
 
 def tensors(*arrays: np.ndarray) -> list[torch.Tensor]:
@@ -148,7 +145,7 @@ def test_value_and_gradient(region):
         warnings.simplefilter("error", CalledWarning)
         text = jax.jit(f).lower(X).as_text()
         program = jax.jit(lambda x: (f(x), jax.grad(lambda x: f(x).sum())(x)))
-    assert text.count(_CALL) == 1
+    assert text.count(CALL) == 1
     for x in TAKING:
         (t,) = tensors(x)
         expected = function(t.requires_grad_())
@@ -160,10 +157,6 @@ def test_value_and_gradient(region):
 
 F = around(masked_mean)
 ABOVE = X + 2  # each row has elements to take
-
-
-def scalar(f):
-    return lambda x: f(x).sum()
 
 
 def row(t: torch.Tensor) -> torch.Tensor:
@@ -218,7 +211,7 @@ TRANSFORMED = {
 def test_transformations_are_torchs(name):
     ours, theirs = TRANSFORMED[name]
     lowered = jax.jit(ours(jtbridge.wrap(F, islands="needed"))).lower(ABOVE)
-    assert lowered.as_text().count(_CALL) > 0
+    assert lowered.as_text().count(CALL) > 0
     (t,) = tensors(ABOVE)
     assert_matches(lowered.compile()(ABOVE), theirs(t), 1e-4)
 
@@ -323,7 +316,7 @@ def test_experts_are_one_region_each():
     x = t.numpy()
     f = jtbridge.wrap(lambda x: block(x), islands="needed")
     text = jax.jit(f).lower(x).as_text()
-    assert text.count(_CALL) == 5
+    assert text.count(CALL) == 5
     assert "stablehlo.dot_general" in text
     program = jax.jit(lambda x: (f(x), jax.grad(lambda x: (f(x) ** 2).sum())(x))).lower(x)
     expected = block(t.requires_grad_())
@@ -363,7 +356,7 @@ def test_without_a_request_the_whole_function_is_called(islands):
     with pytest.warns(CalledWarning, match="sizes depend on the values of its arguments"):
         text = jax.jit(f).lower(X).as_text()
     assert "cosine" not in text
-    assert text.count(_CALL) == 1
+    assert text.count(CALL) == 1
 
 
 def test_a_backend_that_was_asked_for_has_regions_only_on_request():

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import jtbridge
-from jtbridge.capture import _asked_if_fake
+from jtbridge.capture import _branches_on_fake
 from jtbridge.errors import TranslationError
 
 transformers = pytest.importorskip("transformers")
@@ -128,7 +128,7 @@ def test_a_mask_that_torch_would_leave_out_is_compared_without_running_the_model
     def run(*_):
         raise AssertionError("the model ran on values")
 
-    monkeypatch.setattr(_asked_if_fake, "run_on_values", run)
+    monkeypatch.setattr(_branches_on_fake, "run_on_values", run)
     model = masked_encoder()
     f = jax.jit(jtbridge.wrap(lambda tokens, mask: model(tokens, mask).last_hidden_state, backend="xla"))
     with torch.no_grad():

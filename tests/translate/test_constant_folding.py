@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 
 import jtbridge
@@ -78,6 +79,18 @@ def test_a_closed_over_tensor_that_changes_is_read_again():
     np.testing.assert_allclose(jax.jit(lambda x: f(x))(np.zeros(3, np.float32)), -np.ones(3), rtol=1e-6)
     f.clear_cache()
     np.testing.assert_allclose(f(np.zeros(3, np.float32)), -np.ones(3), rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [3, 300], ids=["literal", "input"])
+def test_a_write_to_a_closed_over_tensor_after_the_trace_does_not_change_the_program(size: int):
+    weight = torch.ones(size)
+    f = jtbridge.wrap(lambda x: (x * x * weight + weight.neg()).sum(), backend="xla")
+    x = np.full(size, 3.0, np.float32)
+    programs = jax.jit(f).trace(x), jax.jit(jax.value_and_grad(f)).trace(x)
+    weight.fill_(100.0)
+    value, (same_value, gradient) = (program.lower().compile()(x) for program in programs)
+    assert value == same_value == 8.0 * size
+    np.testing.assert_array_equal(gradient, 6.0 * np.ones(size, np.float32))
 
 
 def test_memory_that_is_not_set_is_no_constant():

@@ -21,8 +21,8 @@ from jtbridge.core.signature import Signature, argument_names, rebuild_call, sta
 
 from ._arrays import unsupported_reason
 from ._common import run
+from ._forward import eager_call_p
 from ._function import EagerFunction
-from ._primitives import eager_call_p
 
 _SEED = ArrayType(random_numbers.SEED_SHAPE, np.dtype(np.uint32))
 _INT32 = np.dtype(np.int32)

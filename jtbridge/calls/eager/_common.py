@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jax.interpreters import ad, mlir
 
-from jtbridge._compat import ArrayImpl, Context, Primitive, call_aval, current_context
+from jtbridge._compat import ArrayImpl, Primitive, call_aval
 from jtbridge.core.debug import check_results
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction
 from jtbridge.core.messages import warn_user
@@ -21,16 +21,11 @@ from jtbridge.errors import DifferentiationError, SequentialVmapWarning
 from jtbridge.state import Attempt
 
 from ._arrays import COPIED, Placement, copied_tensor, shared_tensor
-from ._function import EagerFunction, InnerAutograd
+from ._function import EagerFunction, InnerAutograd, as_captured
 from ._graph import AutogradGraph, eager_function, recording
 from ._protection import CopyOnWrite
 
 Result = TypeVar("Result")
-
-
-def is_staged() -> bool:
-    """Return whether a primitive that is bound now becomes part of a traced program."""
-    return current_context() is Context.STAGED
 
 
 def as_arrays(values: Sequence[Any]) -> list[jax.Array]:
@@ -207,6 +202,13 @@ def result_avals(fn: TorchFunction, in_avals: Sequence[Any]) -> list[Any]:
 def token_aval(batch: tuple[int, ...], in_avals: Sequence[Any]) -> Any:
     """Return the abstract value of a token."""
     return call_aval((*batch, 0), np.dtype(np.uint8), in_avals)
+
+
+def traced(fn: TorchFunction, operands: Sequence[Any]) -> list[Any]:
+    """Bind the function as part of a traced program. It is captured once for each eager call."""
+    from jtbridge.primitives import torch_call  # imports the translation, which is slow
+
+    return torch_call(*operands, fn=as_captured(fn), backend="auto")
 
 
 def lower_as(program: Callable[..., Sequence[Any]]) -> Callable[..., Any]:

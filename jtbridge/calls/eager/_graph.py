@@ -17,7 +17,7 @@ import torch
 from jtbridge._compat import has_error_node, node_names, reentrant_checkpoints, run_backward
 from jtbridge.core.functions import TorchFunction
 from jtbridge.errors import DifferentiationError
-from jtbridge.transforms import Vjp, Vmap, conjugate, refused_detached_backwards
+from jtbridge.transforms import Vjp, conjugate, refused_detached_backwards, unbatched
 from jtbridge.triton import intercepted_launches
 
 from ._arrays import Placement
@@ -183,10 +183,9 @@ _NORMS = {
 
 def innermost_vjp(fn: TorchFunction) -> Vjp:
     """Return the pullback under all batching of `fn`."""
-    while isinstance(fn, Vmap):
-        fn = fn.fn
-    assert isinstance(fn, Vjp)
-    return fn
+    pullback = unbatched(fn)
+    assert isinstance(pullback, Vjp)
+    return pullback
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Calls inside a traced program: caches of traced functions, retracing warnings, comparison of first results."""
 
 from ._call import TracedCalls
-from ._verify import difference, tolerance, verify
+from ._verify import difference, tolerance
 
-__all__ = ["TracedCalls", "difference", "tolerance", "verify"]
+__all__ = ["TracedCalls", "difference", "tolerance"]

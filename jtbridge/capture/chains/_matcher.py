@@ -199,9 +199,7 @@ def parsed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: torch.
     if name == "pow":
         return _POWERS[given[1]], given[:1]
     if name == "cast":
-        return (name, given[:1]) if _only_cast(given[0], out) else None
+        x = given[0]
+        only_casts = isinstance(x, torch.Tensor) and x.dtype is not out.dtype and x.device == out.device
+        return (name, given[:1]) if only_casts else None
     return name, given
-
-
-def _only_cast(x: Any, out: torch.Tensor) -> bool:
-    return isinstance(x, torch.Tensor) and x.dtype is not out.dtype and x.device == out.device

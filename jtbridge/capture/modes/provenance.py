@@ -25,7 +25,8 @@ from torch import fx
 from jtbridge._compat import TorchDispatchMode, autograd_place, last_traced_node_of, overload_of, running_modules
 from jtbridge.capture._frames import user_line
 from jtbridge.core import random_numbers
-from jtbridge.core.jax_calls import HANDLES, is_jax_call
+from jtbridge.core.jax_calls import HANDLES
+from jtbridge.core.jax_calls import OPERATOR as JAX_CALL
 from jtbridge.triton.launches import find_launch, launch_operator
 
 from .branches import BranchOracle
@@ -85,7 +86,7 @@ class ProvenanceMode(TorchDispatchMode):
             return answer
         if func is _LAUNCH:
             notes["launch"] = find_launch(args[1])
-        elif is_jax_call(func):
+        elif func.name() == JAX_CALL:
             notes["jax_function"] = HANDLES[args[1]]
         out = func(*args, **(kwargs or {}))
         node = last_traced_node_of(func)

@@ -18,8 +18,9 @@ _REQUIRING = (("torch", ""), ("jax-cuda12-plugin", "with-cuda"), ("jax-cuda13-pl
 
 
 def _wheels() -> Sequence[Finding]:
+    installed = ((d.metadata["Name"] or "", d.version) for d in importlib.metadata.distributions())
     return wheel_findings(
-        {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if _is_nvidias(d.metadata["Name"])},
+        {name: version for name, version in installed if name.startswith("nvidia-")},
         {package: requirements_of(package, extra) for package, extra in _REQUIRING},
     )
 
@@ -76,10 +77,6 @@ def loaded_findings(lines: Iterable[str]) -> Sequence[Finding]:
         else:
             found.append(Finding(_GROUP, name, OK, next(iter(places))))
     return found
-
-
-def _is_nvidias(name: str | None) -> bool:
-    return bool(name) and str(name).startswith("nvidia-")
 
 
 def _torch_first() -> Sequence[Finding]:

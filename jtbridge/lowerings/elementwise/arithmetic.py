@@ -16,37 +16,22 @@ from jtbridge.lowerings._registry import register_lowering
 from ._common import elementwise, number, operands, quotient, rounded
 
 
-@register_lowering("add.Tensor", "prims::add", node=True)
-def _add(x: Any, y: Any, *, alpha: Any = 1, node: fx.Node) -> jax.Array:
+@register_lowering("add.Tensor", "add.Scalar", "prims::add", node=True)
+def _add(x: Any, y: Any, alpha: Any = 1, *, node: fx.Node) -> jax.Array:
     a, b, scale = operands(node, x, y, alpha)
     return jnp.add(a, b if alpha == 1 else b * scale).astype(out_dtype(node))
 
 
-@register_lowering("add.Scalar", node=True)
-def _add_scalar(x: Any, y: Any, alpha: Any = 1, *, node: fx.Node) -> jax.Array:
-    return _add(x, y, alpha=alpha, node=node)
-
-
-@register_lowering("sub.Tensor", "prims::sub", node=True)
-def _sub(x: Any, y: Any, *, alpha: Any = 1, node: fx.Node) -> jax.Array:
+@register_lowering("sub.Tensor", "sub.Scalar", "prims::sub", node=True)
+def _sub(x: Any, y: Any, alpha: Any = 1, *, node: fx.Node) -> jax.Array:
     a, b, scale = operands(node, x, y, alpha)
     return jnp.subtract(a, b if alpha == 1 else b * scale).astype(out_dtype(node))
 
 
-@register_lowering("sub.Scalar", node=True)
-def _sub_scalar(x: Any, y: Any, alpha: Any = 1, *, node: fx.Node) -> jax.Array:
-    return _sub(x, y, alpha=alpha, node=node)
-
-
-@register_lowering("rsub.Tensor", node=True)
-def _rsub(x: Any, y: Any, *, alpha: Any = 1, node: fx.Node) -> jax.Array:
+@register_lowering("rsub.Tensor", "rsub.Scalar", node=True)
+def _rsub(x: Any, y: Any, alpha: Any = 1, *, node: fx.Node) -> jax.Array:
     a, b, scale = operands(node, x, y, alpha)
     return jnp.subtract(b, a if alpha == 1 else a * scale).astype(out_dtype(node))
-
-
-@register_lowering("rsub.Scalar", node=True)
-def _rsub_scalar(x: Any, y: Any, alpha: Any = 1, *, node: fx.Node) -> jax.Array:
-    return _rsub(x, y, alpha=alpha, node=node)
 
 
 elementwise("mul.Tensor", "mul.Scalar", "prims::mul", exact=True)(jnp.multiply)

@@ -131,17 +131,8 @@ def largest(x: jax.Array, place: jax.Array, axes: Sequence[int]) -> tuple[jax.Ar
     return value, found
 
 
-def added_to_planes(values: jax.Array, index: jax.Array, shape: Sizes, rank: int) -> jax.Array:
-    """Return zeros with `values` added at flat indices of each plane (the last `rank` dimensions)."""
-    return _into_planes(values, index, shape, rank, add=True)
-
-
-def put_into_planes(values: jax.Array, index: jax.Array, shape: Sizes, rank: int) -> jax.Array:
-    """Return zeros with `values` written at flat indices of each plane (the last `rank` dimensions)."""
-    return _into_planes(values, index, shape, rank, add=False)
-
-
-def _into_planes(values: jax.Array, index: jax.Array, shape: Sizes, rank: int, add: bool) -> jax.Array:
+def scattered_into_planes(values: jax.Array, index: jax.Array, shape: Sizes, rank: int, add: bool) -> jax.Array:
+    """Return zeros with `values` added or written at flat indices of each plane (the last `rank` dimensions)."""
     outer = math.prod(shape[: len(shape) - rank])
     size = math.prod(shape[len(shape) - rank :])
     if outer * size == 0 or values.size == 0:

@@ -50,7 +50,7 @@ def _attention(
         out = _einsum("bhgqk,bhkd->bhgqd", p.astype(value.dtype), value) / total
         return out.astype(query.dtype), (top + jnp.log(total))[..., 0]
 
-    out, logsumexp = _by_blocks(of_queries, _grouped(query, groups), _grouped_mask(attn_mask, query, groups), key)
+    out, logsumexp = _by_blocks(of_queries, _grouped(query, groups), _grouped_mask(attn_mask, groups), key)
     return out.reshape(*query.shape[:-1], value.shape[-1]), logsumexp.reshape(query.shape[:-1])
 
 
@@ -88,9 +88,7 @@ def _attention_backward(
 
     rows = tuple(_grouped(x, groups) for x in (query, grad_out, logsumexp.astype(wide), delta))
     sums = jnp.zeros(key.shape, wide), jnp.zeros(value.shape, wide)
-    (by_key, by_value), by_query = _summed_by_blocks(
-        of_queries, rows, _grouped_mask(attn_mask, query, groups), key, sums
-    )
+    (by_key, by_value), by_query = _summed_by_blocks(of_queries, rows, _grouped_mask(attn_mask, groups), key, sums)
     return by_query.reshape(query.shape), by_key.astype(key.dtype), by_value.astype(value.dtype)
 
 
@@ -113,7 +111,7 @@ def _grouped(x: jax.Array, groups: int) -> jax.Array:
     return x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
 
 
-def _grouped_mask(mask: jax.Array | None, query: jax.Array, groups: int) -> jax.Array | None:
+def _grouped_mask(mask: jax.Array | None, groups: int) -> jax.Array | None:
     if mask is None:
         return None
     mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)

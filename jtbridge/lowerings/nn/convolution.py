@@ -298,20 +298,11 @@ def _by_weight(
     )
 
 
-@register_lowering("_slow_conv2d_forward", "slow_conv3d_forward")
+@register_lowering(
+    *("_slow_conv2d_forward", "slow_conv3d_forward", "slow_conv_dilated2d", "slow_conv_dilated3d"),
+    *("_conv_depthwise2d", "conv_depthwise3d"),
+)
 def _slow_convolution(
-    x: jax.Array,
-    weight: jax.Array,
-    kernel_size: Sizes,
-    bias: jax.Array | None,
-    stride: Sizes,
-    padding: Sizes,
-) -> jax.Array:
-    return _slow_dilated_convolution(x, weight, kernel_size, bias, stride, padding)
-
-
-@register_lowering("slow_conv_dilated2d", "slow_conv_dilated3d", "_conv_depthwise2d", "conv_depthwise3d")
-def _slow_dilated_convolution(
     x: jax.Array,
     weight: jax.Array,
     kernel_size: Sizes,

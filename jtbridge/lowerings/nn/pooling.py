@@ -15,7 +15,7 @@ from jtbridge.lowerings._common import opmath
 from jtbridge.lowerings._registry import register_lowering
 from jtbridge.lowerings.indexing._out_of_range import is_outside, no_number_if
 
-from ._windows import Windows, added_to_planes, flat_positions, larger, lowest, put_into_planes, windows
+from ._windows import Windows, flat_positions, larger, lowest, scattered_into_planes, windows
 
 Sizes = Sequence[int]
 
@@ -75,26 +75,6 @@ def _average_backward(
     return found.astype(grad.dtype)
 
 
-@register_lowering("avg_pool2d")
-def _avg_pool2d(*args: Any, **kwargs: Any) -> jax.Array:
-    return _average(2, *args, **kwargs)
-
-
-@register_lowering("avg_pool3d")
-def _avg_pool3d(*args: Any, **kwargs: Any) -> jax.Array:
-    return _average(3, *args, **kwargs)
-
-
-@register_lowering("avg_pool2d_backward")
-def _avg_pool2d_backward(*args: Any, **kwargs: Any) -> jax.Array:
-    return _average_backward(2, *args, **kwargs)
-
-
-@register_lowering("avg_pool3d_backward")
-def _avg_pool3d_backward(*args: Any, **kwargs: Any) -> jax.Array:
-    return _average_backward(3, *args, **kwargs)
-
-
 def _maximum(
     rank: int,
     x: jax.Array,
@@ -118,89 +98,29 @@ def _maximum(
     return value, found.astype(np.int64)
 
 
-@register_lowering("max_pool2d_with_indices")
-def _max_pool2d_with_indices(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.Array]:
-    return _maximum(2, *args, **kwargs)
-
-
-@register_lowering("max_pool3d_with_indices")
-def _max_pool3d_with_indices(*args: Any, **kwargs: Any) -> tuple[jax.Array, jax.Array]:
-    return _maximum(3, *args, **kwargs)
-
-
-def _added_back(grad: jax.Array, x: jax.Array, indices: jax.Array, rank: int) -> jax.Array:
-    """Return the gradients of maxima, added up at the positions of the maxima."""
-    return added_to_planes(grad.astype(opmath(grad.dtype)), indices, x.shape, rank).astype(grad.dtype)
-
-
-@register_lowering("max_pool2d_with_indices_backward")
-def _max_pool2d_with_indices_backward(
-    grad: jax.Array,
-    x: jax.Array,
-    kernel_size: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    ceil_mode: bool,
-    indices: jax.Array,
-) -> jax.Array:
-    del kernel_size, stride, padding, dilation, ceil_mode
-    return _added_back(grad, x, indices, 2)
-
-
-@register_lowering("max_pool3d_with_indices_backward")
-def _max_pool3d_with_indices_backward(
-    grad: jax.Array,
-    x: jax.Array,
-    kernel_size: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    ceil_mode: bool,
-    indices: jax.Array,
-) -> jax.Array:
-    del kernel_size, stride, padding, dilation, ceil_mode
-    return _added_back(grad, x, indices, 3)
-
-
-@register_lowering("adaptive_max_pool2d_backward")
-def _adaptive_max_pool2d_backward(grad: jax.Array, x: jax.Array, indices: jax.Array) -> jax.Array:
-    return _added_back(grad, x, indices, 2)
-
-
-@register_lowering("adaptive_max_pool3d_backward")
-def _adaptive_max_pool3d_backward(grad: jax.Array, x: jax.Array, indices: jax.Array) -> jax.Array:
-    return _added_back(grad, x, indices, 3)
-
-
-@register_lowering("fractional_max_pool2d_backward")
-def _fractional_max_pool2d_backward(
-    grad: jax.Array, x: jax.Array, kernel_size: Sizes, output_size: Sizes, indices: jax.Array
-) -> jax.Array:
-    del kernel_size, output_size
-    return _added_back(grad, x, indices, 2)
-
-
-@register_lowering("fractional_max_pool3d_backward")
-def _fractional_max_pool3d_backward(
-    grad: jax.Array, x: jax.Array, kernel_size: Sizes, output_size: Sizes, indices: jax.Array
-) -> jax.Array:
-    del kernel_size, output_size
-    return _added_back(grad, x, indices, 3)
-
-
-@register_lowering("max_unpool2d")
-def _max_unpool2d(x: jax.Array, indices: jax.Array, output_size: Sizes) -> jax.Array:
-    return _unpooled(x, indices, output_size)
-
-
-@register_lowering("max_unpool3d")
-def _max_unpool3d(x: jax.Array, indices: jax.Array, output_size: Sizes, stride: Sizes, padding: Sizes) -> jax.Array:
-    del stride, padding
-    return _unpooled(x, indices, output_size)
-
-
-def _unpooled(x: jax.Array, indices: jax.Array, output_size: Sizes) -> jax.Array:
+@register_lowering("max_unpool2d", "max_unpool3d")
+def _max_unpool(x: jax.Array, indices: jax.Array, output_size: Sizes, *_: Sizes) -> jax.Array:
+    """Return zeros with `x` at the indices. The stride and the padding that follow `output_size` add nothing to it."""
     rank = len(output_size)
-    result = put_into_planes(x, indices, (*x.shape[:-rank], *output_size), rank)
+    result = scattered_into_planes(x, indices, (*x.shape[:-rank], *output_size), rank, add=False)
     return no_number_if(is_outside((math.prod(output_size),), (indices,), wrap=False), result)
+
+
+def _register_pools(rank: int) -> None:
+    register_lowering(f"avg_pool{rank}d")(lambda *args: _average(rank, *args))
+    register_lowering(f"avg_pool{rank}d_backward")(lambda *args: _average_backward(rank, *args))
+    register_lowering(f"max_pool{rank}d_with_indices")(lambda *args: _maximum(rank, *args))
+
+    @register_lowering(
+        f"max_pool{rank}d_with_indices_backward",
+        f"adaptive_max_pool{rank}d_backward",
+        f"fractional_max_pool{rank}d_backward",
+    )
+    def _(grad: jax.Array, x: jax.Array, *options_and_indices: Any) -> jax.Array:
+        """Return the gradients of maxima, added up at the positions of the maxima."""
+        wide = grad.astype(opmath(grad.dtype))
+        return scattered_into_planes(wide, options_and_indices[-1], x.shape, rank, add=True).astype(grad.dtype)
+
+
+for _rank in (2, 3):
+    _register_pools(_rank)

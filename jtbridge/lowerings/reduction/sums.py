@@ -45,7 +45,7 @@ def _mean(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: Any =
     return mean_over(x.astype(opmath(result)), axes_of(dim, x.ndim), keepdim).astype(result)
 
 
-def mean_over(x: jax.Array, axes: tuple[int, ...], keepdim: bool = False) -> jax.Array:
+def mean_over(x: jax.Array, axes: tuple[int, ...], keepdim: bool) -> jax.Array:
     """Return the mean over `axes` in the dtype of `x`; NaN if there are no elements."""
     total = jnp.sum(x, axis=axes, keepdims=keepdim, dtype=x.dtype)
     return total / jnp.asarray(_count(x, axes), x.dtype)

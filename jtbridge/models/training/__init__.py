@@ -5,7 +5,6 @@
 - `_train_step.py`: :func:`jtbridge.train_step` and its result.
 """
 
-from ._bound_model import BoundModel
 from ._train_step import TrainState, TrainStep, train_step
 
-__all__ = ["BoundModel", "TrainState", "TrainStep", "train_step"]
+__all__ = ["TrainState", "TrainStep", "train_step"]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import jtbridge
-from jtbridge.capture import captured
+from jtbridge.capture import aten_graph
 
 DTYPES = ("float32", "bfloat16", "float16")
 TOLERANCE = {"float32": 2e-6, "bfloat16": 8e-3, "float16": 1e-3}
@@ -37,7 +37,7 @@ def gradient_operators(fn: Callable[..., Any], *arrays: Any) -> dict[str, int]:
     traced, _ = jtbridge.wrap(fn, backend="xla").prepared(arrays, {})
     wrt = tuple(i for i, type_ in enumerate(traced.in_types[: len(arrays)]) if type_.differentiable)
     outs = tuple(i for i, type_ in enumerate(traced.out_types) if type_.differentiable)
-    nodes = captured(Vjp(traced, wrt, outs)).graph.nodes
+    nodes = aten_graph(Vjp(traced, wrt, outs)).graph.nodes
     names = [str(n.target).removesuffix(".default") for n in nodes if str(n.target).startswith("jtbridge.")]
     return dict(collections.Counter(names))
 

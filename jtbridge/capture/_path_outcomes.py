@@ -1,4 +1,4 @@
-"""The outcomes of several traces or runs of one function, and the result types that they have in common."""
+"""The outcomes of several paths through one function, and the result types that they have in common."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DependentTensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class PathOutcome:
     """The result of one trace or run of a function, of which only types count, and the traits of the function."""
 
     leaves: Sequence[Any]
@@ -33,7 +33,7 @@ class Outcome:
     order: Any = None  # of the dicts in the result, see `key_order`
 
 
-def agreed(name: str, outcomes: Sequence[Outcome], *, declared: bool) -> Outcome:
+def agreed(name: str, outcomes: Sequence[PathOutcome], *, declared: bool) -> PathOutcome:
     """Return the one outcome that several outcomes have in common.
 
     Args:
@@ -57,7 +57,7 @@ def agreed(name: str, outcomes: Sequence[Outcome], *, declared: bool) -> Outcome
         for position, leaf in enumerate(leaves):
             if isinstance(leaf, DependentTensor):
                 _refuse(name, _path(first.tree, position), leaf)
-    return Outcome(leaves, first.tree, _merged([outcome.traits for outcome in outcomes]), first.order)
+    return PathOutcome(leaves, first.tree, _merged([outcome.traits for outcome in outcomes]), first.order)
 
 
 def are_possible(declared: Sequence[ArrayType], found: Sequence[ArrayType]) -> bool:

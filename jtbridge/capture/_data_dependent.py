@@ -1,4 +1,4 @@
-"""Values in a graph whose size, or which as a number, depend on data."""
+"""Tests whether the value of a graph's node is a number that depends on data, or has a size that does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import fx
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def is_by_data(node: fx.Node) -> bool:
+def is_data_dependent(node: fx.Node) -> bool:
     """Return whether the value of a node is a number that depends on data, or has a size that does."""
     return _has_symbol(node.meta.get("val"))
 

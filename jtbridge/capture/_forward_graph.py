@@ -1,4 +1,4 @@
-"""The graph of a torch function that torch runs, without its gradient."""
+"""The graph of a called function without its gradient, which torch runs in place of the function."""
 
 from __future__ import annotations
 

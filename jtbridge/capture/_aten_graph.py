@@ -1,4 +1,4 @@
-"""The graph of a torch function that is to be translated."""
+"""The functional ATen graph of a torch function that is to be translated."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jtbridge.errors import JtbridgeError, TranslationError
 from jtbridge.transforms import Jvp, Vjp
 
 from ._attempts import REVISIONS, Attempt, GraphUse, Outcome, Revision
-from ._constants import lift_constants
+from ._constants import copy_literals, lift_constants
 from ._graph_function import GraphFunction
 from ._trace import trace
 
 
-def captured(fn: TorchFunction) -> fx.GraphModule:
+def aten_graph(fn: TorchFunction) -> fx.GraphModule:
     """Return the functional ATen graph of a torch function that is not batched.
 
     Raises:
@@ -44,6 +44,7 @@ def captured(fn: TorchFunction) -> fx.GraphModule:
     def graph() -> fx.GraphModule:
         module = trace(run, fn.in_types, use_of(traced), revisions)
         lift_constants(module, traced)
+        copy_literals(module)
         return module
 
     try:

@@ -1,7 +1,7 @@
-"""A test for models of transformers that compute something else when their tensors are fake.
+"""Tests whether a model that branches on fake tensors gives the same results on both branches.
 
-Such a model asks whether a mask is fake. If it is not, the model reads the mask and may leave it out. Both ways should
-compute the same. They are compared on example arguments.
+Models of transformers ask whether a mask is fake. If it is not, the model reads the mask and may leave it out. Both
+branches are compared on example arguments.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""The primitives of eager calls.
+"""The primitives of the derivatives of an eager call, on the graph that torch's autograd recorded of it.
 
-- ``eager_call[f](x...) -> y...``: run the function
-- ``eager_forward[f](x...) -> y..., token``: run the function, and keep the graph that autograd records
 - ``eager_linear[f](x..., token, dx...) -> dy...``: Df(x) dx, by differentiating the pullback of the kept graph
 - ``eager_pullback[f](x..., token, ct...) -> g..., token``: ct @ Df(x) by the kept graph, and the graph of the gradient
 
@@ -20,7 +18,7 @@ import numpy as np
 import torch
 from jax.interpreters import ad, batching, mlir
 
-from jtbridge._compat import add_linearization
+from jtbridge._compat import Context, add_linearization, current_context
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.primitive_rules import (
     batch_first,
@@ -38,7 +36,6 @@ from ._common import (
     as_arrays,
     escapes_vmap,
     exported,
-    is_staged,
     is_zero,
     lower_as,
     primitive_of_several_results,
@@ -46,8 +43,9 @@ from ._common import (
     run,
     run_recorded,
     token_aval,
+    traced,
 )
-from ._function import EagerJvp, EagerVmap, as_captured
+from ._function import EagerJvp, EagerVmap
 from ._graph import (
     AutogradGraph,
     eager_function,
@@ -60,107 +58,10 @@ from ._graph import (
 )
 from ._rows import product_by_rows
 
-eager_call_p = primitive_of_several_results("eager_call")
-eager_forward_p = primitive_of_several_results("eager_forward")
 eager_linear_p = primitive_of_several_results("eager_linear")
 eager_pullback_p = primitive_of_several_results("eager_pullback")
 
 NO_TOKEN = np.empty((0,), np.uint8)
-
-
-def traced(fn: TorchFunction, operands: Sequence[Any]) -> list[Any]:
-    """Bind the function as part of a traced program. It is captured once for each eager call."""
-    from jtbridge.primitives import torch_call  # imports the translation, which is slow
-
-    return torch_call(*operands, fn=as_captured(fn), backend="auto")
-
-
-# --- eager_call ---------------------------------------------------------------------------------------------------
-
-
-def _call_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction) -> Any:
-    wrt = nonzero_inputs(fn.in_types, [not is_zero(t) for t in tangents])
-    if not wrt:
-        results = eager_call_p.bind(*primals, fn=fn)
-        return results, zero_tangents(results)
-    *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=wrt, batch=())
-    return results, _tangents_out(fn, results, primals, tangents, token)
-
-
-def _call_linearize(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: TorchFunction) -> Any:
-    del is_vjp
-    wrt = nonzero_inputs(fn.in_types, nonzeros)
-    if not wrt:
-        results = eager_call_p.bind(*primals, fn=fn)
-        zeros = zero_tangents(results)
-        return results, [False] * len(results), (), lambda _, *tangents: zeros
-    *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=wrt, batch=())
-    return _linearized(fn, wrt, results, token, primals)
-
-
-def _call_batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction) -> Any:
-    size = batch_size(args, dims)
-    args, dims = batch_first(args, dims)
-    results = eager_call_p.bind(*args, fn=EagerVmap(fn, dims, size))
-    return results, [0] * len(results)
-
-
-eager_call_p.def_impl(lambda *args, fn: run(fn, args))
-eager_call_p.def_abstract_eval(lambda *avals, fn: result_avals(as_captured(fn), avals))
-mlir.register_lowering(eager_call_p, lower_as(lambda *args, fn: traced(fn, args)))
-ad.primitive_jvps[eager_call_p] = _call_jvp
-add_linearization(eager_call_p, _call_linearize)
-batching.primitive_batchers[eager_call_p] = _call_batch
-
-
-# --- eager_forward ------------------------------------------------------------------------------------------------
-
-
-def _forward_impl(*args: Any, fn: TorchFunction, wrt: tuple[int, ...], batch: tuple[int, ...]) -> list[jax.Array]:
-    results, graph = run_recorded(fn, args, wrt)
-    return [*results, token_for(graph, batch)]
-
-
-# One graph serves both derivatives, so the run records the inputs `wrt` and the inputs with a nonzero tangent.
-def _forward_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction, wrt: Any, batch: Any) -> Any:
-    also = nonzero_inputs(fn.in_types, [not is_zero(t) for t in tangents])
-    *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=tuple(sorted({*wrt, *also})), batch=batch)
-    tangents_out = _tangents_out(fn, results, primals, tangents, token)
-    return [*results, token], tangents_out + zero_tangents([token])
-
-
-def _forward_linearize(
-    is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: TorchFunction, wrt: Any, batch: Any
-) -> Any:
-    del is_vjp
-    also = nonzero_inputs(fn.in_types, nonzeros)
-    *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=tuple(sorted({*wrt, *also})), batch=batch)
-    _, moved, residuals, linearized = _linearized(fn, also, results, token, primals)
-    zero = zero_tangents([token])
-    return [*results, token], [*moved, False], residuals, lambda saved, *ts: [*linearized(saved, *ts), *zero]
-
-
-# Each row of a differentiated input has a gradient of its own, so every differentiated input gets the batch axis.
-def _forward_batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction, wrt: Any, batch: Any) -> Any:
-    size = batch_size(args, dims)
-    args, dims = batch_first(args, dims)
-    args = [to_front(x, d, size) if i in wrt else x for i, (x, d) in enumerate(zip(args, dims, strict=True))]
-    dims = tuple(0 if i in wrt else d for i, d in enumerate(dims))
-    results = eager_forward_p.bind(*args, fn=EagerVmap(fn, dims, size), wrt=wrt, batch=(size, *batch))
-    return results, [0] * len(results)
-
-
-eager_forward_p.def_impl(_forward_impl)
-eager_forward_p.def_abstract_eval(
-    lambda *avals, fn, wrt, batch: [*result_avals(as_captured(fn), avals), token_aval(batch, avals)]
-)
-mlir.register_lowering(
-    eager_forward_p,
-    lower_as(lambda *args, fn, wrt, batch: [*traced(fn, args), jax.numpy.zeros((*batch, 0), np.uint8)]),
-)
-ad.primitive_jvps[eager_forward_p] = _forward_jvp
-add_linearization(eager_forward_p, _forward_linearize)
-batching.primitive_batchers[eager_forward_p] = _forward_batch
 
 
 # --- eager_linear -------------------------------------------------------------------------------------------------
@@ -178,7 +79,7 @@ def _differential(fn: TorchFunction, wrt: Any, args: Sequence[Any], token: Any, 
     )
 
 
-def _tangents_out(
+def tangents_out(
     fn: TorchFunction, results: Sequence[Any], args: Sequence[Any], tangents: Sequence[Any], token: Any
 ) -> list[Any]:
     """Return the tangents of all results: symbolic zeros for results that are neither float nor complex."""
@@ -192,7 +93,7 @@ def _tangents_out(
     return out
 
 
-def _linearized(fn: TorchFunction, wrt: Any, results: Sequence[Any], token: Any, primals: Sequence[Any]) -> Any:
+def linearized(fn: TorchFunction, wrt: Any, results: Sequence[Any], token: Any, primals: Sequence[Any]) -> Any:
     """Return the value of a linearization rule for ``y = f(x)``. The residuals are the arguments and the token."""
     zeros = zero_tangents(results)
     outs = differentiable(fn.out_types)
@@ -200,14 +101,14 @@ def _linearized(fn: TorchFunction, wrt: Any, results: Sequence[Any], token: Any,
         return results, [False] * len(results), (), lambda _, *tangents: zeros
     count = len(primals)
 
-    def linearized(saved: Sequence[Any], *tangents: Any) -> list[Any]:
+    def apply(saved: Sequence[Any], *tangents: Any) -> list[Any]:
         out = list(zeros)
         moved = _differential(fn, wrt, saved[:count], saved[count], [tangents[i] for i in wrt])
         for o, tangent in zip(outs, moved, strict=True):
             out[o] = tangent
         return out
 
-    return results, [o in outs for o in range(len(results))], [*primals, token], linearized
+    return results, [o in outs for o in range(len(results))], [*primals, token], apply
 
 
 def _extra_axes(levels: Sequence[str]) -> list[int]:
@@ -279,7 +180,7 @@ def _linear_transpose(cotangents: Sequence[Any], *args: Any, forward: Any, trans
     if all(is_zero(ct) for ct in cotangents):
         return [None] * (count + 1) + [ad.Zero(t.aval) if ad.is_undefined_primal(t) else None for t in linear]
     ct = [ad.instantiate_zeros(c) for c in cotangents]
-    if is_staged():
+    if current_context() is Context.STAGED:
         grads = traced(transpose, [*x, *ct])
     else:
         *grads, _ = eager_pullback_p.bind(*x, token, *ct, fn=transpose, count=count, levels=levels, keep=(), batch=())
@@ -332,7 +233,7 @@ def _linear_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, forward: Any
         return results, eager_linear_p.bind(*primals[: count + 1], *linear, **params)
     args = [*primals[:count], *primals[count + 1 :]]
     differentiated = [*tangents[:count], *tangents[count + 1 :]]
-    return results, _tangents_out(forward, results, args, differentiated, NO_TOKEN)
+    return results, tangents_out(forward, results, args, differentiated, NO_TOKEN)
 
 
 def _linear_traced(*args: Any, forward: Any, transpose: Any, levels: Any) -> list[Any]:
@@ -397,7 +298,7 @@ def _pullback_jvp(
     *results, token = eager_pullback_p.bind(
         *primals, fn=fn, count=count, levels=levels, keep=tuple(sorted({*keep, *wrt})), batch=batch
     )
-    return [*results, token], _tangents_out(fn, results, args, differentiated, token) + zero_tangents([token])
+    return [*results, token], tangents_out(fn, results, args, differentiated, token) + zero_tangents([token])
 
 
 def _pullback_linearize(
@@ -409,11 +310,11 @@ def _pullback_linearize(
     *results, token = eager_pullback_p.bind(
         *primals, fn=fn, count=count, levels=levels, keep=tuple(sorted({*keep, *wrt})), batch=batch
     )
-    _, moved, residuals, linearized = _linearized(fn, wrt, results, token, args)
+    _, moved, residuals, apply = linearized(fn, wrt, results, token, args)
     zero = zero_tangents([token])
 
     def with_token(saved: Sequence[Any], *tangents: Any) -> list[Any]:
-        return [*linearized(saved, *_without(tangents, count)), *zero]
+        return [*apply(saved, *_without(tangents, count)), *zero]
 
     return [*results, token], [*moved, False], residuals, with_token
 

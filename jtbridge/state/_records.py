@@ -1,0 +1,78 @@
+"""The entries of a snapshot: contents of objects, empty containers, and positions of iterators, each with its path."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ._kinds import MODULE_TABLES, SET, Kind, kind_of_dict
+
+
+class Path(NamedTuple):
+    """Path to an object: the path of its holder, and the step from there ("root", "global", "attribute" or "item").
+
+    A root is a variable of a closure or an argument. The path of a root has no parent.
+    """
+
+    parent: Path | None
+    kind: str
+    key: Any
+
+    def __str__(self) -> str:
+        if self.parent is None:
+            return str(self.key)
+        holder = self.parent
+        if self.kind == "item" and holder.kind == "attribute" and holder.key in MODULE_TABLES and holder.parent:
+            digits = str(self.key).isdigit()
+            return f"{holder.parent}[{self.key}]" if digits else str(Path(holder.parent, "attribute", self.key))
+        if self.kind == "attribute":
+            return f"{holder}.{self.key}" if str(holder) else str(self.key)
+        return f"{holder}[{json.dumps(self.key) if isinstance(self.key, str) else repr(self.key)}]"
+
+    @property
+    def is_global(self) -> bool:
+        """Return whether the object is a global variable, or is reached from one."""
+        return self.kind == "global" or (self.parent is not None and self.parent.is_global)
+
+
+class Record(NamedTuple):
+    """An object and its contents when the state was saved."""
+
+    thing: Any
+    kind: Kind
+    contents: Any
+    path: Path
+
+    def differences(self) -> Iterator[tuple[str, Any, Any, Any]]:
+        """Return the differences between the saved and the present contents, each as step, key, before, after."""
+        if self.kind.is_unchanged(self.thing, self.contents):
+            return iter(())
+        return self.kind.compare(self.contents, self.kind.read(self.thing))
+
+    def is_changed(self) -> bool:
+        return any(True for _ in self.differences())
+
+
+class EmptyContainers(NamedTuple):
+    """The dicts and sets of a module that were empty when the state was saved, such as its tables of hooks."""
+
+    names: Sequence[str]
+    containers: Sequence[dict | set]
+    path: Path  # of the module
+
+    def filled(self) -> Iterator[Record]:
+        """Yield records of the containers that are no longer empty."""
+        for name, container in zip(self.names, self.containers, strict=True):
+            if container:
+                kind = SET if isinstance(container, set) else kind_of_dict(container)
+                yield Record(container, kind, type(container)(), Path(self.path, "attribute", name))
+
+
+class Position(NamedTuple):
+    """An iterator and its position when the state was saved."""
+
+    iterator: Any
+    position: Any
+    copy: Any  # None where it cannot be copied
+    path: Path

@@ -1,0 +1,334 @@
+"""The walk from a function to all mutable state that it reaches, which saves the state on its way.
+
+A function reaches its closures, its default arguments, the globals that its code or the code of a helper names, and the
+object that a method belongs to; and from there attributes, items of containers, methods and class attributes. Functions
+and objects of torch, JAX, NumPy and the standard library are not followed, except modules, optimizers and containers.
+State outside Python objects (of a C extension, of a file) and the contents of ``functools.cache`` are not seen.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import functools
+import os
+import random
+import threading
+import types
+from collections.abc import Callable, Iterable, Set
+from typing import Any
+
+import numpy as np
+import torch
+
+from jtbridge._compat import FakeTensor, ReleasedTensor, outside_modes, writes
+
+from ._comparison import PLAIN, VALUES, read_cell
+from ._escaped import PoisonTensor
+from ._iterators import ITERATORS, copy_of, parts, position_of
+from ._kinds import (
+    ARRAY,
+    ATTRIBUTES,
+    BYTES,
+    CELL,
+    CLASS,
+    CONTAINERS,
+    CONTEXT_VARIABLE,
+    DENSE_TENSOR,
+    DEQUE,
+    ENVIRONMENT,
+    GLOBAL_NUMPY_RANDOM,
+    GLOBAL_RANDOM,
+    GLOBALS,
+    LIST,
+    METHODS,
+    MODULE,
+    NO_DISPATCH,
+    RNN_WEIGHTS,
+    SET,
+    SLOTS,
+    SMALL_TENSOR,
+    TENSOR,
+    Kind,
+    derived_names,
+    generator_kind,
+    kind_of_dict,
+    of_library,
+    slots,
+)
+from ._records import EmptyContainers, Path, Position, Record
+
+_MOST_OBJECTS = 200_000
+_MOST_BYTES_OF_A_TENSOR = 1 << 14  # larger tensors are not copied: only a write by NumPy could go unseen
+_MOST_BYTES = 1 << 26  # of all arrays and tensors that are copied
+_WRAPPERS = (type(functools.cache(lambda: None)), functools.partial, *METHODS[1:])
+_FOLLOWED = (
+    *(torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, types.SimpleNamespace),
+    threading.local,  # its attributes on this thread
+)
+
+
+class StateWalk:
+    """The state that some objects reach, as it is now.
+
+    Args:
+        roots: the objects to start from, each with its name: the function, without a name, and its static arguments.
+
+    Attributes:
+        records: the contents of all objects that can change.
+        empty: the empty containers of modules, which have no records.
+        positions: of iterators.
+        versions: the number of writes to each tensor whose values are not saved.
+        derived: the attributes of modules that torch computes in each call, each as attributes, name, value.
+        may_draw: whether the reached code names the global generator of Python or NumPy.
+    """
+
+    def __init__(self, roots: Iterable[tuple[str, Any]]):
+        self.may_draw = False
+        self.records: list[Record] = []
+        self.empty: list[EmptyContainers] = []
+        self.positions: list[Position] = []
+        self.versions: list[tuple[torch.Tensor, int]] = []  # of the tensors whose values are not saved
+        self.derived: list[tuple[dict[str, Any], str, Any]] = []  # attributes of modules, computed in each call
+        self._seen: dict[int, Any] = {}  # by id; holding the objects keeps their ids from being used again
+        self._names: set[str] = {"forward"}  # the names of globals and attributes in the reached code
+        self._classes: set[type] = set()
+        self._methods: dict[str, list[tuple[Any, Path]]] = {}  # methods of these classes that no reached code names yet
+        self._modules: list[dict[str, Any]] = []  # the variables of the user's Python modules that are reached
+        self._visitors: dict[type, Callable[[Any, Path], None]] = {}
+        self._scopes: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        self._bytes = 0
+        self._queue = collections.deque((root, Path(None, "root", name)) for name, root in roots)
+        with outside_modes(), torch.no_grad():
+            while self._queue and len(self._seen) < _MOST_OBJECTS:
+                self._visit(*self._queue.popleft())
+            self._queue.clear()
+            for scope, names in self._scopes.values():
+                self._record((scope, names), GLOBALS, Path(None, "global", ""))
+
+    def _visit(self, thing: Any, path: Path) -> None:
+        if id(thing) in self._seen:
+            return
+        self._seen[id(thing)] = thing
+        cls = type(thing)
+        if cls not in self._visitors:
+            self._visitors[cls] = self._visitor(thing)
+        self._visitors[cls](thing, path)
+
+    def _visitor(self, thing: Any) -> Callable[[Any, Path], None]:
+        """Return the method that visits objects of the type of `thing`."""
+        if isinstance(thing, VALUES):
+            return _pass_by
+        if isinstance(thing, torch.Tensor):
+            # A subclass that dispatches in Python has no memory of its own to compare.
+            is_plain = type(thing).__torch_dispatch__ is NO_DISPATCH  # type: ignore[attr-defined]
+            return (
+                self._tensor
+                if is_plain and not isinstance(thing, FakeTensor | PoisonTensor | ReleasedTensor)
+                else _pass_by
+            )
+        for types_, visit in (
+            (dict, self._dict),
+            ((list, collections.deque), self._sequence),
+            (set, self._set),
+            (bytearray, lambda thing, path: self._record(thing, BYTES, path)),
+            (np.ndarray, self._array),
+            (contextvars.ContextVar, lambda thing, path: self._record(thing, CONTEXT_VARIABLE, path)),
+            (types.FunctionType, self._function),
+            ((*ITERATORS, types.GeneratorType), self._iterator),
+            (types.ModuleType, self._module),
+            (type, self._class),
+            (types.MethodType, self._method),
+            ((tuple, frozenset), lambda thing, path: self._queue_all(path, "item", enumerate(thing))),
+            ((random.Random, np.random.RandomState, np.random.Generator, torch.Generator), self._generator),
+        ):
+            if isinstance(thing, types_):
+                return visit
+        if isinstance(thing, _WRAPPERS):
+            return self._wrapper
+        if of_library(type(thing).__module__) and not isinstance(thing, _FOLLOWED):
+            # A function of this package that runs objects of the user says so.
+            return self._object if getattr(type(thing), "runs_objects_of_the_user", False) else _pass_by
+        for base in type(thing).__mro__:
+            self._class(base, Path(None, "root", base.__name__))
+        return self._object_with_slots if slots(type(thing)) else self._object
+
+    def _dict(self, thing: dict, path: Path) -> None:
+        self._record(thing, kind_of_dict(thing), path)
+        if dict.__len__(thing):  # a subclass may compute its truth: transformers then imports all of its models
+            self._queue_all(path, "item", dict.items(thing))
+        self._subclass(thing, path)
+
+    def _sequence(self, thing: list | collections.deque, path: Path) -> None:
+        self._record(thing, LIST if isinstance(thing, list) else DEQUE, path)
+        self._queue_all(path, "item", enumerate(thing))
+        self._subclass(thing, path)
+
+    def _set(self, thing: set, path: Path) -> None:
+        self._record(thing, SET, path)
+        self._queue_all(path, "item", enumerate(thing))
+        self._subclass(thing, path)
+
+    def _subclass(self, thing: Any, path: Path) -> None:
+        """Visit the attributes and the class of a container, if its class is a user's subclass."""
+        if not of_library(type(thing).__module__):
+            self._attributes(thing, path)
+            self._class(type(thing), Path(None, "root", type(thing).__name__))
+
+    def _array(self, array: np.ndarray, path: Path) -> None:
+        if array.flags.writeable and self._may_copy(array.nbytes):
+            self._record(array, ARRAY, path)
+
+    def _iterator(self, iterator: Any, path: Path) -> None:
+        position = position_of(iterator)
+        if position is not None:
+            self.positions.append(Position(iterator, position, copy_of(iterator), path))
+            self._queue.extend((part, path) for part in parts(position))
+
+    def _module(self, module: types.ModuleType, path: Path) -> None:
+        if not of_library(module.__name__):
+            self._modules.append(vars(module))
+            self._scope(vars(module), self._names)
+
+    def _method(self, method: types.MethodType, path: Path) -> None:
+        self._queue.append((method.__self__, _or_self(path)))
+        self._queue.append((method.__func__, path))
+
+    def _generator(self, generator: Any, path: Path) -> None:
+        kind = generator_kind(generator)
+        if kind is not None:
+            self._record(generator, kind, path)
+
+    def _record(self, thing: Any, kind: Kind, path: Path) -> None:
+        self.records.append(Record(thing, kind, kind.read(thing), path))
+
+    def _queue_all(self, path: Path, step: str, items: Iterable[tuple[Any, Any]]) -> None:
+        for key, value in items:
+            if type(value) not in PLAIN:
+                self._queue.append((value, Path(path, step, key)))
+
+    def _may_copy(self, size: int) -> bool:
+        self._bytes += size
+        return self._bytes <= _MOST_BYTES
+
+    def _tensor(self, tensor: torch.Tensor, path: Path) -> None:
+        is_small = tensor.layout is torch.strided and tensor.is_cpu and tensor.nbytes <= _MOST_BYTES_OF_A_TENSOR
+        if not (is_small and self._may_copy(tensor.nbytes)):
+            kind = TENSOR
+            self.versions.append((tensor, writes(tensor)))
+        else:
+            kind = DENSE_TENSOR if tensor.is_contiguous() else SMALL_TENSOR
+        self._record(tensor, kind, path)
+        self._attributes(tensor, path)
+
+    def _function(self, fn: types.FunctionType, path: Path) -> None:
+        if of_library(fn.__module__ or ""):
+            return
+        for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+            if id(cell) not in self._seen:
+                self._seen[id(cell)] = cell
+                place = Path(None, "root", variable)
+                self._record(cell, CELL, place)
+                self._queue.append((read_cell(cell), place))
+        defaults = fn.__defaults__ or ()
+        names = fn.__code__.co_varnames[fn.__code__.co_argcount - len(defaults) :]
+        for name, value in [*zip(names, defaults, strict=False), *(fn.__kwdefaults__ or {}).items()]:
+            self._queue.append((value, Path(None, "root", name)))
+        used = names_in(fn.__code__)
+        self.may_draw |= "random" in used
+        if "environ" in used and id(os.environ) not in self._seen:
+            self._seen[id(os.environ)] = os.environ
+            self._record(os.environ, ENVIRONMENT, Path(None, "global", "os.environ"))
+        if not of_library(fn.__globals__.get("__name__") or ""):  # a library's decorator has the user's `__module__`
+            self._scope(fn.__globals__, used)
+        new = used - self._names
+        if new:
+            self._names |= new
+            for name in new & self._methods.keys():
+                for method, place in self._methods.pop(name):
+                    self._queue.extend((inner, place) for inner in _functions_of(method))
+            for scope in self._modules:
+                self._scope(scope, new)
+        self._attributes(fn, Path(None, "root", fn.__name__))
+
+    def _scope(self, scope: dict[str, Any], names: Set[str]) -> None:
+        known = self._scopes.setdefault(id(scope), (scope, set()))[1]
+        new = names - known
+        known |= new
+        for name in new & scope.keys():
+            value = scope[name]
+            if isinstance(value, types.BuiltinFunctionType | types.MethodType):
+                self.may_draw |= value.__self__ is GLOBAL_RANDOM or value.__self__ is GLOBAL_NUMPY_RANDOM
+            if type(value) not in PLAIN:
+                self._queue.append((value, Path(None, "global", name)))
+
+    def _class(self, cls: type, path: Path) -> None:
+        if cls in self._classes or of_library(cls.__module__):
+            return
+        self._classes.add(cls)
+        self._record(cls, CLASS, path)
+        for name, value in vars(cls).items():
+            if isinstance(value, METHODS):
+                if name in self._names or name.startswith("__"):
+                    self._queue.extend((fn, path) for fn in _functions_of(value))
+                else:
+                    self._methods.setdefault(name, []).append((value, path))
+            elif not name.startswith("__") and type(value) not in PLAIN:
+                self._queue.append((value, Path(path, "attribute", name)))
+
+    def _wrapper(self, thing: Any, path: Path) -> None:
+        """Visit a ``functools.partial``, a cached function, a property or a similar wrapper."""
+        if isinstance(thing, functools.partial):
+            self._queue.extend((value, path) for value in (thing.func, *thing.args, *thing.keywords.values()))
+        self._queue.extend((fn, path) for fn in _functions_of(thing))
+
+    def _object(self, thing: Any, path: Path) -> None:
+        self._attributes(thing, _or_self(path))
+
+    def _object_with_slots(self, thing: Any, path: Path) -> None:
+        path = _or_self(path)
+        self._attributes(thing, path)
+        self._record(thing, SLOTS, path)
+        self._queue_all(path, "attribute", self.records[-1].contents.items())
+
+    def _attributes(self, thing: Any, path: Path) -> None:
+        attributes = getattr(thing, "__dict__", None)
+        if isinstance(attributes, dict) and id(attributes) not in self._seen:
+            self._seen[id(attributes)] = attributes
+            if isinstance(thing, torch.nn.Module):
+                self._attributes_of_module(attributes, path)
+                return
+            if attributes or not isinstance(thing, torch.Tensor):
+                self._record(attributes, ATTRIBUTES, path)
+            self._queue_all(path, "attribute", attributes.items())
+
+    def _attributes_of_module(self, attributes: dict[str, Any], path: Path) -> None:
+        self.derived += [(attributes, name, attributes.get(name)) for name in derived_names(attributes)]
+        self._record(attributes, MODULE, path)
+        # A module has more than ten dicts, most of which are empty. One test shows that all of them are still empty.
+        empty = {name: value for name, value in attributes.items() if type(value) in CONTAINERS and not value}
+        self.empty.append(EmptyContainers(tuple(empty), tuple(empty.values()), path))
+        followed = (item for item in attributes.items() if item[0] not in empty and item[0] not in RNN_WEIGHTS)
+        self._queue_all(path, "attribute", followed)
+
+
+def _pass_by(thing: Any, path: Path) -> None:
+    """Ignore an object that holds no state."""
+
+
+def _or_self(path: Path) -> Path:
+    """Return the path of an object, `self` if the object is the function itself or the object of a method."""
+    return Path(None, "root", "self") if path == Path(None, "root", "") else path
+
+
+def _functions_of(method: Any) -> list[types.FunctionType]:
+    """Return the functions behind a method, a property or a cached function."""
+    parts = [method, *(getattr(method, name, None) for name in ("__func__", "fget", "func", "__wrapped__"))]
+    return [part for part in parts if isinstance(part, types.FunctionType)]
+
+
+@functools.lru_cache(maxsize=4096)
+def names_in(code: types.CodeType) -> frozenset[str]:
+    """Return the names of globals and attributes in a code object, and in the functions that it defines."""
+    inner = (names_in(part) for part in code.co_consts if isinstance(part, types.CodeType))
+    return frozenset(code.co_names).union(*inner)
