@@ -10,5 +10,6 @@
 - The process: `fork.py` (forked processes), `imports.py` (imports that Ctrl-C does not break off), `pickling.py`,
   `library_files.py` (which source files are the user's), `cache_folder.py` (the folder of jtbridge's files).
 - `tuning.py`: choices that are measured on the user's machine, and the files that keep them.
-- `primitive_rules.py`: helpers for the rules of primitives. `messages.py`: messages to the user.
+- `node_arguments.py`: arguments of the nodes of a graph. `primitive_rules.py`: helpers for the rules of primitives.
+  `messages.py`: messages to the user.
 """

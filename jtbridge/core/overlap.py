@@ -48,7 +48,7 @@ def overlapping_write(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> st
         return None
     by_element = _is_by_element(fn)
     # `torch.addmm(x, y, z, out=x)` is `x.addmm_(y, z)`, which torch defines.
-    is_in_place = bool(args) and any(_is_same(args[0], tensor) for tensor in written) and _has_in_place_form(fn)
+    is_in_place = _has_in_place_form(fn) and isinstance(args[0], torch.Tensor) and _is_same(args[0], written[0])
     leaves = [leaf for leaf in jax.tree.leaves((args[is_in_place:], kwargs)) if isinstance(leaf, torch.Tensor)]
     for tensor in written:
         read = [t for t in leaves if t.layout is torch.strided and storage_id(t) == storage_id(tensor)]

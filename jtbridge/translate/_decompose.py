@@ -13,6 +13,7 @@ from torch import fx
 
 from jtbridge._compat import OpOverload, decomposition_of, forgetting_graph_sources, function_of_triton_operator
 from jtbridge.capture import FUSABLE_FUNCTIONS, GraphUse, origin, trace_on
+from jtbridge.core.node_arguments import plain_arguments
 
 _KEY = "jtbridge_decomposition"
 
@@ -31,7 +32,7 @@ def _decomposition_of(operator: OpOverload) -> Callable | None:
 def decomposition(node: fx.Node) -> fx.GraphModule:
     """Return the graph of a node's decomposition, whose inputs are the node's tensor arguments. The node caches it."""
     if _KEY not in node.meta:
-        plain = _plain((node.args, node.kwargs), lambda x: x.meta["val"])
+        plain = plain_arguments(node, lambda x: x.meta["val"])
         name = node.target.name()  # type: ignore[union-attr]
         node.meta[_KEY] = _of_chain(name, *map(_described, plain[0])) if name in FUSABLE_FUNCTIONS else _of(node, plain)
     return node.meta[_KEY]
@@ -46,9 +47,7 @@ def batched_decomposition(node: fx.Node, size: int, batched: Sequence[bool]) -> 
         batched: which tensor arguments have the batch as their first axis. All results have it.
     """
     has_batch = iter(batched)
-    leaves, tree = jax.tree.flatten(
-        _plain((node.args, node.kwargs), lambda x: x.meta["val"]), is_leaf=lambda x: x is None
-    )
+    leaves, tree = jax.tree.flatten(plain_arguments(node, lambda x: x.meta["val"]), is_leaf=lambda x: x is None)
     dims = [0 if isinstance(leaf, torch.Tensor) and next(has_batch) else None for leaf in leaves]
     whole = [x if dim is None else x.new_empty((size, *x.shape)) for x, dim in zip(leaves, dims, strict=True)]
 
@@ -100,7 +99,7 @@ def _of_chain(name: str, *arguments: Any) -> fx.GraphModule:
 
 def tensor_inputs(node: fx.Node) -> list[fx.Node]:
     """Return the inputs of a node's decomposition."""
-    leaves = jax.tree.leaves(_plain((node.args, node.kwargs), lambda x: x))
+    leaves = jax.tree.leaves(plain_arguments(node, lambda x: x))
     return [leaf for leaf in leaves if isinstance(leaf, fx.Node) and isinstance(leaf.meta["val"], torch.Tensor)]
 
 
@@ -121,15 +120,3 @@ def _traced(function: Callable | None, plain: Any) -> fx.GraphModule:
     examples = [torch.empty_strided(tuple(x.shape), x.stride(), dtype=x.dtype) for x in (filled[i] for i in positions)]
     with torch.no_grad(), forgetting_graph_sources():
         return trace_on(run, examples, GraphUse.TRANSLATE)
-
-
-def _plain(arguments: Any, of_node: Callable[[fx.Node], Any]) -> Any:
-    """Return a node's arguments in plain containers, which JAX can flatten, with `of_node` applied to each node."""
-    if isinstance(arguments, fx.Node):
-        return of_node(arguments)
-    if isinstance(arguments, list | tuple):
-        values = [_plain(value, of_node) for value in arguments]
-        return tuple(values) if isinstance(arguments, tuple) else values
-    if isinstance(arguments, dict):
-        return {name: _plain(value, of_node) for name, value in arguments.items()}
-    return arguments

@@ -43,7 +43,7 @@ from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.primitive_rules import batch_first, batch_size
 from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import DTypeError, OutputMismatchError
-from jtbridge.transforms import Vmap
+from jtbridge.transforms import Vmap, unbatched
 
 from ._costs import Workload, may_be_faster, workload_of
 
@@ -151,10 +151,9 @@ add_policy_rule(torch_island_p, _cut)
 
 def island_of(fn: TorchFunction) -> Island:
     """Return the island that a function computes, or computes over a batch."""
-    while isinstance(fn, Vmap):
-        fn = fn.fn
-    assert isinstance(fn, Island)
-    return fn
+    island = unbatched(fn)
+    assert isinstance(island, Island)
+    return island
 
 
 def islands_in(program: ClosedJaxpr) -> list[tuple[TorchFunction, ClosedJaxpr | None]]:

@@ -250,3 +250,39 @@ def test_views_changed_in_place_are_no_writes():
     f = jtbridge.wrap(fn, backend="dlpack")
     found = jax.jit(jax.jacrev(f))(X[0])
     np.testing.assert_array_equal(found[:, 0], np.diag(4 * X[0]))
+
+
+def squared(x: torch.Tensor) -> torch.Tensor:
+    return x[:, None] * x + x
+
+
+OUT: dict[str, Write] = {
+    "sum of products": lambda t: torch.addmm(t, t * 2, t * 3, out=t),
+    "sum of products, by keywords": lambda t: torch.addmm(input=t, mat1=t * 2, mat2=t * 3, out=t),
+    "running sum": lambda t: torch.cumsum(t, 0, out=t),
+    "elements": lambda t: torch.mul(t + 1, t, out=t),
+}
+READ_BY_OUT: dict[str, Write] = {
+    "product": lambda t: torch.mm(t, t + 1, out=t),
+    "factor of a sum of products": lambda t: torch.addmm(t, t + 1, t, out=t),
+    "row": lambda t: torch.addmm(t[0], t + 1, t + 2, out=t),
+    "part in a list": lambda t: torch._foreach_copy_([t[:, 1:]], [t[:, :-1]]),
+}
+
+
+@pytest.mark.parametrize("name", [*OUT, *READ_BY_OUT])
+def test_results_written_to_an_argument(name: str):
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = squared(x)
+        (OUT | READ_BY_OUT)[name](y)
+        return y
+
+    f = jtbridge.wrap(fn)
+    expected = fn(torch.from_numpy(X[0])).numpy()
+    np.testing.assert_allclose(f(X[0]), expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(f)(X[0]), expected, rtol=1e-6)
+    if name in OUT:  # torch defines the result
+        np.testing.assert_allclose(jax.jit(jtbridge.wrap(fn, backend="xla"))(X[0]), expected, rtol=1e-6)
+    else:
+        with pytest.raises(TranslationError, match="memory that it reads as other elements"):
+            jax.jit(jtbridge.wrap(fn, backend="xla"))(X[0])

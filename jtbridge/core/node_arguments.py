@@ -1,0 +1,27 @@
+"""Arguments of the nodes of an FX graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+
+def plain_arguments(node: fx.Node, of_node: Callable[[fx.Node], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments and keyword arguments of a node, with `of_node` applied to the nodes among them.
+
+    They are in plain containers. The lists and dicts of FX are no pytrees: `jax.tree.leaves` takes each for one leaf.
+    """
+    return _plain(node.args, of_node), _plain(node.kwargs, of_node)
+
+
+def _plain(value: Any, of_node: Callable[[fx.Node], Any]) -> Any:
+    if isinstance(value, fx.Node):
+        return of_node(value)
+    if isinstance(value, list | tuple):
+        items = [_plain(item, of_node) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, dict):
+        return {name: _plain(item, of_node) for name, item in value.items()}
+    return value
