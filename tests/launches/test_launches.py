@@ -34,6 +34,25 @@ def test_a_bare_launch(backend):
     np.testing.assert_allclose(jax.vmap(f, (0, None))(X, Y[0]), X + Y[0], rtol=1e-6)
 
 
+def test_small_eager_calls_on_the_only_device(monkeypatch: pytest.MonkeyPatch):
+    """They take a short path, which launches kernels too. The tests have four devices, where it is not taken."""
+    from jtbridge.calls.eager import _direct
+
+    from .kernels import add, blocks, scale_kernel, wrapped_add
+
+    def scaled(x):
+        scale_kernel[blocks(x.numel())](x, 3.0, x.numel())
+        return x
+
+    monkeypatch.setattr(_direct, "only_device", lambda: jax.devices()[0])
+    x, y = jnp.asarray(X), jnp.asarray(Y)
+    assert _direct.small_tensors((x, y)) is not None
+    np.testing.assert_allclose(jtbridge.wrap(add)(x, y), X + Y, rtol=1e-6)
+    np.testing.assert_allclose(jtbridge.wrap(wrapped_add)(x, y), X + Y, rtol=1e-6)
+    np.testing.assert_allclose(jtbridge.wrap(scaled)(x), 3 * X, rtol=1e-6)
+    np.testing.assert_array_equal(x, X)
+
+
 def test_a_batch_by_the_operators_own_rule(backend):
     from .kernels import batches_of_sum, operator_sum
 
