@@ -56,6 +56,7 @@ def _geometries() -> Iterator[_Geometry]:
         yield "2d", b, c, c, 1, (n, n), 3, 1, False
         yield "2d pointwise", b, c, 2 * c, 1, (n, n), 1, 1, False
         yield "2d depthwise", b, c, c, c, (n, n), 7, 1, False
+        yield "2d small depthwise", b, c, c, c, (n, n), 3, 1, False
         yield "2d grouped", b, c, c, 4, (n, n), 3, 1, False
         yield "2d transposed", b, c, c, 1, (n, n), 4, 2, True
     for b, c, n in ((1, 4, 8), (1, 16, 16), (2, 32, 16)):

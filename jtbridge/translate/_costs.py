@@ -147,7 +147,9 @@ def _won(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
 def _form(weight: torch.Tensor, transposed: bool, groups: int) -> str:
     kernel = math.prod(weight.shape[2:])
     if groups > 1:
-        form = "depthwise" if 1 in weight.shape[:2] else "grouped"
+        # XLA's time per product is another for 3 x 3 than for 7 x 7.
+        small = "small " * (weight.ndim == 4 and kernel <= 9)
+        form = f"{small}depthwise" if 1 in weight.shape[:2] else "grouped"
     else:
         form = "pointwise" if kernel == 1 else "dense"
     return f"{'transposed ' * transposed}{form} {weight.ndim - 2}d"

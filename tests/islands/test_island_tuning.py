@@ -25,14 +25,14 @@ from tests.compare import assert_matches, assert_trees_close
 
 _CALL = "@xla_buffer_python_cpu_callback"
 torch.manual_seed(0)
-IMAGE, KERNEL = torch.randn(2, 32, 56, 56), torch.randn(32, 1, 7, 7) / 7
+IMAGE, KERNEL = torch.randn(2, 32, 56, 56), torch.randn(32, 4, 3, 3) / 6
 X, W = jnp.asarray(IMAGE.numpy()), jnp.asarray(KERNEL.numpy())
 A = torch.randn(256, 256)
 TORCH, XLA = Times(xla=1.9, torch=0.8), Times(xla=0.5, torch=0.8)
 
 
-def depthwise(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return functional.conv2d(x.sin(), w, padding=3, groups=w.shape[0]).tanh()
+def grouped(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return functional.conv2d(x.sin(), w, padding=1, groups=len(w) // 4).tanh()
 
 
 def product(x: torch.Tensor) -> torch.Tensor:
@@ -76,7 +76,7 @@ def another_process(patch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_measured_unless_it_is_asked_for(clock, folder):
-    assert calls_in(jtbridge.wrap(depthwise), X, W) == 1
+    assert calls_in(jtbridge.wrap(grouped), X, W) == 1
     assert calls_in(jtbridge.wrap(product), jnp.asarray(A.numpy())) == 0
     assert clock.measured == []
     assert not folder.exists()
@@ -85,7 +85,7 @@ def test_nothing_is_measured_unless_it_is_asked_for(clock, folder):
 @pytest.mark.parametrize(("times", "calls"), [(TORCH, 1), (XLA, 0)])
 @pytest.mark.parametrize(
     ("function", "tensors"),
-    [(depthwise, (IMAGE, KERNEL)), (product, (A,))],
+    [(grouped, (IMAGE, KERNEL)), (product, (A,))],
     ids=["that the table leaves to torch", "that the table leaves to XLA"],
 )
 def test_the_faster_one_is_chosen(clock, times, calls, function, tensors):
@@ -101,7 +101,7 @@ def test_the_faster_one_is_chosen(clock, times, calls, function, tensors):
 
 def test_operators_of_the_gradient_are_measured_too(clock):
     clock.times = XLA
-    gradient = jax.grad(lambda x, w: jtbridge.wrap(depthwise)(x, w).sum(), argnums=(0, 1))
+    gradient = jax.grad(lambda x, w: jtbridge.wrap(grouped)(x, w).sum(), argnums=(0, 1))
     assert calls_in(gradient, X, W) == 2
     with jtbridge.config(tune=True):
         assert calls_in(gradient, X, W) == 0
@@ -110,7 +110,7 @@ def test_operators_of_the_gradient_are_measured_too(clock):
 
 def test_small_operators_are_not_measured(clock):
     with jtbridge.config(tune=True):
-        assert calls_in(jtbridge.wrap(depthwise), X[:1, :2, :8, :8], W[:2]) == 0
+        assert calls_in(jtbridge.wrap(grouped), X[:1, :8, :2, :2], W[:8]) == 0
         assert calls_in(jtbridge.wrap(product), jnp.ones((16, 16))) == 0
         assert calls_in(jax.vmap(jtbridge.wrap(lambda x: x.cumsum(-1))), jnp.ones((4096, 64))) == 1
     assert clock.measured == ["aten.cumsum.default"]  # its rows count
@@ -119,29 +119,29 @@ def test_small_operators_are_not_measured(clock):
 @pytest.mark.parametrize("options", [{"islands": "needed"}, {"islands": "never"}, {"backend": "xla"}])
 def test_options_without_islands_for_speed_measure_nothing(clock, options):
     with jtbridge.config(tune=True):
-        assert calls_in(jtbridge.wrap(depthwise, **options), X, W) == 0
+        assert calls_in(jtbridge.wrap(grouped, **options), X, W) == 0
     assert clock.measured == []
 
 
 def test_programs_for_several_devices_and_exported_ones_measure_nothing(clock):
     mesh = Mesh(np.array(jax.devices()[:2]), ("batch",))
     specs = PartitionSpec("batch"), PartitionSpec()
-    on_shards = jax.shard_map(jtbridge.wrap(depthwise), mesh=mesh, in_specs=specs, out_specs=specs[0])
+    on_shards = jax.shard_map(jtbridge.wrap(grouped), mesh=mesh, in_specs=specs, out_specs=specs[0])
     with jtbridge.config(tune=True):
         assert calls_in(on_shards, X, W) == 1  # by the table
-        jtbridge.export(jtbridge.wrap(depthwise), X, W)
+        jtbridge.export(jtbridge.wrap(grouped), X, W)
     assert clock.measured == []
 
 
 def test_later_processes_read_the_choice(clock, folder, monkeypatch):
     clock.times = XLA
-    f = jtbridge.wrap(depthwise)
+    f = jtbridge.wrap(grouped)
     with jtbridge.config(tune=True):
         calls_in(f, X, W)
     (file,) = folder.iterdir()
     held = json.loads(file.read_text())
     assert held["milliseconds"] == {"xla": 0.5, "torch": 0.8}
-    assert held["key"]["inputs"] == ["float32[2, 32, 56, 56]", "float32[32, 1, 7, 7]"]
+    assert held["key"]["inputs"] == ["float32[2, 32, 56, 56]", "float32[32, 4, 3, 3]"]
     another_process(monkeypatch)
     assert calls_in(f, X, W) == 0
     assert calls_in(f, X[:, :, :55], W) == 1  # of another shape
@@ -178,7 +178,7 @@ def test_a_real_process_reads_the_choice(clock, folder):
 
 def test_a_choice_stays_whatever_becomes_of_the_file(clock, folder, monkeypatch):
     clock.times = XLA
-    f = jtbridge.wrap(depthwise)
+    f = jtbridge.wrap(grouped)
     with jtbridge.config(tune=True):
         calls_in(f, X, W)
     (file,) = folder.iterdir()
@@ -210,7 +210,7 @@ def test_a_choice_stays_whatever_becomes_of_the_file(clock, folder, monkeypatch)
 )
 def test_another_machine_or_version_is_another_key(clock, monkeypatch, patched):
     clock.times = XLA
-    f = jtbridge.wrap(depthwise)
+    f = jtbridge.wrap(grouped)
     with jtbridge.config(tune=True):
         assert calls_in(f, X, W) == 0
     another_process(monkeypatch)
@@ -233,7 +233,7 @@ def test_another_machine_or_version_is_another_key(clock, monkeypatch, patched):
 )
 def test_a_file_that_cannot_be_understood_is_ignored(clock, folder, monkeypatch, damage):
     clock.times = XLA
-    f = jtbridge.wrap(depthwise)
+    f = jtbridge.wrap(grouped)
     with jtbridge.config(tune=True):
         calls_in(f, X, W)
     (file,) = folder.iterdir()
@@ -251,19 +251,19 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(clock, tmp_path):
     clock.times = XLA
     (tmp_path / "file").write_text("")
     with jtbridge.config(tune=True, tuning_folder=tmp_path / "file" / "folder"), pytest.warns(TuningWarning):
-        assert calls_in(jtbridge.wrap(depthwise), X, W) == 0
+        assert calls_in(jtbridge.wrap(grouped), X, W) == 0
 
 
 def test_an_operator_that_cannot_be_measured_is_chosen_by_the_table(clock, folder):
     clock.times = "XlaRuntimeError: out of memory"
     with jtbridge.config(tune=True), pytest.warns(TuningWarning, match="is not tuned: XlaRuntimeError"):
-        assert calls_in(jtbridge.wrap(depthwise), X, W) == 1
+        assert calls_in(jtbridge.wrap(grouped), X, W) == 1
     assert not folder.exists()
 
 
 def test_a_program_of_several_processes_only_reads(clock, monkeypatch):
     clock.times = XLA
-    f = jtbridge.wrap(depthwise)
+    f = jtbridge.wrap(grouped)
     with monkeypatch.context() as patch:
         patch.setattr(jax, "process_count", lambda: 2)
         with jtbridge.config(tune=True), pytest.warns(TuningWarning, match="several processes"):
@@ -280,7 +280,7 @@ def test_a_program_of_several_processes_only_reads(clock, monkeypatch):
 def test_compiled_programs_are_compiled_again_once(clock):
     clock.times = XLA
     traced = []
-    wrapped = jtbridge.wrap(depthwise)
+    wrapped = jtbridge.wrap(grouped)
 
     @jax.jit
     def f(x, w):
@@ -300,7 +300,7 @@ def test_compiled_programs_are_compiled_again_once(clock):
         f(X, W)
         assert not has_call()
     assert len(traced) == 2
-    assert_matches(f(X, W), depthwise(IMAGE, KERNEL), 1e-4)
+    assert_matches(f(X, W), grouped(IMAGE, KERNEL), 1e-4)
 
 
 def test_programs_outside_of_the_block_are_compiled_again_once_too(clock):
@@ -312,7 +312,7 @@ def test_programs_outside_of_the_block_are_compiled_again_once_too(clock):
         traced.append(x.shape)
         return wrapped(x)
 
-    inside = jax.jit(jtbridge.wrap(depthwise))
+    inside = jax.jit(jtbridge.wrap(grouped))
     for _ in range(4):
         outside(jnp.ones((256, 256)))
         with jtbridge.config(tune=True):
@@ -326,7 +326,7 @@ def test_threads_measure_once(clock):
 
     def lower():
         with jtbridge.config(tune=True):
-            found.append(calls_in(jtbridge.wrap(depthwise), X, W))
+            found.append(calls_in(jtbridge.wrap(grouped), X, W))
 
     folder = tuning.folder()
     threads = [threading.Thread(target=in_folder, args=(folder, lower)) for _ in range(4)]
@@ -346,10 +346,10 @@ def in_folder(folder: Path, run) -> None:
 
 def test_explain_says_what_was_measured_and_measures_nothing(clock):
     with jtbridge.config(tune=True):
-        assert not any(island.tuned for island in jtbridge.explain(depthwise, X, W).islands)
+        assert not any(island.tuned for island in jtbridge.explain(grouped, X, W).islands)
         assert clock.measured == []
-        calls_in(jtbridge.wrap(depthwise), X, W)
-    report = jtbridge.explain(depthwise, X, W)
+        calls_in(jtbridge.wrap(grouped), X, W)
+    report = jtbridge.explain(grouped, X, W)
     island, of_gradient = report.islands
     assert island.tuned
     assert "torch is faster: measured here 0.8 ms against 1.9 ms" in island.reason
@@ -361,8 +361,8 @@ def test_explain_says_what_was_measured_and_measures_nothing(clock):
 def test_explain_says_what_was_left_to_xla(clock):
     clock.times = XLA
     with jtbridge.config(tune=True):
-        calls_in(jtbridge.wrap(depthwise), X, W)
-    report = jtbridge.explain(depthwise, X, W)
+        calls_in(jtbridge.wrap(grouped), X, W)
+    report = jtbridge.explain(grouped, X, W)
     (left,) = report.left_to_xla
     assert (left.operator, left.tuned, left.gradient) == ("aten.convolution.default", True, False)
     assert "XLA is faster: measured here 0.5 ms against 0.8 ms of torch" in str(report)
@@ -379,23 +379,23 @@ def quickly(monkeypatch):
 
 
 def test_results_and_gradients_are_right_where_operators_are_really_measured(quickly, folder):
-    f = jax.jit(jax.value_and_grad(lambda x, w: jtbridge.wrap(lambda x, w: depthwise(x, w).sum())(x, w), (0, 1)))
+    f = jax.jit(jax.value_and_grad(lambda x, w: jtbridge.wrap(lambda x, w: grouped(x, w).sum())(x, w), (0, 1)))
     before = f(X, W)
     with jtbridge.config(tune=True), jax.checking_leaks():
         after = f(X, W)
     assert_trees_close(after, before, 1e-3)
     leaves = [IMAGE.clone().requires_grad_(), KERNEL.clone().requires_grad_()]
-    assert_matches(after[1], torch.autograd.grad(depthwise(*leaves).sum(), leaves), 1e-3)
+    assert_matches(after[1], torch.autograd.grad(grouped(*leaves).sum(), leaves), 1e-3)
     names = {json.loads(file.read_text())["key"]["operator"] for file in folder.iterdir()}
     assert names == {"aten.convolution.default", "aten.convolution_backward.default"}
 
 
 def test_a_batch_is_measured_as_a_whole(quickly, folder):
-    f = jax.jit(jax.vmap(jtbridge.wrap(depthwise), in_axes=(0, None)))
+    f = jax.jit(jax.vmap(jtbridge.wrap(grouped), in_axes=(0, None)))
     images = torch.stack([IMAGE, 2 * IMAGE])
     with jtbridge.config(tune=True):
         results = f(jnp.asarray(images.numpy()), W)
-    assert_matches(results, torch.stack([depthwise(x, KERNEL) for x in images]), 1e-4)
+    assert_matches(results, torch.stack([grouped(x, KERNEL) for x in images]), 1e-4)
     (file,) = folder.iterdir()
     key = json.loads(file.read_text())["key"]
     assert key["inputs"][0] == "float32[2, 2, 32, 56, 56]"
