@@ -49,7 +49,7 @@ class Process:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class ChildOutcome:
     """The outcome of one child process.
 
     Attributes:
@@ -87,14 +87,14 @@ class Runner:
     timeout: float
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)
 
-    def run(self, keys: Sequence[str]) -> tuple[dict[str, Any], dict[str, Outcome]]:
+    def run(self, keys: Sequence[str]) -> tuple[dict[str, Any], dict[str, ChildOutcome]]:
         """Run all items; return the results, and the ends of children by the item that was running.
 
         A new child runs the items after one that died. The item that was running is run once more in a child of its
         own. If that child finishes it, the item has a result, and an end as well.
         """
         results: dict[str, Any] = {}
-        ends: dict[str, Outcome] = {}
+        ends: dict[str, ChildOutcome] = {}
         rest = list(keys)
         while rest:
             outcome = self.child(rest)
@@ -120,7 +120,7 @@ class Runner:
                 break
         return results, ends
 
-    def child(self, keys: Sequence[str]) -> Outcome:
+    def child(self, keys: Sequence[str]) -> ChildOutcome:
         """Run a child over the items that `keys` name."""
         with tempfile.TemporaryDirectory(prefix="jtbridge-doctor-") as folder:
             results, errors = Path(folder) / "results", Path(folder) / "errors"
@@ -175,7 +175,7 @@ def _end(child: subprocess.Popen) -> None:
         child.wait()
 
 
-def _outcome(code: int, hung: bool, written: str, details: str) -> Outcome:
+def _outcome(code: int, hung: bool, written: str, details: str) -> ChildOutcome:
     results: dict[str, Any] = {}
     partial: list[Any] = []
     running = noted = ""
@@ -196,7 +196,7 @@ def _outcome(code: int, hung: bool, written: str, details: str) -> Outcome:
     ending = "did not end" if hung else _described(code)
     if not ending and not results:
         ending = "the process ended without a result"
-    return Outcome(results, running, noted, partial, ending, details)
+    return ChildOutcome(results, running, noted, partial, ending, details)
 
 
 def _described(code: int) -> str:

@@ -13,7 +13,7 @@ from jtbridge.kernels._proofs import UNPROVEN
 
 from ._checks import Check
 from ._child import findings_of
-from ._children import Interrupted, Outcome, Process, Runner
+from ._children import ChildOutcome, Interrupted, Process, Runner
 from ._prove import findings_of_kernels
 from ._registry import all_checks, rank
 from ._report import FAILURE, WARNING, DoctorReport, Finding
@@ -103,7 +103,7 @@ def _in_child(runner: Runner, checks: Sequence[Check]) -> dict[str, list[Finding
     return found
 
 
-def _finding_of_end(check: Check, outcome: Outcome, passed_alone: bool) -> Finding:
+def _finding_of_end(check: Check, outcome: ChildOutcome, passed_alone: bool) -> Finding:
     if passed_alone:
         text = f"{_summary(outcome)}; run alone in a process it does not fail"
         return Finding(check.group, check.name, WARNING, text, check.fix)
@@ -112,7 +112,7 @@ def _finding_of_end(check: Check, outcome: Outcome, passed_alone: bool) -> Findi
     return Finding(check.group, check.name, FAILURE, _summary(outcome), check.fix)
 
 
-def _summary(outcome: Outcome) -> str:
+def _summary(outcome: ChildOutcome) -> str:
     """Return how a child ended, and where: the innermost frame of Python that `faulthandler` printed, or the error."""
     details = outcome.details
     where = re.search(r"most recent call first\):\n  (File .*)", details)

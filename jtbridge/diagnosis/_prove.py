@@ -11,7 +11,7 @@ from typing import Any
 from jtbridge.errors import BackendError
 from jtbridge.kernels import _proofs
 
-from ._children import Outcome, Process, Runner
+from ._children import ChildOutcome, Process, Runner
 from ._report import FAILURE, OK, WARNING, Finding
 
 # JAX takes memory as it needs it: the process that asks for the proof may hold most of the GPU's.
@@ -81,7 +81,7 @@ def prove(*, timeout: float = 300.0) -> ProofReport:
         keys = [f"{folder}:{i}" for i in range(len(names))]
         results, ends = Runner(PROCESS, timeout).run(keys)
         _collect(seen, folder, results, ends, dict(zip(keys, names, strict=True)))
-    record = _proofs.Record(
+    record = _proofs.ProofRecord(
         tuple(sorted(name for name, wrong in seen.items() if wrong is None)),
         {name: wrong for name, wrong in sorted(seen.items()) if wrong is not None},
     )
@@ -123,7 +123,7 @@ def _collect(
     seen: dict[str, str | None],
     folder: str,
     results: Mapping[str, Any],
-    ends: Mapping[str, Outcome],
+    ends: Mapping[str, ChildOutcome],
     names: Mapping[str, str],
 ) -> None:
     """Add the results of the child processes of a folder to `seen`: the first error of each kernel, or None."""

@@ -36,12 +36,12 @@ _DRIVERS = (
 )
 _ONLY: contextvars.ContextVar[frozenset[str] | None] = contextvars.ContextVar("jtbridge_only_kernels", default=None)
 # The record that was read last, with the file and its time of change: a file that did not change is not read again.
-_LAST: tuple[tuple[str, int], Record | None] | None = None
+_LAST: tuple[tuple[str, int], ProofRecord | None] | None = None
 _LOCK = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
+class ProofRecord:
     """The result of a proof on one chip.
 
     Attributes:
@@ -79,7 +79,7 @@ def path_of(key: Mapping[str, str]) -> Path:
     return cache_folder.folder() / "proofs" / f"{digest}.json"
 
 
-def record() -> Record | None:
+def record() -> ProofRecord | None:
     """Return the record for this process's chip; None if there is none that can be read."""
     global _LAST
     wanted = key()
@@ -98,7 +98,7 @@ def record() -> Record | None:
         return _LAST[1]
 
 
-def write(key: Mapping[str, str], record: Record) -> Path:
+def write(key: Mapping[str, str], record: ProofRecord) -> Path:
     """Write a record, atomically, and return its file.
 
     Raises:
@@ -165,7 +165,7 @@ def kernels_in_use() -> frozenset[str] | None:
     return _ONLY.get()
 
 
-def _read(path: Path, wanted: Mapping[str, str]) -> Record | None:
+def _read(path: Path, wanted: Mapping[str, str]) -> ProofRecord | None:
     try:
         held = json.loads(path.read_text())
         proven, failed = tuple(held["proven"]), dict(held["failed"])
@@ -175,7 +175,7 @@ def _read(path: Path, wanted: Mapping[str, str]) -> Record | None:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
         return _warn(path, error)
-    return Record(proven, failed)
+    return ProofRecord(proven, failed)
 
 
 def _warn(path: Path, error: Exception) -> None:
@@ -186,7 +186,7 @@ def _warn(path: Path, error: Exception) -> None:
     )
 
 
-def _listed(found: Record) -> str:
+def _listed(found: ProofRecord) -> str:
     return "; ".join(f"`{name}`: {reason}" for name, reason in sorted(found.failed.items()))
 
 

@@ -16,7 +16,7 @@ from jtbridge.errors import ModelError
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """A tensor of a module.
 
     Attributes:
@@ -35,7 +35,7 @@ class Entry:
 
 def entries(
     module: torch.nn.Module, *, computed: bool = False, visited: frozenset[int] = frozenset()
-) -> dict[str, Entry]:
+) -> dict[str, TensorEntry]:
     """Return the tensors of a module by name, in torch's order. A tied tensor is listed once, by its first name.
 
     Args:
@@ -47,7 +47,7 @@ def entries(
     Raises:
         ModelError: two tensors have the same name.
     """
-    found: dict[str, Entry] = {}
+    found: dict[str, TensorEntry] = {}
     known: set[int] = set()
 
     def add(name: str, kind: str, tensor: Any, persistent: bool) -> None:
@@ -55,7 +55,7 @@ def entries(
             known.add(id(tensor))
             if name in found:
                 raise ModelError(f"Two tensors of the module have the name `{name}`: rename an attribute or a key.")
-            found[name] = Entry(name, kind, tensor, persistent)
+            found[name] = TensorEntry(name, kind, tensor, persistent)
 
     modules = list(module.named_modules())
     for path, part in modules:
@@ -135,7 +135,7 @@ def _joined(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def has_lazy(found: dict[str, Entry]) -> bool:
+def has_lazy(found: dict[str, TensorEntry]) -> bool:
     """Return whether a lazy module has parameters or buffers without a shape."""
     return any(isinstance(entry.tensor, UninitializedParameter | UninitializedBuffer) for entry in found.values())
 
@@ -151,7 +151,7 @@ def call_once(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
             part.training = mode
 
 
-def check_initialized(found: dict[str, Entry]) -> None:
+def check_initialized(found: dict[str, TensorEntry]) -> None:
     """Raise an error if a lazy module has parameters without a shape."""
     for entry in found.values():
         if isinstance(entry.tensor, UninitializedParameter | UninitializedBuffer):
@@ -162,13 +162,13 @@ def check_initialized(found: dict[str, Entry]) -> None:
             )
 
 
-def overlapping(found: dict[str, Entry]) -> set[str]:
+def overlapping(found: dict[str, TensorEntry]) -> set[str]:
     """Return the names of tensors that share memory with a tensor of another name.
 
     Raises:
         ModelError: one of them is a parameter that trains.
     """
-    by_storage: dict[int, list[tuple[int, int, Entry]]] = {}
+    by_storage: dict[int, list[tuple[int, int, TensorEntry]]] = {}
     for entry in found.values():
         t = entry.tensor
         if t.layout is torch.strided and t.device.type != "meta" and t.numel():

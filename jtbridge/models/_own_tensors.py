@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from jtbridge._compat import ReleasedTensor, innermost, reads_no_values, storage_id
 from jtbridge.errors import ModelError
 
-from ._layout import Entry
+from ._layout import TensorEntry
 
 _COMPUTED = "a tensor"  # in place of the name of a tensor that an object of the module holds
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # tensors of a trace and of a vmap level are not the module's own
@@ -31,7 +31,11 @@ class RefuseOwnTensors(TorchFunctionMode):
     """
 
     def __init__(
-        self, module: str, found: Mapping[str, Entry], given: Iterable[torch.Tensor], stale: Iterable[torch.Tensor]
+        self,
+        module: str,
+        found: Mapping[str, TensorEntry],
+        given: Iterable[torch.Tensor],
+        stale: Iterable[torch.Tensor],
     ):
         super().__init__()
         self._module = module

@@ -10,12 +10,12 @@ import torch
 from jtbridge.core.convert import to_jax
 from jtbridge.errors import ArgumentError, ModelError
 
-from ._layout import Entry
+from ._layout import TensorEntry
 from ._sharding import Leaf, Rules, place, shardings_of
 
 
 def converter(
-    found: Mapping[str, Entry], mesh: jax.sharding.Mesh | None, rules: Rules | None
+    found: Mapping[str, TensorEntry], mesh: jax.sharding.Mesh | None, rules: Rules | None
 ) -> Callable[[str, torch.Tensor], jax.Array]:
     """Return the function from the name and the value of a tensor to its JAX array."""
     if (mesh is None) != (rules is None):

@@ -13,7 +13,7 @@ from jtbridge.core.messages import warn_user
 from jtbridge.errors import ModelError, MutationError, PurityWarning
 
 from ._copying import Stale, copied
-from ._layout import Entry, entries, locate, registered_buffers, registered_parameters, shown
+from ._layout import TensorEntry, entries, locate, registered_buffers, registered_parameters, shown
 from ._own_tensors import RefuseOwnTensors
 from ._python_state import python_changes
 
@@ -99,7 +99,7 @@ class Run:
                 f"`{self.__name__}` has one mode alone ({error}). Pass `train=None`, which leaves it as it is."
             ) from error
 
-    def _check_gradient_hooks(self, found: Mapping[str, Entry]) -> None:
+    def _check_gradient_hooks(self, found: Mapping[str, TensorEntry]) -> None:
         for name, entry in found.items():
             if entry.kind == "parameter" and has_gradient_hooks(entry.tensor):
                 raise ModelError(
@@ -117,7 +117,7 @@ class Run:
                 )
 
     def _check_changed(
-        self, changed: dict[str, Any], found: dict[str, Entry], params: Tensors, lost: Iterable[str]
+        self, changed: dict[str, Any], found: dict[str, TensorEntry], params: Tensors, lost: Iterable[str]
     ) -> None:
         for name in lost:
             raise ModelError(
@@ -178,7 +178,7 @@ def check_names(module: str, found: Mapping[str, Any], params: Mapping[str, Any]
 
 def bound(
     module: torch.nn.Module,
-    found: Mapping[str, Entry],
+    found: Mapping[str, TensorEntry],
     given: Mapping[str, Any],
     added: frozenset[str] = frozenset(),
     stale: Stale | None = None,
@@ -232,7 +232,7 @@ def _unexpected(copy: torch.nn.Module, name: str) -> ModelError:
     )
 
 
-def _in_dtype_of(tensor: torch.Tensor, entry: Entry) -> torch.Tensor:
+def _in_dtype_of(tensor: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
     """Return an int64 tensor as int32 if the module's own is: while x64 is off, JAX has int32 for both."""
     if tensor.dtype is torch.int64 and entry.tensor.dtype is torch.int32:
         return tensor.to(torch.int32)

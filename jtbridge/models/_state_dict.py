@@ -15,7 +15,7 @@ from jtbridge.core.convert import to_torch
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
 from jtbridge.errors import ModelError
 
-from ._layout import Entry, check_initialized, entries, locate, registered_buffers, registered_parameters, shown
+from ._layout import TensorEntry, check_initialized, entries, locate, registered_buffers, registered_parameters, shown
 from ._placing import converter
 from ._run import bound
 from ._sharding import Rules
@@ -103,7 +103,7 @@ def _as_tensor(value: Any) -> Any:
     return value
 
 
-def _placeholder(entry: Entry) -> torch.Tensor:
+def _placeholder(entry: TensorEntry) -> torch.Tensor:
     """Return a tensor without memory in the place of one of the module."""
     empty = torch.empty(tuple(entry.tensor.shape), dtype=entry.tensor.dtype, device="meta")
     if isinstance(entry.tensor, torch.nn.Parameter):

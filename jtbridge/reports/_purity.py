@@ -25,7 +25,7 @@ _HARMLESS = ("lazily built", "state read")
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class PurityFinding:
     """One side effect of a function, or one read of state whose value ``jit`` freezes.
 
     Attributes:
@@ -55,14 +55,14 @@ class PurityReport:
     """
 
     function: str
-    findings: tuple[Finding, ...]
+    findings: tuple[PurityFinding, ...]
 
     @property
     def is_pure(self) -> bool:
         """Return whether the only findings are state that is read and constants that are built once."""
         return all(finding.kind in _HARMLESS for finding in self.findings)
 
-    def of_kind(self, kind: str) -> tuple[Finding, ...]:
+    def of_kind(self, kind: str) -> tuple[PurityFinding, ...]:
         """Return the findings of one kind."""
         return tuple(finding for finding in self.findings if finding.kind == kind)
 
@@ -118,5 +118,5 @@ def purity(fn: Any, *args: Any, **kwargs: Any) -> PurityReport:
     remedies = examination.remedies
     return PurityReport(
         examination.name,
-        tuple(Finding(kind, what, line, remedies.get(what, _REMEDIES[kind])) for (kind, what), line in found),
+        tuple(PurityFinding(kind, what, line, remedies.get(what, _REMEDIES[kind])) for (kind, what), line in found),
     )

@@ -15,7 +15,7 @@ from jtbridge.errors import ModelError
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class ArrayEntry:
     """One array of a tree: the module that holds it, its name there, and how it becomes an array again."""
 
     holder: torch.nn.Module
@@ -47,7 +47,7 @@ class TensorTree:
         paths, self.structure = jax.tree_util.tree_flatten_with_path(tree)
         values = [path for path, _ in paths if path and str(getattr(path[-1], "name", "")) == "value"]
         drop = len(values) == len(paths)  # a state of Flax NNX: the step to the value of a variable is no name
-        self.entries: list[Entry] = []
+        self.entries: list[ArrayEntry] = []
         self._leaves: list[Any] = []
         for path, leaf in paths:
             is_array = isinstance(leaf, jax.Array | np.ndarray)
@@ -98,7 +98,7 @@ def _name(step: Any) -> str:
     return str(step)
 
 
-def _add(module: torch.nn.Module, path: list[str], leaf: Any, train: bool) -> Entry:
+def _add(module: torch.nn.Module, path: list[str], leaf: Any, train: bool) -> ArrayEntry:
     """Add a tensor to the module that a path names, and make the modules on the way."""
     holder = module
     for name in path[:-1]:
@@ -116,7 +116,7 @@ def _add(module: torch.nn.Module, path: list[str], leaf: Any, train: bool) -> En
         holder.register_parameter(name, torch.nn.Parameter(tensor))
     else:
         holder.register_buffer(name, tensor)
-    return Entry(holder, name, key, np.dtype(leaf.dtype))
+    return ArrayEntry(holder, name, key, np.dtype(leaf.dtype))
 
 
 def _free(holder: torch.nn.Module, name: str, known: Any) -> str:

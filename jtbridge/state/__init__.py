@@ -11,18 +11,18 @@
 
 from ._comparison import same
 from ._escaped import PoisonTensor, poison_tensor, replace
-from ._guard import NO_GUARD, Attempt, GlobalDraws, StateGuard, saving_state_once, start_over
+from ._guard import NO_GUARD, GlobalDraws, StateBeforeRun, StateGuard, saving_state_once, start_over
 from ._kinds import of_library
 from ._reachable import Change, ReachableState
 from ._written_values import WrittenValues
 
 __all__ = [
     "NO_GUARD",
-    "Attempt",
     "Change",
     "GlobalDraws",
     "PoisonTensor",
     "ReachableState",
+    "StateBeforeRun",
     "StateGuard",
     "WrittenValues",
     "of_library",

@@ -281,7 +281,7 @@ def _numpy_state() -> dict[str, Any]:
     return GLOBAL_NUMPY_RANDOM.get_state(legacy=False)
 
 
-class Attempt:
+class StateBeforeRun:
     """Snapshot of the state that a function reaches, and of the global generators, before a run that may fail midway.
 
     Args:

@@ -36,7 +36,7 @@ _FOUND: dict[str, Times | None] = {}
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class RunnerChoice:
     """Who runs an operator.
 
     Attributes:
@@ -52,7 +52,7 @@ class Choice:
 
 def choose_runner(
     fn: TorchFunction, lowered: ClosedJaxpr | None, platform: str, *, measures: bool = False, one_device: bool = True
-) -> Choice:
+) -> RunnerChoice:
     """Return who runs an island on a platform.
 
     Args:
@@ -64,7 +64,7 @@ def choose_runner(
     """
     island = island_of(fn)
     if island.workload is None or lowered is None:
-        return Choice(True, island.reason)
+        return RunnerChoice(True, island.reason)
     batches = _batches(fn)
     workload = island.workload.of_rows(math.prod(batch.size for batch in batches))
     times = None
@@ -73,12 +73,12 @@ def choose_runner(
     if times is None:
         by_rows = any(batch in fn.base.cache.sequential for batch in batches)
         reason = None if by_rows else faster_reason(workload, platform)
-        return Choice(reason is not None, reason)
+        return RunnerChoice(reason is not None, reason)
     if times.torch < times.xla:
         reason = f"torch is faster: measured here {times.torch:.3g} ms against {times.xla:.3g} ms of XLA"
-        return Choice(True, f'{reason}. `islands="needed"` leaves it to XLA', measured=True)
+        return RunnerChoice(True, f'{reason}. `islands="needed"` leaves it to XLA', measured=True)
     reason = f"XLA is faster: measured here {times.xla:.3g} ms against {times.torch:.3g} ms of torch"
-    return Choice(False, reason, measured=True)
+    return RunnerChoice(False, reason, measured=True)
 
 
 def _batches(fn: TorchFunction) -> list[Vmap]:

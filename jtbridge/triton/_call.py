@@ -86,12 +86,12 @@ def _kernel_call_p() -> Primitive:
     """Return a primitive like that of jax-triton 0.3, whose kernels are compiled to PTX that JAX's assembler takes."""
     library = import_jax_triton().triton_lib
 
-    class Backend(library.cb.CUDABackend):
+    class CudaBackend(library.cb.CUDABackend):
         def parse_options(self, opts: dict[str, Any]) -> Any:
             return super().parse_options({**opts, "ptx_version": ptx_version(self.target.arch)})
 
     def backend(device: int, capability: int) -> Any:
-        return Backend(library.get_cuda_backend(device, capability).target)
+        return CudaBackend(library.get_cuda_backend(device, capability).target)
 
     primitive = Primitive("triton_kernel_call")
     primitive.multiple_results = True

@@ -20,7 +20,7 @@ import jtbridge
 from jtbridge.errors import BackendError, ProofWarning
 from jtbridge.kernels import _chip, _proofs, _proving
 from jtbridge.kernels._chip import Chip
-from jtbridge.kernels._proofs import UNPROVEN, Record
+from jtbridge.kernels._proofs import UNPROVEN, ProofRecord
 from tests.kernels.harness import kernels_in, needs_compiler, needs_triton
 
 from .conftest import named
@@ -72,7 +72,7 @@ def interpreted(chip: Path, prelude, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write(proven: list[str], **failed: str) -> Path:
     reasons = {name.replace("_", " "): reason for name, reason in failed.items()}
-    return _proofs.write(_proofs.key() or {}, Record(tuple(proven), reasons))
+    return _proofs.write(_proofs.key() or {}, ProofRecord(tuple(proven), reasons))
 
 
 def status() -> str:
@@ -187,14 +187,14 @@ import json, sys
 from jtbridge.kernels import _proofs
 key, name = json.loads(sys.argv[1]), sys.argv[2]
 for _ in range(300):
-    _proofs.write(key, _proofs.Record(tuple(f"{name} {i}" for i in range(50)), {}))
+    _proofs.write(key, _proofs.ProofRecord(tuple(f"{name} {i}" for i in range(50)), {}))
 """
 
 
 def test_processes_that_write_at_once_leave_a_whole_record(chip):
     key = _proofs.key()
     assert key is not None
-    path = _proofs.write(key, Record(("first",), {}))
+    path = _proofs.write(key, ProofRecord(("first",), {}))
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, json.dumps(key), name]) for name in ("a", "b")]
     counts = set()
     while any(writer.poll() is None for writer in writers):

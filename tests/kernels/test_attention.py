@@ -398,7 +398,7 @@ def test_an_additive_mask_that_is_not_a_number_shows():
 def test_every_configuration_computes_the_same(entry, monkeypatch):
     d, itemsize = entry
     query, key, value, ct = inputs(1, 2, 1, 150, 170, d, {2: "bfloat16", 4: "float32"}[itemsize])
-    given = reference.Settings(1 / math.sqrt(d), None, 0, "none", 0.0)
+    given = reference.AttentionSettings(1 / math.sqrt(d), None, 0, "none", 0.0)
     out, logsumexp = reference.forward(query, key, value, settings=given)
     arrays = query, key, value, out, logsumexp, ct, jnp.zeros_like(logsumexp)
     want = [out, logsumexp, *reference.backward(*arrays, settings=given)]

@@ -227,7 +227,7 @@ def test_what_is_handed_to_cudnn(on, monkeypatch):
     on(H100)
     query, key, value, ct = (normal(1, 2, 512, 64, dtype="bfloat16", seed=i) for i in range(4))
     reference = differentiable.reference
-    settings = reference.Settings(0.125, None, 0, "none", 0.0)
+    settings = reference.AttentionSettings(0.125, None, 0, "none", 0.0)
 
     def backward(query, key, value, out, logsumexp, ct, *, settings):
         assert logsumexp.dtype == "float32"

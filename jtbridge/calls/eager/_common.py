@@ -18,7 +18,7 @@ from jtbridge.core.functions import SEQUENTIAL, TorchFunction
 from jtbridge.core.messages import warn_user
 from jtbridge.core.primitive_rules import describe
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
-from jtbridge.state import Attempt
+from jtbridge.state import StateBeforeRun
 
 from ._arrays import COPIED, Placement, copied_tensor, shared_tensor
 from ._function import EagerFunction, InnerAutograd, as_captured
@@ -103,18 +103,18 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
     batch = (_transformations(fn), base.in_types)
     # A failed attempt is undone, because its side effects belong to no row. Preparing for that takes time, and is
     # skipped if the last attempt succeeded without side effects.
-    attempt = None if batch in base.clean_batches else Attempt(base.name, base.roots())
+    before = None if batch in base.clean_batches else StateBeforeRun(base.name, base.roots())
     try:
         result = once()
     except Exception as error:  # noqa: BLE001  (whatever torch.vmap raises; a fault of the rows is raised again)
         base.row_by_row = True
         base.clean_batches.discard(batch)
-        if attempt is None:
-            attempt = Attempt(base.name, base.roots())
+        if before is None:
+            before = StateBeforeRun(base.name, base.roots())
             result = once()
-            attempt.refuse_repetition()
+            before.refuse_repetition()
         else:
-            with attempt.undo():
+            with before.undo():
                 result = once()
         if SEQUENTIAL not in base.notices:
             base.notices.add(SEQUENTIAL)
@@ -126,7 +126,7 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
                 SequentialVmapWarning,
             )
         return result
-    if attempt is not None and len(base.clean_batches) < _MOST_BATCHES and not attempt.changed():
+    if before is not None and len(base.clean_batches) < _MOST_BATCHES and not before.changed():
         base.clean_batches.add(batch)
     return result
 

@@ -15,7 +15,7 @@ from jtbridge._compat import cudnn_attention, cudnn_version
 from jtbridge.errors import BackendError
 from jtbridge.kernels._chip import Chip, present
 
-from .reference import Settings
+from .reference import AttentionSettings
 
 Implementation = Literal["triton", "cudnn"]
 IMPLEMENTATIONS = ("triton", "cudnn")
@@ -38,7 +38,7 @@ class Choice(NamedTuple):
     reason: str
 
 
-def refused_by_cudnn(query: jax.Array, key: jax.Array, settings: Settings, logsumexp: bool) -> str | None:
+def refused_by_cudnn(query: jax.Array, key: jax.Array, settings: AttentionSettings, logsumexp: bool) -> str | None:
     """Return the reason that cuDNN cannot compute this attention on any chip; None if it can."""
     d, q_len, kv_len = query.shape[-1], query.shape[2], key.shape[2]
     causal = settings.right == 0
@@ -80,7 +80,9 @@ def missing_for_cudnn(chip: Chip | None) -> str | None:
     return None
 
 
-def decided(query: jax.Array, key: jax.Array, settings: Settings, implementation: Implementation | None) -> Choice:
+def decided(
+    query: jax.Array, key: jax.Array, settings: AttentionSettings, implementation: Implementation | None
+) -> Choice:
     """Return the implementation for this process's chip, for attention that the kernels and cuDNN can both compute.
 
     Raises:
@@ -102,7 +104,7 @@ def decided(query: jax.Array, key: jax.Array, settings: Settings, implementation
 _PREFERRED = Choice("cudnn", "made for Hopper: heads of 64 and 128, equal lengths, nothing that it cannot do")
 
 
-def _not_preferred(query: jax.Array, key: jax.Array, settings: Settings, chip: Chip | None) -> str | None:
+def _not_preferred(query: jax.Array, key: jax.Array, settings: AttentionSettings, chip: Chip | None) -> str | None:
     if chip is None or chip.capability != _PREFERRED_CHIP:
         return "cuDNN is preferred on compute capability 9.0 alone"
     if query.shape[-1] not in _PREFERRED_HEADS:

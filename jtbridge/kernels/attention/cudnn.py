@@ -13,20 +13,20 @@ import jax.numpy as jnp
 
 from jtbridge._compat import cudnn_attention, cudnn_backward, cudnn_forward, without_function_of_scores
 
-from .reference import Settings
+from .reference import AttentionSettings
 
 
-def forward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
+def forward(*arrays: jax.Array, settings: AttentionSettings) -> list[jax.Array]:
     """Return the results of :func:`reference.forward`."""
     return cudnn_forward(**_options(*arrays, settings=settings), is_training=True)
 
 
-def output(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
+def output(*arrays: jax.Array, settings: AttentionSettings) -> list[jax.Array]:
     """Return the output alone, without the logarithm."""
     return cudnn_forward(**_options(*arrays, settings=settings), is_training=False)
 
 
-def backward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
+def backward(*arrays: jax.Array, settings: AttentionSettings) -> list[jax.Array]:
     """Return the gradients of query, key and value, given these, the results of :func:`forward` and the cotangent."""
     query, key, value, out, logsumexp, ct = arrays
     gradients = cudnn_backward(
@@ -39,7 +39,7 @@ def backward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
 _UNUSED = ("bias", "q_seqlen", "kv_seqlen", "q_offsets", "kv_offsets", "page_table_k", "page_table_v")
 
 
-def _options(query: jax.Array, key: jax.Array, value: jax.Array, *, settings: Settings) -> dict[str, Any]:
+def _options(query: jax.Array, key: jax.Array, value: jax.Array, *, settings: AttentionSettings) -> dict[str, Any]:
     module = cudnn_attention()
     causal = settings.right == 0
     return {

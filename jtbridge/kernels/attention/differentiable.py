@@ -19,11 +19,11 @@ from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 
 from . import configurations, cudnn, reference
 from .choice import Implementation, decided
-from .reference import Settings
+from .reference import AttentionSettings
 
 
 @functools.lru_cache(256)
-def differentiable_kernel(settings: Settings) -> DifferentiableKernel:
+def differentiable_kernel(settings: AttentionSettings) -> DifferentiableKernel:
     """Return attention by the Triton kernels, with the logarithm of the sums as a second result."""
 
     def primitive(of_reference: Any, kernels: Any, gradient: bool) -> KernelPrimitive:
@@ -43,7 +43,7 @@ def differentiable_kernel(settings: Settings) -> DifferentiableKernel:
 
 
 @functools.lru_cache(256)
-def kernel_or_cudnn(settings: Settings, implementation: Implementation | None) -> DifferentiableKernel:
+def kernel_or_cudnn(settings: AttentionSettings, implementation: Implementation | None) -> DifferentiableKernel:
     """Return attention by the kernels or by cuDNN, chosen when the program is lowered; without the logarithm.
 
     The residuals of the forward are the same for both, so that forward and backward are each chosen independently.
@@ -76,19 +76,19 @@ def kernel_or_cudnn(settings: Settings, implementation: Implementation | None) -
     )
 
 
-def reference_output(*arrays: jax.Array, settings: Settings) -> Sequence[jax.Array]:
+def reference_output(*arrays: jax.Array, settings: AttentionSettings) -> Sequence[jax.Array]:
     return reference.forward(*arrays, settings=settings)[:1]
 
 
-def reference_backward(*arrays: jax.Array, settings: Settings) -> Sequence[jax.Array]:
+def reference_backward(*arrays: jax.Array, settings: AttentionSettings) -> Sequence[jax.Array]:
     return reference.backward(*arrays, jnp.zeros_like(arrays[-2]), settings=settings)
 
 
-def _backward_of_output(*arrays: jax.Array, settings: Settings) -> Sequence[jax.Array]:
+def _backward_of_output(*arrays: jax.Array, settings: AttentionSettings) -> Sequence[jax.Array]:
     return _backward(*arrays, jnp.zeros_like(arrays[-2]), settings=settings)
 
 
-def _fold(settings: Settings, gradient: bool) -> BatchingRule:
+def _fold(settings: AttentionSettings, gradient: bool) -> BatchingRule:
     """Return the batching rule that folds a batch axis into the arrays' own batch, their first axis.
 
     A mask may have size 1 on that axis.
@@ -119,7 +119,7 @@ def _fold(settings: Settings, gradient: bool) -> BatchingRule:
     return batching_rule
 
 
-def _forward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
+def _forward(*arrays: jax.Array, settings: AttentionSettings) -> list[jax.Array]:
     from .triton_forward import attention_forward
 
     query = arrays[0]
@@ -134,7 +134,7 @@ def _forward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
     )
 
 
-def _backward(*arrays: jax.Array, settings: Settings) -> list[jax.Array]:
+def _backward(*arrays: jax.Array, settings: AttentionSettings) -> list[jax.Array]:
     from .triton_backward import attention_backward_key_value, attention_backward_query
 
     inputs, (out, logsumexp, ct, ct_logsumexp) = arrays[:-4], arrays[-4:]
@@ -175,7 +175,7 @@ def _launched(
     inputs: Sequence[jax.Array],
     more: Sequence[jax.Array],
     like: Sequence[Any],
-    settings: Settings,
+    settings: AttentionSettings,
     table: configurations.Table,
     *,
     by_keys: bool,

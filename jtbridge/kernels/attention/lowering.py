@@ -39,7 +39,7 @@ def _attended(
     if mask is not None:
         kind = "boolean" if mask.dtype == bool else "additive"
         arrays.append(mask.reshape((1,) * (4 - mask.ndim) + mask.shape))
-    settings = attention.Settings(factor, None, 0 if is_causal else None, kind, 0.0)
+    settings = attention.AttentionSettings(factor, None, 0 if is_causal else None, kind, 0.0)
     if refused_by_cudnn(query, key, settings, logsumexp=False) is None:
         # Only torch's backward operator takes the logarithm, which therefore has no cotangent.
         return kernel_or_cudnn(settings, None), arrays, True

@@ -15,7 +15,7 @@ from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
 from . import configurations, reference
 from .choice import IMPLEMENTATIONS, Choice, Implementation, decided, refused_by_cudnn
 from .differentiable import differentiable_kernel, kernel_or_cudnn
-from .reference import Settings
+from .reference import AttentionSettings
 
 Window = tuple[int | None, int | None]
 
@@ -202,11 +202,11 @@ def _settings(
     scale: float | None,
     window: Window | None,
     dropout_rate: float,
-) -> Settings:
+) -> AttentionSettings:
     kind = "none" if mask is None else "boolean" if mask.dtype == bool else "additive"
     left, right = _window(window, is_causal)
     factor = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else float(scale)
-    return Settings(factor, left, right, kind, float(dropout_rate))
+    return AttentionSettings(factor, left, right, kind, float(dropout_rate))
 
 
 def _check_implementation(implementation: str | None, unsupported: str | None, refused: str | None) -> None:

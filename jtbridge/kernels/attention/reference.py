@@ -14,7 +14,7 @@ from .philox import philox
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class AttentionSettings:
     """The static options of attention.
 
     Args:
@@ -48,7 +48,7 @@ class Settings:
         return list(arrays[:3]), mask, next(rest) if self.dropout_rate else None
 
 
-def forward(*arrays: jax.Array, settings: Settings) -> tuple[jax.Array, jax.Array]:
+def forward(*arrays: jax.Array, settings: AttentionSettings) -> tuple[jax.Array, jax.Array]:
     """Return the output, and the logarithm of the sum of the exponentials of the scores.
 
     Both are computed in float32, or float64 for float64. The output is rounded once; the logarithm is not rounded.
@@ -89,7 +89,7 @@ def forward(*arrays: jax.Array, settings: Settings) -> tuple[jax.Array, jax.Arra
     return out.reshape(batch, heads, q_len, value.shape[-1]).astype(query.dtype), logsumexp
 
 
-def backward(*arrays: jax.Array, settings: Settings) -> tuple[jax.Array, ...]:
+def backward(*arrays: jax.Array, settings: AttentionSettings) -> tuple[jax.Array, ...]:
     """Return the gradients of the floating-point arrays, given the arguments, results and cotangents of `forward`."""
     inputs, (_, _, ct, ct_logsumexp) = list(arrays[:-4]), arrays[-4:]
     floating = [i for i, x in enumerate(inputs) if jnp.issubdtype(x.dtype, jnp.floating)]
@@ -130,7 +130,7 @@ def mask_gradient(
     logsumexp: jax.Array,
     delta: jax.Array,
     *,
-    settings: Settings,
+    settings: AttentionSettings,
 ) -> jax.Array:
     """Return the gradient of an additive mask, from the gradient of the scores of one element of a batch at a time."""
     _, heads, q_len, _ = query.shape
@@ -164,7 +164,7 @@ def mask_gradient(
     return total[None].astype(mask.dtype)
 
 
-def _in_window(q_len: int, kv_len: int, settings: Settings) -> jax.Array | None:
+def _in_window(q_len: int, kv_len: int, settings: AttentionSettings) -> jax.Array | None:
     """Return which keys are in the window of each query, as booleans [q_len, kv_len]; None if all are."""
     if settings.left is None and settings.right is None:
         return None

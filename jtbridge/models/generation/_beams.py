@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ._decoder import Decoder, Start
 from ._scores import constrained, ends, tokens_seen
-from ._settings import Settings
+from ._settings import GenerationSettings
 
 _WORST = -1.0e9
 
@@ -39,7 +39,7 @@ class _Beams:
         return jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), self, other)
 
 
-def search(decoder: Decoder, start: Start, settings: Settings, controls: dict[str, Any]) -> jax.Array:
+def search(decoder: Decoder, start: Start, settings: GenerationSettings, controls: dict[str, Any]) -> jax.Array:
     """Return the tokens of the best sequence of each prompt, of shape ``(batch, max_new_tokens)``.
 
     Args:
@@ -112,7 +112,9 @@ def search(decoder: Decoder, start: Start, settings: Settings, controls: dict[st
     return loop[4].tokens[:, 0]
 
 
-def _may_improve(length: Any, running: _Beams, done: _Beams, settings: Settings, controls: dict[str, Any]) -> jax.Array:
+def _may_improve(
+    length: Any, running: _Beams, done: _Beams, settings: GenerationSettings, controls: dict[str, Any]
+) -> jax.Array:
     """Return whether a running sequence could become better than the worst one that ended."""
     if settings.early_stopping == "never":
         length = jnp.where(controls["length_penalty"] > 0, settings.max_new_tokens, length)

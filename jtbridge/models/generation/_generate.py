@@ -21,7 +21,7 @@ from ._beams import search
 from ._decoder import Decoder, own_generation, plain_model, takes
 from ._prompt import check_positions, check_values, in_bucket, integers, mask_of
 from ._sample import sample
-from ._settings import Settings, settings_of
+from ._settings import GenerationSettings, settings_of
 from ._stream import Stream, emit, emit_to
 
 
@@ -170,7 +170,7 @@ class _Program:
         start: the first token of the decoder, if there is an encoder.
     """
 
-    settings: Settings
+    settings: GenerationSettings
     main_input: str
     start: int | None
 

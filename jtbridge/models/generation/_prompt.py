@@ -13,7 +13,7 @@ import torch
 from jtbridge.errors import ArgumentError
 
 from ._decoder import takes
-from ._settings import Settings
+from ._settings import GenerationSettings
 
 _SMALLEST_BUCKET = 16
 
@@ -29,7 +29,9 @@ def integers(ids: Any) -> jax.Array:
     return ids if ids.dtype.itemsize >= 4 else ids.astype(jnp.int32)
 
 
-def mask_of(model: Any, inputs: jax.Array, mask: Any, pad: int | None, settings: Settings) -> jax.Array | None:
+def mask_of(
+    model: Any, inputs: jax.Array, mask: Any, pad: int | None, settings: GenerationSettings
+) -> jax.Array | None:
     """Return which tokens of a prompt count; None for a model that takes no mask.
 
     Args:
@@ -52,7 +54,7 @@ def mask_of(model: Any, inputs: jax.Array, mask: Any, pad: int | None, settings:
     return mask.astype(jnp.int32)
 
 
-def check_values(model: Any, inputs: jax.Array, mask: jax.Array | None, settings: Settings) -> None:
+def check_values(model: Any, inputs: jax.Array, mask: jax.Array | None, settings: GenerationSettings) -> None:
     """Raise an error for tokens that the model does not have, or a prompt that is padded on the wrong side."""
     is_traced = isinstance(inputs, jax.core.Tracer) or isinstance(mask, jax.core.Tracer)
     if is_traced or model.main_input_name != "input_ids":
@@ -77,7 +79,7 @@ def check_values(model: Any, inputs: jax.Array, mask: jax.Array | None, settings
         )
 
 
-def check_positions(model: Any, inputs: jax.Array, settings: Settings) -> None:
+def check_positions(model: Any, inputs: jax.Array, settings: GenerationSettings) -> None:
     """Raise an error if there are more tokens than a model with a table of positions has positions."""
     config = model.config.get_text_config(decoder=True)
     most = getattr(config, "max_position_embeddings", None)

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 
 from ._decoder import Decoder, Start
 from ._scores import constrained, ends, tokens_seen, warped
-from ._settings import Settings
+from ._settings import GenerationSettings
 
 
 def sample(
     decoder: Decoder,
     start: Start,
-    settings: Settings,
+    settings: GenerationSettings,
     controls: dict[str, Any],
     rng: jax.Array | None,
     emit: Callable[[jax.Array], jax.Array] | None,

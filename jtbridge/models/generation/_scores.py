@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ._decoder import Start
-from ._settings import Settings
+from ._settings import GenerationSettings
 
 _NEVER = -jnp.inf
 
@@ -15,7 +15,7 @@ def constrained(
     scores: jax.Array,
     number: jax.Array | int,
     seen: jax.Array | None,
-    settings: Settings,
+    settings: GenerationSettings,
     controls: dict[str, jax.Array],
 ) -> jax.Array:
     """Return scores with penalties, and with forced and suppressed tokens.
@@ -87,6 +87,6 @@ def tokens_seen(start: Start, controls: dict[str, jax.Array]) -> jax.Array | Non
     return jnp.zeros(start.scores.shape, bool).at[rows, start.ids].max(start.mask.astype(bool))
 
 
-def ends(tokens: jax.Array, settings: Settings) -> jax.Array:
+def ends(tokens: jax.Array, settings: GenerationSettings) -> jax.Array:
     """Return which tokens end a sequence."""
     return jnp.isin(tokens, jnp.array(settings.eos, tokens.dtype))

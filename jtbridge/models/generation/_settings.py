@@ -8,7 +8,7 @@ from typing import Any
 
 from jtbridge.errors import ArgumentError, ModelError
 
-# Settings of transformers that change tokens and that are not built, with the values that leave them out.
+# GenerationSettings of transformers that change tokens and that are not built, with the values that leave them out.
 _NOT_BUILT = {
     "guidance_scale": (None, 1, 1.0),
     "sequence_bias": (None,),
@@ -46,7 +46,7 @@ _FOR_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class GenerationSettings:
     """The settings that a program is compiled for.
 
     Attributes:
@@ -78,7 +78,7 @@ class Settings:
 
 def settings_of(
     config: Any, given: dict[str, Any], *, length: int, sampled: bool, vocabulary: int
-) -> tuple[Settings, dict[str, Any]]:
+) -> tuple[GenerationSettings, dict[str, Any]]:
     """Return the settings, and the numbers that a program takes as arguments.
 
     Args:
@@ -119,7 +119,7 @@ def settings_of(
         _known_tokens(config, name, vocabulary)
         for name in ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")
     )
-    settings = Settings(
+    settings = GenerationSettings(
         max_new_tokens=given["max_new_tokens"],
         min_new_tokens=least,
         num_beams=beams,
