@@ -344,3 +344,56 @@ def test_every_operator_that_takes_a_generator_is_seeded():
     ]
     assert len(takes) > 50
     assert not missing
+
+
+class NoisyGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * torch.rand_like(grad)
+
+
+def noisy_hook(x):
+    y = x * 2
+    if y.requires_grad:
+        y.register_hook(lambda grad: grad * torch.rand_like(grad))
+    return y
+
+
+@pytest.mark.parametrize("fn", [NoisyGradient.apply, noisy_hook])
+def test_a_backward_that_draws_alone(fn):
+    f = jtbridge.wrap(lambda x: fn(x).sum())
+
+    def gradient(key):
+        return jax.grad(lambda x: f(x, rng=key))(jnp.ones(4))
+
+    state = torch.get_rng_state()
+    first, again, other = map(gradient, [jax.random.key(0), jax.random.key(0), jax.random.key(1)])
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert torch.equal(torch.get_rng_state(), state)
+    for order in (jax.grad, jax.hessian):
+        with pytest.raises(RandomnessError, match=r"A derivative of .* draws random numbers"):
+            jax.jit(order(f))(jnp.ones(4))
+        with pytest.raises(RandomnessError, match=r"A derivative of .* draws random numbers"):
+            jax.jit(order(lambda x: f(x, rng=jax.random.key(0))))(jnp.ones(4))
+
+
+def test_a_backward_draws_other_numbers_than_the_forward():
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * torch.rand_like(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return torch.rand_like(grad)
+
+    f = jtbridge.wrap(Both.apply)
+    for transform in (lambda g: g, jax.jit):
+        out, pullback = transform(lambda x: jax.vjp(lambda x: f(x, rng=jax.random.key(0)), x))(jnp.ones(4))
+        (gradient,) = pullback(jnp.ones(4))
+        assert not np.intersect1d(out, gradient).size

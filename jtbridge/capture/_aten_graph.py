@@ -14,6 +14,7 @@ from jtbridge.transforms import Jvp, Vjp
 
 from ._attempts import REVISIONS, Attempt, GraphUse, Outcome, Revision
 from ._constants import copy_literals, lift_constants
+from ._draws import refuse_draws
 from ._graph_function import GraphFunction
 from ._trace import trace
 
@@ -43,6 +44,7 @@ def aten_graph(fn: TorchFunction) -> fx.GraphModule:
 
     def graph() -> fx.GraphModule:
         module = trace(run, fn.in_types, use_of(traced), revisions)
+        refuse_draws(fn, module)
         lift_constants(module, traced)
         copy_literals(module)
         return module

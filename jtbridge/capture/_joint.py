@@ -18,6 +18,7 @@ from jtbridge.transforms import Vjp, Vmap, conjugate
 from ._aten_graph import use_of
 from ._attempts import GraphUse
 from ._constants import copy_literals, lift_constants
+from ._draws import refuse_draws
 from ._packing import CannotSplit
 from ._partition import Split, partition
 from ._trace import trace
@@ -99,6 +100,7 @@ def _trace(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], trans
     with fn.base.trace_state.differentiable().applied():
         called = GraphUse.CALL if isinstance(fn, Vmap) else GraphUse.GRADIENT
         module = trace(joint, pullback.in_types, use_of(fn.base) if translated else called)
+    refuse_draws(pullback, module)
     lift_constants(module, fn.base)
     if translated:
         copy_literals(module)

@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import CodeType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -54,6 +55,7 @@ class StateGuard:
     ordered: bool = False
     notices: set[str] = dataclasses.field(default_factory=set)
     _remembered: ReachableState | None = dataclasses.field(default=None, init=False)
+    _drew_nothing: bool = dataclasses.field(default=False, init=False)  # in a run that was watched
 
     def remember(self) -> None:
         """Save the state with which the function was traced."""
@@ -87,8 +89,15 @@ class StateGuard:
             before = ReachableState(self.roots)
         draws = GlobalDraws(self.name, refusing=self.purity == "error" and not self.ordered)
         try:
-            with draws.watched() if before.may_draw else contextlib.nullcontext(), _starting_from(before):
-                result = look()
+            with _starting_from(before):
+                if not before.may_draw:
+                    result = look()
+                elif self._drew_nothing:
+                    result = draws.watched_if_needed(look, before.restore)
+                else:
+                    with draws.watched():
+                        result = look()
+                    self._drew_nothing = not draws.lines
         except BaseException as error:
             changes = before.differences()
             before.restore()
@@ -223,6 +232,7 @@ class GlobalDraws:
         self._python: Any = None  # the states before the first draws
         self._numpy: Any = None
         self._stretch: tuple[Any, dict[str, Any]] | None = None  # a frame that may draw, and NumPy's state before it
+        self._names_random: dict[CodeType, bool] = {}
 
     @property
     def message(self) -> str:
@@ -254,19 +264,50 @@ class GlobalDraws:
             if self._numpy is not None:
                 GLOBAL_NUMPY_RANDOM.set_state(self._numpy)
 
+    def watched_if_needed(self, look: Callable[[], Result], start_over: Callable[[], None]) -> Result:
+        """Return the result of `look`, which runs again, watched, if a generator has changed meanwhile.
+
+        The profiler makes a run several times slower. This serves further runs of a function that drew nothing.
+
+        Args:
+            look: runs the function.
+            start_over: restores the state from which the function runs.
+        """
+        python, numpy = random.getstate(), _numpy_state()
+        result = look()
+        if random.getstate() == python and same(numpy, _numpy_state()):
+            return result
+        start_over()
+        try:
+            with self.watched():
+                return look()
+        finally:
+            if "Python" in self.lines:
+                random.setstate(python)
+            if "NumPy" in self.lines:
+                GLOBAL_NUMPY_RANDOM.set_state(numpy)
+
     def _see(self, frame: Any, event: str, arg: Any) -> None:
         if self._stretch is not None:
             (running, before), self._stretch = self._stretch, None
             if not same(before, _numpy_state()):
                 self._numpy = self._numpy or before
                 self._note("NumPy", running)
-        if event == "c_call" and getattr(arg, "__self__", None) is GLOBAL_RANDOM and arg.__name__ != "getstate":
-            if not self._refusing:
-                self._python = self._python or random.getstate()
-            self._note("Python", frame)
+        if event == "c_call":
+            if getattr(arg, "__self__", None) is GLOBAL_RANDOM and arg.__name__ != "getstate":
+                if not self._refusing:
+                    self._python = self._python or random.getstate()
+                self._note("Python", frame)
+            return
         # Until the next event, Python code runs in the called frame after a call, in the calling frame after a return.
-        running = frame.f_back if event == "return" else None if event == "c_call" else frame
-        if running is not None and "random" in names_in(running.f_code):
+        running = frame.f_back if event == "return" else frame
+        if running is None:
+            return
+        code = running.f_code
+        names_random = self._names_random.get(code)
+        if names_random is None:
+            names_random = self._names_random[code] = "random" in names_in(code)
+        if names_random:
             self._stretch = running, _numpy_state()
 
     def _note(self, source: str, frame: Any) -> None:

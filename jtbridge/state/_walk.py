@@ -8,6 +8,7 @@ State outside Python objects (of a C extension, of a file) and the contents of `
 
 from __future__ import annotations
 
+import abc
 import collections
 import contextvars
 import functools
@@ -16,7 +17,7 @@ import random
 import threading
 import types
 from collections.abc import Callable, Iterable, Set
-from typing import Any
+from typing import Any, Generic, Protocol
 
 import numpy as np
 import torch
@@ -66,6 +67,8 @@ _FOLLOWED = (
     *(torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, types.SimpleNamespace),
     threading.local,  # its attributes on this thread
 )
+# Classes of libraries that call no method of a subclass, other than `forward` and those with two underscores.
+_CALLING_FORWARD_ALONE = (object, torch.nn.Module, abc.ABC, Generic, Protocol)
 
 
 class StateWalk:
@@ -110,6 +113,8 @@ class StateWalk:
         if id(thing) in self._seen:
             return
         self._seen[id(thing)] = thing
+        if isinstance(thing, types.BuiltinFunctionType | types.MethodType):
+            self.may_draw |= thing.__self__ is GLOBAL_RANDOM or thing.__self__ is GLOBAL_NUMPY_RANDOM
         cls = type(thing)
         if cls not in self._visitors:
             self._visitors[cls] = self._visitor(thing)
@@ -257,8 +262,6 @@ class StateWalk:
         known |= new
         for name in new & scope.keys():
             value = scope[name]
-            if isinstance(value, types.BuiltinFunctionType | types.MethodType):
-                self.may_draw |= value.__self__ is GLOBAL_RANDOM or value.__self__ is GLOBAL_NUMPY_RANDOM
             if type(value) not in PLAIN:
                 self._queue.append((value, Path(None, "global", name)))
 
@@ -267,9 +270,11 @@ class StateWalk:
             return
         self._classes.add(cls)
         self._record(cls, CLASS, path)
+        # A class of a library may call any method, as torch calls the `backward` of an `autograd.Function`.
+        is_called = any(of_library(base.__module__) and base not in _CALLING_FORWARD_ALONE for base in cls.__mro__)
         for name, value in vars(cls).items():
             if isinstance(value, METHODS):
-                if name in self._names or name.startswith("__"):
+                if is_called or name in self._names or name.startswith("__"):
                     self._queue.extend((fn, path) for fn in _functions_of(value))
                 else:
                     self._methods.setdefault(name, []).append((value, path))

@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import jtbridge
 from jtbridge.errors import RandomnessError
+from jtbridge.state import GlobalDraws
 
 X = jnp.asarray([1.0, 2.0, 4.0])
 
@@ -67,3 +69,40 @@ def test_other_threads_draw_undisturbed_and_are_not_taken_for_the_function():
     thread.join()
     assert found == want
     assert found_numpy == draws
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: float(np.random.rand())], ids=["Python", "NumPy"])
+@pytest.mark.parametrize("transform", [jax.grad, lambda f: jax.jit(jax.grad(f)), lambda f: jax.jit(jax.hessian(f))])
+def test_draws_of_a_backward_alone(transform: Callable, draw: Callable[[], float]):
+    """The forward, which is traced first, draws nothing."""
+
+    class Noisy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * draw()
+
+    f = jtbridge.wrap(lambda x: (Noisy.apply(x) ** 2).sum())
+    random.seed(5)
+    np.random.seed(5)
+    want = draw()
+    random.seed(5)
+    np.random.seed(5)
+    if transform is jax.grad:  # torch runs it, and it draws
+        np.testing.assert_allclose(transform(f)(X), 4 * X * want, rtol=1e-6)
+        return
+    with pytest.raises(RandomnessError, match=r"test_global_generators\.py:\d+.*`rng=`"):
+        transform(f)(X)
+    assert draw() == want
+
+
+def test_a_function_that_may_draw_is_watched_in_its_first_run_alone(monkeypatch: pytest.MonkeyPatch):
+    watched = []
+    enter = GlobalDraws.watched
+    monkeypatch.setattr(GlobalDraws, "watched", lambda self: watched.append(self) or enter(self))
+    f = jtbridge.wrap(lambda x: (x * (random.random() if len(x) > 5 else 2.0)).sum())
+    np.testing.assert_array_equal(jax.jit(jax.grad(f))(X), [2, 2, 2])
+    assert len(watched) == 1

@@ -15,6 +15,7 @@ import jax
 import torch
 
 from jtbridge._compat import has_error_node, node_names, reentrant_checkpoints, run_backward
+from jtbridge.core import random_numbers
 from jtbridge.core.functions import TorchFunction
 from jtbridge.errors import DifferentiationError
 from jtbridge.transforms import Vjp, conjugate, refused_detached_backwards, unbatched
@@ -74,7 +75,8 @@ class AutogradGraph:
         def gradients(cts: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
             extra = reentrant_checkpoints(outputs, inputs)
             watched = refused_detached_backwards(of.base.name, outputs) if create_graph else contextlib.nullcontext()
-            with watched, intercepted_launches():  # a backward may launch Triton kernels
+            # A backward may draw, and launch Triton kernels.
+            with watched, self._seeded_again(eager_function(of)), intercepted_launches():
                 found = run_backward(outputs, [conjugate(ct) for ct in cts], inputs, create_graph=create_graph)
             return [_sum_of(grad, other) for grad, other in zip(found, extra, strict=True)]
 
@@ -90,6 +92,14 @@ class AutogradGraph:
             x.new_zeros(with_axes(x.shape, extra_axes, sizes)) if grad is None else conjugate(grad)
             for grad, x in zip(grads, inputs, strict=True)
         )
+
+    def _seeded_again(self, fn: EagerFunction) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which a backward draws from the key of its call, other numbers than the forward drew."""
+        seed = self.inputs[-1] if fn.seeded else None
+        if seed is None or seed.shape != random_numbers.SEED_SHAPE:
+            return contextlib.nullcontext()
+        low, high = seed.tolist()
+        return random_numbers.seeded_by(low ^ 0xFFFFFFFF, high)
 
 
 def _sum_of(*gradients: torch.Tensor | None) -> torch.Tensor | None:

@@ -1,0 +1,36 @@
+"""Random draws of a derivative that the function itself does not make."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from jtbridge._compat import OpOverload
+from jtbridge.core.functions import TorchFunction
+from jtbridge.core.node_arguments import plain_arguments
+from jtbridge.errors import RandomnessError
+
+from .modes.effects import draws
+
+
+def refuse_draws(fn: TorchFunction, module: fx.GraphModule) -> None:
+    """Refuse the graph of a derivative that draws random numbers if the function itself draws none.
+
+    Such a function has no key, and the numbers would come from torch's generator each time the program runs.
+
+    Raises:
+        RandomnessError: the graph draws.
+    """
+    if fn is fn.base or fn.base.seeded or fn.base.traits.effects.random_operator is not None:
+        return
+    for node in module.graph.nodes:
+        if (
+            isinstance(node.target, OpOverload)
+            and torch.Tag.nondeterministic_seeded in node.target.tags
+            and draws(node.target, *plain_arguments(node, lambda n: n.meta.get("val")))
+        ):
+            raise RandomnessError(
+                f"A derivative of `{fn.base.name}` draws random numbers ({node.target}), as in a hook or in the "
+                "`backward` of an `autograd.Function`, and the function itself draws none. A JAX program has no key "
+                "for them. Draw in the function, and pass a JAX key as `rng=`."
+            )
