@@ -274,8 +274,15 @@ class GlobalDraws:
             start_over: restores the state from which the function runs.
         """
         python, numpy = random.getstate(), _numpy_state()
-        result = look()
+        failure: Exception | None = None
+        result: Any = None
+        try:
+            result = look()
+        except Exception as error:  # noqa: BLE001  (raised below, or again by the next run)
+            failure = error
         if random.getstate() == python and same(numpy, _numpy_state()):
+            if failure is not None:
+                raise failure
             return result
         start_over()
         try:
