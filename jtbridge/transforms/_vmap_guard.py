@@ -97,7 +97,9 @@ class VmapGuard(TorchFunctionMode):
         if kwargs.get("generator") is not None:  # the function may have seeded it, and each row would do so
             raise NotImplementedError("the rows draw from a generator of the function")
         if kind == "write" or kwargs.get("inplace") or kwargs.get("out") is not None:
-            written = args[0][args[1]] if _writes_to_part(func, args) else [*args, *kwargs.values()][:1]
+            written = (
+                _assigned_part(args[0], args[1]) if func.__name__ == "__setitem__" else [*args, *kwargs.values()][:1]
+            )
             self._check_write([kwargs.get("out"), written], [args[1:], kwargs])
         elif kind is not None and args and isinstance(args[0], torch.Tensor):
             return self._call(kind, func, args, kwargs)
@@ -218,9 +220,10 @@ def _kind(func: Callable[..., Any]) -> str | None:
     return "write" if name.endswith("_") and not name.endswith("__") else _KINDS.get(name)
 
 
-def _writes_to_part(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Return whether a call is `x[i] = y` where `x[i]` is a view."""
-    return func.__name__ == "__setitem__" and not _tensors(args[1])
+def _assigned_part(x: torch.Tensor, index: Any) -> torch.Tensor:
+    """Return what ``x[index] = y`` writes to: the view ``x[index]``, or `x` for an index that makes a copy."""
+    part = x if _tensors(index) else x[index]
+    return part if storage_id(innermost(part)) == storage_id(innermost(x)) else x
 
 
 def _has_index_tensor(index: Any) -> bool:

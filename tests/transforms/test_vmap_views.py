@@ -311,6 +311,31 @@ def test_augmented_assignment_of_integers(name: str):
         np.testing.assert_array_equal(ours, theirs.numpy())
 
 
+INDICES = {
+    "list": [0, 1],
+    "list in a tuple": ([0, 1],),
+    "array": np.array([0, 1]),
+    "list of bools": [True] + [False] * 15,
+    "slice": slice(0, 2),
+    "new axis": (None, slice(0, 2)),
+    "tensor": torch.tensor([0, 1]),
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_assignment_to_a_part_by(name: str):
+    def f(x):
+        h = convolved(x)[0]
+        y = h.reshape(-1)  # a view for a row
+        y[INDICES[name]] = 5
+        return h * 1, y * 1
+
+    with pytest.warns(SequentialVmapWarning):
+        actual = jax.vmap(jtbridge.wrap(f))(jnp.asarray(BATCH))
+    for ours, theirs in zip(actual, rows_of(f, BATCH), strict=True):
+        assert_close(ours, theirs.numpy(), 1e-4)
+
+
 def sums_in_place(x):
     y = x[0].clone()
     y[1:] += y[:-1]
