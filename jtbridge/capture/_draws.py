@@ -7,7 +7,6 @@ from torch import fx
 
 from jtbridge._compat import OpOverload
 from jtbridge.core.functions import TorchFunction
-from jtbridge.core.node_arguments import plain_arguments
 from jtbridge.errors import RandomnessError
 
 from .modes.effects import draws
@@ -27,7 +26,7 @@ def refuse_draws(fn: TorchFunction, module: fx.GraphModule) -> None:
         if (
             isinstance(node.target, OpOverload)
             and torch.Tag.nondeterministic_seeded in node.target.tags
-            and draws(node.target, *plain_arguments(node, lambda n: n.meta.get("val")))
+            and draws(node.target, node.args, node.kwargs)
         ):
             raise RandomnessError(
                 f"A derivative of `{fn.base.name}` draws random numbers ({node.target}), as in a hook or in the "

@@ -1,4 +1,4 @@
-"""Choices between torch and XLA that are measured on this machine. Most tests say themselves what is measured."""
+"""Choices between torch and XLA that are measured on this machine. In most tests, `Clock` gives the times instead."""
 
 from __future__ import annotations
 
