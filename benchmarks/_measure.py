@@ -43,10 +43,10 @@ def microseconds(calls: Calls, options: Options) -> dict[str, Cell]:
     return _scaled(1e6, interleaved(calls, rounds=rounds, batch_seconds=0.01, clock=options.clock))
 
 
-def milliseconds(calls: Calls, options: Options) -> dict[str, Cell]:
-    """Milliseconds per call of each contestant, for whole models."""
+def milliseconds(calls: Calls, options: Options, rtol: float = 1e-3) -> dict[str, Cell]:
+    """Milliseconds per call of each contestant, for whole models. `rtol` is that of :func:`interleaved`."""
     rounds = 3 if options.quick else 12
-    return _scaled(1e3, interleaved(calls, rounds=rounds, batch_seconds=0.2, clock=options.clock))
+    return _scaled(1e3, interleaved(calls, rounds=rounds, batch_seconds=0.2, clock=options.clock, rtol=rtol))
 
 
 def _scaled(factor: float, seconds: dict[str, Cell]) -> dict[str, Cell]:

@@ -1,8 +1,9 @@
-"""The models that are measured, as functions of their parameters: transformers and convolutional networks.
+"""The models that are measured, as functions of their parameters: transformers, convolutional networks and layers.
 
 Weights are random. ``bert`` has BERT-base's width and four layers, ``llama`` is a small Llama of four layers 128 wide.
 Each has a batch of texts, where most of the time goes to matrix products, and one sentence, where much of it goes to
-what is around them. The convolutional networks have one image of 224 x 224, and the U-Nets one image or volume.
+what is around them. The mixtures of experts are of the size of ``llama``. The convolutional networks have one image of
+224 x 224, and the U-Nets one image or volume.
 """
 
 import os
@@ -59,6 +60,52 @@ def _llama(batch: int, tokens: int) -> Model:
         return torch.func.functional_call(model, state, (ids,), {"use_cache": False}).logits
 
     return Model(dict(model.named_parameters()), (torch.randint(0, 1000, (batch, tokens)),), call)
+
+
+def _bert_in_bfloat16(batch: int, tokens: int) -> Model:
+    model = _bert(batch, tokens)
+    return Model({name: p.bfloat16() for name, p in model.parameters.items()}, model.inputs, model.call)
+
+
+def _experts(name: str, **config: Any) -> Model:
+    """A language model with four experts, two of which see a token."""
+    import transformers
+
+    sizes = {
+        "vocab_size": 1000,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "num_experts_per_tok": 2,
+    }
+    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**(sizes | config)))
+    model.eval()
+
+    def call(parameters: Any, ids: torch.Tensor) -> torch.Tensor:
+        state = {**_buffers(model, ids.device), **parameters}
+        return torch.func.functional_call(model, state, (ids,), {"use_cache": False}).logits
+
+    return Model(dict(model.named_parameters()), (torch.randint(0, 1000, (4, 64)),), call)
+
+
+def _lstm() -> Model:
+    model = torch.nn.LSTM(128, 256, batch_first=True)
+
+    def call(parameters: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, parameters, (x,))[0]
+
+    return Model(dict(model.named_parameters()), (torch.randn(8, 100, 128),), call)
+
+
+def _attention() -> Model:
+    parameters = {name: torch.randn(2, 12, 512, 64, requires_grad=True) for name in ("query", "key", "value")}
+
+    def call(parameters: Any) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(**parameters, is_causal=True)
+
+    return Model(parameters, (), call)
 
 
 def _buffers(model: torch.nn.Module, device: torch.device) -> dict[str, torch.Tensor]:
@@ -145,7 +192,37 @@ CONVOLUTIONAL: dict[str, tuple[str, Callable[[], Model]]] = {
     "unet2d": ("U-Net, 128 x 128", partial(_unet, 2, 32, 128)),
     "unet3d": ("U-Net, 32 x 32 x 32", partial(_unet, 3, 16, 32)),
 }
-_ALL = TRANSFORMERS | CONVOLUTIONAL
+IN_BFLOAT16 = {"bert-bfloat16": ("BERT width, 4 layers, 8 x 128, bfloat16", partial(_bert_in_bfloat16, 8, 128))}
+EXPERTS: dict[str, tuple[str, Callable[[], Model]]] = {
+    "mixtral": ("small Mixtral, 4 x 64", partial(_experts, "Mixtral", num_local_experts=4)),
+    "qwen3-moe": (
+        "small Qwen3-MoE, 4 x 64",
+        partial(_experts, "Qwen3Moe", num_experts=4, moe_intermediate_size=256, head_dim=32),
+    ),
+    "deepseek-v3": (
+        "small DeepSeek-V3, 4 x 64",
+        partial(
+            _experts,
+            "DeepseekV3",
+            n_routed_experts=4,
+            n_shared_experts=1,
+            moe_intermediate_size=256,
+            first_k_dense_replace=1,
+            n_group=1,
+            topk_group=1,
+            kv_lora_rank=32,
+            q_lora_rank=32,
+            qk_rope_head_dim=16,
+            qk_nope_head_dim=16,
+            v_head_dim=32,
+        ),
+    ),
+}
+LAYERS: dict[str, tuple[str, Callable[[], Model]]] = {
+    "lstm": ("LSTM, 8 x 100 x 128 -> 256", _lstm),
+    "attention": ("causal attention, 2 x 12 x 512 x 64", _attention),
+}
+_ALL = TRANSFORMERS | IN_BFLOAT16 | EXPERTS | CONVOLUTIONAL | LAYERS
 
 
 @cache

@@ -232,7 +232,8 @@ class GlobalDraws:
         self._python: Any = None  # the states before the first draws
         self._numpy: Any = None
         self._stretch: tuple[Any, dict[str, Any]] | None = None  # a frame that may draw, and NumPy's state before it
-        self._names_random: dict[CodeType, bool] = {}
+        # By the id of a code object, with the object, which keeps the id in use: its hash takes long.
+        self._names_random: dict[int, tuple[CodeType, bool]] = {}
 
     @property
     def message(self) -> str:
@@ -311,10 +312,10 @@ class GlobalDraws:
         if running is None:
             return
         code = running.f_code
-        names_random = self._names_random.get(code)
-        if names_random is None:
-            names_random = self._names_random[code] = "random" in names_in(code)
-        if names_random:
+        known = self._names_random.get(id(code))
+        if known is None:
+            known = self._names_random[id(code)] = (code, "random" in names_in(code))
+        if known[1]:
             self._stretch = running, _numpy_state()
 
     def _note(self, source: str, frame: Any) -> None:

@@ -330,21 +330,24 @@ class EffectRecorder:
         storages = _storages(tensor)
         if storages & set().union(*self._inputs):  # functional_call puts arguments into modules
             return None
-        owned = {
-            storage: f"`{type(module).__name__}.{name}`"
-            for module in self.modules
-            for name, state in [*module.named_buffers(), *module.named_parameters()]
-            for storage in _storages(state)
-        }
         for storage in storages:
             real = self._closed_over.get(storage)
             if real is None and isinstance(tensor, FakeTensor):
                 continue  # made in this run, and put into a module
-            for candidate in storages if real is None else _storages(real):
-                if candidate in owned:
-                    return owned[candidate]
+            owner = self._owner_of(storages if real is None else _storages(real))
+            if owner is not None:
+                return owner
             if real is not None:
                 return f"a closed-over tensor of shape {tuple(real.shape)} and dtype {real.dtype}"
+        return None
+
+    def _owner_of(self, storages: set[int]) -> str | None:
+        """Return the name of a parameter or buffer of a called module that has one of some storages; None if none."""
+        for recurse in (False, True):  # the parts of a module that are not called themselves come second
+            for module in self.modules:
+                for name, state in [*module.named_buffers(recurse=recurse), *module.named_parameters(recurse=recurse)]:
+                    if storages & _storages(state):
+                        return f"`{type(module).__name__}.{name}`"
         return None
 
 
