@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -172,9 +173,29 @@ def test_differentiation_error():
     with pytest.raises(errors.DifferentiationError) as caught:
         jax.grad(lambda x: f(x).sum())(X)
     assert str(caught.value) == (
-        "Result 0 of `force` comes from torch.autograd.grad without `create_graph=True`, so torch has no derivative of "
-        "it. Pass `create_graph=True` there, or `jax.lax.stop_gradient` the result."
+        "Result 0 of `force` comes from torch.autograd.grad or backward without `create_graph=True`, so torch has no "
+        "derivative of it. Pass `create_graph=True` there, or `jax.lax.stop_gradient` the result."
     )
+
+
+def by_method(y: torch.Tensor, **kwargs: Any) -> None:
+    y.backward(**kwargs)
+
+
+@pytest.mark.parametrize("backward", [by_method, torch.autograd.backward], ids=["method", "function"])
+def test_a_gradient_that_backward_stored_has_no_derivative(backward: Callable):
+    @jtbridge.wrap
+    def force(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        backward((x**3).sum())
+        assert x.grad is not None
+        return x.grad
+
+    assert force(X).tolist() == [3, 12]
+    gradient = jax.grad(lambda x: force(x).sum())
+    for differentiated in (gradient, jax.jit(gradient)):
+        with pytest.raises(errors.DifferentiationError, match="without `create_graph=True`"):
+            differentiated(X)
 
 
 @pytest.mark.parametrize("make", [lambda f: jax.grad(lambda x: f(x).sum()), jax.vmap], ids=["grad", "vmap"])

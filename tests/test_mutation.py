@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import jtbridge
 from jtbridge.errors import MutationError
@@ -150,6 +151,26 @@ def test_return_mutated(jit: bool, backend: str):
     assert list(mutated) == ["params['w']"]
     assert mutated["params['w']"].tolist() == [0.5, 1.5]
     assert params["w"].tolist() == [1, 2]
+
+
+STATISTICS: dict[str, Callable[..., Any]] = {
+    "batch_norm": lambda x, mean, var: F.batch_norm(x, mean, var, training=True),
+    "native_batch_norm": lambda x, mean, var: torch.native_batch_norm(x, None, None, mean, var, True, 0.1, 1e-5)[0],
+    "batch_norm_update_stats": lambda x, mean, var: torch.batch_norm_update_stats(x, mean, var, 0.1)[0],
+}
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", STATISTICS)
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+def test_running_statistics_that_a_schema_does_not_declare_as_written(name: str, jit: bool, backend: str):
+    f = jtbridge.wrap(STATISTICS[name], return_mutated=True)
+    x, mean, var = jnp.array([[1.0, 2.0], [3.0, 8.0]]), jnp.zeros(2), jnp.ones(2)
+    out, mutated = (jax.jit(f) if jit else f)(x, mean, var)
+    theirs = torch.tensor(x.tolist()), torch.zeros(2), torch.ones(2)
+    wanted = STATISTICS[name](*theirs)
+    assert_matches((out, *mutated.values()), (wanted, *theirs[1:]))
+    assert mean.tolist() == [0, 0]
 
 
 def test_return_mutated_of_a_function_that_writes_nothing(backend: str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,24 @@ BACKWARD_HOOKS: tuple[Any, Any] = (
     torch.Tensor._backward_hooks.__get__,  # type: ignore[attr-defined]
     torch.Tensor._backward_hooks.__set__,  # type: ignore[attr-defined]
 )
+
+
+# Operators of batch normalisation that write to running statistics, which their schemas do not declare. For each: the
+# position of the argument that says whether they do, None if they always do, and the positions that they write to.
+_UNDECLARED_WRITES: dict[str, tuple[int | None, tuple[int, int]]] = {
+    "aten::native_batch_norm": (5, (3, 4)),
+    "aten::cudnn_batch_norm": (5, (3, 4)),
+    "aten::miopen_batch_norm": (5, (3, 4)),
+    "aten::batch_norm_update_stats": (None, (1, 2)),
+    "aten::batch_norm_gather_stats": (None, (3, 4)),
+    "aten::batch_norm_gather_stats_with_counts": (None, (3, 4)),
+}
+
+
+def undeclared_writes(operator: OpOverload, args: Sequence[Any]) -> tuple[int, ...]:
+    """Return the positions of the arguments that an operator writes to, though its schema does not say so."""
+    training, positions = _UNDECLARED_WRITES.get(operator._schema.name, (None, ()))
+    return positions if training is None or args[training] else ()
 
 
 def schema_of(operator: Any) -> Any:

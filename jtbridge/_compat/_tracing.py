@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 
 from ._torch import FakeTensorMode, OpOverload
+from ._torch_fields import undeclared_writes
 
 TRACING = threading.RLock()
 
@@ -107,14 +108,18 @@ def trace_joint(
         for tracker in trackers:
             tracker.clear()
     check(graph.graph)
-    targets = [node.target for node in graph.graph.nodes]
-    if any(isinstance(target, OpOverload) and target._schema.is_mutable for target in targets):
+    if any(_writes(node) for node in graph.graph.nodes):
         # `_linalg_check_errors` is an effect, which is not made functional here. The results show an error too.
         for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten._linalg_check_errors.default):
             graph.graph.erase_node(node)
         graph = _make_graph(dispatch_functionalize(_Again(graph).run), args, by_data)
     _correct_types(graph)
     return graph
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    target = node.target
+    return isinstance(target, OpOverload) and bool(target._schema.is_mutable or undeclared_writes(target, node.args))
 
 
 def _refuse_assumed_sizes(environment: Any) -> None:

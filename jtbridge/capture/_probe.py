@@ -130,6 +130,7 @@ def _refuse_broken_graph(traced: TracedFunction, results: Sequence[torch.Tensor]
     for i, (result, type_) in enumerate(zip(results, traced.out_types, strict=True)):
         if type_.differentiable and not result.requires_grad:
             raise DifferentiationError(
-                f"Result {i} of `{traced.name}` comes from torch.autograd.grad without `create_graph=True`, so torch "
-                "has no derivative of it. Pass `create_graph=True` there, or `jax.lax.stop_gradient` the result."
+                f"Result {i} of `{traced.name}` comes from torch.autograd.grad or backward without "
+                "`create_graph=True`, so torch has no derivative of it. Pass `create_graph=True` there, or "
+                "`jax.lax.stop_gradient` the result."
             )

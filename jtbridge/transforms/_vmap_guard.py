@@ -32,9 +32,12 @@ _KINDS = {
     **dict.fromkeys(("__setitem__", "__set__"), "write"),
     **dict.fromkeys(("__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"), "write"),  # += calls add_
     **dict.fromkeys(("as_strided_scatter", "as_strided_copy", "_reshape_alias"), "wrong"),
+    **dict.fromkeys(("resize_", "resize", "resize_as_", "resize_as", "set_", "as_strided_"), "wrong"),
     **dict.fromkeys(("requires_grad", "is_leaf", "output_nr", "grad_fn"), "reads graph"),
     "as_strided": "as_strided",
     **dict.fromkeys(("roll", "index_select", "addr"), "wrong for scalars"),
+    **dict.fromkeys(("batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm"), "statistics"),
+    **dict.fromkeys(("_native_batch_norm_legit", "_batch_norm_with_update", "batch_norm_update_stats"), "statistics"),
 }
 # They take tensors that belong to a graph, and no copies of them.
 _OF_GRAPH = frozenset({"grad", "backward"})
@@ -57,6 +60,9 @@ class VmapGuard(TorchFunctionMode):
     The result of some operators, such as `where` and `layer_norm`, has the dtype of a batch where a row has another:
     torch gives a tensor without dimensions less weight in the choice of a dtype, and with the batch axis it has one.
     So an operator that gets several dtypes is compared with its result for a row, on tensors without memory.
+
+    Batch normalisation writes its running statistics to a copy of them unless they are contiguous, with the batch axis
+    first.
 
     A generator that the function seeds gives each row the same numbers, and torch.vmap gives the rows different ones.
 
@@ -101,6 +107,9 @@ class VmapGuard(TorchFunctionMode):
                 _assigned_part(args[0], args[1]) if func.__name__ == "__setitem__" else [*args, *kwargs.values()][:1]
             )
             self._check_write([kwargs.get("out"), written], [args[1:], kwargs])
+        elif kind == "statistics":
+            if not all(map(_is_one_block, _tensors([args[1:], kwargs]))):
+                raise NotImplementedError(f"{func.__name__} writes to a copy of the running statistics")
         elif kind is not None and args and isinstance(args[0], torch.Tensor):
             return self._call(kind, func, args, kwargs)
         return func(*args, **kwargs)
@@ -187,6 +196,11 @@ def _strided_tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in map(innermost, _tensors(tree)) if leaf.layout is torch.strided]
 
 
+def _is_one_block(x: torch.Tensor) -> bool:
+    """Return whether the rows of a tensor follow one another in memory, each of them contiguous."""
+    return x.is_contiguous() and innermost(x).is_contiguous()
+
+
 def _has_several_dtypes(operands: Sequence[Any]) -> bool:
     """Return whether the dtype of a result may depend on which tensors have dimensions."""
     tensors = [x for x in operands if isinstance(x, torch.Tensor)]
@@ -217,7 +231,7 @@ def _kind(func: Callable[..., Any]) -> str | None:
     name = getattr(func, "__name__", "").partition(".")[0]  # "add_" for "add_.Tensor"
     if name == "__get__":  # of an attribute
         name = getattr(getattr(func, "__self__", None), "__name__", name)
-    return "write" if name.endswith("_") and not name.endswith("__") else _KINDS.get(name)
+    return _KINDS.get(name, "write" if name.endswith("_") and not name.endswith("__") else None)
 
 
 def _assigned_part(x: torch.Tensor, index: Any) -> torch.Tensor:

@@ -204,6 +204,52 @@ def test_eager(view: str):
             compare(function(VIEWS[view], source, write), axis=[0, 1, -1][number % 3])
 
 
+# In-place functions that give a tensor other sizes, or other memory.
+RESIZING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "resize_": lambda x: x.clone().resize_(3) * 1,
+    "resize_ of a name": lambda x: [y := x.clone(), y.resize_(2, 2)][0] * 1,
+    "resize_as_": lambda x: x.clone().resize_as_(torch.zeros(2, 3)) * 1,
+    "as_strided_": lambda x: x.clone().as_strided_((2, 2), (1, 2)) * 1,
+    "transpose_": lambda x: x.clone().transpose_(0, 1) * 1,
+    "squeeze_": lambda x: x.clone()[:1].squeeze_(0) * 1,
+    "unsqueeze_": lambda x: x.clone().unsqueeze_(0) * 1,
+}
+
+
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+@pytest.mark.parametrize("name", RESIZING)
+def test_resizing(name: str, backend: str):
+    for axis in (0, 1, -1):
+        compare(lambda x: (RESIZING[name](x),), axis, backend)
+
+
+# Running statistics that are views of `x`; batch normalisation writes to them.
+STATISTICS: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
+    "rows": lambda x: (x[0], x[1]),
+    "columns": lambda x: (x[:, 0], x[:, 1]),
+    "rows of the transposed": lambda x: (x.t()[0], x.t()[1]),
+    "one for all channels": lambda x: (x[0, :1].expand(4).clone(), x[1]),
+}
+NORMS: dict[str, Callable[..., torch.Tensor]] = {
+    "batch_norm": lambda y, mean, var: F.batch_norm(y, mean, var, training=True),
+    "torch.batch_norm": lambda y, mean, var: torch.batch_norm(y, None, None, mean, var, True, 0.1, 1e-5, False),
+    "native_batch_norm": lambda y, mean, var: torch.native_batch_norm(y, None, None, mean, var, True, 0.1, 1e-5)[0],
+    "instance_norm": lambda y, mean, var: F.instance_norm(y[..., None].repeat(1, 1, 2), mean, var)[..., 0] * 0,
+}
+
+
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("view", STATISTICS)
+def test_running_statistics(view: str, norm: str, backend: str):
+    def f(x):
+        state = x.clone()
+        return NORMS[norm](x[:2] + x[2:] ** 2, *STATISTICS[view](state)), state
+
+    for axis in (0, 1, -1):
+        compare(f, axis, backend)
+
+
 CALLED = ["reshape", "contiguous", "flatten", "x[tensor of each row]", "diagonal", "clone"]
 
 

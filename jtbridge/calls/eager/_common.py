@@ -182,8 +182,9 @@ def _refuse_broken_graph(base: EagerFunction, outputs: Sequence[torch.Tensor]) -
     for number, output in enumerate(outputs):
         if (output.is_floating_point() or output.is_complex()) and not output.requires_grad:
             raise DifferentiationError(
-                f"Result {number} of `{base.name}` comes from torch.autograd.grad without `create_graph=True`, so "
-                "torch has no derivative of it. Pass `create_graph=True` there, or `jax.lax.stop_gradient` the result."
+                f"Result {number} of `{base.name}` comes from torch.autograd.grad or backward without "
+                "`create_graph=True`, so torch has no derivative of it. Pass `create_graph=True` there, or "
+                "`jax.lax.stop_gradient` the result."
             )
 
 

@@ -24,6 +24,7 @@ from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType, OutputTree, Tensors, as_tensor, is_array_leaf, to_bytes
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from jtbridge.core.functions import TorchFunction, TraceCache, TracedFunction
+from jtbridge.core.inner_autograd import creates_graph, runs_autograd
 from jtbridge.core.pytree import flatten_output, key_order
 from jtbridge.core.runner import escaped_tensor_error
 from jtbridge.core.torch_state import TorchState
@@ -350,9 +351,6 @@ class InnerAutograd(TorchFunctionMode):
             return _OF_ALL[func](args[0])
         if func in PADDED and inside_functorch():
             return PADDED[func](*args, **kwargs)
-        if func is torch.autograd.grad or func is torch.Tensor.backward:
-            # grad(outputs, inputs, grad_outputs, retain_graph, create_graph); backward(self, g, retain, create)
-            position = 4 if func is torch.autograd.grad else 3
-            if not kwargs.get("create_graph", args[position] if len(args) > position else False):
-                self.breaks_graph = True
+        if runs_autograd(func) and not creates_graph(func, args, kwargs):
+            self.breaks_graph = True
         return with_differentiable_statistics(WITHOUT_DOUBLE_BACKWARD.get(func, func), args, kwargs)

@@ -27,6 +27,7 @@ from jtbridge._compat import (
     storage_id,
 )
 from jtbridge.core import random_numbers
+from jtbridge.core.inner_autograd import creates_graph, runs_autograd
 from jtbridge.core.overlap import overlapping_write
 from jtbridge.core.writes import written_tensors
 from jtbridge.state import WrittenValues
@@ -185,12 +186,9 @@ class EffectRecorder:
                 self._unwatched |= _storages(tensor)
         if fn == _SET_DATA:
             self._note_new_memory(args[0])
-        if fn is torch.autograd.grad or fn is torch.Tensor.backward:
+        if runs_autograd(fn):
             self.inner_autograd = True
-            # grad(outputs, inputs, grad_outputs, retain_graph, create_graph); backward(self, g, retain, create)
-            position = 4 if fn is torch.autograd.grad else 3
-            create_graph = kwargs.get("create_graph", args[position] if len(args) > position else False)
-            self.keeps_inner_graph |= bool(create_graph)
+            self.keeps_inner_graph |= creates_graph(fn, args, kwargs)
 
     def note_operator(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
         """Record an ATen or custom operator that is about to run."""

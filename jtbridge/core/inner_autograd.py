@@ -1,0 +1,26 @@
+"""Calls of torch's autograd inside a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# The position of `create_graph` in the arguments of each.
+_CALLS: dict[Callable[..., Any], int] = {
+    torch.autograd.grad: 4,
+    torch.autograd.backward: 3,
+    torch.Tensor.backward: 3,
+}
+
+
+def runs_autograd(fn: Callable[..., Any]) -> bool:
+    """Return whether a torch function runs autograd on the graph that was recorded so far."""
+    return fn in _CALLS
+
+
+def creates_graph(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Return whether a call of a function that runs autograd has ``create_graph=True``."""
+    position = _CALLS[fn]
+    return bool(kwargs.get("create_graph", args[position] if len(args) > position else False))
