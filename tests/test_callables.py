@@ -191,6 +191,27 @@ def test_torchscript_modules_are_translated():
     assert not torch.compiler.is_exporting()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_a_compiled_function_of_large_arrays(compiler: str, caplog: pytest.LogCaptureFixture):
+    """Torch's compiler does not compile the modes that protect the memory of arrays."""
+
+    def doubled_sine(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        y.mul_(2)
+        return y
+
+    compiled = torch.compile(doubled_sine, backend=compiler)
+    f = jtbridge.wrap(lambda x: compiled(x.add_(1)).sum())
+    x = jnp.arange(300_000.0)
+    wanted = doubled_sine(torch.arange(300_000.0) + 1)
+    np.testing.assert_allclose(f(x), wanted.sum(), rtol=1e-4)
+    np.testing.assert_allclose(jax.vmap(f)(x.reshape(3, -1)), wanted.reshape(3, -1).sum(1), rtol=1e-4)
+    np.testing.assert_allclose(jax.grad(f)(x), 2 * np.cos(np.arange(300_000.0) + 1), atol=0.05)
+    assert x[:2].tolist() == [0, 1]
+    assert not caplog.records
+
+
 # Under grad the argument is no leaf, for torch code may write to it, and dynamo asks every tensor for its `.grad`.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_what_is_compiled_inside_is_translated():

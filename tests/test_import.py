@@ -189,6 +189,10 @@ f, x = jtbridge.wrap(lambda a, b: torch.sin(a) * b), jnp.arange(3.0)
 f(x, x)
 jax.grad(lambda a: f(a, x).sum())(x)
 jax.vmap(f)(x, x)
+large = jnp.ones((2, 100_000))  # shared with torch, and protected
+f(large, large)
+jax.grad(lambda a: f(a, large).sum())(large)
+jax.vmap(f)(large, large)
 print(*[name for name in HEAVY if name in set(sys.modules) - loaded])
 """
 HEAVY = (

@@ -312,3 +312,89 @@ def test_a_large_result_is_left_alone(name: str):
     y = jtbridge.wrap(f)(jnp.ones(1 << 18))
     write(kept.pop())
     assert float((y + 0).sum()) == 2 << 18
+
+
+LARGE = 100_000  # elements: a small argument is copied before the call
+
+
+def large() -> jax.Array:
+    return jnp.arange(1.0, LARGE + 1)
+
+
+EAGER_CALLS: dict[str, Callable[[Any, jax.Array], Any]] = {
+    "call": lambda f, x: f(x),
+    "grad": lambda f, x: jax.grad(f)(x),
+    "vjp": lambda f, x: jax.vjp(f, x)[0],
+    "jvp": lambda f, x: jax.jvp(f, (x,), (x,)),
+    "vmap": lambda f, x: jax.vmap(f)(x[None])[0],
+    "grad of grad": lambda f, x: jax.grad(lambda x: jax.grad(f)(x).sum())(x),
+}
+
+
+@pytest.mark.parametrize("call", EAGER_CALLS)
+@pytest.mark.parametrize(
+    "keep", [lambda x: x.detach(), lambda x: x.detach()[1:], lambda x: x], ids=["detached", "part", "itself"]
+)
+def test_an_argument_that_the_function_keeps_is_no_longer_the_callers_array(keep: Callable, call: str):
+    kept = []
+
+    def f(x):
+        kept.append(keep(x))
+        return (x**2).sum()
+
+    x = large()
+    EAGER_CALLS[call](jtbridge.wrap(f), x)
+    with contextlib.suppress(RuntimeError), torch.no_grad():  # kept from inside torch.vmap, it cannot be used any more
+        kept[0].zero_()
+    assert x.tolist() == list(range(1, LARGE + 1))
+
+
+def test_an_average_of_arguments_that_a_later_call_writes_to():
+    class Average:
+        def __init__(self) -> None:
+            self.value: Any = None
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            self.value = x.detach() if self.value is None else self.value.mul_(0.5).add_(x.detach(), alpha=0.5)
+            return (x * self.value).sum()
+
+    f = jtbridge.wrap(Average())
+    x, y = large(), 3 * large()
+    _, pullback = jax.vjp(f, x)  # the graph of the first call exists during the second
+    assert float(jax.vjp(f, y)[0]) == pytest.approx(float((y * (x + y) / 2).sum()))
+    assert x[:2].tolist() == [1, 2]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # torch's own, as without jtbridge
+        pullback(jnp.ones(()))
+
+
+class _WritesInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return (x**2).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return grad * x.mul_(2)
+
+
+def _writes_in_a_hook(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    y.register_hook(lambda grad: grad + x.data.zero_())
+    return (y**2).sum()
+
+
+def _writes_in_a_hook_of_a_node(x: torch.Tensor) -> torch.Tensor:
+    y = (x * 1) ** 2
+    assert y.grad_fn is not None
+    y.grad_fn.register_prehook(lambda grads: (grads[0] + x.data.zero_(),))
+    return y.sum()
+
+
+@pytest.mark.parametrize("function", [_WritesInBackward.apply, _writes_in_a_hook, _writes_in_a_hook_of_a_node])
+def test_a_backward_that_writes_to_an_argument(function: Callable):
+    x = large()
+    grad = jax.grad(jtbridge.wrap(function))(x)
+    assert grad[:2].tolist() == [2, 4]
+    assert x[:2].tolist() == [1, 2]

@@ -68,6 +68,7 @@ from ._shared_tensor import SharedTensor as SharedTensor
 from ._to_dlpack import exports_to_dlpack_seen as exports_to_dlpack_seen
 from ._torch import IMPORTED_BY_FAKE_TENSORS as IMPORTED_BY_FAKE_TENSORS
 from ._torch import DataDependentOutputException as DataDependentOutputException
+from ._torch import DispatchMode as DispatchMode
 from ._torch import DynamicOutputShapeException as DynamicOutputShapeException
 from ._torch import FakeTensor as FakeTensor
 from ._torch import FakeTensorMode as FakeTensorMode
@@ -112,6 +113,7 @@ from ._torch_eager import is_shared as is_shared
 from ._torch_eager import node_names as node_names
 from ._torch_eager import replace_memory as replace_memory
 from ._torch_eager import run_backward as run_backward
+from ._torch_eager import storage_of as storage_of
 from ._torch_fields import BACKWARD_HOOKS as BACKWARD_HOOKS
 from ._torch_fields import base_of as base_of
 from ._torch_fields import has_gradient_hooks as has_gradient_hooks

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch._C._functorch as functorch_bindings
@@ -24,6 +25,29 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import UnsupportedFakeTensorException, UnsupportedOperatorException
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+
+class DispatchMode(TorchDispatchMode):
+    """A dispatch mode whose first operator does not import torch's compiler, which takes seconds. Tried on torch 2.13.
+
+    Torch wraps the method `__torch_dispatch__` of a mode by ``torch._dynamo.disable``, so that a compiled function that
+    runs in the mode does not compile the method. Here it is wrapped once something else has imported the compiler.
+    """
+
+    _is_wrapped: ClassVar[bool]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __enter__(self) -> Any:
+        disable = getattr(sys.modules.get("torch._dynamo"), "disable", None)
+        cls = type(self)
+        if disable is not None and "_is_wrapped" not in cls.__dict__:
+            cls.__torch_dispatch__ = disable(cls.__torch_dispatch__, wrapping=False)
+            cls._is_wrapped = True
+        return super().__enter__()
+
 
 # Tried on torch 2.13. Every `FakeTensorMode` imports this module, and with it torch's compiler.
 IMPORTED_BY_FAKE_TENSORS = "torch._dynamo.config"

@@ -12,7 +12,7 @@ import torch
 # Tried on torch 2.13. The only class for weak references to storages; it is not documented.
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef
 
-from ._torch import graph_nodes, innermost
+from ._torch import graph_nodes, innermost, outside_modes
 
 
 def run_backward(
@@ -59,6 +59,11 @@ def _users_of_one_tensor() -> tuple[int, int]:
     return _users(innermost(torch.empty(1)))  # the first call may be inside `torch.func`
 
 
+def storage_of(reference: StorageWeakRef) -> torch.UntypedStorage | None:
+    """Return the storage that a weak reference refers to; None if it was freed. Tried on torch 2.13."""
+    return torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+
+
 def replace_memory(storage: torch.UntypedStorage) -> None:
     """Replace the memory of a storage, and so of every tensor over it, by a copy.
 
@@ -66,10 +71,11 @@ def replace_memory(storage: torch.UntypedStorage) -> None:
     which moves the storage to shared memory, of which a container may have little.
     """
     swap = getattr(storage, "_swap_data_ptr_", None)
-    if swap is None:
-        storage.share_memory_()
-    else:
-        swap(storage.clone())
+    with outside_modes():  # the copy is made by tensors
+        if swap is None:
+            storage.share_memory_()
+        else:
+            swap(storage.clone())
 
 
 def node_names(tensors: Sequence[torch.Tensor]) -> set[str]:

@@ -7,6 +7,17 @@ from typing import Any
 
 import torch
 
+from jtbridge._compat import BACKWARD_HOOKS
+
+# Functions and attributes that may hook into the graph of autograd. A node, which `grad_fn` returns, has hooks too.
+HOOKING: frozenset[Any] = frozenset(
+    {
+        torch.Tensor.register_hook,
+        torch.Tensor.register_post_accumulate_grad_hook,
+        torch.Tensor.grad_fn.__get__,  # type: ignore[attr-defined]
+        *BACKWARD_HOOKS,
+    }
+)
 # The position of `create_graph` in the arguments of each.
 _CALLS: dict[Callable[..., Any], int] = {
     torch.autograd.grad: 4,

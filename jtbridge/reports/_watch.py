@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jtbridge._compat import TorchDispatchMode, storage_id
+from jtbridge._compat import DispatchMode, storage_id
 from jtbridge.capture import draws, refuse_higher_order
 from jtbridge.core import random_numbers
 from jtbridge.core.writes import written_tensors
@@ -142,7 +142,7 @@ class Watch:
             self._note_line(kind, what, _line(frame))
 
 
-class WriteAndDrawMode(TorchDispatchMode):
+class WriteAndDrawMode(DispatchMode):
     """Mode that saves tensors before an operator writes to them, and records operators that write or draw."""
 
     supports_higher_order_operators = True

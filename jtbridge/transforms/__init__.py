@@ -13,7 +13,7 @@ from ._padded_embedding import PADDED
 from ._rows import RowAxes, row_axes, with_rows
 from ._vjp import Vjp
 from ._vmap import Vmap, of_results, unbatched
-from ._vmap_guard import VmapGuard
+from ._vmap_guard import SetGuard, VmapGuard
 
 __all__ = [
     "FUSED",
@@ -23,6 +23,7 @@ __all__ = [
     "DetachedBackwardError",
     "Jvp",
     "RowAxes",
+    "SetGuard",
     "Vjp",
     "Vmap",
     "VmapGuard",

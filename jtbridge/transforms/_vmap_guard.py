@@ -12,6 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from jtbridge._compat import (
+    DispatchMode,
     StorageWeakRef,
     functorch_depth,
     functorch_level,
@@ -32,7 +33,7 @@ _KINDS = {
     **dict.fromkeys(("__setitem__", "__set__"), "write"),
     **dict.fromkeys(("__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"), "write"),  # += calls add_
     **dict.fromkeys(("as_strided_scatter", "as_strided_copy", "_reshape_alias"), "wrong"),
-    **dict.fromkeys(("resize_", "resize", "resize_as_", "resize_as", "set_", "as_strided_"), "wrong"),
+    **dict.fromkeys(("resize_", "resize", "resize_as_", "resize_as", "as_strided_"), "wrong"),
     **dict.fromkeys(("requires_grad", "is_leaf", "output_nr", "grad_fn"), "reads graph"),
     "as_strided": "as_strided",
     **dict.fromkeys(("roll", "index_select", "addr"), "wrong for scalars"),
@@ -168,6 +169,18 @@ class VmapGuard(TorchFunctionMode):
                 raise NotImplementedError("torch.vmap may take a copy for a view, or a view for a copy, and writes")
             if any(storage_id(other) == storage and shares_other_elements(tensor, other) for other in tensors):
                 raise NotImplementedError("it writes to memory that it reads as other elements")
+
+
+class SetGuard(DispatchMode):
+    """Mode that raises for ``Tensor.set_`` of a batch, which no :class:`VmapGuard` sees.
+
+    torch.vmap gives other memory to each row of the tensor, and not to the tensor.
+    """
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket is torch.ops.aten.set_:
+            raise NotImplementedError("the batching rule of set_ is wrong")
+        return func(*args, **(kwargs or {}))
 
 
 class _Pair:

@@ -210,6 +210,8 @@ RESIZING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "resize_ of a name": lambda x: [y := x.clone(), y.resize_(2, 2)][0] * 1,
     "resize_as_": lambda x: x.clone().resize_as_(torch.zeros(2, 3)) * 1,
     "as_strided_": lambda x: x.clone().as_strided_((2, 2), (1, 2)) * 1,
+    "set_": lambda x: x.clone().set_(x[0].clone()) * 1,
+    "set_ of a constant": lambda x: x.clone().set_(torch.ones(3)) * 2,
     "transpose_": lambda x: x.clone().transpose_(0, 1) * 1,
     "squeeze_": lambda x: x.clone()[:1].squeeze_(0) * 1,
     "unsqueeze_": lambda x: x.clone().unsqueeze_(0) * 1,

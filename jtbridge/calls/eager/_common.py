@@ -19,11 +19,12 @@ from jtbridge.core.messages import warn_user
 from jtbridge.core.primitive_rules import describe
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
 from jtbridge.state import StateBeforeRun
+from jtbridge.transforms import SetGuard
 
 from ._arrays import COPIED, Placement, copied_tensor, shared_tensor
 from ._function import EagerFunction, InnerAutograd, as_captured
 from ._graph import AutogradGraph, eager_function, recording
-from ._protection import CopyOnWrite
+from ._protection import Loan, protected
 
 Result = TypeVar("Result")
 
@@ -41,12 +42,14 @@ def as_arrays(values: Sequence[Any]) -> list[jax.Array]:
 def run(fn: TorchFunction, operands: Sequence[Any]) -> list[jax.Array]:
     """Return the results of a function on concrete arrays, under this thread's settings of torch."""
     arrays = as_arrays(operands)
+    loans: list[Loan] = []  # they end after the results have been exported
 
     def once() -> list[torch.Tensor]:
         # A derivative needs autograd, whatever the caller has set; the function itself runs under the caller's setting.
         with recording() if fn.order else contextlib.nullcontext():
-            tensors = [_imported(array) for array in arrays]
-            with protected(tensors, arrays):
+            tensors, loan = _imported(arrays)
+            loans.append(loan)
+            with protected():
                 return list(fn(*tensors))
 
     return exported(row_by_row_if_needed(fn, once), arrays, fn)
@@ -59,8 +62,8 @@ def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int])
 
     def once() -> AutogradGraph:
         with recording():
-            inputs = [_imported(array) for array in arrays]
-        with recording(), protected(inputs, arrays), InnerAutograd() as inner:
+            inputs, loan = _imported(arrays)
+        with recording(), protected(), InnerAutograd() as inner:
             given = list(inputs)
             for i in wrt:
                 inputs[i] = inputs[i].detach().requires_grad_()
@@ -68,7 +71,7 @@ def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int])
             outputs = fn(*given)
         if inner.breaks_graph:
             _refuse_broken_graph(base, outputs)
-        return AutogradGraph(inputs, outputs, fn.order)
+        return AutogradGraph(inputs, outputs, fn.order, loan, has_hooks=inner.has_hooks)
 
     graph = row_by_row_if_needed(fn, once)
     # All results are copied: autograd may have saved a result for the backward, and the graph refers to all of them.
@@ -105,7 +108,8 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
     # skipped if the last attempt succeeded without side effects.
     before = None if batch in base.clean_batches else StateBeforeRun(base.name, base.roots())
     try:
-        result = once()
+        with SetGuard() if before is not None else contextlib.nullcontext():
+            result = once()
     except Exception as error:  # noqa: BLE001  (whatever torch.vmap raises; a fault of the rows is raised again)
         base.row_by_row = True
         base.clean_batches.discard(batch)
@@ -152,14 +156,10 @@ def _is_batched(fn: TorchFunction) -> bool:
     return False
 
 
-def _imported(array: jax.Array) -> torch.Tensor:
-    return copied_tensor(array) if array.nbytes <= COPIED else shared_tensor(array)
-
-
-def protected(tensors: Sequence[torch.Tensor], arrays: Sequence[jax.Array]) -> contextlib.AbstractContextManager[Any]:
-    """Return a context that copies large arguments before the first write; the others have been copied already."""
-    large = [tensor for tensor, array in zip(tensors, arrays, strict=True) if array.nbytes > COPIED]
-    return CopyOnWrite(large) if large else contextlib.nullcontext()
+def _imported(arrays: Sequence[jax.Array]) -> tuple[list[torch.Tensor], Loan]:
+    """Return arrays as tensors, the small ones copied, and the loan of the memory of the large ones."""
+    tensors = [copied_tensor(array) if array.nbytes <= COPIED else shared_tensor(array) for array in arrays]
+    return tensors, Loan([tensor for tensor, array in zip(tensors, arrays, strict=True) if array.nbytes > COPIED])
 
 
 class _Alias(torch.autograd.Function):

@@ -163,7 +163,7 @@ def _by_two_pullbacks(
     at = [torch.ones_like(y, memory_format=torch.contiguous_format).requires_grad_() for y in outputs]
     gradients = graph.pull(at, of, (), create_graph=True)
     refuse_once_differentiable(gradients, of)
-    pullback = AutogradGraph(at, gradients, graph.order + 1)
+    pullback = graph.derived(at, gradients)
     back = Vjp(of, tuple(range(len(at))), tuple(range(len(gradients))))
     return pullback.pull(tangents, back, extra, create_graph=False)
 
@@ -283,7 +283,7 @@ def _pullback_impl(*args: Any, fn: Any, count: int, levels: Any, keep: tuple[int
         for c in cotangents:
             c.requires_grad_(c.is_floating_point() or c.is_complex())
         found = graph.pull(cotangents, of, extra, create_graph=True)
-    kept = AutogradGraph([*graph.inputs, *cotangents], found, graph.order + 1)
+    kept = graph.derived([*graph.inputs, *cotangents], found)
     place = Placement(x)
     results = [place.copied(g, name) for g in found]
     place.release(results)

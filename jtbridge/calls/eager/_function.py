@@ -12,8 +12,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from jtbridge._compat import (
+    DispatchMode,
     FakeTensor,
-    TorchDispatchMode,
     address_of,
     innermost,
     inside_functorch,
@@ -24,7 +24,7 @@ from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType, OutputTree, Tensors, as_tensor, is_array_leaf, to_bytes
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from jtbridge.core.functions import TorchFunction, TraceCache, TracedFunction
-from jtbridge.core.inner_autograd import creates_graph, runs_autograd
+from jtbridge.core.inner_autograd import HOOKING, creates_graph, runs_autograd
 from jtbridge.core.pytree import flatten_output, key_order
 from jtbridge.core.runner import escaped_tensor_error
 from jtbridge.core.torch_state import TorchState
@@ -270,7 +270,7 @@ def as_captured(fn: TorchFunction) -> TorchFunction:
     raise TypeError(f"{fn!r} is not made from an eager function")
 
 
-class _WriteRecorder(TorchDispatchMode):
+class _WriteRecorder(DispatchMode):
     """A mode that records which of some tensors are written to: by operators, or without operators, as by NumPy.
 
     A small tensor is compared with a copy. A large one is over the memory of an argument, which `CopyOnWrite` replaces
@@ -339,11 +339,13 @@ class InnerAutograd(TorchFunctionMode):
     Attributes:
         breaks_graph: whether one of these calls had no ``create_graph=True``, so that torch has no derivative of its
             result.
+        has_hooks: whether a hook of a tensor, or of a node of the graph, may have been registered.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.breaks_graph = False
+        self.has_hooks = False
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -351,6 +353,7 @@ class InnerAutograd(TorchFunctionMode):
             return _OF_ALL[func](args[0])
         if func in PADDED and inside_functorch():
             return PADDED[func](*args, **kwargs)
+        self.has_hooks |= func in HOOKING
         if runs_autograd(func) and not creates_graph(func, args, kwargs):
             self.breaks_graph = True
         return with_differentiable_statistics(WITHOUT_DOUBLE_BACKWARD.get(func, func), args, kwargs)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import torch
 
-from jtbridge._compat import has_error_node, node_names, reentrant_checkpoints, run_backward
+from jtbridge._compat import custom_backwards, has_error_node, node_names, reentrant_checkpoints, run_backward
 from jtbridge.core import random_numbers
 from jtbridge.core.functions import TorchFunction
 from jtbridge.errors import DifferentiationError
@@ -23,6 +23,7 @@ from jtbridge.triton import intercepted_launches
 
 from ._arrays import Placement
 from ._function import EagerFunction
+from ._protection import Loan, protected
 
 
 class AutogradGraph:
@@ -32,14 +33,35 @@ class AutogradGraph:
         inputs: a tensor for each input; a differentiated input is a leaf of the graph.
         outputs: a tensor for each result.
         order: how often the function has been differentiated in this graph: 0 for a run of the function.
+        loan: the memory of arrays that the graph uses.
+        has_hooks: whether the run may have registered hooks for the backward.
     """
 
-    __slots__ = ("__weakref__", "inputs", "order", "outputs")
+    __slots__ = ("__weakref__", "has_hooks", "inputs", "loan", "order", "outputs")
 
-    def __init__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], order: int):
+    def __init__(
+        self,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        order: int,
+        loan: Loan,
+        *,
+        has_hooks: bool,
+    ):
         self.inputs = list(inputs)
         self.outputs = list(outputs)
         self.order = order
+        self.loan = loan
+        self.has_hooks = has_hooks
+
+    def __del__(self) -> None:
+        # The loan ends after this, and sees whether something else uses the memory.
+        self.inputs.clear()
+        self.outputs.clear()
+
+    def derived(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> AutogradGraph:
+        """Return the graph of a derivative that this graph computed."""
+        return AutogradGraph(inputs, outputs, self.order + 1, self.loan, has_hooks=self.has_hooks)
 
     def pull(
         self,
@@ -76,7 +98,7 @@ class AutogradGraph:
             extra = reentrant_checkpoints(outputs, inputs)
             watched = refused_detached_backwards(of.base.name, outputs) if create_graph else contextlib.nullcontext()
             # A backward may draw, and launch Triton kernels.
-            with watched, self._seeded_again(eager_function(of)), intercepted_launches():
+            with watched, self._protected(outputs), self._seeded_again(eager_function(of)), intercepted_launches():
                 found = run_backward(outputs, [conjugate(ct) for ct in cts], inputs, create_graph=create_graph)
             return [_sum_of(grad, other) for grad, other in zip(found, extra, strict=True)]
 
@@ -92,6 +114,11 @@ class AutogradGraph:
             x.new_zeros(with_axes(x.shape, extra_axes, sizes)) if grad is None else conjugate(grad)
             for grad, x in zip(grads, inputs, strict=True)
         )
+
+    def _protected(self, outputs: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which Python code of the backward cannot write to an array."""
+        runs_python = self.loan and (self.has_hooks or custom_backwards(outputs))
+        return protected() if runs_python else contextlib.nullcontext()
 
     def _seeded_again(self, fn: EagerFunction) -> contextlib.AbstractContextManager[None]:
         """Return a context in which a backward draws from the key of its call, other numbers than the forward drew."""

@@ -1,14 +1,24 @@
-"""Protection of large arguments that are shared with torch: their memory is copied before the first write."""
+"""Protection of large arrays that are shared with torch: their memory is copied before the first write."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import TorchDispatchMode, exports_to_dlpack_seen, innermost, replace_memory, storage_id
+from jtbridge._compat import (
+    DispatchMode,
+    StorageWeakRef,
+    exports_to_dlpack_seen,
+    innermost,
+    replace_memory,
+    storage_id,
+    storage_of,
+)
 from jtbridge.core.writes import written_tensors
 
 # Functions that give access to a tensor's memory, which can then be written to without an operator.
@@ -27,21 +37,59 @@ _EXPOSING = frozenset(
 )
 
 
+# The memory of arrays that torch uses now, by `storage_id`. A weak reference keeps the id from being used again.
+_LENT: dict[int, StorageWeakRef] = {}
+
+
+class Loan:
+    """The memory of some JAX arrays that torch uses in a run, and as long as the graph of the run exists.
+
+    A function may keep an argument, as in ``self.average = x.detach()``, and write to it later. So when the last object
+    that refers to the loan is gone, memory that is still in use is replaced by a copy.
+
+    Args:
+        tensors: tensors over the memory.
+    """
+
+    __slots__ = ("_storages",)
+
+    def __init__(self, tensors: Sequence[torch.Tensor]):
+        self._storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
+        for storage in self._storages:
+            _LENT[storage.cdata] = storage
+
+    def __bool__(self) -> bool:
+        return bool(self._storages)
+
+    def __del__(self) -> None:
+        if sys.is_finalizing():
+            return
+        for reference in self._storages:
+            storage = storage_of(reference) if _LENT.pop(reference.cdata, None) is not None else None
+            if storage is not None:
+                replace_memory(storage)
+
+
+def protected() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which a write to memory that torch has on loan goes to a copy of it."""
+    return CopyOnWrite() if _LENT else contextlib.nullcontext()
+
+
 class CopyOnWrite:
-    """A context that protects the memory of some tensors: a write to a tensor goes to a copy of its memory.
+    """A context that protects the memory of all loans: a write to a tensor goes to a copy of its memory.
 
     The copy replaces the memory of the tensor's storage, so every view of the tensor sees the write.
 
     Example:
-        with CopyOnWrite([x]):
+        loan = Loan([x])
+        with CopyOnWrite():
             x.add_(1)  # the memory that `x` was made over is as it was
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor]):
-        self._tensors = {storage_id(tensor): tensor for tensor in tensors}
-        self._operators = _Writes(self)
-        self._functions = _Exposures(self)
-        self._exports = exports_to_dlpack_seen(self.release)
+    def __init__(self) -> None:
+        self._operators = _Writes()
+        self._functions = _Exposures()
+        self._exports = exports_to_dlpack_seen(_end_loan)
 
     def __enter__(self) -> CopyOnWrite:
         self._operators.__enter__()
@@ -54,33 +102,24 @@ class CopyOnWrite:
         self._functions.__exit__(*error)
         self._operators.__exit__(*error)
 
-    def release(self, tensor: torch.Tensor) -> None:
-        """Replace the memory of a tensor by a copy, if it is protected."""
-        tensor = innermost(tensor)
-        if tensor.layout is torch.strided:
-            protected = self._tensors.pop(storage_id(tensor), None)
-            if protected is not None:
-                replace_memory(protected.untyped_storage())
+
+def _end_loan(tensor: torch.Tensor) -> None:
+    """Replace the memory of a tensor by a copy, if it is on loan."""
+    tensor = innermost(tensor)
+    if tensor.layout is torch.strided and _LENT.pop(storage_id(tensor), None) is not None:
+        replace_memory(tensor.untyped_storage())
 
 
-class _Writes(TorchDispatchMode):
-    def __init__(self, owner: CopyOnWrite):
-        super().__init__()
-        self._release = owner.release
-
+class _Writes(DispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         for tensor in written_tensors(func, args, kwargs):
-            self._release(tensor)
+            _end_loan(tensor)
         return func(*args, **kwargs)
 
 
 class _Exposures(TorchFunctionMode):
-    def __init__(self, owner: CopyOnWrite):
-        super().__init__()
-        self._release = owner.release
-
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in _EXPOSING:
-            self._release(args[0])
+            _end_loan(args[0])
         return func(*args, **(kwargs or {}))

@@ -243,9 +243,12 @@ class EffectRecorder:
         if fn.is_view and fn is not torch.ops.aten.detach.default:
             self._viewed |= _storages(args[0])
         if torch.Tag.inplace_view in fn.tags:
-            # A trace takes the views of such a tensor again, from the tensor with other dimensions.
-            if base_of(args[0]) is args[0] and _storages(args[0]) & self._viewed:
+            # A trace takes the views of a tensor again from the tensor with other dimensions, and a view without them.
+            is_view = base_of(args[0]) is not args[0]
+            if not is_view and _storages(args[0]) & self._viewed:
                 self.writes_unseen = f"it changes the dimensions of a tensor in place, and has views of it (`{fn}`)"
+            elif is_view and not torch.is_grad_enabled():
+                self.writes_unseen = f"it changes the dimensions of a view in place under `no_grad` (`{fn}`)"
         elif overlaps := overlapping_write(fn, args, kwargs):
             self.writes_unseen = f"{overlaps} (`{fn}`)"
             self.unbatchable = str(fn)

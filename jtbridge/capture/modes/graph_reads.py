@@ -11,22 +11,14 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import BACKWARD_HOOKS
+from jtbridge.core.inner_autograd import HOOKING
 
-_HOOKS = frozenset(
-    {
-        torch.Tensor.register_hook,
-        torch.Tensor.register_post_accumulate_grad_hook,
-        torch.Tensor.grad_fn.__get__,  # type: ignore[attr-defined]  (a node of the graph has hooks too)
-    }
-)
-_READS = _HOOKS | frozenset(
+_READS = HOOKING | frozenset(
     {
         torch.Tensor.retain_grad,
         torch.Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
         torch.Tensor.is_leaf.__get__,  # type: ignore[attr-defined]
         torch.Tensor.output_nr.__get__,  # type: ignore[attr-defined]
-        *BACKWARD_HOOKS,
     }
 )
 
@@ -46,5 +38,5 @@ class GraphReads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.found = self.found or func in _READS
-        self.hooks = self.hooks or func in _HOOKS
+        self.hooks = self.hooks or func in HOOKING
         return func(*args, **(kwargs or {}))
