@@ -349,6 +349,13 @@ def test_an_argument_that_the_function_keeps_is_no_longer_the_callers_array(keep
     assert x.tolist() == list(range(1, LARGE + 1))
 
 
+def test_a_large_argument_is_copied_under_a_mode_of_torch():
+    x = large()
+    with torch.device("meta"):
+        assert jtbridge.wrap(lambda x: x.mul_(2))(x)[:2].tolist() == [2, 4]
+    assert x[:2].tolist() == [1, 2]
+
+
 def test_an_average_of_arguments_that_a_later_call_writes_to():
     class Average:
         def __init__(self) -> None:

@@ -71,7 +71,7 @@ def replace_memory(storage: torch.UntypedStorage) -> None:
     which moves the storage to shared memory, of which a container may have little.
     """
     swap = getattr(storage, "_swap_data_ptr_", None)
-    with outside_modes():  # the copy is made by tensors
+    with outside_modes(), torch._C.DisableTorchFunction():  # the copy is made by tensors, which modes would change
         if swap is None:
             storage.share_memory_()
         else:
