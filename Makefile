@@ -68,12 +68,12 @@ pip := $(PY) -m pip --disable-pip-version-check install --quiet
 # A force field with its weights, and what loads it. It asks for more, and for one version of torch_geometric.
 so3lr := so3krates-torch==0.2.1 ase==3.29.0 matscipy==1.3.1 h5py==3.16.0
 # Tests of islands, JAX functions in torch, the doctor, residuals, linearization, structures of results, higher
-# derivatives, batches of views, dtypes and gradients, packed sequences and compared numbers, which `make test` leaves to
-# `make test-operators`.
+# derivatives, batches of operators, views, dtypes and gradients, packed sequences and compared numbers, which
+# `make test` leaves to `make test-operators`.
 long-tests := tests/islands tests/reverse tests/diagnosis tests/translate/test_packed_sequences.py \
 	tests/translate/test_compared_numbers.py $(addprefix tests/transforms/,test_residuals.py test_hessian.py \
-	test_third_order.py test_vmap_views.py test_vmap_dtypes.py test_vmap_of_grad.py test_grad_of_vmap.py \
-	test_results.py test_linearize.py)
+	test_third_order.py test_eager_operators.py test_vmap_views.py test_vmap_dtypes.py test_vmap_of_grad.py \
+	test_grad_of_vmap.py test_results.py test_linearize.py)
 # The assemblers of CUDA 12 and 13 that XLA uses.
 assemblers := nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cuda-nvcc==13.5.37
 gpu-tests := tests/kernels tests/launches tests/test_gpu_calls.py tests/test_gpu_memory.py

@@ -14,6 +14,9 @@ random or not, and is not active inside the Python implementation of a custom op
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -80,6 +83,23 @@ def draw_source() -> DrawSource | None:
     return torch._C._get_obj_in_tls(_SLOT) if torch._C._is_key_in_tls(_SLOT) else None
 
 
+def _store(source: DrawSource | None) -> None:
+    """Set the source of this thread's draws."""
+    if _storing_takes_a_reference():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(source))
+    torch._C._stash_obj_in_tls(_SLOT, source)
+
+
+@functools.cache
+def _storing_takes_a_reference() -> bool:
+    """Return whether torch takes over a reference to what is stored: torch 2.11 does, and 2.13 makes one of its own."""
+    stored = object()
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(stored))
+    before = sys.getrefcount(stored)
+    torch._C._stash_obj_in_tls("jtbridge.references", stored)
+    return sys.getrefcount(stored) == before
+
+
 class drawing_from:
     """A context in which this thread's random operators draw from `source`, and ``torch.get_rng_state`` etc. use it."""
 
@@ -89,13 +109,13 @@ class drawing_from:
     def __enter__(self) -> None:
         _install()
         self._before = draw_source()
-        torch._C._stash_obj_in_tls(_SLOT, self._source)
+        _store(self._source)
         self._guard = torch._C._IncludeDispatchKeyGuard(_KEY)  # type: ignore[arg-type]
         self._guard.__enter__()
 
     def __exit__(self, *error: Any) -> None:
         self._guard.__exit__(*error)
-        torch._C._stash_obj_in_tls(_SLOT, self._before)
+        _store(self._before)
 
 
 def same_generator(a: torch.Generator, b: torch.Generator) -> bool:
@@ -118,12 +138,12 @@ def random_state_of(source: DrawSource) -> Iterator[None]:
     """Make ``torch.get_rng_state`` etc. of this thread act on `source`. For fake tensors, which draw nothing."""
     _install()
     before = draw_source()
-    torch._C._stash_obj_in_tls(_SLOT, source)
+    _store(source)
     try:
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):
             yield
     finally:
-        torch._C._stash_obj_in_tls(_SLOT, before)
+        _store(before)
 
 
 def _install() -> None:

@@ -73,11 +73,16 @@ class Vmap(Derived):
             self.base.cache.sequential.add(self)
             return result
 
-    def by_torch_vmap(self, tensors: Tensors) -> Tensors:
-        """Run all rows by one call of torch.vmap, which raises if it cannot batch the function."""
-        # randomness="same": a key that is not batched draws the same numbers for every row, as in JAX.
+    def by_torch_vmap(self, tensors: Tensors, randomness: str = "same") -> Tensors:
+        """Run all rows by one call of torch.vmap, which raises if it cannot batch the function.
+
+        By default a key that is not batched draws the same numbers for every row, as in JAX.
+        """
         with VmapGuard(tensors, self.dims):
-            return torch.func.vmap(self.fn.__call__, in_dims=self.dims, randomness="same")(*tensors)
+            results = torch.func.vmap(self.fn.__call__, in_dims=self.dims, randomness=randomness)(*tensors)
+        if any(y.dim() == 0 or len(y) != self.size for y in results):
+            raise NotImplementedError("torch.vmap gives a result without the batch axis")
+        return results
 
     def by_loop(self, tensors: Tensors) -> Tensors:
         """Run the rows one after another, which is right for every function."""

@@ -36,10 +36,12 @@ _KINDS = {
     **dict.fromkeys(("resize_", "resize", "resize_as_", "resize_as", "as_strided_"), "wrong"),
     **dict.fromkeys(("requires_grad", "is_leaf", "output_nr", "grad_fn"), "reads graph"),
     "as_strided": "as_strided",
-    **dict.fromkeys(("roll", "index_select", "addr"), "wrong for scalars"),
+    **dict.fromkeys(("addr", "select_scatter", "linear_cross_entropy"), "wrong"),  # their gradients are
     **dict.fromkeys(("batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm"), "statistics"),
     **dict.fromkeys(("_native_batch_norm_legit", "_batch_norm_with_update", "batch_norm_update_stats"), "statistics"),
 }
+# Functions and in-place functions.
+_WRONG_FOR_SCALARS = frozenset({"roll", "index_select", "index_fill"})
 # They take tensors that belong to a graph, and no copies of them.
 _OF_GRAPH = frozenset({"grad", "backward"})
 
@@ -99,8 +101,10 @@ class VmapGuard(TorchFunctionMode):
         return self._run(kind, func, args, kwargs)
 
     def _run(self, kind: str | None, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if kind is None and not kwargs:
+        if kind is None and not kwargs and not _is_wrong_for_scalars(func):
             return func(*args)
+        if kind == "wrong" or (_is_wrong_for_scalars(func) and any(x.dim() == 0 for x in _tensors((args, kwargs)))):
+            raise NotImplementedError(f"torch.vmap is wrong for {func.__name__}")
         if kwargs.get("generator") is not None:  # the function may have seeded it, and each row would do so
             raise NotImplementedError("the rows draw from a generator of the function")
         if kind == "write" or kwargs.get("inplace") or kwargs.get("out") is not None:
@@ -123,9 +127,8 @@ class VmapGuard(TorchFunctionMode):
         is_batched = innermost(x) is not x
         is_doubtful = is_batched and storage_id(innermost(x)) not in self._same_strides
         name = func.__name__
-        is_wrong_scalar = kind == "wrong for scalars" and any(leaf.dim() == 0 for leaf in _tensors((args, kwargs)))
-        if kind == "wrong" or (kind == "as_strided" and is_doubtful) or is_wrong_scalar:
-            raise NotImplementedError(f"the batching rule of {name} is wrong")
+        if kind == "as_strided" and is_doubtful:
+            raise NotImplementedError(f"torch.vmap is wrong for {name}")
         self._strides_were_read |= kind == "tells strides" and is_doubtful
         if kind == "by strides" and is_doubtful:
             was_shared = is_shared(innermost(x))
@@ -245,6 +248,11 @@ def _kind(func: Callable[..., Any]) -> str | None:
     if name == "__get__":  # of an attribute
         name = getattr(getattr(func, "__self__", None), "__name__", name)
     return _KINDS.get(name, "write" if name.endswith("_") and not name.endswith("__") else None)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_wrong_for_scalars(func: Callable[..., Any]) -> bool:
+    return getattr(func, "__name__", "").partition(".")[0].removesuffix("_") in _WRONG_FOR_SCALARS
 
 
 def _assigned_part(x: torch.Tensor, index: Any) -> torch.Tensor:

@@ -101,7 +101,7 @@ _MOST_BATCHES = 512  # kinds of batches; beyond these, every new kind is prepare
 def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Result:
     """Return the result of a run. If torch.vmap cannot batch the function, run again row by row."""
     base = eager_function(fn)
-    if base.row_by_row or fn is base or not _is_batched(fn):
+    if base.row_by_row or fn is base or not is_batched(fn):
         return once()
     batch = (_transformations(fn), base.in_types)
     # A failed attempt is undone, because its side effects belong to no row. Preparing for that takes time, and is
@@ -148,7 +148,8 @@ def escapes_vmap(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "escaped from inside a function being vmapped" in str(error)
 
 
-def _is_batched(fn: TorchFunction) -> bool:
+def is_batched(fn: TorchFunction) -> bool:
+    """Return whether a function runs under torch.vmap, or row by row."""
     while fn is not fn.base:
         if hasattr(fn, "dims"):
             return True

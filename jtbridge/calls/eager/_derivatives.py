@@ -36,6 +36,7 @@ from ._common import (
     as_arrays,
     escapes_vmap,
     exported,
+    is_batched,
     is_zero,
     lower_as,
     primitive_of_several_results,
@@ -271,9 +272,9 @@ def _pullback_impl(*args: Any, fn: Any, count: int, levels: Any, keep: tuple[int
                 cotangents = [copied_tensor(c) for c in ct]
                 grads = list(graph.pull(cotangents, of, extra, create_graph=False))
         except RuntimeError as error:
-            if not escapes_vmap(error):
+            if isinstance(error, DifferentiationError) or not (is_batched(fn) or escapes_vmap(error)):
                 raise
-            eager_function(fn).row_by_row = True
+            eager_function(fn).row_by_row = True  # for some operators, the gradient of a batch alone fails
             return [*run(fn, [*x, *ct]), Placement([]).empty((*batch, 0))]
         grads = [g.to(graph.inputs[i].dtype) for g, i in zip(grads, of.wrt, strict=True)]
         del cotangents

@@ -37,7 +37,6 @@ from jtbridge.transforms import (
     Jvp,
     Vjp,
     Vmap,
-    VmapGuard,
     with_differentiable_statistics,
 )
 from jtbridge.triton import intercepted_launches
@@ -227,9 +226,7 @@ class EagerVmap(Vmap):
         if all(dim is None for dim in self.dims):
             return tuple(y.expand(self.size, *y.shape) for y in self.fn(*tensors))
         # As in torch, rows of a function without a key draw different numbers; with one key for all, the same ones.
-        randomness = "same" if base.seeded else "different"
-        with VmapGuard(tensors, self.dims):
-            return torch.func.vmap(self.fn.__call__, in_dims=self.dims, randomness=randomness)(*tensors)
+        return self.by_torch_vmap(tensors, "same" if base.seeded else "different")
 
     def by_loop(self, tensors: Tensors) -> Tensors:
         """Run the rows one after another, each on copies of the arguments, because a row may write to them."""
