@@ -75,7 +75,7 @@ from ._torch import HigherOrderOperator as HigherOrderOperator
 from ._torch import OpOverload as OpOverload
 from ._torch import TorchDispatchMode as TorchDispatchMode
 from ._torch import any_autocast as any_autocast
-from ._torch import custom_backwards as custom_backwards
+from ._torch import backwards_that_may_detach as backwards_that_may_detach
 from ._torch import detached_backwards as detached_backwards
 from ._torch import differentiating as differentiating
 from ._torch import function_of_triton_operator as function_of_triton_operator
