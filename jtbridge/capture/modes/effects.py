@@ -36,6 +36,7 @@ from .branches import ASSERTING
 from .call_log import CallLog
 from .caught import place_that_may_raise
 from .exceptions import refuse_higher_order
+from .texts import is_text
 
 # Torch's batching rule for these is wrong: it applies the strides of one row to the batch (torch 2.13).
 _UNBATCHABLE = frozenset({torch.ops.aten.as_strided_scatter.default})
@@ -118,6 +119,7 @@ class EffectRecorder:
         self._default_dtypes = (torch.get_default_dtype(), torch.get_default_dtype().to_complex())
         self.sets_data = False
         self.asserts = False
+        self.takes_text = False  # of a tensor without values
         self.may_raise: dict[str, None] = {}  # places, as file and line, inside exception handlers
         self.keeps_inner_graph = False
         self.calls = CallLog(inputs)
@@ -171,6 +173,8 @@ class EffectRecorder:
         self._note_modules()
         if fn in _READING and not self.is_tracing:
             self._note_read()
+        if is_text(fn, args):
+            self.takes_text = True
         generator = kwargs.get("generator")  # operators get another Python object for the same generator
         if generator is not None and generator is not torch.default_generator:
             self._generators.append(generator)
