@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from jtbridge.core.messages import kind_of
+from jtbridge.core.nested_calls import marked
 from jtbridge.errors import ArgumentError, DTypeError
 
 from ._arguments import Arguments, split
@@ -26,7 +27,7 @@ class BoundFunction(JaxFunction):
     """The flat form of a user's function for the trees and static values of one signature."""
 
     def __init__(self, name: str, function: Callable[..., Any], arguments: Arguments, x64: bool):
-        self._user_function = function
+        self._user_function = marked(function, inside=False)
         self._arguments = arguments
         self._trees: dict[Types, Any] = {}
         super().__init__(name, self._flat, x64)
