@@ -10,6 +10,7 @@ from ._draws import EarlierDraws as EarlierDraws
 from ._draws import draw_source as draw_source
 from ._draws import drawing_from as drawing_from
 from ._draws import inside_mode as inside_mode
+from ._draws import on_meta as on_meta
 from ._draws import random_state_of as random_state_of
 from ._draws import same_generator as same_generator
 from ._flex_attention import flex_attention_in_operators as flex_attention_in_operators

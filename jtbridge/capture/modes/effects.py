@@ -22,6 +22,7 @@ from jtbridge._compat import (
     forward_mode,
     function_of_triton_operator,
     inside_mode,
+    on_meta,
     running_modules,
     schema_of,
     storage_id,
@@ -395,8 +396,12 @@ def _storages(tensor: torch.Tensor) -> set[int]:
 
 
 def draws(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Return whether a random operator really draws: dropout of probability 0 or in evaluation mode does not."""
-    if schema_of(fn).name == "aten::_fused_sdp_choice":
+    """Return whether a random operator really draws: dropout of probability 0 or in evaluation mode does not.
+
+    Nothing is drawn on the meta device.
+    """
+    operands = [x.meta.get("val") if isinstance(x, torch.fx.Node) else x for x in (*args, *kwargs.values())]
+    if schema_of(fn).name == "aten::_fused_sdp_choice" or on_meta(operands, kwargs.get("device")):
         return False
     for position, argument in enumerate(schema_of(fn).arguments):
         value = kwargs.get(argument.name, args[position] if position < len(args) else argument.default_value)
