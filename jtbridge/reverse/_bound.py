@@ -14,6 +14,7 @@ import torch
 
 from jtbridge.core.messages import kind_of
 from jtbridge.core.nested_calls import marked
+from jtbridge.core.pytree import in_order
 from jtbridge.errors import ArgumentError, DTypeError
 
 from ._arguments import Arguments, split
@@ -44,7 +45,7 @@ class BoundFunction(JaxFunction):
 
     def _flat(self, *arrays: Any) -> list[Any]:
         args, kwargs = self._arguments.rebuild(arrays)
-        leaves, tree = jax.tree.flatten(self._user_function(*args, **kwargs))
+        leaves, tree = jax.tree.flatten(in_order(self._user_function(*args, **kwargs)))
         for leaf in leaves:
             _check_result(leaf, self.name)
         record(self._trees, types_of(arrays), tree)
