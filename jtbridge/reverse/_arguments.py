@@ -78,6 +78,7 @@ def split(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Te
             keys.append(TENSOR)
             tensors.append(to_torch(np.asarray(leaf) if isinstance(leaf, np.generic) else leaf))
         else:
+            leaf = leaves[position] = _number(leaf)
             keys.append(_static(leaf, lambda p=position: _named(name, args, kwargs, p)))
             continue
         leaves[position] = None
@@ -106,6 +107,14 @@ def _refuse_tracer(leaf: Any, named: Callable[[], str]) -> None:
         raise ArgumentError(
             f"{named()} is a JAX tracer, but this is a torch function. In JAX code call the JAX function itself."
         )
+
+
+def _number(leaf: Any) -> Any:
+    """Return a symbolic number of torch.compile as a Python number; the graph then holds for this number alone."""
+    for symbolic, kind in ((torch.SymBool, bool), (torch.SymInt, int), (torch.SymFloat, float)):
+        if isinstance(leaf, symbolic):
+            return kind(leaf)
+    return leaf
 
 
 def _static(leaf: Any, named: Callable[[], str]) -> Hashable:
