@@ -16,7 +16,7 @@ import torch
 
 import jtbridge
 from jtbridge.capture import _watchdog
-from jtbridge.errors import DataDependentShapeError, SequentialVmapWarning, ShapeInferenceError
+from jtbridge.errors import DataDependentShapeError, MutationError, SequentialVmapWarning, ShapeInferenceError
 
 from . import reference
 from .compare import assert_matches
@@ -226,6 +226,12 @@ def test_the_text_of_a_tensor_is_no_key_of_a_result():
     assert list(f(jnp.ones(2))) == ["tensor([1., 1.])"]
     with pytest.raises(DataDependentShapeError, match="as the values of its arguments decide"):
         jax.jit(f)(jnp.ones(2))
+
+
+def test_the_text_of_a_tensor_is_state_if_it_is_stored():
+    seen = set()
+    with pytest.raises(MutationError, match="seen"):
+        jax.jit(jtbridge.wrap(lambda x: (seen.add(str(x)), x)[1]))(jnp.ones(2))
 
 
 def test_a_text_that_is_only_printed_does_not_matter(capsys):

@@ -23,8 +23,15 @@ def is_text(func: Any, args: tuple) -> bool:
 
 
 class OtherText(TorchFunctionMode):
-    """Returns another text of tensors without values than torch."""
+    """Returns another text of tensors without values than torch, and another one each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        return f"{out} {_VALUES}" if is_text(func, args) else out
+        if not is_text(func, args):
+            return out
+        self._count += 1
+        return f"{out} {_VALUES} {self._count}"
