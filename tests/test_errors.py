@@ -56,6 +56,17 @@ def test_argument_error_for_a_sparse_result():
     )
 
 
+@pytest.mark.parametrize("program", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_argument_error_for_a_result_with_keys_that_jax_cannot_sort(program):
+    with pytest.raises(errors.ArgumentError) as caught:
+        program(jtbridge.wrap(lambda x: (x, {"a": [{"b": x, 1: x}]})))(X)
+    assert (
+        str(caught.value).partition("\n")[0]
+        == "`result[1]['a'][0]` is a dict with the keys 'b', 1, which JAX cannot sort. Use keys of one type, such as "
+        "strings."
+    )
+
+
 def test_dtype_error_of_an_argument():
     with pytest.raises(errors.DTypeError) as caught:
         jtbridge.wrap(lambda ids: ids)(jnp.zeros(2, jnp.int4))

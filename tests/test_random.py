@@ -397,3 +397,27 @@ def test_a_backward_draws_other_numbers_than_the_forward():
         out, pullback = transform(lambda x: jax.vjp(lambda x: f(x, rng=jax.random.key(0)), x))(jnp.ones(4))
         (gradient,) = pullback(jnp.ones(4))
         assert not np.intersect1d(out, gradient).size
+
+
+def with_a_module_without_memory(x):
+    with torch.device("meta"):
+        module = torch.nn.Linear(2, 2)
+        torch.nn.functional.dropout(torch.rand_like(torch.empty(3)))
+    torch.rand_like(x, device="meta")
+    return torch.func.functional_call(module, {"weight": 2 * torch.eye(2), "bias": torch.ones(2)}, (x,))
+
+
+def the_same_untraceable(x):
+    return with_a_module_without_memory(x) * int(x.detach().numpy().shape[0] == 2)
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+@pytest.mark.parametrize("fn", [with_a_module_without_memory, the_same_untraceable])
+@pytest.mark.parametrize("rng", [{}, {"rng": jax.random.key(0)}], ids=["no key", "a key"])
+def test_nothing_is_drawn_on_the_meta_device(fn, rng):
+    f, x = jtbridge.wrap(fn), jnp.array([1.0, 2.0])
+    before = torch.get_rng_state()
+    np.testing.assert_array_equal(f(x, **rng), [3, 5])
+    np.testing.assert_array_equal(jax.jit(lambda x: f(x, **rng))(x), [3, 5])
+    np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: f(x, **rng).sum()))(x), [2, 2])
+    assert torch.equal(torch.get_rng_state(), before)

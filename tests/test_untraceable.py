@@ -16,7 +16,7 @@ import torch
 
 import jtbridge
 from jtbridge.capture import _watchdog
-from jtbridge.errors import SequentialVmapWarning, ShapeInferenceError
+from jtbridge.errors import DataDependentShapeError, MutationError, SequentialVmapWarning, ShapeInferenceError
 
 from . import reference
 from .compare import assert_matches
@@ -198,3 +198,49 @@ def test_a_long_call_of_a_compiled_library_is_not_ended(monkeypatch: pytest.Monk
         return torch.from_numpy(array * 2)
 
     assert jax.jit(jtbridge.wrap(f, backend="dlpack"))(ROWS).tolist() == (ROWS * 2).tolist()
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x * len(repr(x)),
+        lambda x: x * len(str(x + 1)),
+        lambda x: x * len(f"{x}, {x.sum()}"),
+        lambda x: x * len(f"{x.sum()}"),
+        lambda x: x * len(str([x])),
+        lambda x: x * len(str(torch.arange(3))),
+        lambda x: x if "5" in str(x) else -x,
+        lambda x: (x if x.sum() > 0 else x + 1) * len(str(x)),
+        lambda x: x[x > 0].sum() * len(str(x)),
+    ],
+)
+def test_the_text_of_a_tensor_shows_values(fn):
+    f = jtbridge.wrap(fn)
+    for row in ROWS:
+        np.testing.assert_allclose(jax.jit(f)(row), f(row), rtol=1e-6)
+
+
+def test_the_text_of_a_tensor_is_no_key_of_a_result():
+    f = jtbridge.wrap(lambda x: {str(x): x})
+    assert list(f(jnp.ones(2))) == ["tensor([1., 1.])"]
+    with pytest.raises(DataDependentShapeError, match="as the values of its arguments decide"):
+        jax.jit(f)(jnp.ones(2))
+
+
+def test_the_text_of_a_tensor_is_state_if_it_is_stored():
+    seen = set()
+    with pytest.raises(MutationError, match="seen"):
+        jax.jit(jtbridge.wrap(lambda x: (seen.add(str(x)), x)[1]))(jnp.ones(2))
+
+
+def test_a_text_that_is_only_printed_does_not_matter(capsys):
+    @jtbridge.wrap
+    def f(x):
+        print(f"x is {x}")  # noqa: T201
+        return x * 2
+
+    report = jtbridge.explain(f, ROWS)
+    assert report.backend == "xla"
+    jax.jit(f)(ROWS)
+    assert "x is FakeTensor(..., size=(2, 3))" in capsys.readouterr().out

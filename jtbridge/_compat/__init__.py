@@ -10,6 +10,7 @@ from ._draws import EarlierDraws as EarlierDraws
 from ._draws import draw_source as draw_source
 from ._draws import drawing_from as drawing_from
 from ._draws import inside_mode as inside_mode
+from ._draws import on_meta as on_meta
 from ._draws import random_state_of as random_state_of
 from ._draws import same_generator as same_generator
 from ._flex_attention import flex_attention_in_operators as flex_attention_in_operators
@@ -76,6 +77,7 @@ from ._torch import HigherOrderOperator as HigherOrderOperator
 from ._torch import OpOverload as OpOverload
 from ._torch import TorchDispatchMode as TorchDispatchMode
 from ._torch import any_autocast as any_autocast
+from ._torch import backwards_that_may_detach as backwards_that_may_detach
 from ._torch import custom_backwards as custom_backwards
 from ._torch import detached_backwards as detached_backwards
 from ._torch import differentiating as differentiating

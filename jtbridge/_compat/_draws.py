@@ -18,7 +18,7 @@ import ctypes
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -213,9 +213,23 @@ def _operator(schema: Any) -> OpOverload:
     return getattr(packet, schema.overload_name or "default")
 
 
-def _source_for_drawing() -> DrawSource | None:
-    """Return the source of this thread's draws; None for torch's default generators and for fake tensors."""
-    return None if torch._C._get_dispatch_mode(_FAKE) is not None else draw_source()
+def _source_for_drawing(args: Any, kwargs: Any) -> DrawSource | None:
+    """Return the source of this thread's draws; None for torch's default generators, and for tensors without values."""
+    if on_meta((*args, *kwargs.values()), kwargs.get("device")) or torch._C._get_dispatch_mode(_FAKE) is not None:
+        return None
+    return draw_source()
+
+
+def on_meta(operands: Sequence[Any], device: Any) -> bool:
+    """Return whether an operator computes on the meta device, where nothing is drawn.
+
+    Args:
+        operands: the arguments of the operator.
+        device: its argument `device`; None if there is none.
+    """
+    if device is not None:
+        return torch.device(device).type == "meta"
+    return any(isinstance(x, torch.Tensor) and x.device.type == "meta" for x in operands)
 
 
 def _with_generator(operator: OpOverload) -> Callable[..., Any]:
@@ -229,7 +243,7 @@ def _with_generator(operator: OpOverload) -> Callable[..., Any]:
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):
             given = args[position] if len(args) > position else kwargs.get("generator")
             does_draw = training is None or (len(args) > training and args[training]) or kwargs.get("training")
-            source = _source_for_drawing()
+            source = _source_for_drawing(args, kwargs)
             if given is not None or not does_draw or source is None:
                 return operator(*args, **kwargs)
             generator = source.generator(_device_of(args, kwargs), shown)
@@ -244,7 +258,7 @@ def _as_one_that_takes_a_generator(operator: OpOverload, other: OpOverload) -> C
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):
-            source = _source_for_drawing()
+            source = _source_for_drawing(args, kwargs)
             if source is None:
                 return operator(*args, **kwargs)
             generator = source.generator(_device_of(args, kwargs), shown)
@@ -263,7 +277,7 @@ def _filling(operator: OpOverload) -> Callable[..., Any]:
 
     def kernel(x: torch.Tensor, *bounds: Any, generator: torch.Generator | None = None, **kwargs: Any) -> torch.Tensor:
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):
-            source = _source_for_drawing()
+            source = _source_for_drawing((x,), kwargs)
             if generator is not None or source is None:
                 given = {} if generator is None else {"generator": generator}
                 return operator(x, *bounds, **given, **kwargs)
@@ -277,7 +291,7 @@ def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
     """Compute ``native_dropout``, which has no overload with a generator, by the formula of torch's kernel."""
     operator = torch.ops.aten.native_dropout.default
     with torch._C._ExcludeDispatchKeyGuard(_KEYS):
-        source = _source_for_drawing()
+        source = _source_for_drawing((x,), {})
         if source is None or train is False or p == 0:
             return operator(x, p, train)
         generator = source.generator(x.device, str(operator))
@@ -297,7 +311,7 @@ def _with_default_generator_replaced(operator: OpOverload) -> Callable[..., Any]
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):
             probability = args[position] if len(args) > position else kwargs.get("dropout_p", default)
-            source = _source_for_drawing()
+            source = _source_for_drawing(args, kwargs)
             if not probability or source is None:
                 return operator(*args, **kwargs)
             device = _device_of(args, kwargs)

@@ -85,14 +85,16 @@ def cudnn_version() -> int | None:
 
 
 def buffer_call(
-    ctx: mlir.LoweringRuleContext, callback: Callable, operands: Sequence[Any], *, gpu: bool
+    ctx: mlir.LoweringRuleContext, callback: Callable, operands: Sequence[Any], *, gpu: bool, always: bool = False
 ) -> Sequence[Any]:
     """Emit the custom call of `jax.experimental.buffer_callback`, which runs ``callback(ctx, *operands, *results)``.
+
+    XLA drops a call whose results have no elements, unless it is to happen `always`.
 
     Tried on jax 0.10.2. The public function refuses multi-platform lowering and rebuilds pytrees at every call,
     which costs 2 us of 8. Only the executable keeps `callback` alive.
     """
-    return buffer_call_by_index(ctx, add_host_callback(ctx, callback), operands, gpu=gpu)
+    return buffer_call_by_index(ctx, add_host_callback(ctx, callback), operands, gpu=gpu, always=always)
 
 
 def add_host_callback(ctx: mlir.LoweringRuleContext, callback: Callable) -> int:
@@ -103,13 +105,13 @@ def add_host_callback(ctx: mlir.LoweringRuleContext, callback: Callable) -> int:
 
 
 def buffer_call_by_index(
-    ctx: mlir.LoweringRuleContext, index: int, operands: Sequence[Any], *, gpu: bool
+    ctx: mlir.LoweringRuleContext, index: int, operands: Sequence[Any], *, gpu: bool, always: bool = False
 ) -> Sequence[Any]:
     """Emit the call of a callback that the program holds: see `buffer_call`."""
     from jax._src import ffi
 
     target = f"xla_buffer_python_{'gpu' if gpu else 'cpu'}_callback"
-    return ffi.ffi_lowering(target)(ctx, *operands, index=np.uint64(index))
+    return ffi.ffi_lowering(target, has_side_effect=always)(ctx, *operands, index=np.uint64(index))
 
 
 def require_devices(primitive: Any) -> None:

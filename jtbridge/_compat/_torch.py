@@ -107,23 +107,39 @@ def custom_backwards(tensors: Sequence[torch.Tensor]) -> list[Any]:
     return [node for node in graph_nodes(tensors) if isinstance(node, torch.autograd.function.BackwardCFunction)]
 
 
+def backwards_that_may_detach(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Return the nodes in the graph of some tensors whose backward may compute a gradient outside autograd.
+
+    These are the nodes of an `autograd.Function`, and torch's own nodes that take the values of a sparse tensor: some
+    read them by an operator that is not differentiable, or make a sparse tensor of them by one. Tried on torch 2.13.
+    """
+    return [
+        node
+        for node in graph_nodes(tensors)
+        if isinstance(node, torch.autograd.function.BackwardCFunction)
+        or type(node).__name__.startswith(("Sparse", "Values"))
+    ]
+
+
 @contextlib.contextmanager
-def detached_backwards(tensors: Sequence[torch.Tensor]) -> Iterator[list[str]]:
+def detached_backwards(tensors: Sequence[torch.Tensor]) -> Iterator[list[tuple[str, bool]]]:
     """Yield a list of the backwards in the graph of some tensors that computed outside autograd inside the block.
 
-    Such a backward of an `autograd.Function` returns a gradient that does not depend on the cotangent, as autograd sees
-    it, so its derivative is silently zero. Gradients of zeros are not meant; on fake tensors they cannot be told apart.
-    Only backwards whose cotangent requires a gradient can be judged. Tried on torch 2.13.
+    Each entry has the name of the node, and whether it belongs to an `autograd.Function`. Such a backward returns a
+    gradient that does not depend on the cotangent, as autograd sees it, so its derivative is silently zero. Gradients
+    of zeros are not meant; on fake tensors they cannot be told apart. Only backwards whose cotangent requires a
+    gradient can be judged. Tried on torch 2.13.
     """
-    found: list[str] = []
+    found: list[tuple[str, bool]] = []
 
     def note(node: Any, gradients: Sequence[Any], cotangents: Sequence[Any]) -> None:
         if any(innermost(ct).requires_grad for ct in cotangents if ct is not None):
             constant = [g for g in (innermost(g) for g in gradients if g is not None) if not g.requires_grad]
-            if any(isinstance(g, FakeTensor) or bool(g.any()) for g in constant):
-                found.append(type(node).__name__.removesuffix("Backward"))
+            if any(isinstance(g, FakeTensor) or bool(g.to_dense().any()) for g in constant):
+                is_function = isinstance(node, torch.autograd.function.BackwardCFunction)
+                found.append((type(node).__name__.rstrip("0123456789").removesuffix("Backward"), is_function))
 
-    handles = [node.register_hook(functools.partial(note, node)) for node in custom_backwards(tensors)]
+    handles = [node.register_hook(functools.partial(note, node)) for node in backwards_that_may_detach(tensors)]
     try:
         yield found
     finally:

@@ -55,3 +55,12 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """Run `fn` now on concrete CPU arrays. Exceptions of `fn` are raised unchanged."""
+
+
+def has_assumed_empty_results(fn: TorchFunction) -> bool:
+    """Return whether no trace has shown that a result of a function, or of a derivative, has no elements.
+
+    XLA drops a call of whose results only those without elements are used. Such a call must happen, so that its
+    results are checked.
+    """
+    return fn.base.traits.untraceable is not None and any(0 in type_.shape for type_ in fn.out_types)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import io_callback
 from jax.interpreters import mlir
 
 from jtbridge.core.functions import TorchFunction
@@ -15,7 +16,7 @@ from jtbridge.core.nested_calls import of_xla
 from jtbridge.core.runner import as_call_error, runner
 from jtbridge.errors import BackendError
 
-from ._base import Backend
+from ._base import Backend, has_assumed_empty_results
 from ._wide_arrays import carried, from_words, pack, to_words, unpack
 
 
@@ -29,7 +30,8 @@ class CallbackBackend(Backend):
 
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
         def call(*arrays: jax.Array) -> list[jax.Array]:
-            return call_on_host(fn, jax.pure_callback, arrays)
+            callback = io_callback if has_assumed_empty_results(fn) else jax.pure_callback
+            return call_on_host(fn, callback, arrays)
 
         try:
             return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)

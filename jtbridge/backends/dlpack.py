@@ -22,7 +22,7 @@ from jtbridge.errors import BackendError
 from jtbridge.transforms import Vmap
 from jtbridge.translate import choose_runner, island_of, torch_island_p
 
-from ._base import Backend
+from ._base import Backend, has_assumed_empty_results
 from ._dlpack_gpu import gpu_callback, without_gpu
 from ._partitioned_calls import lower_divided
 
@@ -47,7 +47,8 @@ class DlpackBackend(Backend):
         divided = lower_divided(ctx, fn, operands, gpu_callback if gpu else uncaptured_callback, gpu=gpu)
         if divided is not None:
             return divided
-        return buffer_call(ctx, gpu_callback(fn) if gpu else buffer_callback(fn), operands, gpu=gpu)
+        callback = gpu_callback(fn) if gpu else buffer_callback(fn)
+        return buffer_call(ctx, callback, operands, gpu=gpu, always=has_assumed_empty_results(fn))
 
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         # No copy: the capsule is a view of JAX's memory, and an argument that `fn` writes to is copied first.

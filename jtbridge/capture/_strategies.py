@@ -36,6 +36,7 @@ from .modes.caught import MOST_PLACES, RaisingAt
 from .modes.closed_over import may_be_on_gpu
 from .modes.effects import EffectRecorder
 from .modes.overrides import OverrideMode
+from .modes.texts import OtherText
 
 _DIFFERS_IF_FAKE = "its model (of transformers) computes something else when it is traced"
 _Trace = tuple[Any, EffectRecorder]  # the leaves and the tree of the result, and the record of effects
@@ -112,6 +113,12 @@ def _traced(request: TraceRequest, mode: Callable[[], contextlib.AbstractContext
         mode: makes the mode to trace in, anew for each trace.
     """
     (leaves, tree), recorder, without_grad = request.guard.run(lambda: _with_least_recording(request, mode))
+
+    def once_more() -> list[_Trace]:
+        with mode():
+            return [run_on_fakes(request, request.state)]
+
+    _refuse_used_text(request, [((leaves, tree), recorder)], once_more)
     out_tree, out_types = output_types(request, leaves, tree, recorder.result_order, untraceable=False)
     if request.output_shapes is not None:
         check_declared(declared_types(request.output_shapes)[0], out_types, request.name)
@@ -143,7 +150,7 @@ def _with_least_recording(
             again, watched = run_on_fakes(request, request.state.without_grad(), start=False)
     except Exception:  # noqa: BLE001  (it differentiates inside: recording stays on)
         return out, recorder, False
-    return out, recorder, _same_types(out, again) and watched.calls == recorder.calls
+    return out, recorder, _same_trace((out, recorder), (again, watched))
 
 
 def _same_types(a: Any, b: Any) -> bool:
@@ -190,6 +197,30 @@ def _depends_on_what_torch_raises(
     return None
 
 
+def _refuse_used_text(request: TraceRequest, traces: Sequence[_Trace], once_more: Callable[[], list[_Trace]]) -> None:
+    """Raise if a function uses the text of a tensor, and does not only print or log it.
+
+    Args:
+        request: the function.
+        traces: of the paths through it.
+        once_more: traces the same paths.
+
+    Raises:
+        StrategyError: the function uses the text.
+    """
+    if request.ordered or not any(recorder.takes_text for _, recorder in traces):
+        return
+    again: Sequence[_Trace] = ()
+    with contextlib.suppress(Exception), OtherText():
+        again = request.guard.run(once_more)
+    if len(again) != len(traces) or not all(map(_same_trace, traces, again)):
+        raise StrategyError("it uses the text of a tensor (`repr`, `str` or an f-string), which shows values")
+
+
+def _same_trace(a: _Trace, b: _Trace) -> bool:
+    return _same_types(a[0], b[0]) and a[1].calls == b[1].calls
+
+
 def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     """Trace every path through a function that reads values only to branch on them.
 
@@ -209,6 +240,7 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
         ways = all_ways(guarded)
     except JtbridgeError as error:  # on a path that perhaps no values ever take
         raise StrategyError(str(error)) from error
+    _refuse_used_text(request, ways, lambda: trace(request))
     recorders = [recorder for _, recorder in ways]
     if any(recorder.inner_autograd for recorder in recorders):
         raise StrategyError("it differentiates inside")
@@ -272,6 +304,7 @@ def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
             or request.output_shapes is not None
             or path.choices
             or recorder.inner_autograd
+            or recorder.takes_text
         ):
             return False
         if _not_in_a_graph(recorder) or (asked_whether_fake() and differs_if_fake(request)):

@@ -1,6 +1,7 @@
 """Tests for calls from inside a running wrapped function, and from inside a callback of XLA.
 
-Inside a running wrapped function, a wrapped function is a plain torch function. Inside a callback of XLA, JAX must not
+Inside a running wrapped function, a wrapped function is a plain torch function. Inside a JAX function that torch code
+calls, it is a JAX function again. Inside a callback of XLA, JAX must not
 be called: the call may wait for the very thread that it runs on.
 """
 
@@ -17,13 +18,16 @@ from jtbridge.errors import JaxCallError
 _RUNNING = threading.local()
 
 
-def marked(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call`, the user's torch function, with :func:`is_inside` true on its thread while it runs."""
+def marked(call: Callable[..., Any], *, inside: bool = True) -> Callable[..., Any]:
+    """Return `call`, the user's torch function, with :func:`is_inside` true on its thread while it runs.
+
+    With `inside` false, `call` is the user's JAX function, and :func:`is_inside` is false.
+    """
 
     @functools.wraps(call, assigned=(), updated=())
     def run(*args: Any, **kwargs: Any) -> Any:
         before = getattr(_RUNNING, "inside", False)
-        _RUNNING.inside = True
+        _RUNNING.inside = inside
         try:
             return call(*args, **kwargs)
         finally:

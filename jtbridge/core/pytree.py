@@ -16,6 +16,7 @@ import jax
 import torch
 
 from jtbridge._compat import torch_pytree_node
+from jtbridge.errors import ArgumentError
 
 from .static import static_key
 
@@ -169,13 +170,42 @@ def register_class(cls: type) -> None:
 
 
 def flatten_output(out: Any) -> tuple[list[Any], Any]:
-    """Return the leaves of a torch function's result, and the JAX pytree structure that rebuilds it."""
+    """Return the leaves of a torch function's result, and the JAX pytree structure that rebuilds it.
+
+    Raises:
+        ArgumentError: JAX cannot sort the keys of a dict.
+    """
     if isinstance(out, torch.Tensor):
         return [out], _LEAF
-    leaves, tree = jax.tree_util.tree_flatten(out)
+    try:
+        leaves, tree = jax.tree_util.tree_flatten(out)
+    except ValueError:
+        refuse_unsortable(out, "result")
+        raise
     while any(register_node(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)):
         leaves, tree = jax.tree_util.tree_flatten(out)
     return leaves, tree
+
+
+def refuse_unsortable(tree: Any, name: str) -> None:
+    """Raise if a dict in a tree has keys that JAX cannot sort.
+
+    Raises:
+        ArgumentError: there is such a dict. The text calls the tree `name`.
+    """
+    for path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_sorted)[0]:
+        if not _is_sorted(node):
+            continue
+        here = f"{name}{jax.tree_util.keystr(path)}"
+        try:
+            sorted(node)
+        except TypeError as error:
+            raise ArgumentError(
+                f"`{here}` is a dict with the keys {', '.join(map(repr, node))}, which JAX cannot sort. Use keys of "
+                "one type, such as strings."
+            ) from error
+        for key, value in node.items():
+            refuse_unsortable(value, f"{here}[{key!r}]")
 
 
 _LEAF = jax.tree_util.tree_structure(0)

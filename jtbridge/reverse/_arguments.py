@@ -14,6 +14,7 @@ import torch
 from jtbridge.core.convert import to_torch
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from jtbridge.core.messages import kind_of
+from jtbridge.core.pytree import refuse_unsortable
 from jtbridge.core.static import static_key
 from jtbridge.errors import ArgumentError
 
@@ -52,10 +53,16 @@ def split(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Te
     """Split the arguments of a call.
 
     Raises:
-        ArgumentError: a leaf is a tensor that JAX cannot have, a JAX tracer, or neither a tensor nor hashable.
+        ArgumentError: a leaf is a tensor that JAX cannot have, a JAX tracer, or neither a tensor nor hashable; or JAX
+            cannot sort the keys of a dict.
         DTypeError: JAX does not have the dtype of a tensor.
     """
-    leaves, tree = jax.tree.flatten((args, kwargs))
+    try:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+    except ValueError:
+        for given, value in (*enumerate(args), *kwargs.items()):
+            refuse_unsortable(value, f"argument {given}" if isinstance(given, int) else given)
+        raise
     tensors: list[torch.Tensor] = []
     keys: list[Hashable] = []
     for position, leaf in enumerate(leaves):
@@ -71,6 +78,7 @@ def split(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Te
             keys.append(TENSOR)
             tensors.append(to_torch(np.asarray(leaf) if isinstance(leaf, np.generic) else leaf))
         else:
+            leaf = leaves[position] = _number(leaf)
             keys.append(_static(leaf, lambda p=position: _named(name, args, kwargs, p)))
             continue
         leaves[position] = None
@@ -99,6 +107,14 @@ def _refuse_tracer(leaf: Any, named: Callable[[], str]) -> None:
         raise ArgumentError(
             f"{named()} is a JAX tracer, but this is a torch function. In JAX code call the JAX function itself."
         )
+
+
+def _number(leaf: Any) -> Any:
+    """Return a symbolic number of torch.compile as a Python number; the graph then holds for this number alone."""
+    for symbolic, kind in ((torch.SymBool, bool), (torch.SymInt, int), (torch.SymFloat, float)):
+        if isinstance(leaf, symbolic):
+            return kind(leaf)
+    return leaf
 
 
 def _static(leaf: Any, named: Callable[[], str]) -> Hashable:

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from jtbridge.core.messages import kind_of
+from jtbridge.core.nested_calls import marked
+from jtbridge.core.pytree import in_order
 from jtbridge.errors import ArgumentError, DTypeError
 
 from ._arguments import Arguments, split
@@ -26,7 +28,7 @@ class BoundFunction(JaxFunction):
     """The flat form of a user's function for the trees and static values of one signature."""
 
     def __init__(self, name: str, function: Callable[..., Any], arguments: Arguments, x64: bool):
-        self._user_function = function
+        self._user_function = marked(function, inside=False)
         self._arguments = arguments
         self._trees: dict[Types, Any] = {}
         super().__init__(name, self._flat, x64)
@@ -43,7 +45,7 @@ class BoundFunction(JaxFunction):
 
     def _flat(self, *arrays: Any) -> list[Any]:
         args, kwargs = self._arguments.rebuild(arrays)
-        leaves, tree = jax.tree.flatten(self._user_function(*args, **kwargs))
+        leaves, tree = jax.tree.flatten(in_order(self._user_function(*args, **kwargs)))
         for leaf in leaves:
             _check_result(leaf, self.name)
         record(self._trees, types_of(arrays), tree)

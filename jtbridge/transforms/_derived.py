@@ -52,7 +52,7 @@ def refuse_once_differentiable(traced: TracedFunction, order: int) -> None:
 
 
 class DetachedBackwardError(DifferentiationError):
-    """A backward of the user's computes outside autograd, and its gradient is to be differentiated."""
+    """A backward computes outside autograd, and its gradient is to be differentiated."""
 
 
 class UntraceableBackwardError(RuntimeError):
@@ -68,18 +68,27 @@ def refused_detached_backwards(name: str, results: Sequence[torch.Tensor]) -> It
         results: tensors that are differentiated inside the block.
 
     Raises:
-        DetachedBackwardError: a backward of an autograd.Function computed outside autograd.
+        DetachedBackwardError: a backward of an autograd.Function, or of a sparse tensor, computed outside autograd.
         UntraceableBackwardError: a backward returned a gradient on fake tensors that may be zeros, or be detached.
     """
     with detached_backwards(results) as found:
         yield
-    if found:
-        in_trace = any(isinstance(innermost(result), FakeTensor) for result in results)
-        raise (UntraceableBackwardError if in_trace else DetachedBackwardError)(
-            f"`{name}` uses the autograd.Function `{found[0]}`, whose backward computes gradients outside autograd, as "
+    if not found:
+        return
+    node, is_function = found[0]
+    if is_function:
+        text = (
+            f"`{name}` uses the autograd.Function `{node}`, whose backward computes gradients outside autograd, as "
             "with NumPy or `detach`: torch has its gradient alone, no second derivative. Write the backward with "
             "differentiable operators of the cotangents."
         )
+    else:
+        text = (
+            f"`{name}` uses a sparse tensor whose gradient torch cannot differentiate (`{node}`): it has no second "
+            "derivative, which torch would give as zero. Compute with dense tensors, for example by `index_add`."
+        )
+    in_trace = any(isinstance(innermost(result), FakeTensor) for result in results)
+    raise (UntraceableBackwardError if in_trace else DetachedBackwardError)(text)
 
 
 def of_differentiated(

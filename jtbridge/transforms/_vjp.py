@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from jtbridge._compat import (
-    custom_backwards,
+    backwards_that_may_detach,
     inside_functorch,
     is_zero,
     once_differentiable_in,
@@ -92,7 +92,7 @@ class Vjp(Derived):
             outputs, cts = [y for y, _ in pairs], [ct for _, ct in pairs]
             extra = reentrant_checkpoints(outputs, differentiated)
             watched = contextlib.nullcontext()
-            if again and custom_backwards(outputs):
+            if again and backwards_that_may_detach(outputs):
                 watched = refused_detached_backwards(self.base.name, outputs)
                 cts = [ct if ct.requires_grad else ct.detach().requires_grad_() for ct in cts]
             with watched:

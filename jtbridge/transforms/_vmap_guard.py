@@ -34,6 +34,8 @@ _KINDS = {
     **dict.fromkeys(("__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"), "write"),  # += calls add_
     **dict.fromkeys(("as_strided_scatter", "as_strided_copy", "_reshape_alias"), "wrong"),
     **dict.fromkeys(("resize_", "resize", "resize_as_", "resize_as", "as_strided_"), "wrong"),
+    **dict.fromkeys(("_base", "_is_view"), "tells views"),
+    **dict.fromkeys(("__repr__", "__format__"), "shows values"),
     **dict.fromkeys(("requires_grad", "is_leaf", "output_nr", "grad_fn"), "reads graph"),
     "as_strided": "as_strided",
     **dict.fromkeys(("addr", "select_scatter", "linear_cross_entropy"), "wrong"),  # their gradients are
@@ -56,6 +58,9 @@ class VmapGuard(TorchFunctionMode):
     - Whether ``x.reshape(...)`` is a view depends on the strides of `x`, and many operators give a batch other strides
       than a row. The strides are known to be the same for contiguous arguments with the batch axis first, and for
       contiguous copies of such arguments, and contiguous tensors made like them.
+
+    A function may also read the strides of `x`, whether it is a view, or its text. The strides are taken for those of a
+    row if they are those of a contiguous tensor. The other answers are those for the batch.
 
     A write such as ``x[1:] += x[:-1]`` reads what it has just written. Torch refuses it for some strides of a row, and
     torch.vmap runs it in an order of its own.
@@ -129,7 +134,14 @@ class VmapGuard(TorchFunctionMode):
         name = func.__name__
         if kind == "as_strided" and is_doubtful:
             raise NotImplementedError(f"torch.vmap is wrong for {name}")
-        self._strides_were_read |= kind == "tells strides" and is_doubtful
+        if is_batched and kind == "tells views":
+            raise NotImplementedError("the function asks whether a tensor is a view, which may differ for a row")
+        if is_batched and kind == "shows values":
+            raise NotImplementedError("the function takes the text of a tensor, which differs for a row")
+        if kind == "tells strides" and is_doubtful:
+            if x.stride() != _contiguous_strides(x.shape):
+                raise NotImplementedError("the strides of a row are not known")
+            self._strides_were_read = True
         if kind == "by strides" and is_doubtful:
             was_shared = is_shared(innermost(x))
             out = func(*args, **kwargs)
@@ -235,6 +247,13 @@ def _is_integer(dtype: torch.dtype) -> bool:
 
 def _without_memory(x: Any) -> Any:
     return torch.empty(x.shape, dtype=x.dtype, device="meta") if isinstance(x, torch.Tensor) else x
+
+
+def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(size, 1))
+    return tuple(reversed(strides[: len(shape)]))
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, StorageWeakRef]:

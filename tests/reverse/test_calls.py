@@ -357,3 +357,13 @@ def test_large_and_small_results_can_be_written_to(size: int):
         a.add_(1)
         b.add_(1)
         assert (float(a.sum()), float(b.sum()), float(x.sum())) == (2 * size, size, 0)
+
+
+def test_a_dict_of_results_keeps_its_order_and_keys_of_several_types():
+    f = jtbridge.to_torch_function(lambda x: {"b": x, 1: {"z": 2 * x, "y": [{"d": 3 * x, "c": x}]}, "a": x})
+    x = torch.ones(2)
+    for found in (f(x), torch.func.vmap(f)(x), torch.func.jacrev(f)(x)):
+        assert list(found) == ["b", 1, "a"]
+        assert list(found[1]) == ["z", "y"]
+        assert list(found[1]["y"][0]) == ["d", "c"]
+    assert f(x)[1]["y"][0]["d"].tolist() == [3, 3]

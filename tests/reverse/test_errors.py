@@ -180,3 +180,12 @@ def test_forward_mode_of_a_function_with_a_reverse_rule_alone():
     f.defvjp(lambda x: (x, None), lambda _, ct: (ct,))
     with pytest.raises(TypeError, match="custom_vjp"):
         torch.func.jvp(jtbridge.to_torch_function(f), (torch.ones(2),), (torch.ones(2),))
+
+
+def test_an_argument_with_keys_that_jax_cannot_sort():
+    f = jtbridge.to_torch_function(lambda batch, *, other: batch["b"])
+    x = torch.ones(2)
+    with pytest.raises(ArgumentError, match=r"`argument 0\[1\]` is a dict with the keys 'b', 1, which JAX cannot sort"):
+        f([x, {"b": x, 1: x}], other=x)
+    with pytest.raises(ArgumentError, match=r"`other\['a'\]` is a dict with the keys 'b', 1, which JAX cannot sort"):
+        f(x, other={"a": {"b": x, 1: x}})

@@ -136,3 +136,26 @@ def test_compile_beside_an_argument_that_no_graph_can_hold():
     x = _x()
     torch.testing.assert_close(compiled(x), 3 * (x + 1) + 1)
     torch.testing.assert_close(*torch.autograd.grad(compiled(x).sum(), x), torch.full((3,), 3.0))
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_numbers_become_constants_of_the_graph(backend, dynamic):
+    @jtbridge.to_torch_function
+    def scaled(x, scale, *, count, flag):
+        assert type(scale) is float
+        assert type(count) is int
+        assert type(flag) is bool
+        return x * scale + count if flag else x
+
+    def fn(x, scale, count):
+        return scaled(2 * x, scale / 2, count=count + x.shape[0], flag=scale > 1).cos()
+
+    torch.compiler.reset()
+    compiled = torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=True)
+    for size, scale, count in ((2, 1.5, 1), (2, 2.5, 1), (3, 2.5, 2), (4, 0.5, 3), (2, 1.5, 1)):
+        x = torch.linspace(0, 1, size, requires_grad=True)
+        torch.testing.assert_close(compiled(x, scale, count), fn(x, scale, count))
+        (got,) = torch.autograd.grad(compiled(x, scale, count).sum(), x)
+        (want,) = torch.autograd.grad(fn(x, scale, count).sum(), x)
+        torch.testing.assert_close(got, want)

@@ -116,3 +116,38 @@ def test_a_call_inside_a_callback_is_refused(called: str):
         assert JaxCallError.__name__ in str(raised.value)
     np.testing.assert_allclose(jax.jit(outer)(X, Y), reference(X, Y), rtol=1e-5)
     torch.testing.assert_close(inner(torch.ones(1)), torch.ones(1).sin())
+
+
+in_torch_code = jtbridge.wrap(lambda x: torch.sin(x) * x)
+back_in_torch = jtbridge.to_torch_function(lambda x: 2 * in_torch_code(x))
+
+
+@jtbridge.wrap
+def there_and_back_again(x):
+    return back_in_torch(x) * x
+
+
+@pytest.mark.parametrize("program", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: f,
+        lambda f: jax.grad(lambda x: f(x).sum()),
+        lambda f: jax.hessian(lambda x: f(x).sum()),
+        lambda f: lambda x: jax.jvp(f, (x,), (x,)),
+        lambda f: lambda x: jax.vmap(jax.grad(lambda x: f(x).sum()))(jnp.stack([x, 2 * x])),
+    ],
+)
+def test_a_wrapped_function_in_a_jax_function_in_a_wrapped_function(transform, program):
+    at = jnp.array([0.3, -0.7])
+    got = program(transform(there_and_back_again))(at)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6),
+        got,
+        transform(lambda x: 2 * jnp.sin(x) * x**2)(at),
+    )
+
+
+def test_a_wrapped_function_is_torch_code_again_after_such_a_call():
+    f = jtbridge.wrap(lambda x: in_torch_code(back_in_torch(x)))
+    np.testing.assert_allclose(f(jnp.array([0.5])), jax.jit(f)(jnp.array([0.5])), rtol=1e-5)

@@ -428,3 +428,12 @@ def test_all_results_of_least_squares(shape: tuple[int, ...], driver: str | None
     for ours, theirs in zip(f(a, b), expected, strict=True):
         assert ours.shape == theirs.shape
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_size_that_is_wrongly_declared_as_zero_is_noticed_at_run_time(backend, batched):
+    f = jtbridge.wrap(lambda v: v[v > 0], output_shapes=jax.ShapeDtypeStruct((0,), jnp.float32))
+    f, v = (jax.vmap(f), jnp.stack([V, V])) if batched else (f, V)
+    assert jax.jit(f)(-jnp.ones_like(v)).shape[-1] == 0
+    with pytest.raises(Exception, match=r"OutputMismatchError: Result 0 of `<lambda>` has shape \(3,\)"):
+        jax.block_until_ready(jax.jit(f)(v))

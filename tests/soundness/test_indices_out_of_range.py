@@ -32,3 +32,39 @@ def test_refused_indices_give_no_number(fn: Callable[..., Any], count: int, inde
     with pytest.raises((IndexError, RuntimeError)):
         fn(torch.from_numpy(X.copy()), torch.tensor([0, index]))
     assert int(jnp.isnan(got).sum()) == count
+
+
+def test_no_index_of_an_axis_without_elements_is_in_range():
+    f = jtbridge.wrap(lambda x, i: x.gather(0, i), backend="xla")
+    np.testing.assert_array_equal(jax.jit(f)(jnp.ones((0, 2)), jnp.zeros((3, 2), int)), np.full((3, 2), np.nan))
+
+
+@pytest.mark.parametrize("by", ["auto", "xla", "dlpack"])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.max(),
+        lambda x: x.min(),
+        lambda x: x.argmax(),
+        lambda x: x.amax(),
+        lambda x: x.amin(1),
+        lambda x: x.median(1).values,
+        lambda x: x.max(1).values,
+        lambda x: (x + 1).T.max() * 2,
+        lambda x: (x > 0).max(),
+    ],
+)
+def test_no_element_of_a_tensor_without_elements_is_the_largest(fn: Callable[..., Any], by: str):
+    refusal = r"reduction dim|non-zero size"
+    with pytest.raises((RuntimeError, IndexError), match=refusal):
+        fn(torch.ones(3, 0))
+    with pytest.raises(Exception, match=refusal):
+        jax.jit(jtbridge.wrap(fn, backend=by))(jnp.ones((3, 0)))
+
+
+def test_reductions_that_torch_has_of_a_tensor_without_elements():
+    f = jtbridge.wrap(
+        lambda x: (x.sum(), x.prod(), x.max(0).values, (x > 0).all(), x[:, :0].reshape(0).as_strided((0,), (1,)))
+    )
+    for got, want in zip(jax.jit(f)(jnp.ones((3, 0))), f(jnp.ones((3, 0))), strict=True):
+        np.testing.assert_array_equal(got, want)

@@ -129,9 +129,14 @@ def _linear_impl(*args: Any, forward: Any, transpose: Any, levels: tuple[str, ..
         return _by_kept_graph(graph, of, arrays[count + 1 :], _extra_axes(levels), arrays[:count])
     except RuntimeError as error:
         # For some operators torch has a forward mode, and a gradient that it cannot differentiate.
-        if isinstance(error, DifferentiationError) or "is not implemented" not in str(error):
+        if isinstance(error, DifferentiationError) or not _lacks_derivative(error):
             raise
         return run(forward, [*arrays[:count], *arrays[count + 1 :]])
+
+
+def _lacks_derivative(error: RuntimeError) -> bool:
+    """Return whether torch raised an error because an operator has no derivative."""
+    return "is not implemented" in str(error)
 
 
 def _by_kept_graph(
@@ -142,7 +147,11 @@ def _by_kept_graph(
         tangents = [copied_tensor(dx) for dx in tangents_in]
         try:
             moved = _by_two_pullbacks(graph, of, tangents, extra)
-        except DetachedBackwardError:
+        except RuntimeError as error:
+            # Torch may fail to differentiate a gradient that it computes, such as that of a sparse CSR tensor.
+            is_refusal = isinstance(error, DifferentiationError) and not isinstance(error, DetachedBackwardError)
+            if is_refusal or _lacks_derivative(error):
+                raise
             found = product_by_rows(graph, of, tangents, extra)
             if found is None:
                 raise

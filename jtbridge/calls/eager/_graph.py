@@ -81,8 +81,7 @@ class AutogradGraph:
 
         Raises:
             DifferentiationError: torch has no derivative of a gradient that this graph computes.
-            DetachedBackwardError: a backward of the user's computes outside autograd, and the result will be
-                differentiated.
+            DetachedBackwardError: a backward computes outside autograd, and the result will be differentiated.
         """
         inputs = [self.inputs[i] for i in of.wrt]
         pairs = [

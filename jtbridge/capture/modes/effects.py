@@ -22,6 +22,7 @@ from jtbridge._compat import (
     forward_mode,
     function_of_triton_operator,
     inside_mode,
+    on_meta,
     running_modules,
     schema_of,
     storage_id,
@@ -37,6 +38,7 @@ from .branches import ASSERTING
 from .call_log import CallLog
 from .caught import place_that_may_raise
 from .exceptions import refuse_higher_order
+from .texts import is_text
 
 # Torch's batching rule for these is wrong: it applies the strides of one row to the batch (torch 2.13).
 _UNBATCHABLE = frozenset({torch.ops.aten.as_strided_scatter.default})
@@ -119,6 +121,7 @@ class EffectRecorder:
         self._default_dtypes = (torch.get_default_dtype(), torch.get_default_dtype().to_complex())
         self.sets_data = False
         self.asserts = False
+        self.takes_text = False  # of a tensor without values
         self.may_raise: dict[str, None] = {}  # places, as file and line, inside exception handlers
         self.keeps_inner_graph = False
         self.calls = CallLog(inputs)
@@ -172,6 +175,8 @@ class EffectRecorder:
         self._note_modules()
         if fn in _READING and not self.is_tracing:
             self._note_read()
+        if is_text(fn, args):
+            self.takes_text = True
         generator = kwargs.get("generator")  # operators get another Python object for the same generator
         if generator is not None and generator is not torch.default_generator:
             self._generators.append(generator)
@@ -395,8 +400,12 @@ def _storages(tensor: torch.Tensor) -> set[int]:
 
 
 def draws(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Return whether a random operator really draws: dropout of probability 0 or in evaluation mode does not."""
-    if schema_of(fn).name == "aten::_fused_sdp_choice":
+    """Return whether a random operator really draws: dropout of probability 0 or in evaluation mode does not.
+
+    Nothing is drawn on the meta device.
+    """
+    operands = [x.meta.get("val") if isinstance(x, torch.fx.Node) else x for x in (*args, *kwargs.values())]
+    if schema_of(fn).name == "aten::_fused_sdp_choice" or on_meta(operands, kwargs.get("device")):
         return False
     for position, argument in enumerate(schema_of(fn).arguments):
         value = kwargs.get(argument.name, args[position] if position < len(args) else argument.default_value)

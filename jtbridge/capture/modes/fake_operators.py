@@ -4,9 +4,56 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import torch
 
-from jtbridge._compat import TorchDispatchMode
+from jtbridge._compat import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    OpOverload,
+    TorchDispatchMode,
+    outside_modes,
+    schema_of,
+)
+
+from .effects import draws
+
+# Of a sparse fake tensor these are wrong: it has no entries, or those of one of the tensors that it was computed from.
+_FACTS_OF_ENTRIES = frozenset({torch.ops.aten._nnz.default, torch.ops.aten.is_coalesced.default})
+_PARTS_BY_ENTRIES = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("values", "_values", "indices", "_indices", "row_indices", "col_indices")
+)
+
+# Their results have other strides if they are fake.
+_OTHER_STRIDES = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in (
+        "_batch_norm_with_update",
+        "_native_batch_norm_legit",
+        "channel_shuffle",
+        "floor_divide",
+        "heaviside",
+        "log_sigmoid_forward",
+        "logaddexp",
+        "logical_and",
+        "logical_or",
+        "logical_xor",
+        "max_unpool2d",
+        "native_batch_norm",
+        "native_dropout_backward",
+        "reflection_pad3d",
+        "replication_pad3d",
+        "roll",
+        "rrelu_with_noise",
+    )
+) | {
+    torch.ops.aten._native_batch_norm_legit.no_stats,
+    torch.ops.aten.copysign.Tensor,
+    torch.ops.aten.div.Tensor_mode,
+    torch.ops.aten.ldexp.Tensor,
+}
 
 
 class FakeAsReal(TorchDispatchMode):
@@ -16,6 +63,14 @@ class FakeAsReal(TorchDispatchMode):
       operators on lazy zeros for no device.
     - ``native_dropout`` without training returns a copy. On a fake tensor it returns the tensor itself, so that a later
       write to one changes the other.
+    - Some results have other strides than on a CPU, if an argument is not contiguous. Whether ``reshape`` returns a
+      view depends on them.
+    - Some operators, ``max`` among them, refuse a tensor without elements, and have a result for a fake one.
+    - The number of entries of a sparse tensor depends on data. So do the sizes of its indices and values, and whether
+      it is coalesced.
+
+    Raises:
+        DynamicOutputShapeException, DataDependentOutputException: an operator reads the entries of a sparse tensor.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -23,4 +78,90 @@ class FakeAsReal(TorchDispatchMode):
             return torch.ops.aten.zeros.default(*args, **(kwargs or {}))
         if func is torch.ops.aten.native_dropout.default and args[2] is False:
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        return func(*args, **(kwargs or {}))
+        if func in _PARTS_BY_ENTRIES and args[0].layout is not torch.strided:
+            raise DynamicOutputShapeException(func)
+        if func in _FACTS_OF_ENTRIES and args[0].layout is not torch.strided:
+            if isinstance(args[0], FakeTensor):
+                raise DataDependentOutputException(func)
+            with outside_modes():
+                return func(*args)
+        out = func(*args, **(kwargs or {}))
+        if args and _is_empty(args[0]):
+            _run_on_empty(func, args, kwargs or {})
+        if func in _OTHER_STRIDES:
+            return _with_real_strides(func, args, kwargs or {}, out)
+        return out
+
+
+def _is_empty(leaf: Any) -> bool:
+    """Return whether an argument is a tensor without elements, whatever the values of other sizes are."""
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+        return False
+    sizes = [size for size in leaf.shape if isinstance(size, int)]
+    return 0 in sizes and len(sizes) == leaf.dim()
+
+
+def _run_on_empty(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Run an operator of torch on tensors without elements if all its tensors are such, to raise what torch raises."""
+    if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags or schema_of(func).is_mutable:
+        return
+    if func.is_view or torch.Tag.view_copy in func.tags:  # of memory that may have elements
+        return
+    leaves = jax.tree.leaves((args, kwargs))
+    if any(isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool) for leaf in leaves):
+        return
+    if any(leaf.device.type != "cpu" or not _is_empty(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)):
+        return
+
+    def real(leaf: Any) -> Any:
+        return torch.empty(leaf.shape, dtype=leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
+
+    with outside_modes(), torch.no_grad():
+        func(*jax.tree.map(real, args), **jax.tree.map(real, kwargs))
+
+
+def _with_real_strides(func: OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> Any:
+    """Return the results of an operator, copied to the strides that torch gives them on a CPU.
+
+    The strides are those of a run on real tensors, which takes place if an argument is not contiguous.
+    """
+    if torch.Tag.nondeterministic_seeded in func.tags and draws(func, args, kwargs):
+        return out
+    leaves = jax.tree.leaves((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if any(tensor.layout is not torch.strided or tensor.device.type != "cpu" for tensor in tensors):
+        return out
+    sizes = [size for tensor in tensors for size in (*tensor.shape, *tensor.stride())]
+    if any(isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool) for each in (*leaves, *sizes)):
+        return out
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return out
+    if "batch_norm" in schema_of(func).name and _is_channels_last(tensors[0]):  # these strides are right
+        return out
+
+    def real(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).fill_(1)
+
+    with outside_modes(), torch.no_grad():
+        found = func(*jax.tree.map(real, args), **jax.tree.map(real, kwargs))
+    return jax.tree.map(lambda x, of: _copied_like(x, of) if isinstance(of, torch.Tensor) else x, out, found)
+
+
+def _is_channels_last(x: torch.Tensor) -> bool:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])
+
+
+def _copied_like(x: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the strides of another tensor of the same shape; the tensor itself if it has them."""
+    if (
+        x.shape != of.shape
+        or not x.numel()
+        or all(size == 1 or ours == theirs for size, ours, theirs in zip(x.shape, x.stride(), of.stride(), strict=True))
+    ):
+        return x
+    order = sorted(range(x.dim()), key=lambda axis: (of.stride(axis), of.shape[axis]), reverse=True)
+    back = sorted(range(x.dim()), key=order.__getitem__)
+    return x.permute(order).clone(memory_format=torch.contiguous_format).permute(back)

@@ -41,6 +41,8 @@ def read(x: jax.Array, places: Places, *, wrap: bool) -> jax.Array:
 
 def read_along(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
     """Return elements at positions along an axis, one for each element of `index`; negative ones are out of range."""
+    if x.shape[axis] == 0:
+        return jnp.full(index.shape, no_number(x.dtype), x.dtype)
     inside = jnp.where(index < 0, jnp.asarray(x.shape[axis], index.dtype), index)
     return jnp.take_along_axis(x, inside, axis, mode="fill", fill_value=no_number(x.dtype))
 
