@@ -105,8 +105,8 @@ def _is_empty(leaf: Any) -> bool:
 
 def _is_small(out: Any) -> bool:
     """Return whether the results of an operator are of known sizes and take little memory."""
-    sizes = [leaf.shape for leaf in jax.tree.leaves(out) if isinstance(leaf, torch.Tensor)]
-    return all(isinstance(n, int) for shape in sizes for n in shape) and sum(map(math.prod, sizes)) <= _MOST
+    shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(out) if isinstance(leaf, torch.Tensor)]
+    return all(isinstance(size, int) for shape in shapes for size in shape) and sum(map(math.prod, shapes)) <= _MOST
 
 
 def _run_on_empty(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
