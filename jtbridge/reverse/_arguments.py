@@ -111,9 +111,12 @@ def _refuse_tracer(leaf: Any, named: Callable[[], str]) -> None:
 
 def _number(leaf: Any) -> Any:
     """Return a symbolic number of torch.compile as a Python number; the graph then holds for this number alone."""
-    for symbolic, kind in ((torch.SymBool, bool), (torch.SymInt, int), (torch.SymFloat, float)):
-        if isinstance(leaf, symbolic):
-            return kind(leaf)
+    if isinstance(leaf, torch.SymBool):
+        return bool(leaf)
+    if isinstance(leaf, torch.SymInt):
+        return int(leaf)
+    if isinstance(leaf, torch.SymFloat):
+        return float(leaf)
     return leaf
 
 

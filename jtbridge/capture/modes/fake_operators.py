@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -54,6 +55,7 @@ _OTHER_STRIDES = frozenset(
     torch.ops.aten.div.Tensor_mode,
     torch.ops.aten.ldexp.Tensor,
 }
+_MOST = 1 << 16  # elements of the results of an operator that runs on tensors without elements
 
 
 class FakeAsReal(TorchDispatchMode):
@@ -86,7 +88,7 @@ class FakeAsReal(TorchDispatchMode):
             with outside_modes():
                 return func(*args)
         out = func(*args, **(kwargs or {}))
-        if args and _is_empty(args[0]):
+        if args and _is_empty(args[0]) and _is_small(out):
             _run_on_empty(func, args, kwargs or {})
         if func in _OTHER_STRIDES:
             return _with_real_strides(func, args, kwargs or {}, out)
@@ -99,6 +101,12 @@ def _is_empty(leaf: Any) -> bool:
         return False
     sizes = [size for size in leaf.shape if isinstance(size, int)]
     return 0 in sizes and len(sizes) == leaf.dim()
+
+
+def _is_small(out: Any) -> bool:
+    """Return whether the results of an operator are of known sizes and take little memory."""
+    shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(out) if isinstance(leaf, torch.Tensor)]
+    return all(isinstance(size, int) for shape in shapes for size in shape) and sum(map(math.prod, shapes)) <= _MOST
 
 
 def _run_on_empty(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
