@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -76,6 +76,37 @@ def innermost(tensor: torch.Tensor) -> torch.Tensor:
     while functorch_bindings.is_functorch_wrapped_tensor(tensor):
         tensor = functorch_bindings.get_unwrapped(tensor)
     return tensor
+
+
+@contextlib.contextmanager
+def gradients_required(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Let tensors of floating-point and complex numbers require a gradient inside the block, as parameters do.
+
+    Inside `torch.func.vmap` torch refuses `requires_grad_`: the tensor under the batched one gets the flag, outside of
+    `torch.func`. Tried on torch 2.13.
+    """
+    leaves = [leaf for leaf in map(innermost, tensors) if not leaf.requires_grad]
+    leaves = [leaf for leaf in leaves if leaf.is_floating_point() or leaf.is_complex()]
+
+    def set_all(value: bool) -> None:
+        with outside_functorch() if inside_functorch() else contextlib.nullcontext():
+            for leaf in leaves:
+                if leaf.is_leaf:
+                    leaf.requires_grad_(value)
+
+    set_all(True)
+    try:
+        yield
+    finally:
+        set_all(False)
+
+
+def mark_as_parameter(tensor: torch.Tensor) -> None:
+    """Make ``isinstance(tensor, torch.nn.Parameter)`` true for a tensor, which stays the same object.
+
+    `torch.nn.Parameter(tensor)` returns another tensor, outside the graph of the first. Tried on torch 2.13.
+    """
+    tensor._is_param = True  # type: ignore[attr-defined]
 
 
 def custom_backwards(tensors: Sequence[torch.Tensor]) -> list[Any]:

@@ -180,8 +180,10 @@ class _Copier:
         for _ in range(_DEPTH):
             found = []
             for one in level:
-                if isinstance(one, torch.nn.Module) or id(one) in self._replaced or self._is_stale(one):
+                if isinstance(one, torch.nn.Module) or id(one) in self._replaced:
                     return True
+                if self._is_stale(one):
+                    self._stale.kept.append(one)
                 parts = [part for part in self._parts(one) if type(part) not in _ATOMS and id(part) not in seen]
                 seen.update(map(id, parts))
                 found += parts

@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 
-from jtbridge._compat import has_gradient_hooks, innermost, storage_id, version_of
+from jtbridge._compat import (
+    gradients_required,
+    has_gradient_hooks,
+    innermost,
+    mark_as_parameter,
+    storage_id,
+    version_of,
+)
 from jtbridge.core.messages import warn_user
 from jtbridge.errors import ModelError, MutationError, PurityWarning
 
@@ -55,13 +62,20 @@ class Run:
         tensors = {name: _in_dtype_of(given[name], entry) for name, entry in found.items() if name in given}
         check_names(self.__name__, found, params, state)
         self._check_gradient_hooks(found)
+        for name, tensor in tensors.items():
+            if found[name].kind in ("parameter", "frozen"):
+                mark_as_parameter(tensor)
         before = {name: version_of(tensor) for name, tensor in tensors.items() if tensor is not given[name]}
         memory = {name: storage_id(innermost(tensor)) for name, tensor in given.items()}
         stale = Stale()
         module = bound(self.module, found, {**given, **tensors}, added, stale)
         if train is not None:
             self._set_mode(module, train)
-        with RefuseOwnTensors(self.__name__, everything, given.values(), stale.kept):
+        trained = [tensors[name] for name in params if name in tensors]
+        with (
+            gradients_required(trained),  # under `jax.grad` they do so already
+            RefuseOwnTensors(self.__name__, everything, given.values(), stale.kept),
+        ):
             try:
                 out = _bound_method(module, method)(*args, **kwargs)
             except (AttributeError, KeyError, TypeError) as error:
@@ -70,8 +84,8 @@ class Run:
                 names = shown([f"`{name}`" for name in dict.fromkeys(stale.dropped)])
                 raise ModelError(
                     f"A call of `{self.__name__}` raised {type(error).__name__}: {error}. It has no {names}, which an "
-                    "earlier call of the torch module computed from other parameters than those in `params`. Compute "
-                    "it in each call, or clear it in the torch module."
+                    "earlier call computed from other parameters than those in `params`. Compute it in each call, or "
+                    "clear it in the torch module."
                 ) from error
         self._check_memory(memory, given)
         self._check_attributes(module)
@@ -190,7 +204,7 @@ def bound(
         found: its tensors.
         given: the tensors of the copy. Further ones are put into attributes that are None.
         added: the names of attributes that an earlier call made.
-        stale: is filled with the tensors that earlier calls of the torch module left in it.
+        stale: is filled with the tensors that earlier calls left in the module.
     """
     copy = copied(module, {id(entry.tensor): given[name] for name, entry in found.items()}, stale or Stale())
     for name in given:

@@ -162,7 +162,7 @@ def test_what_an_earlier_call_computed_into_a_list_is_refused(mode: str):
     net = jtbridge.module(module)
     params, state = net.init()
     loss = lambda params: net(params, state, jnp.ones(3))[0]  # noqa: E731
-    with pytest.raises(ModelError, match=r"`kept\.0` .* an earlier call of the torch module computed"):
+    with pytest.raises(ModelError, match=r"`kept\.0` .* an earlier call computed"):
         {"eager": loss, "jit": jax.jit(loss), "grad": jax.grad(loss)}[mode](params)
 
 
@@ -217,7 +217,7 @@ def test_what_an_earlier_call_computed_is_never_used(mode: str, kind: Callable[[
     try:
         found = run(doubled)
     except ModelError as error:
-        assert "an earlier call of the torch module computed" in str(error)  # noqa: PT017
+        assert "an earlier call computed" in str(error)  # noqa: PT017
     else:
         value, gradient = found if mode == "grad" else (found, {"weight": 2 * jnp.ones(3)})
         assert value == 12
