@@ -81,8 +81,8 @@ from ._torch import differentiating as differentiating
 from ._torch import function_of_triton_operator as function_of_triton_operator
 from ._torch import functorch_depth as functorch_depth
 from ._torch import functorch_level as functorch_level
-from ._torch import has_batching_rule as has_batching_rule
 from ._torch import gradients_required as gradients_required
+from ._torch import has_batching_rule as has_batching_rule
 from ._torch import has_cpu_kernel as has_cpu_kernel
 from ._torch import has_saved_tensor_hooks as has_saved_tensor_hooks
 from ._torch import has_torch_modes as has_torch_modes

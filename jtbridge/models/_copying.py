@@ -24,6 +24,8 @@ import torch
 from jtbridge.core.containers import CONTAINERS, entries_of, items_of
 from jtbridge.errors import ModelError
 
+from ._layout import OF_TORCH
+
 _ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), type, torch.dtype, torch.device, torch.Size})
 _DEPTH = 4  # of the objects that are examined for a module or a tensor
 
@@ -103,6 +105,8 @@ class _Copier:
             if self._is_stale(value):
                 self._stale.dropped.append(key)
                 attributes[key] = None
+            elif key in OF_TORCH and isinstance(value, dict) and not value:  # most dicts of hooks
+                attributes[key] = type(value)()
             else:
                 attributes[key] = self.value(value)
         for key in slot_names(type(module)):
@@ -112,12 +116,8 @@ class _Copier:
 
     def _mapping(self, mapping: dict[Any, Any]) -> Any:
         kind = type(mapping)
-        if kind is dict or kind is collections.OrderedDict:
-            if not mapping:  # most dicts of hooks
-                return kind()
-            found = self._remember(mapping, kind())
-        else:
-            found = self._remember(mapping, copy.copy(mapping))
+        is_plain = kind is dict or kind is collections.OrderedDict
+        found = self._remember(mapping, kind() if is_plain else copy.copy(mapping))
         for key, value in entries_of(mapping):
             if self._is_stale(value):
                 self._stale.dropped.append(str(key))

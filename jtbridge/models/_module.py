@@ -42,7 +42,6 @@ class JaxModule:
         self._module = module
         self._options = options
         self._wrapped = wrap(Run(module, options["purity"]), return_mutated=True, **options)
-        self._overlapping: frozenset[str] = frozenset()
         self._added: frozenset[str] = frozenset()  # names of attributes that a call made
         self._programs = Programs()  # compiled by `jtbridge.generate`
         self.__name__ = type(module).__name__
@@ -97,7 +96,7 @@ class JaxModule:
                     "it again. Keep the `params` and `state` of that call, or put weights back with "
                     "`net.load(params, state)`."
                 )
-        self._overlapping = frozenset(overlapping(found))
+        overlaps = overlapping(found)
         params: Arrays = {}
         state: Arrays = {}
         convert = converter(found, mesh, rules)
@@ -105,7 +104,7 @@ class JaxModule:
         for name in names:
             entry = found.pop(name)  # a released tensor is freed before the next one is converted
             (params if entry.kind == "parameter" else state)[name] = convert(name, entry.tensor)
-            if release and entry.persistent:
+            if release and entry.persistent and name not in overlaps:
                 release_tensor(self._module, entry.tensor)
         return params, state
 
@@ -179,8 +178,7 @@ class JaxModule:
             Parameter containing:
             tensor([0.], requires_grad=True)
         """
-        self._check_overlap(state)
-        return load_into(self._module, self.__name__, {**self._checked(params, state)})
+        return load_into(self._module, self.__name__, self._checked(params, state))
 
     def state_dict(self, params: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the ``state_dict`` that the torch module would have with these tensors, for ``torch.save``.
@@ -313,7 +311,7 @@ class JaxModule:
         return out, changed
 
     def _check_overlap(self, changed: Mapping[str, Any]) -> None:
-        for name in self._overlapping & changed.keys():
+        for name in overlapping(entries(self._module)) & changed.keys() if changed else ():
             raise ModelError(
                 f"A call of `{self.__name__}` writes to `{name}`, which shares memory with another tensor of the "
                 "module: in torch the other one changes as well. Give it memory of its own, with `.clone()`."

@@ -10,8 +10,9 @@ import torch
 from jtbridge._compat import ReleasedTensor
 from jtbridge.core.convert import to_torch
 from jtbridge.errors import ModelError
+from jtbridge.state import same_tensors
 
-from ._layout import entries, locate, registered_buffers, registered_parameters
+from ._layout import entries, locate, overlapping, registered_buffers, registered_parameters
 from ._state_dict import as_dtype
 
 
@@ -34,6 +35,13 @@ def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> 
             raise ModelError(
                 f"`{key}` has shape {tuple(array.shape)}, and `{name}` has {tuple(entry.tensor.shape)} in torch. "
                 "Nothing was loaded. Start from `params, state = net.init()`."
+            )
+    for key in overlapping(found) & arrays.keys():
+        if not same_tensors(found[key].tensor.detach(), as_dtype(to_torch(arrays[key]), found[key].tensor.dtype)):
+            raise ModelError(
+                f"`{key}` of `{name}` shares memory with another tensor of the module, so no other value of it can be "
+                "loaded: it would change the other one as well. Nothing was loaded. Give it memory of its own in the "
+                "torch module, with `.clone()`."
             )
     with torch.no_grad():
         for key, array in arrays.items():

@@ -19,6 +19,7 @@ from jtbridge._compat import (
 from jtbridge.core.messages import warn_user
 from jtbridge.errors import ModelError, MutationError, PurityWarning
 
+from ._aliases import refuse_new_overlaps, refuse_new_ties
 from ._copying import Stale, copied
 from ._layout import TensorEntry, entries, locate, registered_buffers, registered_parameters, shown
 from ._own_tensors import RefuseOwnTensors
@@ -56,7 +57,9 @@ class Run:
         train: bool | None,
         added: frozenset[str],
     ) -> tuple[Any, dict[str, torch.Tensor]]:
-        everything = entries(self.module, computed=True)
+        ties: dict[str, str] = {}
+        ties_after: dict[str, str] = {}
+        everything = entries(self.module, computed=True, ties=ties)
         found = {name: e for name, e in everything.items() if e.kind != "attribute" or e.tensor.grad_fn is None}
         given = {**params, **state}
         tensors = {name: _in_dtype_of(given[name], entry) for name, entry in found.items() if name in given}
@@ -89,7 +92,9 @@ class Run:
                 ) from error
         self._check_memory(memory, given)
         self._check_attributes(module)
-        after = entries(module, computed=True)
+        after = entries(module, computed=True, ties=ties_after)
+        refuse_new_ties(self.__name__, self.module, ties, ties_after)
+        refuse_new_overlaps(self.__name__, after, {**given, **tensors})
         changed = {
             name: entry.tensor
             for name, entry in after.items()

@@ -15,7 +15,16 @@ from jtbridge.core.convert import to_torch
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
 from jtbridge.errors import ModelError
 
-from ._layout import TensorEntry, check_initialized, entries, locate, registered_buffers, registered_parameters, shown
+from ._layout import (
+    TensorEntry,
+    check_initialized,
+    entries,
+    locate,
+    overlapping,
+    registered_buffers,
+    registered_parameters,
+    shown,
+)
 from ._placing import converter
 from ._run import bound
 from ._sharding import Rules
@@ -48,6 +57,7 @@ def from_state_dict(
     """Return the parameters and the state in a ``state_dict``: see :meth:`jtbridge.JaxModule.from_state_dict`."""
     found = entries(module)
     check_initialized(found)
+    overlapping(found)  # raises for parameters
     name = type(module).__name__
     copy = bound(module, found, {key: _placeholder(entry) for key, entry in found.items()})
     ties = _ties(copy)

@@ -27,8 +27,8 @@ class Flags(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         product = self.weight * x
-        flags = [part.requires_grad for part in (self.weight, self.frozen, self.buffer, product)]
-        flags += [isinstance(part, nn.Parameter) for part in (self.weight, self.frozen, self.buffer)]
+        parts: list[Any] = [self.weight, self.frozen, self.buffer]
+        flags = [part.requires_grad for part in (*parts, product)] + [isinstance(part, nn.Parameter) for part in parts]
         return product.sum() * 0 + torch.tensor([float(flag) for flag in flags])
 
 
