@@ -106,6 +106,7 @@ from ._torch import torch_batches as torch_batches
 from ._torch import torch_pytree_node as torch_pytree_node
 from ._torch import triton_wrapper_class as triton_wrapper_class
 from ._torch import unwrap_compiled as unwrap_compiled
+from ._torch import without_cached_weights as without_cached_weights
 from ._torch import writes as writes
 from ._torch_eager import StorageWeakRef as StorageWeakRef
 from ._torch_eager import address_of as address_of

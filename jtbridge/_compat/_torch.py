@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException as Dynamic
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import UnsupportedFakeTensorException, UnsupportedOperatorException
+from torch.nn.utils import parametrize
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
@@ -99,6 +100,26 @@ def gradients_required(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
         yield
     finally:
         set_all(False)
+
+
+@contextlib.contextmanager
+def without_cached_weights() -> Iterator[None]:
+    """Keep torch from using or keeping what it computes from weights inside the block, for another call.
+
+    `torch.nn.utils.parametrize.cached` stores a computed weight by the id of its module, and `torch.autocast` a
+    converted weight by its tensor, both until their outermost block ends. Tried on torch 2.13; torch has no public
+    access to the first cache.
+    """
+    cache, is_enabled = parametrize._cache, torch.is_autocast_cache_enabled()
+    if parametrize._cache_enabled:
+        parametrize._cache = {}
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(is_enabled)
+        if parametrize._cache_enabled:
+            parametrize._cache = cache
 
 
 def mark_as_parameter(tensor: torch.Tensor) -> None:

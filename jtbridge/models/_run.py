@@ -15,6 +15,7 @@ from jtbridge._compat import (
     mark_as_parameter,
     storage_id,
     version_of,
+    without_cached_weights,
 )
 from jtbridge.core.messages import warn_user
 from jtbridge.errors import ModelError, MutationError, PurityWarning
@@ -77,6 +78,7 @@ class Run:
         trained = [tensors[name] for name in params if name in tensors]
         with (
             gradients_required(trained),  # under `jax.grad` they do so already
+            without_cached_weights(),
             RefuseOwnTensors(self.__name__, everything, given.values(), stale.kept),
         ):
             try:
