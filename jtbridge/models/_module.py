@@ -22,7 +22,7 @@ from ._layout import call_once, check_initialized, entries, has_lazy, overlappin
 from ._placing import converter
 from ._programs import Programs
 from ._release import load_into, release_tensor
-from ._run import Run, check_names, written_parameter
+from ._run import Run, bound, check_names, written_parameter
 from ._safetensors import read_files, write_file
 from ._sharding import Rules
 from ._state_dict import from_state_dict, to_state_dict
@@ -168,7 +168,8 @@ class JaxModule:
         Weights that ``init(release=True)`` released are allocated again.
 
         Raises:
-            ModelError: a tensor is missing, or has another shape than the module's.
+            ModelError: a tensor is missing, is unknown, or has another shape than the module's; or a buffer that shares
+                memory with another tensor has another value.
 
         Example:
             >>> import jax, jtbridge, torch
@@ -184,6 +185,9 @@ class JaxModule:
         """Return the ``state_dict`` that the torch module would have with these tensors, for ``torch.save``.
 
         Names, dtypes, tied entries, extra state and version metadata are torch's. The tensors have memory of their own.
+
+        Raises:
+            ModelError: a tensor is missing or unknown.
 
         Example:
             >>> import jtbridge, torch
@@ -236,6 +240,9 @@ class JaxModule:
             path: the file.
             params, state: the tensors.
             metadata: strings to store in the file, beside ``{"format": "pt"}`` and the names of tied tensors.
+
+        Raises:
+            ModelError: a tensor is missing or unknown, or the file cannot be written.
         """
         write_file(path, to_state_dict(self._module, self._checked(params, state), shared=True), metadata or {})
 
@@ -319,8 +326,11 @@ class JaxModule:
 
     def _checked(self, params: Any, state: Any) -> Arrays:
         _check_dicts(self.__name__, params, state)
-        check_names(self.__name__, entries(self._module), params, state)
-        return {**params, **state}
+        found = entries(self._module)
+        check_names(self.__name__, found, params, state)
+        arrays = {**params, **state}
+        bound(self._module, found, arrays, self._added)  # raises for a name that the module does not have
+        return arrays
 
 
 class BoundMethod:

@@ -12,7 +12,8 @@ from jtbridge.core.convert import to_torch
 from jtbridge.errors import ModelError
 from jtbridge.state import same_tensors
 
-from ._layout import entries, locate, overlapping, registered_buffers, registered_parameters
+from ._layout import entries, overlapping, registered_buffers, registered_parameters
+from ._run import place
 from ._state_dict import as_dtype
 
 
@@ -47,7 +48,7 @@ def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> 
         for key, array in arrays.items():
             entry = found.get(key)
             if entry is None:
-                _assign(module, key, to_torch(array, copy=True))
+                place(module, key, to_torch(array, copy=True), is_known=True)
                 continue
             old = entry.tensor
             if isinstance(old, ReleasedTensor):
@@ -58,7 +59,7 @@ def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> 
             elif old.shape == tuple(array.shape):
                 old.copy_(to_torch(array))
             else:
-                _assign(module, key, to_torch(array, copy=True))
+                place(module, key, to_torch(array, copy=True), is_known=True)
     return module
 
 
@@ -71,11 +72,3 @@ def _exchange(module: torch.nn.Module, old: torch.Tensor, new: torch.Tensor) -> 
                     held[key] = new
                 elif held is vars(part) and isinstance(value, list) and any(item is old for item in value):
                     value[:] = [new if item is old else item for item in value]  # the flat weights of an RNN
-
-
-def _assign(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
-    holder, key = locate(module, name)
-    if isinstance(holder, torch.nn.Module):
-        setattr(holder, key, tensor)
-    else:
-        holder[int(key) if isinstance(holder, list) else key] = tensor

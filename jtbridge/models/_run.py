@@ -27,6 +27,7 @@ from ._own_tensors import RefuseOwnTensors
 from ._python_state import python_changes
 
 Tensors = Mapping[str, torch.Tensor]
+_MISSING = object()
 
 
 class Run:
@@ -216,24 +217,34 @@ def bound(
     copy = copied(module, {id(entry.tensor): given[name] for name, entry in found.items()}, stale or Stale())
     for name in given:
         if name not in found:
-            _place(copy, name, given[name], is_known=name in added)
+            place(copy, name, given[name], is_known=name in added)
     return copy
 
 
-def _place(copy: torch.nn.Module, name: str, tensor: torch.Tensor, *, is_known: bool) -> None:
-    """Put a tensor that an earlier call assigned to an attribute into that attribute."""
+def place(module: torch.nn.Module, name: str, tensor: Any, *, is_known: bool) -> None:
+    """Put a tensor that an earlier call assigned to an attribute into that attribute.
+
+    Args:
+        module: the module.
+        name: the name of the tensor.
+        tensor: the tensor.
+        is_known: whether a call made the attribute, so that a new module does not have it.
+
+    Raises:
+        ModelError: no call could have stored a tensor under this name.
+    """
     try:
-        holder, key = locate(copy, name)
+        holder, key = locate(module, name)
     except ModelError as error:
-        raise _unexpected(copy, name) from error
+        raise _unexpected(module, name) from error
     if isinstance(holder, torch.nn.Module) and key not in vars(holder)["_modules"]:
         if key in registered_parameters(holder):
-            raise _unexpected(copy, name)
+            raise _unexpected(module, name)
         if key in registered_buffers(holder):
             registered_buffers(holder)[key] = tensor
             return
-        exists = key in vars(holder) or hasattr(type(holder), key)
-        if (exists or is_known) and isinstance(vars(holder).get(key), torch.Tensor | None):
+        present = vars(holder).get(key, getattr(type(holder), key, None if is_known else _MISSING))
+        if isinstance(present, torch.Tensor | None):
             vars(holder)[key] = tensor
             return
     elif isinstance(holder, list) and key.isdigit() and int(key) <= len(holder):
@@ -242,11 +253,11 @@ def _place(copy: torch.nn.Module, name: str, tensor: torch.Tensor, *, is_known: 
     elif isinstance(holder, dict):
         holder[next((known for known in holder if str(known) == key), key)] = tensor
         return
-    raise _unexpected(copy, name)
+    raise _unexpected(module, name)
 
 
-def _unexpected(copy: torch.nn.Module, name: str) -> ModelError:
-    kind = type(copy).__name__
+def _unexpected(module: torch.nn.Module, name: str) -> ModelError:
+    kind = type(module).__name__
     return ModelError(
         f"`{name}` is in `params` or `state`, and `{kind}` has no such tensor, or has it under another name to which "
         f"it is tied. The names are those of `jtbridge.module(model).init()`."

@@ -239,3 +239,52 @@ def test_to_jax_refuses_what_is_no_tree_of_tensors():
         jtbridge.to_jax(torch.Generator())
     with pytest.raises(ArgumentError, match=r"dict\(model.named_parameters\(\)\)"):
         jtbridge.to_jax(model.named_parameters())
+
+
+class Remembers(torch.nn.Module):
+    """A module whose call makes attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(2, 2)
+        self.last: Any = None
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = x + 1
+        self.made = x + 2
+        self.seen.append(x + 3)
+        return self.lin(x)
+
+
+USES: dict[str, Any] = {
+    "call": lambda net, params, state, path: net(params, state, jnp.ones(2)),
+    "load": lambda net, params, state, path: net.load(params, state),
+    "state_dict": lambda net, params, state, path: net.state_dict(params, state),
+    "save_safetensors": lambda net, params, state, path: net.save_safetensors(path, params, state),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("name", ["nothing", "lin.nothing", "lin.weight.x", "nothing.x", "lin", "forward", "seen.5"])
+def test_an_unknown_name_is_refused(use: str, name: str, tmp_path):
+    net = jtbridge.module(Remembers())
+    params, state = net.init()
+    with pytest.raises(ModelError, match=f"`{name}` is in `params` or `state`, and `Remembers` has no such tensor"):
+        USES[use](net, params, {**state, name: jnp.ones(2)}, tmp_path / "model")
+    assert not hasattr(net.module, "nothing")
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("use", USES)
+def test_what_a_call_made_is_known(use: str, tmp_path):
+    net = jtbridge.module(Remembers())
+    params, state = net.init()
+    for _ in range(2):
+        _, changed = net(params, state, jnp.ones(2))
+        state |= changed
+    assert sorted(state) == ["last", "made", "seen.0", "seen.1"]
+    USES[use](net, params, state, tmp_path / "model")
+    if use == "load":
+        assert net.module.made.tolist() == [3, 3]
+        assert [tensor.tolist() for tensor in net.module.seen] == [[4, 4], [4, 4]]
