@@ -19,6 +19,7 @@ from jtbridge.errors import ArgumentError, ModelError
 
 from ._caches import register_caches
 from ._layout import call_once, check_initialized, entries, has_lazy, overlapping
+from ._own_arguments import check_own_arguments
 from ._placing import converter
 from ._programs import Programs
 from ._release import load_into, release_tensor
@@ -128,7 +129,8 @@ class JaxModule:
         Raises:
             ModelError: a tensor of the module is missing, is in both dicts, or is unknown; or the call writes to a
                 parameter.
-            MutationError: the call changed a number or a string in an attribute.
+            MutationError: the call changed a Python value in an attribute.
+            ArgumentError: ``forward`` has an argument `train` or `rng` of its own, and would not get the value given.
 
         Example:
             >>> import jax, jax.numpy as jnp, jtbridge, torch
@@ -306,6 +308,7 @@ class JaxModule:
                 f"`train` of `{self.__name__}` must be True, False or None, but it is {kind_of(train)}. `jit` "
                 'makes arguments arrays: use `jax.jit(net, static_argnames="train")`.'
             )
+        check_own_arguments(self._module, method, args, {"train": train, "rng": rng})
         params, state = dict(params), dict(state)
         key = {} if rng is None else {"rng": rng}
         (out, changed), written = self._wrapped(params, state, args, kwargs, method, train, self._added, **key)
