@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from jtbridge._compat import ReleasedTensor
+from jtbridge.core.containers import entries_of, items_of
 from jtbridge.core.convert import to_torch
 from jtbridge.errors import ModelError
 from jtbridge.state import same_tensors
 
-from ._layout import entries, overlapping, registered_buffers, registered_parameters
+from ._layout import OF_TORCH, entries, overlapping
 from ._run import place
 from ._state_dict import as_dtype
 
@@ -64,11 +65,37 @@ def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> 
 
 
 def _exchange(module: torch.nn.Module, old: torch.Tensor, new: torch.Tensor) -> None:
-    """Put `new` into each place of a module that has `old`."""
-    for part in module.modules():
-        for held in (registered_parameters(part), registered_buffers(part), vars(part)):
-            for key, value in held.items():
-                if value is old:
-                    held[key] = new
-                elif held is vars(part) and isinstance(value, list) and any(item is old for item in value):
-                    value[:] = [new if item is old else item for item in value]  # the flat weights of an RNN
+    """Put `new` into each place of a module that has `old`: attributes, and containers and modules there."""
+    seen: set[int] = set()
+
+    def exchanged(value: Any) -> Any:
+        if value is old:
+            return new
+        if not isinstance(value, torch.nn.Module | dict | list | tuple) or id(value) in seen:
+            return value
+        if not isinstance(value, tuple):  # a tuple is rebuilt wherever it is
+            seen.add(id(value))
+        if isinstance(value, torch.nn.Module):
+            for held in ("_parameters", "_buffers", "_modules"):
+                exchange(vars(value)[held])
+            attributes = {key: attribute for key, attribute in vars(value).items() if key not in OF_TORCH}
+            exchange(attributes)
+            vars(value).update(attributes)
+        elif isinstance(value, dict):
+            exchange(value)
+        else:
+            before = items_of(value)
+            after = list(map(exchanged, before))
+            if any(item is not other for item, other in zip(before, after, strict=True)):
+                if isinstance(value, tuple):
+                    return value._make(after) if hasattr(value, "_make") else type(value)(after)  # type: ignore[attr-defined]
+                list.__setitem__(value, slice(None), after)  # such as the flat weights of an RNN
+        return value
+
+    def exchange(held: dict[Any, Any]) -> None:
+        for key, value in entries_of(held):
+            other = exchanged(value)
+            if other is not value:
+                held[key] = other
+
+    exchanged(module)

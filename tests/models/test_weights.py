@@ -208,6 +208,37 @@ def test_release(name: str):
     equal(dict(model.state_dict()), saved)
 
 
+class HeldTwice(torch.nn.Module):
+    """A module that has its parameter in containers too."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.row = (self.weight, "weight")
+        self.table = {1: self.weight, "rows": [self.row]}
+        self.outside = [torch.nn.Module()]
+        self.outside[0].weight = self.weight
+        self.outside[0].parent = [self]  # type: ignore[assignment]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = (self.weight, self.table[1], self.table["rows"][0][0], self.outside[0].weight)
+        return x * sum(weights)
+
+
+def test_a_released_weight_in_containers_comes_back():
+    model = HeldTwice()
+    net = jtbridge.module(model)
+    params, state = net.init(release=True)
+    assert state == {}
+    assert net(params, state, jnp.ones(2))[0].tolist() == [4, 4]
+    with pytest.raises(ModelError, match="gave up its weights"):
+        model(torch.ones(2))
+    net.load({"weight": 2 * params["weight"]}, state)
+    assert model(torch.ones(2)).tolist() == [8, 8]
+    held = (model.table[1], model.table["rows"][0][0], model.row[0], model.outside[0].weight)
+    assert all(weight is model.weight for weight in held)
+
+
 def test_a_released_module_has_shapes_and_can_be_copied():
     model = torch.nn.Linear(3, 2)
     net = jtbridge.module(model)
