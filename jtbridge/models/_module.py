@@ -269,7 +269,8 @@ class JaxModule:
         Raises:
             ModelError: as for :meth:`from_state_dict`; or there is no such file.
         """
-        return from_state_dict(self._module, read_files(path), strict=strict, mesh=mesh, rules=rules)
+        tensors, ties = read_files(path)
+        return from_state_dict(self._module, tensors, strict=strict, mesh=mesh, rules=rules, other_names=ties)
 
     def __copy__(self) -> JaxModule:
         return JaxModule(self._module, self._options)

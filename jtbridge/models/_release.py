@@ -10,6 +10,7 @@ import torch
 from jtbridge._compat import ReleasedTensor
 from jtbridge.core.containers import entries_of, items_of
 from jtbridge.core.convert import to_torch
+from jtbridge.core.overlap import may_overlap
 from jtbridge.errors import ModelError
 from jtbridge.state import same_tensors
 
@@ -52,7 +53,8 @@ def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> 
                 place(module, key, to_torch(array, copy=True), is_known=True)
                 continue
             old = entry.tensor
-            if isinstance(old, ReleasedTensor):
+            if isinstance(old, ReleasedTensor) or (old.shape == tuple(array.shape) and may_overlap(old)):
+                # An expanded tensor has one memory for several elements: torch cannot write to it.
                 new = as_dtype(to_torch(array, copy=True), old.dtype)
                 if isinstance(old, torch.nn.Parameter):
                     new = torch.nn.Parameter(new, requires_grad=old.requires_grad)

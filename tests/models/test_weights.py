@@ -319,3 +319,41 @@ def test_what_a_call_made_is_known(use: str, tmp_path):
     if use == "load":
         assert net.module.made.tolist() == [3, 3]
         assert [tensor.tolist() for tensor in net.module.seen] == [[4, 4], [4, 4]]
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(2, 2, bias=False)
+        self.b = torch.nn.Linear(2, 2, bias=False)
+        self.b.weight = self.a.weight
+
+
+def test_tied_entries_may_hold_nan_and_may_be_missing():
+    net = jtbridge.module(Tied())
+    params, state = net.init()
+    params = jax.tree.map(lambda p: p * jnp.nan, params)
+    found, _ = net.from_state_dict(net.state_dict(params, state))
+    assert jnp.isnan(found["a.weight"]).all()
+    found, _ = net.from_state_dict({}, strict=False)
+    assert jnp.array_equal(found["a.weight"], net.init()[0]["a.weight"])
+
+
+def test_a_text_in_the_metadata_of_a_file_is_no_name(tmp_path):
+    net = jtbridge.module(torch.nn.Linear(2, 2))
+    params, state = net.init()
+    net.save_safetensors(tmp_path / "file", params, state, metadata={"base": "weight"})
+    found, _ = net.load_safetensors(tmp_path / "file")
+    assert found.keys() == params.keys()
+    assert jnp.array_equal(found["weight"], params["weight"])
+
+
+def test_load_replaces_an_expanded_buffer():
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("places", torch.arange(2).expand(3, 2), persistent=False)
+    net = jtbridge.module(model)
+    params, _ = net.init()
+    places = jnp.arange(6).reshape(3, 2)
+    net.load(params, {"places": places})
+    assert model.places.tolist() == places.tolist()
+    assert model.places.dtype == torch.int64
