@@ -25,6 +25,7 @@ from .core.fork import check_not_forked
 from .core.imports import import_whole
 from .core.nested_calls import is_inside, marked
 from .core.pickling import reduced
+from .core.random_numbers import check_key
 from .core.signature import Signature, flatten_arguments
 from .errors import ArgumentError
 
@@ -130,6 +131,8 @@ class Wrapped:
     def flattened(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[jax.Array], Signature, Any]:
         """Return the flat arrays of a call, its signature, and its JAX key, or None if the call has no key."""
         rng = None if self._takes_rng else kwargs.pop("rng", None)
+        if rng is not None:
+            check_key(rng)
         args, kwargs = (*self._prefix, *args), {**self._keywords, **kwargs}
         return *flatten_arguments(self._name, args, kwargs), rng
 

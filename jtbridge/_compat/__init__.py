@@ -84,6 +84,7 @@ from ._torch import differentiating as differentiating
 from ._torch import function_of_triton_operator as function_of_triton_operator
 from ._torch import functorch_depth as functorch_depth
 from ._torch import functorch_level as functorch_level
+from ._torch import gradients_required as gradients_required
 from ._torch import has_batching_rule as has_batching_rule
 from ._torch import has_cpu_kernel as has_cpu_kernel
 from ._torch import has_saved_tensor_hooks as has_saved_tensor_hooks
@@ -93,6 +94,7 @@ from ._torch import inside_functorch as inside_functorch
 from ._torch import is_lazy as is_lazy
 from ._torch import is_tracing_exception as is_tracing_exception
 from ._torch import is_zero as is_zero
+from ._torch import mark_as_parameter as mark_as_parameter
 from ._torch import materializes_gradients as materializes_gradients
 from ._torch import once_differentiable_in as once_differentiable_in
 from ._torch import outside_functorch as outside_functorch
@@ -107,6 +109,7 @@ from ._torch import torch_batches as torch_batches
 from ._torch import torch_pytree_node as torch_pytree_node
 from ._torch import triton_wrapper_class as triton_wrapper_class
 from ._torch import unwrap_compiled as unwrap_compiled
+from ._torch import without_cached_weights as without_cached_weights
 from ._torch import writes as writes
 from ._torch_eager import StorageWeakRef as StorageWeakRef
 from ._torch_eager import address_of as address_of

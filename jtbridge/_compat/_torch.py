@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException as Dynamic
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import UnsupportedFakeTensorException, UnsupportedOperatorException
+from torch.nn.utils import parametrize
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
@@ -100,6 +101,57 @@ def innermost(tensor: torch.Tensor) -> torch.Tensor:
     while functorch_bindings.is_functorch_wrapped_tensor(tensor):
         tensor = functorch_bindings.get_unwrapped(tensor)
     return tensor
+
+
+@contextlib.contextmanager
+def gradients_required(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Let tensors of floating-point and complex numbers require a gradient inside the block, as parameters do.
+
+    Inside `torch.func.vmap` torch refuses `requires_grad_`: the tensor under the batched one gets the flag, outside of
+    `torch.func`. Tried on torch 2.13.
+    """
+    leaves = [leaf for leaf in map(innermost, tensors) if not leaf.requires_grad]
+    leaves = [leaf for leaf in leaves if leaf.is_floating_point() or leaf.is_complex()]
+
+    def set_all(value: bool) -> None:
+        with outside_functorch() if inside_functorch() else contextlib.nullcontext():
+            for leaf in leaves:
+                if leaf.is_leaf:
+                    leaf.requires_grad_(value)
+
+    set_all(True)
+    try:
+        yield
+    finally:
+        set_all(False)
+
+
+@contextlib.contextmanager
+def without_cached_weights() -> Iterator[None]:
+    """Keep torch from using or keeping what it computes from weights inside the block, for another call.
+
+    `torch.nn.utils.parametrize.cached` stores a computed weight by the id of its module, and `torch.autocast` a
+    converted weight by its tensor, both until their outermost block ends. Tried on torch 2.13; torch has no public
+    access to the first cache.
+    """
+    cache, is_enabled = parametrize._cache, torch.is_autocast_cache_enabled()
+    if parametrize._cache_enabled:
+        parametrize._cache = {}
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(is_enabled)
+        if parametrize._cache_enabled:
+            parametrize._cache = cache
+
+
+def mark_as_parameter(tensor: torch.Tensor) -> None:
+    """Make ``isinstance(tensor, torch.nn.Parameter)`` true for a tensor, which stays the same object.
+
+    `torch.nn.Parameter(tensor)` returns another tensor, outside the graph of the first. Tried on torch 2.13.
+    """
+    tensor._is_param = True  # type: ignore[attr-defined]
 
 
 def custom_backwards(tensors: Sequence[torch.Tensor]) -> list[Any]:

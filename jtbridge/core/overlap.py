@@ -82,6 +82,13 @@ def may_overlap(tensor: torch.Tensor) -> bool:
     return False
 
 
+def shares_elements(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have an element in common in memory."""
+    if storage_id(tensor) != storage_id(other) or not (tensor.numel() and other.numel()):
+        return False
+    return _place(tensor) == _place(other) or shares_other_elements(tensor, other)
+
+
 def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors have the same elements in the same order."""
     return storage_id(tensor) == storage_id(other) and _place(tensor) == _place(other)

@@ -26,12 +26,17 @@ _TRACING = threading.local()
 _CPU = torch.device("cpu")
 
 
-def seed_from_key(key: Any) -> jax.Array:
-    """Return 64 random bits, as uint32[2], from a new-style or a raw uint32 JAX key (batched under vmap)."""
+def check_key(key: Any, name: str = "rng") -> None:
+    """Raise an error unless an argument is a new-style or a raw uint32 JAX key."""
     if not isinstance(key, jax.Array) or not (
         jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32
     ):
-        raise ArgumentError(f"`rng` must be a JAX key such as `jax.random.key(0)`, but it is {kind_of(key)}.")
+        raise ArgumentError(f"`{name}` must be a JAX key such as `jax.random.key(0)`, but it is {kind_of(key)}.")
+
+
+def seed_from_key(key: Any) -> jax.Array:
+    """Return 64 random bits, as uint32[2], from a new-style or a raw uint32 JAX key (batched under vmap)."""
+    check_key(key)
     return jax.random.bits(key, SEED_SHAPE, jnp.uint32)
 
 

@@ -1,9 +1,9 @@
 """Copies of a module's Python objects with other tensors in them.
 
 A copy shares no mutable object with the original that the copied code could write to by way of `self`: modules, their
-dicts of parameters, buffers, children and hooks, and the containers in their attributes are new. Objects of other
-classes are shared, unless they hold a module or a tensor of the original. A function whose closure holds one, such as a
-hook, is rebuilt around the copy.
+dicts of parameters, buffers, children and hooks, and the containers and NumPy arrays in their attributes are new.
+Objects of other classes are shared, unless they hold a module or a tensor of the original. A function whose closure
+holds one, such as a hook, is rebuilt around the copy.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from jtbridge.core.containers import CONTAINERS, entries_of, items_of
 from jtbridge.errors import ModelError
+
+from ._layout import OF_TORCH
 
 _ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), type, torch.dtype, torch.device, torch.Size})
 _DEPTH = 4  # of the objects that are examined for a module or a tensor
@@ -78,15 +81,13 @@ class _Copier:
             return self._module(value)
         if isinstance(value, dict):
             return self._mapping(value)
-        if kind in (list, set, collections.deque):
-            found = self._remember(value, copy.copy(value))
-            items = [self.value(item) for item in value]
-            found.clear()
-            (found.update if kind is set else found.extend)(items)
-            return found
+        if isinstance(value, list | set | collections.deque):
+            return self._items(value)
         if kind in (tuple, frozenset):
             items = [self.value(item) for item in value]
             return value if all(map(operator.is_, items, value)) else kind(items)
+        if kind in (np.ndarray, bytearray):
+            return self._remember(value, value.copy())
         return self._rebuilt(value) if self._holds(value) else value
 
     def _remember(self, value: Any, found: Any) -> Any:
@@ -103,6 +104,8 @@ class _Copier:
             if self._is_stale(value):
                 self._stale.dropped.append(key)
                 attributes[key] = None
+            elif key in OF_TORCH and isinstance(value, dict) and not value:  # most dicts of hooks
+                attributes[key] = type(value)()
             else:
                 attributes[key] = self.value(value)
         for key in slot_names(type(module)):
@@ -112,18 +115,22 @@ class _Copier:
 
     def _mapping(self, mapping: dict[Any, Any]) -> Any:
         kind = type(mapping)
-        if kind is dict or kind is collections.OrderedDict:
-            if not mapping:  # most dicts of hooks
-                return kind()
-            found = self._remember(mapping, kind())
-        else:
-            found = self._remember(mapping, copy.copy(mapping))
+        is_plain = kind is dict or kind is collections.OrderedDict
+        found = self._remember(mapping, kind() if is_plain else copy.copy(mapping))
         for key, value in entries_of(mapping):
             if self._is_stale(value):
                 self._stale.dropped.append(str(key))
                 found.pop(key, None)
             else:
                 found[self.value(key)] = self.value(value)
+        return found
+
+    def _items(self, container: Any) -> Any:
+        base: Any = next(base for base in (list, set, collections.deque) if isinstance(container, base))
+        found = self._remember(container, copy.copy(container))
+        items = [self.value(item) for item in items_of(container)]
+        base.clear(found)  # without the methods of a class of its own
+        (base.update if base is set else base.extend)(found, items)
         return found
 
     def _is_stale(self, value: Any) -> bool:
@@ -146,10 +153,11 @@ class _Copier:
             found = copy.copy(value)
         except TypeError:  # such as a `threading.local`: shared; a use of the module's own tensors is refused
             return value
+        if isinstance(value, tuple):  # of a class of its own, such as a named tuple
+            items = [self.value(item) for item in items_of(value)]
+            return value._make(items) if hasattr(value, "_make") else type(value)(items)  # type: ignore[attr-defined]
         self._remember(value, found)
-        if isinstance(value, list | tuple | set):  # of a class of their own
-            return _container_of(value, [self.value(item) for item in items_of(value)])
-        for key, attribute in _attributes(value).items():
+        for key, attribute in attributes_of(value).items():
             object.__setattr__(found, key, self.value(attribute))
         return found
 
@@ -180,8 +188,10 @@ class _Copier:
         for _ in range(_DEPTH):
             found = []
             for one in level:
-                if isinstance(one, torch.nn.Module) or id(one) in self._replaced or self._is_stale(one):
+                if isinstance(one, torch.nn.Module) or id(one) in self._replaced:
                     return True
+                if self._is_stale(one):
+                    self._stale.kept.append(one)
                 parts = [part for part in self._parts(one) if type(part) not in _ATOMS and id(part) not in seen]
                 seen.update(map(id, parts))
                 found += parts
@@ -202,11 +212,10 @@ class _Copier:
             return [value()]
         if isinstance(value, types.FunctionType):
             self._check_globals(value)
-            cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-            return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+            return closed_over(value)
         if isinstance(value, type | types.ModuleType) or type(value).__module__.partition(".")[0] in ("torch", "numpy"):
             return []
-        return list(_attributes(value).values())
+        return list(attributes_of(value).values())
 
     def _check_globals(self, function: types.FunctionType) -> None:
         """Refuse a function that reads a module of the original from a global: it would not see the copy."""
@@ -232,10 +241,16 @@ def slot_names(kind: type) -> list[str]:
     return [name for name in flat if not name.startswith("__")]
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def attributes_of(value: Any) -> dict[str, Any]:
     """Return the attributes of an object, in its dict and in its slots."""
     slots = {key: getattr(value, key) for key in slot_names(type(value)) if hasattr(value, key)}
     return {**slots, **getattr(value, "__dict__", {})}
+
+
+def closed_over(function: types.FunctionType) -> list[Any]:
+    """Return the objects in the closure and in the defaults of a function."""
+    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    return [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
 
 
 def _is_filled(cell: types.CellType) -> bool:
@@ -244,13 +259,3 @@ def _is_filled(cell: types.CellType) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _container_of(value: Any, items: list[Any]) -> Any:
-    """Return a container of the class of `value`, such as a named tuple, of other items."""
-    if isinstance(value, tuple):
-        return value._make(items) if hasattr(value, "_make") else type(value)(items)  # type: ignore[attr-defined]
-    found = copy.copy(value)
-    found.clear()
-    (found.update if isinstance(value, set) else found.extend)(items)
-    return found

@@ -34,7 +34,11 @@ class TensorEntry:
 
 
 def entries(
-    module: torch.nn.Module, *, computed: bool = False, visited: frozenset[int] = frozenset()
+    module: torch.nn.Module,
+    *,
+    computed: bool = False,
+    visited: frozenset[int] = frozenset(),
+    ties: dict[str, str] | None = None,
 ) -> dict[str, TensorEntry]:
     """Return the tensors of a module by name, in torch's order. A tied tensor is listed once, by its first name.
 
@@ -43,19 +47,25 @@ def entries(
         computed: whether tensors in plain attributes count that autograd recorded as the result of an operator. An
             earlier call left them there.
         visited: the ids of modules whose tensors are listed already.
+        ties: is filled with the other names of tied tensors, and the first name for each.
 
     Raises:
         ModelError: two tensors have the same name.
     """
     found: dict[str, TensorEntry] = {}
-    known: set[int] = set()
+    names: dict[int, str] = {}  # by the ids of the tensors
 
     def add(name: str, kind: str, tensor: Any, persistent: bool) -> None:
-        if isinstance(tensor, torch.Tensor) and id(tensor) not in known:
-            known.add(id(tensor))
+        if not isinstance(tensor, torch.Tensor):
+            return
+        first = names.get(id(tensor))
+        if first is None:
+            names[id(tensor)] = name
             if name in found:
                 raise ModelError(f"Two tensors of the module have the name `{name}`: rename an attribute or a key.")
             found[name] = TensorEntry(name, kind, tensor, persistent)
+        elif first != name and ties is not None:
+            ties[name] = first
 
     modules = list(module.named_modules())
     for path, part in modules:
@@ -88,13 +98,13 @@ def non_persistent(module: torch.nn.Module) -> set[str]:
     return vars(module)["_non_persistent_buffers_set"]
 
 
-_OF_TORCH = frozenset(vars(torch.nn.Module()))
+OF_TORCH = frozenset(vars(torch.nn.Module()))  # the attributes of every module
 
 
 def plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
     """Return the attributes of a module that a user set, except those that each call computes again."""
     derived = derived_attributes(module)
-    return {key: value for key, value in vars(module).items() if key not in _OF_TORCH and key not in derived}
+    return {key: value for key, value in vars(module).items() if key not in OF_TORCH and key not in derived}
 
 
 def derived_attributes(module: torch.nn.Module) -> set[str]:
@@ -127,8 +137,10 @@ def _tensors_in(
         for key, item in entries_of(value):
             yield from _tensors_in(f"{name}.{key}", item, registered, computed, depth + 1)
     elif isinstance(value, torch.nn.Module) and id(value) not in registered:
-        for key, entry in entries(value, computed=computed, visited=registered).items():
-            yield f"{name}.{key}", entry.tensor
+        ties: dict[str, str] = {}
+        found = entries(value, computed=computed, visited=registered, ties=ties)
+        for key in [*found, *ties]:
+            yield f"{name}.{key}", found[ties.get(key, key)].tensor
 
 
 def _joined(path: str, key: str) -> str:

@@ -19,10 +19,11 @@ from jtbridge.errors import ArgumentError, ModelError
 
 from ._caches import register_caches
 from ._layout import call_once, check_initialized, entries, has_lazy, overlapping
+from ._own_arguments import check_own_arguments
 from ._placing import converter
 from ._programs import Programs
 from ._release import load_into, release_tensor
-from ._run import Run, check_names, written_parameter
+from ._run import Run, bound, check_names, written_parameter
 from ._safetensors import read_files, write_file
 from ._sharding import Rules
 from ._state_dict import from_state_dict, to_state_dict
@@ -42,7 +43,6 @@ class JaxModule:
         self._module = module
         self._options = options
         self._wrapped = wrap(Run(module, options["purity"]), return_mutated=True, **options)
-        self._overlapping: frozenset[str] = frozenset()
         self._added: frozenset[str] = frozenset()  # names of attributes that a call made
         self._programs = Programs()  # compiled by `jtbridge.generate`
         self.__name__ = type(module).__name__
@@ -97,7 +97,7 @@ class JaxModule:
                     "it again. Keep the `params` and `state` of that call, or put weights back with "
                     "`net.load(params, state)`."
                 )
-        self._overlapping = frozenset(overlapping(found))
+        overlaps = overlapping(found)
         params: Arrays = {}
         state: Arrays = {}
         convert = converter(found, mesh, rules)
@@ -105,7 +105,7 @@ class JaxModule:
         for name in names:
             entry = found.pop(name)  # a released tensor is freed before the next one is converted
             (params if entry.kind == "parameter" else state)[name] = convert(name, entry.tensor)
-            if release and entry.persistent:
+            if release and entry.persistent and name not in overlaps:
                 release_tensor(self._module, entry.tensor)
         return params, state
 
@@ -129,7 +129,8 @@ class JaxModule:
         Raises:
             ModelError: a tensor of the module is missing, is in both dicts, or is unknown; or the call writes to a
                 parameter.
-            MutationError: the call changed a number or a string in an attribute.
+            MutationError: the call changed a Python value in an attribute.
+            ArgumentError: ``forward`` has an argument `train` or `rng` of its own, and would not get the value given.
 
         Example:
             >>> import jax, jax.numpy as jnp, jtbridge, torch
@@ -169,7 +170,8 @@ class JaxModule:
         Weights that ``init(release=True)`` released are allocated again.
 
         Raises:
-            ModelError: a tensor is missing, or has another shape than the module's.
+            ModelError: a tensor is missing, is unknown, or has another shape than the module's; or a buffer that shares
+                memory with another tensor has another value.
 
         Example:
             >>> import jax, jtbridge, torch
@@ -179,13 +181,15 @@ class JaxModule:
             Parameter containing:
             tensor([0.], requires_grad=True)
         """
-        self._check_overlap(state)
-        return load_into(self._module, self.__name__, {**self._checked(params, state)})
+        return load_into(self._module, self.__name__, self._checked(params, state))
 
     def state_dict(self, params: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the ``state_dict`` that the torch module would have with these tensors, for ``torch.save``.
 
         Names, dtypes, tied entries, extra state and version metadata are torch's. The tensors have memory of their own.
+
+        Raises:
+            ModelError: a tensor is missing or unknown.
 
         Example:
             >>> import jtbridge, torch
@@ -238,6 +242,9 @@ class JaxModule:
             path: the file.
             params, state: the tensors.
             metadata: strings to store in the file, beside ``{"format": "pt"}`` and the names of tied tensors.
+
+        Raises:
+            ModelError: a tensor is missing or unknown, or the file cannot be written.
         """
         write_file(path, to_state_dict(self._module, self._checked(params, state), shared=True), metadata or {})
 
@@ -262,7 +269,8 @@ class JaxModule:
         Raises:
             ModelError: as for :meth:`from_state_dict`; or there is no such file.
         """
-        return from_state_dict(self._module, read_files(path), strict=strict, mesh=mesh, rules=rules)
+        tensors, ties = read_files(path)
+        return from_state_dict(self._module, tensors, strict=strict, mesh=mesh, rules=rules, other_names=ties)
 
     def __copy__(self) -> JaxModule:
         return JaxModule(self._module, self._options)
@@ -301,6 +309,7 @@ class JaxModule:
                 f"`train` of `{self.__name__}` must be True, False or None, but it is {kind_of(train)}. `jit` "
                 'makes arguments arrays: use `jax.jit(net, static_argnames="train")`.'
             )
+        check_own_arguments(self._module, method, args, {"train": train, "rng": rng})
         params, state = dict(params), dict(state)
         key = {} if rng is None else {"rng": rng}
         (out, changed), written = self._wrapped(params, state, args, kwargs, method, train, self._added, **key)
@@ -313,7 +322,7 @@ class JaxModule:
         return out, changed
 
     def _check_overlap(self, changed: Mapping[str, Any]) -> None:
-        for name in self._overlapping & changed.keys():
+        for name in overlapping(entries(self._module)) & changed.keys() if changed else ():
             raise ModelError(
                 f"A call of `{self.__name__}` writes to `{name}`, which shares memory with another tensor of the "
                 "module: in torch the other one changes as well. Give it memory of its own, with `.clone()`."
@@ -321,8 +330,11 @@ class JaxModule:
 
     def _checked(self, params: Any, state: Any) -> Arrays:
         _check_dicts(self.__name__, params, state)
-        check_names(self.__name__, entries(self._module), params, state)
-        return {**params, **state}
+        found = entries(self._module)
+        check_names(self.__name__, found, params, state)
+        arrays = {**params, **state}
+        bound(self._module, found, arrays, self._added)  # raises for a name that the module does not have
+        return arrays
 
 
 class BoundMethod:

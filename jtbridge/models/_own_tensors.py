@@ -62,9 +62,8 @@ class RefuseOwnTensors(TorchFunctionMode):
         if name == _COMPUTED or self._found[name].tensor.grad_fn is not None:
             return ModelError(
                 f"A call of `{self._module}` uses {name if name == _COMPUTED else f'`{name}`'} in "
-                f"`{resolve_name(func) or func}`, which an earlier call of "
-                "the torch module computed from other parameters than those in `params`. Clear what earlier calls "
-                "stored in the module, or make a new one."
+                f"`{resolve_name(func) or func}`, which an earlier call computed from other parameters than those in "
+                "`params`. Clear what earlier calls stored in the module, or make a new one."
             )
         return ModelError(
             f"A call of `{self._module}` uses the torch module's own `{name}` in `{resolve_name(func) or func}`, and "

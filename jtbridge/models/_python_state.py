@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import collections
+import enum
 import functools
 import itertools
 import types
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
+from jtbridge.core.containers import entries_of, items_of
+from jtbridge.state import VALUES, same
+
+from ._copying import attributes_of, closed_over
 from ._layout import plain_attributes
 
-_VALUES = (int, float, complex, str, bytes, bool)
 _DEPTH = 6
 _MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
+_SETS = (set, frozenset, collections.deque)
 
 Change = tuple[str, Any, Any]
 
@@ -23,28 +31,13 @@ Change = tuple[str, Any, Any]
 def python_changes(original: torch.nn.Module, copy: torch.nn.Module) -> Iterator[Change]:
     """Yield the Python values that differ between a module and the copy that a call ran: name, before and after.
 
-    Numbers, strings and flags count, in attributes and in the containers and objects there. Tensors do not count: they
-    are part of the state that a call returns, except in sets and deques, where they have no names. An attribute that
-    the call made does not count either, because the next call makes it anew, unless the class asks whether it is there.
-    Hooks that the call registered count.
+    Values of every kind count, such as numbers, strings, dtypes, functions and NumPy arrays, in attributes and in the
+    containers and objects there. Tensors do not count: they are part of the state that a call returns, except in sets
+    and deques, where they have no names. An attribute that the call made does not count either, because the next call
+    makes it anew, unless the class asks whether it is there; nor does an object that took the place of None. A
+    submodule that is removed or of another class counts, and a hook that the call registered.
     """
-    copies = dict(copy.named_modules())
-    for path, part in original.named_modules():
-        other = copies.get(path)
-        if other is None:
-            continue
-        start = f"{path}." if path else ""
-        before, after = plain_attributes(part), plain_attributes(other)
-        for key, value in before.items():
-            yield from _changes(f"{start}{key}", value, after.get(key, _MISSING), 0)
-        for key in after.keys() - before.keys():
-            if not isinstance(after[key], bool) and asks_for(type(other), key):
-                yield from _changes(f"{start}{key}", _MISSING, after[key], 0)
-        for key in _HOOKS:
-            was, now = vars(part).get(key, {}), vars(other).get(key, {})
-            added = [hook for number, hook in now.items() if number not in was and not _is_installed_anew(hook)]
-            if added or was.keys() - now.keys():
-                yield f"{start}{key}", list(was.values()), list(now.values())
+    yield from _Comparison().modules("", original, copy)
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -69,41 +62,123 @@ def asks_for(kind: type, name: str) -> bool:
 _ASKING = {"getattr", "hasattr", "__dict__", "vars"}
 
 
-def _changes(name: str, before: Any, after: Any, depth: int) -> Iterator[Change]:
-    if after is before or depth > _DEPTH or _is_tensor(before) or _is_tensor(after):
-        return
-    if type(before) in _VALUES or type(after) in _VALUES:
-        if type(before) is not type(after) or before != after:
+class _Comparison:
+    """Comparison of a module with its copy; each object is compared once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Any] = {}  # the objects of the original, by their ids
+
+    def modules(self, name: str, original: torch.nn.Module, copy: torch.nn.Module) -> Iterator[Change]:
+        start = f"{name}." if name else ""
+        copies = dict(copy.named_modules())
+        parts = [(path, part) for path, part in original.named_modules() if self._is_new(part)]
+        for path, part in parts:
+            other = copies.get(path)
+            if type(other) is not type(part):
+                yield f"{start}{path}", part, _MISSING if other is None else other
+            if other is None:
+                continue
+            place = f"{start}{path}." if path else start
+            before, after = plain_attributes(part), plain_attributes(other)
+            for key, value in before.items():
+                yield from self._values(f"{place}{key}", value, after.get(key, _MISSING), 0)
+            for key in after.keys() - before.keys():
+                if not isinstance(after[key], bool) and asks_for(type(other), key):
+                    yield from self._values(f"{place}{key}", _MISSING, after[key], 0)
+            for key in _HOOKS:
+                was, now = vars(part).get(key, {}), vars(other).get(key, {})
+                added = [hook for number, hook in now.items() if number not in was and not _is_installed_anew(hook)]
+                if added or was.keys() - now.keys():
+                    yield f"{place}{key}", list(was.values()), list(now.values())
+
+    def _is_new(self, value: Any) -> bool:
+        """Return whether an object of the original was not compared yet."""
+        if id(value) in self._seen:
+            return False
+        self._seen[id(value)] = value
+        return True
+
+    def _values(self, name: str, before: Any, after: Any, depth: int) -> Iterator[Change]:
+        if after is before or depth > _DEPTH or _is_tensor(before) or _is_tensor(after):
+            return
+        if isinstance(before, weakref.ref) and isinstance(after, weakref.ref):
+            yield from self._values(name, before(), after(), depth + 1)
+        elif isinstance(before, _SETS) or isinstance(after, _SETS):
+            if not _has_same_items(before, after):
+                yield name, before, after
+        elif isinstance(before, dict) or isinstance(after, dict):
+            old, new = (dict(entries_of(value)) if isinstance(value, dict) else {} for value in (before, after))
+            for key in {**old, **new}:
+                if isinstance(key, torch.nn.Module):
+                    continue  # the copy has another key
+                yield from self._values(f"{name}.{key}", old.get(key, _MISSING), new.get(key, _MISSING), depth + 1)
+        elif isinstance(before, list | tuple) or isinstance(after, list | tuple):
+            old, new = (items_of(value) if isinstance(value, list | tuple) else () for value in (before, after))
+            for place, (one, other) in enumerate(itertools.zip_longest(old, new, fillvalue=_MISSING)):
+                yield from self._values(f"{name}.{place}", one, other, depth + 1)
+        elif isinstance(before, torch.nn.Module) and isinstance(after, torch.nn.Module):
+            if id(before) not in self._seen:
+                yield from self.modules(name, before, after)
+        elif isinstance(before, _FUNCTIONS) and type(before) is type(after):
+            (code, parts), (other_code, others) = _function(before), _function(after)
+            if code is not other_code:
+                yield name, before, after
+            else:
+                yield from self._values(name, parts, others, depth + 1)
+        elif _is_value(before) or _is_value(after):
+            if not _equal(before, after):
+                yield name, before, after
+        elif type(before) is type(after):
+            if self._is_new(before):
+                yield from self._values(name, attributes_of(before), attributes_of(after), depth + 1)
+        elif before is not None and before is not _MISSING:
             yield name, before, after
-    elif isinstance(after, set | frozenset | collections.deque):
-        if not _has_same_items(before, after):
-            yield name, before, after
-    elif isinstance(before, dict) or isinstance(after, dict):
-        old, new = (value if isinstance(value, dict) else {} for value in (before, after))
-        for key in {**old, **new}:
-            if isinstance(key, torch.nn.Module):
-                continue  # the copy has another key
-            yield from _changes(f"{name}.{key}", old.get(key, _MISSING), new.get(key, _MISSING), depth + 1)
-    elif isinstance(before, list | tuple) or isinstance(after, list | tuple):
-        old, new = (value if isinstance(value, list | tuple) else () for value in (before, after))
-        for place, (one, other) in enumerate(itertools.zip_longest(old, new, fillvalue=_MISSING)):
-            yield from _changes(f"{name}.{place}", one, other, depth + 1)
-    elif type(before) is type(after) and not isinstance(before, torch.nn.Module) and hasattr(before, "__dict__"):
-        yield from _changes(name, vars(before), vars(after), depth + 1)
+
+
+def _is_value(value: Any) -> bool:
+    """Return whether an object is a value, which is another one if it is not equal; others are known by attributes."""
+    if value is None or value is _MISSING:
+        return False
+    if isinstance(value, (*VALUES, *_FUNCTIONS, type, enum.Enum, np.ndarray, bytearray)):
+        return True
+    return type(value).__eq__ is not object.__eq__ and not attributes_of(value)
+
+
+def _equal(value: Any, other: Any) -> bool:
+    """Return whether two values are equal and of one type."""
+    if same(value, other):
+        return True
+    if type(value) is not type(other) or isinstance(value, np.ndarray):
+        return False
+    try:
+        return type(value).__eq__ is not object.__eq__ and bool(value == other)
+    except (TypeError, ValueError, RuntimeError):  # such as arrays, which compare by element
+        return False
+
+
+def _function(function: Any) -> tuple[Any, Any]:
+    """Return what a function is, and the objects that it is made of."""
+    if isinstance(function, functools.partial):
+        return functools.partial, [function.func, function.args, function.keywords]
+    if isinstance(function, types.MethodType):
+        return types.MethodType, [function.__func__, function.__self__]
+    if isinstance(function, types.FunctionType):
+        return function.__code__, closed_over(function)
+    return function, []
 
 
 def _has_same_items(before: Any, after: Any) -> bool:
-    """Return whether a set or a deque has the same numbers, strings and tensors."""
+    """Return whether a set or a deque has the same values and tensors."""
     if type(before) is not type(after):
         return not after
-    old, new = ([item for item in items if type(item) in _VALUES or _is_tensor(item)] for items in (before, after))
+    old, new = ([item for item in items if _is_value(item) or _is_tensor(item)] for items in (before, after))
     if isinstance(after, set | frozenset):
         return set(map(_identity, old)) == set(map(_identity, new))
     return len(before) == len(after) and list(map(_identity, old)) == list(map(_identity, new))
 
 
 def _identity(item: Any) -> Any:
-    return id(item) if _is_tensor(item) else (type(item), item)
+    return id(item) if _is_tensor(item) or isinstance(item, np.ndarray | bytearray) else (type(item), item)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -8,10 +8,14 @@ from typing import Any
 import torch
 
 from jtbridge._compat import ReleasedTensor
+from jtbridge.core.containers import entries_of, items_of
 from jtbridge.core.convert import to_torch
+from jtbridge.core.overlap import may_overlap
 from jtbridge.errors import ModelError
+from jtbridge.state import same_tensors
 
-from ._layout import entries, locate, registered_buffers, registered_parameters
+from ._layout import OF_TORCH, entries, overlapping
+from ._run import place
 from ._state_dict import as_dtype
 
 
@@ -35,14 +39,22 @@ def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> 
                 f"`{key}` has shape {tuple(array.shape)}, and `{name}` has {tuple(entry.tensor.shape)} in torch. "
                 "Nothing was loaded. Start from `params, state = net.init()`."
             )
+    for key in overlapping(found) & arrays.keys():
+        if not same_tensors(found[key].tensor.detach(), as_dtype(to_torch(arrays[key]), found[key].tensor.dtype)):
+            raise ModelError(
+                f"`{key}` of `{name}` shares memory with another tensor of the module, so no other value of it can be "
+                "loaded: it would change the other one as well. Nothing was loaded. Give it memory of its own in the "
+                "torch module, with `.clone()`."
+            )
     with torch.no_grad():
         for key, array in arrays.items():
             entry = found.get(key)
             if entry is None:
-                _assign(module, key, to_torch(array, copy=True))
+                place(module, key, to_torch(array, copy=True), is_known=True)
                 continue
             old = entry.tensor
-            if isinstance(old, ReleasedTensor):
+            if isinstance(old, ReleasedTensor) or (old.shape == tuple(array.shape) and may_overlap(old)):
+                # An expanded tensor has one memory for several elements: torch cannot write to it.
                 new = as_dtype(to_torch(array, copy=True), old.dtype)
                 if isinstance(old, torch.nn.Parameter):
                     new = torch.nn.Parameter(new, requires_grad=old.requires_grad)
@@ -50,24 +62,42 @@ def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> 
             elif old.shape == tuple(array.shape):
                 old.copy_(to_torch(array))
             else:
-                _assign(module, key, to_torch(array, copy=True))
+                place(module, key, to_torch(array, copy=True), is_known=True)
     return module
 
 
 def _exchange(module: torch.nn.Module, old: torch.Tensor, new: torch.Tensor) -> None:
-    """Put `new` into each place of a module that has `old`."""
-    for part in module.modules():
-        for held in (registered_parameters(part), registered_buffers(part), vars(part)):
-            for key, value in held.items():
-                if value is old:
-                    held[key] = new
-                elif held is vars(part) and isinstance(value, list) and any(item is old for item in value):
-                    value[:] = [new if item is old else item for item in value]  # the flat weights of an RNN
+    """Put `new` into each place of a module that has `old`: attributes, and containers and modules there."""
+    seen: set[int] = set()
 
+    def exchanged(value: Any) -> Any:
+        if value is old:
+            return new
+        if not isinstance(value, torch.nn.Module | dict | list | tuple) or id(value) in seen:
+            return value
+        if not isinstance(value, tuple):  # a tuple is rebuilt wherever it is
+            seen.add(id(value))
+        if isinstance(value, torch.nn.Module):
+            for held in ("_parameters", "_buffers", "_modules"):
+                exchange(vars(value)[held])
+            attributes = {key: attribute for key, attribute in vars(value).items() if key not in OF_TORCH}
+            exchange(attributes)
+            vars(value).update(attributes)
+        elif isinstance(value, dict):
+            exchange(value)
+        else:
+            before = items_of(value)
+            after = list(map(exchanged, before))
+            if any(item is not other for item, other in zip(before, after, strict=True)):
+                if isinstance(value, tuple):
+                    return value._make(after) if hasattr(value, "_make") else type(value)(after)  # type: ignore[attr-defined]
+                list.__setitem__(value, slice(None), after)  # such as the flat weights of an RNN
+        return value
 
-def _assign(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
-    holder, key = locate(module, name)
-    if isinstance(holder, torch.nn.Module):
-        setattr(holder, key, tensor)
-    else:
-        holder[int(key) if isinstance(holder, list) else key] = tensor
+    def exchange(held: dict[Any, Any]) -> None:
+        for key, value in entries_of(held):
+            other = exchanged(value)
+            if other is not value:
+                held[key] = other
+
+    exchanged(module)

@@ -8,16 +8,26 @@ from typing import Any
 
 import torch
 
-from jtbridge._compat import has_gradient_hooks, innermost, storage_id, version_of
+from jtbridge._compat import (
+    gradients_required,
+    has_gradient_hooks,
+    innermost,
+    mark_as_parameter,
+    storage_id,
+    version_of,
+    without_cached_weights,
+)
 from jtbridge.core.messages import warn_user
 from jtbridge.errors import ModelError, MutationError, PurityWarning
 
+from ._aliases import refuse_new_overlaps, refuse_new_ties
 from ._copying import Stale, copied
 from ._layout import TensorEntry, entries, locate, registered_buffers, registered_parameters, shown
 from ._own_tensors import RefuseOwnTensors
 from ._python_state import python_changes
 
 Tensors = Mapping[str, torch.Tensor]
+_MISSING = object()
 
 
 class Run:
@@ -49,19 +59,29 @@ class Run:
         train: bool | None,
         added: frozenset[str],
     ) -> tuple[Any, dict[str, torch.Tensor]]:
-        everything = entries(self.module, computed=True)
+        ties: dict[str, str] = {}
+        ties_after: dict[str, str] = {}
+        everything = entries(self.module, computed=True, ties=ties)
         found = {name: e for name, e in everything.items() if e.kind != "attribute" or e.tensor.grad_fn is None}
         given = {**params, **state}
         tensors = {name: _in_dtype_of(given[name], entry) for name, entry in found.items() if name in given}
         check_names(self.__name__, found, params, state)
         self._check_gradient_hooks(found)
+        for name, tensor in tensors.items():
+            if found[name].kind in ("parameter", "frozen"):
+                mark_as_parameter(tensor)
         before = {name: version_of(tensor) for name, tensor in tensors.items() if tensor is not given[name]}
         memory = {name: storage_id(innermost(tensor)) for name, tensor in given.items()}
         stale = Stale()
         module = bound(self.module, found, {**given, **tensors}, added, stale)
         if train is not None:
             self._set_mode(module, train)
-        with RefuseOwnTensors(self.__name__, everything, given.values(), stale.kept):
+        trained = [tensors[name] for name in params if name in tensors]
+        with (
+            gradients_required(trained),  # under `jax.grad` they do so already
+            without_cached_weights(),
+            RefuseOwnTensors(self.__name__, everything, given.values(), stale.kept),
+        ):
             try:
                 out = _bound_method(module, method)(*args, **kwargs)
             except (AttributeError, KeyError, TypeError) as error:
@@ -70,12 +90,14 @@ class Run:
                 names = shown([f"`{name}`" for name in dict.fromkeys(stale.dropped)])
                 raise ModelError(
                     f"A call of `{self.__name__}` raised {type(error).__name__}: {error}. It has no {names}, which an "
-                    "earlier call of the torch module computed from other parameters than those in `params`. Compute "
-                    "it in each call, or clear it in the torch module."
+                    "earlier call computed from other parameters than those in `params`. Compute it in each call, or "
+                    "clear it in the torch module."
                 ) from error
         self._check_memory(memory, given)
         self._check_attributes(module)
-        after = entries(module, computed=True)
+        after = entries(module, computed=True, ties=ties_after)
+        refuse_new_ties(self.__name__, self.module, ties, ties_after)
+        refuse_new_overlaps(self.__name__, after, {**given, **tensors})
         changed = {
             name: entry.tensor
             for name, entry in after.items()
@@ -190,29 +212,39 @@ def bound(
         found: its tensors.
         given: the tensors of the copy. Further ones are put into attributes that are None.
         added: the names of attributes that an earlier call made.
-        stale: is filled with the tensors that earlier calls of the torch module left in it.
+        stale: is filled with the tensors that earlier calls left in the module.
     """
     copy = copied(module, {id(entry.tensor): given[name] for name, entry in found.items()}, stale or Stale())
     for name in given:
         if name not in found:
-            _place(copy, name, given[name], is_known=name in added)
+            place(copy, name, given[name], is_known=name in added)
     return copy
 
 
-def _place(copy: torch.nn.Module, name: str, tensor: torch.Tensor, *, is_known: bool) -> None:
-    """Put a tensor that an earlier call assigned to an attribute into that attribute."""
+def place(module: torch.nn.Module, name: str, tensor: Any, *, is_known: bool) -> None:
+    """Put a tensor that an earlier call assigned to an attribute into that attribute.
+
+    Args:
+        module: the module.
+        name: the name of the tensor.
+        tensor: the tensor.
+        is_known: whether a call made the attribute, so that a new module does not have it.
+
+    Raises:
+        ModelError: no call could have stored a tensor under this name.
+    """
     try:
-        holder, key = locate(copy, name)
+        holder, key = locate(module, name)
     except ModelError as error:
-        raise _unexpected(copy, name) from error
+        raise _unexpected(module, name) from error
     if isinstance(holder, torch.nn.Module) and key not in vars(holder)["_modules"]:
         if key in registered_parameters(holder):
-            raise _unexpected(copy, name)
+            raise _unexpected(module, name)
         if key in registered_buffers(holder):
             registered_buffers(holder)[key] = tensor
             return
-        exists = key in vars(holder) or hasattr(type(holder), key)
-        if (exists or is_known) and isinstance(vars(holder).get(key), torch.Tensor | None):
+        present = vars(holder).get(key, getattr(type(holder), key, None if is_known else _MISSING))
+        if isinstance(present, torch.Tensor | None):
             vars(holder)[key] = tensor
             return
     elif isinstance(holder, list) and key.isdigit() and int(key) <= len(holder):
@@ -221,11 +253,11 @@ def _place(copy: torch.nn.Module, name: str, tensor: torch.Tensor, *, is_known: 
     elif isinstance(holder, dict):
         holder[next((known for known in holder if str(known) == key), key)] = tensor
         return
-    raise _unexpected(copy, name)
+    raise _unexpected(module, name)
 
 
-def _unexpected(copy: torch.nn.Module, name: str) -> ModelError:
-    kind = type(copy).__name__
+def _unexpected(module: torch.nn.Module, name: str) -> ModelError:
+    kind = type(module).__name__
     return ModelError(
         f"`{name}` is in `params` or `state`, and `{kind}` has no such tensor, or has it under another name to which "
         f"it is tied. The names are those of `jtbridge.module(model).init()`."

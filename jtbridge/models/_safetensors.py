@@ -49,10 +49,11 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any], meta
         incomplete.unlink(missing_ok=True)
 
 
-def read_files(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
-    """Read a file, or the files of a folder or of an index.
+def read_files(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Read a file, or the files of a folder or of an index; return the tensors, and other names for some of them.
 
-    The tensors are views of the mapped files: memory is read when values are used.
+    The tensors are views of the mapped files: memory is read when values are used. The other names are those that the
+    metadata maps to a tensor, as ``safetensors.torch.save_model`` writes; a text that a user stored may look like one.
     """
     place = pathlib.Path(path)
     if place.is_dir():
@@ -63,9 +64,12 @@ def read_files(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
     if place.suffix != ".json":
         return _read_file(place)
     tensors: dict[str, torch.Tensor] = {}
+    ties: dict[str, str] = {}
     for name in _files_of_index(place):
-        tensors |= _read_file(place.parent / name)
-    return tensors
+        more_tensors, more_ties = _read_file(place.parent / name)
+        tensors |= more_tensors
+        ties |= more_ties
+    return tensors, ties
 
 
 def _files_of_index(path: pathlib.Path) -> list[str]:
@@ -75,8 +79,7 @@ def _files_of_index(path: pathlib.Path) -> list[str]:
         raise ModelError(f"`{path}` is no index of safetensors files: its `weight_map` cannot be read.") from error
 
 
-def _read_file(path: pathlib.Path) -> dict[str, torch.Tensor]:
-    """Read a file. Names that its metadata maps to a tensor, as ``safetensors.torch.save_model`` writes, are added."""
+def _read_file(path: pathlib.Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     from safetensors import SafetensorError, safe_open
 
     if not path.exists():
@@ -84,9 +87,7 @@ def _read_file(path: pathlib.Path) -> dict[str, torch.Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no dict)
-            for name, first in (file.metadata() or {}).items():
-                if first in tensors and name not in tensors:
-                    tensors[name] = tensors[first]
+            ties = {name: first for name, first in (file.metadata() or {}).items() if first in tensors}
     except SafetensorError as error:
         raise ModelError(f"`{path}` is no safetensors file, or it is damaged: {error}.") from error
-    return tensors
+    return tensors, ties

@@ -14,8 +14,18 @@ from jtbridge.calls.eager import shared_tensor
 from jtbridge.core.convert import to_torch
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
 from jtbridge.errors import ModelError
+from jtbridge.state import same_tensors
 
-from ._layout import TensorEntry, check_initialized, entries, locate, registered_buffers, registered_parameters, shown
+from ._layout import (
+    TensorEntry,
+    check_initialized,
+    entries,
+    locate,
+    overlapping,
+    registered_buffers,
+    registered_parameters,
+    shown,
+)
 from ._placing import converter
 from ._run import bound
 from ._sharding import Rules
@@ -44,15 +54,23 @@ def from_state_dict(
     strict: bool,
     mesh: jax.sharding.Mesh | None,
     rules: Rules | None,
+    other_names: Mapping[str, str] | None = None,
 ) -> Any:
-    """Return the parameters and the state in a ``state_dict``: see :meth:`jtbridge.JaxModule.from_state_dict`."""
+    """Return the parameters and the state in a ``state_dict``: see :meth:`jtbridge.JaxModule.from_state_dict`.
+
+    Args:
+        module, state_dict, strict, mesh, rules: as there.
+        other_names: further names for entries of the ``state_dict``. Those that the module does not have are ignored.
+    """
     found = entries(module)
     check_initialized(found)
+    overlapping(found)  # raises for parameters
     name = type(module).__name__
     copy = bound(module, found, {key: _placeholder(entry) for key, entry in found.items()})
     ties = _ties(copy)
     expected = copy.state_dict()
     given = {key: _as_tensor(value) for key, value in state_dict.items()}
+    given |= {name: given[first] for name, first in (other_names or {}).items() if name in expected.keys() - given}
     _complete(given, expected, ties)
     _check_entries(name, given, expected)
     versions = getattr(state_dict, "_metadata", None)
@@ -149,8 +167,10 @@ def _check_entries(module: str, given: Mapping[str, Any], expected: Mapping[str,
 def _check_ties(module: str, copy: torch.nn.Module, ties: list[list[str]]) -> None:
     loaded = copy.state_dict()
     for first, *others in ties:
+        if loaded[first].device.type == "meta":  # it is missing, and that is allowed
+            continue
         for other in others:
-            if not torch.equal(loaded[first], loaded[other]):
+            if not same_tensors(loaded[first], loaded[other]):
                 raise ModelError(
                     f"`{first}` and `{other}` are one tensor in `{module}`, and the `state_dict` has two different "
                     "ones. Untie them in the torch module, or drop one of the entries."

@@ -9,7 +9,7 @@
 - `_escaped.py` replaces fake tensors that a function stored while it was traced.
 """
 
-from ._comparison import same
+from ._comparison import VALUES, same, same_tensors
 from ._escaped import PoisonTensor, poison_tensor, replace
 from ._guard import NO_GUARD, GlobalDraws, StateBeforeRun, StateGuard, saving_state_once, start_over
 from ._kinds import of_library
@@ -18,6 +18,7 @@ from ._written_values import WrittenValues
 
 __all__ = [
     "NO_GUARD",
+    "VALUES",
     "Change",
     "GlobalDraws",
     "PoisonTensor",
@@ -29,6 +30,7 @@ __all__ = [
     "poison_tensor",
     "replace",
     "same",
+    "same_tensors",
     "saving_state_once",
     "start_over",
 ]

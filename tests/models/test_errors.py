@@ -358,3 +358,30 @@ def test_a_hook_for_the_gradient_of_a_parameter(jit: bool):
         call(net, params, state, X, jit=jit)
     handle.remove()
     call(net, params, state, X, jit=jit)
+
+
+class OwnArguments(nn.Module):
+    def forward(self, x: torch.Tensor, train: bool = True, *, rng: Any = None) -> torch.Tensor:
+        return x * train if rng is None else x * rng
+
+
+@modes
+def test_arguments_of_the_same_name_as_those_of_a_call(jit: bool):
+    net = jtbridge.module(OwnArguments())
+
+    def run(*args: Any, method: Any = None, **options: Any) -> Any:
+        function = lambda x: (net.method(method) if method else net)({}, {}, x, *args, **options)[0]  # noqa: E731
+        return (jax.jit(function) if jit else function)(X)
+
+    assert run(train=True)[0, 0] == run(True)[0, 0] == 1
+    assert run(False)[0, 0] == 0
+    with pytest.raises(ArgumentError, match=r"argument `train` of its own, which would be True, its default.*position"):
+        run(train=False)
+    with pytest.raises(ArgumentError, match="argument `train` of its own"):
+        run()
+    with pytest.raises(ArgumentError, match="argument `rng` of its own, which would be None"):
+        run(train=True, rng=jax.random.key(0))
+    assert run(method=lambda model, x: model(x, train=False))[0, 0] == 0
+    assert run(method=lambda model, x: model(x, rng=3), rng=jax.random.key(0))[0, 0] == 3
+    with pytest.raises(ArgumentError, match="argument `train` of its own, which has no value"):
+        run(method=lambda model, x, train: model(x, train))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -400,3 +401,54 @@ def test_adapters_are_used_and_may_be_switched_off():
         without = np.asarray(jtbridge.generate(net, params, state, prompts(5), max_new_tokens=8))
         np.testing.assert_array_equal(without, torch_tokens(base, prompts(5), max_new_tokens=8))
     assert (with_adapters != without).any()
+
+
+# --- kinds of arguments ---------------------------------------------------------------------------------------------
+
+
+def made_of(values: list[int]) -> dict[str, Any]:
+    """Return tokens as values of other kinds."""
+    return {"tensor": torch.tensor(values), "NumPy": np.array(values), "JAX": jnp.array(values)}
+
+
+@pytest.mark.parametrize("kind", ["tensor", "NumPy", "JAX"])
+def test_numbers_of_every_kind_are_taken(kind: str):
+    _, net, params, state = net_of(language_models.llama)
+    generate = functools.partial(jtbridge.generate, net, params, state)
+    expected = generate(prompts(4), max_new_tokens=6, eos_token_id=5, pad_token_id=0, num_beams=2)
+    five, zero, two, six = made_of([5, 0, 2, 6])[kind]
+    found = generate(prompts(4), max_new_tokens=six, eos_token_id=five, pad_token_id=zero, num_beams=two)
+    np.testing.assert_array_equal(found, expected)
+    several = generate(prompts(4), max_new_tokens=6, eos_token_id=made_of([5, 5, 2])[kind])
+    np.testing.assert_array_equal(several, generate(prompts(4), max_new_tokens=6, eos_token_id=[5, 2]))
+
+
+def test_prompts_without_a_sign_are_taken():
+    _, net, params, state = net_of(language_models.llama)
+    ids = prompts(4)
+    found = jtbridge.generate(net, params, state, ids.astype(np.uint32), max_new_tokens=4)
+    np.testing.assert_array_equal(found, jtbridge.generate(net, params, state, ids, max_new_tokens=4))
+
+
+def test_a_key_that_is_none_is_refused():
+    _, net, params, state = net_of(language_models.llama)
+    with pytest.raises(ArgumentError, match="`rng` must be a JAX key"):
+        jtbridge.generate(net, params, state, prompts(4), max_new_tokens=4, rng=0)
+
+
+def test_settings_that_change_no_tokens_are_taken():
+    model, net, params, state = net_of(language_models.t5)
+    expected = jtbridge.generate(net, params, state, prompts(4), max_new_tokens=4)
+    model.generation_config.temperature = 0.0  # for samples
+    model.generation_config.use_cache = False
+    model.config.return_dict = False
+    np.testing.assert_array_equal(jtbridge.generate(net, params, state, prompts(4), max_new_tokens=4), expected)
+
+
+def test_beam_search_with_more_tokens_that_end_than_others():
+    _, net, params, state = net_of(language_models.llama)
+    ids = prompts(4)
+    tokens = jtbridge.generate(
+        net, params, state, ids, max_new_tokens=4, num_beams=2, eos_token_id=list(range(64)), pad_token_id=0
+    )
+    assert (np.asarray(tokens)[:, 5:] == 0).all()

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 import jtbridge
 from jtbridge.errors import ModelError
@@ -162,7 +163,7 @@ def test_what_an_earlier_call_computed_into_a_list_is_refused(mode: str):
     net = jtbridge.module(module)
     params, state = net.init()
     loss = lambda params: net(params, state, jnp.ones(3))[0]  # noqa: E731
-    with pytest.raises(ModelError, match=r"`kept\.0` .* an earlier call of the torch module computed"):
+    with pytest.raises(ModelError, match=r"`kept\.0` .* an earlier call computed"):
         {"eager": loss, "jit": jax.jit(loss), "grad": jax.grad(loss)}[mode](params)
 
 
@@ -217,8 +218,53 @@ def test_what_an_earlier_call_computed_is_never_used(mode: str, kind: Callable[[
     try:
         found = run(doubled)
     except ModelError as error:
-        assert "an earlier call of the torch module computed" in str(error)  # noqa: PT017
+        assert "an earlier call computed" in str(error)  # noqa: PT017
     else:
         value, gradient = found if mode == "grad" else (found, {"weight": 2 * jnp.ones(3)})
         assert value == 12
         assert gradient["weight"].tolist() == [2, 2, 2]
+
+
+class Doubled(nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight
+
+
+@modes
+def test_weights_that_torch_caches_outside_are_those_of_the_call(mode: str):
+    model = nn.Linear(3, 3)
+    parametrize.register_parametrization(model, "weight", Doubled())
+    net = jtbridge.module(model)
+    params, state = net.init()
+    call: Any = lambda p: net(p, state, X)[0].sum()  # noqa: E731
+    call = {"eager": call, "jit": jax.jit(call), "grad": jax.grad(lambda p: call_twice(net, p, state))}[mode]
+    others = jax.tree.map(lambda p: 3 * p + 1, params)
+    expected = [call(params), call(others)]
+    with parametrize.cached():
+        model(torch.ones(1, 3))
+        found = [call(params), call(others)]
+    assert jax.tree.all(jax.tree.map(jnp.allclose, found, expected))
+
+
+def call_twice(net: Any, params: Any, state: Any) -> Any:
+    return (net(params, state, X)[0] * net(jax.tree.map(lambda p: p + 1, params), state, X)[0]).sum()
+
+
+@modes
+def test_converted_weights_are_not_cached_for_later_calls(mode: str):
+    enabled = []
+
+    class Model(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            enabled.append(torch.is_autocast_cache_enabled())
+            return super().forward(x)
+
+    net = jtbridge.module(Model(3, 3), purity="allow")
+    params, state = net.init()
+    call: Any = lambda p: net(p, state, X)[0].sum()  # noqa: E731
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        {"eager": call, "jit": jax.jit(call), "grad": jax.grad(call)}[mode](params)
+        assert torch.is_autocast_cache_enabled()
+    assert True not in enabled

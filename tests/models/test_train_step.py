@@ -382,3 +382,13 @@ def test_a_step_keeps_the_shardings_of_its_parameters():
         train, _ = step(train, x)
     assert jax.tree.map(lambda leaf: leaf.sharding, (train.params, train.opt_state)) == placed
     assert programs(step) == 1
+
+
+def test_a_key_and_a_count_of_other_kinds():
+    net = jtbridge.module(torch.nn.Linear(2, 1))
+    loss = lambda model, batch: jnp.mean(model(batch) ** 2)  # noqa: E731
+    step = jtbridge.train_step(net, loss, optax.sgd(0.1), accumulate=np.int64(2))
+    train, _ = step(step.init(jax.random.key(0)), jnp.ones((4, 2)))
+    assert int(train.step) == 1
+    with pytest.raises(ArgumentError, match="`key` must be a JAX key"):
+        step.init(0)

@@ -208,6 +208,37 @@ def test_release(name: str):
     equal(dict(model.state_dict()), saved)
 
 
+class HeldTwice(torch.nn.Module):
+    """A module that has its parameter in containers too."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.row = (self.weight, "weight")
+        self.table = {1: self.weight, "rows": [self.row]}
+        self.outside = [torch.nn.Module()]
+        self.outside[0].weight = self.weight
+        self.outside[0].parent = [self]  # type: ignore[assignment]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = (self.weight, self.table[1], self.table["rows"][0][0], self.outside[0].weight)
+        return x * sum(weights)
+
+
+def test_a_released_weight_in_containers_comes_back():
+    model = HeldTwice()
+    net = jtbridge.module(model)
+    params, state = net.init(release=True)
+    assert state == {}
+    assert net(params, state, jnp.ones(2))[0].tolist() == [4, 4]
+    with pytest.raises(ModelError, match="gave up its weights"):
+        model(torch.ones(2))
+    net.load({"weight": 2 * params["weight"]}, state)
+    assert model(torch.ones(2)).tolist() == [8, 8]
+    held = (model.table[1], model.table["rows"][0][0], model.row[0], model.outside[0].weight)
+    assert all(weight is model.weight for weight in held)
+
+
 def test_a_released_module_has_shapes_and_can_be_copied():
     model = torch.nn.Linear(3, 2)
     net = jtbridge.module(model)
@@ -239,3 +270,90 @@ def test_to_jax_refuses_what_is_no_tree_of_tensors():
         jtbridge.to_jax(torch.Generator())
     with pytest.raises(ArgumentError, match=r"dict\(model.named_parameters\(\)\)"):
         jtbridge.to_jax(model.named_parameters())
+
+
+class Remembers(torch.nn.Module):
+    """A module whose call makes attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(2, 2)
+        self.last: Any = None
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = x + 1
+        self.made = x + 2
+        self.seen.append(x + 3)
+        return self.lin(x)
+
+
+USES: dict[str, Any] = {
+    "call": lambda net, params, state, path: net(params, state, jnp.ones(2)),
+    "load": lambda net, params, state, path: net.load(params, state),
+    "state_dict": lambda net, params, state, path: net.state_dict(params, state),
+    "save_safetensors": lambda net, params, state, path: net.save_safetensors(path, params, state),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("name", ["nothing", "lin.nothing", "lin.weight.x", "nothing.x", "lin", "forward", "seen.5"])
+def test_an_unknown_name_is_refused(use: str, name: str, tmp_path):
+    net = jtbridge.module(Remembers())
+    params, state = net.init()
+    with pytest.raises(ModelError, match=f"`{name}` is in `params` or `state`, and `Remembers` has no such tensor"):
+        USES[use](net, params, {**state, name: jnp.ones(2)}, tmp_path / "model")
+    assert not hasattr(net.module, "nothing")
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("use", USES)
+def test_what_a_call_made_is_known(use: str, tmp_path):
+    net = jtbridge.module(Remembers())
+    params, state = net.init()
+    for _ in range(2):
+        _, changed = net(params, state, jnp.ones(2))
+        state |= changed
+    assert sorted(state) == ["last", "made", "seen.0", "seen.1"]
+    USES[use](net, params, state, tmp_path / "model")
+    if use == "load":
+        assert net.module.made.tolist() == [3, 3]
+        assert [tensor.tolist() for tensor in net.module.seen] == [[4, 4], [4, 4]]
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(2, 2, bias=False)
+        self.b = torch.nn.Linear(2, 2, bias=False)
+        self.b.weight = self.a.weight
+
+
+def test_tied_entries_may_hold_nan_and_may_be_missing():
+    net = jtbridge.module(Tied())
+    params, state = net.init()
+    params = jax.tree.map(lambda p: p * jnp.nan, params)
+    found, _ = net.from_state_dict(net.state_dict(params, state))
+    assert jnp.isnan(found["a.weight"]).all()
+    found, _ = net.from_state_dict({}, strict=False)
+    assert jnp.array_equal(found["a.weight"], net.init()[0]["a.weight"])
+
+
+def test_a_text_in_the_metadata_of_a_file_is_no_name(tmp_path):
+    net = jtbridge.module(torch.nn.Linear(2, 2))
+    params, state = net.init()
+    net.save_safetensors(tmp_path / "file", params, state, metadata={"base": "weight"})
+    found, _ = net.load_safetensors(tmp_path / "file")
+    assert found.keys() == params.keys()
+    assert jnp.array_equal(found["weight"], params["weight"])
+
+
+def test_load_replaces_an_expanded_buffer():
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("places", torch.arange(2).expand(3, 2), persistent=False)
+    net = jtbridge.module(model)
+    params, _ = net.init()
+    places = jnp.arange(6).reshape(3, 2)
+    net.load(params, {"places": places})
+    assert model.places.tolist() == places.tolist()
+    assert model.places.dtype == torch.int64

@@ -49,7 +49,7 @@ def search(decoder: Decoder, start: Start, settings: GenerationSettings, control
     """
     batch, vocabulary = start.scores.shape
     beams = settings.num_beams
-    kept = max(2, 1 + len(settings.eos)) * beams
+    kept = min(max(2, 1 + len(settings.eos)), vocabulary) * beams
     is_top = jnp.arange(kept) < beams
     length = settings.max_new_tokens
 

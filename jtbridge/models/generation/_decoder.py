@@ -15,6 +15,8 @@ from jtbridge.models._module import JaxModule
 
 # How models name their cache, in arguments and in outputs: "cache" from transformers 5.24 on.
 _CACHES = ("past_key_values", "cache_params", "cache")
+# What a model returns, whatever its configuration says.
+_OUTPUTS = {"use_cache": True, "return_dict": True}
 
 
 @jax.tree_util.register_dataclass
@@ -121,7 +123,7 @@ def _read(model: Any, ids: torch.Tensor, mask: torch.Tensor, total: int, **input
         inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
     if takes(model, "logits_to_keep"):
         inputs["logits_to_keep"] = 1
-    out = model(**model.prepare_inputs_for_generation(ids, use_cache=True, is_first_iteration=True, **inputs))
+    out = model(**model.prepare_inputs_for_generation(ids, is_first_iteration=True, **_OUTPUTS, **inputs))
     encoded = inputs["encoder_outputs"][0] if model.config.is_encoder_decoder else None
     cache = fixed_size(out[_cache_name(out)], ids.shape[1], total)
     if has_buffers(cache) and not getattr(model, "_can_compile_fullgraph", True):
@@ -148,7 +150,7 @@ def _step(
     if takes(model, "position_ids"):
         inputs["position_ids"] = positions
     name = next(name for name in _CACHES if takes(model, name))
-    inputs |= {name: cache, "next_sequence_length": 1, "use_cache": True, "is_first_iteration": False}
+    inputs |= {name: cache, "next_sequence_length": 1, "is_first_iteration": False, **_OUTPUTS}
     out = model(**model.prepare_inputs_for_generation(token, **inputs))
     return out.logits[:, -1].float(), out[_cache_name(out)]
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from jtbridge._config import backend_or, islands_or, verify_or
+from jtbridge.core.random_numbers import check_key
 from jtbridge.errors import ArgumentError, ModelError
 from jtbridge.models._module import JaxModule
 
@@ -117,6 +118,8 @@ def generate(
         "eos_token_id": eos_token_id,
         "pad_token_id": pad_token_id,
     }
+    if rng is not None:
+        check_key(rng)
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     settings, controls = settings_of(
         model.generation_config, given, length=length, sampled=rng is not None, vocabulary=vocabulary

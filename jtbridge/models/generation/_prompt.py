@@ -26,7 +26,7 @@ def integers(ids: Any) -> jax.Array:
             "The prompts must be integers of shape (batch, length), with at least one token, but they have shape "
             f"{ids.shape} and dtype {ids.dtype}."
         )
-    return ids if ids.dtype.itemsize >= 4 else ids.astype(jnp.int32)
+    return ids.astype(jnp.int64 if ids.dtype.itemsize == 8 else jnp.int32)  # torch has no tokens without a sign
 
 
 def mask_of(
@@ -47,7 +47,7 @@ def mask_of(
         pad = model.generation_config.pad_token_id if pad is None else pad
         if pad is None or pad in settings.eos:
             return jnp.ones(inputs.shape, jnp.int32)
-        return (inputs != pad).astype(jnp.int32)
+        return (inputs != int(pad)).astype(jnp.int32)
     mask = jnp.asarray(mask)
     if model.main_input_name == "input_ids" and mask.shape != inputs.shape:
         raise ArgumentError(f"`attention_mask` must have the shape of the prompt, {inputs.shape}, not {mask.shape}.")

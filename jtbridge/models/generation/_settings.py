@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jtbridge.errors import ArgumentError, ModelError
+from jtbridge.models._whole_numbers import as_whole_number
 
 # GenerationSettings of transformers that change tokens and that are not built, with the values that leave them out.
 _NOT_BUILT = {
@@ -24,7 +25,6 @@ _NOT_BUILT = {
     "forced_decoder_ids": (None,),
     "penalty_alpha": (None, 0.0),
     "dola_layers": (None,),
-    "use_cache": (None, True),
     "renormalize_logits": (None, False),
     "remove_invalid_values": (None, False),
     "num_beam_groups": (None, 1),
@@ -42,6 +42,7 @@ _NOT_BUILT_FOR_SAMPLING = {
 }
 # The arguments that are numbers of a program, with the values that leave them out.
 _CONTROLS = {"repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0, "min_p": None}
+_WHOLE = {"max_new_tokens", "min_new_tokens", "num_beams", "top_k"}
 _FOR_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
@@ -94,8 +95,11 @@ def settings_of(
     """
     if not sampled:
         _refuse_sampling(given)
-    chosen = {name: getattr(config, name, None) if value is None else value for name, value in given.items()}
-    _check(chosen)
+    chosen: dict[str, Any] = {
+        name: getattr(config, name, None) if value is None else value for name, value in given.items()
+    }
+    chosen |= {name: as_whole_number(chosen[name]) for name in _WHOLE}
+    _check({name: value for name, value in chosen.items() if sampled or name not in _FOR_SAMPLING})
     _refuse_not_built(config, _NOT_BUILT | (_NOT_BUILT_FOR_SAMPLING if sampled else {}))
     beams = 1 if chosen["num_beams"] is None else chosen["num_beams"]
     if beams > 1 and sampled:
@@ -120,7 +124,7 @@ def settings_of(
         for name in ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")
     )
     settings = GenerationSettings(
-        max_new_tokens=given["max_new_tokens"],
+        max_new_tokens=chosen["max_new_tokens"],
         min_new_tokens=least,
         num_beams=beams,
         early_stopping=False if chosen["early_stopping"] is None else chosen["early_stopping"],
@@ -137,17 +141,17 @@ def settings_of(
 
 def _check(given: dict[str, Any]) -> None:
     """Raise an error for a setting out of range."""
-    for name in ("max_new_tokens", "min_new_tokens", "num_beams", "top_k"):
+    for name in given.keys() & _WHOLE:
         value, least = given[name], 0 if name in ("min_new_tokens", "top_k") else 1
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise ArgumentError(f"`{name}` must be a whole number of at least {least}, but it is {value!r}.")
     if given["early_stopping"] not in (None, True, False, "never"):
         raise ArgumentError(f'`early_stopping` must be True, False or "never", but it is {given["early_stopping"]!r}.')
     for name in ("temperature", "repetition_penalty"):
-        if isinstance(given[name], int | float) and not given[name] > 0:
+        if isinstance(given.get(name), int | float) and not given[name] > 0:
             raise ArgumentError(f"`{name}` must be above 0, but it is {given[name]!r}.")
     for name in ("top_p", "min_p"):
-        if isinstance(given[name], int | float) and not 0 <= given[name] <= 1:
+        if isinstance(given.get(name), int | float) and not 0 <= given[name] <= 1:
             raise ArgumentError(f"`{name}` must be between 0 and 1, but it is {given[name]!r}.")
 
 
@@ -175,10 +179,11 @@ def _is(value: Any, other: Any) -> bool:
 
 
 def _tokens(value: Any) -> tuple[int, ...]:
-    """Return one token or several as a tuple."""
+    """Return one token or several as a tuple, each once."""
     if value is None:
         return ()
-    return tuple(int(token) for token in (value if isinstance(value, Iterable) else (value,)))
+    value = value.tolist() if hasattr(value, "tolist") else value  # an array or a tensor
+    return tuple(dict.fromkeys(int(token) for token in (value if isinstance(value, Iterable) else (value,))))
 
 
 def _known_tokens(config: Any, name: str, vocabulary: int) -> tuple[int, ...]:

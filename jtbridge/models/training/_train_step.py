@@ -15,9 +15,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jtbridge.core.convert import to_jax
 from jtbridge.core.messages import kind_of
+from jtbridge.core.random_numbers import check_key
 from jtbridge.errors import ArgumentError
 from jtbridge.models._layout import entries
 from jtbridge.models._module import Arrays, JaxModule
+from jtbridge.models._whole_numbers import as_whole_number
 
 from ._bound_model import BoundModel
 from ._microbatches import check_metrics, microbatches
@@ -91,6 +93,7 @@ class TrainStep:
             >>> int(step.init(jax.random.key(0)).step)
             0
         """
+        check_key(key, "key")
         if (params is None) != (state is None):
             raise ArgumentError("`init` takes both `params` and `state`, or none of them.")
         if params is None or state is None:
@@ -265,6 +268,7 @@ def train_step(
         raise ArgumentError(
             f"`optimizer` must be one of optax, such as `optax.adamw(1e-3)`, but is {kind_of(optimizer)}."
         )
+    accumulate = as_whole_number(accumulate)
     if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
         raise ArgumentError(f"`accumulate` must be a number of microbatches, 1 or more, but is {accumulate!r}.")
     if compute_dtype is not None and jnp.dtype(compute_dtype) != jnp.bfloat16:

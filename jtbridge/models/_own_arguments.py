@@ -1,0 +1,62 @@
+"""Arguments `train` and `rng` of a module's own methods, which a call of `jtbridge.module` has for other things."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from jtbridge.errors import ArgumentError
+
+_MEANINGS = {"train": "sets the mode of the module", "rng": "is a JAX key"}
+_KNOWN: weakref.WeakKeyDictionary[Any, dict[str, tuple[int, Any]]] = weakref.WeakKeyDictionary()  # by functions
+
+
+def check_own_arguments(
+    module: torch.nn.Module, method: str | Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]
+) -> None:
+    """Raise an error if a method has an argument `train` or `rng` of its own that does not get the value given.
+
+    Args:
+        module: the torch module.
+        method: its method, or a function of the module and further arguments.
+        args: the arguments by position of a call.
+        given: `train` and `rng` of the call.
+    """
+    function = method if callable(method) else getattr(module, method)
+    first = 1 if callable(method) else 0
+    for name, (place, default) in _own_arguments(function).items():
+        if place - first < len(args) or default is given[name]:
+            continue
+        own = "has no value" if default is inspect.Parameter.empty else f"would be {default!r}, its default"
+        raise ArgumentError(
+            f"`{getattr(function, '__name__', method)}` of `{type(module).__name__}` has an argument `{name}` of its "
+            f"own, which {own}: `{name}=` of a call of `jtbridge.module` {_MEANINGS[name]} and is not passed on. Pass "
+            f"the method's own by position, or call `net.method(lambda model, x: model(x, {name}=...))`."
+        )
+
+
+def _own_arguments(function: Any) -> dict[str, tuple[int, Any]]:
+    """Return the places and the defaults of the arguments `train` and `rng` of a function."""
+    key = getattr(function, "__func__", function)
+    try:
+        if key not in _KNOWN:
+            _KNOWN[key] = _read(function)
+        return _KNOWN[key]
+    except TypeError:  # a callable without weak references
+        return _read(function)
+
+
+def _read(function: Any) -> dict[str, tuple[int, Any]]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a built-in function has none
+        return {}
+    return {
+        parameter.name: (10**6 if parameter.kind is parameter.KEYWORD_ONLY else place, parameter.default)
+        for place, parameter in enumerate(parameters)
+        if parameter.name in _MEANINGS and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
