@@ -92,7 +92,10 @@ def _store(source: DrawSource | None) -> None:
 
 @functools.cache
 def _storing_takes_a_reference() -> bool:
-    """Return whether torch takes over a reference to what is stored: torch 2.11 does, and 2.13 makes one of its own."""
+    """Return whether `_stash_obj_in_tls` takes over the caller's reference to the object that it stores.
+
+    Tried on torch 2.11, where it does, and on 2.13, where it makes a reference of its own.
+    """
     stored = object()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(stored))
     before = sys.getrefcount(stored)

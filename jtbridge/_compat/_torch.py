@@ -128,7 +128,7 @@ def gradients_required(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_cached_weights() -> Iterator[None]:
-    """Keep torch from using or keeping what it computes from weights inside the block, for another call.
+    """Switch off torch's caches of computed weights inside the block, so that no call uses the weights of another.
 
     `torch.nn.utils.parametrize.cached` stores a computed weight by the id of its module, and `torch.autocast` a
     converted weight by its tensor, both until their outermost block ends. Tried on torch 2.13; torch has no public

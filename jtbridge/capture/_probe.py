@@ -9,6 +9,7 @@ import torch
 from jtbridge._compat import fake_tensors, once_differentiable_in, tracing
 from jtbridge.core import random_numbers
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction, TracedFunction
+from jtbridge.core.inner_autograd import broken_graph_error
 from jtbridge.core.messages import warn_user
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
 from jtbridge.transforms import Jvp, Vjp, Vmap, refuse_once_differentiable
@@ -129,8 +130,4 @@ def _innermost(fn: TorchFunction, wrt: tuple[int, ...]) -> tuple[int, ...]:
 def _refuse_broken_graph(traced: TracedFunction, results: Sequence[torch.Tensor]) -> None:
     for i, (result, type_) in enumerate(zip(results, traced.out_types, strict=True)):
         if type_.differentiable and not result.requires_grad:
-            raise DifferentiationError(
-                f"Result {i} of `{traced.name}` comes from torch.autograd.grad or backward without "
-                "`create_graph=True`, so torch has no derivative of it. Pass `create_graph=True` there, or "
-                "`jax.lax.stop_gradient` the result."
-            )
+            raise broken_graph_error(i, traced.name)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from jtbridge._compat import BACKWARD_HOOKS
+from jtbridge.errors import DifferentiationError
 
 # Functions and attributes that may hook into the graph of autograd. A node, which `grad_fn` returns, has hooks too.
 HOOKING: frozenset[Any] = frozenset(
@@ -35,3 +36,11 @@ def creates_graph(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -
     """Return whether a call of a function that runs autograd has ``create_graph=True``."""
     position = _CALLS[fn]
     return bool(kwargs.get("create_graph", args[position] if len(args) > position else False))
+
+
+def broken_graph_error(position: int, name: str) -> DifferentiationError:
+    """Return the error for a result of a function that no call of autograd made with ``create_graph=True``."""
+    return DifferentiationError(
+        f"Result {position} of `{name}` comes from torch.autograd.grad or backward without `create_graph=True`, so "
+        "torch has no derivative of it. Pass `create_graph=True` there, or `jax.lax.stop_gradient` the result."
+    )

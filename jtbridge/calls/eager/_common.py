@@ -15,9 +15,10 @@ from jax.interpreters import ad, mlir
 from jtbridge._compat import ArrayImpl, Primitive, call_aval
 from jtbridge.core.debug import check_results
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction
+from jtbridge.core.inner_autograd import broken_graph_error
 from jtbridge.core.messages import warn_user
 from jtbridge.core.primitive_rules import describe
-from jtbridge.errors import DifferentiationError, SequentialVmapWarning
+from jtbridge.errors import SequentialVmapWarning
 from jtbridge.state import StateBeforeRun
 from jtbridge.transforms import SetGuard
 
@@ -182,11 +183,7 @@ def _not_a_leaf(leaf: torch.Tensor) -> torch.Tensor:
 def _refuse_broken_graph(base: EagerFunction, outputs: Sequence[torch.Tensor]) -> None:
     for number, output in enumerate(outputs):
         if (output.is_floating_point() or output.is_complex()) and not output.requires_grad:
-            raise DifferentiationError(
-                f"Result {number} of `{base.name}` comes from torch.autograd.grad or backward without "
-                "`create_graph=True`, so torch has no derivative of it. Pass `create_graph=True` there, or "
-                "`jax.lax.stop_gradient` the result."
-            )
+            raise broken_graph_error(number, base.name)
 
 
 def primitive_of_several_results(name: str) -> Primitive:
