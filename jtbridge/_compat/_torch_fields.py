@@ -51,7 +51,8 @@ def overload_of(operator: Any) -> OpOverload:
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the base of a view; for any other tensor, the tensor itself."""
-    return tensor if tensor._base is None else tensor._base
+    with torch._C.DisableTorchFunction():  # a mode must not take this question for the user's
+        return tensor if tensor._base is None else tensor._base
 
 
 def version_of(tensor: torch.Tensor) -> int:
