@@ -13,7 +13,7 @@
 #   make test-docs               every code block of the documentation, and that it names what exists
 #   make test-wheel              the built wheel, installed into an environment of its own
 #   make test-versions           the tests on the oldest and the newest versions of JAX and torch that are supported
-#   make coverage                the lines of jtbridge/ that the tests run
+#   make coverage                the lines of jtbridge/ that these tests run; ARGS="--every 5" for a sample of them
 #   make fuzz                    random torch programs, compared with torch; ARGS="--programs 500 --seed 7 --eager"
 #   make soak                    functions of all kinds called by 8 threads for ten minutes: results, memory, threads
 #   make test-soundness          state, purity, threads, transposes, checkpoints, crashes: cases that are easily wrong;
@@ -205,9 +205,15 @@ test-versions:
 	$(MAKE) test LINT= VENV=.venv-oldest TORCH=torch==2.11.0 JAX=jax==0.10.0 ARGS='$(ARGS)'
 	$(MAKE) test LINT= VENV=.venv-newest TORCH=torch JAX=jax ARGS='$(ARGS)'
 
+# Lines that only a child process runs are not counted.
 coverage: $(test-deps)
 	$(pip) 'pytest-cov>=5' -c $(constraints)
-	$(MAKE) test LINT= ARGS='--cov=jtbridge --cov-report=term-missing:skip-covered --cov-report=html:build/coverage'
+	rm -f .coverage
+	for suite in test test-models test-operators test-soundness test-fuzz test-kernels; do \
+		$(MAKE) $$suite LINT= ARGS='--cov=jtbridge --cov-append --cov-report= $(ARGS)'; \
+	done
+	$(PY) -m coverage html --directory build/coverage
+	$(PY) -m coverage report --skip-covered --show-missing
 
 fuzz: $(test-deps)
 	$(threads) $(PY) -m tests.fuzz --programs 5000 --seed 0 $(ARGS)
