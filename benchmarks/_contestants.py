@@ -93,4 +93,6 @@ def wrap_all(
 
 def to_jax(tensor: torch.Tensor) -> jax.Array:
     """A copy as a JAX array, of the dtype that JAX makes of it (int64 becomes int32 while x64 is off)."""
+    if tensor.dtype is torch.bfloat16:  # NumPy has no such dtype
+        return jnp.array(tensor.detach().float().numpy(), jnp.bfloat16)
     return jnp.array(tensor.detach().numpy())

@@ -111,6 +111,22 @@ def _products() -> Iterator[Case]:
                 lambda b=b, n=n, k=k, d=dtype: [_randn(b, n, k, dtype=d), _randn(b, k, n, dtype=d)],
             )
 
+    for dtype in (torch.float32, torch.bfloat16):
+        for n in (32, 128, 256, 512, 1024):
+            yield Case(
+                aten.mm.default,
+                f"first transposed {n} {dtype}",
+                lambda a, b: a.t() @ b,
+                lambda n=n, d=dtype: [_randn(n, n, dtype=d) for _ in "ab"],
+            )
+        for b, n, k in ((4, 16, 16), (16, 64, 64), (24, 128, 64), (48, 256, 64)):
+            yield Case(
+                aten.bmm.default,
+                f"first transposed {b}x{n}x{k} {dtype}",
+                lambda x, y: torch.bmm(x.transpose(1, 2), y),
+                lambda b=b, n=n, k=k, d=dtype: [_randn(b, n, n, dtype=d), _randn(b, n, k, dtype=d)],
+            )
+
 
 def _attention() -> Iterator[Case]:
     forward = aten._scaled_dot_product_flash_attention_for_cpu

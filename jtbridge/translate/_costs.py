@@ -19,6 +19,7 @@ from torch import fx
 
 from jtbridge._compat import OpOverload
 from jtbridge.core import tuning
+from jtbridge.core.transposed import is_transposed
 
 # How many times faster torch has to be: the measurements are noisy, and XLA may fuse an operator with its neighbours.
 _MARGIN = 1.15
@@ -179,7 +180,9 @@ def _of_convolution_backward(node: fx.Node, tensors: list[torch.Tensor]) -> tupl
 
 
 def _of_product(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
-    return "", node.meta["val"].numel() * _arguments(node)[-1].shape[-2]
+    first = [x for x in node.args if isinstance(x, fx.Node)][-2]
+    kind = "first transposed" if is_transposed(first) else ""  # as for the gradient of a weight
+    return kind, node.meta["val"].numel() * _arguments(node)[-1].shape[-2]
 
 
 def _of_attention(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:

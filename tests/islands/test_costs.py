@@ -59,6 +59,13 @@ def test_its_gradient_is_an_island_too_and_is_right():
     assert_matches(jax.jit(gradient)(X, W), expected, 1e-4)
 
 
+def test_a_product_of_bfloat16_is_an_island_if_its_first_matrix_is_transposed():
+    x, y = jnp.ones((256, 512), "bfloat16"), jnp.ones((256, 512), "bfloat16")
+    assert calls_in(jtbridge.wrap(lambda x, y: x.t() @ y), x, y) == 1
+    assert calls_in(jtbridge.wrap(lambda x, y: x @ y.t()), x, y) == 0
+    assert calls_in(jtbridge.wrap(lambda x, y: x @ y), x, y.T) == 0
+
+
 @pytest.mark.parametrize("options", [{"islands": "needed"}, {"islands": "never"}, {"backend": "xla"}])
 def test_options_leave_it_to_xla(options):
     f = jtbridge.wrap(grouped, **options)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
+from torch.nn import functional
 
 import jtbridge
 from jtbridge.errors import TranslationError
@@ -38,6 +39,25 @@ def test_half_precision_is_accumulated_in_float32(dtype):
     check(torch.mm, ones, ones.mT.contiguous())  # accumulated in bfloat16 it would stop at 256
     check(torch.dot, ones[0, :3000], ones[0, :3000])
     check(torch.addbmm, ones[:, :1], ones[None], ones.mT[None])
+
+
+# XLA on a CPU takes twice as long for a product of bfloat16 whose second matrix is transposed before it.
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x @ y.t(),
+        lambda x, y: x @ y.transpose(-2, -1),
+        lambda x, y: torch.addmm(x[0, 0], x, y.permute(1, 0)),
+        lambda x, y: torch.bmm(torch.stack([x, y]), torch.stack([y, x]).mT.clone()),
+        functional.linear,
+    ],
+)
+def test_a_product_of_bfloat16_contracts_the_last_axes(function):
+    x, y = torch.randn(2, 3, 3).bfloat16()
+    check(function, x, y)
+    ones = jnp.ones((3, 3), "bfloat16")
+    program = jax.jit(jtbridge.wrap(function, backend="xla")).lower(ones, ones).compile().as_text()
+    assert "transpose(" not in program
 
 
 @pytest.mark.filterwarnings("ignore:torch.chain_matmul is deprecated")

@@ -14,21 +14,29 @@ import numpy as np
 import torch
 from torch import fx
 
+from jtbridge.core.transposed import is_transposed
 from jtbridge.errors import TranslationError
 from jtbridge.lowerings._common import opmath, out_dtype
 from jtbridge.lowerings._registry import register_lowering
 
 
-def _exact(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return ``a @ b`` in the dtype of accumulation, before the product is rounded to half precision."""
+def _exact(a: jax.Array, b: jax.Array, b_node: Any = None) -> jax.Array:
+    """Return ``a @ b`` in the dtype of accumulation, before the product is rounded to half precision.
+
+    XLA on a CPU has a fast product of bfloat16 matrices in the order of memory, also along the last axis of both. It
+    does not find the latter if the second matrix is transposed first, and takes twice as long.
+    """
     dtype = jnp.promote_types(a.dtype, b.dtype)
+    if dtype == jnp.bfloat16 and is_transposed(b_node):
+        # XLA removes this transpose together with that of the graph.
+        return jnp.einsum("...ij,...kj->...ik", a, jnp.swapaxes(b, -1, -2), preferred_element_type=opmath(dtype))
     return jnp.matmul(a, b, preferred_element_type=opmath(dtype))
 
 
 @register_lowering("mm", "dot", "mm.dtype", node=True)
 def _product(a: jax.Array, b: jax.Array, out: Any = None, *, node: fx.Node) -> jax.Array:
     del out  # the dtype of the result, which the node also holds
-    return _exact(a, b).astype(out_dtype(node))
+    return _exact(a, b, node.args[1]).astype(out_dtype(node))
 
 
 @register_lowering("bmm", "bmm.dtype", node=True)
@@ -41,9 +49,9 @@ def _batched_product(a: jax.Array, b: jax.Array, out: Any = None, *, node: fx.No
     del out
     (a, a_is_one), (b, b_is_one) = (_without_copies(x, node.args[i]) for i, x in enumerate((a, b)))
     if a_is_one and b_is_one:
-        product = jnp.broadcast_to(_exact(a, b), node.meta["val"].shape)
+        product = jnp.broadcast_to(_exact(a, b, node.args[1]), node.meta["val"].shape)
     else:
-        product = _exact(a, b)
+        product = _exact(a, b, node.args[1])
     return product.astype(out_dtype(node))
 
 
@@ -106,7 +114,7 @@ def _add_times_vector(
 def _add_product(
     bias: jax.Array, a: jax.Array, b: jax.Array, *, beta: Any = 1, alpha: Any = 1, node: fx.Node
 ) -> jax.Array:
-    return _plus(bias, _exact(a, b), beta, alpha, out_dtype(node))
+    return _plus(bias, _exact(a, b, node.args[2]), beta, alpha, out_dtype(node))
 
 
 @register_lowering("addmm.dtype", "baddbmm.dtype", node=True)
@@ -114,7 +122,7 @@ def _add_product_as(
     bias: jax.Array, a: jax.Array, b: jax.Array, out: Any, *, beta: Any = 1, alpha: Any = 1, node: fx.Node
 ) -> jax.Array:
     del out
-    return _plus(bias, _exact(a, b), beta, alpha, out_dtype(node))
+    return _plus(bias, _exact(a, b, node.args[2]), beta, alpha, out_dtype(node))
 
 
 @register_lowering("_addmm_activation", node=True)
@@ -129,7 +137,7 @@ def _add_product_activated(
     node: fx.Node,
 ) -> jax.Array:
     dtype = out_dtype(node)
-    sum_ = _plus(bias, _exact(a, b), beta, alpha, opmath(dtype))
+    sum_ = _plus(bias, _exact(a, b, node.args[2]), beta, alpha, opmath(dtype))
     return (jax.nn.gelu(sum_, approximate=True) if use_gelu else jax.nn.relu(sum_)).astype(dtype)
 
 
@@ -155,7 +163,7 @@ def _add_outer(
 
 @register_lowering("linear", "mkldnn_linear", node=True)
 def _linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None, *, node: fx.Node) -> jax.Array:
-    product = _exact(x, weight.T)
+    product = jnp.einsum("...j,kj->...k", x, weight, preferred_element_type=opmath(x.dtype))
     return (product if bias is None else product + bias.astype(product.dtype)).astype(out_dtype(node))
 
 

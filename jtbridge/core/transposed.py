@@ -1,0 +1,48 @@
+"""Matrices of a graph that are transposed where they are multiplied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+_aten = torch.ops.aten
+_KEEPS_MATRICES = frozenset(
+    {
+        _aten.view.default,
+        _aten.reshape.default,
+        _aten._unsafe_view.default,
+        _aten.expand.default,
+        _aten.clone.default,
+        _aten.detach.default,
+        _aten.alias.default,
+    }
+)
+
+
+def is_transposed(node: Any) -> bool:
+    """Return whether the last axis but one of a matrix, or of a batch, is the last axis of the array that it views."""
+    while isinstance(node, fx.Node) and node.target in _KEEPS_MATRICES:
+        source = node.args[0]
+        if not isinstance(source, fx.Node) or _shape(source)[-2:] != _shape(node)[-2:]:
+            return False
+        node = source
+    if not isinstance(node, fx.Node):
+        return False
+    match node.target:
+        case _aten.t.default:
+            return True
+        case _aten.transpose.int:
+            source, *dims = node.args
+        case _aten.permute.default:
+            source, order = node.args
+            return order[-2] % len(order) == len(order) - 1  # type: ignore[index, arg-type, operator]
+        case _:
+            return False
+    ndim = len(_shape(source))
+    return {dim % ndim for dim in dims} == {ndim - 2, ndim - 1}  # type: ignore[operator]
+
+
+def _shape(node: Any) -> Any:
+    return node.meta["val"].shape
