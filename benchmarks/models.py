@@ -11,8 +11,9 @@ from benchmarks._networks import EXPERTS, IN_BFLOAT16, named, title
 from benchmarks._results import DLPACK, ISLANDS, TORCH, TORCHAX, XLA, Options, Row, Target
 
 _GRAD_MODE = "torch, recording gradients"
-# Of the largest number in a result. Sums of products in bfloat16 are rounded in an order that is each library's own.
-_TOLERANCE, _TOLERANCE_OF_BFLOAT16 = 1e-3, 5e-2
+# Of the largest number in a result. Torch's gradients of biases in bfloat16 are 7 % of it away from those in float32,
+# and jtbridge's 0.3 %.
+_TOLERANCE, _TOLERANCE_OF_BFLOAT16 = 1e-3, 8e-2
 
 
 def forward(name: str, targets: tuple[Target, ...], options: Options) -> Row:
