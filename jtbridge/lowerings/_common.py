@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -83,3 +83,18 @@ def axes_of(dims: Sequence[int] | int | None, ndim: int) -> tuple[int, ...]:
 def size_of(x: Any) -> int:
     """Return the number of elements of an array."""
     return math.prod(jnp.shape(x))
+
+
+def computed_once(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Return a function whose result XLA does not compute again in each operation that reads it.
+
+    XLA's CPU compiler copies additions and products into all operations that read their result, however many they are.
+    It does not copy a branch. The one here is always taken, which XLA does not know.
+    """
+
+    def in_a_branch(*args: jax.Array) -> jax.Array:
+        result = jax.eval_shape(function, *args)
+        is_taken = jax.lax.optimization_barrier(jnp.array(True))
+        return jax.lax.cond(is_taken, function, lambda *_: jnp.zeros(result.shape, result.dtype), *args)
+
+    return lambda *args: jax.lax.platform_dependent(*args, cpu=in_a_branch, default=function)

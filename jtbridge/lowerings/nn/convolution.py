@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jtbridge.lowerings._common import computed_once
 from jtbridge.lowerings._registry import register_lowering
 
 Sizes = Sequence[int]
@@ -64,7 +65,10 @@ def _convolved(x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
         return _convolved_by_taps(x, weight, window)
     if _is_depthwise(weight, window):
         return lax.platform_dependent(
-            x, weight, cpu=lambda x, w: _depthwise(x, w, window), default=lambda x, w: _by_xla(x, w, window)
+            x,
+            weight,
+            cpu=computed_once(lambda x, w: _depthwise(x, w, window)),
+            default=lambda x, w: _by_xla(x, w, window),
         )
     if _is_pointwise(weight, window):
         return lax.platform_dependent(x, weight, cpu=_pointwise, default=lambda x, w: _by_xla(x, w, window))
@@ -253,7 +257,10 @@ def _by_input(grad: jax.Array, x: jax.Array, weight: jax.Array, window: _Window)
 
     if _is_depthwise(weight, window):
         return lax.platform_dependent(
-            grad, weight, cpu=lambda g, w: _depthwise_by_input(g, x.shape, w, window), default=transposed
+            grad,
+            weight,
+            cpu=computed_once(lambda g, w: _depthwise_by_input(g, x.shape, w, window)),
+            default=transposed,
         )
     if _is_pointwise(weight, window):
         return _convolved(grad, weight.swapaxes(0, 1), window)

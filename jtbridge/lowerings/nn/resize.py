@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from jtbridge.errors import TranslationError
-from jtbridge.lowerings._common import opmath
+from jtbridge.lowerings._common import computed_once, opmath
 from jtbridge.lowerings._registry import register_lowering
 
 Sizes = Sequence[int]
@@ -150,6 +150,10 @@ def _weighted(x: jax.Array, taps: Taps, axis: int) -> jax.Array:
     index, weight = taps
     if index.shape[1] == 1 and (weight == 1).all():
         return _taken(x, index[:, 0], axis)
+    return computed_once(lambda x: _sum_of_taps(x, index, weight, axis))(x)
+
+
+def _sum_of_taps(x: jax.Array, index: np.ndarray, weight: np.ndarray, axis: int) -> jax.Array:
     factor = jnp.asarray(weight, x.dtype).reshape(*index.shape, *(1,) * (x.ndim - axis - 1))
     if index.shape[1] <= 4:
         parts = [_taken(x, index[:, i], axis) * lax.index_in_dim(factor, i, 1, False) for i in range(index.shape[1])]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jtbridge.lowerings._common import axis_of, opmath
+from jtbridge.lowerings._common import axis_of, computed_once, opmath
 from jtbridge.lowerings._registry import register_lowering
 from jtbridge.lowerings.indexing.scatter import at_axis
 
@@ -85,13 +85,14 @@ def _im2col(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> jax.Array:
-    batched = x if x.ndim == 4 else x[None]
-    pads = [(0, 0), (0, 0), *((p, p) for p in padding)]
-    padded = jnp.pad(batched, pads)
-    across = _windows(padded, 3, kernel_size[1], stride[1], dilation[1])  # N C H nw kw
-    both = _windows(across, 2, kernel_size[0], stride[0], dilation[0])  # N C nh kh nw kw
-    n, c, rows, _, columns, _ = both.shape
-    out = both.transpose(0, 1, 3, 5, 2, 4).reshape(n, c * kernel_size[0] * kernel_size[1], rows * columns)
+    def blocks(x: jax.Array) -> jax.Array:
+        padded = jnp.pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)])
+        across = _windows(padded, 3, kernel_size[1], stride[1], dilation[1])  # N C H nw kw
+        both = _windows(across, 2, kernel_size[0], stride[0], dilation[0])  # N C nh kh nw kw
+        n, c, rows, _, columns, _ = both.shape
+        return both.transpose(0, 1, 3, 5, 2, 4).reshape(n, c * kernel_size[0] * kernel_size[1], rows * columns)
+
+    out = computed_once(blocks)(x if x.ndim == 4 else x[None])
     return out if x.ndim == 4 else out[0]
 
 
