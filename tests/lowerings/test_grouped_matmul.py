@@ -32,6 +32,25 @@ def test_groups_of_rows(ends, dtype, rtol, atol):
     check(grouped, a, b, torch.tensor(ends, dtype=torch.int32), rtol=rtol, atol=atol, grad=True)
 
 
+@dtypes
+@pytest.mark.parametrize("ends", ENDS, ids=str)
+def test_transposed_matrices_are_read_in_place(ends, dtype, rtol, atol):
+    a, b = operands(dtype)
+    stored = b.transpose(1, 2).contiguous()
+    by_transposed = lambda a, b, ends: grouped(a, b.transpose(1, 2), ends)  # noqa: E731
+    check(by_transposed, a, stored, torch.tensor(ends, dtype=torch.int32), rtol=rtol, atol=atol, grad=True)
+    arrays = [jtbridge.to_jax(x) for x in (a, stored, torch.tensor(ends, dtype=torch.int32))]
+    program = jax.jit(jtbridge.wrap(by_transposed, backend="xla")).lower(*arrays).compile().as_text()
+    assert "transpose(" not in program
+    columns = jax.vmap(jtbridge.wrap(by_transposed, backend="xla"), (0, None, None))
+    np.testing.assert_allclose(
+        np.asarray(columns(arrays[0][None], *arrays[1:])[0], np.float32),
+        np.asarray(grouped(a, b, torch.tensor(ends, dtype=torch.int32)).float()),
+        rtol=rtol,
+        atol=atol,
+    )
+
+
 def test_groups_of_columns_and_of_the_contraction():
     a, b = operands()
     ends = torch.tensor(ENDS[0], dtype=torch.int32)

@@ -6,6 +6,8 @@ results that torch leaves undefined there are zeros.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from torch import fx
 
+from jtbridge.core.transposed import is_transposed
 from jtbridge.lowerings._common import opmath, out_dtype
 from jtbridge.lowerings._registry import register_lowering
 
@@ -33,7 +36,9 @@ def _grouped_mm(
     else:
         assert offs is not None
         ends = offs.astype(jnp.int32)
-        if b.ndim == 3:
+        if b.ndim == 3 and is_transposed(node.args[1]):
+            product = _rows_by_transposed(a, b.transpose(0, 2, 1), ends)
+        elif b.ndim == 3:
             product = _rows(a, b, ends)
         elif a.ndim == 3:
             product = _rows(b.T, a.transpose(0, 2, 1), ends).T
@@ -47,9 +52,27 @@ def _grouped_mm(
 @jax.custom_batching.sequential_vmap
 def _rows(x: jax.Array, matrices: jax.Array, ends: jax.Array) -> jax.Array:
     """Return the rows of ``x[row, k]``, each times the matrix of its group in ``matrices[group, k, n]``."""
-    sizes = jnp.diff(ends, prepend=0)
-    product = lax.platform_dependent(x, matrices, sizes, cpu=rows_by_blocks, default=rows_by_ragged_dot)
-    return jnp.where((jnp.arange(x.shape[0]) < ends[-1])[:, None], product, 0)
+    return _with_zeros_after(ends, x, matrices, cpu=rows_by_blocks, default=rows_by_ragged_dot)
+
+
+# A loop over transposed matrices would write out all of them first.
+@jax.custom_batching.sequential_vmap
+def _rows_by_transposed(x: jax.Array, matrices: jax.Array, ends: jax.Array) -> jax.Array:
+    """Return the rows of ``x[row, k]``, each times the transpose of its group's ``matrices[group, n, k]``."""
+
+    def by_ragged_dot(x: jax.Array, matrices: jax.Array, sizes: jax.Array) -> jax.Array:
+        return rows_by_ragged_dot(x, matrices.transpose(0, 2, 1), sizes)
+
+    by_blocks = functools.partial(rows_by_blocks, transposed=True)
+    return _with_zeros_after(ends, x, matrices, cpu=by_blocks, default=by_ragged_dot)
+
+
+def _with_zeros_after(
+    ends: jax.Array, x: jax.Array, matrices: jax.Array, **product: Callable[..., jax.Array]
+) -> jax.Array:
+    """Return a product by platform, from rows, matrices and sizes of groups, with zeros in the rows of no group."""
+    found = lax.platform_dependent(x, matrices, jnp.diff(ends, prepend=0), **product)
+    return jnp.where((jnp.arange(x.shape[0]) < ends[-1])[:, None], found, 0)
 
 
 @jax.custom_batching.sequential_vmap
@@ -77,16 +100,17 @@ def contraction_by_ragged_dot(x: jax.Array, y: jax.Array, sizes: jax.Array) -> j
 # next group: these results are overwritten by the next group, or are multiplied by zeros.
 
 
-def rows_by_blocks(x: jax.Array, matrices: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Compute `_rows` by a loop."""
-    rows, (groups, _, columns) = x.shape[0], matrices.shape
+def rows_by_blocks(x: jax.Array, matrices: jax.Array, sizes: jax.Array, *, transposed: bool = False) -> jax.Array:
+    """Compute `_rows`, or `_rows_by_transposed`, by a loop."""
+    rows, groups, columns = x.shape[0], len(matrices), matrices.shape[1 if transposed else 2]
+    axes = ((1,), (1 if transposed else 0,))
     block = _block(rows, groups)
     x = jnp.pad(x, ((0, block), (0, 0)))
 
     def of_block(group: jax.Array, start: jax.Array, end: jax.Array, out: jax.Array) -> jax.Array:
         del end
         part, matrix = lax.dynamic_slice_in_dim(x, start, block), lax.dynamic_index_in_dim(matrices, group, 0, False)
-        product = jnp.matmul(part, matrix, preferred_element_type=out.dtype)
+        product = lax.dot_general(part, matrix, (axes, ((), ())), preferred_element_type=out.dtype)
         return lax.dynamic_update_slice_in_dim(out, product, start, 0)
 
     out = jnp.zeros((rows + block, columns), opmath(x.dtype))
