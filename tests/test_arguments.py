@@ -131,6 +131,11 @@ def test_keyword_arguments_and_defaults(backend: str):
     assert wrapped(jnp.ones(1), z=jnp.ones(1)).tolist() == [3]
 
 
+def test_keywords_that_jtbridge_uses_itself(backend: str):
+    f = jtbridge.wrap(lambda self, args, kwargs, name=1: self * args * kwargs * name)
+    assert f(self=jnp.array(2), args=jnp.array(3), kwargs=jnp.array(5), name=7) == 210
+
+
 def test_changing_shapes_and_dtypes(backend: str):
     f = jtbridge.wrap(lambda x: x.sum(0))
     for shape in [(3,), (2, 3), (0, 2), (3,)]:

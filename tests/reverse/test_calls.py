@@ -35,6 +35,11 @@ def test_trees_and_static_values():
     assert f.__name__ == "f"
 
 
+def test_keywords_that_jtbridge_uses_itself():
+    f = jtbridge.to_torch_function(lambda self, args, kwargs, name=1: self * args * kwargs * name)
+    assert f(self=torch.tensor(2), args=torch.tensor(3), kwargs=torch.tensor(5), name=7).item() == 210
+
+
 def test_static_values_of_other_types_are_other_values():
     f = jtbridge.to_torch_function(lambda x, n: x if isinstance(n, bool) else x + n)
     x = torch.arange(3.0)
