@@ -68,7 +68,7 @@ class Wrapped:
         self._notices: set[str] = set()  # keys of the warnings already given about this function
         self._clean_batches: set[Any] = set()  # see `row_by_row_if_needed`
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # `self` may be a keyword of the function
         if is_inside():
             return self._inside_torch(args, kwargs)
         check_not_forked(self._name)

@@ -96,6 +96,24 @@ def test_equal_static_values_of_different_types_are_told_apart(first: Any, secon
         assert np.signbit(np.asarray(got, float)).tolist() == np.signbit(expected.numpy().astype(float)).tolist()
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Scaled:
+    x: Any
+    scale: Any = dataclasses.field(metadata={"static": True})
+
+
+@pytest.mark.parametrize("wrap", [jtbridge.wrap, lambda f: jtbridge.wrap(f, backend="xla")], ids=["eager", "xla"])
+def test_static_parts_of_a_tree_are_told_apart_by_type(wrap):
+    f = wrap(lambda s: Scaled(s.x * s.scale, s.scale))
+    x = jnp.ones(2, int)
+    for scale in (0, False, -0.0, 0.0, 0):
+        got, expected = f(Scaled(x, scale)), torch.ones(2, dtype=torch.int32) * scale
+        assert_matches(got.x, expected)
+        assert str(got.scale) == str(scale)
+        assert np.signbit(np.asarray(got.x, float)).tolist() == torch.signbit(expected.float()).tolist()
+
+
 def test_nan_as_a_static_value_does_not_make_a_plan_per_call():
     f = jtbridge.wrap(lambda x, v: x * v, backend="xla")
     for _ in range(3):
@@ -111,6 +129,11 @@ def test_keyword_arguments_and_defaults(backend: str):
     assert wrapped(jnp.ones(1)).tolist() == [2]
     assert wrapped(jnp.ones(1), y=3.0).tolist() == [3]
     assert wrapped(jnp.ones(1), z=jnp.ones(1)).tolist() == [3]
+
+
+def test_keywords_that_jtbridge_uses_itself(backend: str):
+    f = jtbridge.wrap(lambda self, args, kwargs, name=1: self * args * kwargs * name)
+    assert f(self=jnp.array(2), args=jnp.array(3), kwargs=jnp.array(5), name=7) == 210
 
 
 def test_changing_shapes_and_dtypes(backend: str):

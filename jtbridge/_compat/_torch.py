@@ -230,6 +230,11 @@ def differentiating() -> bool:
     return any(interpreter.key() != functorch_bindings.TransformType.Vmap for interpreter in stack)
 
 
+def in_backward() -> bool:
+    """Return whether torch's autograd runs this code in a backward. No public API tells. Tried on torch 2.13."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def has_saved_tensor_hooks() -> bool:
     """Return whether ``torch.autograd.graph.saved_tensors_hooks`` is active on this thread. Tried on torch 2.13."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ import torch
 from jtbridge._compat import torch_pytree_node
 from jtbridge.errors import ArgumentError
 
-from .static import static_key
+from .static import static_key, value_key
 
 
 class _Context:
@@ -94,6 +94,21 @@ def in_order(tree: Any) -> Any:
 
 def _is_sorted(node: Any) -> bool:
     return type(node) in (dict, collections.defaultdict) and len(node) > 0
+
+
+def structure_key(structure: Any) -> Any:
+    """Return a hashable key of the static parts of a pytree's structure, such as keys of dicts; None if it has none.
+
+    JAX compares these parts by ``==``, for which 1 and 1.0 are one.
+    """
+    kind, static = structure.node_data() or (None, None)
+    if kind is InOrder or (kind is dict and all(type(key) is str for key in static)):
+        static = None  # JAX compares them right
+    only_leaves = structure.num_nodes <= structure.num_leaves + 1
+    inside = () if only_leaves else tuple(map(structure_key, structure.children()))
+    if static is None and all(key is None for key in inside):
+        return None
+    return value_key(static), inside
 
 
 def key_order(tree: Any) -> tuple[Any, tuple[int, ...]] | None:

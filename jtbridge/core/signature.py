@@ -16,7 +16,7 @@ from jtbridge.errors import ArgumentError, DTypeError
 
 from .convert import to_jax
 from .messages import kind_of
-from .pytree import in_order, register_node
+from .pytree import in_order, register_node, structure_key
 from .static import static_key
 
 ARRAY = object()  # marks the place of an array among the leaves of a signature
@@ -30,6 +30,7 @@ class Signature:
     keys: tuple[Any, ...]  # a hashable key for each static leaf, `ARRAY` for each array
     types: tuple[tuple[tuple[int, ...], np.dtype], ...]  # the shape and dtype of each array
     statics: tuple[Any, ...] = dataclasses.field(compare=False)  # the static leaves themselves, `ARRAY` for each array
+    tree_key: Any  # tells trees apart whose static parts are equal, as 1 and True are
 
 
 def flatten_arguments(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[jax.Array], Signature]:
@@ -53,7 +54,7 @@ def flatten_arguments(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[l
             keys.append(_static_key(leaf, lambda p=position: _leaf_name(name, args, kwargs, p)))
             statics.append(leaf)
     types = tuple((tuple(x.shape), x.dtype) for x in arrays)
-    return arrays, Signature(tree, tuple(keys), types, tuple(statics))
+    return arrays, Signature(tree, tuple(keys), types, tuple(statics), structure_key(tree))
 
 
 def _flattened(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Any, list[Any], Any]:

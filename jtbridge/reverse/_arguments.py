@@ -14,7 +14,7 @@ import torch
 from jtbridge.core.convert import to_torch
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from jtbridge.core.messages import kind_of
-from jtbridge.core.pytree import refuse_unsortable
+from jtbridge.core.pytree import refuse_unsortable, structure_key
 from jtbridge.core.static import static_key
 from jtbridge.errors import ArgumentError
 
@@ -37,6 +37,7 @@ class Arguments:
     tree: Any
     keys: tuple[Hashable, ...]  # `TENSOR`, a `Key`, or a key of the static leaf's value
     statics: tuple[Any, ...] = dataclasses.field(compare=False)
+    tree_key: Any  # tells trees apart whose static parts are equal, as 1 and True are
 
     def rebuild(self, arrays: tuple[Any, ...]) -> tuple[tuple, dict[str, Any]]:
         """Return the arguments with arrays in the places of tensors."""
@@ -83,7 +84,7 @@ def split(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Te
             continue
         leaves[position] = None
         tensors[-1] = _usable(tensors[-1], lambda p=position: _named(name, args, kwargs, p))
-    return tensors, Arguments(tree, tuple(keys), tuple(leaves))
+    return tensors, Arguments(tree, tuple(keys), tuple(leaves), structure_key(tree))
 
 
 def _usable(tensor: torch.Tensor, named: Callable[[], str]) -> torch.Tensor:

@@ -82,7 +82,7 @@ class Caller:
         self._in_graphs: set[BoundFunction] = set()
         self._lock = threading.Lock()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # `self` may be a keyword of the function
         results, tree = self.flat(args, kwargs)
         return tree.unflatten(results)
 

@@ -11,7 +11,7 @@ import jax
 import torch
 
 from jtbridge.core.messages import kind_of
-from jtbridge.errors import ArgumentError
+from jtbridge.errors import ArgumentError, ModelError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,14 @@ def _of_nnx(model: Any, nnx: Any) -> Model:
     def apply(mode: Any, params: Any, state: Any, args: Any, kwargs: Any) -> Any:
         merged = nnx.merge(mode, params, state)
         out = merged(*args, **kwargs)
-        return out, nnx.split(merged, nnx.Param, ...)[2]
+        structure, _, new = nnx.split(merged, nnx.Param, ...)
+        if structure != mode:
+            raise ModelError(
+                f"A call of `{type(model).__name__}` changes an attribute that is not a variable, or adds one. A torch "
+                "module keeps what calls write in variables alone, such as `nnx.BatchStat`, which the model must have "
+                "from the beginning."
+            )
+        return out, new
 
     def rebuild(params: Any, state: Any) -> Any:
         return nnx.merge(first, params, state)

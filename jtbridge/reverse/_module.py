@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import torch
+
+from jtbridge._compat import in_backward
+from jtbridge.errors import ModelError
 
 from ._function import to_torch_function
 from ._models import Model, model_of
@@ -36,7 +40,9 @@ def to_torch_module(f: Any, params: Any = None, state: Any = None, *, int32: str
 
     Raises:
         ArgumentError: `f` is not a model, or is a function without `params`.
-        ModelError: when called, if the new state has another structure than the state.
+        ModelError: when called, if the new state has another structure, other shapes or other kinds of dtypes than the
+            state; if a call of a model of Flax NNX changes a Python attribute; and in a recomputation of
+            `torch.utils.checkpoint` whose result depends on a state that the first call changed, such as a random key.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge, torch
@@ -64,12 +70,27 @@ class TorchModule(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of the JAX model; the new state goes to the buffers."""
         params, state = (tree.tensors() for tree in self._trees)
+        if state and not torch.compiler.is_compiling() and in_backward():
+            self._check_recomputed(params, state, args, kwargs)
         # The state that the backward needs is a copy, because the buffers are written to.
         out, new = self._call(params, [x.clone() for x in state], args, kwargs)
         with torch.no_grad():
             for buffer, value in zip(state, new, strict=True):
                 buffer.copy_(value)
         return out
+
+    @torch.no_grad()
+    def _check_recomputed(self, params: Any, state: Any, args: Any, kwargs: Any) -> None:
+        """Refuse a call that cannot repeat an earlier one, because it uses a state that each call changes."""
+        first, new = self._call(params, state, args, kwargs)
+        second, _ = self._call(params, new, args, kwargs)
+        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+            if not ((a == b) | (a != a)).all():
+                raise ModelError(
+                    f"`{self._model.name}` was called in a backward, as by `torch.utils.checkpoint`. It cannot repeat "
+                    "its first call, which changed a state that the result depends on, such as a random key. Call it "
+                    "outside of the checkpoint, or pass the state or key as an argument."
+                )
 
     def train(self, mode: bool = True) -> TorchModule:
         """Set the mode of this module, and of the JAX model if its class has one."""
@@ -100,7 +121,7 @@ def _tensor_function(model: Model, params: TensorTree, state: TensorTree, int32:
 
     def run(params_: Any, state_: Any, args: Any, kwargs: Any) -> Any:
         out, new = apply(mode, params.rebuild(params_), state.rebuild(state_), args, kwargs)
-        return out, state.take_apart(new, model.name)
+        return out, state.take_apart(new, state_, model.name)
 
     run.__name__ = model.name
     return to_torch_function(run, int32=int32)

@@ -6,11 +6,13 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 
 from jtbridge.core.convert import to_jax, to_torch
-from jtbridge.core.dtypes import is_differentiable
+from jtbridge.core.dtypes import is_differentiable, torch_dtype
+from jtbridge.core.static import same_static
 from jtbridge.errors import ModelError
 
 
@@ -64,11 +66,16 @@ class TensorTree:
             leaves[place] = array if entry.key is None else jax.random.wrap_key_data(array, impl=entry.key)
         return self.structure.unflatten(leaves)
 
-    def take_apart(self, tree: Any, name: str) -> list[Any]:
+    def take_apart(self, tree: Any, given: Any, name: str) -> list[Any]:
         """Return the arrays of a tree of the same structure, random keys as their bits.
 
+        Args:
+            tree: the new state.
+            given: the arrays of the state before it.
+            name: the name of the model.
+
         Raises:
-            ModelError: the tree has another structure.
+            ModelError: the tree has another structure, or a leaf of it cannot be kept in the tensor of the given one.
         """
         leaves, structure = jax.tree.flatten(tree)
         if structure != self.structure:
@@ -77,7 +84,16 @@ class TensorTree:
                 f"but got\n{structure}\nReturn it with the same containers and keys."
             )
         found = [leaves[place] for place in self._places]
-        return [x if e.key is None else jax.random.key_data(x) for x, e in zip(found, self.entries, strict=True)]
+        found = [x if e.key is None else jax.random.key_data(x) for x, e in zip(found, self.entries, strict=True)]
+        for entry, new, old in zip(self.entries, map(jnp.asarray, found), given, strict=True):
+            _check_kept(f"`{name}` returned the state `{entry.name}`", new, old)
+        for place in set(range(len(leaves))).difference(self._places):
+            if not same_static(leaves[place], self._leaves[place]):
+                raise ModelError(
+                    f"`{name}` returned {leaves[place]!r} in the state for {self._leaves[place]!r}. Only arrays of a "
+                    "state may change: make it an array."
+                )
+        return found
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the tensors, in the order of the tree."""
@@ -89,6 +105,15 @@ class TensorTree:
         for place, entry in zip(self._places, self.entries, strict=True):
             leaves[place] = entry.array()
         return self.structure.unflatten(leaves)
+
+
+def _check_kept(what: str, new: Any, old: Any) -> None:
+    types = [torch_dtype(x.dtype, what) for x in (new, old)]
+    if new.shape != old.shape or not torch.can_cast(*types):
+        raise ModelError(
+            f"{what} as {new.dtype}{list(new.shape)}, but it was given as {old.dtype}{list(old.shape)}. Return it with "
+            "the same shape and a dtype that the given one can hold."
+        )
 
 
 def _name(step: Any) -> str:

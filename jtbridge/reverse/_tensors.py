@@ -63,8 +63,11 @@ def to_operands(tensors: Sequence[torch.Tensor], device: jax.Device) -> list[Any
 
     They share the memory of the tensors if they can.
 
-    For JAX's default device they are NumPy arrays, which takes a third of the time of making JAX arrays.
+    For JAX's default device they are NumPy arrays, which takes a third of the time of making JAX arrays. Without jit
+    the function would see and could write them.
     """
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        return [to_array(tensor, device) for tensor in tensors]
     if device.platform == "cpu" and device == (jax.config.jax_default_device or jax.local_devices()[0]):  # type: ignore[attr-defined]
         return [_memory(tensor) for tensor in tensors]
     return [to_array(tensor, device) for tensor in tensors]

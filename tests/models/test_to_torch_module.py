@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
+import torch.utils.checkpoint
 
 import jtbridge
 from jtbridge.errors import ArgumentError, ModelError
@@ -220,6 +221,66 @@ def test_a_state_of_another_structure():
     module = jtbridge.to_torch_module(lambda p, s, x: (x, {"other": x}), {}, {"count": jnp.zeros(())})
     with pytest.raises(ModelError, match="another structure"):
         module(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("state", "new"),
+    [
+        (jnp.zeros(3), lambda s: s.sum()),
+        (jnp.zeros(3, int), lambda s: s + jnp.ones(3)),
+        (0, lambda s: s + 1),
+    ],
+    ids=["shape", "dtype", "number"],
+)
+def test_a_state_that_the_buffers_cannot_hold(state, new):
+    module = jtbridge.to_torch_module(lambda p, s, x: (x, {"s": new(s["s"])}), {}, {"s": state})
+    with pytest.raises(ModelError, match="the state"):
+        module(torch.ones(2))
+
+
+def test_a_state_of_a_narrower_dtype():
+    module = jtbridge.to_torch_module(lambda p, s, x: (x, {"s": s["s"] + 1.0}), {}, {"s": jnp.zeros(3)})
+    module.bfloat16()(torch.ones(2))
+    assert module.s.dtype is torch.bfloat16
+    assert module.s.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("what", ["attribute", "variable"])
+def test_nnx_calls_that_change_more_than_variables(what):
+    nnx = pytest.importorskip("flax.nnx", reason="flax is in the environment of make test-models")
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.calls = 0
+
+        def __call__(self, x):
+            if what == "attribute":
+                self.calls += 1
+            else:
+                self.scale = nnx.Param(jnp.ones(2))
+            return x * self.calls
+
+    with pytest.raises(ModelError, match="changes an attribute"):
+        jtbridge.to_torch_module(Net())(torch.ones(2))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_of_modules_with_a_state(reentrant: bool):
+    def noise(params, key, x):
+        return jnp.sin(x * params["w"]) * jax.random.bernoulli(key, 0.5, x.shape), jax.random.split(key)[0]
+
+    def count(params, state, x):
+        return jnp.sin(x * params["w"]), state + 1
+
+    x = torch.ones(16, requires_grad=True)
+    params = {"w": jnp.ones(16)}
+    module = jtbridge.to_torch_module(count, params, jnp.zeros(()))
+    torch.utils.checkpoint.checkpoint(module, x, use_reentrant=reentrant).sum().backward()
+    torch.testing.assert_close(x.grad, torch.cos(x.detach()))
+    module = jtbridge.to_torch_module(noise, params, jax.random.key(0))
+    loss = torch.utils.checkpoint.checkpoint(module, x, use_reentrant=reentrant).sum()
+    with pytest.raises(ModelError, match="cannot repeat its first call"):
+        loss.backward()
 
 
 def test_models_that_are_none():

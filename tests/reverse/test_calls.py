@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import gc
 import subprocess
 import sys
@@ -34,12 +35,33 @@ def test_trees_and_static_values():
     assert f.__name__ == "f"
 
 
+def test_keywords_that_jtbridge_uses_itself():
+    f = jtbridge.to_torch_function(lambda self, args, kwargs, name=1: self * args * kwargs * name)
+    assert f(self=torch.tensor(2), args=torch.tensor(3), kwargs=torch.tensor(5), name=7).item() == 210
+
+
 def test_static_values_of_other_types_are_other_values():
     f = jtbridge.to_torch_function(lambda x, n: x if isinstance(n, bool) else x + n)
     x = torch.arange(3.0)
     torch.testing.assert_close(f(x, 1), x + 1)
     torch.testing.assert_close(f(x, True), x)
     torch.testing.assert_close(f(x, 1.0), x + 1)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Scaled:
+    x: object
+    scale: object = dataclasses.field(metadata={"static": True})
+
+
+def test_static_parts_of_a_tree_of_other_types_are_other_values():
+    f = jtbridge.to_torch_function(lambda s: Scaled(jnp.asarray(s.scale), s.scale))
+    for scale in (0.0, -0.0, 0, False):
+        got = f(Scaled(torch.ones(2), scale))
+        assert (str(got.x.item()), str(got.scale)) == (str(scale), str(scale))
+    g = jtbridge.to_torch_function(lambda tree: jnp.asarray([key for key in tree if key != 5]))
+    assert [g({5: torch.ones(2), key: 0}).dtype for key in (1, 1.0)] == [torch.int64, torch.float32]
 
 
 def test_as_a_decorator_with_options():
@@ -306,6 +328,17 @@ def test_settings_and_caches_of_jax_changed_in_between():
         with setting():
             check()
     check()
+
+
+def test_without_jit_arguments_are_arrays_of_jax():
+    def f(x):
+        x += 1
+        return x.at[0].set(0)
+
+    x = torch.ones(3)
+    with jax.disable_jit():
+        assert jtbridge.to_torch_function(f)(x).tolist() == [0.0, 2.0, 2.0]
+    assert x.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_a_function_in_a_compiled_loop_of_torch_threads_and_recursion():
