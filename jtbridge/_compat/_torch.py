@@ -71,6 +71,12 @@ pad_packed_sequence: Callable = torch._pad_packed_sequence
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
+def hooks_of_all_modules() -> dict[str, Any]:
+    """Return the hooks that run in the calls of every module, by torch's names. Tried on torch 2.13."""
+    names = [f"_global_forward_{kind}" for kind in ("hooks", "pre_hooks", "hooks_with_kwargs", "hooks_always_called")]
+    return {name: vars(torch.nn.modules.module)[name] for name in names}
+
+
 def is_tracing_exception(error: BaseException) -> bool:
     """Return whether torch raises an exception only for tensors without values. Tried on torch 2.13."""
     of_fake_tensors = (

@@ -1,4 +1,4 @@
-"""Compiled programs of one module, as long as its Python state does not change."""
+"""Compiled programs of one module, as long as its Python state and the hooks of all modules do not change."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from jtbridge._compat import hooks_of_all_modules
 from jtbridge.state import ReachableState
 
 _MOST = 16
@@ -31,7 +32,7 @@ class Programs:
     def keep(self, key: Any, program: Any, module: torch.nn.Module) -> None:
         """Keep a program that has run: a first call may fill caches of the module."""
         if key not in self._programs:
-            self._model_state = ReachableState([("", module)])
+            self._model_state = ReachableState([("", module), *hooks_of_all_modules().items()])
         self._programs[key] = program
         if len(self._programs) > _MOST:
             self._programs.popitem(last=False)

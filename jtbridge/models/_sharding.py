@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -173,7 +173,7 @@ def shardings_of(leaves: Sequence[Leaf], mesh: Mesh, rules: Rules) -> list[Named
     transposed = transposed_layers({leaf.name: leaf.shape for leaf in leaves})
     found = []
     for leaf in leaves:
-        pattern = next((pattern for pattern in patterns if fnmatch.fnmatchcase(leaf.name, pattern)), None)
+        pattern = next((pattern for pattern in patterns if _matches(pattern, leaf.name)), None)
         spec = PartitionSpec()
         if pattern is None:
             if leaf.is_parameter:
@@ -232,6 +232,10 @@ def _checked_rules(rules: Rules) -> Mapping[str, Any]:
                 f"{_quoted(_PRESETS)}."
             )
     return patterns
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name, re.DOTALL) is not None
 
 
 def _check_matches(

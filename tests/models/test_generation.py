@@ -133,6 +133,17 @@ def test_the_mask_is_read_off_a_padding_token_that_is_given():
     np.testing.assert_array_equal(actual, expected)
 
 
+def test_a_masked_token_between_others_counts_for_the_penalty_as_in_transformers():
+    model, net, params, state = net_of(language_models.llama)
+    ids = np.array([[0, 0, 7, 12, 12, 12], [9, 9, 50, 51, 52, 53]])
+    ids[1, 2:5] = torch_tokens(model, ids[1:], max_new_tokens=3, pad_token_id=0)[0, 6:]  # probable ones
+    mask = np.array([[0, 0, 1, 1, 1, 1], [1, 1, 0, 0, 0, 1]])
+    options = {"max_new_tokens": 12, "repetition_penalty": 3.0, "pad_token_id": 0}
+    expected = torch_tokens(model, ids, mask, **options)
+    actual = jtbridge.generate(net, params, state, ids, attention_mask=mask, **options)
+    np.testing.assert_array_equal(actual, expected)
+
+
 def test_a_least_number_of_new_tokens_takes_the_place_of_a_least_length():
     model, net, params, state = net_of(language_models.llama)
     model.generation_config.min_length = 30
@@ -214,6 +225,25 @@ def test_a_change_of_the_model_is_seen_by_the_next_call():
     np.testing.assert_array_equal(
         jtbridge.generate(net, params, state, ids, max_new_tokens=6), torch_tokens(model, ids, max_new_tokens=6)
     )
+
+
+def test_autocast_and_hooks_of_all_modules_are_seen_by_the_next_call():
+    model, net, params, state = net_of(language_models.llama)
+    run = functools.partial(jtbridge.generate, net, params, state, prompts(5), max_new_tokens=24)
+    before = np.asarray(run())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        changed = np.asarray(run())
+        np.testing.assert_array_equal(jtbridge.generate(jtbridge.module(model), *run.args[1:], **run.keywords), changed)
+    assert (changed != before).any()
+    np.testing.assert_array_equal(run(), before)
+    handle = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, args, out: -out if isinstance(out, torch.Tensor) and out.shape[-1] == 64 else None
+    )
+    try:
+        np.testing.assert_array_equal(run(), torch_tokens(model, prompts(5), max_new_tokens=24))
+    finally:
+        handle.remove()
+    np.testing.assert_array_equal(run(), before)
 
 
 def test_other_parameters_are_other_tokens_of_the_same_program():

@@ -72,6 +72,12 @@ def test_patterns_choose_specs_and_the_first_that_matches_counts(model):
     jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
+def test_a_star_is_the_only_sign_of_a_pattern_that_stands_for_other_text():
+    rules = {"w[0]": P("model"), "w?": P("model"), "*": P()}
+    found = jtbridge.shard({name: np.ones(8) for name in ("w[0]", "w0", "w?")}, mesh_of(8), rules)
+    assert specs(found) == {"w[0]": P("model"), "w0": P(), "w?": P("model")}
+
+
 def test_presets_split_by_name_or_by_the_largest_axis(model):
     params, _ = jtbridge.module(model).init()
     assert specs(jtbridge.shard(params, mesh_of(8), "tensor")) == {

@@ -204,7 +204,7 @@ def _compiled(net: JaxModule, program: _Program, arrays: _Arrays, stream: Any) -
     programs = net._programs
     streams = stream is not None
     options = backend_or("auto"), islands_or("auto"), verify_or(False)
-    key = (program, streams, *options, torch.get_default_dtype())
+    key = (program, streams, *options, torch.get_default_dtype(), *map(_autocast, ("cpu", "cuda")))
     compiled = programs.get(key)
     if compiled is None:
 
@@ -223,6 +223,11 @@ def _compiled(net: JaxModule, program: _Program, arrays: _Arrays, stream: Any) -
     if opened.error is not None:
         raise opened.error
     return tokens
+
+
+def _autocast(device: str) -> torch.dtype | None:
+    """Return the dtype of autocast for a device; None if it is off."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def _check_inputs(model: Any, given: dict[str, Any]) -> None:

@@ -80,11 +80,14 @@ def warped(scores: jax.Array, controls: dict[str, jax.Array], top_k: int | None)
 
 
 def tokens_seen(start: Start, controls: dict[str, jax.Array]) -> jax.Array | None:
-    """Return which tokens are in each prompt, of shape ``(batch, vocabulary)``; None without a penalty for them."""
+    """Return which tokens are in each prompt, of shape ``(batch, vocabulary)``; None without a penalty for them.
+
+    As in transformers, the padding before a prompt does not count, and a masked token in it does.
+    """
     if "repetition_penalty" not in controls:
         return None
     rows = jnp.arange(start.ids.shape[0])[:, None]
-    return jnp.zeros(start.scores.shape, bool).at[rows, start.ids].max(start.mask.astype(bool))
+    return jnp.zeros(start.scores.shape, bool).at[rows, start.ids].max(jnp.cumsum(start.mask, -1) > 0)
 
 
 def ends(tokens: jax.Array, settings: GenerationSettings) -> jax.Array:
