@@ -40,6 +40,7 @@ class ReleasedTensor(torch.Tensor):
     def __new__(cls, tensor: torch.Tensor) -> ReleasedTensor:
         empty = torch.empty_like(tensor, device="meta", requires_grad=False)
         found = torch.Tensor._make_subclass(cls, empty, tensor.requires_grad)
+        vars(found).update(vars(tensor))  # attributes of the user
         found._is_param = isinstance(tensor, torch.nn.Parameter)
         return found
 

@@ -152,11 +152,13 @@ def without_cached_weights() -> Iterator[None]:
             parametrize._cache = cache
 
 
-def mark_as_parameter(tensor: torch.Tensor) -> None:
+def mark_as_parameter(tensor: torch.Tensor, parameter: torch.Tensor) -> None:
     """Make ``isinstance(tensor, torch.nn.Parameter)`` true for a tensor, which stays the same object.
 
-    `torch.nn.Parameter(tensor)` returns another tensor, outside the graph of the first. Tried on torch 2.13.
+    The tensor gets the attributes that the user gave to the parameter. `torch.nn.Parameter(tensor)` returns another
+    tensor, outside the graph of the first. Tried on torch 2.13.
     """
+    vars(tensor).update(vars(parameter))
     tensor._is_param = True  # type: ignore[attr-defined]
 
 

@@ -245,3 +245,13 @@ def shown(names: Sequence[str]) -> str:
     """Return the first of some names, for a message."""
     rest = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + rest
+
+
+def refuse_own_class(module: str, name: str, parameter: torch.Tensor) -> None:
+    """Raise if a parameter is of a class of the user, which tensors in a call are not."""
+    kind = type(parameter)
+    if kind.__module__.partition(".")[0] not in ("torch", "jtbridge"):
+        raise ModelError(
+            f"`{name}` of `{module}` is a `{kind.__qualname__}`, and a call would get it as a plain parameter. Make it "
+            "a `torch.nn.Parameter` in the torch module. It may have attributes of its own."
+        )

@@ -18,7 +18,7 @@ from jtbridge.core.nested_calls import is_inside
 from jtbridge.errors import ArgumentError, ModelError
 
 from ._caches import register_caches
-from ._layout import call_once, check_initialized, entries, has_lazy, overlapping
+from ._layout import call_once, check_initialized, entries, has_lazy, overlapping, refuse_own_class
 from ._own_arguments import check_own_arguments
 from ._placing import converter
 from ._programs import Programs
@@ -97,6 +97,8 @@ class JaxModule:
                     "it again. Keep the `params` and `state` of that call, or put weights back with "
                     "`net.load(params, state)`."
                 )
+            if entry.kind in ("parameter", "frozen"):
+                refuse_own_class(self.__name__, entry.name, entry.tensor)
         overlaps = overlapping(found)
         params: Arrays = {}
         state: Arrays = {}

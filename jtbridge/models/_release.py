@@ -58,6 +58,7 @@ def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> 
                 new = as_dtype(to_torch(array, copy=True), old.dtype)
                 if isinstance(old, torch.nn.Parameter):
                     new = torch.nn.Parameter(new, requires_grad=old.requires_grad)
+                    vars(new).update(vars(old))
                 _exchange(module, old, new)
             elif old.shape == tuple(array.shape):
                 old.copy_(to_torch(array))

@@ -22,7 +22,7 @@ from jtbridge.errors import ModelError, MutationError, PurityWarning
 
 from ._aliases import refuse_new_overlaps, refuse_new_ties
 from ._copying import Stale, copied
-from ._layout import TensorEntry, entries, locate, registered_buffers, registered_parameters, shown
+from ._layout import TensorEntry, entries, locate, refuse_own_class, registered_buffers, registered_parameters, shown
 from ._own_tensors import RefuseOwnTensors
 from ._python_state import python_changes
 
@@ -69,7 +69,8 @@ class Run:
         self._check_gradient_hooks(found)
         for name, tensor in tensors.items():
             if found[name].kind in ("parameter", "frozen"):
-                mark_as_parameter(tensor)
+                refuse_own_class(self.__name__, name, found[name].tensor)
+                mark_as_parameter(tensor, found[name].tensor)
         before = {name: version_of(tensor) for name, tensor in tensors.items() if tensor is not given[name]}
         memory = {name: storage_id(innermost(tensor)) for name, tensor in given.items()}
         stale = Stale()
