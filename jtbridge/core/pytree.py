@@ -102,7 +102,7 @@ def structure_key(structure: Any) -> Any:
     JAX compares these parts by ``==``, for which 1 and 1.0 are one.
     """
     kind, static = structure.node_data() or (None, None)
-    if kind is InOrder or (kind is dict and all(type(key) is str for key in static)):
+    if kind is InOrder or (kind is dict and all(type(key) is str for key in static or ())):
         static = None  # JAX compares them right
     only_leaves = structure.num_nodes <= structure.num_leaves + 1
     inside = () if only_leaves else tuple(map(structure_key, structure.children()))
