@@ -11,10 +11,10 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-import torch
 
 from jtbridge._config import backend_or, islands_or, verify_or
 from jtbridge.core.random_numbers import check_key
+from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import ArgumentError, ModelError
 from jtbridge.models._module import JaxModule
 
@@ -204,7 +204,7 @@ def _compiled(net: JaxModule, program: _Program, arrays: _Arrays, stream: Any) -
     programs = net._programs
     streams = stream is not None
     options = backend_or("auto"), islands_or("auto"), verify_or(False)
-    key = (program, streams, *options, torch.get_default_dtype(), *map(_autocast, ("cpu", "cuda")))
+    key = (program, streams, *options, TorchState.current())
     compiled = programs.get(key)
     if compiled is None:
 
@@ -223,11 +223,6 @@ def _compiled(net: JaxModule, program: _Program, arrays: _Arrays, stream: Any) -
     if opened.error is not None:
         raise opened.error
     return tokens
-
-
-def _autocast(device: str) -> torch.dtype | None:
-    """Return the dtype of autocast for a device; None if it is off."""
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def _check_inputs(model: Any, given: dict[str, Any]) -> None:
