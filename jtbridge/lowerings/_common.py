@@ -85,11 +85,17 @@ def size_of(x: Any) -> int:
     return math.prod(jnp.shape(x))
 
 
-def computed_once(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def computed_once(
+    function: Callable[..., jax.Array], elsewhere: Callable[..., jax.Array] | None = None
+) -> Callable[..., jax.Array]:
     """Return a function whose result XLA does not compute again in each operation that reads it.
 
     XLA's CPU compiler copies additions and products into all operations that read their result, however many they are.
     It does not copy a branch. The one here is always taken, which XLA does not know.
+
+    Args:
+        function: the function, of arrays alone.
+        elsewhere: what computes the same on other platforms than a CPU; None for `function` itself.
     """
 
     def in_a_branch(*args: jax.Array) -> jax.Array:
@@ -97,4 +103,4 @@ def computed_once(function: Callable[..., jax.Array]) -> Callable[..., jax.Array
         is_taken = jax.lax.optimization_barrier(jnp.array(True))
         return jax.lax.cond(is_taken, function, lambda *_: jnp.zeros(result.shape, result.dtype), *args)
 
-    return lambda *args: jax.lax.platform_dependent(*args, cpu=in_a_branch, default=function)
+    return lambda *args: jax.lax.platform_dependent(*args, cpu=in_a_branch, default=elsewhere or function)

@@ -180,9 +180,9 @@ def _of_convolution_backward(node: fx.Node, tensors: list[torch.Tensor]) -> tupl
 
 
 def _of_product(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
-    first = [x for x in node.args if isinstance(x, fx.Node)][-2]
+    first, second = _array_nodes(node)[-2:]
     kind = "first transposed" if is_transposed(first) else ""  # as for the gradient of a weight
-    return kind, node.meta["val"].numel() * _arguments(node)[-1].shape[-2]
+    return kind, node.meta["val"].numel() * _tensor_of(second).shape[-2]
 
 
 def _of_attention(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
@@ -211,7 +211,11 @@ def _of_elements(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
 
 def _arguments(node: fx.Node) -> list[torch.Tensor]:
     """Return the tensors among the positional arguments. One that is passed twice is there twice."""
-    return [_tensor_of(x) for x in node.args if isinstance(x, fx.Node)]
+    return [_tensor_of(x) for x in _array_nodes(node)]
+
+
+def _array_nodes(node: fx.Node) -> list[fx.Node]:
+    return [x for x in node.args if isinstance(x, fx.Node)]
 
 
 def _tensor_of(x: fx.Node) -> Any:

@@ -7,7 +7,6 @@ results that torch leaves undefined there are zeros.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -36,10 +35,9 @@ def _grouped_mm(
     else:
         assert offs is not None
         ends = offs.astype(jnp.int32)
-        if b.ndim == 3 and is_transposed(node.args[1]):
-            product = _rows_by_transposed(a, b.transpose(0, 2, 1), ends)
-        elif b.ndim == 3:
-            product = _rows(a, b, ends)
+        if b.ndim == 3:
+            transposed = is_transposed(node.args[1])
+            product = _rows(a, b.transpose(0, 2, 1) if transposed else b, ends, transposed=transposed)
         elif a.ndim == 3:
             product = _rows(b.T, a.transpose(0, 2, 1), ends).T
         else:
@@ -49,30 +47,21 @@ def _grouped_mm(
 
 
 # `lax.ragged_dot` is batched by a loop as well, because its batching rule covers few cases.
-@jax.custom_batching.sequential_vmap
-def _rows(x: jax.Array, matrices: jax.Array, ends: jax.Array) -> jax.Array:
-    """Return the rows of ``x[row, k]``, each times the matrix of its group in ``matrices[group, k, n]``."""
-    return _with_zeros_after(ends, x, matrices, cpu=rows_by_blocks, default=rows_by_ragged_dot)
+def _rows(x: jax.Array, matrices: jax.Array, ends: jax.Array, *, transposed: bool = False) -> jax.Array:
+    """Return the rows of ``x[row, k]``, each times the matrix of its group in ``matrices[group, k, n]``.
 
+    If `transposed`, the matrices are given as ``matrices[group, n, k]``. A loop over transposes would write out all of
+    them first.
+    """
+    ways = {"cpu": rows_by_blocks, "default": rows_by_ragged_dot}
+    ways = {platform: functools.partial(way, transposed=transposed) for platform, way in ways.items()}
 
-# A loop over transposed matrices would write out all of them first.
-@jax.custom_batching.sequential_vmap
-def _rows_by_transposed(x: jax.Array, matrices: jax.Array, ends: jax.Array) -> jax.Array:
-    """Return the rows of ``x[row, k]``, each times the transpose of its group's ``matrices[group, n, k]``."""
+    @jax.custom_batching.sequential_vmap
+    def run(x: jax.Array, matrices: jax.Array, ends: jax.Array) -> jax.Array:
+        product = lax.platform_dependent(x, matrices, jnp.diff(ends, prepend=0), **ways)
+        return jnp.where((jnp.arange(x.shape[0]) < ends[-1])[:, None], product, 0)
 
-    def by_ragged_dot(x: jax.Array, matrices: jax.Array, sizes: jax.Array) -> jax.Array:
-        return rows_by_ragged_dot(x, matrices.transpose(0, 2, 1), sizes)
-
-    by_blocks = functools.partial(rows_by_blocks, transposed=True)
-    return _with_zeros_after(ends, x, matrices, cpu=by_blocks, default=by_ragged_dot)
-
-
-def _with_zeros_after(
-    ends: jax.Array, x: jax.Array, matrices: jax.Array, **product: Callable[..., jax.Array]
-) -> jax.Array:
-    """Return a product by platform, from rows, matrices and sizes of groups, with zeros in the rows of no group."""
-    found = lax.platform_dependent(x, matrices, jnp.diff(ends, prepend=0), **product)
-    return jnp.where((jnp.arange(x.shape[0]) < ends[-1])[:, None], found, 0)
+    return run(x, matrices, ends)
 
 
 @jax.custom_batching.sequential_vmap
@@ -82,8 +71,9 @@ def _contraction(x: jax.Array, y: jax.Array, ends: jax.Array) -> jax.Array:
     return lax.platform_dependent(x, y, sizes, cpu=contraction_by_blocks, default=contraction_by_ragged_dot)
 
 
-def rows_by_ragged_dot(x: jax.Array, matrices: jax.Array, sizes: jax.Array) -> jax.Array:
+def rows_by_ragged_dot(x: jax.Array, matrices: jax.Array, sizes: jax.Array, *, transposed: bool = False) -> jax.Array:
     """Compute `_rows` by one operation of XLA."""
+    matrices = matrices.transpose(0, 2, 1) if transposed else matrices
     return lax.ragged_dot(x, matrices, sizes, preferred_element_type=opmath(x.dtype))
 
 
@@ -101,7 +91,7 @@ def contraction_by_ragged_dot(x: jax.Array, y: jax.Array, sizes: jax.Array) -> j
 
 
 def rows_by_blocks(x: jax.Array, matrices: jax.Array, sizes: jax.Array, *, transposed: bool = False) -> jax.Array:
-    """Compute `_rows`, or `_rows_by_transposed`, by a loop."""
+    """Compute `_rows` by a loop."""
     rows, groups, columns = x.shape[0], len(matrices), matrices.shape[1 if transposed else 2]
     axes = ((1,), (1 if transposed else 0,))
     block = _block(rows, groups)

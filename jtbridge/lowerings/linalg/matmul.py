@@ -48,10 +48,8 @@ def _batched_product(a: jax.Array, b: jax.Array, out: Any = None, *, node: fx.No
     """
     del out
     (a, a_is_one), (b, b_is_one) = (_without_copies(x, node.args[i]) for i, x in enumerate((a, b)))
-    if a_is_one and b_is_one:
-        product = jnp.broadcast_to(_exact(a, b, node.args[1]), node.meta["val"].shape)
-    else:
-        product = _exact(a, b, node.args[1])
+    product = _exact(a, b, node.args[1])
+    product = jnp.broadcast_to(product, node.meta["val"].shape) if a_is_one and b_is_one else product
     return product.astype(out_dtype(node))
 
 

@@ -64,12 +64,8 @@ def _convolved(x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
     if jnp.issubdtype(x.dtype, jnp.integer):
         return _convolved_by_taps(x, weight, window)
     if _is_depthwise(weight, window):
-        return lax.platform_dependent(
-            x,
-            weight,
-            cpu=computed_once(lambda x, w: _depthwise(x, w, window)),
-            default=lambda x, w: _by_xla(x, w, window),
-        )
+        by_taps = computed_once(lambda x, w: _depthwise(x, w, window), elsewhere=lambda x, w: _by_xla(x, w, window))
+        return by_taps(x, weight)
     if _is_pointwise(weight, window):
         return lax.platform_dependent(x, weight, cpu=_pointwise, default=lambda x, w: _by_xla(x, w, window))
     return _by_xla(x, weight, window)
@@ -256,11 +252,8 @@ def _by_input(grad: jax.Array, x: jax.Array, weight: jax.Array, window: _Window)
         return gradient
 
     if _is_depthwise(weight, window):
-        return lax.platform_dependent(
-            grad,
-            weight,
-            cpu=computed_once(lambda g, w: _depthwise_by_input(g, x.shape, w, window)),
-            default=transposed,
+        return computed_once(lambda g, w: _depthwise_by_input(g, x.shape, w, window), elsewhere=transposed)(
+            grad, weight
         )
     if _is_pointwise(weight, window):
         return _convolved(grad, weight.swapaxes(0, 1), window)
