@@ -72,8 +72,8 @@ so3lr := so3krates-torch==0.2.1 ase==3.29.0 matscipy==1.3.1 h5py==3.16.0
 # `make test` leaves to `make test-operators`.
 long-tests := tests/islands tests/reverse tests/diagnosis tests/translate/test_packed_sequences.py \
 	tests/translate/test_compared_numbers.py $(addprefix tests/transforms/,test_residuals.py test_hessian.py \
-	test_third_order.py test_eager_operators.py test_vmap_views.py test_vmap_dtypes.py test_vmap_of_grad.py \
-	test_grad_of_vmap.py test_results.py test_linearize.py)
+	test_third_order.py test_eager_operators.py test_vmap_views.py test_vmap_told.py test_vmap_dtypes.py \
+	test_vmap_of_grad.py test_grad_of_vmap.py test_results.py test_linearize.py)
 # The assemblers of CUDA 12 and 13 that XLA uses.
 assemblers := nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cuda-nvcc==13.5.37
 gpu-tests := tests/kernels tests/launches tests/test_gpu_calls.py tests/test_gpu_memory.py
