@@ -17,6 +17,7 @@ from torch import fx
 from jtbridge.core.transposed import is_transposed
 from jtbridge.lowerings._common import opmath, out_dtype
 from jtbridge.lowerings._registry import register_lowering
+from jtbridge.lowerings.linalg._thin import is_thin, times_transposed
 
 
 @register_lowering("_grouped_mm", "jtbridge::grouped_mm", node=True)
@@ -100,7 +101,10 @@ def rows_by_blocks(x: jax.Array, matrices: jax.Array, sizes: jax.Array, *, trans
     def of_block(group: jax.Array, start: jax.Array, end: jax.Array, out: jax.Array) -> jax.Array:
         del end
         part, matrix = lax.dynamic_slice_in_dim(x, start, block), lax.dynamic_index_in_dim(matrices, group, 0, False)
-        product = lax.dot_general(part, matrix, (axes, ((), ())), preferred_element_type=out.dtype)
+        if transposed and is_thin(part, matrix):
+            product = times_transposed(part, matrix)
+        else:
+            product = lax.dot_general(part, matrix, (axes, ((), ())), preferred_element_type=out.dtype)
         return lax.dynamic_update_slice_in_dim(out, product, start, 0)
 
     out = jnp.zeros((rows + block, columns), opmath(x.dtype))

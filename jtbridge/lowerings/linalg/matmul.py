@@ -18,6 +18,7 @@ from jtbridge.core.transposed import is_transposed
 from jtbridge.errors import TranslationError
 from jtbridge.lowerings._common import opmath, out_dtype
 from jtbridge.lowerings._registry import register_lowering
+from jtbridge.lowerings.linalg._thin import is_thin, times_transposed
 
 
 def _exact(a: jax.Array, b: jax.Array, b_node: Any = None) -> jax.Array:
@@ -27,9 +28,12 @@ def _exact(a: jax.Array, b: jax.Array, b_node: Any = None) -> jax.Array:
     does not find the latter if the second matrix is transposed first, and takes twice as long.
     """
     dtype = jnp.promote_types(a.dtype, b.dtype)
-    if dtype == jnp.bfloat16 and is_transposed(b_node):
-        # XLA removes this transpose together with that of the graph.
-        return jnp.einsum("...ij,...kj->...ik", a, jnp.swapaxes(b, -1, -2), preferred_element_type=opmath(dtype))
+    if is_transposed(b_node):
+        weight = jnp.swapaxes(b, -1, -2)  # XLA removes this transpose together with that of the graph
+        if dtype == jnp.bfloat16:
+            return jnp.einsum("...ij,...kj->...ik", a, weight, preferred_element_type=opmath(dtype))
+        if is_thin(a, weight):
+            return times_transposed(a, weight)
     return jnp.matmul(a, b, preferred_element_type=opmath(dtype))
 
 
@@ -161,7 +165,10 @@ def _add_outer(
 
 @register_lowering("linear", "mkldnn_linear", node=True)
 def _linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None, *, node: fx.Node) -> jax.Array:
-    product = jnp.einsum("...j,kj->...k", x, weight, preferred_element_type=opmath(x.dtype))
+    if is_thin(x, weight):
+        product = times_transposed(x, weight)
+    else:
+        product = jnp.einsum("...j,kj->...k", x, weight, preferred_element_type=opmath(x.dtype))
     return (product if bias is None else product + bias.astype(product.dtype)).astype(out_dtype(node))
 
 
