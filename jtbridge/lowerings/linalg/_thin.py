@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +41,6 @@ _barrier_p = Primitive("jtbridge_barrier")
 _barrier_p.def_impl(lambda x: x)
 _barrier_p.def_abstract_eval(lambda x: x)
 mlir.register_lowering(_barrier_p, lambda ctx, x: [x])
-mlir.register_lowering(
-    _barrier_p, mlir.lower_fun(jax.lax.optimization_barrier, multiple_results=False), platform="cpu"
-)
+mlir.register_lowering(_barrier_p, mlir.lower_fun(jax.lax.optimization_barrier, multiple_results=False), platform="cpu")
 batching.defvectorized(_barrier_p)
 ad.deflinear2(_barrier_p, lambda cotangent, _: [_barrier_p.bind(cotangent)])
