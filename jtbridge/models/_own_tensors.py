@@ -1,4 +1,7 @@
-"""Detection of a call that uses the tensors of the torch module in place of those it was given."""
+"""Detection of a call that uses the tensors of the torch module in place of those it was given.
+
+The mode that does so also serves what a call does to a parameter itself, in place of its values.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from jtbridge._compat import ReleasedTensor, innermost, reads_no_values, storage_id
+from jtbridge._compat import ReleasedTensor, innermost, inside_functorch, mark_as_parameter, reads_no_values, storage_id
 from jtbridge.errors import ModelError
 
 from ._layout import TensorEntry
 
 _COMPUTED = "a tensor"  # in place of the name of a tensor that an object of the module holds
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # tensors of a trace and of a vmap level are not the module's own
+_SETTERS = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 
 
 class RefuseOwnTensors(TorchFunctionMode):
@@ -23,11 +27,15 @@ class RefuseOwnTensors(TorchFunctionMode):
     The copy that a call runs holds none of them. Code that reaches one of them reaches the module itself, by way of a
     global variable, a class attribute or an object that is not copied. Its result would not depend on `params`.
 
+    In an eager gradient, parameters are no leaves of torch's graph. So the mode serves ``copy.deepcopy`` of one, and
+    raises an error for a call that sets its `requires_grad` to False.
+
     Args:
         module: the name of the module, for the message.
         found: the tensors of the module, also those that an earlier call computed.
         given: the tensors of the call, which may be the module's own if a caller passes these.
         stale: tensors that an earlier call computed, and that the copy of the module holds.
+        trained: the parameters of the call that require a gradient, by name.
     """
 
     def __init__(
@@ -36,8 +44,10 @@ class RefuseOwnTensors(TorchFunctionMode):
         found: Mapping[str, TensorEntry],
         given: Iterable[torch.Tensor],
         stale: Iterable[torch.Tensor],
+        trained: Mapping[str, torch.Tensor],
     ):
         super().__init__()
+        self._trained = {id(tensor): name for name, tensor in trained.items()}
         self._module = module
         self._found = found
         own = {storage_id(tensor): _COMPUTED for tensor in stale if tensor.layout is torch.strided} | {
@@ -50,6 +60,11 @@ class RefuseOwnTensors(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if args and id(args[0]) in self._trained:
+            if func is torch.Tensor.__deepcopy__:
+                return _copied_parameter(*args)
+            if func in _SETTERS and not args[0].is_leaf and not (*args[1:], *kwargs.values(), True)[0]:
+                raise requires_grad_error(self._module, self._trained[id(args[0])])
         if not reads_no_values(func):
             for tensor in _tensors_in(args, kwargs.values()):
                 if type(tensor) in _PLAIN and tensor.layout is torch.strided:
@@ -71,6 +86,24 @@ class RefuseOwnTensors(TorchFunctionMode):
             "itself: by a global variable, a class attribute, a cache, or an object that is not copied. Reach "
             f"`{name}` by an attribute of the module (`self...`), or pass it as an argument."
         )
+
+
+def requires_grad_error(module: str, name: str) -> ModelError:
+    """Return the error for a call that stops a parameter from training."""
+    return ModelError(
+        f"A call of `{module}` sets `requires_grad` of `{name}` to False. A parameter trains if it is in `params`, so "
+        f"no call can change that. To freeze it: `state[{name!r}] = params.pop({name!r})`. To leave one use of it out "
+        f"of the gradient, use `{name.rpartition('.')[2]}.detach()` there, or `torch.no_grad()`."
+    )
+
+
+def _copied_parameter(parameter: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """Return what ``copy.deepcopy`` makes of a parameter of torch: a leaf, outside the graph of the parameter."""
+    if id(parameter) not in memo:
+        copy = parameter.detach().clone()
+        mark_as_parameter(copy, parameter)
+        memo[id(parameter)] = copy if inside_functorch() else copy.requires_grad_()
+    return memo[id(parameter)]
 
 
 def _tensors_in(*groups: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -23,7 +23,7 @@ from jtbridge.errors import ModelError, MutationError, PurityWarning
 from ._aliases import refuse_new_overlaps, refuse_new_ties
 from ._copying import Stale, copied
 from ._layout import TensorEntry, entries, locate, refuse_own_class, registered_buffers, registered_parameters, shown
-from ._own_tensors import RefuseOwnTensors
+from ._own_tensors import RefuseOwnTensors, requires_grad_error
 from ._python_state import python_changes
 
 Tensors = Mapping[str, torch.Tensor]
@@ -77,12 +77,13 @@ class Run:
         module = bound(self.module, found, {**given, **tensors}, added, stale)
         if train is not None:
             self._set_mode(module, train)
-        trained = [tensors[name] for name in params if name in tensors]
+        trained = {name: tensors[name] for name in params if name in tensors}
         with (
-            gradients_required(trained),  # under `jax.grad` they do so already
+            gradients_required(trained.values()),  # under `jax.grad` they do so already
             without_cached_weights(),
-            RefuseOwnTensors(self.__name__, everything, given.values(), stale.kept),
+            RefuseOwnTensors(self.__name__, everything, given.values(), stale.kept, trained),
         ):
+            required = [name for name, tensor in trained.items() if innermost(tensor).requires_grad]
             try:
                 out = _bound_method(module, method)(*args, **kwargs)
             except (AttributeError, KeyError, TypeError) as error:
@@ -94,6 +95,9 @@ class Run:
                     "earlier call computed from other parameters than those in `params`. Compute it in each call, or "
                     "clear it in the torch module."
                 ) from error
+            for name in required:
+                if not innermost(trained[name]).requires_grad:
+                    raise requires_grad_error(self.__name__, name)
         self._check_memory(memory, given)
         self._check_attributes(module)
         after = entries(module, computed=True, ties=ties_after)

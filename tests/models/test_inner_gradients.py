@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import jtbridge
+from jtbridge.errors import ModelError
 
 X = jnp.arange(3.0)
 
@@ -119,3 +122,59 @@ def test_a_hook_stores_the_result_of_each_eager_call(kind: type):
         out, _ = net(jax.tree.map(lambda p, factor=factor: factor * p, params), state, X)
         last = stored[-1] if kind is list else stored["out"]
         assert jnp.allclose(out, jtbridge.to_jax(last.detach()))
+
+
+class Freezes(nn.Module):
+    """A module whose call takes a layer out of the gradient: for good, for a while, or by a copy of it."""
+
+    first: nn.Linear
+    second: nn.Linear
+
+    def __init__(self, way: str):
+        super().__init__()
+        self.way = way
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.way == "copy":
+            return self.second(copy.deepcopy(self.first)(x)).sum()
+        self.first.requires_grad_(False)
+        out = self.first(x)
+        if self.way == "for a while":
+            for parameter in self.first.parameters():
+                parameter.requires_grad = True
+        return self.second(out).sum()
+
+
+@calls
+def test_a_copy_of_a_layer_is_outside_the_gradient(call: str):
+    net = jtbridge.module(model := Freezes("copy"))
+    params, state = net.init()
+    found = CALLS[call](net, params, state)
+    np.testing.assert_allclose(found, model(torch.arange(3.0)).detach(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+def test_a_copied_layer_has_no_gradient(jit: bool):
+    net = jtbridge.module(model := Freezes("copy"))
+    params, state = net.init()
+    gradient = jax.grad(lambda params: net(params, state, X)[0])
+    found = (jax.jit(gradient) if jit else gradient)(params)
+    expected = torch.autograd.grad(model(torch.arange(3.0)), model.second.weight)[0]
+    assert not found["first.weight"].any()
+    assert not found["first.bias"].any()
+    np.testing.assert_allclose(found["second.weight"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("way", "call"), [("for good", call) for call in CALLS] + [("for a while", "grad")])
+def test_a_call_that_freezes_a_parameter_is_refused(way: str, call: str):
+    net = jtbridge.module(Freezes(way))
+    with pytest.raises(ModelError, match=r"sets `requires_grad` of `first\.\w+` to False.*state\['first\.\w+'\] = "):
+        CALLS[call](net, *net.init())
+
+
+def test_a_call_may_freeze_what_is_frozen():
+    net = jtbridge.module(Freezes("for good"))
+    params, state = net.init()
+    state |= {name: params.pop(name) for name in list(params) if name.startswith("first")}
+    assert jax.grad(lambda params: net(params, state, X)[0])(params)["second.bias"] == 1
