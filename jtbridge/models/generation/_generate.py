@@ -272,6 +272,7 @@ def _language_model(net: Any) -> Any:
     adapters: Any = net.module
     if model is not adapters and adapters.active_peft_config.is_prompt_learning:
         raise ModelError("`jtbridge.generate` takes adapters such as LoRA, but no prompts that are learned.")
+    _refuse_changing_positions(model)
     own = own_generation(model)
     if own is not None:
         raise ModelError(
@@ -279,6 +280,21 @@ def _language_model(net: Any) -> Any:
             "Write the loop with `jtbridge.module`."
         )
     return model
+
+
+def _refuse_changing_positions(model: Any) -> None:
+    """Raise an error for rotary positions whose frequencies a model changes when a sequence becomes long."""
+    for path, part in model.named_modules():
+        kinds = getattr(part, "rope_type", None)  # one, or one for each type of layer
+        for kind in kinds.values() if isinstance(kinds, dict) else (kinds,):
+            if isinstance(kind, str) and ("dynamic" in kind or kind == "longrope"):
+                raise ModelError(
+                    f"`{path}` changes the frequencies of its rotary positions with the length of a sequence "
+                    f"(`rope_type` is {kind!r}), which the compiled loop of `jtbridge.generate` does not do. If your "
+                    "sequences stay within the length that the model was first trained for, its frequencies do not "
+                    f'change: set `model.get_submodule("{path}").rope_type = "default"`. Else write the loop with '
+                    "eager calls of `jtbridge.module`."
+                )
 
 
 def _start_token(model: Any) -> int:
