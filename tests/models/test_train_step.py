@@ -197,6 +197,14 @@ OPTIMIZERS = {
     "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(0.01)),
     "plateau": lambda: optax.chain(optax.adamw(0.01), optax.contrib.reduce_on_plateau()),
     "schedule_free": lambda: optax.contrib.schedule_free_adamw(0.01),
+    "plateau over steps": lambda: optax.MultiSteps(
+        optax.chain(optax.adamw(0.01), optax.contrib.reduce_on_plateau()), every_k_schedule=2
+    ),
+    "lbfgs": lambda: optax.lbfgs(),
+    "backtracking": lambda: optax.chain(
+        optax.sgd(1.0), optax.scale_by_backtracking_linesearch(max_backtracking_steps=5)
+    ),
+    "sam": lambda: optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05)),
     "injected": lambda: optax.inject_hyperparams(optax.adamw)(learning_rate=optax.linear_schedule(0.01, 0.0, 9)),
 }
 
@@ -211,12 +219,14 @@ def test_optimizers_of_optax_do_what_they_do_by_hand(name: str):
 
     params, state = net.init()
     opt_state = optimizer.init(params)
-    value_and_grad = jax.value_and_grad(lambda p: jnp.mean((net(p, state, BATCH["x"])[0] - BATCH["y"]) ** 2))
+    value_fn = lambda p: jnp.mean((net(p, state, BATCH["x"])[0] - BATCH["y"]) ** 2)  # noqa: E731
 
     @jax.jit
     def by_hand(params: Any, opt_state: Any) -> Any:
-        value, gradients = value_and_grad(params)
-        extra = {"value": value} if name == "plateau" else {}
+        value, gradients = jax.value_and_grad(value_fn)(params)
+        extra = {"value": value} if name.startswith("plateau") else {}
+        if name in ("lbfgs", "backtracking"):
+            extra = {"value": value, "grad": gradients, "value_fn": value_fn}
         updates, opt_state = optimizer.update(gradients, opt_state, params, **extra)
         return optax.apply_updates(params, updates), opt_state
 
@@ -303,12 +313,20 @@ def test_wrong_arguments_are_refused():
         (lambda: jtbridge.train_step(net, loss, torch.optim.SGD), "must be one of optax"),
         (lambda: jtbridge.train_step(net, loss, optimizer, accumulate=0), "1 or more, but is 0"),
         (lambda: jtbridge.train_step(net, loss, optimizer, compute_dtype=jnp.float16), "float16"),
+        (lambda: jtbridge.train_step(net, loss, optimizer, compute_dtype=torch.float16), "`jnp.bfloat16` or None"),
+        (lambda: jtbridge.train_step(net, loss, optimizer, weight=3), "`weight` must be a function"),  # type: ignore[arg-type]
         (lambda: jtbridge.train_step(net, loss, optimizer).init(KEY, {}), "both `params` and `state`"),
         (lambda: jtbridge.train_step(net, loss, optimizer)(net.init(), BATCH), "takes a `jtbridge.TrainState`"),
     ]
     for call, message in cases:
         with pytest.raises(ArgumentError, match=message):
             call()
+
+
+def test_a_line_search_needs_the_whole_batch():
+    step = jtbridge.train_step(jtbridge.module(mlp()), loss, optax.lbfgs(), accumulate=2)
+    with pytest.raises(ArgumentError, match=r"needs the whole batch at once. Leave out `accumulate=`"):
+        step(step.init(KEY), BATCH)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -155,20 +156,30 @@ class TrainStep:
     ) -> tuple[Any, ...]:
         import optax
 
+        key = jax.random.fold_in(key, step)
         gradient = self._gradient if self._accumulate == 1 else self._accumulated_gradient
-        gradients, changed, metrics = gradient(params, state, jax.random.fold_in(key, step), batch)
-        update = optax.with_extra_args_support(self._optimizer).update
-        updates, opt_state = update(gradients, opt_state, params, value=metrics["loss"])
+        gradients, changed, metrics = gradient(params, state, key, batch)
+
+        def value_fn(params: Arrays) -> jax.Array:
+            if self._accumulate > 1:
+                raise ArgumentError(
+                    "The optimizer computes the loss at other parameters, as for a line search, which needs the whole "
+                    "batch at once. Leave out `accumulate=`."
+                )
+            return self._value(params, state, key, batch)[0]
+
+        told = _taken(self._optimizer.update, value=metrics["loss"], grad=gradients, value_fn=value_fn)
+        updates, opt_state = self._optimizer.update(gradients, opt_state, params, **told)
         return optax.apply_updates(params, updates), opt_state, changed, step + 1, metrics
 
-    def _gradient(self, params: Arrays, state: Arrays, key: Any, batch: Any) -> tuple[Arrays, Arrays, dict[str, Any]]:
-        def compute(params: Arrays) -> Any:
-            model = BoundModel(self._net, params, state, key, self._train, self._dtype)
-            value, metrics = _split(self._loss(model, batch))
-            changed = {name: value for name, value in model.state.items() if value is not state.get(name)}
-            return value, (changed, {"loss": value, **metrics})
+    def _value(self, params: Arrays, state: Arrays, key: Any, batch: Any) -> tuple[Any, tuple[Arrays, dict[str, Any]]]:
+        model = BoundModel(self._net, params, state, key, self._train, self._dtype)
+        value, metrics = _split(self._loss(model, batch))
+        changed = {name: value for name, value in model.state.items() if value is not state.get(name)}
+        return value, (changed, {"loss": value, **metrics})
 
-        gradients, (changed, metrics) = jax.grad(compute, has_aux=True)(params)
+    def _gradient(self, params: Arrays, state: Arrays, key: Any, batch: Any) -> tuple[Arrays, Arrays, dict[str, Any]]:
+        gradients, (changed, metrics) = jax.grad(self._value, has_aux=True)(params, state, key, batch)
         # The loss grows along the conjugate of JAX's gradient by a complex number.
         gradients = jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, gradients)
         return gradients, changed, metrics
@@ -194,8 +205,8 @@ class TrainStep:
                 )
             check_metrics(metrics)
             weight = jnp.ones((), jnp.float32) if self._weight is None else jnp.asarray(self._weight(part))
-            if weight.ndim:
-                raise ArgumentError(f"`weight` must return a scalar, but returned an array of shape {weight.shape}.")
+            if weight.ndim or jnp.iscomplexobj(weight):
+                raise ArgumentError(f"`weight` must return a real scalar, but returned {weight.aval.str_short()}.")
             weight = weight.astype(jnp.float32)
             gradients, metrics = jax.tree.map(lambda leaf: _weighted(leaf, weight), (gradients, metrics))
             return (jax.tree.map(jnp.add, total, gradients), buffers | changed), (metrics, weight)
@@ -234,7 +245,7 @@ def train_step(
         net: the module, from :func:`jtbridge.module`.
         loss: the loss of one batch. ``model.params`` are the parameters, ``model.method(name)`` another method.
         optimizer: any ``optax.GradientTransformation``. Clipping, schedules and masks are part of it. It is told the
-            loss as `value`.
+            loss as `value`, the gradient as `grad` and the function of the loss as `value_fn`, if it takes them.
         accumulate: the number of microbatches that a batch is split into, to save memory. The gradient is the mean of
             theirs: that of the whole batch, if the loss is a mean over rows. Of BatchNorm, each microbatch has its own
             statistics, and updates the running ones.
@@ -271,13 +282,30 @@ def train_step(
     accumulate = as_whole_number(accumulate)
     if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
         raise ArgumentError(f"`accumulate` must be a number of microbatches, 1 or more, but is {accumulate!r}.")
-    if compute_dtype is not None and jnp.dtype(compute_dtype) != jnp.bfloat16:
+    if weight is not None and not callable(weight):
+        raise ArgumentError(f"`weight` must be a function of a microbatch, but is {kind_of(weight)}.")
+    if compute_dtype is not None and not _is_bfloat16(compute_dtype):
         raise ArgumentError(
             f"`compute_dtype` must be `jnp.bfloat16` or None, but is {compute_dtype!r}. Small gradients are lost in "
             "float16, and scaling of the loss is not supported."
         )
     options = {"accumulate": accumulate, "weight": weight, "compute_dtype": compute_dtype}
     return TrainStep(net, loss, optimizer, train=train, donate=donate, **options)
+
+
+def _is_bfloat16(dtype: Any) -> bool:
+    try:
+        return jnp.dtype(dtype) == jnp.bfloat16
+    except TypeError:  # such as a dtype of torch
+        return False
+
+
+def _taken(update: Callable[..., Any], **told: Any) -> dict[str, Any]:
+    """Return the keyword arguments that the update of an optimizer takes."""
+    parameters = inspect.signature(update).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return told
+    return {name: value for name, value in told.items() if name in parameters}
 
 
 def _split(result: Any) -> tuple[Any, dict[str, Any]]:
