@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.core
 import torch
 
 from jtbridge._compat import ReleasedTensor, unwrap_compiled
@@ -228,6 +229,11 @@ class JaxModule:
             >>> net = jtbridge.module(torch.nn.Linear(1, 1))
             >>> params, state = net.from_state_dict({"weight": torch.ones(1, 1), "bias": torch.zeros(1)})
         """
+        if not isinstance(state_dict, Mapping):
+            raise ArgumentError(
+                f"`from_state_dict` takes a dict of tensors by name, such as `model.state_dict()`, but got "
+                f"{kind_of(state_dict)}. For a file: `torch.load(path)`, or `net.load_safetensors(path)`."
+            )
         return from_state_dict(self._module, state_dict, strict=strict, mesh=mesh, rules=rules)
 
     def save_safetensors(
@@ -332,6 +338,11 @@ class JaxModule:
 
     def _checked(self, params: Any, state: Any) -> Arrays:
         _check_dicts(self.__name__, params, state)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in (*params.values(), *state.values())):
+            raise ArgumentError(
+                f"Weights of `{self.__name__}` were to be written to torch or to a file inside `jax.jit` or another "
+                "transformation, where arrays have no values. Return them, and call the method outside."
+            )
         found = entries(self._module)
         check_names(self.__name__, found, params, state)
         arrays = {**params, **state}
@@ -437,3 +448,9 @@ def _check_dicts(name: str, params: Any, state: Any) -> None:
                 f"`{argument}` of `{name}` must be a dict of arrays by name, but it is {kind_of(value)}. Call "
                 "`net(params, state, *args)`, with `params, state = net.init()`."
             )
+        for key, leaf in value.items():
+            if not isinstance(key, str) or not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+                raise ArgumentError(
+                    f"`{argument}` of `{name}` must have arrays by name, but `{argument}[{key!r}]` is {kind_of(leaf)}. "
+                    "The names and shapes are those of `params, state = net.init()`."
+                )

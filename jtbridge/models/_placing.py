@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import jax
+import numpy as np
 import torch
 
 from jtbridge.core.convert import to_jax
+from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
 from jtbridge.errors import ArgumentError, ModelError
 
 from ._layout import TensorEntry
@@ -35,6 +37,22 @@ def converter(
                 "are loaded may be without memory: make the module on the CPU, or with "
                 "`accelerate.init_empty_weights()`, which leaves the values of buffers."
             )
+        _check_range(name, tensor)
         return place(tensor, shardings[name]) if shardings else to_jax(tensor)
 
     return convert
+
+
+def _check_range(name: str, tensor: torch.Tensor) -> None:
+    """Raise an error for whole numbers of 64 bits that JAX, while x64 is off, would cut to 32 bits."""
+    wide = numpy_dtype(tensor.dtype, f"`{name}`")
+    narrow = canonical_dtype(wide)
+    if wide == narrow or wide.kind not in "iu" or not tensor.numel():
+        return
+    values, limits = tensor.detach().cpu().numpy(), np.iinfo(narrow)
+    lost = values[(values < limits.min) | (values > limits.max)]
+    if lost.size:
+        raise ModelError(
+            f"`{name}` has the value {lost[0]}, and JAX has whole numbers of 32 bits alone while x64 is off, which "
+            'cannot hold it. Switch it on, `jax.config.update("jax_enable_x64", True)`, before the first array is made.'
+        )

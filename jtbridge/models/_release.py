@@ -10,6 +10,7 @@ import torch
 from jtbridge._compat import ReleasedTensor
 from jtbridge.core.containers import entries_of, items_of
 from jtbridge.core.convert import to_torch
+from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.overlap import may_overlap
 from jtbridge.errors import ModelError
 from jtbridge.state import same_tensors
@@ -39,6 +40,12 @@ def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> 
                 f"`{key}` has shape {tuple(array.shape)}, and `{name}` has {tuple(entry.tensor.shape)} in torch. "
                 "Nothing was loaded. Start from `params, state = net.init()`."
             )
+        if entry is not None and entry.kind != "attribute" and not _can_hold(entry.tensor.dtype, array):
+            raise ModelError(
+                f"`{key}` is {array.dtype}, and `{name}` has {entry.tensor.dtype} in torch, which cannot hold such "
+                f"values. Nothing was loaded. Convert it, such as by `{key.rpartition('.')[2]}.astype(...)`, or make "
+                "the torch module in that dtype."
+            )
     for key in overlapping(found) & arrays.keys():
         if not same_tensors(found[key].tensor.detach(), as_dtype(to_torch(arrays[key]), found[key].tensor.dtype)):
             raise ModelError(
@@ -65,6 +72,12 @@ def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> 
             else:
                 place(module, key, to_torch(array, copy=True), is_known=True)
     return module
+
+
+def _can_hold(dtype: torch.dtype, array: Any) -> bool:
+    """Return whether a tensor of a dtype can hold numbers of the kind of an array's: real, complex or whole."""
+    given = array.dtype if isinstance(array, torch.Tensor) else torch_dtype(array.dtype, "a tensor")
+    return torch.can_cast(given, dtype)
 
 
 def _exchange(module: torch.nn.Module, old: torch.Tensor, new: torch.Tensor) -> None:

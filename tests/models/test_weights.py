@@ -181,6 +181,66 @@ def test_load_refuses_another_shape():
         net.load({**params, "weight": params["weight"][..., None]}, state)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("weight", jnp.ones(2, complex)),
+        ("num_batches_tracked", jnp.array(2.5)),
+        ("num_batches_tracked", 1j * np.ones(())),
+    ],
+)
+def test_load_refuses_numbers_that_the_module_cannot_hold(name: str, value: Any):
+    model = torch.nn.BatchNorm1d(2)
+    net = jtbridge.module(model)
+    params, state = net.init()
+    with pytest.raises(ModelError, match=rf"`{name}` is .*has torch\.\w+ in torch, which cannot hold"):
+        net.load(
+            *({key: value if key == name else 7 * array for key, array in part.items()} for part in (params, state))
+        )
+    np.testing.assert_array_equal(model.weight.detach(), 1)
+
+
+def test_whole_numbers_that_need_64_bits():
+    model = torch.nn.Linear(1, 1)
+    model.register_buffer("prime", torch.tensor([3, 2**40]))
+    net = jtbridge.module(model)
+    for start in (net.init, lambda: net.from_state_dict(model.state_dict())):
+        with pytest.raises(ModelError, match=r"`prime` has the value 1099511627776.*jax_enable_x64"):
+            start()
+        with jax.enable_x64(True):
+            assert start()[1]["prime"][1] == 2**40
+
+
+@pytest.mark.parametrize("leaf", [1.0, [1.0, 2.0], None])
+def test_a_leaf_that_is_no_array_is_refused(leaf: Any):
+    net = jtbridge.module(torch.nn.Linear(1, 2))
+    params, state = net.init()
+    wrong = {**params, "bias": leaf}
+    x = jnp.ones((1, 1))
+    for use in (
+        lambda: net(wrong, state, x),
+        lambda: jax.jit(lambda x: net(wrong, state, x)[0])(x),
+        lambda: net.load(wrong, state),
+        lambda: net.state_dict(params, {"extra": leaf}),
+    ):
+        with pytest.raises(ArgumentError, match=r"must have arrays by name, but `\w+\['\w+'\]` is a"):
+            use()
+
+
+def test_weights_are_not_written_while_jax_traces():
+    net = jtbridge.module(torch.nn.Linear(1, 2))
+    params, state = net.init()
+    for use in (net.load, net.state_dict):
+        with pytest.raises(ArgumentError, match=r"inside `jax.jit`.*call the method outside"):
+            jax.jit(lambda params, use=use: use(params, state) and params)(params)
+
+
+@pytest.mark.parametrize("given", ["model.pt", torch.nn.Linear(1, 2)])
+def test_a_state_dict_is_a_dict(given: Any):
+    with pytest.raises(ArgumentError, match=r"takes a dict of tensors by name.*but got a"):
+        jtbridge.module(torch.nn.Linear(1, 2)).from_state_dict(given)
+
+
 @names
 def test_release(name: str):
     model, args = make(name)
