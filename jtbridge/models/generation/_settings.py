@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+import jax.core
+import numpy as np
+
 from jtbridge.errors import ArgumentError, ModelError
 from jtbridge.models._whole_numbers import as_whole_number
 
@@ -99,6 +102,8 @@ def settings_of(
         name: getattr(config, name, None) if value is None else value for name, value in given.items()
     }
     chosen |= {name: as_whole_number(chosen[name]) for name in _WHOLE}
+    if isinstance(chosen["early_stopping"], np.bool_):
+        chosen["early_stopping"] = bool(chosen["early_stopping"])
     _check({name: value for name, value in chosen.items() if sampled or name not in _FOR_SAMPLING})
     _refuse_not_built(config, _NOT_BUILT | (_NOT_BUILT_FOR_SAMPLING if sampled else {}))
     beams = 1 if chosen["num_beams"] is None else chosen["num_beams"]
@@ -113,8 +118,11 @@ def settings_of(
     }
     if beams > 1:
         controls["length_penalty"] = 1.0 if chosen["length_penalty"] is None else chosen["length_penalty"]
-    eos = tuple(token for token in _tokens(chosen["eos_token_id"]) if 0 <= token < vocabulary)  # -1 is for "no end"
-    pad = chosen["pad_token_id"]
+    ends = _tokens("eos_token_id", chosen["eos_token_id"])
+    eos = tuple(token for token in ends if 0 <= token < vocabulary)  # -1 is for "no end"
+    pads = _tokens("pad_token_id", chosen["pad_token_id"])
+    if len(pads) > 1:
+        raise ArgumentError(f"`pad_token_id` must be one token, but it is {chosen['pad_token_id']!r}.")
     top_k = chosen["top_k"] if sampled and chosen["top_k"] else None
     least = chosen["min_new_tokens"]
     if least is None:
@@ -130,7 +138,7 @@ def settings_of(
         early_stopping=False if chosen["early_stopping"] is None else chosen["early_stopping"],
         top_k=top_k,
         eos=eos,
-        pad=int(pad) if pad is not None else eos[0] if eos else 0,
+        pad=pads[0] if pads else eos[0] if eos else 0,
         forced_first=forced_first[0] if forced_first and length == 1 else None,
         forced_last=forced_last,
         suppressed=suppressed,
@@ -140,19 +148,34 @@ def settings_of(
 
 
 def _check(given: dict[str, Any]) -> None:
-    """Raise an error for a setting out of range."""
+    """Raise an error for a setting of another kind, or out of range."""
     for name in given.keys() & _WHOLE:
         value, least = given[name], 0 if name in ("min_new_tokens", "top_k") else 1
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        may_be_none = name != "max_new_tokens"
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not ((is_whole and value >= least) or (value is None and may_be_none)):
             raise ArgumentError(f"`{name}` must be a whole number of at least {least}, but it is {value!r}.")
-    if given["early_stopping"] not in (None, True, False, "never"):
-        raise ArgumentError(f'`early_stopping` must be True, False or "never", but it is {given["early_stopping"]!r}.')
-    for name in ("temperature", "repetition_penalty"):
-        if isinstance(given.get(name), int | float) and not given[name] > 0:
+    early = given["early_stopping"]
+    if not (early is None or isinstance(early, bool) or (isinstance(early, str) and early == "never")):
+        raise ArgumentError(f'`early_stopping` must be True, False or "never", but it is {early!r}.')
+    for name in ("temperature", "repetition_penalty", "top_p", "min_p", "length_penalty"):
+        number = _number(name, given.get(name))
+        if number is None:
+            continue
+        if name in ("temperature", "repetition_penalty") and not number > 0:
             raise ArgumentError(f"`{name}` must be above 0, but it is {given[name]!r}.")
-    for name in ("top_p", "min_p"):
-        if isinstance(given.get(name), int | float) and not 0 <= given[name] <= 1:
+        if name in ("top_p", "min_p") and not 0 <= number <= 1:
             raise ArgumentError(f"`{name}` must be between 0 and 1, but it is {given[name]!r}.")
+
+
+def _number(name: str, value: Any) -> float | None:
+    """Return a setting as a number; None if it is not given, or has no value while JAX traces."""
+    if value is None:
+        return None
+    if isinstance(value, str) or np.ndim(value):
+        shown = f"has shape {np.shape(value)}" if np.ndim(value) else f"is {value!r}"
+        raise ArgumentError(f"`{name}` must be one number for all sequences, but it {shown}.")
+    return None if isinstance(value, jax.core.Tracer) else float(value)
 
 
 def _refuse_sampling(given: dict[str, Any]) -> None:
@@ -178,17 +201,22 @@ def _is(value: Any, other: Any) -> bool:
     return value is other or (isinstance(value, int | float) and isinstance(other, int | float) and value == other)
 
 
-def _tokens(value: Any) -> tuple[int, ...]:
+def _tokens(name: str, value: Any) -> tuple[int, ...]:
     """Return one token or several as a tuple, each once."""
     if value is None:
         return ()
     value = value.tolist() if hasattr(value, "tolist") else value  # an array or a tensor
-    return tuple(dict.fromkeys(int(token) for token in (value if isinstance(value, Iterable) else (value,))))
+    several = value if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+    tokens = [as_whole_number(token) for token in several]
+    for token in tokens:
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise ArgumentError(f"`{name}` must be a token, which is a whole number, or several, but has {token!r}.")
+    return tuple(dict.fromkeys(tokens))
 
 
 def _known_tokens(config: Any, name: str, vocabulary: int) -> tuple[int, ...]:
     """Return the tokens of a setting, all of which the model must have."""
-    found = _tokens(getattr(config, name, None))
+    found = _tokens(name, getattr(config, name, None))
     if any(not 0 <= token < vocabulary for token in found):
         raise ModelError(f"`generation_config.{name}` must be tokens below {vocabulary}, but is {found}.")
     return found
