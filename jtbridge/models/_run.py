@@ -86,8 +86,9 @@ class Run:
             required = [name for name, tensor in trained.items() if innermost(tensor).requires_grad]
             try:
                 out = _bound_method(module, method)(*args, **kwargs)
-            except (AttributeError, KeyError, TypeError) as error:
-                if not stale.dropped:
+            except Exception as error:
+                self._note_other_shapes(error, found, tensors)
+                if not stale.dropped or not isinstance(error, AttributeError | KeyError | TypeError):
                     raise
                 names = shown([f"`{name}`" for name in dict.fromkeys(stale.dropped)])
                 raise ModelError(
@@ -125,6 +126,19 @@ class Run:
             raise ModelError(
                 f"`{self.__name__}` has one mode alone ({error}). Pass `train=None`, which leaves it as it is."
             ) from error
+
+    def _note_other_shapes(self, error: Exception, found: Mapping[str, TensorEntry], tensors: Tensors) -> None:
+        """Add to an error of a call which parameters have other shapes than those of the torch module."""
+        other = [
+            f"`{name}` {tuple(tensor.shape)}, in torch {tuple(found[name].tensor.shape)}"
+            for name, tensor in tensors.items()
+            if found[name].kind in ("parameter", "frozen") and tensor.shape != found[name].tensor.shape
+        ]
+        if other:
+            error.add_note(
+                f"Parameters of `{self.__name__}` have other shapes than in the torch module: {shown(other)}. Those of "
+                "several models are for `jax.vmap`."
+            )
 
     def _check_gradient_hooks(self, found: Mapping[str, TensorEntry]) -> None:
         for name, entry in found.items():

@@ -40,6 +40,16 @@ def test_arguments():
         net(params, {"nothing": X}, X)
 
 
+@modes
+def test_an_error_names_parameters_of_other_shapes(jit: bool):
+    net = jtbridge.module(nn.Linear(3, 2))
+    params, state = net.init()
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), params)
+    with pytest.raises(RuntimeError) as caught:
+        call(net, stacked, state, X, jit=jit)
+    assert "`weight` (2, 2, 3), in torch (2, 3), `bias` (2, 2), in torch (2,)" in "".join(caught.value.__notes__)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_torchscript():
     scripted = torch.jit.trace(nn.Linear(3, 2), torch.ones(1, 3))
