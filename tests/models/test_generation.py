@@ -349,6 +349,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "beams with a key": ({"num_beams": 2, "rng": jax.random.key(0)}, "takes no `rng`"),
     "beams with a stream": ({"num_beams": 2, "stream": print}, "takes no `stream`"),
     "padding on the right": ({"attention_mask": np.array([[1, 1, 1, 0]] * 3)}, "padded on the left"),
+    "a mask that is added": ({"attention_mask": np.array([[-1e4, 0, 0, 0]] * 3)}, "must have 1 for each token that"),
+    "a stream that is no function": ({"stream": 3}, "`stream` must be a function"),
+    "do_sample": ({"do_sample": True}, r"no argument `do_sample`. Tokens are sampled if there is a key"),
+    "a setting of the model": ({"min_length": 3}, r"Set `model.generation_config.min_length` instead"),
+    "a setting that is not built": ({"no_repeat_ngram_size": 3}, r"`no_repeat_ngram_size`. Write the loop"),
     "a mask of another shape": ({"attention_mask": np.ones((3, 3), int)}, "must have the shape of the prompt"),
 }
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jtbridge._config import backend_or, islands_or, verify_or
+from jtbridge.core.messages import kind_of
 from jtbridge.core.random_numbers import check_key
 from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import ArgumentError, ModelError
@@ -22,7 +23,7 @@ from ._beams import search
 from ._decoder import Decoder, own_generation, plain_model, takes
 from ._prompt import check_positions, check_values, in_bucket, integers, mask_of
 from ._sample import sample
-from ._settings import GenerationSettings, settings_of
+from ._settings import OF_THE_MODEL, GenerationSettings, settings_of
 from ._stream import Stream, emit, emit_to
 
 
@@ -124,6 +125,8 @@ def generate(
     settings, controls = settings_of(
         model.generation_config, given, length=length, sampled=rng is not None, vocabulary=vocabulary
     )
+    if stream is not None and not callable(stream):
+        raise ArgumentError(f"`stream` must be a function of the tokens of a step, but it is {kind_of(stream)}.")
     if stream is not None and settings.num_beams > 1:
         raise ArgumentError("Beam search knows its tokens at the end alone, so it takes no `stream`.")
     mask = mask_of(model, inputs, attention_mask, pad_token_id, settings)
@@ -231,10 +234,19 @@ def _check_inputs(model: Any, given: dict[str, Any]) -> None:
     for name in given:
         is_setting = hasattr(model.generation_config, name)
         if name in _MADE_HERE or is_setting or not any(takes(part, name) for part in taking):
-            way = f"Set `model.generation_config.{name}` instead." if is_setting else "Write the loop with `module`."
+            if name in OF_THE_MODEL:
+                way = f"Set `model.generation_config.{name}` instead."
+            else:
+                way = _INSTEAD.get(name, "Write the loop with `jtbridge.module`.")
             raise ArgumentError(f"`jtbridge.generate` takes no argument `{name}`. {way}")
 
 
+_INSTEAD = {
+    "do_sample": "Tokens are sampled if there is a key: `rng=jax.random.key(0)`.",
+    "max_length": "Pass `max_new_tokens`, which does not count the prompt.",
+    "streamer": "Pass a function of the tokens of each step: `stream=`.",
+    "num_return_sequences": "To sample several sequences for one prompt, repeat the prompt: `ids.repeat(n, 0)`.",
+}
 _MADE_HERE = {
     "cache",
     "cache_params",

@@ -51,6 +51,8 @@ def mask_of(
     mask = jnp.asarray(mask)
     if model.main_input_name == "input_ids" and mask.shape != inputs.shape:
         raise ArgumentError(f"`attention_mask` must have the shape of the prompt, {inputs.shape}, not {mask.shape}.")
+    if not isinstance(mask, jax.core.Tracer) and not np.isin(np.asarray(mask), (0, 1)).all():
+        raise ArgumentError("`attention_mask` must have 1 for each token that counts, and 0 for the others.")
     return mask.astype(jnp.int32)
 
 

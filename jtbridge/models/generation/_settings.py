@@ -46,6 +46,11 @@ _NOT_BUILT_FOR_SAMPLING = {
 # The arguments that are numbers of a program, with the values that leave them out.
 _CONTROLS = {"repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0, "min_p": None}
 _WHOLE = {"max_new_tokens", "min_new_tokens", "num_beams", "top_k"}
+# Settings that are read from a model alone, and are no arguments.
+OF_THE_MODEL = frozenset(
+    {"bos_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "min_length"}
+    | {"suppress_tokens", "begin_suppress_tokens"}
+)
 _FOR_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
