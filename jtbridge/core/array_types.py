@@ -12,6 +12,7 @@ import torch
 from jtbridge.errors import ArgumentError
 
 from .dtypes import is_differentiable
+from .positions import replaced
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -39,9 +40,7 @@ class OutputTree:
 
     def unflatten(self, arrays: Sequence[Any]) -> Any:
         """Build a result from its array leaves."""
-        leaves = list(self.statics)
-        for position, array in zip(self.array_positions, arrays, strict=True):
-            leaves[position] = array
+        leaves = replaced(self.statics, self.array_positions, arrays)
         if self.order is None:
             return self.tree.unflatten(leaves)
         structure, numbers = self.order

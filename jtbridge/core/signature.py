@@ -16,6 +16,7 @@ from jtbridge.errors import ArgumentError, DTypeError
 
 from .convert import to_jax
 from .messages import kind_of
+from .positions import replaced
 from .pytree import in_order, register_node, structure_key
 from .static import static_key
 
@@ -72,10 +73,7 @@ def rebuild_call(fn: Callable, signature: Signature) -> Callable[..., Any]:
     statics, tree = signature.statics, signature.tree
 
     def call(*tensors: torch.Tensor) -> Any:
-        leaves = list(statics)
-        for position, tensor in zip(positions, tensors, strict=True):
-            leaves[position] = tensor
-        args, kwargs = tree.unflatten(leaves)
+        args, kwargs = tree.unflatten(replaced(statics, positions, tensors))
         return fn(*args, **kwargs)
 
     return call

@@ -11,6 +11,8 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jtbridge.core.positions import replaced
+
 from ._linear import linear
 from ._manual import as_varying, bind, lower_plainly
 from ._primitive import BatchingRule, KernelPrimitive
@@ -64,9 +66,7 @@ class DifferentiableKernel:
 
         def along(residuals: Sequence[Any], moved: Sequence[Any]) -> Sequence[Any]:
             def of_floating(*xs: Any) -> tuple[Any, ...]:
-                inputs = list(residuals[:count])
-                for i, x in zip(floating, xs, strict=True):
-                    inputs[i] = x
+                inputs = replaced(residuals[:count], floating, xs)
                 return tuple(self.forward.reference(*inputs))[: self._results]
 
             return jax.jvp(of_floating, tuple(residuals[i] for i in floating), tuple(moved))[1]

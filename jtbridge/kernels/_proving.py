@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jtbridge.core.positions import replaced
+
 from ._launch import interpreting
 
 # The largest allowed difference, relative to the largest number of a result: several roundings of the dtype, and for
@@ -103,10 +105,7 @@ def prove(case: Case, begins: Callable[[str], None], found: Found) -> None:
         jax.block_until_ready(case.function(*case.arrays))
 
         def of_moved(*moved: Any) -> Any:
-            given = list(case.arrays)
-            for position, x in zip(case.wrt, moved, strict=True):
-                given[position] = x
-            return case.function(*given)
+            return case.function(*replaced(case.arrays, case.wrt, moved))
 
         out, pull = jax.vjp(of_moved, *(case.arrays[i] for i in case.wrt))
         cotangents = [normal(*y.shape, dtype=y.dtype, seed=1 + i) for i, y in enumerate(jax.tree.leaves(out))]

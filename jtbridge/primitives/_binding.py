@@ -12,6 +12,7 @@ from jax.interpreters import ad
 
 from jtbridge.capture import check_differentiable
 from jtbridge.core.functions import TorchFunction
+from jtbridge.core.positions import replaced
 from jtbridge.core.primitive_rules import differentiable, nonzero_inputs, zero_tangents
 from jtbridge.transforms import Jvp, Vjp
 
@@ -69,6 +70,5 @@ def tangents_out(
     if wrt and outs:
         check_differentiable(fn, wrt, again=True)
         moved = differential(fn, wrt, args, [tangents[i] for i in wrt], backend=backend)
-        for o, tangent in zip(outs, moved, strict=True):
-            out[o] = tangent
+        return replaced(out, outs, moved)
     return out

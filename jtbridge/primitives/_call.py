@@ -10,6 +10,7 @@ from jax.interpreters import ad, batching
 from jtbridge._compat import add_linearization, is_staging
 from jtbridge.capture import Split, check_differentiable, split
 from jtbridge.core.functions import TorchFunction
+from jtbridge.core.positions import replaced
 from jtbridge.core.primitive_rules import batch_first, batch_size, differentiable, nonzero_inputs, zero_tangents
 from jtbridge.transforms import Vmap
 
@@ -78,10 +79,7 @@ def _linearize(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: TorchF
             saved=residuals[count:],
             backward=backward,
         )
-        out = list(zeros)
-        for o, tangent in zip(outs, moved, strict=True):
-            out[o] = tangent
-        return out
+        return replaced(zeros, outs, moved)
 
     return results, [o in outs for o in range(len(results))], [*primals, *saved], linearized
 

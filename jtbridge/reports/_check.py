@@ -19,6 +19,7 @@ from jtbridge.core.array_types import ArrayType
 from jtbridge.core.convert import to_torch
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.host_memory import to_numpy
+from jtbridge.core.positions import of_differentiated
 from jtbridge.core.runner import describe_arguments
 from jtbridge.errors import CalledWarning, SequentialVmapWarning, TranslationError
 from jtbridge.primitives import torch_call
@@ -144,8 +145,8 @@ def _vjp(traced: TracedFunction, operands: list[Any]) -> _Case | None:
 
     def program(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*inputs: Any) -> Any:
-            _, pullback = jax.vjp(_of(call, inputs[:count], wrt, outs), *(inputs[i] for i in wrt))
-            return pullback(list(inputs[count:]))
+            of_wrt = of_differentiated(call, wrt, outs, inputs[:count])
+            return jax.vjp(of_wrt, *(inputs[i] for i in wrt))[1](inputs[count:])
 
         return run
 
@@ -161,8 +162,8 @@ def _jvp(traced: TracedFunction, operands: list[Any]) -> _Case | None:
 
     def program(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*inputs: Any) -> Any:
-            of_differentiated = _of(call, inputs[:count], wrt, outs)
-            return jax.jvp(of_differentiated, [inputs[i] for i in wrt], list(inputs[count:]))[1]
+            of_wrt = of_differentiated(call, wrt, outs, inputs[:count])
+            return jax.jvp(of_wrt, [inputs[i] for i in wrt], list(inputs[count:]))[1]
 
         return run
 
@@ -210,21 +211,6 @@ def _comparison(backend: str, mode: str, traced: TracedFunction, case: _Case) ->
 def _differentiated(traced: TracedFunction) -> tuple[tuple[int, ...], tuple[int, ...]]:
     wrt = tuple(i for i, type_ in enumerate(traced.in_types[: traced.first_constant]) if type_.differentiable)
     return wrt, tuple(o for o, type_ in enumerate(traced.out_types) if type_.differentiable)
-
-
-def _of(
-    call: Callable[..., Any], operands: Sequence[Any], wrt: Sequence[int], outs: Sequence[int]
-) -> Callable[..., Any]:
-    """Return the differentiable results `outs` as a function of the differentiable arguments `wrt`."""
-
-    def of_differentiated(*differentiated: Any) -> list[Any]:
-        filled = list(operands)
-        for i, x in zip(wrt, differentiated, strict=True):
-            filled[i] = x
-        results = call(*filled)
-        return [results[o] for o in outs]
-
-    return of_differentiated
 
 
 def _random(types: Sequence[ArrayType]) -> list[np.ndarray]:

@@ -20,6 +20,7 @@ from jtbridge._compat import (
     inside_functorch,
     recording_outer_levels,
 )
+from jtbridge.core.positions import replaced
 
 from ._jax_function import JaxFunction, Types, inexact_positions, is_inexact
 from ._residuals import Layout, with_residuals
@@ -88,8 +89,7 @@ class Differentiated(SingleLevelFunction):
         if wrt and outs:
             derivative = ctx.function.jvp(wrt, outs)
             results = ctx.call(derivative, [*ctx.saved_tensors, *[tangents[i] for i in wrt]])
-            for i, tangent in zip(outs, results, strict=True):
-                found[i] = tangent
+            found = replaced(found, outs, results)
         return tuple(found)
 
 

@@ -22,6 +22,7 @@ from jtbridge.core.dtypes import is_differentiable, torch_dtype
 from jtbridge.core.fork import check_not_forked
 from jtbridge.core.jax_calls import HANDLES
 from jtbridge.core.nested_calls import is_in_callback
+from jtbridge.core.positions import of_differentiated
 from jtbridge.errors import JaxCallError
 
 from ._tensors import common_device, jax_device, to_operands, to_tensors
@@ -197,19 +198,6 @@ def _conj(value: Any) -> Any:
     return jnp.conj(value) if jnp.iscomplexobj(value) else value
 
 
-def _of(base: JaxFunction, arguments: Arrays, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Callable[..., tuple]:
-    """Return the function of the arguments `wrt` alone to the results `outs` alone."""
-
-    def of(*active: Any) -> tuple:
-        given = list(arguments)
-        for i, value in zip(wrt, active, strict=True):
-            given[i] = value
-        results = base.function(*given)
-        return tuple(results[i] for i in outs)
-
-    return of
-
-
 # Torch's gradient of a complex argument is the conjugate of JAX's: both are the transpose of the same linear map,
 # torch's for the product <a, b> = conj(a) b and JAX's for a b. So torch's pullback is JAX's, conjugated before and
 # after.
@@ -217,7 +205,7 @@ def _vjp(base: JaxFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Call
     def gradients(*arrays: Any) -> list[Any]:
         count = len(arrays) - len(outs)
         arguments, cotangents = arrays[:count], arrays[count:]
-        _, pull = jax.vjp(_of(base, arguments, wrt, outs), *[arguments[i] for i in wrt])
+        _, pull = jax.vjp(of_differentiated(base.function, wrt, outs, arguments), *[arguments[i] for i in wrt])
         return in_own_memory([_conj(x) for x in pull(tuple(map(_conj, cotangents)))])
 
     return gradients
@@ -227,7 +215,8 @@ def _jvp(base: JaxFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Call
     def tangents(*arrays: Any) -> list[Any]:
         count = len(arrays) - len(wrt)
         arguments, given = arrays[:count], arrays[count:]
-        _, found = jax.jvp(_of(base, arguments, wrt, outs), [arguments[i] for i in wrt], list(given))
+        of_wrt = of_differentiated(base.function, wrt, outs, arguments)
+        _, found = jax.jvp(of_wrt, [arguments[i] for i in wrt], list(given))
         return in_own_memory(found)
 
     return tangents

@@ -12,6 +12,7 @@ import jax.core
 import jax.numpy as jnp
 
 from jtbridge.core.dtypes import is_differentiable
+from jtbridge.core.positions import replaced
 
 from ._jax_function import JaxFunction, Types, _conj, in_own_memory, types_of
 
@@ -97,16 +98,12 @@ class ForwardWithResiduals(JaxFunction):
 
     def _with_residuals(self, *arrays: Any) -> Any:
         def of(*active: Any) -> tuple[tuple, list[Any]]:
-            given = list(arrays)
-            for i, value in zip(self._wrt, active, strict=True):
-                given[i] = value
-            results = self._base.function(*given)
+            results = self._base.function(*replaced(arrays, self._wrt, active))
             return tuple(x for x in results if is_differentiable(x.dtype)), results
 
         found, pull, results = jax.vjp(of, *[arrays[i] for i in self._wrt], has_aux=True)
         outs = tuple(i for i, x in enumerate(results) if is_differentiable(x.dtype))
-        for i, value in zip(outs, found, strict=True):
-            results[i] = value
+        results = replaced(results, outs, found)
         leaves, tree = jax.tree.flatten(pull)
         residuals: list[Any] = []
         sources = tuple(_source(leaf, arrays, results, residuals) for leaf in leaves)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from jtbridge._compat import FakeTensor, detached_backwards, innermost
-from jtbridge.core.array_types import Tensors
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import DifferentiationError
@@ -89,21 +88,6 @@ def refused_detached_backwards(name: str, results: Sequence[torch.Tensor]) -> It
         )
     in_trace = any(isinstance(innermost(result), FakeTensor) for result in results)
     raise (UntraceableBackwardError if in_trace else DetachedBackwardError)(text)
-
-
-def of_differentiated(
-    fn: TorchFunction, wrt: Sequence[int], outs: Sequence[int], primals: Tensors
-) -> Callable[..., Tensors]:
-    """Return the function from the inputs `wrt` to the outputs `outs`, with the other inputs fixed."""
-
-    def of_wrt(*differentiated: torch.Tensor) -> Tensors:
-        inputs = list(primals)
-        for i, x in zip(wrt, differentiated, strict=True):
-            inputs[i] = x
-        results = fn(*inputs)
-        return tuple(results[o] for o in outs)
-
-    return of_wrt
 
 
 def conjugate(tensor: torch.Tensor) -> torch.Tensor:

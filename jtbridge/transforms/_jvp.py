@@ -14,6 +14,7 @@ from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.forward_mode import FORWARD_MODE
 from jtbridge.core.nested_calls import marked
+from jtbridge.core.positions import of_differentiated
 from jtbridge.errors import DifferentiationError
 
 from ._derived import (
@@ -21,7 +22,6 @@ from ._derived import (
     DetachedBackwardError,
     UntraceableBackwardError,
     differentiable_norms,
-    of_differentiated,
     refuse_once_differentiable,
 )
 from ._padded_embedding import PaddedEmbeddings

@@ -18,6 +18,7 @@ from jtbridge._compat import (
 )
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.nested_calls import marked
+from jtbridge.core.positions import of_differentiated
 from jtbridge.triton import intercepted_launches
 
 from ._batch_statistics import DifferentiableStatistics, is_refusal
@@ -25,7 +26,6 @@ from ._derived import (
     Derived,
     conjugate,
     differentiable_norms,
-    of_differentiated,
     refuse_once_differentiable,
     refused_detached_backwards,
 )

@@ -14,6 +14,7 @@ from torch import fx
 from jtbridge._compat import OpOverload, decomposition_of, forgetting_graph_sources, function_of_triton_operator
 from jtbridge.capture import FUSABLE_FUNCTIONS, GraphUse, origin, trace_on
 from jtbridge.core.node_arguments import plain_arguments
+from jtbridge.core.positions import replaced
 
 _KEY = "jtbridge_decomposition"
 
@@ -110,10 +111,7 @@ def _traced(function: Callable | None, plain: Any) -> fx.GraphModule:
     positions = [i for i, leaf in enumerate(filled) if isinstance(leaf, torch.Tensor)]
 
     def run(*tensors: torch.Tensor) -> list[Any]:
-        given = list(filled)
-        for position, tensor in zip(positions, tensors, strict=True):
-            given[position] = tensor
-        args, kwargs = tree.unflatten(given)
+        args, kwargs = tree.unflatten(replaced(filled, positions, tensors))
         out = function(*args, **kwargs)
         return list(out) if isinstance(out, tuple | list) else [out]
 

@@ -40,6 +40,7 @@ from jtbridge.capture import GraphFunction, draws, probe_vmap
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.dtypes import numpy_dtype, torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
+from jtbridge.core.positions import replaced
 from jtbridge.core.primitive_rules import batch_first, batch_size
 from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import DTypeError, OutputMismatchError
@@ -271,10 +272,7 @@ def _bind(
     found = bind(island, [values[x] for x in inputs], lowered)
     if isinstance(node.meta["val"], torch.Tensor):
         return found[0]
-    value: list[Any] = [None] * len(results)
-    for i, x in zip(used, found, strict=True):
-        value[i] = x
-    return tuple(value)
+    return tuple(replaced([None] * len(results), used, found))
 
 
 def bind(island: Island, arrays: Sequence[Any], lowered: ClosedJaxpr | None) -> list[Any]:

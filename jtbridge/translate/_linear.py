@@ -14,6 +14,7 @@ from torch import fx
 from jtbridge._compat import OpOverload, overload_name, schema_of
 from jtbridge.capture import aten_graph, origin
 from jtbridge.core.functions import TorchFunction
+from jtbridge.core.positions import replaced
 from jtbridge.errors import TranslationError
 from jtbridge.transforms import Jvp, Vjp, unbatched
 
@@ -112,10 +113,7 @@ def _is_transposed_by_jax(fn: TorchFunction, wrt: tuple[int, ...]) -> bool:
 
     def transposed(arrays: list[Any], cotangents: list[Any]) -> Any:
         def of_differentiated(*differentiated: Any) -> list[Any]:
-            operands = list(arrays)
-            for i, x in zip(wrt, differentiated, strict=True):
-                operands[i] = x
-            return run(*operands)
+            return run(*replaced(arrays, wrt, differentiated))
 
         return jax.linear_transpose(of_differentiated, *(avals[i] for i in wrt))(cotangents)
 

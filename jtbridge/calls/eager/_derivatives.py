@@ -20,6 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jtbridge._compat import Context, add_linearization, current_context
 from jtbridge.core.functions import TorchFunction
+from jtbridge.core.positions import replaced
 from jtbridge.core.primitive_rules import (
     batch_first,
     batch_size,
@@ -89,8 +90,7 @@ def tangents_out(
     outs = differentiable(fn.out_types)
     if wrt and outs:
         moved = _differential(fn, wrt, args, token, [tangents[i] for i in wrt])
-        for o, tangent in zip(outs, moved, strict=True):
-            out[o] = tangent
+        return replaced(out, outs, moved)
     return out
 
 
@@ -103,11 +103,7 @@ def linearized(fn: TorchFunction, wrt: Any, results: Sequence[Any], token: Any, 
     count = len(primals)
 
     def apply(saved: Sequence[Any], *tangents: Any) -> list[Any]:
-        out = list(zeros)
-        moved = _differential(fn, wrt, saved[:count], saved[count], [tangents[i] for i in wrt])
-        for o, tangent in zip(outs, moved, strict=True):
-            out[o] = tangent
-        return out
+        return replaced(zeros, outs, _differential(fn, wrt, saved[:count], saved[count], [tangents[i] for i in wrt]))
 
     return results, [o in outs for o in range(len(results))], [*primals, token], apply
 

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jtbridge.core.positions import replaced
+
 from .philox import philox
 
 
@@ -95,10 +97,7 @@ def backward(*arrays: jax.Array, settings: AttentionSettings) -> tuple[jax.Array
     floating = [i for i, x in enumerate(inputs) if jnp.issubdtype(x.dtype, jnp.floating)]
 
     def of_floating(*xs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        given = list(inputs)
-        for i, x in zip(floating, xs, strict=True):
-            given[i] = x
-        return forward(*given, settings=settings)
+        return forward(*replaced(inputs, floating, xs), settings=settings)
 
     return jax.vjp(of_floating, *(inputs[i] for i in floating))[1]((ct, ct_logsumexp))
 

@@ -1,0 +1,26 @@
+"""Some of several values, by their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+
+def replaced(values: Iterable[Any], positions: Iterable[int], new: Iterable[Any]) -> list[Any]:
+    """Return `values` as a list in which the elements at `positions` are those of `new`, in their order."""
+    found = list(values)
+    for position, value in zip(positions, new, strict=True):
+        found[position] = value
+    return found
+
+
+def of_differentiated(
+    fn: Callable[..., Sequence[Any]], wrt: Sequence[int], outs: Sequence[int], inputs: Sequence[Any]
+) -> Callable[..., tuple[Any, ...]]:
+    """Return the function from the inputs `wrt` of `fn` to its outputs `outs`, with the other inputs fixed."""
+
+    def of_wrt(*differentiated: Any) -> tuple[Any, ...]:
+        results = fn(*replaced(inputs, wrt, differentiated))
+        return tuple(results[o] for o in outs)
+
+    return of_wrt
