@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from .backends import check_name
 from .core import tuning
+from .core.context_variables import assigned
 from .errors import ArgumentError
 
 _VERIFY: contextvars.ContextVar[bool | None] = contextvars.ContextVar("jtbridge_verify", default=None)
@@ -55,17 +56,13 @@ def config(
         >>> with jtbridge.config(backend="callback"):
         ...     y = f(jnp.zeros(3))
     """
-    chosen = _ISLANDS.get() if islands is None else check_islands(islands)
-    token = _BACKEND.set(_BACKEND.get() if backend is None else check_name(backend))
-    verifying = _VERIFY.set(_VERIFY.get() if verify is None else verify)
-    running = _ISLANDS.set(chosen)
-    try:
-        with tuning.settings(tune, tuning_folder):
-            yield
-    finally:
-        _ISLANDS.reset(running)
-        _VERIFY.reset(verifying)
-        _BACKEND.reset(token)
+    values = (
+        (_ISLANDS, _ISLANDS.get() if islands is None else check_islands(islands)),
+        (_BACKEND, _BACKEND.get() if backend is None else check_name(backend)),
+        (_VERIFY, _VERIFY.get() if verify is None else verify),
+    )
+    with assigned(*values), tuning.settings(tune, tuning_folder):
+        yield
 
 
 def backend_or(default: str) -> str:

@@ -29,6 +29,7 @@ import jax
 from jtbridge.errors import TuningWarning
 
 from . import cache_folder
+from .context_variables import assigned
 
 T = TypeVar("T")
 Key = Mapping[str, Any]  # the values that a choice depends on, all of which JSON has
@@ -53,15 +54,9 @@ def settings(tune: bool | None, folder: str | os.PathLike[str] | None) -> Iterat
     if tune:
         _ENTERED = True
         _forget_untuned_programs()
-    tokens = [
-        (_TUNE, _TUNE.set(_TUNE.get() if tune is None else bool(tune))),
-        (_FOLDER, _FOLDER.set(_FOLDER.get() if folder is None else Path(folder).expanduser().absolute())),
-    ]
-    try:
+    chosen = _FOLDER.get() if folder is None else Path(folder).expanduser().absolute()
+    with assigned((_TUNE, _TUNE.get() if tune is None else bool(tune)), (_FOLDER, chosen)):
         yield
-    finally:
-        for variable, token in tokens:
-            variable.reset(token)
 
 
 def _forget_untuned_programs() -> None:

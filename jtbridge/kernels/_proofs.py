@@ -16,12 +16,13 @@ import importlib.util
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 
 from jtbridge.core import cache_folder
+from jtbridge.core.context_variables import assigned
 from jtbridge.core.messages import warn_user
 from jtbridge.errors import ProofWarning
 
@@ -144,14 +145,9 @@ def warn_of_failed(name: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def only(names: frozenset[str]) -> Iterator[None]:
-    """Inside the block, every kernel but those of these names is replaced by its reference when it is traced."""
-    token = _ONLY.set(names)
-    try:
-        yield
-    finally:
-        _ONLY.reset(token)
+def only(names: frozenset[str]) -> contextlib.AbstractContextManager[None]:
+    """Replace every kernel but those of these names by its reference, in traces inside the block."""
+    return assigned((_ONLY, names))
 
 
 def is_replaced(name: str) -> bool:

@@ -7,19 +7,19 @@ gets the inputs that it gets in use, and a kernel that is wrong does not make th
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import dataclasses
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jtbridge.core.context_variables import assigned
 from jtbridge.core.positions import replaced
 
 from ._launch import interpreting
@@ -101,7 +101,7 @@ def prove(case: Case, begins: Callable[[str], None], found: Found) -> None:
         found(primitive.name, wrong and f"{case.name}: {wrong}")
         return want
 
-    with _observed(observe), jax.default_matmul_precision("highest"):
+    with assigned((_OBSERVER, observe)), jax.default_matmul_precision("highest"):
         jax.block_until_ready(case.function(*case.arrays))
 
         def of_moved(*moved: Any) -> Any:
@@ -115,15 +115,6 @@ def prove(case: Case, begins: Callable[[str], None], found: Found) -> None:
 def observer() -> Callable[[Any, Sequence[Any]], Sequence[Any]] | None:
     """Return the function that runs kernel primitives in place of `jit` on this thread; None outside of a proof."""
     return _OBSERVER.get()
-
-
-@contextlib.contextmanager
-def _observed(observe: Callable[[Any, Sequence[Any]], Sequence[Any]]) -> Iterator[None]:
-    token = _OBSERVER.set(observe)
-    try:
-        yield
-    finally:
-        _OBSERVER.reset(token)
 
 
 def _by_kernel(primitive: Any, arrays: Sequence[Any]) -> Sequence[Any]:

@@ -16,7 +16,7 @@ import contextlib
 import contextvars
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -38,6 +38,7 @@ from jtbridge._compat import (
 )
 from jtbridge.capture import GraphFunction, draws, probe_vmap
 from jtbridge.core.array_types import ArrayType, Tensors
+from jtbridge.core.context_variables import assigned
 from jtbridge.core.dtypes import numpy_dtype, torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.positions import replaced
@@ -284,14 +285,9 @@ def bind(island: Island, arrays: Sequence[Any], lowered: ClosedJaxpr | None) -> 
 _FORCED: contextvars.ContextVar[Callable[[fx.Node], bool] | None] = contextvars.ContextVar("forced", default=None)
 
 
-@contextlib.contextmanager
-def forced_islands(rule: Callable[[fx.Node], bool]) -> Iterator[None]:
+def forced_islands(rule: Callable[[fx.Node], bool]) -> contextlib.AbstractContextManager[None]:
     """Make islands of all eligible nodes for which `rule` returns True, in translations inside the block. For tests."""
-    token = _FORCED.set(rule)
-    try:
-        yield
-    finally:
-        _FORCED.reset(token)
+    return assigned((_FORCED, rule))
 
 
 def is_forced(node: fx.Node) -> bool:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from jtbridge._compat import recording_in_operators
+from jtbridge.core.context_variables import assigned
 from jtbridge.core.recurrent_cells import CELLS
 
 from .packed import known_values, lengths_of, packed, padded
@@ -294,17 +295,12 @@ Layer = Callable[..., tuple[torch.Tensor, torch.Tensor] | None]
 _FUSED: contextvars.ContextVar[Layer | None] = contextvars.ContextVar("fused_layer", default=None)
 
 
-@contextlib.contextmanager
-def using(fused: Layer) -> Iterator[None]:
+def using(fused: Layer) -> contextlib.AbstractContextManager[None]:
     """Run layers inside the block by another function where it does not return None.
 
     The function is called as :func:`layer`, and of the cell states may return the last one alone.
     """
-    token = _FUSED.set(fused)
-    try:
-        yield
-    finally:
-        _FUSED.reset(token)
+    return assigned((_FUSED, fused))
 
 
 def _direction(

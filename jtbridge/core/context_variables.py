@@ -1,0 +1,19 @@
+"""Context variables that have a value for a block of code."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def assigned(*values: tuple[contextvars.ContextVar[Any], Any]) -> Iterator[None]:
+    """Give each of some context variables its value inside the block."""
+    tokens = [(variable, variable.set(value)) for variable, value in values]
+    try:
+        yield
+    finally:
+        for variable, token in tokens:
+            variable.reset(token)
