@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
-from jtbridge._compat import OpOverload
 from jtbridge.core.functions import TorchFunction
 from jtbridge.errors import RandomnessError
 
@@ -23,11 +21,7 @@ def refuse_draws(fn: TorchFunction, module: fx.GraphModule) -> None:
     if fn is fn.base or fn.base.seeded or fn.base.traits.effects.random_operator is not None:
         return
     for node in module.graph.nodes:
-        if (
-            isinstance(node.target, OpOverload)
-            and torch.Tag.nondeterministic_seeded in node.target.tags
-            and draws(node.target, node.args, node.kwargs)
-        ):
+        if draws(node.target, node.args, node.kwargs):
             raise RandomnessError(
                 f"A derivative of `{fn.base.name}` draws random numbers ({node.target}), as in a hook or in the "
                 "`backward` of an `autograd.Function`, and the function itself draws none. A JAX program has no key "

@@ -19,7 +19,7 @@ from torch import fx
 from jtbridge._wrap import Wrapped, as_wrapped
 from jtbridge.backends import choose, may_use_kernels, translates, unsupported_reasons
 from jtbridge.calls.eager import unsupported_reason
-from jtbridge.capture import Split, Trial, aten_graph, draws, origin, split
+from jtbridge.capture import Split, Trial, aten_graph, draws, split
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
@@ -272,8 +272,7 @@ def _gradient(traced: TracedFunction) -> TorchFunction | None:
 
 
 def _random(traced: TracedFunction, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
-    drawing = (n for n in nodes if "draw" in origin(n) and draws(n.target, n.args, n.kwargs))  # type: ignore[arg-type]
-    found = {str(node.target) for node in drawing}
+    found = {str(node.target) for node in nodes if draws(node.target, node.args, node.kwargs)}
     if not nodes and traced.traits.effects.random_operator is not None:
         found = {traced.traits.effects.random_operator}
     return tuple(sorted(found))

@@ -176,7 +176,7 @@ class WriteAndDrawMode(DispatchMode):
                 self._note(kind, what, _users_line(), _TENSOR_REMEDY if kind == "state written" else None)
         generator = kwargs.get("generator")
         has_own = generator is not None and not random_numbers.is_seeded_generator(generator)
-        if torch.Tag.nondeterministic_seeded in func.tags and draws(func, args, kwargs) and not self._has_key | has_own:
+        if draws(func, args, kwargs) and not self._has_key | has_own:
             self._note("random numbers", f"`{func}`", _users_line())
         return func(*args, **kwargs)
 

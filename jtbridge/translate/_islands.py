@@ -180,8 +180,7 @@ def ineligible_reason(node: fx.Node) -> str | None:
         return "it takes functions"
     if any(argument.alias_info is not None for argument in schema_of(target).arguments):
         return "it writes to its arguments, or its results alias them"
-    is_random = torch.Tag.nondeterministic_seeded in target.tags
-    if is_random and draws(target, node.args, node.kwargs):  # type: ignore[arg-type]
+    if draws(target, node.args, node.kwargs):
         return "it draws random numbers"
     if any(tag in target.tags for tag in _BY_VALUES):
         return "its shapes or results depend on data"

@@ -167,8 +167,7 @@ def _ineligible_reason(part: Sequence[fx.Node], inputs: Sequence[fx.Node], resul
             argument.alias_info is not None and argument.alias_info.is_write for argument in schema_of(target).arguments
         ):
             return f"{name} writes to its arguments"
-        is_random = torch.Tag.nondeterministic_seeded in target.tags
-        if is_random and draws(target, node.args, node.kwargs):  # type: ignore[arg-type]
+        if draws(target, node.args, node.kwargs):
             return f"{name} draws random numbers"
         if any(part in target.name() for part in _BY_STRIDES):
             return f"the results of {name} depend on the memory of its arguments"

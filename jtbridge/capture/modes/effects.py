@@ -205,7 +205,7 @@ class EffectRecorder:
             self._note_closed_over(self._fake_mode, args, kwargs)
         if self.forward_mode != "forward_ad":
             self.forward_mode = forward_mode() or self.forward_mode  # perhaps that of another thread
-        if torch.Tag.nondeterministic_seeded in fn.tags and draws(fn, args, kwargs):
+        if draws(fn, args, kwargs):
             generator = kwargs.get("generator")
             if generator is not None and random_numbers.is_seeded_generator(generator):
                 self.random_operator = self.random_operator or random_numbers.first_operator_seeded()
@@ -399,11 +399,13 @@ def _storages(tensor: torch.Tensor) -> set[int]:
     return {storage_id(tensor)}
 
 
-def draws(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Return whether a random operator really draws: dropout of probability 0 or in evaluation mode does not.
+def draws(fn: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Return whether a call draws random numbers: that of a random operator, which has a tag that says so.
 
-    Nothing is drawn on the meta device.
+    Dropout of probability 0 or in evaluation mode draws nothing, and nothing is drawn on the meta device.
     """
+    if not isinstance(fn, OpOverload) or torch.Tag.nondeterministic_seeded not in fn.tags:
+        return False
     operands = [x.meta.get("val") if isinstance(x, torch.fx.Node) else x for x in (*args, *kwargs.values())]
     if schema_of(fn).name == "aten::_fused_sdp_choice" or on_meta(operands, kwargs.get("device")):
         return False

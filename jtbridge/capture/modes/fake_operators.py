@@ -133,7 +133,7 @@ def _with_real_strides(func: OpOverload, args: tuple, kwargs: dict[str, Any], ou
 
     The strides are those of a run on real tensors, which takes place if an argument is not contiguous.
     """
-    if torch.Tag.nondeterministic_seeded in func.tags and draws(func, args, kwargs):
+    if draws(func, args, kwargs):
         return out
     leaves = jax.tree.leaves((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
