@@ -90,16 +90,6 @@ def _overridden(request: TraceRequest, cause: Exception | None) -> AbstractResul
     return _traced(request, OverrideMode)
 
 
-def _on_gpu(request: TraceRequest, cause: Exception | None) -> AbstractResult:
-    """Trace on a GPU, where the function makes tensors of its own."""
-    return _plain(request.on_device("cuda"), cause)
-
-
-def _overridden_on_gpu(request: TraceRequest, cause: Exception | None) -> AbstractResult:
-    """Trace on a GPU with overrides."""
-    return _overridden(request.on_device("cuda"), cause)
-
-
 def _with_overrides(request: TraceRequest, oracle: BranchOracle) -> _Trace:
     with OverrideMode():
         return run_on_fakes(request, request.state, oracle)
@@ -438,8 +428,16 @@ STRATEGIES = (
         _overridden,
         is_trace=True,
     ),
-    Strategy("fake tensors on a GPU", lambda request, _: _needs_gpu(request), _on_gpu),
-    Strategy("fake tensors on a GPU, with overrides", lambda request, _: _needs_gpu(request), _overridden_on_gpu),
+    Strategy(
+        "fake tensors on a GPU",
+        lambda request, _: _needs_gpu(request),
+        lambda request, cause: _plain(request.on_device("cuda"), cause),
+    ),
+    Strategy(
+        "fake tensors on a GPU, with overrides",
+        lambda request, _: _needs_gpu(request),
+        lambda request, cause: _overridden(request.on_device("cuda"), cause),
+    ),
     Strategy(
         "every branch",
         lambda request, cause: isinstance(cause, DataDependentOutputException) and not request.ordered,

@@ -15,8 +15,8 @@ def main(plan: Mapping[str, Any]) -> None:
     """Run the checks that a plan names, and write a line before and after each to its file of results."""
     with open(plan["results"], "a") as file:
         for check in _planned(plan):
-            _write(file, {"start": check.key})
-            _write(file, {"done": check.key, "findings": [dataclasses.asdict(x) for x in findings_of(check)]})
+            write_line(file, {"start": check.key})
+            write_line(file, {"done": check.key, "findings": [dataclasses.asdict(x) for x in findings_of(check)]})
 
 
 def findings_of(check: Check) -> Sequence[Finding]:
@@ -42,6 +42,7 @@ def _planned(plan: Mapping[str, Any]) -> Sequence[Check]:
     return [checks[key] for key in plan["checks"]]
 
 
-def _write(file: TextIO, line: Mapping[str, Any]) -> None:
+def write_line(file: TextIO, line: Mapping[str, Any]) -> None:
+    """Write a line of JSON to the file of results, at once: the next check may end the process."""
     file.write(json.dumps(line) + "\n")
     file.flush()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, TextIO
 
@@ -13,21 +12,23 @@ from jtbridge.kernels import _chip, _proofs, _proving
 from jtbridge.kernels._launch import interpreting
 from jtbridge.triton import unsupported_reason
 
+from ._child import write_line
+
 
 def main(plan: Mapping[str, Any]) -> None:
     """Run the cases that a plan names, as "folder:number"; or "facts" for the facts."""
     known: dict[str, list[_proving.Case]] = {}
     with open(plan["results"], "a") as file:
         for key in plan["checks"]:
-            _write(file, {"start": key})
+            write_line(file, {"start": key})
             if key == "facts":
-                _write(file, {"done": key, **_facts()})
+                write_line(file, {"done": key, **_facts()})
                 continue
             folder, _, number = key.partition(":")
             if folder not in known:
                 known[folder] = _proving.cases(folder)
             found = _proven(file, known[folder][int(number)])
-            _write(file, {"done": key, "kernels": found})
+            write_line(file, {"done": key, "kernels": found})
             if any(wrong for _, wrong in found) and not _works():
                 return  # an error of the GPU lasts as long as the process; the next cases need a new one
 
@@ -52,9 +53,9 @@ def _proven(file: TextIO, case: _proving.Case) -> list[tuple[str, str | None]]:
 
     def add(kernel: str, wrong: str | None) -> None:
         found.append((kernel, wrong))
-        _write(file, {"found": (kernel, wrong)})  # at once: the next kernel may end the process
+        write_line(file, {"found": (kernel, wrong)})
 
-    _proving.prove(case, lambda kernel: _write(file, {"note": kernel}), add)
+    _proving.prove(case, lambda kernel: write_line(file, {"note": kernel}), add)
     return found
 
 
@@ -64,8 +65,3 @@ def _works() -> bool:
         return float(jax.block_until_ready(jnp.ones(2) + 1)[0]) == 2.0
     except Exception:  # noqa: BLE001  (whatever it says, this process is of no more use)
         return False
-
-
-def _write(file: TextIO, line: Mapping[str, Any]) -> None:
-    file.write(json.dumps(line) + "\n")
-    file.flush()

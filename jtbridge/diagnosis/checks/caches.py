@@ -15,10 +15,6 @@ from jtbridge.diagnosis._report import OK, WARNING, Finding
 _GROUP = "caches"
 
 
-def _of_jtbridge() -> Path:
-    return cache_folder.folder()
-
-
 def _of_triton() -> Path:
     # Triton's default, from its documentation of TRITON_CACHE_DIR.
     return Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
@@ -33,7 +29,7 @@ def _of_jax() -> Path | None:
 
 _USES: dict[str, tuple[Callable[[], Path | None], str, str]] = {
     "jtbridge": (
-        _of_jtbridge,
+        cache_folder.folder,
         "tuned configurations and records of proven kernels are not kept",
         "Make the folder writable, or set XDG_CACHE_HOME to a folder that is.",
     ),

@@ -73,18 +73,6 @@ def _exception(backend: str) -> None:
     expect(f(_X), _VALUE)  # the next call works
 
 
-def _eager_call() -> None:
-    expect(jtbridge.wrap(_function)(jnp.asarray(_X)), _VALUE)
-
-
-def _eager_gradient() -> None:
-    expect(jax.grad(_total(jtbridge.wrap(_function)))(jnp.asarray(_X)), _GRADIENT)
-
-
-def _eager_batch() -> None:
-    expect(jax.vmap(jtbridge.wrap(_function))(jnp.asarray(_X)), _VALUE)
-
-
 def _island() -> None:
     from jtbridge.translate import forced_islands
 
@@ -129,9 +117,9 @@ def _mutation() -> None:
 
 # Name, the function to run, and the child process.
 _CALLS: dict[str, Callable[[], None]] = {
-    "eager call": _eager_call,
-    "eager gradient": _eager_gradient,
-    "eager vmap": _eager_batch,
+    "eager call": lambda: expect(jtbridge.wrap(_function)(jnp.asarray(_X)), _VALUE),
+    "eager gradient": lambda: expect(jax.grad(_total(jtbridge.wrap(_function)))(jnp.asarray(_X)), _GRADIENT),
+    "eager vmap": lambda: expect(jax.vmap(jtbridge.wrap(_function))(jnp.asarray(_X)), _VALUE),
 }
 _PROGRAMS: dict[str, Callable[[], None]] = {
     "island": _island,

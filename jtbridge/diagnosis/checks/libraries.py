@@ -79,28 +79,20 @@ def loaded_findings(lines: Iterable[str]) -> Sequence[Finding]:
     return found
 
 
-def _torch_first() -> Sequence[Finding]:
-    return [_imported("torch, then jax")]
-
-
-def _jax_first() -> Sequence[Finding]:
-    return [_imported("jax, then torch")]
-
-
-def _imported(order: str) -> Finding:
+def _imported(order: str) -> Sequence[Finding]:
     import jax
     import torch
 
     versions = f"jax {jax.__version__}, torch {torch.__version__}"
     total = float(jax.numpy.ones(2).sum()) + float(torch.ones(2).sum())
     assert total == 4.0
-    return Finding(_GROUP, f"import {order}", OK, f"{versions}: both compute")
+    return [Finding(_GROUP, f"import {order}", OK, f"{versions}: both compute")]
 
 
 _FIX = "Compare the CUDA versions of the builds of jax and torch; try the other order of imports."
 CHECKS = (
     Check(_GROUP, "wheels", _wheels),
-    Check(_GROUP, "import torch, then jax", _torch_first, "calls", _FIX),
-    Check(_GROUP, "import jax, then torch", _jax_first, "programs", _FIX),
+    Check(_GROUP, "import torch, then jax", lambda: _imported("torch, then jax"), "calls", _FIX),
+    Check(_GROUP, "import jax, then torch", lambda: _imported("jax, then torch"), "programs", _FIX),
     Check(_GROUP, "loaded", _loaded, "calls", _FIX),
 )
