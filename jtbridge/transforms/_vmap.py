@@ -86,12 +86,12 @@ class Vmap(Derived):
 
     def by_loop(self, tensors: Tensors) -> Tensors:
         """Run the rows one after another, which is right for every function."""
-        # A row is copied to memory of its own: as_strided and similar operators count from the start of the memory.
-        rows = [
-            self.fn(*(t if d is None else t.select(d, i).clone() for t, d in zip(tensors, self.dims, strict=True)))
-            for i in range(self.size)
-        ]
+        rows = [self.fn(*self._arguments_of_row(tensors, i)) for i in range(self.size)]
         return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+
+    def _arguments_of_row(self, tensors: Tensors, i: int) -> list[torch.Tensor]:
+        # A row is copied to memory of its own: as_strided and similar operators count from the start of the memory.
+        return [t if d is None else t.select(d, i).clone() for t, d in zip(tensors, self.dims, strict=True)]
 
     def _empty(self, tensors: Tensors) -> Tensors:
         device = tensors[0].device

@@ -228,13 +228,10 @@ class EagerVmap(Vmap):
         # As in torch, rows of a function without a key draw different numbers; with one key for all, the same ones.
         return self.by_torch_vmap(tensors, "same" if base.seeded else "different")
 
-    def by_loop(self, tensors: Tensors) -> Tensors:
-        """Run the rows one after another, each on copies of the arguments, because a row may write to them."""
-        rows = [
-            self.fn(*((t if d is None else t.select(d, i)).clone() for t, d in zip(tensors, self.dims, strict=True)))
-            for i in range(self.size)
-        ]
-        return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+    def _arguments_of_row(self, tensors: Tensors, i: int) -> list[torch.Tensor]:
+        # An argument without a batch axis is copied too, because the row may write to it.
+        row = zip(super()._arguments_of_row(tensors, i), self.dims, strict=True)
+        return [t.clone() if dim is None else t for t, dim in row]
 
     def _of_no_rows(self, tensors: Tensors) -> Tensors:
         """Return results without rows. A run on one row of zeros gives their types."""
