@@ -86,10 +86,11 @@ class _RefusingTrace(core.Trace):
 
 
 def refusing_jax(error: Callable[[str], Exception], call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call`, with every operation of JAX on its thread refused while it runs.
+    """Return a function that runs `call`, and raises if `call` uses an operation of JAX on the same thread.
 
     Args:
-        error: returns the exception for the name of an operation, which is that of the function if it is jitted.
+        error: returns the exception, from the name of the operation. For a jitted function that is its own name.
+        call: the function to run.
     """
     refusing = _RefusingTrace(error)
 

@@ -42,14 +42,14 @@ def is_shared(tensor: torch.Tensor) -> bool:
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's memory. Modes that watch for access to memory are not told. Tried on 2.13."""
+    """Return the address of a tensor's memory, without calling torch-function modes. Tried on torch 2.13."""
     with torch._C.DisableTorchFunction():
         return tensor.data_ptr()
 
 
 def _users(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the number of C++ and of Python references to a tensor's storage."""
-    with torch._C.DisableTorchFunction():  # a mode's handler would hold references of its own
+    with torch._C.DisableTorchFunction():  # a mode would hold references to the storage, which are counted below
         storage = tensor.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)  # type: ignore[attr-defined]
 

@@ -101,7 +101,7 @@ def choose(name: str, platform: str, fn: TorchFunction, *, quiet: bool = False, 
                     _tell(fn, backend, refused)
                 return backend.for_auto()
             refused = reason
-    raise BackendError(f'No backend can run on platform "{platform}": {_listing(platform)}.')
+    raise BackendError(f'No backend can run `{fn.base.name}` on platform "{platform}": {_listing(platform)}.')
 
 
 def may_have_islands(platform: str) -> bool:

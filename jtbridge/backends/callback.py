@@ -40,7 +40,8 @@ class CallbackBackend(Backend):
                 raise
             raise BackendError(
                 f"`{fn.base.name}` is called by the program, not translated, and JAX lowers such a call only for a "
-                "platform of this process. `jtbridge.explain` says why it is not translated."
+                "platform of this process. Lower the program in a process that has the platform, or change what "
+                "`jtbridge.explain` gives as the reason why the function is not translated."
             ) from error
 
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:

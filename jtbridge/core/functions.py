@@ -128,7 +128,7 @@ class TracedFunction(TorchFunction):
 
     @functools.cached_property
     def _copied(self) -> tuple[int, ...]:
-        """The positions of the arguments that the function gets copies of."""
+        """The positions of the arguments that are copied before each run, because the function may write to them."""
         return tuple(range(len(self.in_torch_dtypes))) if self.traits.untraceable else self.traits.effects.mutated
 
     @functools.cached_property

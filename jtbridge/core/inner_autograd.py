@@ -39,7 +39,7 @@ def creates_graph(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -
 
 
 def broken_graph_error(position: int, name: str) -> DifferentiationError:
-    """Return the error for a result of a function that no call of autograd made with ``create_graph=True``."""
+    """Return the error for a result of a call of torch.autograd without ``create_graph=True``: it has no derivative."""
     return DifferentiationError(
         f"Result {position} of `{name}` comes from torch.autograd.grad or backward without `create_graph=True`, so "
         "torch has no derivative of it. Pass `create_graph=True` there, or `jax.lax.stop_gradient` the result."

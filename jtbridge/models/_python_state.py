@@ -136,7 +136,7 @@ class _Comparison:
 
 
 def _is_value(value: Any) -> bool:
-    """Return whether an object is a value, which is another one if it is not equal; others are known by attributes."""
+    """Return whether an object is compared by ``==``, as numbers and strings are. Others are compared by attributes."""
     if value is None or value is _MISSING:
         return False
     if isinstance(value, (*VALUES, *_FUNCTIONS, type, enum.Enum, np.ndarray, bytearray)):

@@ -42,7 +42,7 @@ class Run:
         purity: "error", "warn" or "allow", if a call changes a number or a string that an attribute holds.
     """
 
-    runs_objects_of_the_user = True  # the guard of traces looks into objects of this class
+    runs_objects_of_the_user = True  # so the guard of traces looks into the attributes of an instance
 
     def __init__(self, module: torch.nn.Module, purity: str):
         self.module = module

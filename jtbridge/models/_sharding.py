@@ -27,7 +27,7 @@ Rules = str | Mapping[str, Any]
 _PRESETS = ("replicated", "fsdp", "tensor", "tensor+fsdp")
 _TENSOR_AXES = ("model", "tensor", "tp")
 _FULLY_SHARDED_AXES = ("fsdp", "data")
-_WORTH_TELLING = 1 << 16  # elements of a replicated array of which a warning tells
+_WORTH_TELLING = 1 << 16  # a replicated parameter with at least so many elements causes a warning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _checked_rules(rules: Rules) -> Mapping[str, Any]:
         raise ArgumentError(f"`rules` must be a preset or a dict from patterns to rules, but it is {rules!r}.")
     for pattern, rule in patterns.items():
         if isinstance(rule, str) and rule not in _PRESETS:
-            raise ArgumentError(f"There is no preset {rule!r}. Known: {_quoted(_PRESETS)}.")
+            raise ArgumentError(f"`rules` has no preset {rule!r}. Known: {_quoted(_PRESETS)}.")
         if not isinstance(rule, str | PartitionSpec | None):
             raise ArgumentError(
                 f"The rule for `{pattern}` is {rule!r}. It must be a `jax.sharding.PartitionSpec` or a preset: "

@@ -41,10 +41,10 @@ class Model:
 
 
 def model_of(f: Any, params: Any, state: Any) -> Model:
-    """Return the model that a user described.
+    """Return the model that the arguments of :func:`jtbridge.to_torch_module` describe.
 
     Raises:
-        ArgumentError: the description is of no model.
+        ArgumentError: `f` is no model of Equinox or Flax NNX, and no function that is given with its parameters.
     """
     if isinstance(f, torch.nn.Module):
         raise ArgumentError("`to_torch_module` takes a JAX model, but got a torch module.")

@@ -246,9 +246,9 @@ def _at_best_start(graph: _Graph, first: int, length: int, period: int) -> Repet
 
 
 def _carried(graph: _Graph, first: int, end: int, period: int) -> list[int]:
-    """Return for each of the first `period` positions how many values a block that starts there takes from before.
+    """Return, for each of `period` possible starts of a block, how many values the block takes from earlier blocks.
 
-    Counted for a block in the middle of the stretch, among the values that the stretch computes.
+    The values are counted for a block in the middle of the stretch. Values from before the stretch do not count.
     """
     middle = first + (end - first) // (2 * period) * period
     crossing = np.zeros(end - first + 1, int)

@@ -113,7 +113,9 @@ def _traced(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> tuple[fx
         with traced.state.applied():
             return traced.guarded(lambda: trace_on(run, tensors, GraphUse.TRANSLATE)), environment, symbols
     except Exception as error:
-        raise TranslationError(f"`{traced.name}` cannot be traced with symbolic sizes: {error}") from error
+        raise TranslationError(
+            f"`{traced.name}` cannot be traced with symbolic sizes: {error}. Give the sizes as numbers."
+        ) from error
 
 
 def torch_symbolic(*args: Any, program: ClosedJaxpr) -> list[Any]:

@@ -293,11 +293,11 @@ def test_what_is_refused():
         layer_norm(jnp.zeros(3, int))
     with pytest.raises(ValueError, match=r"^`x` has no dimension to be normalized over$"):
         rms_norm(jnp.zeros(()))
-    with pytest.raises(ValueError, match=r"^`weight` is \(2,\) where `x` is \(2, 3\): it must be \(3,\)$"):
+    with pytest.raises(ValueError, match=r"^`weight` has shape \(2,\), expected \(3,\) for `x` of shape \(2, 3\)$"):
         rms_norm(x, jnp.zeros(2))
-    with pytest.raises(ValueError, match=r"^`residual` is \(3,\) where `x` is \(2, 3\): they must have one shape$"):
+    with pytest.raises(ValueError, match=r"^`residual` has shape \(3,\), expected that of `x`, \(2, 3\)$"):
         rms_norm(x, residual=x[0])
-    with pytest.raises(TypeError, match=r"^`residual` is float16 where `x` is float32: they must have one dtype$"):
+    with pytest.raises(TypeError, match=r"^`residual` is float16, expected the dtype of `x`, float32$"):
         layer_norm(x, residual=x.astype("float16"))
 
 

@@ -46,7 +46,7 @@ def batched_inputs(
         if type_.shape[:1] != rows or not rows:
             size = f"of {rows[0]} rows like argument `{names[positions[0]]}`" if rows else "of rows"
             raise ShardingError(
-                f"`{function}` is wrapped with `batched=`, so each of its results and batched arguments has a first "
-                f"axis {size}, but {what} has shape {type_.shape}. Reduce over the rows outside of the function."
+                f"`{function}` is wrapped with `batched=`, so each of its results and batched arguments must have a "
+                f"first axis {size}, but {what} has shape {type_.shape}. Reduce over the rows outside of the function."
             )
     return positions

@@ -80,7 +80,7 @@ def geglu(gate: jax.Array, up: jax.Array, *, approximate: str = "tanh") -> jax.A
     Source: Shazeer, arXiv:2002.05202; Hendrycks and Gimpel, arXiv:1606.08415.
     """
     if approximate not in ("tanh", "none"):
-        raise ValueError(f"`approximate` is {approximate!r}, not 'tanh' or 'none'")
+        raise ValueError(f"`approximate` is {approximate!r}, expected 'tanh' or 'none'")
     return _gated(gate, up, "gelu_tanh" if approximate == "tanh" else "gelu")
 
 
@@ -88,7 +88,7 @@ def _gated(gate: jax.Array, up: jax.Array, activation: str) -> jax.Array:
     gate, up = jnp.asarray(gate), jnp.asarray(up)
     check_floating(gate=gate, up=up)
     if gate.shape != up.shape:
-        raise ValueError(f"`gate` is {gate.shape} and `up` is {up.shape}: they must have one shape")
+        raise ValueError(f"`up` has shape {up.shape}, expected that of `gate`, {gate.shape}")
     if unsupported_reason(gate, up):
         return reference.activate(gate, activation) * up
     return differentiable_kernel(activation)(gate, up)[0]

@@ -19,7 +19,7 @@ _MULTIPROCESSORS = 108
 
 @dataclasses.dataclass(frozen=True)
 class MatmulConfiguration:
-    """A program computes `block_m` x `block_n` of the result, and takes `block_k` terms of the sum at a time."""
+    """Launch parameters: a program computes `block_m` x `block_n` results, by `block_k` terms of the sum at a time."""
 
     block_m: int
     block_n: int

@@ -139,11 +139,11 @@ def _check(x: jax.Array, weight: jax.Array | None, bias: jax.Array | None, resid
     for name in ("weight", "bias"):
         array = given[name]
         if array is not None and array.shape != x.shape[-1:]:
-            raise ValueError(f"`{name}` is {array.shape} where `x` is {x.shape}: it must be {x.shape[-1:]}")
+            raise ValueError(f"`{name}` has shape {array.shape}, expected {x.shape[-1:]} for `x` of shape {x.shape}")
     if residual is not None and residual.shape != x.shape:
-        raise ValueError(f"`residual` is {residual.shape} where `x` is {x.shape}: they must have one shape")
+        raise ValueError(f"`residual` has shape {residual.shape}, expected that of `x`, {x.shape}")
     if residual is not None and residual.dtype != x.dtype:
-        raise TypeError(f"`residual` is {residual.dtype} where `x` is {x.dtype}: they must have one dtype")
+        raise TypeError(f"`residual` is {residual.dtype}, expected the dtype of `x`, {x.dtype}")
 
 
 @functools.cache

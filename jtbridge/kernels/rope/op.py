@@ -121,15 +121,17 @@ def _check(cos: jax.Array, sin: jax.Array, named: dict[str, jax.Array]) -> None:
     check_floating(**named, cos=cos, sin=sin)
     (name, x), *others = named.items()
     if x.ndim < 3 or x.shape[-1] % 2:
-        raise ValueError(f"`{name}` is {x.shape}: it must be [..., heads, tokens, d] with an even d")
+        raise ValueError(f"`{name}` has shape {x.shape}, expected [..., heads, tokens, d] with an even d")
     for other, y in others:
         if (*y.shape[:-3], *y.shape[-2:]) != (*x.shape[:-3], *x.shape[-2:]) or y.ndim < 3:
-            raise ValueError(f"`{name}` is {x.shape} and `{other}` is {y.shape}: only the heads, -3, may differ")
+            raise ValueError(
+                f"`{other}` has shape {y.shape}, expected that of `{name}`, {x.shape}, but for the heads (-3)"
+            )
     for other, y in {"cos": cos, "sin": sin}.items():
         if y.shape != cos.shape or y.shape not in (x.shape[-2:], (*x.shape[:-3], *x.shape[-2:])):
             raise ValueError(
-                f"`{other}` is {y.shape} where `{name}` is {x.shape}: cos and sin must both be {x.shape[-2:]} or "
-                f"{(*x.shape[:-3], *x.shape[-2:])}"
+                f"`{other}` has shape {y.shape}, expected {x.shape[-2:]} or {(*x.shape[:-3], *x.shape[-2:])} for "
+                f"`{name}` of shape {x.shape}, the same for `cos` and `sin`"
             )
 
 

@@ -73,7 +73,7 @@ class Decoder:
     Args:
         net: the model.
         params, state: its tensors.
-        total: the number of tokens that there will be at most.
+        total: the largest number of tokens of a row: the prompt and all new tokens.
     """
 
     def __init__(self, net: JaxModule, params: Any, state: Any, total: int):

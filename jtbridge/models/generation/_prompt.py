@@ -19,7 +19,7 @@ _SMALLEST_BUCKET = 16
 
 
 def integers(ids: Any) -> jax.Array:
-    """Return tokens as an array, if they are one."""
+    """Return the tokens of the prompts as an array of signed integers. Raise an error for another dtype or shape."""
     ids = jnp.asarray(ids)
     if ids.ndim != 2 or not jnp.issubdtype(ids.dtype, jnp.integer) or 0 in ids.shape:
         raise ArgumentError(
@@ -92,8 +92,8 @@ def check_positions(model: Any, inputs: jax.Array, settings: GenerationSettings)
         needed = max(needed, inputs.shape[1])
     if most is not None and needed > most and _has_table(model, most):
         raise ArgumentError(
-            f"The model has {most} positions, but {needed} tokens of the prompt and new ones need one. Pass a shorter "
-            "prompt, or a smaller `max_new_tokens`."
+            f"The prompt and `max_new_tokens={settings.max_new_tokens}` need {needed} positions, but the model has "
+            f"{most}. Pass a shorter prompt, or a smaller `max_new_tokens`."
         )
 
 

@@ -77,7 +77,7 @@ class Launch:
         return {**dict(zip(self.tensors, tensors, strict=True)), **self.values}
 
     def evaluated_arguments(self, memories: Sequence[torch.Tensor]) -> dict[str, Any]:
-        """Return the kernel's arguments by name, with the value of each late scalar. The memories hold values."""
+        """Return the kernel's arguments by name, with the value of each late scalar. `memories` are real tensors."""
         return {name: x.item() if name in self.numbers else x for name, x in self.arguments(memories).items()}
 
     def configurations(self, arguments: Mapping[str, Any]) -> list[LaunchConfiguration]:
@@ -194,7 +194,7 @@ def _pruned(kernel: Any, named: Mapping[str, Any]) -> list[Any]:
     tuner.nargs, tuner.perf_model = dict(named), None
     tuner.configs = tuner.prune_configs(dict(named))
     tuner.early_config_prune, tuner.perf_model = None, kernel.perf_model
-    return tuner.prune_configs({})  # `nargs` passes the arguments to `perf_model`, once
+    return tuner.prune_configs({})  # one call of this method passes `nargs` to `perf_model` and clears it
 
 
 def _refuse_hooks(tuner: Any) -> None:
