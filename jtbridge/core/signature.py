@@ -15,9 +15,10 @@ import torch
 from jtbridge.errors import ArgumentError, DTypeError
 
 from .convert import to_jax
+from .messages import kind_of
 from .positions import replaced
 from .pytree import in_order, register_node, structure_key
-from .static import argument_key
+from .static import static_key
 
 ARRAY = object()  # marks the place of an array among the leaves of a signature
 
@@ -51,7 +52,7 @@ def flatten_arguments(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[l
             keys.append(ARRAY)
             statics.append(ARRAY)
         else:
-            keys.append(argument_key(leaf, lambda p=position: _leaf_name(name, args, kwargs, p), "an array"))
+            keys.append(_static_key(leaf, lambda p=position: _leaf_name(name, args, kwargs, p)))
             statics.append(leaf)
     types = tuple((tuple(x.shape), x.dtype) for x in arrays)
     return arrays, Signature(tree, tuple(keys), types, tuple(statics), structure_key(tree))
@@ -162,3 +163,14 @@ def _is_container(leaf: Any) -> bool:
     values = jax.tree_util.tree_leaves([getattr(leaf, f.name, None) for f in dataclasses.fields(leaf)])
     holds_arrays = any(isinstance(v, jax.Array | np.ndarray | torch.Tensor) for v in values)
     return holds_arrays or type(leaf).__hash__ is None
+
+
+def _static_key(leaf: Any, describe: Callable[[], str]) -> Any:
+    """Return a hashable key that differs between 1, 1.0 and True, and between 0.0 and -0.0."""
+    try:
+        return static_key(leaf)
+    except TypeError:
+        raise ArgumentError(
+            f"{describe()} is {kind_of(leaf)}, which is neither an array nor hashable. Pass arrays in tuples, "
+            "lists, dicts or other pytrees, and static values as hashable ones; or close over it."
+        ) from None

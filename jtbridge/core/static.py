@@ -5,16 +5,12 @@ from __future__ import annotations
 import enum
 import struct
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import torch
-
-from jtbridge.errors import ArgumentError
-
-from .messages import kind_of
 
 
 def static_key(value: Any) -> Any:
@@ -30,26 +26,6 @@ def static_key(value: Any) -> Any:
     if not isinstance(value, slice):  # Python 3.11 cannot hash a slice
         hash(value)
     return _key(value, ())
-
-
-def argument_key(value: Any, describe: Callable[[], str], kind: str) -> Any:
-    """Return the `static_key` of an argument of a call.
-
-    Args:
-        value: the argument, or a leaf of it.
-        describe: returns the name of the argument, for the message.
-        kind: what arguments are that are not static: "an array" or "a tensor".
-
-    Raises:
-        ArgumentError: the argument is not hashable.
-    """
-    try:
-        return static_key(value)
-    except TypeError:
-        raise ArgumentError(
-            f"{describe()} is {kind_of(value)}, which is neither {kind} nor hashable. Pass {kind.split()[1]}s in "
-            "tuples, lists, dicts or other pytrees, and static values as hashable ones; or close over it."
-        ) from None
 
 
 def value_key(value: Any) -> Any:

@@ -13,8 +13,9 @@ import torch
 
 from jtbridge.core.convert import to_torch
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
+from jtbridge.core.messages import kind_of
 from jtbridge.core.pytree import refuse_unsortable, structure_key
-from jtbridge.core.static import argument_key
+from jtbridge.core.static import static_key
 from jtbridge.errors import ArgumentError
 
 from ._tensors import readable
@@ -79,7 +80,7 @@ def split(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Te
             tensors.append(to_torch(np.asarray(leaf) if isinstance(leaf, np.generic) else leaf))
         else:
             leaf = leaves[position] = _number(leaf)
-            keys.append(argument_key(leaf, lambda p=position: _named(name, args, kwargs, p), "a tensor"))
+            keys.append(_static(leaf, lambda p=position: _named(name, args, kwargs, p)))
             continue
         leaves[position] = None
         tensors[-1] = _usable(tensors[-1], lambda p=position: _named(name, args, kwargs, p))
@@ -118,6 +119,16 @@ def _number(leaf: Any) -> Any:
     if isinstance(leaf, torch.SymFloat):
         return float(leaf)
     return leaf
+
+
+def _static(leaf: Any, named: Callable[[], str]) -> Hashable:
+    try:
+        return static_key(leaf)
+    except TypeError:
+        raise ArgumentError(
+            f"{named()} is {kind_of(leaf)}, which is neither a tensor nor hashable. Pass tensors in tuples, "
+            "lists, dicts or other pytrees, and static values as hashable ones; or close over it."
+        ) from None
 
 
 def _named(name: str, args: tuple, kwargs: dict[str, Any], position: int) -> str:
