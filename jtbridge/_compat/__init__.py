@@ -129,7 +129,7 @@ from ._torch_fields import overload_of as overload_of
 from ._torch_fields import schema_of as schema_of
 from ._torch_fields import tensor_of_class as tensor_of_class
 from ._torch_fields import undeclared_writes as undeclared_writes
-from ._torch_fields import version_of as version_of
+from ._torch_fields import write_count as write_count
 from ._torch_library import SingleLevelFunction as SingleLevelFunction
 from ._torch_library import has_dispatch_modes as has_dispatch_modes
 from ._torch_library import mark_constant_for_dynamo as mark_constant_for_dynamo

@@ -55,8 +55,12 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor if tensor._base is None else tensor._base
 
 
-def version_of(tensor: torch.Tensor) -> int:
-    """Return how often a tensor's memory was written to. Only torch's notes on autograd mention `_version`."""
+def write_count(tensor: torch.Tensor) -> int:
+    """Return how often a tensor's memory was written to. Only torch's notes on autograd mention `_version`.
+
+    Raises:
+        RuntimeError: the tensor was made in inference mode, where torch does not count; `writes` returns 0 then.
+    """
     return tensor._version
 
 

@@ -64,7 +64,7 @@ def run_on_fakes(
         start_over()
     mode = FakeTensorMode(allow_non_fake_inputs=True) if path is None else path.mode
     try:
-        with mode as known.mode, tracing(), random_numbers.tracing(), state.applied():
+        with mode as known.mode, tracing(), random_numbers.counting_draws(), state.applied():
             inputs = [
                 torch.empty(shape, dtype=dtype, device=request.device)
                 for shape, dtype in zip(request.shapes, request.dtypes, strict=True)

@@ -54,7 +54,7 @@ def _vmap_fails(fn: Vmap) -> str | None:
             fake_tensors(),
             tracing(),
             fn.state.applied(),
-            random_numbers.tracing(),
+            random_numbers.counting_draws(),
             FakeAsReal(),
         ):
             fn.by_torch_vmap(tuple(examples(fn.in_types, called_on())))
@@ -105,7 +105,7 @@ def _look_at_graph(traced: TracedFunction, wrt: tuple[int, ...]) -> None:
         fake_tensors(),
         tracing(),
         traced.trace_state.differentiable().applied(),
-        random_numbers.tracing(),
+        random_numbers.counting_draws(),
     ):
         inputs = [
             x.requires_grad_().clone() if i in wrt else x  # a clone, because the function may write to it

@@ -116,7 +116,7 @@ def _trace_one_way(
     )
     with (
         tracing(),
-        random_numbers.tracing(),
+        random_numbers.counting_draws(),
         intercepted_launches(),
         contextlib.nullcontext() if use is GraphUse.RUN else WithoutFusedLstm(),
         FusedGradients() if use is GraphUse.GRADIENT else contextlib.nullcontext(),

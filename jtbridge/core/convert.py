@@ -120,10 +120,10 @@ def _to_jax(tensor: torch.Tensor, copy: bool) -> jax.Array:
         return shared_with_xla(tensor) if shares else copied_to_xla(tensor)
     if not copy and dtype == wanted and not is_lazy(tensor) and tensor.is_contiguous() and tensor.numel():
         return jax.dlpack.from_dlpack(tensor)
-    return jax.device_put(to_numpy(tensor))
+    return jax.device_put(to_canonical_numpy(tensor))
 
 
-def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+def to_canonical_numpy(tensor: torch.Tensor) -> np.ndarray:
     """Return a tensor as a NumPy array with memory of its own, in the dtype that JAX has for it."""
     tensor = as_tensor(tensor).detach()
     wanted = canonical_dtype(numpy_dtype(tensor.dtype, "a tensor"))

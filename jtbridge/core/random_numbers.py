@@ -43,9 +43,9 @@ def seed_from_key(key: Any) -> jax.Array:
 def seeded(seed: torch.Tensor) -> contextlib.AbstractContextManager[None]:
     """Seed the draws of this thread inside the block by `seed` (uint32[2]); leave torch's own generators alone.
 
-    To read a seed on a GPU, the call waits for the GPU. Inside :func:`tracing` nothing is seeded.
+    To read a seed on a GPU, the call waits for the GPU. Inside :func:`counting_draws` nothing is seeded.
     """
-    if is_tracing():
+    if is_counting_draws():
         return contextlib.nullcontext()
     low, high = seed.tolist()
     return seeded_by(low, high)
@@ -53,7 +53,7 @@ def seeded(seed: torch.Tensor) -> contextlib.AbstractContextManager[None]:
 
 def seeded_by(low: int, high: int) -> contextlib.AbstractContextManager[None]:
     """Seed the draws of this thread inside the block by the two words of a seed as Python ints; see :func:`seeded`."""
-    return contextlib.nullcontext() if is_tracing() else drawing_from(_Seeded((high << 32) | low))
+    return contextlib.nullcontext() if is_counting_draws() else drawing_from(_Seeded((high << 32) | low))
 
 
 @contextlib.contextmanager
@@ -153,7 +153,7 @@ class _Refusing:
 
 
 @contextlib.contextmanager
-def tracing() -> Iterator[None]:
+def counting_draws() -> Iterator[None]:
     """Count the draws inside the block from 0, for :func:`next_draw`, and make :func:`seeded` do nothing.
 
     While a graph is traced, seeds have no value yet, and nothing is drawn.
@@ -167,19 +167,19 @@ def tracing() -> Iterator[None]:
         _TRACING.draws = before
 
 
-def is_tracing() -> bool:
-    """Return whether this thread is inside :func:`tracing`."""
+def is_counting_draws() -> bool:
+    """Return whether this thread is inside :func:`counting_draws`."""
     return getattr(_TRACING, "draws", None) is not None
 
 
 def next_draw() -> int:
-    """Return the number of the next draw inside :func:`tracing`. A recomputation gets the numbers of its forward."""
+    """Return the number of the next draw of a trace. A recomputation gets the numbers of its forward."""
     return _TRACING.draws.next()
 
 
 def refused(name: str) -> contextlib.AbstractContextManager[None]:
     """Raise if the block draws from torch's generators: for functions that could not be traced beforehand."""
-    return contextlib.nullcontext() if is_tracing() else drawing_from(_Refusing(name))
+    return contextlib.nullcontext() if is_counting_draws() else drawing_from(_Refusing(name))
 
 
 def without_key(name: str, operator: str) -> str:

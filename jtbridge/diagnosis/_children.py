@@ -193,13 +193,13 @@ def _outcome(code: int, hung: bool, written: str, details: str) -> ChildOutcome:
         elif "done" in entry:
             results[entry["done"]] = entry
             running = ""
-    ending = "did not end" if hung else _described(code)
+    ending = "did not end" if hung else _ending_of(code)
     if not ending and not results:
         ending = "the process ended without a result"
     return ChildOutcome(results, running, noted, partial, ending, details)
 
 
-def _described(code: int) -> str:
+def _ending_of(code: int) -> str:
     if code >= 0:
         return f"the process ended with exit status {code}" if code else ""
     try:

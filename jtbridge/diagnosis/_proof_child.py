@@ -55,7 +55,7 @@ def _proven(file: TextIO, case: _proving.Case) -> list[tuple[str, str | None]]:
         found.append((kernel, wrong))
         write_line(file, {"found": (kernel, wrong)})
 
-    _proving.prove(case, lambda kernel: write_line(file, {"note": kernel}), add)
+    _proving.run_case(case, lambda kernel: write_line(file, {"note": kernel}), add)
     return found
 
 

@@ -64,19 +64,19 @@ class DifferentiableKernel:
         floating = [i for i, x in enumerate(primals) if jnp.issubdtype(x.dtype, jnp.floating)]
         outputs = self.forward(*primals)
 
-        def along(residuals: Sequence[Any], moved: Sequence[Any]) -> Sequence[Any]:
+        def along(residuals: Sequence[Any], directions: Sequence[Any]) -> Sequence[Any]:
             def of_floating(*xs: Any) -> tuple[Any, ...]:
                 inputs = replaced(residuals[:count], floating, xs)
                 return tuple(self.forward.reference(*inputs))[: self._results]
 
-            return jax.jvp(of_floating, tuple(residuals[i] for i in floating), tuple(moved))[1]
+            return jax.jvp(of_floating, tuple(residuals[i] for i in floating), tuple(directions))[1]
 
         def pull(residuals: Sequence[Any], cotangents: Sequence[Any]) -> Sequence[Any]:
             return self.backward(*residuals[count:], *cotangents)
 
         residuals = [*primals, *self._saved(primals, outputs)]
-        moved = linear(along, pull, residuals, [tangents[i] for i in floating])
-        return tuple(outputs[: self._results]), tuple(moved)
+        derivatives = linear(along, pull, residuals, [tangents[i] for i in floating])
+        return tuple(outputs[: self._results]), tuple(derivatives)
 
 
 differentiable_kernel_p = Primitive("differentiable_kernel")

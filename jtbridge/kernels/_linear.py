@@ -38,13 +38,13 @@ def _abstract(*operands: Any, fun: Function, transpose: Function, count: int) ->
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fun: Function, transpose: Function, count: int) -> Any:
     results = bind(linear_p, *primals, fun=fun, transpose=transpose, count=count)
-    moved = [ad.instantiate_zeros(t) for t in tangents]
+    instantiated = [ad.instantiate_zeros(t) for t in tangents]
     # The function is linear in its tangents: its derivative along them is the function itself. In the residuals it may
     # be any function, which JAX differentiates below.
-    along = bind(linear_p, *primals[:count], *moved[count:], fun=fun, transpose=transpose, count=count)
+    along = bind(linear_p, *primals[:count], *instantiated[count:], fun=fun, transpose=transpose, count=count)
     if all(type(t) is ad.Zero for t in tangents[:count]):
         return results, along
-    _, turned = jax.jvp(lambda *r: list(fun(r, primals[count:])), tuple(primals[:count]), tuple(moved[:count]))
+    _, turned = jax.jvp(lambda *r: list(fun(r, primals[count:])), tuple(primals[:count]), tuple(instantiated[:count]))
     return results, [ad.add_tangents(a, t) for a, t in zip(along, turned, strict=True)]
 
 
@@ -68,9 +68,9 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, fun: Function, transpose
     ]
 
     def batched(function: Function) -> Function:
-        def run(residuals: Sequence[Any], moved: Sequence[Any]) -> Sequence[Any]:
+        def run(residuals: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
             return jax.vmap(lambda r, t: list(function(r, t)), (saved, 0), 0, axis_size=size)(
-                list(residuals), list(moved)
+                list(residuals), list(tangents)
             )
 
         return run

@@ -134,8 +134,8 @@ def _abstract(*arrays: Any, fn: KernelPrimitive) -> list[ShapedArray]:
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: KernelPrimitive) -> tuple[Any, Any]:
-    moved = tuple(ad.instantiate_zeros(t) for t in tangents)
-    return fn(*primals), jax.jvp(lambda *xs: list(fn.reference(*xs)), tuple(primals), moved)[1]
+    instantiated = tuple(ad.instantiate_zeros(t) for t in tangents)
+    return fn(*primals), jax.jvp(lambda *xs: list(fn.reference(*xs)), tuple(primals), instantiated)[1]
 
 
 def _batch(arrays: Sequence[Any], dims: Sequence[int | None], *, fn: KernelPrimitive) -> tuple[Any, Any]:

@@ -80,7 +80,7 @@ def dtypes() -> Sequence[str]:
     return _DTYPES
 
 
-def prove(case: Case, begins: Callable[[str], None], found: Found) -> None:
+def run_case(case: Case, begins: Callable[[str], None], found: Found) -> None:
     """Run a case.
 
     Args:
@@ -104,10 +104,10 @@ def prove(case: Case, begins: Callable[[str], None], found: Found) -> None:
     with assigned((_OBSERVER, observe)), jax.default_matmul_precision("highest"):
         jax.block_until_ready(case.function(*case.arrays))
 
-        def of_moved(*moved: Any) -> Any:
-            return case.function(*replaced(case.arrays, case.wrt, moved))
+        def of_differentiated(*differentiated: Any) -> Any:
+            return case.function(*replaced(case.arrays, case.wrt, differentiated))
 
-        out, pull = jax.vjp(of_moved, *(case.arrays[i] for i in case.wrt))
+        out, pull = jax.vjp(of_differentiated, *(case.arrays[i] for i in case.wrt))
         cotangents = [normal(*y.shape, dtype=y.dtype, seed=1 + i) for i, y in enumerate(jax.tree.leaves(out))]
         jax.block_until_ready(pull(jax.tree.unflatten(jax.tree.structure(out), cotangents)))
 

@@ -105,7 +105,7 @@ def chosen(
             tuning.warn(f"`{kernel.__name__}` is not tuned: this process has no GPU")
         return default
     every = list(dict.fromkeys([default, *candidates]))
-    key = _key(kernel, chip, problem)
+    key = _key_of_problem(kernel, chip, problem)
     path = tuning.folder() / f"{kernel.__name__}-{tuning.digest(key)}.json"
     found = tuning.settled(_FOUND, key, lambda: _read(path, key, every), lambda: _tuned(path, key, every, milliseconds))
     return found or default
@@ -128,7 +128,7 @@ def _tuned(path: Path, key: Problem, candidates: Sequence[C], milliseconds: Call
     return found
 
 
-def _key(kernel: Any, chip: _chip.Chip, problem: Problem) -> dict[str, Any]:
+def _key_of_problem(kernel: Any, chip: _chip.Chip, problem: Problem) -> dict[str, Any]:
     import triton
 
     return {

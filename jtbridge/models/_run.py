@@ -14,8 +14,8 @@ from jtbridge._compat import (
     innermost,
     mark_as_parameter,
     storage_id,
-    version_of,
     without_cached_weights,
+    write_count,
 )
 from jtbridge.core.messages import warn_user
 from jtbridge.errors import ModelError, MutationError, PurityWarning
@@ -71,7 +71,7 @@ class Run:
             if found[name].kind in ("parameter", "frozen"):
                 refuse_own_class(self.__name__, name, found[name].tensor)
                 mark_as_parameter(tensor, found[name].tensor)
-        before = {name: version_of(tensor) for name, tensor in tensors.items() if tensor is not given[name]}
+        before = {name: write_count(tensor) for name, tensor in tensors.items() if tensor is not given[name]}
         memory = {name: storage_id(innermost(tensor)) for name, tensor in given.items()}
         stale = Stale()
         module = bound(self.module, found, {**given, **tensors}, added, stale)
@@ -108,7 +108,7 @@ class Run:
             name: entry.tensor
             for name, entry in after.items()
             if entry.tensor is not tensors.get(name, given.get(name))
-            or (name in before and version_of(entry.tensor) != before[name])
+            or (name in before and write_count(entry.tensor) != before[name])
         }
         self._check_changed(changed, found, params, given.keys() - after.keys())
         for name, entry in after.items():

@@ -15,7 +15,7 @@ import torch
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jtbridge.core.convert import to_numpy
+from jtbridge.core.convert import to_canonical_numpy
 from jtbridge.core.dtypes import canonical_dtype
 from jtbridge.core.messages import warn_user
 from jtbridge.errors import ArgumentError, ShardingError, ShardingWarning
@@ -332,7 +332,7 @@ def _with_auto_axes(mesh: Mesh) -> Mesh:
 
 def _as_numpy(value: Any) -> np.ndarray:
     if isinstance(value, torch.Tensor):
-        return to_numpy(value)
+        return to_canonical_numpy(value)
     array = np.asarray(value)
     return np.array(array, canonical_dtype(array.dtype))
 

@@ -69,6 +69,6 @@ def tangents_out(
     outs = differentiable(fn.out_types)
     if wrt and outs:
         check_differentiable(fn, wrt, again=True)
-        moved = differential(fn, wrt, args, [tangents[i] for i in wrt], backend=backend)
-        return replaced(out, outs, moved)
+        derivatives = differential(fn, wrt, args, [tangents[i] for i in wrt], backend=backend)
+        return replaced(out, outs, derivatives)
     return out

@@ -29,8 +29,8 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction, 
         check_differentiable(fn, wrt, again=True)
         results, saved, backward = _forward(primals, fn, wrt, outs, backend)
         differentiated = [tangents[i] for i in wrt]
-        moved = differential(fn, wrt, primals, differentiated, backend=backend, saved=saved, backward=backward)
-        return results, [moved[outs.index(o)] if o in outs else zero for o, zero in enumerate(zero_tangents(results))]
+        derivatives = differential(fn, wrt, primals, differentiated, backend=backend, saved=saved, backward=backward)
+        return results, replaced(zero_tangents(results), outs, derivatives)
     results = torch_call(*primals, fn=fn, backend=backend)
     return results, tangents_out(fn, results, primals, tangents, backend)
 
@@ -70,7 +70,7 @@ def _linearize(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: TorchF
 
     def linearized(residuals: Sequence[Any], *tangents: Any) -> list[Any]:
         count = len(primals)
-        moved = differential(
+        derivatives = differential(
             fn,
             wrt,
             residuals[:count],
@@ -79,7 +79,7 @@ def _linearize(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: TorchF
             saved=residuals[count:],
             backward=backward,
         )
-        return replaced(zeros, outs, moved)
+        return replaced(zeros, outs, derivatives)
 
     return results, [o in outs for o in range(len(results))], [*primals, *saved], linearized
 

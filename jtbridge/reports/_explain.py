@@ -308,9 +308,9 @@ def _runners(wrapped: Wrapped, platform: str, traced: TracedFunction) -> list[tu
             continue
         choices = [(fn, choose_runner(fn, lowered, platform)) for fn, lowered in islands_in(translate(function))]
         shown = [(fn, choice) for fn, choice in choices if choice.in_torch or choice.measured]
-        counts = collections.Counter((_key(fn), choice.in_torch) for fn, choice in shown)
+        counts = collections.Counter((_operators_and_types(fn), choice.in_torch) for fn, choice in shown)
         for fn, choice in shown:
-            operators, inputs, results = key = _key(fn)
+            operators, inputs, results = key = _operators_and_types(fn)
             report = IslandReport(
                 operator=island_of(fn).operator,
                 operators=operators,
@@ -326,7 +326,7 @@ def _runners(wrapped: Wrapped, platform: str, traced: TracedFunction) -> list[tu
     return list(found.values())
 
 
-def _key(fn: TorchFunction) -> tuple[tuple[str, ...], tuple[ArrayType, ...], tuple[ArrayType, ...]]:
+def _operators_and_types(fn: TorchFunction) -> tuple[tuple[str, ...], tuple[ArrayType, ...], tuple[ArrayType, ...]]:
     return tuple(map(str, island_of(fn).operators)), fn.in_types, fn.out_types
 
 

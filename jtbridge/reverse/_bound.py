@@ -18,7 +18,7 @@ from jtbridge.core.pytree import in_order
 from jtbridge.errors import ArgumentError, DTypeError
 
 from ._arguments import Arguments, split
-from ._jax_function import JaxFunction, Types, in_own_memory, record, types_of
+from ._jax_function import JaxFunction, Types, in_own_memory, store, types_of
 from ._operator import call, tensor_types
 
 _MOST_SIGNATURES = 128  # flat functions that one torch function keeps
@@ -48,7 +48,7 @@ class BoundFunction(JaxFunction):
         leaves, tree = jax.tree.flatten(in_order(self._user_function(*args, **kwargs)))
         for leaf in leaves:
             _check_result(leaf, self.name)
-        record(self._trees, types_of(arrays), tree)
+        store(self._trees, types_of(arrays), tree)
         return in_own_memory([jnp.asarray(leaf) for leaf in leaves])
 
 

@@ -106,7 +106,7 @@ class JaxFunction:
 
     def result_types(self, types: Types) -> Types:
         """Return the shapes and dtypes of the results for arguments of some types."""
-        return _recorded(self._types, types, lambda: self._inferred(types))
+        return _cached(self._types, types, lambda: self._inferred(types))
 
     def vjp(self, wrt: tuple[int, ...], outs: tuple[int, ...]) -> JaxFunction:
         """Return the function ``(*arguments, *cotangents of outs) -> gradients of wrt``, in torch's convention."""
@@ -158,16 +158,16 @@ class JaxFunction:
         return contextlib.nullcontext() if same else jax.enable_x64(self.x64)
 
 
-def _recorded(table: dict[Any, Value], key: Any, make: Callable[[], Value]) -> Value:
-    """Return the entry of a cache for a key. Make it if it is missing; `record` then drops the oldest entries."""
+def _cached(table: dict[Any, Value], key: Any, make: Callable[[], Value]) -> Value:
+    """Return the entry of a cache for a key. Make it if it is missing; `store` then drops the oldest entries."""
     found = table.get(key)
     if found is None:
         found = make()
-        record(table, key, found)
+        store(table, key, found)
     return found
 
 
-def record(table: dict[Any, Value], key: Any, value: Value) -> None:
+def store(table: dict[Any, Value], key: Any, value: Value) -> None:
     """Set an entry of a table, and drop the oldest one if the table is full."""
     with _LOCK:
         if len(table) >= _MOST_TYPES and key not in table:

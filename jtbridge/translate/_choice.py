@@ -92,7 +92,7 @@ def _batches(fn: TorchFunction) -> list[Vmap]:
 
 def _times(fn: TorchFunction, lowered: ClosedJaxpr, measures: bool) -> Times | None:
     """Return the times that were measured for an operator; None if there are none."""
-    key = _key(fn)
+    key = _key_of_times(fn)
     path = tuning.folder() / f"{key['operator']}-{tuning.digest(key)}.json"
 
     def measured() -> Times | None:
@@ -116,7 +116,7 @@ def _measured(fn: TorchFunction, lowered: ClosedJaxpr, path: Path, key: tuning.K
     return times
 
 
-def _key(fn: TorchFunction) -> dict[str, Any]:
+def _key_of_times(fn: TorchFunction) -> dict[str, Any]:
     """Return all values on which the times of an operator depend.
 
     Shapes are exact. Both libraries choose algorithms by them, and a program has few: it is compiled for its shapes,

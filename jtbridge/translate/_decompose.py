@@ -35,7 +35,7 @@ def decomposition(node: fx.Node) -> fx.GraphModule:
     if _KEY not in node.meta:
         plain = plain_arguments(node, lambda x: x.meta["val"])
         name = node.target.name()  # type: ignore[union-attr]
-        node.meta[_KEY] = _of_chain(name, *map(_described, plain[0])) if name in FUSABLE_FUNCTIONS else _of(node, plain)
+        node.meta[_KEY] = _of_chain(name, *map(_like, plain[0])) if name in FUSABLE_FUNCTIONS else _of(node, plain)
     return node.meta[_KEY]
 
 
@@ -58,12 +58,12 @@ def batched_decomposition(node: fx.Node, size: int, batched: Sequence[bool]) -> 
     def over_batch(*args: Any, **kwargs: Any) -> Any:
         return torch.vmap(row, tree.unflatten(dims))(args, kwargs)
 
-    return _traced(over_batch, tree.unflatten(whole))
+    return _graph_of(over_batch, tree.unflatten(whole))
 
 
 def _of(node: fx.Node, plain: Any) -> fx.GraphModule:
     """Return the graph of a node's decomposition, whose nodes get the origin of the node."""
-    module = _traced(_decomposition_of(node.target), plain)  # type: ignore[arg-type]
+    module = _graph_of(_decomposition_of(node.target), plain)  # type: ignore[arg-type]
     draws = 0
     for inner in module.graph.nodes:
         notes = {**origin(node), **{key: value for key, value in origin(inner).items() if key == "launch"}}
@@ -84,7 +84,7 @@ class _Like:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
 
 
-def _described(value: Any) -> Any:
+def _like(value: Any) -> Any:
     return _Like(tuple(value.shape), value.stride(), value.dtype) if isinstance(value, torch.Tensor) else value
 
 
@@ -92,7 +92,7 @@ def _described(value: Any) -> Any:
 def _of_chain(name: str, *arguments: Any) -> fx.GraphModule:
     """Return the graph of a fused chain. It is cached because a model has many equal chains."""
     plain = [value.tensor() if isinstance(value, _Like) else value for value in arguments]
-    module = _traced(FUSABLE_FUNCTIONS[name], (plain, {}))
+    module = _graph_of(FUSABLE_FUNCTIONS[name], (plain, {}))
     for inner in module.graph.nodes:
         inner.meta.pop("custom", None)  # the origin of the chain that was traced first
     return module
@@ -104,7 +104,7 @@ def tensor_inputs(node: fx.Node) -> list[fx.Node]:
     return [leaf for leaf in leaves if isinstance(leaf, fx.Node) and isinstance(leaf.meta["val"], torch.Tensor)]
 
 
-def _traced(function: Callable | None, plain: Any) -> fx.GraphModule:
+def _graph_of(function: Callable | None, plain: Any) -> fx.GraphModule:
     """Return the graph of a function whose inputs are the tensors in the arguments `plain`."""
     assert function is not None
     filled, tree = jax.tree.flatten(plain, is_leaf=lambda x: x is None)

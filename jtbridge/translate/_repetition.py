@@ -271,7 +271,7 @@ def _repetition(graph: _Graph, start: int, period: int, count: int) -> Repetitio
     if last - first + 1 < _FEWEST_BLOCKS:
         return None
     start, count = start + first * period, last - first + 1
-    return _described(graph, start, period, arguments[first : last + 1], origins[first + 1])
+    return _of_blocks(graph, start, period, arguments[first : last + 1], origins[first + 1])
 
 
 # Where an argument comes from: the position in its own block, minus one minus the position in the block before,
@@ -317,7 +317,7 @@ def _is_inside(place: _Origin) -> bool:
     return isinstance(place, int) and place >= 0
 
 
-def _described(
+def _of_blocks(
     graph: _Graph, start: int, period: int, arguments: Sequence[Sequence[fx.Node]], origins: Sequence[_Origin]
 ) -> Repetition | None:
     """Return equal blocks with their inputs and results; None if a value that crosses a block's border is no tensor."""

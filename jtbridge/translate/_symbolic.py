@@ -65,7 +65,7 @@ def symbolic_program(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) ->
     Raises:
         TranslationError: the function cannot be translated, or only for some sizes.
     """
-    module, environment, symbols = _traced(traced, shapes)
+    module, environment, symbols = _graph_of(traced, shapes)
     _refuse_assumptions(traced, environment, symbols.values())
     reason = obstacle(module)
     if reason is not None:
@@ -91,7 +91,7 @@ def _refuse_assumptions(traced: TracedFunction, environment: Any, symbols: Itera
         )
 
 
-def _traced(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> tuple[fx.GraphModule, Any, dict[Any, Any]]:
+def _graph_of(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> tuple[fx.GraphModule, Any, dict[Any, Any]]:
     """Return the graph, the environment with torch's assumptions, and torch's symbol for each symbol of JAX."""
     sizes = [
         [(hint, not isinstance(size, int)) for hint, size in zip(type_.shape, shape, strict=True)]

@@ -89,8 +89,8 @@ def tangents_out(
     wrt = nonzero_inputs(fn.in_types, [not is_zero(t) for t in tangents])
     outs = differentiable(fn.out_types)
     if wrt and outs:
-        moved = _differential(fn, wrt, args, token, [tangents[i] for i in wrt])
-        return replaced(out, outs, moved)
+        derivatives = _differential(fn, wrt, args, token, [tangents[i] for i in wrt])
+        return replaced(out, outs, derivatives)
     return out
 
 
@@ -142,7 +142,7 @@ def _by_kept_graph(
         outputs = [graph.outputs[o] for o in of.outs]
         tangents = [copied_tensor(dx) for dx in tangents_in]
         try:
-            moved = _by_two_pullbacks(graph, of, tangents, extra)
+            dys = _by_two_pullbacks(graph, of, tangents, extra)
         except RuntimeError as error:
             # Torch may fail to differentiate a gradient that it computes, such as that of a sparse CSR tensor.
             is_refusal = isinstance(error, DifferentiationError) and not isinstance(error, DetachedBackwardError)
@@ -151,14 +151,14 @@ def _by_kept_graph(
             found = product_by_rows(graph, of, tangents, extra)
             if found is None:
                 raise
-            moved = found
+            dys = found
     # The gradient of a norm at zero is 0, and its derivative is NaN.
-    if have_nan(moved) and not have_nan([*outputs, *tangents]):
+    if have_nan(dys) and not have_nan([*outputs, *tangents]):
         rows = product_by_rows(graph, of, tangents, extra)
-        moved = moved if rows is None else without_nan(moved, rows)
+        dys = dys if rows is None else without_nan(dys, rows)
     sizes = [tangents[0].shape[axis] for axis in extra]
-    results = [dy.to(y.dtype).reshape(with_axes(y.shape, extra, sizes)) for dy, y in zip(moved, outputs, strict=True)]
-    del moved
+    results = [dy.to(y.dtype).reshape(with_axes(y.shape, extra, sizes)) for dy, y in zip(dys, outputs, strict=True)]
+    del dys
     return exported(results, like, of)
 
 
@@ -316,13 +316,13 @@ def _pullback_linearize(
     *results, token = eager_pullback_p.bind(
         *primals, fn=fn, count=count, levels=levels, keep=tuple(sorted({*keep, *wrt})), batch=batch
     )
-    _, moved, residuals, apply = linearized(fn, wrt, results, token, args)
+    _, nonzero_outs, residuals, apply = linearized(fn, wrt, results, token, args)
     zero = zero_tangents([token])
 
     def with_token(saved: Sequence[Any], *tangents: Any) -> list[Any]:
         return [*apply(saved, *_without(tangents, count)), *zero]
 
-    return [*results, token], [*moved, False], residuals, with_token
+    return [*results, token], [*nonzero_outs, False], residuals, with_token
 
 
 def _without(items: Sequence[Any], position: int) -> list[Any]:

@@ -96,9 +96,9 @@ def _forward_linearize(
     del is_vjp
     also = nonzero_inputs(fn.in_types, nonzeros)
     *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=tuple(sorted({*wrt, *also})), batch=batch)
-    _, moved, residuals, apply = linearized(fn, also, results, token, primals)
+    _, nonzero_outs, residuals, apply = linearized(fn, also, results, token, primals)
     zero = zero_tangents([token])
-    return [*results, token], [*moved, False], residuals, lambda saved, *ts: [*apply(saved, *ts), *zero]
+    return [*results, token], [*nonzero_outs, False], residuals, lambda saved, *ts: [*apply(saved, *ts), *zero]
 
 
 # Each row of a differentiated input has a gradient of its own, so every differentiated input gets the batch axis.

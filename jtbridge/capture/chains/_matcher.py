@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from jtbridge._compat import version_of
+from jtbridge._compat import write_count
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # the dtypes that the kernels take
 
@@ -53,7 +53,7 @@ def _condition(x: torch.Tensor) -> Any:
 
     ``detach_`` and an ``autograd.Function`` can change the history of a tensor.
     """
-    return version_of(x), x.grad_fn, x.requires_grad
+    return write_count(x), x.grad_fn, x.requires_grad
 
 
 class Matcher:

@@ -37,7 +37,7 @@ _ENDS: dict[str, tuple[Callable[..., Match], ...]] = {
         _centered_norm.rounded,
         _rms_norm.rounded_last,
         _rms_norm.unscaled_rounded,
-        _rope.in_float32,
+        _rope.through_float32,
         _rope.complex_rounded,
     ),
 }

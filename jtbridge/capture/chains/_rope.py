@@ -106,7 +106,7 @@ def embedded(matcher: Matcher, out: torch.Tensor, plain: Any, turned: Any) -> Ma
     return lambda: rope(x, cos, sin, False, interleaved, True, True)
 
 
-def in_float32(matcher: Matcher, out: torch.Tensor, total: Any) -> Match:
+def through_float32(matcher: Matcher, out: torch.Tensor, total: Any) -> Match:
     """Match the chain for an x in half precision that is converted to float32, before it is turned or after."""
     plain, rotated, sin = _sum(matcher, total)
     if after := matcher.sees(rotated, "cast"):

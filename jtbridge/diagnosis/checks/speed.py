@@ -30,14 +30,14 @@ def _timed(name: str, backend: str) -> Sequence[Finding]:
     if not status.available:
         return [Finding(_GROUP, name, NOTE, f"not timed: {status.reason}")]
     run = jax.jit(jtbridge.wrap(_function, backend=backend))
-    return [Finding(_GROUP, name, OK, _described(lambda x: jax.block_until_ready(run(x)), jnp.ones))]
+    return [Finding(_GROUP, name, OK, _times(lambda x: jax.block_until_ready(run(x)), jnp.ones))]
 
 
 def _torch() -> Sequence[Finding]:
-    return [Finding(_GROUP, "torch itself", OK, _described(_function, torch.ones) + ", on the CPU")]
+    return [Finding(_GROUP, "torch itself", OK, _times(_function, torch.ones) + ", on the CPU")]
 
 
-def _described(run: Callable[[Any], Any], ones: Callable[[int], Any]) -> str:
+def _times(run: Callable[[Any], Any], ones: Callable[[int], Any]) -> str:
     times = [f"{_microseconds(run, ones(size)):.0f} us for {size} floats" for size in _SIZES]
     return f"tanh(x) * x takes {' and '.join(times)}"
 

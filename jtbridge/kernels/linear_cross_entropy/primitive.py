@@ -67,50 +67,50 @@ def _abstract(*arrays: Any, summed: bool, options: Options) -> ShapedArray:
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, summed: bool, options: Options) -> tuple[Any, Any]:
     wanted = [type(t) is not ad.Zero for t in tangents[:3]]
-    moved = [t for t, w in zip(tangents, wanted, strict=False) if w]
-    if not moved:
+    dxs = [t for t, w in zip(tangents, wanted, strict=False) if w]
+    if not dxs:
         result = bind(*primals, summed=summed, options=options)
         return result, jnp.zeros_like(result)
     rule = _jvp_of_sum if summed else _jvp_of_each
-    return rule(primals, moved, wanted, options)
+    return rule(primals, dxs, wanted, options)
 
 
-def _jvp_of_sum(primals: Sequence[Any], moved: Sequence[Any], wanted: list[bool], options: Options) -> tuple[Any, Any]:
+def _jvp_of_sum(primals: Sequence[Any], dxs: Sequence[Any], wanted: list[bool], options: Options) -> tuple[Any, Any]:
     hidden, weight, bias, labels = primals
-    dtypes = [t.dtype for t in moved]
+    dtypes = [t.dtype for t in dxs]
     result, grads = chunks.sum_and_gradients(hidden, weight, bias, labels, options, wanted)
 
-    def along(grads: Sequence[Any], moved: Sequence[Any]) -> list[Any]:
-        parts = [jnp.vdot(g.astype(jnp.float32), t.astype(jnp.float32)) for g, t in zip(grads, moved, strict=True)]
+    def along(grads: Sequence[Any], dxs: Sequence[Any]) -> list[Any]:
+        parts = [jnp.vdot(g.astype(jnp.float32), t.astype(jnp.float32)) for g, t in zip(grads, dxs, strict=True)]
         return [sum(parts[1:], parts[0])]
 
     def pull(grads: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         (ct,) = cotangents
         return [(ct * g.astype(jnp.float32)).astype(d) for g, d in zip(grads, dtypes, strict=True)]
 
-    return result, linear(along, pull, grads, moved)[0]
+    return result, linear(along, pull, grads, dxs)[0]
 
 
-def _jvp_of_each(primals: Sequence[Any], moved: Sequence[Any], wanted: list[bool], options: Options) -> tuple[Any, Any]:
+def _jvp_of_each(primals: Sequence[Any], dxs: Sequence[Any], wanted: list[bool], options: Options) -> tuple[Any, Any]:
     hidden, weight, bias, labels = primals
-    dtypes = [t.dtype for t in moved]
+    dtypes = [t.dtype for t in dxs]
     result, lse = chunks.losses(hidden, weight, bias, labels, options)
 
-    def along(residuals: Sequence[Any], moved: Sequence[Any]) -> list[Any]:
+    def along(residuals: Sequence[Any], dxs: Sequence[Any]) -> list[Any]:
         def of_wanted(*xs: Any) -> jax.Array:
             given = iter(xs)
             hidden, weight, bias = (next(given) if w else r for w, r in zip(wanted, residuals, strict=False))
             return chunks.losses(hidden, weight, bias, residuals[3], options)[0]
 
         at = tuple(r for w, r in zip(wanted, residuals, strict=False) if w)
-        return [jax.jvp(of_wanted, at, tuple(moved))[1]]
+        return [jax.jvp(of_wanted, at, tuple(dxs))[1]]
 
     def pull(residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         hidden, weight, bias, labels, lse = residuals
         grads = chunks.gradients(hidden, weight, bias, labels, lse, cotangents[0], options, wanted)
         return [g.astype(d) for g, d in zip(grads, dtypes, strict=True)]
 
-    return result, linear(along, pull, [*primals, lse], moved)[0]
+    return result, linear(along, pull, [*primals, lse], dxs)[0]
 
 
 def _batch(arrays: Sequence[Any], dims: Sequence[int | None], *, summed: bool, options: Options) -> tuple[Any, Any]:
