@@ -11,9 +11,10 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from jtbridge._compat import OpOverload, schema_of
+from jtbridge._compat import OpOverload
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.imports import import_whole
+from jtbridge.core.writes import returns_view
 
 from ._data_dependent import is_data_dependent
 from ._graph_function import GraphFunction, ready_to_run
@@ -172,9 +173,7 @@ def outputs_of(graph_module: fx.GraphModule) -> list[Any]:
 def _is_view(node: fx.Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
-    returns = schema_of(node.target).returns
-    alias = returns[0].alias_info if len(returns) == 1 else None
-    is_view = (alias is not None and not alias.is_write) or node.target is torch.ops.aten.reshape.default
+    is_view = returns_view(node.target) or node.target is torch.ops.aten.reshape.default
     is_view = is_view and not any(map(is_data_dependent, node.all_input_nodes))
     others = [arg for arg in (*node.args[1:], *node.kwargs.values()) if isinstance(arg, fx.Node)]
     return is_view and not others and isinstance(node.args[0], fx.Node)

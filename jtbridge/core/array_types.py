@@ -11,7 +11,7 @@ import torch
 
 from jtbridge.errors import ArgumentError
 
-from .dtypes import is_differentiable
+from .dtypes import is_differentiable, numpy_dtype
 from .positions import replaced
 
 Tensors = tuple[torch.Tensor, ...]
@@ -27,6 +27,11 @@ class ArrayType:
     @property
     def differentiable(self) -> bool:
         return is_differentiable(self.dtype)
+
+
+def array_type(tensor: torch.Tensor, what: str = "a tensor") -> ArrayType:
+    """Return the type of an array with a tensor's shape and dtype; `what` names the tensor in the error."""
+    return ArrayType(tuple(tensor.shape), numpy_dtype(tensor.dtype, what))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Arguments that a torch operator writes to."""
+"""Arguments that a torch operator writes to, and results that are views of arguments."""
 
 from __future__ import annotations
 
@@ -29,3 +29,10 @@ def written_arguments(fn: OpOverload) -> tuple[tuple[int, str], ...]:
         for position, argument in enumerate(schema_of(fn).arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
+
+
+def returns_view(fn: OpOverload) -> bool:
+    """Return whether an operator has one result, which by its schema is a view of an argument."""
+    returns = schema_of(fn).returns
+    alias = returns[0].alias_info if len(returns) == 1 else None
+    return alias is not None and not alias.is_write

@@ -13,7 +13,7 @@ from ._padded_embedding import PADDED
 from ._rows import RowAxes, row_axes, with_rows
 from ._vjp import Vjp
 from ._vmap import Vmap, of_results, unbatched
-from ._vmap_guard import SetGuard, VmapGuard
+from ._vmap_guard import SetGuard
 
 __all__ = [
     "FUSED",
@@ -26,7 +26,6 @@ __all__ = [
     "SetGuard",
     "Vjp",
     "Vmap",
-    "VmapGuard",
     "conjugate",
     "have_nan",
     "of_results",

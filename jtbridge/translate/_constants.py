@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 import torch
 
 from jtbridge._compat import outermost_trace, writes
 from jtbridge.capture import large_constants, lift_constants, with_places_for
-from jtbridge.core.array_types import ArrayType
+from jtbridge.core.array_types import array_type
 from jtbridge.core.convert import to_jax
-from jtbridge.core.dtypes import numpy_dtype
 from jtbridge.core.functions import TracedFunction
 from jtbridge.errors import TranslationError
 
@@ -47,7 +45,7 @@ def with_constants(traced: TracedFunction) -> TracedFunction:
         if islands == "faster" and (reason := obstacle(module)) is not None:
             return _untranslatable(traced, TranslationError(f"`{traced.name}`: {reason}"))
     constants = large_constants(module)
-    types = tuple(ArrayType(tuple(t.shape), np.dtype(numpy_dtype(t.dtype, "a constant"))) for t in constants)
+    types = tuple(array_type(t, "a constant") for t in constants)
     first = traced.first_constant
     in_types = (*traced.in_types[:first], *types, *traced.in_types[first:])
     lifted = dataclasses.replace(

@@ -21,7 +21,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import torch
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun, subjaxprs
@@ -37,7 +36,7 @@ from jtbridge._compat import (
     torch_batches,
 )
 from jtbridge.capture import GraphFunction, draws, probe_vmap
-from jtbridge.core.array_types import ArrayType, Tensors
+from jtbridge.core.array_types import Tensors, array_type
 from jtbridge.core.context_variables import assigned
 from jtbridge.core.dtypes import numpy_dtype, torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
@@ -385,7 +384,3 @@ def is_array(value: Any) -> bool:
     except DTypeError:
         return False
     return all(isinstance(size, int) for size in (*value.shape, *value.stride()))
-
-
-def array_type(value: torch.Tensor) -> ArrayType:
-    return ArrayType(tuple(value.shape), np.dtype(numpy_dtype(value.dtype, "a tensor")))

@@ -11,10 +11,11 @@ import torch
 from jax.extend.core import jaxpr_as_fun
 from torch import fx
 
-from jtbridge._compat import OpOverload, overload_name, schema_of
+from jtbridge._compat import OpOverload, overload_name
 from jtbridge.capture import aten_graph, origin
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.positions import replaced
+from jtbridge.core.writes import returns_view
 from jtbridge.errors import TranslationError
 from jtbridge.transforms import Jvp, Vjp, unbatched
 
@@ -81,9 +82,7 @@ def _is_linear(node: fx.Node, reached: dict[fx.Node, None]) -> bool:
     differentiated = {i for i, arg in enumerate(node.args) if any(x in reached for x in _nodes_in(arg))}
     if not isinstance(node.target, OpOverload) or any(x in reached for x in _nodes_in(list(node.kwargs.values()))):
         return False
-    returns = schema_of(node.target).returns
-    alias = returns[0].alias_info if len(returns) == 1 else None
-    if alias is not None and not alias.is_write:  # a view
+    if returns_view(node.target):
         return differentiated == {0}
     if overload_name(node.target) in ("Tensor_mode", "Scalar_mode", "reduce", "value_reduce"):
         return False  # a rounded quotient, or a scatter that multiplies

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from jtbridge._compat import OpOverload, schema_of
+from jtbridge._compat import OpOverload
 from jtbridge.capture import draws, from_bytes, is_data_dependent, origin, to_bytes
+from jtbridge.core.array_types import array_type
 from jtbridge.core.functions import TracedFunction
+from jtbridge.core.writes import written_arguments
 from jtbridge.errors import TranslationError
 
-from ._islands import Island, array_type, bind, can_be_laid_out, graph_inputs, is_array, tensor_of
+from ._islands import Island, bind, can_be_laid_out, graph_inputs, is_array, tensor_of
 
 _BY_STRIDES = ("as_strided", "_reshape_alias", "resize")
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
@@ -163,9 +165,7 @@ def _ineligible_reason(part: Sequence[fx.Node], inputs: Sequence[fx.Node], resul
         name = f"operator `{target}`"
         if not isinstance(target, OpOverload) or target.namespace == "jtbridge":
             return f"{name} takes functions"
-        if any(
-            argument.alias_info is not None and argument.alias_info.is_write for argument in schema_of(target).arguments
-        ):
+        if written_arguments(target):
             return f"{name} writes to its arguments"
         if draws(target, node.args, node.kwargs):
             return f"{name} draws random numbers"

@@ -22,8 +22,9 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from jtbridge._compat import OpOverload, schema_of
+from jtbridge._compat import OpOverload
 from jtbridge.capture import from_bytes, origin
+from jtbridge.core.writes import returns_view
 
 _FEWEST_BLOCKS = 3
 _FEWEST_SAVED = 24  # nodes that need not be translated, because they are in a later block
@@ -118,11 +119,7 @@ def _scheduled(nodes: Sequence[fx.Node], constants: Mapping[fx.Node, Any]) -> li
 def _is_view(node: fx.Node) -> bool:
     if node.target in (from_bytes, operator.getitem, torch.ops.aten.reshape.default):
         return True
-    if not isinstance(node.target, OpOverload):
-        return False
-    returns = schema_of(node.target).returns
-    alias = returns[0].alias_info if len(returns) == 1 else None
-    return alias is not None and not alias.is_write
+    return isinstance(node.target, OpOverload) and returns_view(node.target)
 
 
 class _Graph:

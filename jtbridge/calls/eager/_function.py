@@ -21,7 +21,7 @@ from jtbridge._compat import (
     storage_id,
 )
 from jtbridge.core import random_numbers
-from jtbridge.core.array_types import ArrayType, OutputTree, Tensors, as_tensor, is_array_leaf, to_bytes
+from jtbridge.core.array_types import ArrayType, OutputTree, Tensors, array_type, as_tensor, is_array_leaf, to_bytes
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from jtbridge.core.functions import TorchFunction, TraceCache, TracedFunction
 from jtbridge.core.inner_autograd import HOOKING, creates_graph, runs_autograd
@@ -177,7 +177,8 @@ class EagerFunction(TorchFunction):
         self._statics = leaves
         for i in self._positions:
             self._statics[i] = None
-        self._out_types = tuple(array_type(array) for array in arrays)  # under torch.vmap, the types of one row
+        # Under torch.vmap, these are the types of one row.
+        self._out_types = tuple(array_type(array, "a result") for array in arrays)
         return tuple(arrays)
 
     def _result(self, number: int, leaf: Any) -> torch.Tensor:
@@ -205,11 +206,6 @@ class EagerFunction(TorchFunction):
             return out
         names = [self.argument_names[i] for i in self.mutated]
         return out, dict(zip(names, arrays[count:], strict=True))
-
-
-def array_type(tensor: torch.Tensor) -> ArrayType:
-    """Return the type of the array that a result becomes."""
-    return ArrayType(tuple(tensor.shape), numpy_dtype(tensor.dtype, "a result"))
 
 
 @dataclasses.dataclass(frozen=True)
