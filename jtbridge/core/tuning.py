@@ -109,10 +109,10 @@ def digest(key: Key) -> str:
     return hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:24]
 
 
-def settled(
+def known_or_tuned(
     found: dict[str, T | None], key: Key, read: Callable[[], T | None], tune: Callable[[], T | None]
 ) -> T | None:
-    """Return the result of a key, which it keeps in this process; None if it was not tuned.
+    """Return the result for a key: of this process, of its file, or measured now; None if there is none.
 
     Args:
         found: the results of this process by the digests of their keys; None for a key without a usable file. The

@@ -107,7 +107,9 @@ def chosen(
     every = list(dict.fromkeys([default, *candidates]))
     key = _key_of_problem(kernel, chip, problem)
     path = tuning.folder() / f"{kernel.__name__}-{tuning.digest(key)}.json"
-    found = tuning.settled(_FOUND, key, lambda: _read(path, key, every), lambda: _tuned(path, key, every, milliseconds))
+    found = tuning.known_or_tuned(
+        _FOUND, key, lambda: _read(path, key, every), lambda: _tuned(path, key, every, milliseconds)
+    )
     return found or default
 
 

@@ -45,12 +45,12 @@ def _forward(
     translated = will_translate(fn, backend)
     if fn.base.batched and not translated:  # the graphs of a split are of this number of rows
         return torch_call(*primals, fn=fn, backend=backend), [], None
-    kept = split(fn, wrt, outs, translated=translated)
-    if not isinstance(kept, Split):
+    parts = split(fn, wrt, outs, translated=translated)
+    if not isinstance(parts, Split):
         return torch_call(*primals, fn=fn, backend=backend), [], None
-    everything = bind(torch_forward_p, *primals, fn=fn, forward=kept.forward, backend=backend)
+    everything = bind(torch_forward_p, *primals, fn=fn, forward=parts.forward, backend=backend)
     available = [*primals, *everything]
-    return everything[: len(fn.out_types)], [available[source] for source in kept.sources], kept.backward
+    return everything[: len(fn.out_types)], [available[source] for source in parts.sources], parts.backward
 
 
 # linearize, vjp, grad:  (y, r) = f_forward(x)  and the linear map dx -> Df(x) dx, whose transpose uses x and r.

@@ -343,8 +343,8 @@ def _of_blocks(
     draws = _draws(blocks)
     if draws is None:
         return None
-    ways = [np.sign(graph.position[x.nodes[-1]] - graph.position[x.nodes[0]]) for x in inputs]
-    return Repetition(blocks, tuple(inputs), tuple(uses), results, draws, bool(np.sum(ways) < 0))
+    orders = [np.sign(graph.position[x.nodes[-1]] - graph.position[x.nodes[0]]) for x in inputs]
+    return Repetition(blocks, tuple(inputs), tuple(uses), results, draws, bool(np.sum(orders) < 0))
 
 
 def _draws(blocks: Sequence[Sequence[fx.Node]]) -> dict[Draw, tuple[Draw, ...]] | None:

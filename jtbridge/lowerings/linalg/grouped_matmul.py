@@ -54,12 +54,12 @@ def _rows(x: jax.Array, matrices: jax.Array, ends: jax.Array, *, transposed: boo
     If `transposed`, the matrices are given as ``matrices[group, n, k]``. A loop over transposes would write out all of
     them first.
     """
-    ways = {"cpu": rows_by_blocks, "default": rows_by_ragged_dot}
-    ways = {platform: functools.partial(way, transposed=transposed) for platform, way in ways.items()}
+    by_platform = {"cpu": rows_by_blocks, "default": rows_by_ragged_dot}
+    by_platform = {platform: functools.partial(rows, transposed=transposed) for platform, rows in by_platform.items()}
 
     @jax.custom_batching.sequential_vmap
     def run(x: jax.Array, matrices: jax.Array, ends: jax.Array) -> jax.Array:
-        product = lax.platform_dependent(x, matrices, jnp.diff(ends, prepend=0), **ways)
+        product = lax.platform_dependent(x, matrices, jnp.diff(ends, prepend=0), **by_platform)
         return jnp.where((jnp.arange(x.shape[0]) < ends[-1])[:, None], product, 0)
 
     return run(x, matrices, ends)
