@@ -331,9 +331,15 @@ def test_what_the_kernels_do_not_take_goes_jnps_way():
     ("keywords", "message"),
     [
         ({"query": jnp.zeros((3, 4))}, r"`query` has shape \(3, 4\), expected \[batch, heads, length, head size\]"),
-        ({"key": jnp.zeros((2, 2, 3, 4))}, r"`key` has shape \(2, 2, 3, 4\), which does not fit `query`"),
-        ({"value": jnp.zeros((1, 2, 5, 4))}, r"`value` has shape \(1, 2, 5, 4\), which does not fit `key`"),
-        ({"query": jnp.zeros((1, 3, 3, 4))}, "`query` has 3 heads, which is no multiple of the 2 of `key`"),
+        (
+            {"key": jnp.zeros((2, 2, 3, 4))},
+            r"`key` has shape \(2, 2, 3, 4\), expected \(1, heads, length, 4\) for `query`",
+        ),
+        (
+            {"value": jnp.zeros((1, 2, 5, 4))},
+            r"`value` has shape \(1, 2, 5, 4\), expected that of `key`, \(1, 2, 3, 4\), but",
+        ),
+        ({"query": jnp.zeros((1, 3, 3, 4))}, "`query` has 3 heads, expected a multiple of the 2 heads of `key`"),
         ({"mask": jnp.zeros((2, 3))}, r"`mask` has shape \(2, 3\), expected one that broadcasts to \(1, 2, 3, 3\)"),
         ({"mask": jnp.zeros(3, int)}, "`mask` is int32, expected bool"),
         ({"window": (1, -1)}, r"`window` is \(1, -1\), expected two counts"),
@@ -341,7 +347,7 @@ def test_what_the_kernels_do_not_take_goes_jnps_way():
         ({"window": 3}, "`window` is 3, expected two counts"),
         (
             {"key": jnp.zeros((1, 0, 3, 4)), "value": jnp.zeros((1, 0, 3, 4))},
-            "`query` has 2 heads, which is no multiple of the 0 of `key`",
+            "`query` has 2 heads, expected a multiple of the 0 heads of `key`",
         ),
         ({"dropout_rate": 2.0}, "`dropout_rate` is 2.0, expected a probability"),
         ({"dropout_rate": 0.5}, "`dropout_key` must be given"),

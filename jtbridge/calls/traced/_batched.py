@@ -36,8 +36,8 @@ def batched_inputs(
     unknown = [name for name in batched if name not in roots and name not in parameters]
     if unknown or not any(name in roots for name in batched):
         raise ArgumentError(
-            f"`batched` of `{function}` names `{[*unknown, *batched][0]}`, and the arguments with arrays are "
-            f"{', '.join(f'`{name}`' for name in dict.fromkeys(roots))}."
+            f"`batched` of `{function}` names `{[*unknown, *batched][0]}`, which has no arrays in this call. "
+            f"Name one of {', '.join(f'`{name}`' for name in dict.fromkeys(roots))}."
         )
     positions = tuple(i for i, root in enumerate(roots) if root in batched)
     rows = in_types[positions[0]].shape[:1]

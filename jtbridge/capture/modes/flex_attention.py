@@ -44,7 +44,9 @@ def _attention(
     """
     groups = query.shape[1] // key.shape[1]
     if key.shape[0] not in (1, query.shape[0]):
-        raise ValueError(f"`flex_attention` got {query.shape[0]} rows of queries and {key.shape[0]} rows of keys.")
+        raise ValueError(
+            f"`flex_attention` got a `key` of batch size {key.shape[0]}, expected {query.shape[0]} as in `query`, or 1."
+        )
     key, value = (x.repeat_interleave(groups, dim=1).expand(query.shape[0], -1, -1, -1) for x in (key, value))
     scores = flex_attention_scores(query, key, value, score_mod, block_mask, *rest)
     is_empty = (scores == -math.inf).all(-1)

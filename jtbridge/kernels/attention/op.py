@@ -228,11 +228,15 @@ def _check(
         check_floating(**{name: x})
     batch, heads, _, d = query.shape
     if key.shape[0] != batch or key.shape[3] != d:
-        raise ValueError(f"`key` has shape {key.shape}, which does not fit `query` of shape {query.shape}")
+        raise ValueError(
+            f"`key` has shape {key.shape}, expected ({batch}, heads, length, {d}) for `query` of shape {query.shape}"
+        )
     if value.shape[:3] != key.shape[:3]:
-        raise ValueError(f"`value` has shape {value.shape}, which does not fit `key` of shape {key.shape}")
+        raise ValueError(
+            f"`value` has shape {value.shape}, expected that of `key`, {key.shape}, but for the last dimension"
+        )
     if heads % key.shape[1] if key.shape[1] else heads:
-        raise ValueError(f"`query` has {heads} heads, which is no multiple of the {key.shape[1]} of `key`")
+        raise ValueError(f"`query` has {heads} heads, expected a multiple of the {key.shape[1]} heads of `key`")
     if not 0 <= dropout_rate <= 1:
         raise ValueError(f"`dropout_rate` is {dropout_rate}, expected a probability")
     if dropout_rate and dropout_key is None:
