@@ -170,8 +170,8 @@ def custom_backwards(tensors: Sequence[torch.Tensor]) -> list[Any]:
 def backwards_that_may_detach(tensors: Sequence[torch.Tensor]) -> list[Any]:
     """Return the nodes in the graph of some tensors whose backward may compute a gradient outside autograd.
 
-    These are the nodes of an `autograd.Function`, and torch's own nodes that take the values of a sparse tensor: some
-    read them by an operator that is not differentiable, or make a sparse tensor of them by one. Tried on torch 2.13.
+    These are the nodes of an `autograd.Function`, and torch's own nodes for the values of a sparse tensor, some of
+    whose backwards call operators that are not differentiable. Tried on torch 2.13.
     """
     return [
         node

@@ -377,7 +377,7 @@ def last_traced_node() -> torch.fx.Node | None:
 
 
 def last_traced_node_of(target: OpOverload) -> torch.fx.Node | None:
-    """Return the newest node, or the node from which it takes one result, if that node is of `target`; else None."""
+    """Return the node of the last traced operator, if that is `target`; else None. `getitem` nodes do not count."""
     node = last_traced_node()
     while node is not None and node.target is getitem:  # the node takes one of several results of another node
         node = cast(torch.fx.Node, node.args[0])

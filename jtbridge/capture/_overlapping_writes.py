@@ -17,11 +17,12 @@ from jtbridge.errors import TranslationError
 
 
 def refuse_overlapping_writes(graph: fx.Graph) -> None:
-    """Refuse a graph with a write whose result is that of torch only if torch runs it.
+    """Refuse a graph with a write to overlapping memory: the graph would compute other values than torch does.
 
-    Torch makes a write through a view of which several elements are one in memory functional by a sum over these
-    elements, less the old value for each but one. That is wrong if more than one was written, and inexact otherwise.
-    Where an operator reads what it writes as other elements, torch may read what it has just written.
+    In some views several elements are one element in memory, as after `expand`. Torch's graph of a write to such a view
+    adds these elements and subtracts the old value for each but one. That is wrong if more than one of them was
+    written, and inexact otherwise. If an argument overlaps the memory that the operator writes to, torch may read
+    elements that it has just written.
 
     Raises:
         TranslationError: there is such a write.

@@ -157,7 +157,7 @@ def _equal(value: Any, other: Any) -> bool:
 
 
 def _function(function: Any) -> tuple[Any, Any]:
-    """Return what a function is, and the objects that it is made of."""
+    """Return the code of a function, or the class of a wrapper, and the objects that it refers to."""
     if isinstance(function, functools.partial):
         return functools.partial, [function.func, function.args, function.keywords]
     if isinstance(function, types.MethodType):

@@ -193,7 +193,7 @@ def _of_attention(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]
 
 
 def _of_rows(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
-    """An operator along one dimension: short rows take another time than long ones."""
+    """Return the form and the size of an operator along one dimension. The time of an element depends on the length."""
     x = tensors[0]
     position = 2 if str(node.target) in _DIM_IS_THIRD else 1
     dim = node.kwargs.get("dim", node.args[position] if len(node.args) > position else -1)

@@ -308,7 +308,7 @@ class EffectRecorder:
             raise RuntimeError(f"`.data` of {written_to} is assigned to")
 
     def kept_apart(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """Return the arguments of an operator; of one that writes, with fake tensors in place of closed-over ones.
+        """Return the arguments for an operator, as fake tensors if the operator writes to a closed-over tensor.
 
         Without a fake tensor among the arguments, fake mode would run the operator for real and change a module's
         buffers. Outside a trace the arguments stay as they are.

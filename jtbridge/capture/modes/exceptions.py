@@ -28,8 +28,8 @@ from jtbridge.errors import JtbridgeError, TranslationError
 def none_caught() -> Iterator[None]:
     """Raise, at the end of the block, the first exception of torch or jtbridge that was raised and caught inside.
 
-    An exception that only tracing raises comes before any other. If the block itself raises, its exception passes,
-    unless it replaces one that only tracing raises.
+    An exception that only tracing raises has priority over the others. It also replaces an exception that ends the
+    block, other than a `JtbridgeError`.
     """
     raised = _Raised()
     try:

@@ -58,7 +58,7 @@ def _batched_product(a: jax.Array, b: jax.Array, out: Any = None, *, node: fx.No
 
 
 def _without_copies(x: jax.Array, source: Any) -> tuple[jax.Array, bool]:
-    """Return one matrix if a batch has copies of it alone, and whether that is so.
+    """Return the first matrix of a batch and True if all matrices are expanded from one; else the batch and False.
 
     Strides alone do not tell: a custom operator may declare any for its results.
     """

@@ -123,7 +123,7 @@ def _depthwise_by_input(grad: jax.Array, shape: Sizes, weight: jax.Array, window
 
 
 def _depthwise_by_weight(grad: jax.Array, x: jax.Array, weight_shape: Sizes, window: _Window) -> jax.Array:
-    """Return one sum of products for each element of the kernel, in a loop that compiles as one element."""
+    """Return the gradient of the weight, by a loop over the elements of the kernel, which XLA compiles once."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
     x = _padded(x.astype(wide), window)
     batch, groups, *lengths = grad.shape[0], window.groups, *grad.shape[2:]
