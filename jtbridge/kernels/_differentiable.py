@@ -12,6 +12,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jtbridge.core.positions import replaced
+from jtbridge.core.primitive_rules import batch_first
 
 from ._linear import linear
 from ._manual import as_varying, bind, lower_plainly
@@ -98,11 +99,11 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, kernel: Differentia
 
 
 def _batch(inputs: Sequence[Any], dims: Sequence[int | None], *, kernel: DifferentiableKernel) -> tuple[Any, Any]:
-    moved = [x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(inputs, dims, strict=True)]
+    inputs, dims = batch_first(inputs, dims)
     # A batching rule calls its first argument, and a differentiable kernel is called like a kernel primitive.
-    results = kernel.batching_rule and kernel.batching_rule(kernel, [dim is not None for dim in dims], moved)  # type: ignore[arg-type]
+    results = kernel.batching_rule and kernel.batching_rule(kernel, [dim is not None for dim in dims], inputs)  # type: ignore[arg-type]
     if results is None:
-        results = jax.vmap(kernel.function, [None if dim is None else 0 for dim in dims])(*moved)
+        results = jax.vmap(kernel.function, dims)(*inputs)
     return list(results), [0] * len(results)
 
 

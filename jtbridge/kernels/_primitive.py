@@ -12,6 +12,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jtbridge.core.primitive_rules import batch_first
 from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 
 from . import _proofs, _proving
@@ -140,10 +141,10 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: KernelPrimitive
 
 def _batch(arrays: Sequence[Any], dims: Sequence[int | None], *, fn: KernelPrimitive) -> tuple[Any, Any]:
     batched = [dim is not None for dim in dims]
-    moved = [x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(arrays, dims, strict=True)]
-    results = fn.batching_rule(fn, batched, moved) if fn.batching_rule else None
+    arrays, _ = batch_first(arrays, dims)
+    results = fn.batching_rule(fn, batched, arrays) if fn.batching_rule else None
     if results is None:
-        results = fn.looped(batched, moved)
+        results = fn.looped(batched, arrays)
     return list(results), [0] * len(results)
 
 

@@ -21,6 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jtbridge._compat import call_aval
+from jtbridge.core.primitive_rules import batch_first, batch_size
 from jtbridge.kernels import _manual
 from jtbridge.kernels._eager import run_compiled
 from jtbridge.kernels._linear import linear
@@ -114,9 +115,9 @@ def _jvp_of_each(primals: Sequence[Any], dxs: Sequence[Any], wanted: list[bool],
 
 
 def _batch(arrays: Sequence[Any], dims: Sequence[int | None], *, summed: bool, options: Options) -> tuple[Any, Any]:
-    (size,) = {x.shape[d] for x, d in zip(arrays, dims, strict=True) if d is not None}
-    every = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(arrays, dims, strict=True)]
-    hidden, weight, bias, labels = every
+    size = batch_size(arrays, dims)
+    arrays, _ = batch_first(arrays, dims)
+    hidden, weight, bias, labels = arrays
     if dims[1] is None and dims[2] is None:
         hidden = hidden if dims[0] is not None else jnp.broadcast_to(hidden, (size, *hidden.shape))
         labels = labels if dims[3] is not None else jnp.broadcast_to(labels, (size, *labels.shape))
@@ -126,10 +127,10 @@ def _batch(arrays: Sequence[Any], dims: Sequence[int | None], *, summed: bool, o
 
     def row(rows: Sequence[jax.Array]) -> jax.Array:
         given = iter(rows)
-        one = [x if d is None else next(given) for x, d in zip(every, dims, strict=True)]
+        one = [x if d is None else next(given) for x, d in zip(arrays, dims, strict=True)]
         return bind(one[0], one[1], one[2], one[3], summed=summed, options=options)
 
-    return jax.lax.map(row, [x for x, d in zip(every, dims, strict=True) if d is not None]), 0
+    return jax.lax.map(row, [x for x, d in zip(arrays, dims, strict=True) if d is not None]), 0
 
 
 ad.primitive_jvps[linear_cross_entropy_p] = _jvp

@@ -17,6 +17,7 @@ from jtbridge._compat import buffer_call
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.host_memory import reader, writer
+from jtbridge.core.primitive_rules import batch_first
 from jtbridge.errors import LaunchError
 from jtbridge.triton._call import triton_call
 from jtbridge.triton._interpreter import LANGUAGE_LOCK
@@ -57,13 +58,13 @@ def _abstract(*arrays: Any, launch: Launch, types: tuple[ArrayType, ...], fresh:
 
 def _batch(arrays: Sequence[Any], dims: Sequence[int | None], **params: Any) -> tuple[list[Any], list[int]]:
     """Launch once for each row, because the kernel's pointer arithmetic is not known."""
-    moved = [x if dim is None else jax.numpy.moveaxis(x, dim, 0) for x, dim in zip(arrays, dims, strict=True)]
+    arrays, dims = batch_first(arrays, dims)
 
     def row(rows: Sequence[Any]) -> list[Any]:
         of_row = iter(rows)
         return launch_p.bind(*(x if d is None else next(of_row) for x, d in zip(arrays, dims, strict=True)), **params)
 
-    results = jax.lax.map(row, [x for x, dim in zip(moved, dims, strict=True) if dim is not None])
+    results = jax.lax.map(row, [x for x, dim in zip(arrays, dims, strict=True) if dim is not None])
     return list(results), [0] * len(results)
 
 
