@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.core as jax_core
 import numpy as np
+from jax._src import callback, core
 from jax._src.core import Primitive as Primitive  # `jax.extend.core`, its public home, imports Pallas
 from jax.interpreters import mlir
 
@@ -163,18 +164,9 @@ def is_for_one_device(ctx: mlir.LoweringRuleContext) -> bool:
     return isinstance(context, sharding_impls.ShardingContext) and context.num_devices == 1
 
 
-def _ordered_effect() -> Any:
-    """Return the effect of `io_callback(ordered=True)`. Tried on jax 0.10.2.
-
-    `jax.experimental` exports the function `io_callback` only, and a primitive that lowers to it must have the same
-    effect.
-    """
-    from jax._src import callback
-
-    return callback._OrderedIOEffect
-
-
-ORDERED_EFFECT = _ordered_effect()
+# The effect of `io_callback(ordered=True)`. Tried on jax 0.10.2. `jax.experimental` exports the function `io_callback`
+# only, and a primitive that lowers to it must have the same effect.
+ORDERED_EFFECT: Any = callback._OrderedIOEffect
 
 
 def add_linearization(primitive: Any, rule: Callable) -> None:
@@ -196,15 +188,6 @@ def add_linearization(primitive: Any, rule: Callable) -> None:
     ad.primitive_linearizations[primitive] = rule if jax.__version_info__ < since else with_structured_residuals
 
 
-def _helper_of_varying_axes() -> Callable[..., Sequence[Any]]:
-    from jax._src import core
-
-    return getattr(core, "auto_insert_reshard", None) or core.standard_insert_pvary  # type: ignore[attr-defined]
-
-
-_unify = _helper_of_varying_axes()
-
-
 def unify_varying_axes(args: Sequence[Any]) -> Sequence[Any]:
     """Give all arguments the same varying mesh axes inside shard_map, as JAX's own primitives do.
 
@@ -212,7 +195,8 @@ def unify_varying_axes(args: Sequence[Any]) -> Sequence[Any]:
     argument that is the same on every shard is not summed over the shards. The public `jax.lax.pcast` needs the mesh
     axes, which only this helper computes.
     """
-    return _unify(*args)
+    unify = getattr(core, "auto_insert_reshard", None) or core.standard_insert_pvary  # type: ignore[attr-defined]
+    return unify(*args)
 
 
 def call_aval(shape: tuple[int, ...], dtype: np.dtype, in_avals: Sequence[Any]) -> Any:

@@ -105,11 +105,10 @@ def add_pruning(primitive: Any, prune: Callable[[list[bool], Any], tuple[list[bo
 
 
 def new_variable(aval: Any) -> Var:
-    """Return a variable that belongs to no program yet. Its constructor takes an abstract value since jax 0.8."""
+    """Return a variable that belongs to no program yet."""
     return core.Var(aval)
 
 
 def is_dropped(variable: Any) -> bool:
     """Return whether a variable stands for an output that nothing uses."""
-
     return isinstance(variable, core.DropVar)
