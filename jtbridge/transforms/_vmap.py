@@ -78,8 +78,9 @@ class Vmap(Derived):
 
         By default a key that is not batched draws the same numbers for every row, as in JAX.
         """
-        with VmapGuard(tensors, self.dims):
+        with VmapGuard(tensors, self.dims) as guard:
             results = torch.func.vmap(self.fn.__call__, in_dims=self.dims, randomness=randomness)(*tensors)
+        guard.check_errors()
         if any(y.dim() == 0 or len(y) != self.size for y in results):
             raise NotImplementedError("torch.vmap gives a result without the batch axis")
         return results

@@ -77,6 +77,9 @@ class VmapGuard(TorchFunctionMode):
     A batched tensor never requires a gradient. The mode returns the attribute of the tensor under it instead, so
     ``if y.requires_grad: y.register_hook(...)`` takes the branch that it takes for a row. The hook itself raises.
 
+    The function may catch an error, as in ``try: n = int(x.sum())``, which a row might not raise. `check_errors` raises
+    it again after the function.
+
     Args:
         tensors: the arguments of torch.vmap.
         dims: their batch axes.
@@ -88,6 +91,12 @@ class VmapGuard(TorchFunctionMode):
         self._depth = functorch_depth() + 1  # of this call of torch.vmap
         self._pairs: list[_Pair] = []
         self._strides_were_read = False
+        self._error: Exception | None = None  # the first one of an operator
+
+    def check_errors(self) -> None:
+        """Raise if an operator raised an error that the function caught."""
+        if self._error is not None:
+            raise NotImplementedError("the function caught an error, which a row might not raise") from self._error
 
     @functools.cached_property
     def _same_strides(self) -> dict[int, StorageWeakRef]:
@@ -99,8 +108,14 @@ class VmapGuard(TorchFunctionMode):
         return dict(map(_storage, columns))
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        try:
+            return self._checked(func, args, kwargs or {})
+        except Exception as error:
+            self._error = self._error or error
+            raise
+
+    def _checked(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kind = _kind(func)
-        kwargs = kwargs or {}
         if kind != "write" and _has_several_dtypes([*args, *kwargs.values()]) and func.__name__ not in _OF_GRAPH:
             return self._compared_with_a_row(kind, func, args, kwargs)
         return self._run(kind, func, args, kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
@@ -188,3 +189,41 @@ def test_a_called_batch_is_one_graph_unless_an_operator_has_no_batching_rule():
         np.testing.assert_array_equal(f(xs), got)
         assert len(runs) == expected
         np.testing.assert_allclose(got, np.stack([fn(torch.tensor(np.array(x))).numpy() for x in xs]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["number", "branch", "guarded"])
+def test_caught_errors(name: str):
+    """A function that catches the error of an operator gives what it gives for each row, which has no error."""
+
+    def number(x: torch.Tensor) -> torch.Tensor:
+        try:
+            total = float(x.sum())
+        except Exception:  # noqa: BLE001
+            total = 0.0
+        return x * total
+
+    def branch(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return x * 2 if x.sum() > 0 else x * 3
+        except RuntimeError:
+            return x * 7
+
+    def guarded(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return x[:2] * torch.as_strided(x.flip(0), (2,), (1,), 1)
+        except Exception:  # noqa: BLE001
+            return x[:2] * 0
+
+    function = {"number": number, "branch": branch, "guarded": guarded}[name]
+    rows = np.array([[0.5, -1.0, 2.0], [1.0, -3.0, 0.25]], np.float32)
+    wrapped = jtbridge.wrap(function)
+    tensors = [torch.tensor(row, requires_grad=True) for row in rows]
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # rows one after another; torch's, of numbers from tensors that require gradients
+        results = [function(x) for x in tensors]
+        found = jax.vmap(wrapped)(rows), jax.vmap(jax.grad(lambda x: wrapped(x).sum()))(rows)
+    gradients = [torch.autograd.grad(y.sum(), x)[0] for x, y in zip(tensors, results, strict=True)]
+    for have, want in zip(found, [results, gradients], strict=True):
+        np.testing.assert_allclose(have, torch.stack(want).detach(), rtol=1e-6)
