@@ -183,6 +183,12 @@ def test_arrays_that_are_not_numbers(array: np.ndarray, backend: str):
         jtbridge.wrap(lambda x: x)(array)
 
 
+@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
+def test_long_doubles(dtype: type, backend: str):
+    with pytest.raises(DTypeError, match=r"argument `argument 0` of .* which neither JAX nor torch has.*x\.astype\("):
+        jtbridge.wrap(lambda x: x)(np.ones(2, dtype))
+
+
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit, lambda f: jax.jit(jax.vmap(f))])
 def test_key_as_a_plain_argument_points_to_rng(backend: str, transform: Callable):
     f = transform(jtbridge.wrap(lambda x, key: x))

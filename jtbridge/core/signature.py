@@ -142,6 +142,11 @@ def _as_array(leaf: Any, describe: Callable[[], str]) -> jax.Array:
             f"{describe()} is a NumPy array of dtype `{leaf.dtype}`, which is not a number. "
             "Pass numbers, or close over it instead of passing it."
         )
+    if leaf.dtype.char in "gG":  # long double
+        raise DTypeError(
+            f"{describe()} is a NumPy array of dtype `{leaf.dtype}`, which neither JAX nor torch has. Convert it with "
+            f"`x.astype({'complex' if leaf.dtype.kind == 'c' else 'float'})`."
+        )
     if not leaf.dtype.isnative:
         raise DTypeError(
             f"{describe()} is a NumPy array of dtype `{leaf.dtype!r}`, in a foreign byte order that neither JAX nor "
