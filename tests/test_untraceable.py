@@ -244,3 +244,13 @@ def test_a_text_that_is_only_printed_does_not_matter(capsys):
     assert report.backend == "xla"
     jax.jit(f)(ROWS)
     assert "x is FakeTensor(..., size=(2, 3))" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+def test_whether_two_tensors_are_one_in_memory():
+    """Tensors without values have no memory to compare, so torch runs the function."""
+    f = jtbridge.wrap(lambda x: x * 2 if x.is_set_to(x.view(-1)) and not x.is_set_to(x[1:]) else x * 3)
+    x = jnp.arange(1.0, 4.0)
+    assert_matches(f(x), torch.tensor([2.0, 4.0, 6.0]))
+    assert_matches(jax.jit(f)(x), torch.tensor([2.0, 4.0, 6.0]))
+    assert_matches(jax.jit(jax.grad(lambda x: f(x).sum()))(x), torch.full((3,), 2.0))

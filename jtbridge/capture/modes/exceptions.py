@@ -113,7 +113,9 @@ class _CallExceptionMode(TorchFunctionMode):
 
 # Of a tensor without values they return the null pointer, or memory at that address: reading it ends the process.
 _EXPOSING = frozenset(
-    getattr(torch.Tensor, name) for name in ("data_ptr", "const_data_ptr", "__dlpack__") if hasattr(torch.Tensor, name)
+    getattr(torch.Tensor, name)
+    for name in ("data_ptr", "const_data_ptr", "is_set_to", "__dlpack__")
+    if hasattr(torch.Tensor, name)
 )
 
 
