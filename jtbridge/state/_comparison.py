@@ -35,7 +35,7 @@ def same(a: Any, b: Any, depth: int = DEPTH) -> bool:
     if isinstance(a, np.ndarray):
         return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
     if isinstance(a, float | complex):
-        return a == b or (a != a and b != b)
+        return repr(a) == repr(b)  # tells 0.0 from -0.0
     if isinstance(a, (*VALUES, types.MethodType)):
         return bool(a == b)
     if isinstance(a, list | tuple | collections.deque):
@@ -57,7 +57,8 @@ def same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if a.layout is not torch.strided or a.dtype.is_complex or a.is_quantized:
         return a.layout is torch.strided and torch.equal(a.detach(), b.detach())
-    return torch.allclose(a.detach(), b.detach(), rtol=0, atol=0, equal_nan=True)
+    a, b = a.detach(), b.detach()
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) and torch.equal(a.signbit(), b.signbit())  # of zeros
 
 
 def _closed_over(fn: types.FunctionType) -> list[Any]:

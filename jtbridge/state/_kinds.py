@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import contextvars
 import ctypes
 import functools
@@ -64,10 +65,14 @@ def _compare_items(step: str) -> Callable[[dict, dict], Iterator[tuple[str, Any,
             k is m and v is w for (k, v), (m, w) in zip(before.items(), after.items(), strict=True)
         ):
             return
+        is_different = False
         for key in [*before, *(key for key in after if key not in before)]:
             was, now = before.get(key, MISSING), after.get(key, MISSING)
             if not same(was, now):
+                is_different = True
                 yield step, key, was, now
+        if step == "item" and not is_different and [*before] != [*after]:  # the order
+            yield "", None, before, after
 
     return compare
 
@@ -172,7 +177,12 @@ def _write_globals(thing: tuple[dict[str, Any], set[str]], contents: dict[str, A
 
 
 def _read_class(cls: type) -> dict[str, Any]:
-    return {name: value for name, value in vars(cls).items() if not name.startswith(("__", "_abc_"))}
+    attributes = {
+        name: value
+        for name, value in vars(cls).items()
+        if not name.startswith(("__", "_abc_")) or isinstance(value, METHODS)
+    }
+    return {"__bases__": cls.__bases__, **attributes}
 
 
 def _write_class(cls: type, contents: dict[str, Any]) -> None:
@@ -182,6 +192,28 @@ def _write_class(cls: type, contents: dict[str, Any]) -> None:
     for name, value in contents.items():
         if now.get(name, MISSING) is not value:
             setattr(cls, name, value)
+
+
+def _read_function(fn: types.FunctionType) -> dict[str, Any]:
+    return {name: getattr(fn, name) for name in ("__code__", "__defaults__", "__kwdefaults__")}
+
+
+def _write_function(fn: types.FunctionType, contents: dict[str, Any]) -> None:
+    for name, value in contents.items():
+        if getattr(fn, name) is not value:
+            setattr(fn, name, value)
+
+
+def _has_code(fn: types.FunctionType, contents: dict[str, Any]) -> bool:
+    return all(getattr(fn, name) is value for name, value in contents.items())
+
+
+def _read_partial(partial: functools.partial) -> dict[str, Any]:
+    return {"func": partial.func, "args": partial.args, "keywords": dict(partial.keywords)}
+
+
+def _write_partial(partial: functools.partial, contents: dict[str, Any]) -> None:
+    partial.__setstate__((contents["func"], contents["args"], contents["keywords"], vars(partial)))  # type: ignore[attr-defined]
 
 
 def _read_slots(thing: Any) -> dict[str, Any]:
@@ -282,7 +314,10 @@ def _write_module(attributes: dict[str, Any], contents: dict[str, Any]) -> None:
 
 
 def _write_context_variable(variable: contextvars.ContextVar, value: Any) -> None:
-    if value is not MISSING:  # a variable cannot be made unset again
+    if value is MISSING:  # a variable cannot be made unset again, but set to its default
+        with contextlib.suppress(LookupError):  # it has none
+            variable.set(contextvars.Context().run(variable.get))
+    else:
         variable.set(value)
 
 
@@ -296,10 +331,10 @@ NO_DISPATCH = torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 CONTAINERS = (dict, collections.OrderedDict, set)
 _DICT = Kind(dict.copy, _write_dict(dict), _compare_items("item"), _has_items)
 _ORDERED = Kind(
-    lambda thing: dict(dict.items(thing)),
+    lambda thing: dict(collections.OrderedDict.items(thing)),
     _write_dict(collections.OrderedDict),
     _compare_items("item"),
-    _has_items,
+    lambda thing, contents: _has_items(dict(collections.OrderedDict.items(thing)), contents),
 )
 LIST = Kind(
     lambda thing: thing[:],
@@ -321,6 +356,11 @@ TENSOR = Kind(_read_tensor, _write_tensor, _compare_tensors, _has_memory)
 SMALL_TENSOR = Kind(lambda t: (*_read_tensor(t), t.detach().clone()), _write_tensor, _compare_tensors)
 DENSE_TENSOR = Kind(lambda t: (*_read_tensor(t), _bytes_of(t)), _write_tensor, _compare_tensors, _has_bytes)
 CONTEXT_VARIABLE = Kind(lambda thing: thing.get(MISSING), _write_context_variable, _compare_value)
+FUNCTION = Kind(_read_function, _write_function, _compare_items("attribute"), _has_code)
+PARTIAL = Kind(_read_partial, _write_partial, _compare_items("attribute"))
+VIEW_OF_DICT = Kind(
+    dict, lambda thing, contents: None, _compare_items("item")
+)  # the dict is written where it is reached
 ENVIRONMENT = Kind(dict, _write_environment, _compare_items("item"))
 _PYTHON_GENERATOR = Kind(lambda thing: thing.getstate(), lambda thing, state: thing.setstate(state), _compare_value)
 _NUMPY_STATE = Kind(

@@ -3,19 +3,24 @@
 A function reaches its closures, its default arguments, the globals that its code or the code of a helper names, and the
 object that a method belongs to; and from there attributes, items of containers, methods and class attributes. Functions
 and objects of torch, JAX, NumPy and the standard library are not followed, except modules, optimizers and containers.
+Weak references are not followed either, because a snapshot would keep their objects alive.
 State outside Python objects (of a C extension, of a file) and the contents of ``functools.cache`` are not seen.
 """
 
 from __future__ import annotations
 
 import abc
+import argparse
 import collections
 import contextvars
 import functools
 import os
+import queue
 import random
+import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Set
 from typing import Any, Generic, Protocol
 
@@ -38,6 +43,7 @@ from ._kinds import (
     DENSE_TENSOR,
     DEQUE,
     ENVIRONMENT,
+    FUNCTION,
     GLOBAL_NUMPY_RANDOM,
     GLOBAL_RANDOM,
     GLOBALS,
@@ -45,11 +51,13 @@ from ._kinds import (
     METHODS,
     MODULE,
     NO_DISPATCH,
+    PARTIAL,
     RNN_WEIGHTS,
     SET,
     SLOTS,
     SMALL_TENSOR,
     TENSOR,
+    VIEW_OF_DICT,
     Kind,
     derived_names,
     generator_kind,
@@ -64,7 +72,10 @@ _MOST_BYTES_OF_A_TENSOR = 1 << 14  # larger tensors are not copied: only a write
 _MOST_BYTES = 1 << 26  # of all arrays and tensors that are copied
 _WRAPPERS = (type(functools.cache(lambda: None)), functools.partial, *METHODS[1:])
 _FOLLOWED = (
-    *(torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, types.SimpleNamespace),
+    *(torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler),
+    *(types.SimpleNamespace, argparse.Namespace),
+    *(collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap),
+    *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, queue.Queue),
     threading.local,  # its attributes on this thread
 )
 # Classes of libraries that call no method of a subclass, other than `forward` and those with two underscores.
@@ -138,7 +149,8 @@ class StateWalk:
             (set, self._set),
             (bytearray, lambda thing, path: self._record(thing, BYTES, path)),
             (np.ndarray, self._array),
-            (contextvars.ContextVar, lambda thing, path: self._record(thing, CONTEXT_VARIABLE, path)),
+            (contextvars.ContextVar, self._context_variable),
+            (types.MappingProxyType, self._view_of_dict),
             (types.FunctionType, self._function),
             ((*ITERATORS, types.GeneratorType), self._iterator),
             (types.ModuleType, self._module),
@@ -179,6 +191,14 @@ class StateWalk:
         if not of_library(type(thing).__module__):
             self._attributes(thing, path)
             self._class(type(thing), Path(None, "root", type(thing).__name__))
+
+    def _context_variable(self, variable: contextvars.ContextVar, path: Path) -> None:
+        self._record(variable, CONTEXT_VARIABLE, path)
+        self._queue.append((variable.get(None), path))
+
+    def _view_of_dict(self, view: types.MappingProxyType, path: Path) -> None:
+        self._record(view, VIEW_OF_DICT, path)
+        self._queue_all(path, "item", view.items())
 
     def _array(self, array: np.ndarray, path: Path) -> None:
         if array.flags.writeable and self._may_copy(array.nbytes):
@@ -224,11 +244,14 @@ class StateWalk:
         else:
             kind = DENSE_TENSOR if tensor.is_contiguous() else SMALL_TENSOR
         self._record(tensor, kind, path)
+        if tensor.is_leaf and tensor.grad is not None:
+            self._queue.append((tensor.grad, Path(path, "attribute", "grad")))
         self._attributes(tensor, path)
 
     def _function(self, fn: types.FunctionType, path: Path) -> None:
         if of_library(fn.__module__ or ""):
             return
+        self._record(fn, FUNCTION, Path(None, "root", fn.__name__))
         for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             if id(cell) not in self._seen:
                 self._seen[id(cell)] = cell
@@ -246,6 +269,8 @@ class StateWalk:
             self._record(os.environ, ENVIRONMENT, Path(None, "global", "os.environ"))
         if not of_library(fn.__globals__.get("__name__") or ""):  # a library's decorator has the user's `__module__`
             self._scope(fn.__globals__, used)
+        for name in used & sys.modules.keys():  # that the function imports
+            self._queue.append((sys.modules[name], Path(None, "global", name)))
         new = used - self._names
         if new:
             self._names |= new
@@ -270,6 +295,8 @@ class StateWalk:
             return
         self._classes.add(cls)
         self._record(cls, CLASS, path)
+        for meta in type(cls).__mro__:
+            self._class(meta, Path(None, "root", meta.__name__))
         # A class of a library may call any method, as torch calls the `backward` of an `autograd.Function`.
         is_called = any(of_library(base.__module__) and base not in _CALLING_FORWARD_ALONE for base in cls.__mro__)
         for name, value in vars(cls).items():
@@ -284,6 +311,7 @@ class StateWalk:
     def _wrapper(self, thing: Any, path: Path) -> None:
         """Visit a ``functools.partial``, a cached function, a property or a similar wrapper."""
         if isinstance(thing, functools.partial):
+            self._record(thing, PARTIAL, path)
             self._queue.extend((value, path) for value in (thing.func, *thing.args, *thing.keywords.values()))
         self._queue.extend((fn, path) for fn in _functions_of(thing))
 

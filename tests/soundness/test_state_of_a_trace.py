@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import contextvars
+import functools
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -153,3 +158,116 @@ def test_a_weight_that_is_loaded_twice_in_one_trace():
         return jnp.stack(results)
 
     assert ensemble(jnp.ones(200))[:, 0].tolist() == [201, 402]
+
+
+def _function(body: str, **scope: Any) -> Callable[..., Any]:
+    exec(f"def f(x, *, factor=2.0):\n    {body}", scope)
+    return scope["f"]
+
+
+def _of_an_imported_module() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    module = types.ModuleType("a_module_of_a_user")
+    module.factor = 2.0  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+    f = _function("import a_module_of_a_user\n    return x * a_module_of_a_user.factor")
+    return f, lambda: setattr(module, "factor", 3.0)
+
+
+def _of_a_metaclass() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    meta = type("Meta", (type,), {"factor": 2.0})
+    cls: Any = meta("Class", (), {})
+    return lambda x: x * cls.factor, lambda: setattr(meta, "factor", 3.0)
+
+
+def _of_a_base_class() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    first, second = type("First", (), {"factor": 2.0}), type("Second", (), {"factor": 3.0})
+    cls: Any = type("Class", (first,), {})
+    return lambda x: x * cls().factor, lambda: setattr(cls, "__bases__", (second,))
+
+
+def _of_a_special_method() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    cls: Any = type("Class", (), {"__call__": lambda self: 2.0})
+    thing = cls()
+    return lambda x: x * thing(), lambda: setattr(cls, "__call__", lambda self: 3.0)
+
+
+def _of_a_gradient() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    weight = torch.ones(3, requires_grad=True)
+    weight.grad = torch.full((3,), 2.0)
+    return lambda x: x * weight.grad, lambda: weight.grad.mul_(1.5)  # type: ignore[union-attr]
+
+
+def _of_an_order(table: dict[str, float]) -> tuple[Callable[..., Any], Callable[[], Any]]:
+    return lambda x: x * next(iter(table.values())), lambda: table.update(a=table.pop("a"))
+
+
+def _of_a_context_variable() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    variable = contextvars.ContextVar[dict[str, float]]("variable")
+    variable.set({"factor": 2.0})
+    return lambda x: x * variable.get()["factor"], lambda: variable.get().update(factor=3.0)
+
+
+def _of_a_partial() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    partial = functools.partial(lambda x, factor: x * factor, factor=2.0)
+    return lambda x: partial(x), lambda: partial.keywords.update(factor=3.0)
+
+
+def _of_a_view() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    table = {"factor": 2.0}
+    view = types.MappingProxyType(table)
+    return lambda x: x * view["factor"], lambda: table.update(factor=3.0)
+
+
+def _of_a_user_dict() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    table = collections.UserDict(factor=2.0)
+    return lambda x: x * table["factor"], lambda: table.update(factor=3.0)
+
+
+def _of_a_default() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    f = _function("return x * factor")
+    return f, lambda: setattr(f, "__kwdefaults__", {"factor": 3.0})
+
+
+def _of_code() -> tuple[Callable[..., Any], Callable[[], Any]]:
+    f = _function("return x * 2.0")
+    return f, lambda: setattr(f, "__code__", _function("return x * 3.0").__code__)
+
+
+PLACES = [
+    *(_of_an_imported_module, _of_a_metaclass, _of_a_base_class, _of_a_special_method, _of_a_gradient, _of_a_view),
+    *(_of_a_context_variable, _of_a_partial, _of_a_user_dict, _of_a_default, _of_code),
+    lambda: _of_an_order({"a": 2.0, "b": 3.0}),
+    lambda: _of_an_order(collections.OrderedDict(a=2.0, b=3.0)),
+]
+
+
+@pytest.mark.parametrize("make", PLACES, ids=lambda make: make.__name__)
+def test_two_calls_in_one_trace_read_state_wherever_it_is(make):
+    fn, change = make()
+    f = jtbridge.wrap(fn)
+
+    @jax.jit
+    def program(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        first = f(x)
+        change()
+        return first, f(x)
+
+    first, second = program(X)
+    assert jnp.array_equal(first, 2 * X)
+    assert jnp.array_equal(second, 3 * X)
+
+
+def test_a_zero_that_changes_its_sign_in_one_trace():
+    state = {"zero": 0.0, "tensor": torch.tensor(0.0)}
+    f = jtbridge.wrap(lambda x: (x / torch.tensor(state["zero"]), x / state["tensor"]))
+
+    @jax.jit
+    def program(x: jax.Array) -> Any:
+        first = f(x)
+        state.update(zero=-0.0)
+        second = f(x)
+        state.update(zero=0.0, tensor=torch.tensor(-0.0))
+        return first, second, f(x)
+
+    signs = [[float(y[0]) for y in pair] for pair in program(X)]
+    assert signs == [[jnp.inf, jnp.inf], [-jnp.inf, jnp.inf], [jnp.inf, -jnp.inf]]

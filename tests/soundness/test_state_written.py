@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from queue import Queue
 from typing import Any
 
 import jax
@@ -233,6 +235,44 @@ def default_argument() -> Case:
     return Case("a default argument", f, lambda: list(f.__defaults__[0]), "`seen`")
 
 
+def user_dict() -> Case:
+    counter = collections.UserDict(n=1)
+
+    def f(x):
+        counter["n"] += 1
+        return x * counter["n"]
+
+    return Case("a UserDict", f, lambda: dict(counter), '`counter.data["n"]`')
+
+
+def queue_of_numbers() -> Case:
+    numbers: Queue = Queue()
+    for i in range(9):
+        numbers.put(float(i))
+    return Case("a queue.Queue", lambda x: x * numbers.get_nowait(), lambda: [*numbers.queue], "`numbers.queue`")
+
+
+def context_variable() -> Case:
+    variable = contextvars.ContextVar("variable", default=0)
+
+    def f(x):
+        variable.set(variable.get() + 1)
+        return x * variable.get()
+
+    return Case("a context variable that has its default", f, variable.get, "`variable`")
+
+
+def order_of_a_dict() -> Case:
+    scales = {"a": 1.0, "b": 2.0}
+
+    def f(x):
+        first = next(iter(scales))
+        scales[first] = scales.pop(first)
+        return x * scales[first]
+
+    return Case("the order of a dict", f, lambda: [*scales], "`scales`")
+
+
 def cache_of_arguments() -> Case:
     cache: dict[str, Any] = {}
 
@@ -298,6 +338,10 @@ CASES = [
         slot,
         attribute_of_a_function,
         default_argument,
+        user_dict,
+        queue_of_numbers,
+        context_variable,
+        order_of_a_dict,
         cache_of_arguments,
         gradient,
         array,
