@@ -14,6 +14,7 @@ import argparse
 import collections
 import contextvars
 import functools
+import inspect
 import os
 import queue
 import random
@@ -295,7 +296,7 @@ class StateWalk:
             return
         self._classes.add(cls)
         self._record(cls, CLASS, path)
-        for meta in type(cls).__mro__:
+        for meta in inspect.getmro(type(cls)):
             self._class(meta, Path(None, "root", meta.__name__))
         # A class of a library may call any method, as torch calls the `backward` of an `autograd.Function`.
         is_called = any(of_library(base.__module__) and base not in _CALLING_FORWARD_ALONE for base in cls.__mro__)
