@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -271,3 +272,19 @@ def test_a_zero_that_changes_its_sign_in_one_trace():
 
     signs = [[float(y[0]) for y in pair] for pair in program(X)]
     assert signs == [[jnp.inf, jnp.inf], [-jnp.inf, jnp.inf], [jnp.inf, -jnp.inf]]
+
+
+def test_float8_that_is_closed_over_is_compared():
+    weight = torch.tensor([1.0, -2.0]).to(torch.float8_e4m3fn)
+    f = jtbridge.wrap(lambda x: x * weight.float())
+
+    @jax.jit
+    def twice(x):
+        first = f(x)
+        weight.copy_(torch.tensor([3.0, -0.0]))
+        return first, f(x)
+
+    first, second = twice(jnp.ones(2))
+    np.testing.assert_array_equal(first, [1, -2])
+    np.testing.assert_array_equal(second, [3, 0])
+    assert np.signbit(second[1])
