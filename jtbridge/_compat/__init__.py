@@ -46,6 +46,7 @@ from ._jax import unify_varying_axes as unify_varying_axes
 from ._jax import without_function_of_scores as without_function_of_scores
 from ._jax_arrays import ArrayImpl as ArrayImpl
 from ._jax_arrays import array_on_device as array_on_device
+from ._jax_arrays import weakly_typed as weakly_typed
 from ._jax_checkpoint import add_policy_rule as add_policy_rule
 from ._jax_checkpoint import add_pruning as add_pruning
 from ._jax_checkpoint import cut_by_policy as cut_by_policy

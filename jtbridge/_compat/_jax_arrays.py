@@ -1,14 +1,16 @@
-"""Conversion of host memory to a JAX array at the cost of an eager operator."""
+"""Conversion of host memory to a JAX array at the cost of an eager operator, and weakly typed arrays."""
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import numpy as np
 from jax._src import config, core
 from jax._src.array import ArrayImpl as ArrayImpl  # the class behind `jax.Array`: `type(x) is` is 10x `isinstance`
 from jax._src.interpreters import pxla
+from jax._src.lax.lax import _convert_element_type
 
 _abstract_value = functools.lru_cache(maxsize=4096)(core.ShapedArray)
 _sharding_of = functools.lru_cache(maxsize=64)(jax.sharding.SingleDeviceSharding)
@@ -27,3 +29,11 @@ def array_on_device(memory: np.ndarray, device: jax.Device, *, committed: bool) 
     except jax.errors.JaxRuntimeError:  # of the guard, if not of the device
         with config.explicit_device_put_scope():
             return pxla.batched_device_put(type_, sharding, [memory], [device], committed)
+
+
+def weakly_typed(array: Any) -> Any:
+    """Return an array of the same dtype that gives way to the dtypes of others, as Python numbers do.
+
+    The public `jax.lax.convert_element_type` returns arrays that do not. Tried on jax 0.10.2.
+    """
+    return _convert_element_type(array, weak_type=True)

@@ -100,7 +100,7 @@ class Run:
                 if not innermost(trained[name]).requires_grad:
                     raise requires_grad_error(self.__name__, name)
         self._check_memory(memory, given)
-        self._check_attributes(module)
+        self._check_attributes(module, train)
         after = entries(module, computed=True, ties=ties_after)
         refuse_new_ties(self.__name__, self.module, ties, ties_after)
         refuse_new_overlaps(self.__name__, after, {**given, **tensors})
@@ -169,11 +169,15 @@ class Run:
             if name in params or (name in found and found[name].kind in ("parameter", "frozen")):
                 raise written_parameter(self.__name__, name)
 
-    def _check_attributes(self, module: torch.nn.Module) -> None:
+    def _check_attributes(self, module: torch.nn.Module, train: bool | None) -> None:
         """Refuse a call that changed a Python value in an attribute: it is not part of the state."""
         if self.purity == "allow":
             return
-        for name, before, after in python_changes(self.module, module):
+        original = self.module
+        if train is not None and any(type(part).train is not torch.nn.Module.train for part in original.modules()):
+            original = copied(original, {}, Stale())
+            self._set_mode(original, train)  # each call does so, and it sets the same attributes
+        for name, before, after in python_changes(original, module):
             self._report(name, before, after)
 
     def _report(self, name: str, before: Any, after: Any) -> None:

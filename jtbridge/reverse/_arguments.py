@@ -11,6 +11,7 @@ import jax.core
 import numpy as np
 import torch
 
+from jtbridge._compat import weakly_typed
 from jtbridge.core.convert import to_torch
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from jtbridge.core.messages import kind_of
@@ -21,6 +22,7 @@ from jtbridge.errors import ArgumentError
 from ._tensors import readable
 
 TENSOR = "tensor"  # marks the place of a tensor among the leaves
+WEAK = "weak"  # marks that of a JAX array whose dtype gives way to others, as that of a Python number does
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Arguments:
     """The arguments of a call without the values of its tensors. Equal ones share a compiled function."""
 
     tree: Any
-    keys: tuple[Hashable, ...]  # `TENSOR`, a `Key`, or a key of the static leaf's value
+    keys: tuple[Hashable, ...]  # `TENSOR`, `WEAK`, a `Key`, or a key of the static leaf's value
     statics: tuple[Any, ...] = dataclasses.field(compare=False)
     tree_key: Any  # tells trees apart whose static parts are equal, as 1 and True are
 
@@ -45,6 +47,8 @@ class Arguments:
         for i, key in enumerate(self.keys):
             if key is TENSOR:
                 leaves[i] = next(rest)
+            elif key is WEAK:
+                leaves[i] = weakly_typed(next(rest))
             elif isinstance(key, Key):
                 leaves[i] = jax.random.wrap_key_data(next(rest), impl=key.implementation)
         return self.tree.unflatten(leaves)
@@ -76,7 +80,7 @@ def split(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Te
             tensors.append(to_torch(jax.random.key_data(leaf)))
         elif isinstance(leaf, jax.Array | np.ndarray | np.generic):
             _refuse_tracer(leaf, lambda p=position: _named(name, args, kwargs, p))
-            keys.append(TENSOR)
+            keys.append(WEAK if isinstance(leaf, jax.Array) and leaf.weak_type else TENSOR)
             tensors.append(to_torch(np.asarray(leaf) if isinstance(leaf, np.generic) else leaf))
         else:
             leaf = leaves[position] = _number(leaf)

@@ -7,6 +7,7 @@ it happens in the first call that TorchDynamo traces. Torch's later passes run t
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ _LEAF = "leaf"
 
 def call_in_graph(caller: Caller) -> Callable[..., Any]:
     """Return `caller` as a function that TorchDynamo can trace. Its result consists of tuples, lists and dicts."""
+    identity = uuid.uuid4().hex  # TorchDynamo guards the code of a function, which all callers share, and this text
     structure: list[Any] = []  # of the last result: TorchDynamo reads it right after it has run the function
     untraced: list[Callable[..., Any]] = []
 
@@ -35,7 +37,8 @@ def call_in_graph(caller: Caller) -> Callable[..., Any]:
     def results(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
         return untraced[0](*args, **kwargs)
 
-    def allow() -> None:
+    def allow(identity: str) -> None:
+        del identity
         torch.compiler.allow_in_graph(results)
         # If TorchDynamo cannot put an argument into a graph, it runs `results`, and traces the code called there.
         untraced[:] = [torch.compiler.disable(compute)]
@@ -47,7 +50,7 @@ def call_in_graph(caller: Caller) -> Callable[..., Any]:
     mark_constant_for_dynamo(last_structure)
 
     def call(args: Any, kwargs: Any) -> Any:
-        allow()
+        allow(identity)
         leaves = results(*args, **kwargs)
         return _rebuilt(last_structure(), leaves)
 

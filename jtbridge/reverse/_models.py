@@ -22,7 +22,8 @@ class Model:
         name: for messages.
         params: the tree whose float arrays are trained.
         state: the tree of arrays that a call returns new values of.
-        apply: ``(mode, params, state, args, kwargs) -> (result, new state)``.
+        apply: ``(mode, params, state, args, kwargs) -> (result, new state, new params)``; the last is None if a call
+            cannot write to parameters.
         rebuild: ``(params, state) -> `` the model as the user gave it.
         mode: a static value that `apply` takes: how the model behaves.
         in_mode: returns this model for training (True) or evaluation (False).
@@ -35,6 +36,9 @@ class Model:
     rebuild: Callable[[Any, Any], Any]
     mode: Any = None
     modes: Callable[[bool], Any] = lambda train: None
+
+    def __deepcopy__(self, memo: Any) -> Model:
+        return self  # nothing writes to it, and static fields of a tree may be known by identity
 
     def in_mode(self, train: bool) -> Model:
         return dataclasses.replace(self, mode=self.modes(train))
@@ -78,11 +82,11 @@ def _of_function(f: Callable[..., Any], params: Any, state: Any) -> Model:
     def apply(mode: Any, params: Any, given: Any, args: Any, kwargs: Any) -> Any:
         del mode
         if state is None:
-            return f(params, *args, **kwargs), given
+            return f(params, *args, **kwargs), given, None
         result = f(params, given, *args, **kwargs)
         if not isinstance(result, tuple) or len(result) != 2:
             raise ArgumentError(f"`{name}` has a state, so it must return `(result, new_state)`.")
-        return result
+        return *result, None
 
     def rebuild(params: Any, given: Any) -> Any:
         return params if state is None else (params, given)
@@ -94,7 +98,7 @@ def _of_tree(model: Any) -> Model:
     """Return a model that is a callable pytree, as those of Equinox are."""
 
     def apply(mode: Any, params: Any, state: Any, args: Any, kwargs: Any) -> Any:
-        return _equinox_mode(params, mode)(*args, **kwargs), state
+        return _equinox_mode(params, mode)(*args, **kwargs), state, None
 
     return Model(type(model).__name__, model, None, apply, lambda params, state: params, None, lambda train: train)
 
@@ -110,14 +114,14 @@ def _of_nnx(model: Any, nnx: Any) -> Model:
     def apply(mode: Any, params: Any, state: Any, args: Any, kwargs: Any) -> Any:
         merged = nnx.merge(mode, params, state)
         out = merged(*args, **kwargs)
-        structure, _, new = nnx.split(merged, nnx.Param, ...)
+        structure, after, new = nnx.split(merged, nnx.Param, ...)
         if structure != mode:
             raise ModelError(
                 f"A call of `{type(model).__name__}` changes an attribute that is not a variable, or adds one. A torch "
                 "module keeps what calls write in variables alone, such as `nnx.BatchStat`, which the model must have "
                 "from the beginning."
             )
-        return out, new
+        return out, new, after
 
     def rebuild(params: Any, state: Any) -> Any:
         return nnx.merge(first, params, state)

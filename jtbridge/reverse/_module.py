@@ -61,29 +61,39 @@ class TorchModule(torch.nn.Module):
 
     def __init__(self, model: Model, int32: str):
         super().__init__()
+        # These attributes are set first, because a tensor does not get the name of an attribute.
+        self._trees: tuple[TensorTree, ...] = ()
+        self._written: set[int] = set()  # the positions of the parameters that calls write to
+        self._modes: dict[bool, tuple[Model, Callable[..., Any]]] = {}
+        self._model, self._call = model, model.apply
         params = TensorTree(self, model.params, train=True)
         state = TensorTree(self, model.state, train=False)
-        self._trees, self._int32 = (params, state), int32
-        self._calls: dict[Any, Callable[..., Any]] = {}  # by mode: JAX compiles the model once for each
-        self._set_model(model)
+        self._trees = (params, state)
+        models = {train: model.in_mode(train) for train in (True, False)}
+        calls = {m.mode: _tensor_function(m, params, state, int32) for m in (model, *models.values())}
+        self._modes = {train: (m, calls[m.mode]) for train, m in models.items()}
+        self._model, self._call = model, calls[model.mode]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of the JAX model; the new state goes to the buffers."""
         params, state = (tree.tensors() for tree in self._trees)
-        if state and not torch.compiler.is_compiling() and in_backward():
+        if (state or self._written) and not torch.compiler.is_compiling() and in_backward():
             self._check_recomputed(params, state, args, kwargs)
-        # The state that the backward needs is a copy, because the buffers are written to.
-        out, new = self._call(params, [x.clone() for x in state], args, kwargs)
-        with torch.no_grad():
-            for buffer, value in zip(state, new, strict=True):
-                buffer.copy_(value)
+        # The backward needs copies of the tensors that are written to.
+        given = [x.clone() if i in self._written else x for i, x in enumerate(params)]
+        out, new, written = self._call(given, [x.clone() for x in state], args, kwargs)
+        if not self._written.issuperset(written):
+            self._written.update(written)
+            return self.forward(*args, **kwargs)
+        for tensor, value in [*zip(state, new, strict=True), *[(params[i], x) for i, x in written.items()]]:
+            tensor.detach().copy_(value.detach())  # an exported graph of `torch.no_grad` could not be saved
         return out
 
     @torch.no_grad()
     def _check_recomputed(self, params: Any, state: Any, args: Any, kwargs: Any) -> None:
         """Refuse a call that cannot repeat an earlier one, because it uses a state that each call changes."""
-        first, new = self._call(params, state, args, kwargs)
-        second, _ = self._call(params, new, args, kwargs)
+        first, new, written = self._call(params, state, args, kwargs)
+        second = self._call([written.get(i, x) for i, x in enumerate(params)], new, args, kwargs)[0]
         for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
             if not ((a == b) | (a != a)).all():
                 raise ModelError(
@@ -95,13 +105,8 @@ class TorchModule(torch.nn.Module):
     def train(self, mode: bool = True) -> TorchModule:
         """Set the mode of this module, and of the JAX model if its class has one."""
         super().train(mode)
-        self._set_model(self._model.in_mode(mode))
+        self._model, self._call = self._modes[bool(mode)]
         return self
-
-    def _set_model(self, model: Model) -> None:
-        if model.mode not in self._calls:
-            self._calls[model.mode] = _tensor_function(model, *self._trees, self._int32)
-        self._model, self._call = model, self._calls[model.mode]
 
     def to_jax(self) -> Any:
         """Return a copy of the model with the present parameters and state.
@@ -113,15 +118,20 @@ class TorchModule(torch.nn.Module):
 
 
 def _tensor_function(model: Model, params: TensorTree, state: TensorTree, int32: str) -> Callable[..., Any]:
-    """Return the model in its mode as a torch function ``(params, state, args, kwargs) -> (result, new state)``.
+    """Return the model in its mode as a torch function of ``(params, state, args, kwargs)``.
 
-    The mode is no argument, because torch.compile could not trace it.
+    It returns the result, the new state, and the parameters that the call wrote to, by their positions. The mode is no
+    argument, because torch.compile could not trace it.
     """
     apply, mode = model.apply, model.mode
 
     def run(params_: Any, state_: Any, args: Any, kwargs: Any) -> Any:
-        out, new = apply(mode, params.rebuild(params_), state.rebuild(state_), args, kwargs)
-        return out, state.take_apart(new, state_, model.name)
+        tree = params.rebuild(params_)
+        before = params.take_apart(tree, params_, model.name)  # a call may write to the tree
+        out, new, tree = apply(mode, tree, state.rebuild(state_), args, kwargs)
+        after = before if tree is None else params.take_apart(tree, params_, model.name)
+        written = {i: x for i, (x, old) in enumerate(zip(after, before, strict=True)) if x is not old}
+        return out, state.take_apart(new, state_, model.name), written
 
     run.__name__ = model.name
     return to_torch_function(run, int32=int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from jtbridge._compat import weakly_typed
 from jtbridge.core.convert import to_jax, to_torch
 from jtbridge.core.dtypes import is_differentiable, torch_dtype
 from jtbridge.core.static import same_static
@@ -24,6 +26,7 @@ class ArrayEntry:
     name: str
     key: str | None  # the implementation of a random key; None for other arrays
     dtype: np.dtype
+    weak: bool  # whether the dtype gives way to others
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -32,7 +35,13 @@ class ArrayEntry:
     def array(self) -> jax.Array:
         """Return a copy of the tensor as the array that it was made from."""
         array = to_jax(self.tensor.cpu())
-        return array.astype(self.dtype) if self.key is None else jax.random.wrap_key_data(array, impl=self.key)
+        return self.restored(array.astype(self.dtype))
+
+    def restored(self, array: Any) -> Any:
+        """Return an array of the tensor's values as the kind of array that the tensor was made from."""
+        if self.key is not None:
+            return jax.random.wrap_key_data(array, impl=self.key)
+        return weakly_typed(array) if self.weak else array
 
 
 class TensorTree:
@@ -59,11 +68,17 @@ class TensorTree:
                 self.entries.append(_add(module, names, leaf, train))
         self._places = [i for i, (_, leaf) in enumerate(paths) if isinstance(leaf, jax.Array | np.ndarray)]
 
+    def __deepcopy__(self, memo: Any) -> TensorTree:
+        """Return the tree of a copy of the module. It keeps static values, some of which are known by identity."""
+        copied = copy.copy(self)
+        copied.entries = copy.deepcopy(self.entries, memo)
+        return copied
+
     def rebuild(self, arrays: Any) -> Any:
         """Return the tree with arrays in the places of the entries; those of random keys are given as their bits."""
         leaves = list(self._leaves)
         for place, entry, array in zip(self._places, self.entries, arrays, strict=True):
-            leaves[place] = array if entry.key is None else jax.random.wrap_key_data(array, impl=entry.key)
+            leaves[place] = entry.restored(array)
         return self.structure.unflatten(leaves)
 
     def take_apart(self, tree: Any, given: Any, name: str) -> list[Any]:
@@ -117,10 +132,8 @@ def _check_kept(what: str, new: Any, old: Any) -> None:
 
 
 def _name(step: Any) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(step, attribute):
-            return str(getattr(step, attribute)).replace(".", "_")
-    return str(step)
+    found = next((getattr(step, kind) for kind in ("key", "name", "idx") if hasattr(step, kind)), step)
+    return str(found).replace(".", "_") or "_"
 
 
 def _add(module: torch.nn.Module, path: list[str], leaf: Any, train: bool) -> ArrayEntry:
@@ -133,7 +146,7 @@ def _add(module: torch.nn.Module, path: list[str], leaf: Any, train: bool) -> Ar
             holder.add_module(name, torch.nn.Module())
         holder = holder.get_submodule(name)
     name = _free(holder, path[-1], {})
-    key = None
+    key, weak = None, getattr(leaf, "weak_type", False)
     if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         key, leaf = str(jax.random.key_impl(leaf)), jax.random.key_data(leaf)
     tensor = to_torch(leaf, copy=True).clone()  # in memory of torch, whose alignment lets XLA read it
@@ -141,7 +154,7 @@ def _add(module: torch.nn.Module, path: list[str], leaf: Any, train: bool) -> Ar
         holder.register_parameter(name, torch.nn.Parameter(tensor))
     else:
         holder.register_buffer(name, tensor)
-    return ArrayEntry(holder, name, key, np.dtype(leaf.dtype))
+    return ArrayEntry(holder, name, key, np.dtype(leaf.dtype), weak)
 
 
 def _free(holder: torch.nn.Module, name: str, known: Any) -> str:

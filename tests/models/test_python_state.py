@@ -159,3 +159,33 @@ def test_an_object_of_another_class_is_that_of_the_torch_module():
     with pytest.raises(MutationError, match=r"writes to `self\.module\.log\.calls`"):
         jax.jit(net)({}, {}, X)
     assert model.log.calls == 2
+
+
+class WithMode(nn.Module):
+    """A module whose `train` sets an attribute, which `forward` may change again."""
+
+    def __init__(self, changes: bool):
+        super().__init__()
+        self.scale, self.changes = 1.0, changes
+
+    def train(self, mode: bool = True) -> WithMode:
+        super().train(mode)
+        self.scale = 2.0 if mode else 3.0
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.changes:
+            self.scale += 1
+        return x * self.scale
+
+
+@modes
+def test_attributes_that_the_mode_sets_are_no_change(jit: bool):
+    net = jtbridge.module(WithMode(changes=False))
+    params, state = net.init()
+    call = jax.jit(net, static_argnames="train") if jit else net
+    for train, scale in ((True, 2.0), (False, 3.0)):
+        assert call(params, state, X, train=train)[0].tolist() == (X * scale).tolist()
+    net = jtbridge.module(WithMode(changes=True))
+    with pytest.raises(MutationError, match=r"`scale` from 2\.0 to 3\.0"):
+        net(*net.init(), X, train=True)

@@ -224,6 +224,18 @@ def test_arrays_of_jax_and_numpy_among_the_arguments():
     assert got.tolist() == [3.0, 3.0]
 
 
+def test_weakly_typed_arrays_give_way_to_other_dtypes_as_in_jax():
+    f = jtbridge.to_torch_function(lambda a, b: a * b)
+    x = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
+    for b in (jnp.asarray(2.0), jnp.ones((), jnp.float32)):
+        with jax.numpy_dtype_promotion("standard"):
+            got = f(x, b)
+            expected = jnp.multiply(jnp.ones(2, jnp.bfloat16), b)
+            assert str(got.dtype) == f"torch.{expected.dtype}"
+            got.sum().backward()
+    assert x.grad.tolist() == [3.0, 3.0]
+
+
 def test_dropped_functions_are_collected():
     class Owner:
         def __call__(self, x):

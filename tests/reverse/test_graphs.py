@@ -62,6 +62,13 @@ def test_compile(backend: str):
     torch.testing.assert_close(compiled(y), reference(y))
 
 
+def test_compile_tells_functions_apart():
+    torch.compiler.reset()
+    compiled = torch.compile(lambda f, x: f(x), backend="eager", fullgraph=True)
+    functions = [jtbridge.to_torch_function(lambda x, n=n: x * n) for n in (2.0, 3.0, 5.0)]
+    assert [compiled(f, torch.ones(())).item() for f in (*functions, *functions)] == [2, 3, 5, 2, 3, 5]
+
+
 def test_compile_keeps_its_functions(monkeypatch):
     monkeypatch.setattr("jtbridge.reverse._bound._MOST_SIGNATURES", 2)
     torch.compiler.reset()
