@@ -32,7 +32,7 @@ def findings_of(check: Check) -> Sequence[Finding]:
 def first_lines(error: BaseException) -> str:
     """Return the type of an exception and the first lines of its message."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:2])[:300]}"
+    return ": ".join([type(error).__name__, *([" ".join(lines[:2])[:300]] if lines else [])])
 
 
 def _planned(plan: Mapping[str, Any]) -> Sequence[Check]:

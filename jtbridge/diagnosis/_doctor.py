@@ -26,6 +26,10 @@ PROCESSES = {
 }
 
 
+class UnknownGroup(ValueError):
+    """There is no group of checks of this name."""
+
+
 def doctor(groups: Sequence[str] | None = None, *, timeout: float = 120.0) -> DoctorReport:
     """Check the installation and the machine: versions, devices, memory, backends, and whether everything works.
 
@@ -58,7 +62,7 @@ def doctor(groups: Sequence[str] | None = None, *, timeout: float = 120.0) -> Do
     wanted = known if groups is None else list(groups)
     for group in wanted:
         if group not in known:
-            raise ValueError(f"there is no group {group!r} of checks; the groups are {', '.join(known)}")
+            raise UnknownGroup(f"there is no group {group!r} of checks; the groups are {', '.join(known)}")
     found = _run([check for check in checks if check.group in wanted], timeout)
     if any(finding.text == UNPROVEN for finding in found):
         found = [x for x in found if x.text != UNPROVEN or x.group != "kernels"] + findings_of_kernels(timeout)
@@ -126,7 +130,11 @@ def main(arguments: Any) -> int:
     """Run ``python -m jtbridge doctor`` and return its exit status."""
     import sys
 
-    report = doctor(arguments.only.split(",") if arguments.only else None, timeout=arguments.timeout)
+    try:
+        report = doctor(arguments.only.split(",") if arguments.only else None, timeout=arguments.timeout)
+    except UnknownGroup as error:
+        sys.stderr.write(f"python -m jtbridge doctor: error: {error}\n")
+        return 2  # as for other wrong arguments
     if arguments.json:
         sys.stdout.write(report.to_json() + "\n")
     else:

@@ -62,6 +62,11 @@ def test_some_groups_as_text_without_colors():
 def test_an_unknown_group_is_refused():
     with pytest.raises(ValueError, match="there is no group 'version' of checks; the groups are versions, libraries"):
         jtbridge.doctor(["version"])
+    command = [sys.executable, "-m", "jtbridge", "doctor", "--only", "version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "there is no group 'version'" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_checks_have_names_of_their_own_and_groups_an_order():

@@ -217,6 +217,18 @@ def test_jax_on_the_cpu_of_a_machine_with_a_gpu(monkeypatch):
     assert "pip install 'jax[cuda12]'" in fix
 
 
+def test_a_platform_that_jax_does_not_have(monkeypatch):
+    def devices():
+        raise AssertionError  # as JAX does for a plugin without a device
+
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    (found,) = environment._devices()
+    assert found.status == "failure"
+    assert found.text == "JAX has no device here, because JAX_PLATFORMS is 'cuda': AssertionError"
+    assert found.fix.startswith("Unset JAX_PLATFORMS")
+
+
 @pytest.mark.parametrize(
     ("variables", "status", "text"),
     [

@@ -10,12 +10,21 @@ import jax
 import torch
 
 from jtbridge.diagnosis._checks import Check
+from jtbridge.diagnosis._child import first_lines
 from jtbridge.diagnosis._machine import nvidia_driver
-from jtbridge.diagnosis._report import NOTE, OK, WARNING, Finding
+from jtbridge.diagnosis._report import FAILURE, NOTE, OK, WARNING, Finding
 
 
 def _devices() -> Sequence[Finding]:
-    found = collections.Counter(f"{d.platform}, {d.device_kind}" for d in jax.devices())
+    platforms = os.environ.get("JAX_PLATFORMS")
+    try:
+        devices = jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        if not platforms:
+            raise
+        text = f"JAX has no device here, because JAX_PLATFORMS is {platforms!r}: {first_lines(error)}"
+        return [Finding("devices", "jax", FAILURE, text, f"Unset JAX_PLATFORMS, or install JAX for {platforms!r}.")]
+    found = collections.Counter(f"{d.platform}, {d.device_kind}" for d in devices)
     text = "; ".join(f"{count} x {name}" for name, count in found.items())
     findings = [Finding("devices", "jax", OK, f"default backend {jax.default_backend()}: {text}")]
     if jax.default_backend() == "cpu" and nvidia_driver() and os.environ.get("JAX_PLATFORMS", "") in ("", "cuda"):
