@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import jax
@@ -95,3 +96,20 @@ def test_a_check_of_jax_is_turned_on_between_calls(name: str, check: str):
         for value in (*found[:3], found[4]):
             np.testing.assert_allclose(value, 2 * np.sin(X), rtol=1e-6)
         np.testing.assert_allclose(found[3], 2 * np.cos(X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_check_of_jax_is_turned_on_between_calls_of_the_way_back(check: str):
+    f = jtbridge.to_torch_function(lambda x: {"sine": 2 * jnp.sin(x)})
+    x = torch.from_numpy(X.copy()).requires_grad_()
+    for context in (contextlib.nullcontext, CHECKS[check], contextlib.nullcontext):
+        with context():
+            found = f(x)["sine"]
+            (first,) = torch.autograd.grad(found.sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.sum(), x)
+            (direct,) = torch.autograd.grad(f(x)["sine"].sum(), x)
+            rows = torch.func.vmap(torch.func.grad(lambda x: f(x)["sine"]))(x.detach())
+        torch.testing.assert_close(found, 2 * x.sin())
+        torch.testing.assert_close(second, -2 * x.detach().sin())
+        for gradient in (first.detach(), direct, rows):
+            torch.testing.assert_close(gradient, 2 * x.detach().cos())
