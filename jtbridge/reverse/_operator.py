@@ -10,6 +10,7 @@ import torch
 from jtbridge._compat import in_forward_mode, redispatch_below_autograd, single_level_allowed
 from jtbridge.core.dtypes import numpy_dtype
 from jtbridge.core.jax_calls import OPERATOR
+from jtbridge.errors import DifferentiationError
 
 from ._autograd import Differentiated
 from ._jax_function import JaxFunction, Types, empty_results, find
@@ -62,7 +63,16 @@ def _autograd(keyset: Any, tensors: Sequence[torch.Tensor], function: str) -> li
         return list(Differentiated.apply(found, below, call, tensor_types(tensors), *tensors))
 
 
+def _refuse_batches_of_gradients(tensors: Sequence[torch.Tensor], function: str) -> list[torch.Tensor]:
+    raise DifferentiationError(
+        f"`{find(function).name}`, a JAX function, is differentiated for several cotangents or tangents at once by "
+        "`torch.autograd` (`is_grads_batched=True`, or `vectorize=True` of `torch.autograd.functional`). Use "
+        "`torch.func`: `vmap`, `jacrev`, `jacfwd` or `hessian`."
+    )
+
+
 _LIBRARY.impl(_NAME, _run, "CompositeExplicitAutograd")
 _LIBRARY.impl(_NAME, _autograd, "Autograd", with_keyset=True)
+_LIBRARY.impl(_NAME, _refuse_batches_of_gradients, "Batched")
 torch.library.register_fake(OPERATOR, _fake, lib=_LIBRARY)
 torch.library.register_vmap(OPERATOR, _batch, lib=_LIBRARY)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge.errors import ArgumentError, DeviceError, DTypeError
+from jtbridge.errors import ArgumentError, DeviceError, DifferentiationError, DTypeError
 
 double = jtbridge.to_torch_function(lambda x: x * 2)
 
@@ -189,3 +189,19 @@ def test_an_argument_with_keys_that_jax_cannot_sort():
         f([x, {"b": x, 1: x}], other=x)
     with pytest.raises(ArgumentError, match=r"`other\['a'\]` is a dict with the keys 'b', 1, which JAX cannot sort"):
         f(x, other={"a": {"b": x, 1: x}})
+
+
+@pytest.mark.parametrize(
+    "differentiate",
+    [
+        lambda f, x: torch.autograd.grad(f(x), x, torch.eye(3), is_grads_batched=True),
+        lambda f, x: torch.autograd.functional.jacobian(f, x, vectorize=True),
+        lambda f, x: torch.autograd.functional.jacobian(f, x, vectorize=True, strategy="forward-mode"),
+    ],
+)
+def test_batches_of_gradients_outside_of_torch_func(differentiate):
+    f = jtbridge.to_torch_function(lambda x: jnp.sin(x) * x)
+    x = torch.rand(3, requires_grad=True)
+    with pytest.raises(DifferentiationError, match=r"is_grads_batched=True.*Use `torch\.func`"):
+        differentiate(f, x)
+    torch.testing.assert_close(torch.func.jacrev(f)(x), torch.diag(x.cos() * x + x.sin()))
