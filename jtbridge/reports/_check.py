@@ -17,6 +17,7 @@ from jtbridge.backends import backends
 from jtbridge.calls.traced import difference, tolerance
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.convert import to_torch
+from jtbridge.core.fork import check_not_forked
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.host_memory import to_numpy
 from jtbridge.core.positions import of_differentiated
@@ -96,6 +97,7 @@ def check(fn: Any, *args: Any, **kwargs: Any) -> CheckReport:
     """
     wrapped = as_wrapped(fn)
     traced, _ = wrapped.prepared(args, dict(kwargs))
+    check_not_forked(traced.name)
     found = []
     for status in backends():
         if not status.available:

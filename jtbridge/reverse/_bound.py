@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from jtbridge._compat import outside_functorch
 from jtbridge.core.messages import kind_of
 from jtbridge.core.nested_calls import marked
 from jtbridge.core.pytree import in_order
@@ -38,7 +39,7 @@ class BoundFunction(JaxFunction):
         found = self._trees.get(types)
         if found is None:
             structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
-            with self._with_x64():
+            with outside_functorch(), self._with_x64():
                 jax.eval_shape(lambda *arrays: self._flat(*arrays), *structs)
             found = self._trees[types]
         return found

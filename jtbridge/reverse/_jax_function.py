@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from jtbridge._compat import Context, current_context
+from jtbridge._compat import Context, current_context, outside_functorch
 from jtbridge.core.dtypes import is_differentiable, torch_dtype
 from jtbridge.core.fork import check_not_forked
 from jtbridge.core.jax_calls import HANDLES
@@ -136,7 +136,7 @@ class JaxFunction:
     def shapes(self, types: Types) -> list[Any]:
         """Return the results for arguments of some types, as `jax.ShapeDtypeStruct`."""
         structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
-        with self._with_x64():
+        with outside_functorch(), self._with_x64():  # the function may call torch, by `jtbridge.wrap`
             return self._jitted.eval_shape(*structs)
 
     def _inferred(self, types: Types) -> Types:

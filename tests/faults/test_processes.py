@@ -83,6 +83,21 @@ PROGRAMS = {
         """,
         "end",
     ),
+    "check in a fork": (
+        """
+        wrapped = jtbridge.wrap(torch.sin)
+        wrapped(jnp.ones(2))
+        child = os.fork()
+        if not child:
+            try:
+                jtbridge.check(wrapped, jnp.ones(2))
+            except jtbridge.errors.ForkError as error:
+                print("`sin` is called in a process that was forked" in str(error), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        """,
+        "True",
+    ),
     "the process ends while another thread traces": (
         """
         def slow(x):

@@ -151,3 +151,11 @@ def test_a_wrapped_function_in_a_jax_function_in_a_wrapped_function(transform, p
 def test_a_wrapped_function_is_torch_code_again_after_such_a_call():
     f = jtbridge.wrap(lambda x: in_torch_code(back_in_torch(x)))
     np.testing.assert_allclose(f(jnp.array([0.5])), jax.jit(f)(jnp.array([0.5])), rtol=1e-5)
+
+
+def test_a_wrapped_function_inside_a_jax_function_that_torch_func_traces_first():
+    inner = jtbridge.wrap(lambda x: torch.sin(x) * jtbridge.to_torch_function(jnp.cos)(x))
+    f = jtbridge.to_torch_function(lambda x: inner(x))  # JAX has not traced it yet
+    x = torch.rand(2, 3)
+    got = torch.func.vmap(torch.func.hessian(lambda x: f(x).sum()))(x)
+    torch.testing.assert_close(got, torch.diag_embed(-2 * torch.sin(2 * x)))
