@@ -80,7 +80,7 @@ class Vmap(Derived):
         """
         with VmapGuard(tensors, self.dims) as guard:
             results = torch.func.vmap(self.fn.__call__, in_dims=self.dims, randomness=randomness)(*tensors)
-        guard.check_errors()
+        guard.check_errors(is_derivative=isinstance(self.fn, Derived))
         if any(y.dim() == 0 or len(y) != self.size for y in results):
             raise NotImplementedError("torch.vmap gives a result without the batch axis")
         return results

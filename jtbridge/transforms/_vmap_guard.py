@@ -91,12 +91,18 @@ class VmapGuard(TorchFunctionMode):
         self._depth = functorch_depth() + 1  # of this call of torch.vmap
         self._pairs: list[_Pair] = []
         self._strides_were_read = False
-        self._error: Exception | None = None  # the first one of an operator
+        self._errors: list[Exception] = []  # that operators raised
 
-    def check_errors(self) -> None:
-        """Raise if an operator raised an error that the function caught."""
-        if self._error is not None:
-            raise NotImplementedError("the function caught an error, which a row might not raise") from self._error
+    def check_errors(self, *, is_derivative: bool) -> None:
+        """Raise if an operator raised an error that the function caught.
+
+        A derivative catches errors itself, to compute in another way. So for a derivative, the error must be one of
+        torch.vmap, whose messages name it.
+        """
+        errors, self._errors = self._errors, []  # an error holds the frames that hold this mode
+        for error in errors:
+            if not is_derivative or "vmap" in str(error):
+                raise NotImplementedError("the function caught an error, which a row might not raise") from error
 
     @functools.cached_property
     def _same_strides(self) -> dict[int, StorageWeakRef]:
@@ -111,7 +117,7 @@ class VmapGuard(TorchFunctionMode):
         try:
             return self._checked(func, args, kwargs or {})
         except Exception as error:
-            self._error = self._error or error
+            self._errors.append(error)
             raise
 
     def _checked(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
