@@ -380,7 +380,7 @@ def test_more_tokens_than_learned_positions_are_refused():
         jtbridge.generate(net, params, state, prompts(100, rows=1), max_new_tokens=29),
         torch_tokens(model, prompts(100, rows=1), max_new_tokens=29),
     )
-    with pytest.raises(ArgumentError, match="128 positions"):
+    with pytest.raises(ArgumentError, match="129 positions, but the model has 128"):
         jtbridge.generate(net, params, state, prompts(100, rows=1), max_new_tokens=30)
 
 
