@@ -92,8 +92,8 @@ def check_positions(model: Any, inputs: jax.Array, settings: GenerationSettings)
         needed = max(needed, inputs.shape[1])
     if most is not None and needed > most and _has_table(model, most):
         raise ArgumentError(
-            f"The prompt and `max_new_tokens={settings.max_new_tokens}` need {needed} positions, but the model has "
-            f"{most}. Pass a shorter prompt, or a smaller `max_new_tokens`."
+            f"The model has {most} positions, but the prompt and `max_new_tokens={settings.max_new_tokens}` need "
+            f"{needed}. Pass a shorter prompt, or a smaller `max_new_tokens`."
         )
 
 
