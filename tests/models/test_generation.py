@@ -380,7 +380,7 @@ def test_more_tokens_than_learned_positions_are_refused():
         jtbridge.generate(net, params, state, prompts(100, rows=1), max_new_tokens=29),
         torch_tokens(model, prompts(100, rows=1), max_new_tokens=29),
     )
-    with pytest.raises(ArgumentError, match="128 positions, but .* need 129"):
+    with pytest.raises(ArgumentError, match=r"128 positions, but .* need 129"):
         jtbridge.generate(net, params, state, prompts(100, rows=1), max_new_tokens=30)
 
 
@@ -409,7 +409,7 @@ def test_models_whose_attention_depends_on_the_length_of_the_cache_are_refused()
 
 def test_prompts_that_are_longer_than_the_positions_of_an_encoder_are_refused():
     _, net, params, state = net_of(language_models.bart)
-    with pytest.raises(ArgumentError, match="128 positions, but .* need 130"):
+    with pytest.raises(ArgumentError, match=r"128 positions, but .* need 130"):
         jtbridge.generate(net, params, state, prompts(130, rows=1), max_new_tokens=4)
 
 
