@@ -6,11 +6,11 @@ from typing import Any
 
 import jax
 from jax.experimental.layout import Layout, with_layout_constraint
-from jax.interpreters import batching, mlir
+from jax.interpreters import mlir
 
-from jtbridge._compat import Primitive, is_exported
+from jtbridge._compat import is_exported
 
-_row_major_p = Primitive("jtbridge_row_major")
+from ._cpu_identity import cpu_identity
 
 
 def row_major(x: jax.Array) -> jax.Array:
@@ -31,8 +31,4 @@ def _lower(ctx: mlir.LoweringRuleContext, x: Any) -> Any:
     return [x] if is_exported(ctx) else mlir.lower_fun(constrained, multiple_results=False)(ctx, x)
 
 
-_row_major_p.def_impl(lambda x: x)
-_row_major_p.def_abstract_eval(lambda x: x)
-mlir.register_lowering(_row_major_p, lambda ctx, x: [x])
-mlir.register_lowering(_row_major_p, _lower, platform="cpu")
-batching.defvectorized(_row_major_p)
+_row_major_p = cpu_identity("jtbridge_row_major", _lower)

@@ -6,9 +6,9 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import mlir
 
-from jtbridge._compat import Primitive
+from jtbridge.lowerings._cpu_identity import cpu_identity
 
 # Measured on a CPU of two cores with AVX-512, 256 to 8192 wide: 2 to 32 rows take 0.35 to 0.75 of the time, 64 rows 0.7
 # to 1.0 of it, 256 rows more. One row is a product of a vector, and small matrices take the same time both ways.
@@ -18,8 +18,8 @@ _LEAST_SIZE = 1 << 16
 
 def is_thin(x: jax.Array, weight: jax.Array) -> bool:
     """Return whether ``times_transposed`` is faster on a CPU than a product in the order of its operands."""
-    single = x.dtype == weight.dtype and x.dtype in (jnp.float32, jnp.float64)
-    return single and weight.ndim == 2 and math.prod(x.shape[:-1]) in _ROWS and weight.size >= _LEAST_SIZE
+    is_wide_float = x.dtype == weight.dtype and x.dtype in (jnp.float32, jnp.float64)
+    return is_wide_float and weight.ndim == 2 and math.prod(x.shape[:-1]) in _ROWS and weight.size >= _LEAST_SIZE
 
 
 def times_transposed(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -37,10 +37,4 @@ def times_transposed(x: jax.Array, weight: jax.Array) -> jax.Array:
     return _barrier_p.bind(product).T.reshape(*x.shape[:-1], weight.shape[0])
 
 
-_barrier_p = Primitive("jtbridge_barrier")
-_barrier_p.def_impl(lambda x: x)
-_barrier_p.def_abstract_eval(lambda x: x)
-mlir.register_lowering(_barrier_p, lambda ctx, x: [x])
-mlir.register_lowering(_barrier_p, mlir.lower_fun(jax.lax.optimization_barrier, multiple_results=False), platform="cpu")
-batching.defvectorized(_barrier_p)
-ad.deflinear2(_barrier_p, lambda cotangent, _: [_barrier_p.bind(cotangent)])
+_barrier_p = cpu_identity("jtbridge_barrier", mlir.lower_fun(jax.lax.optimization_barrier, multiple_results=False))

@@ -1,0 +1,29 @@
+"""Operations that return their argument, and tell XLA's CPU compiler something about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jax.interpreters import ad, batching, mlir
+
+from jtbridge._compat import Primitive
+
+
+def cpu_identity(name: str, lower: Callable[..., Any]) -> Primitive:
+    """Return the primitive of such an operation.
+
+    `jax.lax.platform_dependent` would do, but takes several times as long to trace and to lower.
+
+    Args:
+        name: the name of the primitive.
+        lower: the lowering rule for a CPU. On other platforms nothing is lowered.
+    """
+    primitive = Primitive(name)
+    primitive.def_impl(lambda x: x)
+    primitive.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(primitive, lambda ctx, x: [x])
+    mlir.register_lowering(primitive, lower, platform="cpu")
+    batching.defvectorized(primitive)
+    ad.deflinear2(primitive, lambda cotangent, _: [primitive.bind(cotangent)])
+    return primitive
