@@ -35,7 +35,8 @@ def same(a: Any, b: Any, depth: int = DEPTH) -> bool:
     if isinstance(a, np.ndarray):
         return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
     if isinstance(a, float | complex):
-        return repr(a) == repr(b)  # tells 0.0 from -0.0
+        number: Any = complex if isinstance(a, complex) else float
+        return number.__repr__(a) == number.__repr__(b)  # all digits, whatever a subclass shows; 0.0 is not -0.0
     if isinstance(a, (*VALUES, types.MethodType)):
         return bool(a == b)
     if isinstance(a, list | tuple | collections.deque):
@@ -57,9 +58,9 @@ def same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     if a.layout is not torch.strided or a.dtype.is_complex or a.is_quantized:
         return a.layout is torch.strided and torch.equal(a.detach(), b.detach())
+    a, b = a.detach(), b.detach()
     if a.dtype.itemsize == 1 and a.is_floating_point():
         a, b = a.float(), b.float()  # torch has no `signbit` of float8
-    a, b = a.detach(), b.detach()
     return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) and torch.equal(a.signbit(), b.signbit())  # of zeros
 
 

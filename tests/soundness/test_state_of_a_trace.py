@@ -274,6 +274,25 @@ def test_a_zero_that_changes_its_sign_in_one_trace():
     assert signs == [[jnp.inf, jnp.inf], [-jnp.inf, jnp.inf], [jnp.inf, -jnp.inf]]
 
 
+def test_a_float_of_a_class_that_shows_no_digits():
+    class Rounded(float):
+        def __repr__(self):
+            return "about 2"
+
+    state = {"by": Rounded(2.25)}
+    f = jtbridge.wrap(lambda x: x * state["by"])
+
+    @jax.jit
+    def twice(x):
+        first = f(x)
+        state["by"] = Rounded(2.5)
+        return first, f(x)
+
+    first, second = twice(jnp.ones(2))
+    np.testing.assert_array_equal(first, [2.25, 2.25])
+    np.testing.assert_array_equal(second, [2.5, 2.5])
+
+
 def test_float8_that_is_closed_over_is_compared():
     weight = torch.tensor([1.0, -2.0]).to(torch.float8_e4m3fn)
     f = jtbridge.wrap(lambda x: x * weight.float())
