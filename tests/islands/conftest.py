@@ -12,11 +12,17 @@ from jtbridge.core import tuning
 from jtbridge.translate import _choice
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of what is tuned in a test."""
+    return tmp_path / "tuning"
+
+
 @pytest.fixture(autouse=True)
-def untuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def untuned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing tuned yet, and a folder of its own."""
     monkeypatch.setattr(_choice, "_FOUND", {})
     monkeypatch.setattr(tuning, "_ENTERED", False)
     monkeypatch.setattr(tuning, "_UNTUNED", {})
-    with jtbridge.config(tuning_folder=tmp_path / "tuning"):
+    with jtbridge.config(tuning_folder=folder):
         yield
