@@ -7,7 +7,7 @@ from typing import Any
 
 
 def replaced(values: Iterable[Any], positions: Iterable[int], new: Iterable[Any]) -> list[Any]:
-    """Return `values` as a list in which the elements at `positions` are those of `new`, in their order."""
+    """Return a copy of the list `values` that has ``new[i]`` at ``positions[i]``."""
     found = list(values)
     for position, value in zip(positions, new, strict=True):
         found[position] = value

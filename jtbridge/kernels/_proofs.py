@@ -146,7 +146,7 @@ def warn_of_failed(name: str) -> None:
 
 
 def only(names: frozenset[str]) -> contextlib.AbstractContextManager[None]:
-    """Replace every kernel but those of these names by its reference, in traces inside the block."""
+    """Use the kernels `names` in traces inside the block, and the reference in place of every other kernel."""
     return assigned((_ONLY, names))
 
 

@@ -128,7 +128,7 @@ class Run:
             ) from error
 
     def _note_other_shapes(self, error: Exception, found: Mapping[str, TensorEntry], tensors: Tensors) -> None:
-        """Add to an error of a call which parameters have other shapes than those of the torch module."""
+        """Add a note to `error` that lists the parameters whose shapes differ from those in the torch module."""
         other = [
             f"`{name}` {tuple(tensor.shape)}, in torch {tuple(found[name].tensor.shape)}"
             for name, tensor in tensors.items()

@@ -23,7 +23,7 @@ from jtbridge._compat import (
 )
 from jtbridge.core.overlap import shares_other_elements
 
-# The kind of a call by the name of what is called: a function of torch, a method, or an operator of `torch.ops`.
+# Kinds of calls. A key is the name of a function of torch, of a method, or of an operator of `torch.ops`.
 _KINDS = {
     **dict.fromkeys(("reshape", "reshape_as", "flatten", "ravel", "contiguous"), "by strides"),  # a view, or a copy
     **dict.fromkeys(("stride", "is_contiguous", "dim_order"), "tells strides"),

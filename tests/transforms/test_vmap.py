@@ -193,7 +193,7 @@ def test_a_called_batch_is_one_graph_unless_an_operator_has_no_batching_rule():
 
 @pytest.mark.parametrize("name", ["number", "branch", "guarded"])
 def test_caught_errors(name: str):
-    """A function that catches the error of an operator gives what it gives for each row, which has no error."""
+    """Torch.vmap raises an error that the function catches. The batch must equal the rows, where none is raised."""
 
     def number(x: torch.Tensor) -> torch.Tensor:
         try:

@@ -400,7 +400,7 @@ def _storages(tensor: torch.Tensor) -> set[int]:
 
 
 def draws(fn: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Return whether a call draws random numbers: that of a random operator, which has a tag that says so.
+    """Return whether a call draws random numbers. Torch marks the operators that may, by a tag.
 
     Dropout of probability 0 or in evaluation mode draws nothing, and nothing is drawn on the meta device.
     """
