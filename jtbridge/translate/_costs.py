@@ -23,6 +23,7 @@ from jtbridge.core.transposed import is_transposed
 
 # How many times faster torch has to be: the measurements are noisy, and XLA may fuse an operator with its neighbours.
 _MARGIN = 1.15
+_LEAST_SAVED_US = 20.0  # a call waits for Python's lock too, and separates what XLA would fuse
 _LONG_US = 30.0  # a call out of XLA takes some 10 us
 _PLATFORMS = ("cpu",)  # those of which `measured/` has a file
 # Operators along one dimension, whose time depends on its length.
@@ -121,9 +122,7 @@ def faster_reason(workload: Workload, platform: str) -> str | None:
 @functools.cache
 def _measurements(platform: str) -> dict[tuple[str, str, str], tuple[tuple[int, float], ...]]:
     """Return by operator, kind and dtype the sizes from which torch is faster, each with the ratio of the times."""
-    return {
-        key: _won([(size, xla / island) for size, xla, island in points]) for key, points in _points(platform).items()
-    }
+    return {key: _won(points) for key, points in _points(platform).items()}
 
 
 @functools.cache
@@ -139,10 +138,10 @@ def _points(platform: str) -> dict[tuple[str, str, str], list[tuple[int, float, 
     return {key: sorted(of_key) for key, of_key in points.items()}
 
 
-def _won(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Return the measurements after the last one that torch did not win."""
-    lost = [i for i, (_, ratio) in enumerate(points) if ratio < _MARGIN]
-    return tuple(points[lost[-1] + 1 :] if lost else points)
+def _won(points: list[tuple[int, float, float]]) -> tuple[tuple[int, float], ...]:
+    """Return the size and the ratio of the times of the measurements after the last one that torch did not win."""
+    lost = [i for i, (_, xla, island) in enumerate(points) if xla < max(_MARGIN * island, island + _LEAST_SAVED_US)]
+    return tuple((size, xla / island) for size, xla, island in points[lost[-1] + 1 if lost else 0 :])
 
 
 def _form(weight: torch.Tensor, transposed: bool, groups: int) -> str:

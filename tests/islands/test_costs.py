@@ -46,9 +46,9 @@ def test_an_expanded_argument_is_left_to_xla():
     def of_forward(function, *args):
         return [island for island in jtbridge.explain(jtbridge.wrap(function), *args).islands if not island.gradient]
 
-    x, weight = jnp.ones((100, 8, 128)), jnp.ones((128, 1024))
-    assert not of_forward(lambda x, w: torch.bmm(x, w.expand(len(x), *w.shape)), x, weight)
-    assert of_forward(lambda x, w: torch.bmm(x, w), x, jnp.ones((100, 128, 1024)))
+    x, weight = jnp.ones((100, 128, 64), "bfloat16"), jnp.ones((128, 256), "bfloat16")
+    assert not of_forward(lambda x, w: torch.bmm(x.mT, w.expand(len(x), *w.shape)), x, weight)
+    assert of_forward(lambda x, w: torch.bmm(x.mT, w), x, jnp.ones((100, 128, 256), "bfloat16"))
 
 
 def test_its_gradient_is_an_island_too_and_is_right():
@@ -60,7 +60,7 @@ def test_its_gradient_is_an_island_too_and_is_right():
 
 
 def test_a_product_of_bfloat16_is_an_island_if_its_first_matrix_is_transposed():
-    x, y = jnp.ones((256, 512), "bfloat16"), jnp.ones((256, 512), "bfloat16")
+    x, y = jnp.ones((128, 512), "bfloat16"), jnp.ones((128, 512), "bfloat16")
     assert calls_in(jtbridge.wrap(lambda x, y: x.t() @ y), x, y) == 1
     assert calls_in(jtbridge.wrap(lambda x, y: x @ y.t()), x, y) == 0
     assert calls_in(jtbridge.wrap(lambda x, y: x @ y), x, y.T) == 0
@@ -209,8 +209,16 @@ def test_explain_gives_the_reason():
 
 
 def test_sizes_count_from_the_last_measurement_that_xla_won():
-    assert _costs._won([(1, 0.5), (10, 3.0), (100, 0.9), (1000, 1.2), (10000, 9.0)]) == ((1000, 1.2), (10000, 9.0))
-    assert _costs._won([(1, 0.5)]) == ()
+    of_island = 200.0
+    points = [
+        (size, of_island * ratio, of_island) for size, ratio in ((1, 0.5), (10, 3), (100, 0.9), (1000, 1.2), (2000, 9))
+    ]
+    assert _costs._won(points) == ((1000, 1.2), (2000, 9.0))
+    assert _costs._won(points[:1]) == ()
+
+
+def test_a_gain_of_a_few_microseconds_is_not_worth_a_call():
+    assert _costs._won([(1, 30.0, 15.0), (10, 60.0, 30.0)]) == ((10, 2.0),)
 
 
 def test_each_stored_measurement_names_an_operator_of_torch():
