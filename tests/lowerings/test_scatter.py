@@ -1,7 +1,11 @@
 """Scattered writes and reductions."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
+
+import jtbridge
 
 from .harness import check
 
@@ -91,3 +95,46 @@ def test_old_names_of_reductions(reduce):
     index = torch.tensor([[0, 2, 0]])
     check(lambda x, s: x.scatter(1, index, s, reduce=reduce), torch.randn(2, 3), torch.randn(2, 4))
     check(lambda x: x.scatter(1, index, 3.0, reduce=reduce), torch.randn(2, 3))
+
+
+_EXPANDED = {
+    "last axis": (lambda i: i[:, :, None].expand(-1, -1, 4), 1),
+    "last axes": (lambda i: i[:, :1, None].expand(-1, 3, 4), 0),
+    "first axis": (lambda i: i.mT[None].expand(2, -1, -1)[:, :3], 2),
+    "axis of the index": (lambda i: i[:, :1, None].expand(-1, 3, 4), 1),
+    "axes on both sides": (lambda i: i[:1, :, None].expand(2, -1, 4), 1),
+    "a part of an axis": (lambda i: i[:, :, None].expand(-1, -1, 2), 1),
+    "new axes": (lambda i: i[0, :, None].expand(2, 3, 4), 1),
+    "no axis": (lambda i: i[:, :, None].expand(-1, -1, 1), 1),
+}
+
+
+@pytest.mark.parametrize("name", _EXPANDED)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, d, i, s: x.gather(d, i),
+        lambda x, d, i, s: x.scatter_add(d, i, s),
+        lambda x, d, i, s: x.scatter_reduce(d, i, s, "mean", include_self=False),
+        lambda x, d, i, s: x.scatter_reduce(d, i, s, "amax", include_self=False),
+        lambda x, d, i, s: x.scatter_reduce(d, i, s, "prod"),
+        lambda x, d, i, s: x.scatter(d, i, 3.0),
+    ],
+)
+def test_expanded_indices(name, function):
+    expanded, dim = _EXPANDED[name]
+    index = torch.tensor([[1, 0, 1], [0, 1, 1]])
+    source = torch.randn(expanded(index).shape)
+    check(lambda x, i, s: function(x, dim, expanded(i), s), torch.randn(2, 3, 4), index, source, grad=True)
+
+
+@pytest.mark.parametrize("wrong", [7, -1])
+def test_expanded_indices_out_of_range(wrong):
+    def reduced(x, i, s):
+        return x.scatter_reduce(0, i[:, None].expand_as(s), s, "sum"), x.gather(0, i[:, None].expand_as(s))
+
+    x, source = jnp.ones((3, 4)), jnp.ones((2, 4))
+    result, read = jax.jit(jtbridge.wrap(reduced))(x, jnp.array([0, wrong]), source)
+    assert jnp.isnan(result).all()
+    assert not jnp.isnan(read[0]).any()
+    assert jnp.isnan(read[1]).all()

@@ -19,7 +19,8 @@ from jtbridge.lowerings._registry import register_lowering
 from jtbridge.lowerings.shape._common import box, cast, positions
 
 from ._out_of_range import no_number_if, read, read_along
-from .scatter import at_axis, checked_write
+from ._places import along, at_axis
+from .scatter import checked_write
 
 Indices = Sequence[jax.Array | None]
 
@@ -32,16 +33,18 @@ def _index_select(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
     return read(x, at_axis(index.reshape(-1), axis), wrap=False)
 
 
-@register_lowering("gather")
-def _gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = False) -> jax.Array:
+@register_lowering("gather", node=True)
+def _gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = False, node: fx.Node) -> jax.Array:
     del sparse_grad
     if index.size == 0:
         return jnp.zeros(index.shape, x.dtype)
     if x.ndim == 0 or index.ndim == 0:
-        return _gather(x.reshape(-1), 0, index.reshape(-1)).reshape(index.shape)
+        return _gather(x.reshape(-1), 0, index.reshape(-1), node=node).reshape(index.shape)
     axis = axis_of(dim, x.ndim)
-    ends = [n if i == axis else index.shape[i] for i, n in enumerate(x.shape)]
-    return read_along(box(x, [0] * x.ndim, ends), index, axis)
+    x = box(x, [0] * x.ndim, [n if i == axis else index.shape[i] for i, n in enumerate(x.shape)])
+    places = along(index, axis, x.shape, node.args[2])
+    takes_rows = x.shape[axis] > 0 and any(isinstance(place, slice) for place in places)
+    return read(x, places, wrap=False) if takes_rows else read_along(x, index, axis)
 
 
 @register_lowering("take")

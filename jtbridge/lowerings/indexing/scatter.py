@@ -16,21 +16,10 @@ from torch import fx
 
 from jtbridge.lowerings._common import axis_of, opmath
 from jtbridge.lowerings._registry import register_lowering
-from jtbridge.lowerings.shape._common import box, cast, positions
+from jtbridge.lowerings.shape._common import box, cast
 
 from ._out_of_range import is_outside, no_number_if
-
-Places = tuple[Any, ...]
-
-
-def at_axis(index: jax.Array, axis: int) -> Places:
-    """Return an index for jnp that selects by `index` along one axis."""
-    return (*(slice(None),) * axis, index)
-
-
-def _along(index: jax.Array, axis: int) -> Places:
-    """Return index arrays for each element of `index`: its coordinates, with the element in place of one of them."""
-    return tuple(index if i == axis else positions(index.shape, i) for i in range(index.ndim))
+from ._places import Places, along, at_axis
 
 
 def write(x: jax.Array, places: Places, values: jax.Array, how: str, wrap: bool = True) -> jax.Array:
@@ -80,8 +69,8 @@ def _scatter(x: jax.Array, dim: int, index: jax.Array, src: Any, how: str, node:
         return _scatter(x.reshape(-1), 0, index.reshape(-1), src, how, node).reshape(x.shape)
     if jnp.ndim(src) == index.ndim:
         src = box(src, [0] * index.ndim, index.shape)
-    axis = axis_of(dim, x.ndim)
-    return checked_write(x, _along(index, axis), jnp.asarray(src), how, node, wrap=False)
+    places = along(index, axis_of(dim, x.ndim), x.shape, node.args[2])
+    return checked_write(x, places, jnp.asarray(src), how, node, wrap=False)
 
 
 _OLD_NAMES = {"add": "sum", "multiply": "prod"}
@@ -133,7 +122,7 @@ def _scatter_reduce(
         flat = [a.reshape(-1) for a in (x, index, src)]
         result = _scatter_reduce(flat[0], 0, *flat[1:], reduce, include_self=include_self, node=node)
         return result.reshape(x.shape)
-    places = _along(index, axis_of(dim, x.ndim))
+    places = along(index, axis_of(dim, x.ndim), x.shape, node.args[2])
     return _reduced(x, places, box(src, [0] * index.ndim, index.shape), reduce, include_self, node)
 
 
@@ -163,14 +152,16 @@ def _reduced(
     how = "sum" if reduce == "mean" else reduce
     if reduce in ("sum", "mean", "prod"):
         x, values = x.astype(opmath(dtype)), values.astype(opmath(dtype))
+    # One element for all that are at the same places along the axes of the index.
+    indexed = [i < len(places) and not isinstance(places[i], slice) for i in range(x.ndim)]
+    shape = [n if is_indexed else 1 for n, is_indexed in zip(x.shape, indexed, strict=True)]
     if not include_self:
-        start = jnp.broadcast_to(_identity(how, x.dtype), values.shape)
-        x = write(x, places, start, "set", wrap=False)
+        is_reached = jnp.zeros(shape, bool).at[places].set(True, mode="drop", wrap_negative_indices=False)
+        x = jnp.where(is_reached, _identity(how, x.dtype), x)
     result = write(x, places, values, how, wrap=False)
     if reduce == "mean":
-        count = jnp.full(x.shape, include_self, jnp.int32)
-        count = jnp.maximum(count.at[places].add(jnp.ones(values.shape, jnp.int32), mode="drop"), 1)
-        count = count.astype(x.dtype)
+        count = jnp.full(shape, include_self, jnp.int32)
+        count = jnp.maximum(count.at[places].add(1, mode="drop", wrap_negative_indices=False), 1).astype(x.dtype)
         result = result // count if jnp.issubdtype(x.dtype, jnp.integer) else result / count
     return _checked(result.astype(dtype), places, node, wrap=False)
 

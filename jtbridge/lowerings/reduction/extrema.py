@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jtbridge.core.extreme_positions import first_largest, first_smallest
 from jtbridge.lowerings._common import axes_of, axis_of
 from jtbridge.lowerings._registry import register_lowering
 
@@ -73,9 +74,9 @@ def _position(x: jax.Array, dim: int | None, keepdim: bool, *, largest: bool) ->
     """Return the index of the first extreme element, or of the first NaN if there is one."""
     if x.ndim == 0:
         return jnp.zeros((), np.int64)
-    arg = jax.lax.argmax if largest else jax.lax.argmin
+    first = first_largest if largest else first_smallest
     flat, axis = (x.reshape(-1), 0) if dim is None else (x, axis_of(dim, x.ndim))
-    index = arg(flat, axis, np.int64)
+    index = first(flat, axis, np.int64)
     if not keepdim:
         return index
     return index.reshape((1,) * x.ndim) if dim is None else jnp.expand_dims(index, axis)

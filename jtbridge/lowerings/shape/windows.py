@@ -10,7 +10,7 @@ from jax import lax
 
 from jtbridge.lowerings._common import axis_of, computed_once, opmath
 from jtbridge.lowerings._registry import register_lowering
-from jtbridge.lowerings.indexing.scatter import at_axis
+from jtbridge.lowerings.indexing._places import at_axis
 
 # With at most this many shifts, overlapping windows are summed as shifted arrays, which is faster than a scatter.
 _SHIFTS = 16

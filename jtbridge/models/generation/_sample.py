@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jtbridge.core.extreme_positions import first_largest
+
 from ._decoder import Decoder, Start
 from ._scores import constrained, ends, tokens_seen, warped
 from ._settings import GenerationSettings
@@ -37,7 +39,7 @@ def sample(
     ) -> tuple[jax.Array, jax.Array | None, jax.Array, jax.Array]:
         scores = constrained(scores, number, seen, settings, controls)
         if rng is None:
-            token = scores.argmax(-1)
+            token = first_largest(scores, 1, jnp.int32)
         else:
             key = jax.random.fold_in(rng, number)
             token = jax.random.categorical(key, warped(scores, controls, settings.top_k))

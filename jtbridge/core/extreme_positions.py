@@ -1,0 +1,51 @@
+"""Positions of largest and smallest elements; of floats several times faster on CPUs than by XLA's own operation.
+
+XLA's CPU compiler does not vectorize a reduction of pairs, of an element and its position. It does vectorize reductions
+of floats, along the last axis several times faster than of integers. So the extreme element is found first, and then
+the first position that holds it, as a float along the last axis.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+_EXACT_IN_FLOAT32 = 2**24
+
+
+def first_largest(x: jax.Array, axis: int, dtype: Any) -> jax.Array:
+    """Return the position along an axis of the first largest element, or of the first NaN if there is one.
+
+    Args:
+        x: an array with at least one element along the axis.
+        axis: the axis, 0 or positive.
+        dtype: the dtype of the positions.
+    """
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return lax.argmax(x, axis, dtype)
+    return _first(x, jnp.max(x, axis, keepdims=True), axis, dtype)
+
+
+def first_smallest(x: jax.Array, axis: int, dtype: Any) -> jax.Array:
+    """Return the position along an axis of the first smallest element, or of the first NaN if there is one.
+
+    Args:
+        x, axis, dtype: as for :func:`first_largest`.
+    """
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return lax.argmin(x, axis, dtype)
+    return _first(x, jnp.min(x, axis, keepdims=True), axis, dtype)
+
+
+def _first(x: jax.Array, extreme: jax.Array, axis: int, dtype: Any) -> jax.Array:
+    size = x.shape[axis]
+    number = np.int32 if size < 2**31 else np.int64
+    if axis == x.ndim - 1 and size <= _EXACT_IN_FLOAT32:
+        number = np.float32
+    positions = lax.broadcasted_iota(number, x.shape, axis)
+    held = jnp.where((x == extreme) | (x != x), positions, jnp.asarray(size, number))
+    return jnp.min(held, axis).astype(dtype)

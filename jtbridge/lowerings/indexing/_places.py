@@ -1,0 +1,51 @@
+"""Indices for jnp that select what an index tensor of torch selects along one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import torch
+from torch import fx
+
+from jtbridge.lowerings.shape._common import positions
+
+Places = tuple[Any, ...]
+
+
+def at_axis(index: jax.Array, axis: int) -> Places:
+    """Return an index for jnp that selects by `index` along one axis."""
+    return (*(slice(None),) * axis, index)
+
+
+def along(index: jax.Array, axis: int, shape: Sequence[int], source: Any) -> Places:
+    """Return an index for jnp that selects one element for each element of `index`, which has its coordinates.
+
+    The element of `index` stands in place of the coordinate along `axis`. XLA takes whole rows at once, several times
+    faster, where the index was expanded from one element for each row, as libraries for graphs do.
+
+    Args:
+        index: an index tensor with as many axes as the array that is indexed.
+        axis: the axis that it selects along.
+        shape: of the array.
+        source: the node of `index`.
+    """
+    whole = [i for i in _repeated(source) if i != axis and index.shape[i] == shape[i]]
+    others = [i for i in range(index.ndim) if i not in whole]
+    if len(others) != others[-1] - others[0] + 1:  # jnp would put the axes of the index first
+        whole, others = [], [*range(index.ndim)]
+    narrow = index[tuple(0 if i in whole else slice(None) for i in range(index.ndim))]
+    places: list[Any] = [slice(None)] * index.ndim
+    for position, i in enumerate(others):
+        places[i] = narrow if i == axis else positions(narrow.shape, position)
+    return tuple(places)
+
+
+def _repeated(source: Any) -> list[int]:
+    """Return the axes along which torch expanded the value of a node."""
+    if not isinstance(source, fx.Node) or source.target is not torch.ops.aten.expand.default:
+        return []
+    before, after = source.args[0].meta["val"].shape, source.meta["val"].shape  # type: ignore[union-attr]
+    added = len(after) - len(before)
+    return [i for i in range(len(after)) if i < added or before[i - added] == 1]
