@@ -321,10 +321,11 @@ def _write_context_variable(variable: contextvars.ContextVar, value: Any) -> Non
         variable.set(value)
 
 
-def _write_environment(environment: MutableMapping[str, str], contents: dict[str, str]) -> None:
-    for name in environment.keys() - contents.keys():
-        del environment[name]
-    environment.update({name: value for name, value in contents.items() if environment.get(name) != value})
+def _write_variables(variables: MutableMapping[str, Any], contents: dict[str, Any]) -> None:
+    """Write the variables that differ alone, for other threads read the same ones."""
+    for name in variables.keys() - contents.keys():
+        del variables[name]
+    variables.update({name: value for name, value in contents.items() if variables.get(name, MISSING) is not value})
 
 
 NO_DISPATCH = torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
@@ -348,6 +349,7 @@ BYTES = Kind(bytes, _write_bytes, _compare_value)
 ARRAY = Kind(np.copy, _write_array, _compare_value)
 CELL = Kind(read_cell, _write_cell, _compare_value, lambda cell, contents: read_cell(cell) is contents)
 GLOBALS = Kind(_read_globals, _write_globals, _compare_items("global"))
+ALL_GLOBALS = Kind(dict.copy, _write_variables, _compare_items("global"), _has_items)
 CLASS = Kind(_read_class, _write_class, _compare_items("attribute"))
 SLOTS = Kind(_read_slots, _write_slots, _compare_items("attribute"))
 ATTRIBUTES = Kind(dict.copy, _write_dict(dict), _compare_items("attribute"), _has_items)
@@ -361,7 +363,7 @@ PARTIAL = Kind(_read_partial, _write_partial, _compare_items("attribute"))
 VIEW_OF_DICT = Kind(
     dict, lambda thing, contents: None, _compare_items("item")
 )  # the dict is written where it is reached
-ENVIRONMENT = Kind(dict, _write_environment, _compare_items("item"))
+ENVIRONMENT = Kind(dict, _write_variables, _compare_items("item"))
 _PYTHON_GENERATOR = Kind(lambda thing: thing.getstate(), lambda thing, state: thing.setstate(state), _compare_value)
 _NUMPY_STATE = Kind(
     lambda thing: thing.get_state(legacy=False), lambda thing, state: thing.set_state(state), _compare_value

@@ -17,7 +17,7 @@ from jtbridge._compat import outside_modes, writes
 
 from ._comparison import DEPTH, holds_traced, same
 from ._iterators import position_of
-from ._kinds import DENSE_TENSOR, GLOBALS, SMALL_TENSOR, TENSOR
+from ._kinds import ALL_GLOBALS, DENSE_TENSOR, GLOBALS, SMALL_TENSOR, TENSOR
 from ._records import Path, Position, Record
 from ._walk import StateWalk
 
@@ -58,7 +58,7 @@ class ReachableState:
         with outside_modes(), torch.no_grad():
             for record in self._all_records():
                 for step, key, before, after in record.differences():
-                    is_global = record.kind is GLOBALS
+                    is_global = record.kind in (GLOBALS, ALL_GLOBALS)
                     parent = record.path
                     place = Path(None, "global", key) if is_global else Path(parent, step, key) if step else parent
                     found.append(Change(place, before, after))

@@ -34,6 +34,7 @@ from ._comparison import PLAIN, VALUES, read_cell
 from ._escaped import PoisonTensor
 from ._iterators import ITERATORS, copy_of, parts, position_of
 from ._kinds import (
+    ALL_GLOBALS,
     ARRAY,
     ATTRIBUTES,
     BYTES,
@@ -270,6 +271,10 @@ class StateWalk:
             self._record(os.environ, ENVIRONMENT, Path(None, "global", "os.environ"))
         if not of_library(fn.__globals__.get("__name__") or ""):  # a library's decorator has the user's `__module__`
             self._scope(fn.__globals__, used)
+            # It may write variables that it does not name.
+            if "globals" in used and id(fn.__globals__) not in self._seen:
+                self._seen[id(fn.__globals__)] = fn.__globals__
+                self._record(fn.__globals__, ALL_GLOBALS, Path(None, "global", ""))
         for name in used & sys.modules.keys():  # that the function imports
             self._queue.append((sys.modules[name], Path(None, "global", name)))
         new = used - self._names

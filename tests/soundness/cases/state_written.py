@@ -56,6 +56,15 @@ def counter_in_a_global(run):
 
 
 @case("state written", "jit")
+def counter_in_globals(run):
+    module = types.ModuleType("counting")
+    exec("def f(v):\n    globals()['N'] = globals().get('N', 0) + 1\n    return v * N", module.__dict__)
+    f = run.wrap(module.f)
+    for _ in range(3):
+        yield run(f, V)
+
+
+@case("state written", "jit")
 def counter_in_a_closure(run):
     n = 0
 
