@@ -47,9 +47,11 @@ def main() -> None:
             failures[f"{case.operator} {case.title}"] = row.reason
         else:
             rows.append(row)
+            if arguments.write:  # a run takes a quarter of an hour, and may end early
+                _write(rows, replaces_all=False)
     _show(rows, failures)
-    if arguments.write:
-        _write(rows, replaces_all=not arguments.only)
+    if arguments.write and not arguments.only:
+        _write(rows, replaces_all=True)
 
 
 def _measured(case: Case, rounds: int) -> dict[str, Any] | Failed:

@@ -69,6 +69,16 @@ def test_an_unknown_group_is_refused():
     assert "Traceback" not in done.stderr
 
 
+def test_a_reader_may_stop_early():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "jtbridge", "doctor", "--only", "caches"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert done.returncode == 1
+    assert "Error" not in done.stderr
+
+
 def test_checks_have_names_of_their_own_and_groups_an_order():
     keys = [check.key for check in all_checks()]
     assert len(set(keys)) == len(keys)
