@@ -43,9 +43,9 @@ def first_smallest(x: jax.Array, axis: int, dtype: Any) -> jax.Array:
 
 def _first(x: jax.Array, extreme: jax.Array, axis: int, dtype: Any) -> jax.Array:
     size = x.shape[axis]
-    number = np.int32 if size < 2**31 else np.int64
-    if axis == x.ndim - 1 and size <= _EXACT_IN_FLOAT32:
-        number = np.float32
+    number: Any = np.int64
+    if isinstance(size, int) and size < 2**31:  # no symbol of an exported program
+        number = np.float32 if axis == x.ndim - 1 and size <= _EXACT_IN_FLOAT32 else np.int32
     positions = lax.broadcasted_iota(number, x.shape, axis)
     held = jnp.where((x == extreme) | (x != x), positions, jnp.asarray(size, number))
     return jnp.min(held, axis).astype(dtype)
