@@ -19,6 +19,7 @@ from jtbridge._compat import (
 )
 
 from .effects import draws
+from .refused_dtypes import DtypeChecks
 
 # Of a sparse fake tensor these are wrong: it has no entries, or those of one of the tensors that it was computed from.
 _FACTS_OF_ENTRIES = frozenset({torch.ops.aten._nnz.default, torch.ops.aten.is_coalesced.default})
@@ -71,9 +72,16 @@ class FakeAsReal(TorchDispatchMode):
     - The number of entries of a sparse tensor depends on data. So do the sizes of its indices and values, and whether
       it is coalesced.
 
+    Args:
+        checks_dtypes: also refuse the dtypes that torch refuses, see `DtypeChecks`. One trace of a function is enough.
+
     Raises:
         DynamicOutputShapeException, DataDependentOutputException: an operator reads the entries of a sparse tensor.
     """
+
+    def __init__(self, *, checks_dtypes: bool = False):
+        super().__init__()
+        self._dtypes = DtypeChecks() if checks_dtypes else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._efficientzerotensor.default:
@@ -88,6 +96,8 @@ class FakeAsReal(TorchDispatchMode):
             with outside_modes():
                 return func(*args)
         out = func(*args, **(kwargs or {}))
+        if self._dtypes is not None:
+            self._dtypes.check(func, args, kwargs or {}, out)
         if args and _is_empty(args[0]) and _is_small(out):
             _run_on_empty(func, args, kwargs or {})
         if func in _OTHER_STRIDES:

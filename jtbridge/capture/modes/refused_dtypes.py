@@ -1,0 +1,124 @@
+"""Refusal of dtypes that torch refuses when it computes, and accepts on fake tensors.
+
+``torch.mm`` of float32 and bfloat16 raises in torch. On fake tensors it has a result, and so has a translation to JAX,
+which promotes. Kernels check dtypes in their own code, so no schema tells them. The operator itself is run on small
+tensors of zeros and ones, and tells.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import torch
+
+from jtbridge._compat import OpOverload, outside_modes
+
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_MOST = 1 << 16  # elements of the arguments and results of an operator that runs in its real sizes
+_LONGEST = 4  # of a dimension, in other sizes
+
+# A dtype for which torch has no kernel on a CPU. Others may have one: a GPU, or XLA.
+_NO_KERNEL = re.compile(r"not implemented for|[Nn]ot supported|doesn't support")
+
+
+class DtypeChecks:
+    """Runs the operators of a trace for the dtypes of their arguments. Equal calls are run once."""
+
+    def __init__(self) -> None:
+        self._passed: set[Any] = set()
+
+    def check(self, func: OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        """Raise the exception of torch if it refuses the dtypes of the arguments of an operator.
+
+        An operator is only refused if it accepts the same arguments in other dtypes. Otherwise the exception may be due
+        to the values, which are not those of the program.
+
+        Args:
+            func: the operator. It is not checked if it draws or has effects outside of its arguments.
+            args: its arguments, which may be fake tensors.
+            kwargs: its arguments by name.
+            out: its result on fake tensors.
+        """
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        dtypes = tuple(leaves[i].dtype for i in at)
+        if not at or (len({*dtypes}) == 1 and dtypes[0] in _FLOATS) or not _is_run(func, leaves, kwargs):
+            return
+        shrinks = not _is_small([*(leaves[i] for i in at), *jax.tree.leaves(out)])
+        statics = tuple(_size(leaf, shrinks) for leaf in leaves if not isinstance(leaf, torch.Tensor))
+        shapes = tuple(tuple(_size(size, shrinks) for size in leaves[i].shape) for i in at)
+        key = (func, tree, dtypes, shapes, tuple(map(repr, statics)))
+        if key in self._passed:
+            return
+
+        def run(dtypes: Sequence[torch.dtype]) -> Exception | None:
+            rest = iter(statics)
+            tensors = iter([_example(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)])
+            filled = [next(tensors if isinstance(leaf, torch.Tensor) else rest) for leaf in leaves]
+            args, kwargs = jax.tree.unflatten(tree, filled)
+            try:
+                func(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001  (the caller judges it)
+                return error
+            return None
+
+        with outside_modes(), torch.no_grad():
+            error = run(dtypes)
+            if error is not None and not _depends_on_values(error) and any(run(o) is None for o in _others(dtypes)):
+                wide = tuple(map(_wide, dtypes))
+                if not (_NO_KERNEL.search(str(error)) and wide != dtypes and run(wide) is None):
+                    raise error
+        self._passed.add(key)
+
+
+def _is_run(func: OpOverload, leaves: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Return whether an operator may run on other tensors than those of the program."""
+    if func.namespace != "aten" or func.is_view or torch.Tag.nondeterministic_seeded in func.tags:
+        return False
+    if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "cpu":
+        return False
+    return all(leaf.layout is torch.strided for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def _is_small(leaves: Sequence[Any]) -> bool:
+    """Return whether tensors have few elements, and no size that is a symbol."""
+    shapes = [leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    known = all(isinstance(size, int) for shape in shapes for size in shape)
+    return known and sum(map(math.prod, shapes)) <= _MOST
+
+
+def _size(leaf: Any, shrinks: bool) -> Any:
+    """Return a size, or another static argument, for a run in smaller sizes if it `shrinks`."""
+    if isinstance(leaf, torch.SymInt) or (shrinks and type(leaf) is int and leaf > _LONGEST):
+        return _LONGEST
+    return leaf
+
+
+def _example(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return ones, and zeros for indices."""
+    return torch.full(shape, int(dtype.is_floating_point or dtype.is_complex), dtype=dtype)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return a dtype of the same kind for which torch has kernels."""
+    if dtype.is_floating_point and dtype.itemsize < 4:
+        return torch.float32
+    return torch.int64 if dtype in (torch.uint16, torch.uint32, torch.uint64) else dtype
+
+
+def _depends_on_values(error: Exception) -> bool:
+    """Return whether an operator refuses the zeros that stand for integers, and accepts zeros of other dtypes."""
+    return "ZeroDivisionError" in str(error)
+
+
+def _others(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[torch.dtype, ...]]:
+    """Yield other dtypes for the arguments of an operator, such that one is right for most of those that are wrong."""
+    for dtype in dict.fromkeys((*dtypes, torch.float32, torch.int64, torch.bool)):
+        yield (dtype,) * len(dtypes)
+    for i in range(len(dtypes)):
+        for dtype in dict.fromkeys((*dtypes, torch.float32, torch.int64, torch.bool)):
+            yield (*dtypes[:i], dtype, *dtypes[i + 1 :])

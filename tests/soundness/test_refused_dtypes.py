@@ -1,0 +1,185 @@
+"""Dtypes that torch refuses are refused under jit, and those that it accepts are accepted, with torch's values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import jtbridge
+from jtbridge.errors import ShapeInferenceError
+from tests.compare import assert_matches
+from tests.conformance.convert import to_jax
+
+ROWS = torch.tensor([0, 1, 1])
+SQUARE = (3, 3)
+
+
+def lstm(x: torch.Tensor, h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    weights = [w, w, w[:, 0], w[:, 0]]
+    return torch.lstm(x[None], (h[None], h[None]), weights, True, 1, 0.0, False, False, True)[0]
+
+
+def gru(x: torch.Tensor, h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.gru(x[None], h[None], [w[:9], w[:9], w[:9, 0], w[:9, 0]], True, 1, 0.0, False, False, True)[0]
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q[None, None], k[None, None], v[None, None])
+
+
+# A function, and the shapes of its arguments, which are float32 where a case does not say other.
+FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "mm": (torch.mm, (SQUARE, SQUARE)),
+    "matmul": (torch.matmul, ((2, 3, 3), SQUARE)),
+    "bmm": (torch.bmm, ((2, 3, 3), (2, 3, 3))),
+    "addmm": (torch.addmm, (SQUARE, SQUARE, SQUARE)),
+    "baddbmm": (torch.baddbmm, (SQUARE, (2, 3, 3), (2, 3, 3))),
+    "mv": (torch.mv, (SQUARE, (3,))),
+    "addmv": (torch.addmv, ((3,), SQUARE, (3,))),
+    "dot": (torch.dot, ((3,), (3,))),
+    "vdot": (torch.vdot, ((3,), (3,))),
+    "outer": (torch.outer, ((3,), (3,))),
+    "linear": (F.linear, (SQUARE, SQUARE, (3,))),
+    "bilinear": (F.bilinear, (SQUARE, SQUARE, (2, 3, 3), (2,))),
+    "einsum": (lambda a, b: torch.einsum("ij,jk->ik", a, b), (SQUARE, SQUARE)),
+    "conv1d": (F.conv1d, ((1, 2, 5), (3, 2, 2), (3,))),
+    "conv2d": (F.conv2d, ((1, 2, 5, 5), (3, 2, 2, 2), (3,))),
+    "conv3d": (F.conv3d, ((1, 2, 4, 4, 4), (3, 2, 2, 2, 2), (3,))),
+    "conv_transpose2d": (F.conv_transpose2d, ((1, 2, 4, 4), (2, 3, 2, 2), (3,))),
+    "layer_norm": (lambda x, w, b: F.layer_norm(x, (3,), w, b), (SQUARE, (3,), (3,))),
+    "rms_norm": (lambda x, w: F.rms_norm(x, (3,), w), (SQUARE, (3,))),
+    "group_norm": (lambda x, w, b: F.group_norm(x, 2, w, b), ((2, 4, 3), (4,), (4,))),
+    "batch_norm": (lambda x, m, v, w, b: F.batch_norm(x, m, v, w, b), ((2, 3, 4), (3,), (3,), (3,), (3,))),
+    "lerp": (torch.lerp, (SQUARE, SQUARE, SQUARE)),
+    "where": (lambda x, y: torch.where(x > 0, x, y), (SQUARE, SQUARE)),
+    "cat": (lambda x, y: torch.cat([x, y]), (SQUARE, SQUARE)),
+    "stack": (lambda x, y: torch.stack([x, y]), (SQUARE, SQUARE)),
+    "scatter": (lambda x, y: x.scatter(0, ROWS[None], y), (SQUARE, SQUARE)),
+    "scatter_add": (lambda x, y: x.scatter_add(0, ROWS[None], y), (SQUARE, SQUARE)),
+    "scatter_reduce": (lambda x, y: x.scatter_reduce(0, ROWS[None], y, "amax"), (SQUARE, SQUARE)),
+    "index_add": (lambda x, y: x.index_add(0, ROWS, y), (SQUARE, SQUARE)),
+    "index_copy": (lambda x, y: x.index_copy(0, ROWS[:2], y[:2]), (SQUARE, SQUARE)),
+    "index_put": (lambda x, y: x.index_put((ROWS,), y, accumulate=True), (SQUARE, SQUARE)),
+    "setitem": (lambda x, y: x.clone().__setitem__(0, y[0]), (SQUARE, SQUARE)),
+    "masked_scatter": (lambda x, y: x.masked_scatter(x > 0, y), (SQUARE, SQUARE)),
+    "masked_fill": (lambda x, y: x.masked_fill(x > 0, y), (SQUARE, ())),
+    "gather": (lambda x, i: x.gather(0, i), (SQUARE, SQUARE)),
+    "index_select": (lambda x, i: x.index_select(0, i), (SQUARE, (3,))),
+    "take": (torch.take, (SQUARE, (3,))),
+    "getitem": (lambda x, i: x[i], (SQUARE, (3,))),
+    "embedding": (F.embedding, ((3,), SQUARE)),
+    "one_hot": (lambda i: F.one_hot(i, 4), ((3,),)),
+    "attention": (attention, (SQUARE, SQUARE, SQUARE)),
+    "grid_sample": (lambda x, g: F.grid_sample(x, g, align_corners=True), ((1, 1, 3, 3), (1, 2, 2, 2))),
+    "cross_entropy": (F.cross_entropy, (SQUARE, (3,))),
+    "cross_entropy_of_weights": (lambda x, w: F.cross_entropy(x, ROWS, w), (SQUARE, (3,))),
+    "nll_loss": (F.nll_loss, (SQUARE, (3,))),
+    "binary_cross_entropy": (lambda x, y: F.binary_cross_entropy(x.sigmoid(), y), (SQUARE, SQUARE)),
+    "binary_cross_entropy_with_logits": (F.binary_cross_entropy_with_logits, (SQUARE, SQUARE)),
+    "mse_loss": (F.mse_loss, (SQUARE, SQUARE)),
+    "lstm": (lstm, (SQUARE, (1, 3), (12, 3))),
+    "gru": (gru, (SQUARE, (1, 3), (12, 3))),
+    "add_": (lambda x, y: x.clone().add_(y), (SQUARE, SQUARE)),
+    "div_": (lambda x, y: x.clone().div_(y), (SQUARE, SQUARE)),
+    "copy_": (lambda x, y: x.clone().copy_(y), (SQUARE, SQUARE)),
+    "sub": (torch.sub, (SQUARE, SQUARE)),
+    "softmax": (lambda x: torch.softmax(x, 0), (SQUARE,)),
+    "gelu": (F.gelu, (SQUARE,)),
+    "bitwise_and": (torch.bitwise_and, (SQUARE, SQUARE)),
+    "topk": (lambda x: x.topk(2).values, (SQUARE,)),
+    "cumsum": (lambda x: x.cumsum(0), (SQUARE,)),
+    "cdist": (torch.cdist, (SQUARE, SQUARE)),
+    "cross": (torch.linalg.cross, (SQUARE, SQUARE)),
+    "complex": (torch.complex, (SQUARE, SQUARE)),
+    "polar": (torch.polar, (SQUARE, SQUARE)),
+    "solve": (lambda a, b: torch.linalg.solve(a + 3 * torch.eye(3), b), (SQUARE, SQUARE)),
+}
+
+
+def cases() -> list[tuple[str, tuple[torch.dtype, ...]]]:
+    """Each function with int64 arguments alone, and with one argument of another dtype than float32."""
+    found = []
+    for name, (_, shapes) in FUNCTIONS.items():
+        combinations = {(torch.int64,) * len(shapes)}
+        for i in range(len(shapes)):
+            for dtype in (torch.bfloat16, torch.int64):
+                combinations.add(tuple(dtype if i == j else torch.float32 for j in range(len(shapes))))
+        found += [(name, dtypes) for dtypes in sorted(combinations, key=str)]
+    return found
+
+
+def example(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    fraction = 0.25 if dtype.is_floating_point else 0
+    return (torch.from_numpy(np.random.default_rng(seed).integers(0, 2, shape)) * 0.5 + fraction).ceil().to(dtype)
+
+
+def name_of(case: tuple[str, tuple[torch.dtype, ...]]) -> str:
+    return "-".join([case[0], *(str(dtype).removeprefix("torch.") for dtype in case[1])])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of mixed dtypes
+@pytest.mark.parametrize("case", cases(), ids=name_of)
+def test_as_in_torch(case: tuple[str, tuple[torch.dtype, ...]]):
+    name, dtypes = case
+    function, shapes = FUNCTIONS[name]
+    tensors = [example(shape, dtype, i) for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))]
+    wrapped = jax.jit(jtbridge.wrap(function))
+    try:
+        expected = function(*tensors)
+    except Exception:  # noqa: BLE001  (any refusal)
+        with pytest.raises(Exception):  # noqa: B017
+            wrapped(*map(to_jax, tensors))
+    else:
+        assert_matches(wrapped(*map(to_jax, tensors)), expected, 1e-2)
+
+
+X, W = jnp.ones((3, 4)), jnp.ones((4, 5), jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        jax.jit,
+        lambda f: jax.jit(jax.grad(lambda x, w: f(x, w).sum())),
+        lambda f: jax.jit(jax.vmap(f, (0, None))),
+        lambda f: lambda x, w: jax.jvp(jax.jit(f), (x, w), (x, w)),
+    ],
+    ids=["jit", "grad", "vmap", "jvp"],
+)
+def test_names_both_dtypes(transformed: Callable[..., Any]):
+    with pytest.raises(RuntimeError, match=r"same dtype.*float != c10::BFloat16"):
+        transformed(jtbridge.wrap(lambda x, w: x @ w))(X[None], W)
+
+
+def test_of_large_tensors():
+    linear = jax.jit(jtbridge.wrap(F.linear))
+    with pytest.raises(RuntimeError, match="same dtype"):
+        linear(jnp.ones((2, 300, 512)), jnp.ones((512, 512), jnp.bfloat16))
+
+
+def test_where_sizes_depend_on_data():
+    f = jax.jit(jtbridge.wrap(lambda x, w: (x[x[:, 0] > 0] @ w).sum(), islands="needed"))
+    assert f(X, W.astype(jnp.float32)) == 60
+    with pytest.raises(ShapeInferenceError, match="same dtype"):
+        f(X, W)
+
+
+def test_autocast_takes_mixed_dtypes():
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return F.layer_norm(x @ w, (5,))
+
+    assert jax.jit(jtbridge.wrap(f))(X, W).shape == (3, 5)
+
+
+def test_a_narrow_dtype_without_a_kernel_is_computed():
+    """Torch has no kernel of `cdist` for bfloat16 on a CPU. A GPU has, and XLA."""
+    x = jnp.ones((3, 2), jnp.bfloat16)
+    assert jax.jit(jtbridge.wrap(torch.cdist))(x, x + 1).dtype == jnp.bfloat16
