@@ -76,7 +76,7 @@ def run_on_fakes(
             with (
                 WithoutFusedLstm(only_with_projections=True),
                 GroupedProducts(),
-                FakeAsReal(checks_dtypes=True),
+                FakeAsReal(refuses=True),
                 recorder.watching(),
                 intercepted_launches() as recorder.launches,
                 answering,

@@ -108,3 +108,26 @@ def test_the_gradient_of_a_gamma_draw():
     alpha, y = torch.linspace(0.5, 5, 10, dtype=torch.float64), torch.linspace(0.3, 6, 10, dtype=torch.float64)
     found = draw(lambda a, y: torch._standard_gamma_grad(a, y), alpha, y)
     np.testing.assert_allclose(found, torch._standard_gamma_grad(alpha, y), rtol=2e-3)  # torch's is approximate
+
+
+@pytest.mark.parametrize(
+    ("f", "wrong", "right"),
+    [
+        (torch.bernoulli, [2.0, -1.0, math.nan], 0.5),
+        (lambda p: torch.empty_like(p).bernoulli_(p), [2.0, -1.0, math.nan], 0.5),
+        (torch.poisson, [-1.0, math.nan], 2.0),
+        (lambda std: torch.normal(0.0, std), [-1.0], 1.0),
+    ],
+    ids=["bernoulli", "bernoulli_", "poisson", "normal"],
+)
+def test_parameters_for_which_torch_raises_give_nan(f: Any, wrong: list[float], right: float):
+    for value in wrong:
+        assert np.isnan(draw(f, torch.tensor([value, right]))).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize("row", [[1.0, -1.0], [1.0, math.inf], [1.0, math.nan], [0.0, 0.0]], ids=str)
+def test_weights_for_which_torch_raises_give_no_index(row: list[float], replacement: bool):
+    drawn = draw(lambda w: torch.multinomial(w, 2, replacement), torch.tensor([row, [1.0, 2.0]]))
+    assert (drawn[0] < 0).all()
+    assert (drawn[1] >= 0).all()

@@ -20,6 +20,7 @@ from jtbridge._compat import (
 
 from .effects import draws
 from .refused_dtypes import DtypeChecks
+from .refused_shapes import check_shapes
 
 # Of a sparse fake tensor these are wrong: it has no entries, or those of one of the tensors that it was computed from.
 _FACTS_OF_ENTRIES = frozenset({torch.ops.aten._nnz.default, torch.ops.aten.is_coalesced.default})
@@ -73,15 +74,16 @@ class FakeAsReal(TorchDispatchMode):
       it is coalesced.
 
     Args:
-        checks_dtypes: also refuse the dtypes that torch refuses, see `DtypeChecks`. One trace of a function is enough.
+        refuses: also refuse the dtypes and shapes that torch refuses, see `DtypeChecks` and `check_shapes`. One trace of
+            a function is enough.
 
     Raises:
         DynamicOutputShapeException, DataDependentOutputException: an operator reads the entries of a sparse tensor.
     """
 
-    def __init__(self, *, checks_dtypes: bool = False):
+    def __init__(self, *, refuses: bool = False):
         super().__init__()
-        self._dtypes = DtypeChecks() if checks_dtypes else None
+        self._dtypes = DtypeChecks() if refuses else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._efficientzerotensor.default:
@@ -97,6 +99,7 @@ class FakeAsReal(TorchDispatchMode):
                 return func(*args)
         out = func(*args, **(kwargs or {}))
         if self._dtypes is not None:
+            check_shapes(func, args)
             self._dtypes.check(func, args, kwargs or {}, out)
         if args and _is_empty(args[0]) and _is_small(out):
             _run_on_empty(func, args, kwargs or {})

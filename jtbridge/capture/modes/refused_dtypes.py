@@ -20,6 +20,15 @@ from jtbridge._compat import OpOverload, outside_modes
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _MOST = 1 << 16  # elements of the arguments and results of an operator that runs in its real sizes
 _LONGEST = 4  # of a dimension, in other sizes
+# Their numbers are sizes, or are checked against sizes. A kernel that does neither may read past the end of a smaller
+# tensor.
+_SIZES = frozenset(
+    {
+        torch.ops.aten.convolution.default,
+        torch.ops.aten.native_group_norm.default,
+        torch.ops.aten.native_layer_norm.default,
+    }
+)
 
 # A dtype for which torch has no kernel on a CPU. Others may have one: a GPU, or XLA.
 _NO_KERNEL = re.compile(r"not implemented for|[Nn]ot supported|doesn't support")
@@ -49,6 +58,8 @@ class DtypeChecks:
         if not at or (len({*dtypes}) == 1 and dtypes[0] in _FLOATS) or not _is_run(func, leaves, kwargs):
             return
         shrinks = not _is_small([*(leaves[i] for i in at), *jax.tree.leaves(out)])
+        if shrinks and func not in _SIZES and any(_size(leaf, shrinks) is not leaf for leaf in leaves):
+            return
         statics = tuple(_size(leaf, shrinks) for leaf in leaves if not isinstance(leaf, torch.Tensor))
         shapes = tuple(tuple(_size(size, shrinks) for size in leaves[i].shape) for i in at)
         key = (func, tree, dtypes, shapes, tuple(map(repr, statics)))

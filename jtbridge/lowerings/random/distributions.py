@@ -1,4 +1,8 @@
-"""Random draws, which follow torch's distributions and supports, but not its sequence of numbers."""
+"""Random draws, which follow torch's distributions and supports, but not its sequence of numbers.
+
+Where a parameter is one for which torch raises, such as a probability above 1, the result holds the invalid value of
+:mod:`jtbridge.lowerings.indexing._out_of_range`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from torch import fx
 
 from jtbridge.lowerings._common import opmath, out_dtype, out_shape
 from jtbridge.lowerings._registry import register_lowering
+from jtbridge.lowerings.indexing._out_of_range import no_number
 
 Key = Callable[[], jax.Array]
 
@@ -22,6 +27,10 @@ def _uniform01(key: Key, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
         parts = jax.random.uniform(key(), (2, *shape), np.finfo(dtype).dtype)
         return jax.lax.complex(parts[0], parts[1])
     return jax.random.uniform(key(), shape, dtype)
+
+
+def _valid_if(valid: jax.Array, drawn: jax.Array) -> jax.Array:
+    return jnp.where(valid, drawn, jnp.asarray(no_number(drawn.dtype), drawn.dtype))
 
 
 @register_lowering("rand", "rand_like", node=True, key=True)
@@ -114,7 +123,8 @@ def _bernoulli_p(x: jax.Array, p: Any, *, generator: Any = None, node: fx.Node, 
 def _coins(p: Any, node: fx.Node, key: Key) -> jax.Array:
     p = jnp.asarray(p)
     p = p.astype(np.float64 if p.dtype == np.float64 else np.float32)
-    return (jax.random.uniform(key(), out_shape(node), p.dtype) < p).astype(out_dtype(node))
+    drawn = (jax.random.uniform(key(), out_shape(node), p.dtype) < p).astype(out_dtype(node))
+    return _valid_if((p >= 0) & (p <= 1), drawn)
 
 
 @register_lowering("uniform", node=True, key=True)
@@ -150,8 +160,9 @@ def _normal_tensors(mean: Any, std: Any = 1.0, *, generator: Any = None, node: f
 def _normal_of(mean: Any, std: Any, node: fx.Node, key: Key) -> jax.Array:
     dtype = out_dtype(node)
     wide = opmath(dtype)
+    std = jnp.asarray(std, wide)
     drawn = jax.random.normal(key(), out_shape(node), wide)
-    return (drawn * jnp.asarray(std, wide) + jnp.asarray(mean, wide)).astype(dtype)
+    return _valid_if(~(std < 0), (drawn * std + jnp.asarray(mean, wide)).astype(dtype))
 
 
 @register_lowering("log_normal", node=True, key=True)
@@ -196,7 +207,8 @@ def _cauchy(
 @register_lowering("poisson", node=True, key=True)
 def _poisson(x: jax.Array, generator: Any = None, *, node: fx.Node, key: Key) -> jax.Array:
     del generator
-    return jax.random.poisson(key(), x.astype(opmath(x.dtype)), out_shape(node), np.int64).astype(x.dtype)
+    drawn = jax.random.poisson(key(), x.astype(opmath(x.dtype)), out_shape(node), np.int64).astype(x.dtype)
+    return _valid_if(x >= 0, drawn)
 
 
 @register_lowering("binomial", node=True, key=True)
@@ -252,7 +264,8 @@ def _multinomial(
     else:  # the largest of logits plus Gumbel variates have the distribution of successive draws
         logs = jnp.log(rows.astype(opmath(rows.dtype)))
         _, found = jax.lax.top_k(logs + jax.random.gumbel(key(), rows.shape, logs.dtype), num_samples)
-    return found.astype(np.int64).reshape(shape)
+    valid = jnp.all((rows >= 0) & (rows < np.inf), axis=-1, keepdims=True) & jnp.any(rows > 0, axis=-1, keepdims=True)
+    return _valid_if(valid, found.astype(np.int64)).reshape(shape)
 
 
 @register_lowering("native_dropout", node=True, key=True)

@@ -1,0 +1,102 @@
+"""Refusal of shapes, dimensions and numbers that torch refuses when it computes, and accepts on fake tensors (torch 2.13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from jtbridge._compat import OpOverload
+
+
+def check_shapes(func: OpOverload, args: tuple) -> None:
+    """Raise for arguments that an operator of torch refuses.
+
+    Raises:
+        RuntimeError, IndexError: as torch does.
+    """
+    check = _CHECKS.get(func)
+    if check is not None:
+        check(*args)
+
+
+def _sum_of_product(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: Any) -> None:
+    _check_expands(bias.shape, (a.shape[0], b.shape[1]))
+
+
+def _sum_of_vector(bias: torch.Tensor, matrix: torch.Tensor, *_: Any) -> None:
+    _check_expands(bias.shape, (matrix.shape[0],))
+
+
+def _check_expands(shape: Sequence[int], to: Sequence[int]) -> None:
+    sizes = zip(reversed(shape), reversed(to), strict=False)
+    known = ((size, wanted) for size, wanted in sizes if isinstance(size, int) and isinstance(wanted, int))
+    if len(shape) > len(to) or any(size not in (1, wanted) for size, wanted in known):
+        raise RuntimeError(f"a tensor of shape {tuple(shape)} cannot be added to a product of shape {tuple(to)}")
+
+
+def _boundaries(x: Any, boundaries: torch.Tensor, *_: Any) -> None:
+    if boundaries.dim() != 1:
+        raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({boundaries.dim()})")
+
+
+def _dimension(x: torch.Tensor, dim: int) -> None:
+    if x.dim() == 0 and dim not in (0, -1):
+        raise IndexError(f"Expected reduction dim -1 or 0 for scalar but got {dim}")
+
+
+def _diagonal(x: torch.Tensor, source: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> None:
+    diagonal = torch.diagonal(x, offset, dim1, dim2)
+    if source.shape != diagonal.shape:
+        raise RuntimeError(
+            f"expected src to have a size equal to the slice of self. src size = {list(source.shape)}, "
+            f"slice size = {list(diagonal.shape)}"
+        )
+
+
+def _strided(
+    x: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> None:
+    if any(not isinstance(number, int) for number in (*size, *stride, *x.shape, *x.stride())) or 0 in size:
+        return
+    first = x.storage_offset() if offset is None else offset
+    needed = first + 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+    if needed > x.untyped_storage().nbytes() // x.element_size():
+        raise RuntimeError(f"sizes {list(size)}, strides {list(stride)}, storage offset {first} are out of bounds")
+
+
+def _samples(probabilities: torch.Tensor, count: int, *_: Any) -> None:
+    if not probabilities.is_floating_point():
+        raise RuntimeError(f"multinomial only supports floating-point dtypes for input, got: {probabilities.dtype}")
+    if count <= 0:
+        raise RuntimeError(f"cannot sample n_sample <= 0 samples (n_sample={count})")
+    if probabilities.shape[-1] > 1 << 24:
+        raise RuntimeError("number of categories cannot exceed 2^24")
+
+
+def _bounds(x: torch.Tensor, low: float = 0.0, high: float = 1.0) -> None:
+    if low > high:
+        raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}")
+
+
+def _probability(x: torch.Tensor, p: float = 0.5) -> None:
+    if not 0 <= p <= 1:
+        raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={p}")
+
+
+_CHECKS: dict[OpOverload, Callable[..., None]] = {
+    torch.ops.aten.addmm.default: _sum_of_product,
+    torch.ops.aten.addmv.default: _sum_of_vector,
+    torch.ops.aten.as_strided_scatter.default: _strided,
+    torch.ops.aten.bernoulli.p: _probability,
+    torch.ops.aten.bernoulli_.float: _probability,
+    torch.ops.aten.bucketize.Tensor: _boundaries,
+    torch.ops.aten.bucketize.Scalar: _boundaries,
+    torch.ops.aten.cummax.default: _dimension,
+    torch.ops.aten.cummin.default: _dimension,
+    torch.ops.aten.diagonal_scatter.default: _diagonal,
+    torch.ops.aten.multinomial.default: _samples,
+    torch.ops.aten.uniform.default: _bounds,
+    torch.ops.aten.uniform_.default: _bounds,
+}
