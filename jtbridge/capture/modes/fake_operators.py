@@ -74,8 +74,8 @@ class FakeAsReal(TorchDispatchMode):
       it is coalesced.
 
     Args:
-        refuses: also refuse the dtypes and shapes that torch refuses, see `DtypeChecks` and `check_shapes`. One trace of
-            a function is enough.
+        refuses: also refuse the dtypes and shapes that torch refuses, see `DtypeChecks` and `check_shapes`. One trace
+            of a function is enough.
 
     Raises:
         DynamicOutputShapeException, DataDependentOutputException: an operator reads the entries of a sparse tensor.
