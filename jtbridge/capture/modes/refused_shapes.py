@@ -41,9 +41,10 @@ def _boundaries(x: Any, boundaries: torch.Tensor, *_: Any) -> None:
         raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({boundaries.dim()})")
 
 
-def _dimension(x: torch.Tensor, dim: int) -> None:
-    if x.dim() == 0 and dim not in (0, -1):
-        raise IndexError(f"Expected reduction dim -1 or 0 for scalar but got {dim}")
+def _dimension(x: torch.Tensor, dim: int, *_: Any) -> None:
+    count = max(x.dim(), 1)
+    if not -count <= dim < count:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-count}, {count - 1}], but got {dim})")
 
 
 def _diagonal(x: torch.Tensor, source: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> None:
@@ -86,6 +87,9 @@ def _probability(x: torch.Tensor, p: float = 0.5) -> None:
 
 
 _CHECKS: dict[OpOverload, Callable[..., None]] = {
+    torch.ops.aten._log_softmax.default: _dimension,
+    torch.ops.aten._safe_softmax.default: _dimension,
+    torch.ops.aten._softmax.default: _dimension,
     torch.ops.aten.addmm.default: _sum_of_product,
     torch.ops.aten.addmv.default: _sum_of_vector,
     torch.ops.aten.as_strided_scatter.default: _strided,
