@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -43,8 +43,8 @@ class DtypeChecks:
     def check(self, func: OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         """Raise the exception of torch if it refuses the dtypes of the arguments of an operator.
 
-        An operator is only refused if it accepts the same arguments in other dtypes. Otherwise the exception may be due
-        to the values, which are not those of the program.
+        An operator is only refused if it accepts the same values in other dtypes. Otherwise the exception may be due to
+        the values, which are not those of the program.
 
         Args:
             func: the operator. It is not checked if it draws or has effects outside of its arguments.
@@ -66,9 +66,9 @@ class DtypeChecks:
         if key in self._passed:
             return
 
-        def run(dtypes: Sequence[torch.dtype]) -> Exception | None:
+        def run(dtypes: Sequence[torch.dtype], fill: Callable[[torch.dtype], int] = _zero) -> Exception | None:
             rest = iter(statics)
-            tensors = iter([_example(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)])
+            tensors = iter([torch.full(s, fill(dtype), dtype=dtype) for s, dtype in zip(shapes, dtypes, strict=True)])
             filled = [next(tensors if isinstance(leaf, torch.Tensor) else rest) for leaf in leaves]
             args, kwargs = jax.tree.unflatten(tree, filled)
             try:
@@ -79,7 +79,12 @@ class DtypeChecks:
 
         with outside_modes(), torch.no_grad():
             error = run(dtypes)
-            if error is not None and not _depends_on_values(error) and any(run(o) is None for o in _others(dtypes)):
+            if (
+                error is not None
+                and not _is_of_division(error)
+                and run(dtypes, _one_unless_index) is not None
+                and any(run(other) is None for other in _others(dtypes))
+            ):
                 wide = tuple(map(_wide, dtypes))
                 if not (_NO_KERNEL.search(str(error)) and wide != dtypes and run(wide) is None):
                     raise error
@@ -109,9 +114,13 @@ def _size(leaf: Any, shrinks: bool) -> Any:
     return leaf
 
 
-def _example(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return ones, and zeros for indices."""
-    return torch.full(shape, int(dtype.is_floating_point or dtype.is_complex), dtype=dtype)
+def _zero(dtype: torch.dtype) -> int:
+    del dtype
+    return 0
+
+
+def _one_unless_index(dtype: torch.dtype) -> int:
+    return int(dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -121,8 +130,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.int64 if dtype in (torch.uint16, torch.uint32, torch.uint64) else dtype
 
 
-def _depends_on_values(error: Exception) -> bool:
-    """Return whether an operator refuses the zeros that stand for integers, and accepts zeros of other dtypes."""
+def _is_of_division(error: Exception) -> bool:
+    """Return whether an operator divided integers by zero. It divides floats by zero without an exception."""
     return "ZeroDivisionError" in str(error)
 
 
