@@ -259,16 +259,22 @@ def _indexing() -> Iterator[Case]:
         yield Case(aten.index_select.default, about, lambda x, i, y: aten.index_select(x, 0, i), with_index)
         yield Case(aten.index_add.default, about, lambda x, i, y: aten.index_add(x, 0, i, y), with_index)
         yield Case(aten.index_put.default, about, lambda x, i, y: aten.index_put(x, [i], y, True), with_index)
-        yield Case(aten.gather.default, about, lambda x, i, y: aten.gather(x, 0, _expanded(i, y)), with_index)
-        yield Case(
-            aten.scatter_add.default, about, lambda x, i, y: aten.scatter_add(x, 0, _expanded(i, y), y), with_index
-        )
-        yield Case(
-            aten.scatter_reduce.two,
-            about,
-            lambda x, i, y: aten.scatter_reduce(x, 0, _expanded(i, y), y, "amax"),
-            with_index,
-        )
+
+        def with_indices(rows: int = rows, taken: int = taken, width: int = width) -> Tensors:
+            return [torch.randn(rows, width), torch.randint(rows, (taken, width)), torch.randn(taken, width)]
+
+        for kind, index, make in (("rows of ", _expanded, with_index), ("", lambda i, y: i, with_indices)):
+            title = kind + about
+            yield Case(aten.gather.default, title, lambda x, i, y, at=index: aten.gather(x, 0, at(i, y)), make)
+            yield Case(
+                aten.scatter_add.default, title, lambda x, i, y, at=index: aten.scatter_add(x, 0, at(i, y), y), make
+            )
+            yield Case(
+                aten.scatter_reduce.two,
+                title,
+                lambda x, i, y, at=index: aten.scatter_reduce(x, 0, at(i, y), y, "amax"),
+                make,
+            )
         yield Case(
             aten.embedding_dense_backward.default,
             about,

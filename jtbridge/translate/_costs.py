@@ -201,6 +201,12 @@ def _of_rows(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
     return ("short rows" if x.shape[dim] < 64 else "long rows"), x.numel()
 
 
+def _of_index(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
+    index = node.args[2]
+    takes_rows = isinstance(index, fx.Node) and index.target is torch.ops.aten.expand.default
+    return "rows" if takes_rows else "", _of_elements(node, tensors)[1]
+
+
 def _of_elements(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
     results = node.meta["val"]
     results = results if isinstance(results, list | tuple) else [results]
@@ -228,4 +234,5 @@ _MEASURES: dict[str, Callable[[fx.Node, list[torch.Tensor]], tuple[str, int]]] =
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _of_attention,
     **dict.fromkeys([f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm")], _of_product),
     **dict.fromkeys([f"aten.{name}" for name in _ALONG_ROWS], _of_rows),
+    **dict.fromkeys(("aten.gather.default", "aten.scatter_add.default", "aten.scatter_reduce.two"), _of_index),
 }
