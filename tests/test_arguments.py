@@ -236,3 +236,40 @@ def test_options_are_checked(options: dict[str, Any], message: str):
     with pytest.raises(ArgumentError) as caught:
         jtbridge.wrap(torch.sin, **options)
     assert str(caught.value) == message
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Checked:
+    """A container whose constructor looks at its child, which JAX's documentation advises against."""
+
+    def __init__(self, x: Any):
+        if x.ndim != 1:
+            raise ValueError("not a vector")
+        self.x = x
+
+    def tree_flatten_with_keys(self) -> tuple[Any, None]:
+        return ((jax.tree_util.GetAttrKey("x"), self.x),), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Any) -> Checked:
+        return cls(*children)
+
+
+@pytest.mark.parametrize("run", [lambda f: f, jax.jit])
+def test_container_that_refuses_placeholders(run: Callable[..., Any], backend: str):
+    f = run(jtbridge.wrap(lambda tree, scale: Checked(tree["b"].x * tree["a"][0] * scale)))
+    x = jnp.arange(3.0)
+    assert_matches(f({"b": Checked(x), "a": [x + 1]}, 2.0).x, torch.tensor([0.0, 4.0, 12.0]))
+    gradient = run(jax.grad(lambda tree: f(tree, 2.0).x.sum()))({"b": Checked(x), "a": [x + 1]})
+    assert_matches(gradient["b"].x, torch.tensor([2.0, 4.0, 6.0]))
+
+
+def test_names_within_a_container_that_refuses_placeholders():
+    def write(tree: Any) -> None:
+        tree["b"].x.zero_()
+        tree["a"][0].zero_()
+
+    f = jtbridge.wrap(write, return_mutated=True)
+    for run in (f, jax.jit(f)):
+        _, mutated = run({"b": Checked(jnp.ones(3)), "a": [jnp.ones(2)]})
+        assert sorted(mutated) == ["tree['a'][0]", "tree['b'][<flat index 0>]"]

@@ -11,6 +11,7 @@ import jax
 import torch
 
 from jtbridge.core.array_types import ArrayType
+from jtbridge.core.pytree import leaf_paths
 from jtbridge.core.traits import FunctionTraits
 from jtbridge.errors import DataDependentShapeError
 
@@ -109,8 +110,7 @@ def _refuse(name: str, path: str, leaf: DependentTensor) -> NoReturn:
 
 def _path(tree: Any, position: int) -> str:
     """Return the name of a result for messages: ``the result``, or ``result['a'][1]`` within a tree."""
-    paths = jax.tree_util.tree_flatten_with_path(tree.unflatten([object()] * tree.num_leaves))[0]
-    keys = jax.tree_util.keystr(paths[position][0])
+    keys = jax.tree_util.keystr(leaf_paths(tree)[position])
     return f"`result{keys}`" if keys else "the result"
 
 

@@ -96,6 +96,42 @@ def _is_sorted(node: Any) -> bool:
     return type(node) in (dict, collections.defaultdict) and len(node) > 0
 
 
+def leaf_paths(structure: Any) -> list[tuple[Any, ...]]:
+    """Return the path of each leaf of a pytree's structure; dicts in it are in the order that `in_order` gave them.
+
+    The names of attributes are in the paths unless a class of the tree refuses placeholders for its children.
+    """
+    places = [_Place() for _ in range(structure.num_leaves)]
+    try:
+        flat = jax.tree_util.tree_flatten_with_path(in_order(structure.unflatten(places)))[0]
+    except Exception:  # noqa: BLE001  (a constructor of the user's that computes with its children, or tests them)
+        return _paths_by_position(structure, ())
+    paths = [path for path, leaf in flat if isinstance(leaf, _Place)]
+    # A constructor may leave out a child, or add one.
+    return paths if len(paths) == len(flat) == len(places) else _paths_by_position(structure, ())
+
+
+class _Place:
+    """Placeholder of a leaf."""
+
+
+def _paths_by_position(structure: Any, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    children = structure.children()
+    if not children:
+        return [path] if structure.num_leaves else []
+    kind, static = structure.node_data()
+    keys: list[Any]
+    if kind in (tuple, list):
+        keys = [jax.tree_util.SequenceKey(number) for number in range(len(children))]
+    elif kind in (dict, InOrder):
+        keys = [jax.tree_util.DictKey(key) for key in (static if kind is dict else static[1])]
+    else:
+        keys = [jax.tree_util.FlattenedIndexKey(number) for number in range(len(children))]
+    return [
+        found for key, child in zip(keys, children, strict=True) for found in _paths_by_position(child, (*path, key))
+    ]
+
+
 def structure_key(structure: Any) -> Any:
     """Return a hashable key of the static parts of a pytree's structure, such as keys of dicts; None if it has none.
 

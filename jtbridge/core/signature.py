@@ -17,7 +17,7 @@ from jtbridge.errors import ArgumentError, DTypeError
 from .convert import to_jax
 from .messages import kind_of
 from .positions import replaced
-from .pytree import in_order, register_node, structure_key
+from .pytree import in_order, leaf_paths, register_node, structure_key
 from .static import static_key
 
 ARRAY = object()  # marks the place of an array among the leaves of a signature
@@ -81,32 +81,21 @@ def rebuild_call(fn: Callable, signature: Signature) -> Callable[..., Any]:
 
 def argument_names(fn: Callable, signature: Signature) -> tuple[str, ...]:
     """Return a name for each array argument, such as ``x`` or ``params['w']``."""
-    leaves = [i if key is ARRAY else None for i, key in enumerate(signature.keys)]
-    args, kwargs = signature.tree.unflatten([_Place(i) for i in range(len(leaves))])
     parameters = parameter_names(fn)
-    paths = jax.tree_util.tree_flatten_with_path(in_order((args, kwargs)))[0]
-    return tuple(_path_name(path, parameters) for path, place in paths if leaves[place.position] is not None)
+    paths = zip(leaf_paths(signature.tree), signature.keys, strict=True)
+    return tuple(_path_name(path, parameters) for path, key in paths if key is ARRAY)
 
 
 def static_arguments(fn: Callable, signature: Signature) -> list[tuple[str, Any]]:
     """Return the static arguments, each with its name."""
-    args, kwargs = signature.tree.unflatten(list(range(len(signature.statics))))
     parameters = parameter_names(fn)
-    paths = jax.tree_util.tree_flatten_with_path((args, kwargs))[0]
-    statics = ((path, signature.statics[position]) for path, position in paths)
-    return [(_path_name(path, parameters), value) for path, value in statics if value is not ARRAY]
+    paths = zip(leaf_paths(signature.tree), signature.statics, strict=True)
+    return [(_path_name(path, parameters), value) for path, value in paths if value is not ARRAY]
 
 
 def static_name(fn: Callable, signature: Signature, position: int) -> str:
     """Return a name for the argument leaf at a position."""
-    args, kwargs = signature.tree.unflatten(range(len(signature.keys)))
-    path = jax.tree_util.tree_flatten_with_path((args, kwargs))[0][position][0]
-    return _path_name(path, parameter_names(fn))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    position: int
+    return _path_name(leaf_paths(signature.tree)[position], parameter_names(fn))
 
 
 def _path_name(path: Sequence[Any], parameters: Sequence[str]) -> str:
