@@ -227,6 +227,14 @@ def test_what_is_not_a_key(key: object, backend: str):
         jtbridge.wrap(dropout)(ONES, rng=key)
 
 
+@pytest.mark.parametrize("keys", [jax.random.split(KEY, 2), jax.random.split(jax.random.PRNGKey(0), 2)])
+def test_several_keys_are_refused(keys: jax.Array, backend: str):
+    f = jtbridge.wrap(dropout)
+    for call in (f, jax.jit(lambda x, rng: f(x, rng=rng))):
+        with pytest.raises(ArgumentError, match="`rng` must be one JAX key, but it is an array of shape"):
+            call(ONES, rng=keys)
+
+
 def test_key_that_is_not_needed(backend: str):
     f = jtbridge.wrap(torch.sin)
     assert_matches(jax.jit(lambda x: f(x, rng=KEY))(jnp.ones(2)), torch.sin(torch.ones(2)))

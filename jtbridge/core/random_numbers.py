@@ -27,11 +27,17 @@ _CPU = torch.device("cpu")
 
 
 def check_key(key: Any, name: str = "rng") -> None:
-    """Raise an error unless an argument is a new-style or a raw uint32 JAX key."""
+    """Raise an error unless an argument is one JAX key, new-style or raw uint32."""
     if not isinstance(key, jax.Array) or not (
         jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32
     ):
         raise ArgumentError(f"`{name}` must be a JAX key such as `jax.random.key(0)`, but it is {kind_of(key)}.")
+    dimensions = 0 if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else 1
+    if key.ndim != dimensions:
+        raise ArgumentError(
+            f"`{name}` must be one JAX key, but it is an array of shape {key.shape}. Pass one of several keys, such as "
+            "those of `jax.random.split`, or use `jax.vmap` over them."
+        )
 
 
 def seed_from_key(key: Any) -> jax.Array:
