@@ -40,6 +40,7 @@ from ._jax import is_divided as is_divided
 from ._jax import is_exported as is_exported
 from ._jax import is_for_one_device as is_for_one_device
 from ._jax import jax_is_initialized as jax_is_initialized
+from ._jax import replicated as replicated
 from ._jax import require_devices as require_devices
 from ._jax import spans_devices as spans_devices
 from ._jax import unify_varying_axes as unify_varying_axes

@@ -164,6 +164,27 @@ def is_for_one_device(ctx: mlir.LoweringRuleContext) -> bool:
     return isinstance(context, sharding_impls.ShardingContext) and context.num_devices == 1
 
 
+def replicated(ctx: mlir.LoweringRuleContext, values: Sequence[Any]) -> list[Any]:
+    """Return the results of a lowering as arrays that every device has, in a program that XLA divides among devices.
+
+    The result of JAX's own callbacks is on the first device alone. If it is a result of the program too, JAX makes an
+    array of it that no other program accepts: "Cannot convert GSPMDSharding {maximal device=0}". Tried on jax 0.10.2.
+    """
+    from jax._src import sharding_impls
+    from jax._src.interpreters import mlir as private
+
+    whole = sharding_impls.NamedSharding(jax.sharding.AbstractMesh((), ()), jax.sharding.PartitionSpec())
+
+    def constrained(value: Any, aval: Any) -> Any:
+        if private.config.use_shardy_partitioner.value:
+            sharding: Any = whole._to_sdy_sharding(aval.ndim)
+        else:
+            sharding = whole._to_xla_hlo_sharding(aval.ndim).to_proto()
+        return private.wrap_with_sharding_op(ctx, value, aval, sharding)
+
+    return list(map(constrained, values, ctx.avals_out))
+
+
 # The effect of `io_callback(ordered=True)`. Tried on jax 0.10.2. `jax.experimental` exports the function `io_callback`
 # only, and a primitive that lowers to it must have the same effect.
 ORDERED_EFFECT: Any = callback._OrderedIOEffect

@@ -10,6 +10,7 @@ import numpy as np
 from jax.experimental import io_callback
 from jax.interpreters import mlir
 
+from jtbridge._compat import is_divided, replicated
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.host_memory import placed, reader, writer
 from jtbridge.core.nested_calls import of_xla
@@ -34,7 +35,7 @@ class CallbackBackend(Backend):
             return call_on_host(fn, callback, arrays)
 
         try:
-            return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+            results = mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
         except ValueError as error:
             if "lowering platform" not in str(error):
                 raise
@@ -43,6 +44,7 @@ class CallbackBackend(Backend):
                 "platform of this process. Lower the program in a process that has the platform, or change what "
                 "`jtbridge.explain` gives as the reason why the function is not translated."
             ) from error
+        return replicated(ctx, results) if is_divided(ctx) else results
 
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         outs = numpy_callback(fn, as_is=True)(*arrays)

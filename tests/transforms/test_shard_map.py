@@ -175,3 +175,13 @@ def test_eager_derivatives_at_an_array_on_several_devices(mesh, derivative):
     f = jtbridge.wrap(lambda x: torch.sin(x) * x)
     found = derivative(f, jax.device_put(x, NamedSharding(mesh, P("i"))))
     np.testing.assert_allclose(found, derivative(lambda x: jnp.sin(x) * x, x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["dlpack", "callback"], indirect=True)
+def test_result_of_a_call_on_several_devices_goes_on(mesh, backend: str):
+    x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("i")))
+    f = jtbridge.wrap(lambda x: x * 2)
+    run = jax.jit(f)
+    for out in (f(f(x)) + x, run(run(x)) + x, run(x) + f(x) + run(x)[:1]):
+        assert out.devices() == x.devices()
+    np.testing.assert_array_equal(run(run(x)) + x, np.arange(8.0) * 5)
