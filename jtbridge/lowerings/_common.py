@@ -80,6 +80,14 @@ def axes_of(dims: Sequence[int] | int | None, ndim: int) -> tuple[int, ...]:
     return tuple(axis_of(d, ndim) for d in dims) if ndim else ()
 
 
+def is_below(size: Any, bound: int) -> bool:
+    """Return whether a size is surely below a bound; a symbolic size may be of any length."""
+    try:
+        return bool(size < bound)
+    except jax.errors.InconclusiveDimensionOperation:
+        return False
+
+
 def size_of(x: Any) -> int:
     """Return the number of elements of an array."""
     return math.prod(jnp.shape(x))

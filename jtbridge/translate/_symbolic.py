@@ -1,24 +1,26 @@
 """Programs of arrays with symbolic sizes, for :func:`jax.export` with a symbolic batch.
 
 Such a program is traced with torch's own symbolic sizes. The assumptions that torch makes about them must hold for all
-sizes. The program has no derivative: JAX's rules need the shapes, and torch traced no gradient.
+sizes. The program has no derivative: JAX's rules need the shapes, and torch traced no gradient. A batch of it is a
+batch of its JAX operations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import torch
-from jax.extend.core import ClosedJaxpr, Primitive
-from jax.interpreters import mlir
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
 from torch import fx
 
 from jtbridge._compat import broken_assumption, symbolic_shapes, symbolic_tensors
 from jtbridge.capture import GraphUse, examples, trace_on
 from jtbridge.core.functions import TracedFunction
-from jtbridge.errors import TranslationError
+from jtbridge.core.primitive_rules import batch_first, batch_size
+from jtbridge.errors import DifferentiationError, TranslationError
 
 from ._interpret import Interpretation
 from ._lower import lower_program
@@ -118,19 +120,38 @@ def _graph_of(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> tuple[
         ) from error
 
 
-def torch_symbolic(*args: Any, program: ClosedJaxpr) -> list[Any]:
-    """Bind a program of symbolic sizes as part of a JAX program."""
-    return torch_symbolic_p.bind(*args, program=program)
+def torch_symbolic(*args: Any, name: str, program: ClosedJaxpr) -> list[Any]:
+    """Bind a program of symbolic sizes as part of a JAX program; `name` is that of the function, for messages."""
+    return torch_symbolic_p.bind(*args, name=name, program=program)
 
 
 torch_symbolic_p = Primitive("torch_symbolic")
 torch_symbolic_p.multiple_results = True
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *args: Any, program: ClosedJaxpr) -> Sequence[Any]:
+def _lower(ctx: mlir.LoweringRuleContext, *args: Any, name: str, program: ClosedJaxpr) -> Sequence[Any]:
+    del name
     # The precision has no effect here: the program's matmuls have their own.
     return lower_program(ctx, program, args, matmul_precision="highest")
 
 
-torch_symbolic_p.def_abstract_eval(lambda *_, program: program.out_avals)
+def _batch(args: Sequence[Any], dims: Sequence[Any], *, name: str, program: ClosedJaxpr) -> Any:
+    args, dims = batch_first(args, dims)
+    rows = jax.vmap(jaxpr_as_fun(program), in_axes=dims, axis_size=batch_size(args, dims))
+    with jax_semantics("highest"):  # the program's matmuls have their own precision
+        batched = jax.make_jaxpr(rows)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args))
+    return torch_symbolic(*args, name=name, program=batched), [0] * len(program.out_avals)
+
+
+def _refuse_derivative(_primals: Sequence[Any], _tangents: Sequence[Any], *, name: str, **_: Any) -> NoReturn:
+    raise DifferentiationError(
+        f"`{name}` has arguments with symbolic sizes, and such a program has no derivative. Compute the derivative in "
+        "torch inside the wrapped function, as by `torch.func.grad`, or give the sizes as numbers. A symbolic batch of "
+        "rows may have one: put `jax.vmap` around the derivative."
+    )
+
+
+torch_symbolic_p.def_abstract_eval(lambda *_, program, **__: program.out_avals)
 mlir.register_lowering(torch_symbolic_p, _lower)
+batching.primitive_batchers[torch_symbolic_p] = _batch
+ad.primitive_jvps[torch_symbolic_p] = _refuse_derivative

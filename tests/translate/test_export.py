@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge.errors import ArgumentError, BackendError, TranslationError
+from jtbridge.errors import ArgumentError, BackendError, DifferentiationError, TranslationError
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(300, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).requires_grad_(False)
 X = jnp.linspace(-1.0, 1.0, 1200).reshape(4, 300)
@@ -68,6 +68,47 @@ def test_symbolic_sizes_reach_the_code():
             np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+ENCODER = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval().requires_grad_(False)
+LSTM = torch.nn.LSTM(8, 5, batch_first=True).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.mean(0),
+        lambda x: x.mean(),
+        lambda x: torch.var_mean(x, 1)[0],
+        lambda x: x.std((0, 1), correction=0),
+        lambda x: x[:, -1],
+        lambda x: torch.cat([x, x[:, :1]], 1),
+        lambda x: torch.zeros_like(x).scatter_add(1, torch.zeros_like(x, dtype=torch.int64), x),
+        lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True),
+        lambda x: ENCODER(x),
+        lambda x: LSTM(x)[0],
+    ],
+)
+def test_operators_along_a_symbolic_size(fn):
+    spec = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, n, 8"), jnp.float32)
+    exported = jtbridge.export(jtbridge.wrap(fn), spec)
+    for shape in ((3, 6, 8), (2, 1500, 8)):
+        x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        np.testing.assert_allclose(exported.call(x), fn(torch.tensor(x)), rtol=1e-4, atol=1e-5)
+
+
+def test_batch_of_a_symbolic_program():
+    def fn(x, y):
+        return (x @ y.T).softmax(-1).mean(0) * x.shape[0]
+
+    (b,) = jax.export.symbolic_shape("b")
+    specs = (jax.ShapeDtypeStruct((b, 4, 5), jnp.float32), jax.ShapeDtypeStruct((b, 4), jnp.float32))
+    batched = jax.vmap(jtbridge.wrap(fn), in_axes=(2, None), out_axes=1)
+    exported = jtbridge.export(batched, *specs)
+    for rows in (2, 3):
+        x, y = (np.random.default_rng(0).normal(size=(rows, *spec.shape[1:])).astype(np.float32) for spec in specs)
+        expected = [fn(torch.tensor(x[:, :, i]), torch.tensor(y)).numpy() for i in range(5)]
+        np.testing.assert_allclose(exported.call(x, y), np.stack(expected, 1), rtol=1e-5)
+
+
 def test_code_that_holds_for_some_sizes_only_is_refused():
     (b,) = jax.export.symbolic_shape("b")
     spec = jax.ShapeDtypeStruct((b,), jnp.float32)
@@ -80,7 +121,7 @@ def test_code_that_holds_for_some_sizes_only_is_refused():
 def test_symbolic_sizes_have_no_derivative_and_no_call():
     (b,) = jax.export.symbolic_shape("b")
     spec = jax.ShapeDtypeStruct((b,), jnp.float32)
-    with pytest.raises(NotImplementedError, match="torch_symbolic"):
+    with pytest.raises(DifferentiationError, match="symbolic sizes, and such a program has no derivative"):
         jtbridge.export(jax.grad(lambda x: jtbridge.wrap(torch.sin)(x).sum()), spec)
     with pytest.raises(
         BackendError, match='symbolic sizes, which only a translated function can have: backend="dlpack"'

@@ -87,7 +87,7 @@ class TracedCalls:
         """
         traced, operands = self.prepared(arrays, signature, rng, backend, islands)
         if traced.symbolic is not None:
-            results = torch_symbolic(*operands, program=traced.symbolic)
+            results = torch_symbolic(*operands, name=self._name, program=traced.symbolic)
         elif self._ordered:
             results = torch_ordered(*operands, fn=traced)
         else:

@@ -18,6 +18,8 @@ _LEAST_SIZE = 1 << 16
 
 def is_thin(x: jax.Array, weight: jax.Array) -> bool:
     """Return whether ``times_transposed`` is faster on a CPU than a product in the order of its operands."""
+    if not all(isinstance(size, int) for size in (*x.shape, *weight.shape)):  # symbolic sizes
+        return False
     is_wide_float = x.dtype == weight.dtype and x.dtype in (jnp.float32, jnp.float64)
     return is_wide_float and weight.ndim == 2 and math.prod(x.shape[:-1]) in _ROWS and weight.size >= _LEAST_SIZE
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from jtbridge.errors import TranslationError
-from jtbridge.lowerings._common import opmath
+from jtbridge.lowerings._common import is_below, opmath
 from jtbridge.lowerings._registry import register_lowering
 
 # The number of queries in a block, and the number of scores of a pair of heads above which blocks pay off.
@@ -153,7 +153,8 @@ def _summed_by_blocks(
     Return the last sums, and the results joined along the queries. A short sequence is one block.
     """
     length = rows[0].shape[3]
-    if length <= _BLOCK or length * key.shape[2] <= _MANY_SCORES:
+    is_short = is_below(length, _BLOCK + 1) or is_below(length * key.shape[2], _MANY_SCORES + 1)
+    if is_short or not isinstance(length, int):  # a symbolic length
         return function(jnp.int32(0), rows, mask, sums)
     blocks = -(-length // _BLOCK)
     starts = jnp.arange(blocks, dtype=jnp.int32) * np.int32(_BLOCK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ def mean_over(x: jax.Array, axes: tuple[int, ...], keepdim: bool) -> jax.Array:
 
 
 def _count(x: jax.Array, axes: tuple[int, ...]) -> int:
-    return int(np.prod([x.shape[axis] for axis in axes], dtype=np.int64))
+    return math.prod(x.shape[axis] for axis in axes)
 
 
 @register_lowering("prod", "prod.dim_int", node=True)
@@ -154,13 +155,17 @@ def _variance(x: jax.Array, dim: Dims, correction: Any, keepdim: bool) -> jax.Ar
     axes = axes_of(dim, x.ndim)
     x = x.astype(opmath(x.dtype))
     count = _count(x, axes)
-    if count:
+    if count != 0:
         # The first element is subtracted so that equal elements have a variance of exactly 0, as by torch's algorithm.
         x = x - jax.lax.slice_in_dim(x, 0, 1, axis=axes[0]) if len(axes) == 1 else x - _first(x, axes)
     spread = x - mean_over(x, axes, keepdim=True)
     squares = spread.real**2 + spread.imag**2 if jnp.iscomplexobj(x) else spread * spread
-    divisor = max(count - (1 if correction is None else correction), 0)
-    return jnp.sum(squares, axis=axes, keepdims=keepdim) / jnp.asarray(divisor, squares.dtype)
+    correction = 1 if correction is None else correction
+    if isinstance(count, int):
+        divisor = jnp.asarray(max(count - correction, 0), squares.dtype)
+    else:  # a symbolic size
+        divisor = jnp.maximum(jnp.asarray(count, squares.dtype) - correction, 0)
+    return jnp.sum(squares, axis=axes, keepdims=keepdim) / divisor
 
 
 def _first(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:

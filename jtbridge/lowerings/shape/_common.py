@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jtbridge.lowerings._common import is_below
+
 
 def cast(x: jax.Array, dtype: np.dtype) -> jax.Array:
     """Return the values in another dtype, converted as by torch's ``copy_`` and ``to``."""
@@ -30,6 +32,5 @@ def box(x: jax.Array, starts: Sequence[int], ends: Sequence[int]) -> jax.Array:
 
 def positions(shape: Sequence[int], axis: int) -> jax.Array:
     """Return the coordinates along an axis, shaped to broadcast with arrays of `shape`."""
-    return lax.broadcasted_iota(
-        np.int32 if shape[axis] < 2**31 else np.int64, [n if i == axis else 1 for i, n in enumerate(shape)], axis
-    )
+    dtype = np.int32 if is_below(shape[axis], 2**31) else np.int64
+    return lax.broadcasted_iota(dtype, [n if i == axis else 1 for i, n in enumerate(shape)], axis)

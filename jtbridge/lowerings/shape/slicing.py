@@ -6,19 +6,35 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import torch
 from jax import lax
 
-from jtbridge.lowerings._common import axis_of
+from jtbridge.lowerings._common import axis_of, is_below
 from jtbridge.lowerings._registry import register_lowering
 
 from ._common import cast, positions
 from ._replace import replace_slice
 
+_NO_END = torch.iinfo(torch.int64).max  # the end of a slice without an end in a graph
+
 
 def _bounds(length: int, start: int | None, end: int | None, step: int) -> tuple[int, int, int]:
-    """Return the start, end and number of elements of a slice, clamped as in torch."""
+    """Return the start, end and number of elements of a slice, clamped as in torch.
+
+    Symbolic sizes are not clamped: JAX refuses a slice that may be outside of an axis.
+    """
+    if not all(isinstance(each, int | None) for each in (length, start, end)):
+        first = _from_front(start or 0, length)
+        if end is None or (isinstance(end, int) and end >= _NO_END):
+            end = length
+        last = _from_front(end, length)
+        return first, last, -((first - last) // step)
     first, last, step = slice(start, end, step).indices(length)
     return first, max(first, last), len(range(first, last, step))
+
+
+def _from_front(index: int, length: int) -> int:
+    return index + length if is_below(index, 0) else index
 
 
 @register_lowering("select.int", "select_copy.int")
