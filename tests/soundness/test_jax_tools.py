@@ -180,6 +180,12 @@ def test_a_number_that_changes_in_every_call_is_told_once():
     assert told(lambda: [f(X, {"lr": 0.7 * i}) for i in range(12)]) == []
 
 
+def test_the_number_that_changes_is_named_whatever_the_order_of_keywords():
+    f = jtbridge.wrap(lambda v, *, rate, power: (v * rate) ** power, backend="xla")
+    (message,) = told(lambda: [f(X, rate=0.1 * i, power=2) for i in range(12)])
+    assert "`rate`" in message
+
+
 @pytest.mark.parametrize(
     "calls",
     [
