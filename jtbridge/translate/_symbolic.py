@@ -8,7 +8,7 @@ batch of its JAX operations.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import torch
@@ -18,8 +18,9 @@ from torch import fx
 
 from jtbridge._compat import broken_assumption, symbolic_shapes, symbolic_tensors
 from jtbridge.capture import GraphUse, examples, trace_on
+from jtbridge.core.dtypes import is_differentiable
 from jtbridge.core.functions import TracedFunction
-from jtbridge.core.primitive_rules import batch_first, batch_size
+from jtbridge.core.primitive_rules import batch_first, batch_size, zero_tangents
 from jtbridge.errors import DifferentiationError, TranslationError
 
 from ._interpret import Interpretation
@@ -143,7 +144,10 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, name: str, program: Clos
     return torch_symbolic(*args, name=name, program=batched), [0] * len(program.out_avals)
 
 
-def _refuse_derivative(_primals: Sequence[Any], _tangents: Sequence[Any], *, name: str, **_: Any) -> NoReturn:
+def _jvp(primals: Sequence[Any], _: Sequence[Any], *, name: str, program: ClosedJaxpr) -> Any:
+    if not any(is_differentiable(aval.dtype) for aval in program.out_avals):  # as of a comparison
+        results = torch_symbolic(*primals, name=name, program=program)
+        return results, zero_tangents(results)
     raise DifferentiationError(
         f"`{name}` has arguments with symbolic sizes, and such a program has no derivative. Compute the derivative in "
         "torch inside the wrapped function, as by `torch.func.grad`, or give the sizes as numbers. A symbolic batch of "
@@ -154,4 +158,4 @@ def _refuse_derivative(_primals: Sequence[Any], _tangents: Sequence[Any], *, nam
 torch_symbolic_p.def_abstract_eval(lambda *_, program, **__: program.out_avals)
 mlir.register_lowering(torch_symbolic_p, _lower)
 batching.primitive_batchers[torch_symbolic_p] = _batch
-ad.primitive_jvps[torch_symbolic_p] = _refuse_derivative
+ad.primitive_jvps[torch_symbolic_p] = _jvp

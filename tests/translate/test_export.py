@@ -123,6 +123,10 @@ def test_symbolic_sizes_have_no_derivative_and_no_call():
     spec = jax.ShapeDtypeStruct((b,), jnp.float32)
     with pytest.raises(DifferentiationError, match="symbolic sizes, and such a program has no derivative"):
         jtbridge.export(jax.grad(lambda x: jtbridge.wrap(torch.sin)(x).sum()), spec)
+    masked = jax.grad(
+        lambda x: jnp.where(jtbridge.wrap(lambda x: x > x.mean())(x), x, 0).sum()
+    )  # no derivative is needed
+    np.testing.assert_array_equal(jtbridge.export(masked, spec).call(jnp.arange(4.0)), [0, 0, 1, 1])
     with pytest.raises(
         BackendError, match='symbolic sizes, which only a translated function can have: backend="dlpack"'
     ):
