@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from jtbridge.core.containers import CONTAINERS, entries_of, items_of
+from jtbridge.core.definitions import module_of
 from jtbridge.errors import ModelError
 
 from ._layout import OF_TORCH
@@ -213,7 +214,7 @@ class _Copier:
         if isinstance(value, types.FunctionType):
             self._check_globals(value)
             return closed_over(value)
-        if isinstance(value, type | types.ModuleType) or type(value).__module__.partition(".")[0] in ("torch", "numpy"):
+        if isinstance(value, type | types.ModuleType) or module_of(type(value)).partition(".")[0] in ("torch", "numpy"):
             return []
         return list(attributes_of(value).values())
 

@@ -11,6 +11,7 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from jtbridge.core.containers import entries_of, items_of
+from jtbridge.core.definitions import module_of
 from jtbridge.core.messages import kind_of
 from jtbridge.errors import ModelError
 
@@ -116,7 +117,7 @@ def derived_attributes(module: torch.nn.Module) -> set[str]:
     kind = type(module)
     found = {key for key in vars(module) if isinstance(getattr(kind, key, None), functools.cached_property)}
     for hook in vars(module)["_forward_pre_hooks"].values():
-        if type(hook).__module__.startswith("torch.nn.utils."):
+        if module_of(type(hook)).startswith("torch.nn.utils."):
             found.add(str(getattr(hook, "name", None) or getattr(hook, "_tensor_name", None)))
     return found
 
@@ -250,7 +251,7 @@ def shown(names: Sequence[str]) -> str:
 def refuse_own_class(module: str, name: str, parameter: torch.Tensor) -> None:
     """Raise if a parameter is of a class of the user, which tensors in a call are not."""
     kind = type(parameter)
-    if kind.__module__.partition(".")[0] not in ("torch", "jtbridge"):
+    if module_of(kind).partition(".")[0] not in ("torch", "jtbridge"):
         raise ModelError(
             f"`{name}` of `{module}` is a `{kind.__qualname__}`, and a call would get it as a plain parameter. Make it "
             "a `torch.nn.Parameter` in the torch module. It may have attributes of its own."

@@ -28,6 +28,11 @@ from ._python_state import python_changes
 
 Tensors = Mapping[str, torch.Tensor]
 _MISSING = object()
+# A layer that initializes itself from its first batch does so in code of a library, which a user cannot change.
+_FIRST_CALL = (
+    "If only the first call does so, as that of a layer that initializes itself from data, call the torch module once "
+    "before `net.init()`."
+)
 
 
 class Run:
@@ -154,7 +159,7 @@ class Run:
             if storage_id(innermost(given[name])) != storage:
                 raise MutationError(
                     f"A call of `{self.__name__}` assigns to `.data` of `{name}`, which no trace sees. Write "
-                    f"`{name.rpartition('.')[2]}.copy_(value)`, or assign the attribute itself."
+                    f"`{name.rpartition('.')[2]}.copy_(value)`, or assign the attribute itself. {_FIRST_CALL}"
                 )
 
     def _check_changed(
@@ -203,7 +208,7 @@ def written_parameter(module: str, name: str) -> ModelError:
     return ModelError(
         f"A call of `{module}` writes to `{name}`, which is a parameter or in `params`. A call returns new state, and "
         "no new parameters. If it is no parameter that an optimizer changes, move it into the state: "
-        f"`state[{name!r}] = params.pop({name!r})`; register it as a buffer if the call writes to it."
+        f"`state[{name!r}] = params.pop({name!r})`; register it as a buffer if the call writes to it. {_FIRST_CALL}"
     )
 
 

@@ -19,6 +19,7 @@ import torch
 from jtbridge._compat import DispatchMode, storage_id
 from jtbridge.capture import draws, refuse_higher_order
 from jtbridge.core import random_numbers
+from jtbridge.core.definitions import module_of
 from jtbridge.core.writes import written_tensors
 from jtbridge.state import Change, ReachableState, WrittenValues, of_library
 
@@ -187,7 +188,7 @@ def _is_data(value: Any) -> bool:
         return True
     if isinstance(value, int | float | complex | str | bytes):
         return True
-    return value is not None and not callable(value) and not of_library(type(value).__module__)
+    return value is not None and not callable(value) and not of_library(module_of(type(value)))
 
 
 def _is_users(frame: Any) -> bool:

@@ -19,6 +19,8 @@ import torch
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from jtbridge.core.definitions import module_of
+
 from ._comparison import MISSING, read_cell, same, same_tensors
 
 _LIBRARIES = sys.stdlib_module_names | {
@@ -54,7 +56,7 @@ def of_library(module: str) -> bool:
 
 def slots(cls: type) -> list[str]:
     """Return the names of the `__slots__` of a class and its bases."""
-    names = [vars(base).get("__slots__", ()) for base in cls.__mro__ if not of_library(base.__module__)]
+    names = [vars(base).get("__slots__", ()) for base in cls.__mro__ if not of_library(module_of(base))]
     flat = [name for found in names for name in ([found] if isinstance(found, str) else found)]
     return [name for name in flat if not name.startswith("__")]
 

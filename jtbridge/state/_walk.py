@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from jtbridge._compat import FakeTensor, ReleasedTensor, outside_modes, writes
+from jtbridge.core.definitions import module_of
 
 from ._comparison import PLAIN, VALUES, read_cell
 from ._escaped import PoisonTensor
@@ -165,7 +166,7 @@ class StateWalk:
                 return visit
         if isinstance(thing, _WRAPPERS):
             return self._wrapper
-        if of_library(type(thing).__module__) and not isinstance(thing, _FOLLOWED):
+        if of_library(module_of(type(thing))) and not isinstance(thing, _FOLLOWED):
             # A function of this package that runs objects of the user says so.
             return self._object if getattr(type(thing), "runs_objects_of_the_user", False) else _pass_by
         for base in type(thing).__mro__:
@@ -190,7 +191,7 @@ class StateWalk:
 
     def _subclass(self, thing: Any, path: Path) -> None:
         """Visit the attributes and the class of a container, if its class is a user's subclass."""
-        if not of_library(type(thing).__module__):
+        if not of_library(module_of(type(thing))):
             self._attributes(thing, path)
             self._class(type(thing), Path(None, "root", type(thing).__name__))
 
@@ -251,7 +252,7 @@ class StateWalk:
         self._attributes(tensor, path)
 
     def _function(self, fn: types.FunctionType, path: Path) -> None:
-        if of_library(fn.__module__ or ""):
+        if of_library(module_of(fn)):
             return
         self._record(fn, FUNCTION, Path(None, "root", fn.__name__))
         for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
@@ -297,14 +298,14 @@ class StateWalk:
                 self._queue.append((value, Path(None, "global", name)))
 
     def _class(self, cls: type, path: Path) -> None:
-        if cls in self._classes or of_library(cls.__module__):
+        if cls in self._classes or of_library(module_of(cls)):
             return
         self._classes.add(cls)
         self._record(cls, CLASS, path)
         for meta in inspect.getmro(type(cls)):
             self._class(meta, Path(None, "root", meta.__name__))
         # A class of a library may call any method, as torch calls the `backward` of an `autograd.Function`.
-        is_called = any(of_library(base.__module__) and base not in _CALLING_FORWARD_ALONE for base in cls.__mro__)
+        is_called = any(of_library(module_of(base)) and base not in _CALLING_FORWARD_ALONE for base in cls.__mro__)
         for name, value in vars(cls).items():
             if isinstance(value, METHODS):
                 if is_called or name in self._names or name.startswith("__"):

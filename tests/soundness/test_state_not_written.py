@@ -104,3 +104,40 @@ def test_the_globals_of_a_decorator_of_a_library_are_not_state_of_a_function(mod
             f(X)
     else:
         np.testing.assert_array_equal(f(X), 2 * X)
+
+
+class WithDescriptor(type):
+    """A metaclass whose `__module__` is for its classes, as that of functions that Cython compiled."""
+
+    __module__ = property(lambda cls: "compiled")
+
+
+class Compiled(metaclass=WithDescriptor):
+    __module__ = property(lambda self: "compiled")
+
+    def __init__(self):
+        self.rate = torch.tensor(2.0)
+
+    def __call__(self, x):
+        return x * self.rate
+
+
+COMPILED = Compiled()
+
+
+@pytest.mark.parametrize("backend", ["xla", "dlpack"])
+def test_a_class_may_not_name_its_module(backend):
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.compiled = Compiled()
+
+        def forward(self, x):
+            return self.compiled(x) + COMPILED(x)
+
+    assert not isinstance(WithDescriptor.__module__, str)
+    assert not isinstance(Compiled.__dict__["__module__"], str)
+    np.testing.assert_allclose(jax.jit(jtbridge.wrap(lambda x: COMPILED(x), backend=backend))(X), 2 * X)
+    net = jtbridge.module(Layer(), backend=backend)
+    np.testing.assert_allclose(jax.jit(net)(*net.init(), X)[0], 4 * X)
+    assert jtbridge.purity(lambda x: COMPILED(x), X).is_pure
