@@ -89,6 +89,7 @@ from ._torch import functorch_level as functorch_level
 from ._torch import gradients_required as gradients_required
 from ._torch import has_batching_rule as has_batching_rule
 from ._torch import has_cpu_kernel as has_cpu_kernel
+from ._torch import has_lost_gradient as has_lost_gradient
 from ._torch import has_saved_tensor_hooks as has_saved_tensor_hooks
 from ._torch import has_torch_modes as has_torch_modes
 from ._torch import hooks_of_all_modules as hooks_of_all_modules

@@ -102,6 +102,14 @@ def once_differentiable_in(tensors: Sequence[torch.Tensor]) -> str | None:
     return None
 
 
+def has_lost_gradient(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether the autograd graph of some tensors has an operator without a kernel for autograd.
+
+    Tried on torch 2.13. Such an operator leaves a node that gives no gradient, and a warning if it is differentiated.
+    """
+    return any(node.name() == "torch::autograd::WarnNotImplemented" for node in graph_nodes(tensors))
+
+
 def innermost(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor under all wrappers of `torch.func`. Tried on torch 2.13; there is no public query."""
     while functorch_bindings.is_functorch_wrapped_tensor(tensor):

@@ -7,7 +7,13 @@ torch's, since JAX transposes without conjugating (https://docs.jax.dev/en/lates
 
 from ._batch_statistics import with_differentiable_statistics
 from ._composite import FUSED, WITHOUT_DOUBLE_BACKWARD
-from ._derived import DetachedBackwardError, conjugate, refuse_once_differentiable, refused_detached_backwards
+from ._derived import (
+    DetachedBackwardError,
+    conjugate,
+    refuse_lost_gradients,
+    refuse_once_differentiable,
+    refused_detached_backwards,
+)
 from ._jvp import LARGEST_JACOBIAN, Jvp, have_nan, without_nan
 from ._padded_embedding import PADDED
 from ._rows import RowAxes, row_axes, with_rows
@@ -29,6 +35,7 @@ __all__ = [
     "conjugate",
     "have_nan",
     "of_results",
+    "refuse_lost_gradients",
     "refuse_once_differentiable",
     "refused_detached_backwards",
     "row_axes",

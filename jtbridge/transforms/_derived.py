@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from jtbridge._compat import FakeTensor, detached_backwards, innermost
+from jtbridge._compat import FakeTensor, detached_backwards, has_lost_gradient, innermost
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import DifferentiationError
@@ -88,6 +88,28 @@ def refused_detached_backwards(name: str, results: Sequence[torch.Tensor]) -> It
         )
     in_trace = any(isinstance(innermost(result), FakeTensor) for result in results)
     raise (UntraceableBackwardError if in_trace else DetachedBackwardError)(text)
+
+
+def refuse_lost_gradients(name: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Raise if torch would silently take the derivative of an operator for zero.
+
+    Args:
+        name: the name of the function, for the message.
+        tensors: its results or gradients, with the autograd graph that is differentiated.
+
+    Raises:
+        DetachedBackwardError: an operator in the graph has no kernel for autograd.
+        UntraceableBackwardError: an operator has none for fake tensors. On real values, autograd may see inside it.
+    """
+    if not has_lost_gradient(tensors):
+        return
+    in_trace = any(isinstance(innermost(tensor), FakeTensor) for tensor in tensors)
+    raise (UntraceableBackwardError if in_trace else DetachedBackwardError)(
+        f"`{name}`, or a backward in it, uses an operator without a derivative, which torch would take for zero: "
+        "no kernel of the operator is registered for autograd. The warning of `torch.autograd.grad`, called in torch, "
+        "names the operator. Give it a derivative by `torch.library.register_autograd`. If no gradient is wanted, call "
+        "the operator under `torch.no_grad()`."
+    )
 
 
 def conjugate(tensor: torch.Tensor) -> torch.Tensor:

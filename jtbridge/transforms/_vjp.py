@@ -26,6 +26,7 @@ from ._derived import (
     Derived,
     conjugate,
     differentiable_norms,
+    refuse_lost_gradients,
     refuse_once_differentiable,
     refused_detached_backwards,
 )
@@ -90,6 +91,7 @@ class Vjp(Derived):
                 return results, tuple(torch.zeros_like(primals[i]) for i in self.wrt)
             differentiated = [inputs[i] for i in self.wrt]
             outputs, cts = [y for y, _ in pairs], [ct for _, ct in pairs]
+            refuse_lost_gradients(self.base.name, outputs)
             extra = reentrant_checkpoints(outputs, differentiated)
             watched = contextlib.nullcontext()
             if again and backwards_that_may_detach(outputs):
@@ -97,6 +99,8 @@ class Vjp(Derived):
                 cts = [ct if ct.requires_grad else ct.detach().requires_grad_() for ct in cts]
             with watched:
                 grads = torch.autograd.grad(outputs, differentiated, cts, create_graph=again, allow_unused=True)
+            if again:
+                refuse_lost_gradients(self.base.name, [grad for grad in grads if grad is not None])
             # A lazy zero needs no place in a sum, and is on no device that a trace could know.
             found = [
                 [_dense(part) for part in parts if part is not None and not is_zero(part)]
@@ -127,7 +131,13 @@ class Vjp(Derived):
         """
 
         of_wrt = of_differentiated(self.fn, self.wrt, self.outs, primals)
-        pullback = torch.func.vjp(of_wrt, *(primals[i] for i in self.wrt))[1]
+
+        def with_gradients(*differentiated: torch.Tensor) -> Tensors:
+            results = of_wrt(*differentiated)
+            refuse_lost_gradients(self.base.name, results)
+            return results
+
+        pullback = torch.func.vjp(with_gradients, *(primals[i] for i in self.wrt))[1]
         return pullback(tuple(cotangents))
 
 

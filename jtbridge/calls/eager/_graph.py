@@ -18,7 +18,7 @@ from jtbridge._compat import custom_backwards, has_error_node, node_names, reent
 from jtbridge.core import random_numbers
 from jtbridge.core.functions import TorchFunction
 from jtbridge.errors import DifferentiationError
-from jtbridge.transforms import Vjp, conjugate, refused_detached_backwards, unbatched
+from jtbridge.transforms import Vjp, conjugate, refuse_lost_gradients, refused_detached_backwards, unbatched
 from jtbridge.triton import intercepted_launches
 
 from ._arrays import Placement
@@ -92,6 +92,7 @@ class AutogradGraph:
         outputs = [y for y, _ in pairs]
         if self.order > 0:
             refuse_once_differentiable(outputs, of)
+        refuse_lost_gradients(of.base.name, outputs)
 
         def gradients(cts: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
             extra = reentrant_checkpoints(outputs, inputs)
@@ -99,6 +100,8 @@ class AutogradGraph:
             # A backward may draw, and launch Triton kernels.
             with watched, self._protected(outputs), self._seeded_again(eager_function(of)), intercepted_launches():
                 found = run_backward(outputs, [conjugate(ct) for ct in cts], inputs, create_graph=create_graph)
+                if create_graph:
+                    refuse_lost_gradients(of.base.name, [grad for grad in found if grad is not None])
             return [_sum_of(grad, other) for grad, other in zip(found, extra, strict=True)]
 
         cts = [ct for _, ct in pairs]
