@@ -28,10 +28,10 @@ from ._python_state import python_changes
 
 Tensors = Mapping[str, torch.Tensor]
 _MISSING = object()
-# A layer that initializes itself from its first batch does so in code of a library, which a user cannot change.
+# Such a layer is often one of a library, whose code a user cannot change.
 _FIRST_CALL = (
-    "If only the first call does so, as that of a layer that initializes itself from data, call the torch module once "
-    "before `net.init()`."
+    "If only the first call does so, as that of a layer that initializes itself from data or fills a cache, call the "
+    "torch module once before `net.init()`."
 )
 
 
@@ -190,7 +190,7 @@ class Run:
             f"A call of `{self.__name__}` changed the attribute `{name}` from {before!r} to {after!r}. It is Python "
             "state, which a compiled program reads when it is traced and cannot change. Store it as a tensor, with "
             '`register_buffer`, or pass `purity="allow"` to `jtbridge.module`: each call then starts from '
-            f"{before!r}."
+            f"{before!r}. {_FIRST_CALL}"
         )
         if self.purity == "error":
             raise MutationError(message)
