@@ -336,11 +336,15 @@ class StateBeforeRun:
     Args:
         name: the name of the function.
         roots: the function, and its static arguments with their names.
+
+    Attributes:
+        names: the names of globals and attributes in the code that the function reaches.
     """
 
     def __init__(self, name: str, roots: Iterable[tuple[str, Any]]):
         self._name = name
         self._state = ReachableState(roots)
+        self.names = self._state.names
         self._of_torch = torch.get_rng_state()
         self._others = (random.getstate(), np.random.get_state()) if self._state.may_draw else None
 

@@ -46,11 +46,13 @@ class ReachableState:
 
     Attributes:
         may_draw: whether the reached code names the global generator of Python or NumPy.
+        names: the names of globals and attributes in the reached code.
     """
 
     def __init__(self, roots: Iterable[tuple[str, Any]]):
         self._saved = StateWalk(roots)
         self.may_draw = self._saved.may_draw
+        self.names = self._saved.names
 
     def differences(self) -> list[Change]:
         """Return the changes of the state since the snapshot."""

@@ -98,6 +98,7 @@ class StateWalk:
         versions: the number of writes to each tensor whose values are not saved.
         derived: the attributes of modules that torch computes in each call, each as attributes, name, value.
         may_draw: whether the reached code names the global generator of Python or NumPy.
+        names: the names of globals and attributes in the reached code.
     """
 
     def __init__(self, roots: Iterable[tuple[str, Any]]):
@@ -108,7 +109,7 @@ class StateWalk:
         self.versions: list[tuple[torch.Tensor, int]] = []  # of the tensors whose values are not saved
         self.derived: list[tuple[dict[str, Any], str, Any]] = []  # attributes of modules, computed in each call
         self._seen: dict[int, Any] = {}  # by id; holding the objects keeps their ids from being used again
-        self._names: set[str] = {"forward"}  # the names of globals and attributes in the reached code
+        self.names: set[str] = {"forward"}
         self._classes: set[type] = set()
         self._methods: dict[str, list[tuple[Any, Path]]] = {}  # methods of these classes that no reached code names yet
         self._modules: list[dict[str, Any]] = []  # the variables of the user's Python modules that are reached
@@ -216,7 +217,7 @@ class StateWalk:
     def _module(self, module: types.ModuleType, path: Path) -> None:
         if not of_library(module.__name__):
             self._modules.append(vars(module))
-            self._scope(vars(module), self._names)
+            self._scope(vars(module), self.names)
 
     def _method(self, method: types.MethodType, path: Path) -> None:
         self._queue.append((method.__self__, _or_self(path)))
@@ -278,9 +279,9 @@ class StateWalk:
                 self._record(fn.__globals__, ALL_GLOBALS, Path(None, "global", ""))
         for name in used & sys.modules.keys():  # that the function imports
             self._queue.append((sys.modules[name], Path(None, "global", name)))
-        new = used - self._names
+        new = used - self.names
         if new:
-            self._names |= new
+            self.names |= new
             for name in new & self._methods.keys():
                 for method, place in self._methods.pop(name):
                     self._queue.extend((inner, place) for inner in _functions_of(method))
@@ -308,7 +309,7 @@ class StateWalk:
         is_called = any(of_library(module_of(base)) and base not in _CALLING_FORWARD_ALONE for base in cls.__mro__)
         for name, value in vars(cls).items():
             if isinstance(value, METHODS):
-                if is_called or name in self._names or name.startswith("__"):
+                if is_called or name in self.names or name.startswith("__"):
                     self._queue.extend((fn, path) for fn in _functions_of(value))
                 else:
                     self._methods.setdefault(name, []).append((value, path))

@@ -25,6 +25,13 @@ def unbatchable(x: torch.Tensor) -> torch.Tensor:
     return x * x.sum().item()
 
 
+def test_each_batch_of_cond_is_that_of_its_rows():
+    f = jtbridge.wrap(lambda x: torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)))
+    rows = jnp.array([[1.0, 2.0, 3.0], [-1.0, -2.0, -3.0]])
+    for _ in range(2):
+        np.testing.assert_allclose(jax.vmap(f)(rows), [jnp.sin(rows[0]), jnp.cos(rows[1])], rtol=1e-6)
+
+
 def test_other_shapes_after_a_success():
     log = []
 

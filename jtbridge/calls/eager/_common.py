@@ -109,7 +109,8 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
     # skipped if the last attempt succeeded without side effects.
     before = None if batch in base.clean_batches else StateBeforeRun(base.name, base.roots())
     try:
-        with SetGuard() if before is not None else contextlib.nullcontext():
+        # Under any mode of torch's dispatch, torch.vmap of `torch.cond` gives a tuple (torch 2.13).
+        with SetGuard() if before is not None and "set_" in before.names else contextlib.nullcontext():
             result = once()
     except Exception as error:  # noqa: BLE001  (whatever torch.vmap raises; a fault of the rows is raised again)
         base.row_by_row = True
