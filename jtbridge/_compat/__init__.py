@@ -92,6 +92,7 @@ from ._torch import has_cpu_kernel as has_cpu_kernel
 from ._torch import has_lost_gradient as has_lost_gradient
 from ._torch import has_saved_tensor_hooks as has_saved_tensor_hooks
 from ._torch import has_torch_modes as has_torch_modes
+from ._torch import has_unbatched_node as has_unbatched_node
 from ._torch import hooks_of_all_modules as hooks_of_all_modules
 from ._torch import in_backward as in_backward
 from ._torch import innermost as innermost

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -238,6 +238,34 @@ def graph_nodes(tensors: Sequence[torch.Tensor]) -> list[Any]:
                 seen.add(following)
                 found.append(following)
     return found
+
+
+def has_unbatched_node(tensors: Sequence[torch.Tensor], saved: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether the autograd graph of some tensors has a node that saved no batch of a torch.vmap that is running.
+
+    Tried on torch 2.13.
+
+    Args:
+        tensors: the tensors.
+        saved: the names of the nodes to look for, and of the tensors that each of them saves.
+    """
+    stack = functorch_bindings.get_interpreter_stack() or []
+    running = {each.level() for each in stack if each.key() == functorch_bindings.TransformType.Vmap}
+    if not running:
+        return False
+    for node in graph_nodes(tensors):
+        names = saved.get(node.name())
+        if names is not None and running - {level for name in names for level in _batch_levels(getattr(node, name))}:
+            return True
+    return False
+
+
+def _batch_levels(tensor: torch.Tensor) -> Iterator[int]:
+    """Yield the levels of torch.func at which a tensor is a batch."""
+    while functorch_bindings.is_functorch_wrapped_tensor(tensor):
+        if functorch_bindings.is_batchedtensor(tensor):
+            yield functorch_bindings.maybe_get_level(tensor)
+        tensor = functorch_bindings.get_unwrapped(tensor)
 
 
 def differentiating() -> bool:

@@ -12,6 +12,7 @@ from ._derived import (
     conjugate,
     refuse_lost_gradients,
     refuse_once_differentiable,
+    refuse_wrong_batches,
     refused_detached_backwards,
 )
 from ._jvp import LARGEST_JACOBIAN, Jvp, have_nan, without_nan
@@ -37,6 +38,7 @@ __all__ = [
     "of_results",
     "refuse_lost_gradients",
     "refuse_once_differentiable",
+    "refuse_wrong_batches",
     "refused_detached_backwards",
     "row_axes",
     "unbatched",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from jtbridge._compat import FakeTensor, detached_backwards, has_lost_gradient, innermost
+from jtbridge._compat import FakeTensor, detached_backwards, has_lost_gradient, has_unbatched_node, innermost
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import DifferentiationError
@@ -110,6 +110,20 @@ def refuse_lost_gradients(name: str, tensors: Sequence[torch.Tensor]) -> None:
         "names the operator. Give it a derivative by `torch.library.register_autograd`. If no gradient is wanted, call "
         "the operator under `torch.no_grad()`."
     )
+
+
+# Nodes whose batching rule ignores the batch of a cotangent if none of the tensors that they saved has it (torch 2.13).
+_WRONG_FOR_COTANGENTS = {"CdistBackward0": ("_saved_x1", "_saved_x2")}
+
+
+def refuse_wrong_batches(tensors: Sequence[torch.Tensor]) -> None:
+    """Raise if torch.vmap is running, and would differentiate the graph of some tensors wrongly.
+
+    Raises:
+        NotImplementedError: the rows are to be differentiated one after another.
+    """
+    if has_unbatched_node(tensors, _WRONG_FOR_COTANGENTS):
+        raise NotImplementedError("torch.vmap is wrong for the gradient of `cdist` of the same points in each row")
 
 
 def conjugate(tensor: torch.Tensor) -> torch.Tensor:

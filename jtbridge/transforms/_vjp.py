@@ -28,6 +28,7 @@ from ._derived import (
     differentiable_norms,
     refuse_lost_gradients,
     refuse_once_differentiable,
+    refuse_wrong_batches,
     refused_detached_backwards,
 )
 
@@ -135,6 +136,7 @@ class Vjp(Derived):
         def with_gradients(*differentiated: torch.Tensor) -> Tensors:
             results = of_wrt(*differentiated)
             refuse_lost_gradients(self.base.name, results)
+            refuse_wrong_batches(results)
             return results
 
         pullback = torch.func.vjp(with_gradients, *(primals[i] for i in self.wrt))[1]

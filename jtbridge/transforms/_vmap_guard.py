@@ -38,6 +38,7 @@ _KINDS = {
     **dict.fromkeys(("__repr__", "__format__"), "shows values"),
     **dict.fromkeys(("requires_grad", "is_leaf", "output_nr", "grad_fn"), "reads graph"),
     "as_strided": "as_strided",
+    "_cdist_backward": "wrong for a gradient",
     **dict.fromkeys(("addr", "select_scatter", "linear_cross_entropy"), "wrong"),  # their gradients are
     **dict.fromkeys(("batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm"), "statistics"),
     **dict.fromkeys(("_native_batch_norm_legit", "_batch_norm_with_update", "batch_norm_update_stats"), "statistics"),
@@ -131,6 +132,8 @@ class VmapGuard(TorchFunctionMode):
             return func(*args)
         if kind == "wrong" or (_is_wrong_for_scalars(func) and any(x.dim() == 0 for x in _tensors((args, kwargs)))):
             raise NotImplementedError(f"torch.vmap is wrong for {func.__name__}")
+        if kind == "wrong for a gradient" and all(innermost(x) is x for x in args[1:3]):
+            raise NotImplementedError(f"torch.vmap is wrong for {func.__name__} if the gradient alone is a batch")
         if kwargs.get("generator") is not None:  # the function may have seeded it, and each row would do so
             raise NotImplementedError("the rows draw from a generator of the function")
         if kind == "write" or kwargs.get("inplace") or kwargs.get("out") is not None:

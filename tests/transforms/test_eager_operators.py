@@ -129,6 +129,43 @@ def test_batches(name: str):
                 compare(jax.vmap(gradient, in_axes)(*columns), wanted, f"gradients, {pattern}")
 
 
+@pytest.mark.parametrize("name", [name for name, op in OPERATORS.items() if op.supports_autograd])
+def test_batches_of_cotangents(name: str):
+    """As of `jax.jacrev`: the arguments are the same for each row."""
+    for case in cases(OPERATORS[name]):
+        at = case.differentiated
+        given = [x.clone().requires_grad_(i in at) for i, x in enumerate(case.tensors)]
+        try:
+            results = case(*given)
+            used = [i for i, y in enumerate(results) if y.requires_grad and y.is_floating_point()]
+            cotangents = [torch.randn(ROWS, *results[i].shape, dtype=results[i].dtype) for i in used]
+            rows = [
+                torch.autograd.grad(
+                    [results[i] for i in used],
+                    [given[i] for i in at],
+                    [ct[row] for ct in cotangents],
+                    retain_graph=True,
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+                for row in range(ROWS)
+            ]
+        except (RuntimeError, TypeError, ValueError):
+            continue
+        if not used:
+            continue
+        arrays = [jnp.asarray(x.numpy()) for x in case.tensors]
+
+        def of_differentiated(*values: jax.Array, case=case, arrays=arrays, used=used) -> list[jax.Array]:
+            tensors = dict(zip(case.differentiated, values, strict=True))
+            results = jtbridge.wrap(case.__call__)(*(tensors.get(i, x) for i, x in enumerate(arrays)))
+            return [results[i] for i in used]
+
+        pullback = jax.vjp(of_differentiated, *(arrays[i] for i in at))[1]
+        found = jax.vmap(pullback)([jnp.asarray(ct.numpy()) for ct in cotangents])
+        compare(found, [torch.stack(column).numpy() for column in zip(*rows, strict=True)], "gradients")
+
+
 def compare(found: Sequence[jax.Array], wanted: Sequence[np.ndarray], what: str) -> None:
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-8, err_msg=what)

@@ -6,6 +6,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -125,3 +126,18 @@ def test_gradients_that_differ_under_torch_vmap(f, jit: bool, backend: str):
 
 def _columns(rows: list) -> list[jax.Array]:
     return [jnp.stack(jaxes(column)) for column in zip(*rows, strict=True)]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("backend", ["auto", "xla", "dlpack", "callback"])
+def test_a_batch_of_cotangents_alone_of_cdist(backend, compiled):
+    """torch.func.jacrev of it is wrong in torch 2.13."""
+
+    def distances(x):
+        return torch.cdist(x, x + 4.5)
+
+    x = torch.tensor([[0.3, -1.0, 0.5], [1.2, 0.1, -0.4]])
+    expected = torch.autograd.functional.jacobian(distances, x)
+    jacobian = jax.jacrev(jtbridge.wrap(distances, backend=backend))
+    found = (jax.jit(jacobian) if compiled else jacobian)(jnp.asarray(x.numpy()))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

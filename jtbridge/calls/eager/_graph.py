@@ -18,7 +18,14 @@ from jtbridge._compat import custom_backwards, has_error_node, node_names, reent
 from jtbridge.core import random_numbers
 from jtbridge.core.functions import TorchFunction
 from jtbridge.errors import DifferentiationError
-from jtbridge.transforms import Vjp, conjugate, refuse_lost_gradients, refused_detached_backwards, unbatched
+from jtbridge.transforms import (
+    Vjp,
+    conjugate,
+    refuse_lost_gradients,
+    refuse_wrong_batches,
+    refused_detached_backwards,
+    unbatched,
+)
 from jtbridge.triton import intercepted_launches
 
 from ._arrays import Placement
@@ -95,6 +102,7 @@ class AutogradGraph:
         refuse_lost_gradients(of.base.name, outputs)
 
         def gradients(cts: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+            refuse_wrong_batches(outputs)
             extra = reentrant_checkpoints(outputs, inputs)
             watched = refused_detached_backwards(of.base.name, outputs) if create_graph else contextlib.nullcontext()
             # A backward may draw, and launch Triton kernels.
