@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 import jtbridge
-from jtbridge.errors import ShapeInferenceError
+from jtbridge.errors import ShapeInferenceError, TranslationError
 from tests.compare import assert_matches
 from tests.conformance.convert import to_jax
 
@@ -183,3 +183,36 @@ def test_a_narrow_dtype_without_a_kernel_is_computed():
     """Torch has no kernel of `cdist` for bfloat16 on a CPU. A GPU has, and XLA."""
     x = jnp.ones((3, 2), jnp.bfloat16)
     assert jax.jit(jtbridge.wrap(torch.cdist))(x, x + 1).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.complex(x, x).expand((2,) * 20) * 2,
+        lambda x: torch.complex(x, x).expand((2,) * 10 + (1,) * 10) * x.expand((2,) * 10),
+    ],
+    ids=["argument", "result"],
+)
+def test_many_dimensions_take_no_memory(f: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
+    """No dimension is long, so a run in smaller sizes would take as much memory as the program."""
+    made = []
+    full = torch.full
+    monkeypatch.setattr(torch, "full", lambda size, *args, **kwargs: made.append(size) or full(size, *args, **kwargs))
+    assert jax.eval_shape(jtbridge.wrap(f), jnp.ones(())).shape == (2,) * 20
+    assert not [size for size in made if len(size) >= 10]
+
+
+def test_dtypes_without_numbers():
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x.view(torch.float4_e2m1fn_x2)] * 2).view(torch.uint8)
+
+    with pytest.raises(TranslationError, match="which JAX does not have"):
+        jax.jit(jtbridge.wrap(f, backend="xla"))(jnp.ones(3, jnp.uint8))
+
+
+def test_large_out_gives_no_warning(recwarn: pytest.WarningsRecorder):
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x], out=torch.zeros(1 << 18, dtype=x.dtype))
+
+    assert jax.eval_shape(jtbridge.wrap(f), jnp.ones(1 << 17, jnp.int32)).shape == (1 << 18,)
+    assert not [warning for warning in recwarn if "resized" in str(warning.message)]

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import torch
 
-from jtbridge._compat import OpOverload, outside_modes
+from jtbridge._compat import OpOverload, outside_modes, schema_of
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _MOST = 1 << 16  # elements of the arguments and results of an operator that runs in its real sizes
@@ -57,18 +57,28 @@ class DtypeChecks:
         dtypes = tuple(leaves[i].dtype for i in at)
         if not at or (len({*dtypes}) == 1 and dtypes[0] in _FLOATS) or not _is_run(func, leaves, kwargs):
             return
-        shrinks = not _is_small([*(leaves[i] for i in at), *jax.tree.leaves(out)])
+        results = [leaf for leaf in jax.tree.leaves(out) if isinstance(leaf, torch.Tensor)]
+        shrinks = not _is_small([*(leaves[i] for i in at), *results])
         if shrinks and func not in _SIZES and any(_size(leaf, shrinks) is not leaf for leaf in leaves):
             return
+        if shrinks and any(argument.is_out for argument in schema_of(func).arguments):
+            return  # torch warns of an `out` that it resizes
         statics = tuple(_size(leaf, shrinks) for leaf in leaves if not isinstance(leaf, torch.Tensor))
         shapes = tuple(tuple(_size(size, shrinks) for size in leaves[i].shape) for i in at)
+        made = [*shapes, *([_size(size, shrinks) for size in result.shape] for result in results)]
+        if sum(map(math.prod, made)) > _MOST:  # of many dimensions
+            return
         key = (func, tree, dtypes, shapes, tuple(map(repr, statics)))
         if key in self._passed:
             return
 
         def run(dtypes: Sequence[torch.dtype], fill: Callable[[torch.dtype], int] = _zero) -> Exception | None:
             rest = iter(statics)
-            tensors = iter([torch.full(s, fill(dtype), dtype=dtype) for s, dtype in zip(shapes, dtypes, strict=True)])
+            try:
+                filled = [torch.full(s, fill(dtype), dtype=dtype) for s, dtype in zip(shapes, dtypes, strict=True)]
+            except RuntimeError:  # a dtype without numbers, as uint4
+                return None
+            tensors = iter(filled)
             filled = [next(tensors if isinstance(leaf, torch.Tensor) else rest) for leaf in leaves]
             args, kwargs = jax.tree.unflatten(tree, filled)
             try:
