@@ -128,6 +128,7 @@ def _columns(rows: list) -> list[jax.Array]:
     return [jnp.stack(jaxes(column)) for column in zip(*rows, strict=True)]
 
 
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("backend", ["auto", "xla", "dlpack", "callback"])
 def test_a_batch_of_cotangents_alone_of_cdist(backend, compiled):
