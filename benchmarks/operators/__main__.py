@@ -33,7 +33,7 @@ def main() -> None:
         "--only", action="append", metavar="NAME", help="cases whose operator and arguments contain this"
     )
     parser.add_argument("--write", action="store_true", help=f"store the measurements in {_FILE}")
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=10)
     arguments = parser.parse_args()
     chosen = [
         case for case in cases() if any(part in f"{case.operator} {case.title}" for part in arguments.only or [""])
@@ -82,7 +82,7 @@ def _measured(case: Case, rounds: int) -> dict[str, Any] | Failed:
     }
     low = tensors[0].dtype in (torch.bfloat16, torch.float16)
     with torch.no_grad():
-        cells = interleaved(calls, rounds=rounds, batch_seconds=0.01, settle=0.02, rtol=5e-2 if low else 2e-3)
+        cells = interleaved(calls, rounds=rounds, batch_seconds=0.002, settle=0.02, rtol=5e-2 if low else 2e-3)
     failed = next((cell for cell in cells.values() if isinstance(cell, Failed)), None)
     if failed is not None:
         return failed
