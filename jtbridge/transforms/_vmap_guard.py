@@ -132,7 +132,7 @@ class VmapGuard(TorchFunctionMode):
             return func(*args)
         if kind == "wrong" or (_is_wrong_for_scalars(func) and any(x.dim() == 0 for x in _tensors((args, kwargs)))):
             raise NotImplementedError(f"torch.vmap is wrong for {func.__name__}")
-        if kind == "wrong for a gradient" and all(innermost(x) is x for x in args[1:3]):
+        if kind == "wrong for a gradient" and [innermost(x) is x for x in args[:3]] == [False, True, True]:
             raise NotImplementedError(f"torch.vmap is wrong for {func.__name__} if the gradient alone is a batch")
         if kwargs.get("generator") is not None:  # the function may have seeded it, and each row would do so
             raise NotImplementedError("the rows draw from a generator of the function")
