@@ -32,16 +32,16 @@ def is_transposed(node: Any) -> bool:
         return False
     match node.target:
         case _aten.t.default:
-            return True
+            source, dims = node.args[0], [-2, -1]
         case _aten.transpose.int:
             source, *dims = node.args
         case _aten.permute.default:
             source, order = node.args
-            return order[-2] % len(order) == len(order) - 1  # type: ignore[index, arg-type, operator]
+            return len(order) > 1 and order[-2] % len(order) == len(order) - 1  # type: ignore[arg-type, index, operator]
         case _:
             return False
-    ndim = len(_shape(source))
-    return {dim % ndim for dim in dims} == {ndim - 2, ndim - 1}  # type: ignore[operator]
+    ndim = len(_shape(source))  # all of these take vectors too
+    return ndim > 1 and {dim % ndim for dim in dims} == {ndim - 2, ndim - 1}  # type: ignore[operator]
 
 
 def _shape(node: Any) -> Any:

@@ -178,3 +178,10 @@ def test_scales_of_blocks_are_refused():
     assert lowering is not None
     with pytest.raises(TranslationError, match="blocks"):
         lowering.function(a, a, [one], [2], [0], [one], [2], [0], None, torch.float32, node=None)
+
+
+def test_products_of_vectors_that_are_transposed():
+    v, w = torch.randn(5), torch.randn(5)
+    check(torch.inner, v, w)
+    check(lambda v, w: torch.dot(v.t(), w.t()), v, w)
+    check(lambda v, w: torch.dot(v, w.permute(0)), v, w)
