@@ -14,7 +14,7 @@ from jtbridge.translate import _choice
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of what is tuned in a test."""
+    """The folder in which a test stores the choices that it tunes."""
     return tmp_path / "tuning"
 
 

@@ -1,4 +1,4 @@
-"""Dtypes that torch refuses are refused under jit, and those that it accepts are accepted, with torch's values."""
+"""Under jit an operator refuses the dtypes that torch refuses; with dtypes that torch accepts it has torch's values."""
 
 from __future__ import annotations
 

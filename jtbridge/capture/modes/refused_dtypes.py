@@ -102,7 +102,7 @@ class DtypeChecks:
 
 
 def _is_run(func: OpOverload, leaves: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether an operator may run on other tensors than those of the program."""
+    """Return whether it is harmless to run an operator on tensors made for the check: it draws nothing, for example."""
     if func.namespace != "aten" or func.is_view or torch.Tag.nondeterministic_seeded in func.tags:
         return False
     if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "cpu":
@@ -146,9 +146,10 @@ def _is_of_division(error: Exception) -> bool:
 
 
 def _others(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[torch.dtype, ...]]:
-    """Yield other dtypes for the arguments of an operator, such that one is right for most of those that are wrong."""
-    for dtype in dict.fromkeys((*dtypes, torch.float32, torch.int64, torch.bool)):
+    """Yield dtypes to try in place of the dtypes of an operator's arguments: one for all, then another for each one."""
+    candidates = dict.fromkeys((*dtypes, torch.float32, torch.int64, torch.bool))
+    for dtype in candidates:
         yield (dtype,) * len(dtypes)
     for i in range(len(dtypes)):
-        for dtype in dict.fromkeys((*dtypes, torch.float32, torch.int64, torch.bool)):
+        for dtype in candidates:
             yield (*dtypes[:i], dtype, *dtypes[i + 1 :])

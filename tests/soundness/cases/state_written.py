@@ -46,22 +46,23 @@ def counter_of_rows(run):
     yield torch.tensor(q["n"])
 
 
-@case("state written", "jit")
-def counter_in_a_global(run):
+def three_calls_in_a_module(run, source):
+    """Call the function `f` of a module with this source three times."""
     module = types.ModuleType("counting")
-    exec("N = 0\ndef f(v):\n    global N\n    N += 1\n    return v * N", module.__dict__)
+    exec(source, module.__dict__)
     f = run.wrap(module.f)
     for _ in range(3):
         yield run(f, V)
+
+
+@case("state written", "jit")
+def counter_in_a_global(run):
+    return three_calls_in_a_module(run, "N = 0\ndef f(v):\n    global N\n    N += 1\n    return v * N")
 
 
 @case("state written", "jit")
 def counter_in_globals(run):
-    module = types.ModuleType("counting")
-    exec("def f(v):\n    globals()['N'] = globals().get('N', 0) + 1\n    return v * N", module.__dict__)
-    f = run.wrap(module.f)
-    for _ in range(3):
-        yield run(f, V)
+    return three_calls_in_a_module(run, "def f(v):\n    globals()['N'] = globals().get('N', 0) + 1\n    return v * N")
 
 
 @case("state written", "jit")
