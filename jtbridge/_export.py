@@ -27,8 +27,8 @@ def export(fn: Any, *args: Any, platforms: Sequence[str] | None = None, **kwargs
         fn: a wrapped function, a torch module, or a JAX function that calls wrapped functions.
         args, kwargs: the arguments of a call. Of an array only the shape and dtype count, so ``jax.ShapeDtypeStruct``
             will do. For a single wrapped function of arrays the sizes may be symbols
-            (``jax.export.symbolic_shape("b, 16")``); the program then runs with any size. Static arguments must be
-            keywords, and their values are fixed in the program.
+            (``jax.export.symbolic_shape("b, 16")``); the program then runs with any size that their constraints allow.
+            Static arguments must be keywords, and their values are fixed in the program.
         platforms: the XLA platforms to lower for, such as ``("cpu", "cuda", "tpu")``; by default the present platform.
 
     Returns:

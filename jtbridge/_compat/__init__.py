@@ -68,6 +68,11 @@ from ._jax_traces import traced_for as traced_for
 from ._released import ReleasedTensor as ReleasedTensor
 from ._released import reads_no_values as reads_no_values
 from ._shared_tensor import SharedTensor as SharedTensor
+from ._symbolic_sizes import broken_assumption as broken_assumption
+from ._symbolic_sizes import kernels_of_symbolic_sizes as kernels_of_symbolic_sizes
+from ._symbolic_sizes import may_equal as may_equal
+from ._symbolic_sizes import symbolic_shapes as symbolic_shapes
+from ._symbolic_sizes import symbolic_tensors as symbolic_tensors
 from ._to_dlpack import exports_to_dlpack_seen as exports_to_dlpack_seen
 from ._torch import IMPORTED_BY_FAKE_TENSORS as IMPORTED_BY_FAKE_TENSORS
 from ._torch import DataDependentOutputException as DataDependentOutputException
@@ -143,7 +148,6 @@ from ._torch_library import redispatch_below_autograd as redispatch_below_autogr
 from ._torch_library import single_level_allowed as single_level_allowed
 from ._tracing import TRACING as TRACING
 from ._tracing import autograd_place as autograd_place
-from ._tracing import broken_assumption as broken_assumption
 from ._tracing import decomposition_of as decomposition_of
 from ._tracing import fake_tensors as fake_tensors
 from ._tracing import forget_tensors as forget_tensors
@@ -152,8 +156,6 @@ from ._tracing import last_traced_node as last_traced_node
 from ._tracing import last_traced_node_of as last_traced_node_of
 from ._tracing import lstm_in_operators as lstm_in_operators
 from ._tracing import running_modules as running_modules
-from ._tracing import symbolic_shapes as symbolic_shapes
-from ._tracing import symbolic_tensors as symbolic_tensors
 from ._tracing import trace_joint as trace_joint
 from ._tracing import tracing as tracing
 from ._transformers import asked_whether_fake as asked_whether_fake

@@ -256,67 +256,6 @@ def _correct_types(graph: torch.fx.GraphModule) -> None:
                 user.meta["val"] = node.meta["val"][user.args[1]]
 
 
-def symbolic_tensors(
-    shapes: Sequence[Sequence[tuple[int, bool]]], dtypes: Sequence[torch.dtype]
-) -> tuple[list[torch.Tensor], Any]:
-    """Return fake tensors with symbolic sizes, and the environment that collects the assumptions about the symbols.
-
-    Each size is a pair: an example value, and whether the size is a symbol. Sizes with the same example share a symbol.
-
-    Tried on torch 2.13. torch.export does this for whole modules only, and cannot return the graph of a function after
-    autograd.
-    """
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-
-    environment = ShapeEnv()
-    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
-    tensors = []
-    for shape, dtype in zip(shapes, dtypes, strict=True):
-        kinds = [DimDynamic.DUCK if symbolic else DimDynamic.STATIC for _, symbolic in shape]
-        real = torch.empty([size for size, _ in shape], dtype=dtype)
-        tensors.append(mode.from_tensor(real, symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds)))
-    return tensors, environment
-
-
-def symbolic_shapes(value: Any, symbols: dict[Any, torch.SymInt]) -> list[tuple[Any, ...] | None]:
-    """Return the shapes of fake tensors in JAX's symbols. `symbols` maps JAX's symbols to torch's.
-
-    Tried on torch 2.13. A size has no public form other than its expression in sympy.
-    """
-    import sympy
-
-    atoms = {size.node.expr: symbol for symbol, size in symbols.items()}
-
-    def convert(size: Any) -> Any:
-        if not isinstance(size, torch.SymInt):
-            return size
-        function = sympy.lambdify(list(atoms), size.node.expr, modules=[{"FloorDiv": lambda a, b: a // b}])
-        return function(*atoms.values())
-
-    tensors = value if isinstance(value, list | tuple) else [value]
-    return [tuple(map(convert, t.shape)) if isinstance(t, torch.Tensor) else None for t in tensors]
-
-
-def broken_assumption(environment: Any, sizes: Sequence[Any]) -> str | None:
-    """Return an assumption of the trace about symbolic sizes that does not hold for all sizes, or None.
-
-    Tried on torch 2.13. Guards have no public form. Each guard is tested on a spread of sizes from 2 on, because torch
-    treats no symbol as 0 or 1.
-    """
-    for size in sizes:
-        if not isinstance(size, torch.SymInt) or environment.simplify(size.node.expr).is_number:
-            return f"a size that must be {size}"
-    for guard in environment.guards:
-        symbols = sorted(guard.expr.free_symbols, key=str)
-        for step in range(64):
-            values = {
-                s: (2, 3, 4, 5, 7, 8, 16, 31, 100, 1024, 4097)[(step * (i + 1)) % 11] for i, s in enumerate(symbols)
-            }
-            if guard.expr.subs(values) == False:  # noqa: E712  (a sympy relation)
-                return str(guard.expr)
-    return None
-
-
 def lstm_in_operators(
     input: torch.Tensor,
     hx: Sequence[torch.Tensor],

@@ -112,9 +112,10 @@ def shares_other_elements(written: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, list[tuple[int, int]]]:
-    """Return the offset of a tensor, and the size and stride of each dimension with several elements."""
+    """Return the offset of a tensor, and the size and stride of each dimension that may have several elements."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return int(tensor.storage_offset()), [(size, stride) for size, stride in sizes if size != 1]
+    several = [(size, stride) for size, stride in sizes if not (isinstance(size, int) and size == 1)]
+    return int(tensor.storage_offset()), several
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:

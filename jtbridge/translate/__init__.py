@@ -8,7 +8,7 @@ from ._linear import nonlinearity
 from ._lower import lower_program
 from ._operators import OperatorCounts
 from ._program import ProgramPart, precision, translate, untranslatable_reason
-from ._symbolic import hinted_shapes, is_symbolic, symbolic_program, torch_symbolic
+from ._symbolic import example_shapes, is_symbolic, symbolic_program, torch_symbolic
 
 __all__ = [
     "OperatorCounts",
@@ -16,8 +16,8 @@ __all__ = [
     "Workload",
     "choose_runner",
     "closed_over_bytes",
+    "example_shapes",
     "forced_islands",
-    "hinted_shapes",
     "is_symbolic",
     "island_of",
     "islands_in",

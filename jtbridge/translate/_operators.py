@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import operator
+import types
 from collections.abc import Iterator
 
 from torch import fx
@@ -119,6 +120,11 @@ def without_lowering(node: fx.Node) -> str:
     if _written(node) is not None:
         return (
             f"{describe(node)} writes to its arguments, which no lowering can. Use one that returns a copy, or {call}"
+        )
+    if isinstance(node.target, types.FunctionType | types.BuiltinFunctionType):
+        return (
+            f"`{node.target.__name__}` of a symbolic size has no translation, which has integers as sizes. Give the "
+            "size as a number, or compute it without floats"
         )
     if not isinstance(node.target, OpOverload):
         return f"{describe(node)} takes functions, and has no lowering. Write it without, or {call}"

@@ -7,7 +7,7 @@ batch of its JAX operations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,13 @@ from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from torch import fx
 
-from jtbridge._compat import broken_assumption, symbolic_shapes, symbolic_tensors
+from jtbridge._compat import (
+    broken_assumption,
+    kernels_of_symbolic_sizes,
+    may_equal,
+    symbolic_shapes,
+    symbolic_tensors,
+)
 from jtbridge.capture import GraphUse, examples, trace_on
 from jtbridge.core.dtypes import is_differentiable
 from jtbridge.core.functions import TracedFunction
@@ -28,7 +34,7 @@ from ._lower import lower_program
 from ._operators import obstacle
 from ._program import jax_semantics, precision
 
-_HINTS = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
+_EXAMPLES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 61, 127, 251, 509, 1021, 2039, 4093, 8191, 16381, 7, 5, 3, 2)
 
 
 def is_symbolic(shape: Sequence[Any]) -> bool:
@@ -36,15 +42,14 @@ def is_symbolic(shape: Sequence[Any]) -> bool:
     return any(not isinstance(size, int) for size in shape)
 
 
-def hinted_shapes(shapes: Sequence[Sequence[Any]]) -> list[tuple[int, ...]]:
-    """Return shapes with a number for each symbol that differs from all other sizes.
+def example_shapes(shapes: Sequence[Sequence[Any]]) -> list[tuple[int, ...]]:
+    """Return shapes with a number for each symbol that differs from all other sizes, and that the symbol can have.
 
     Raises:
-        TranslationError: a size is an expression of symbols, or there are too many symbols.
+        TranslationError: a size is an expression of symbols, or no number is left for a symbol.
     """
     taken = {size for shape in shapes for size in shape if isinstance(size, int)}
-    free = [hint for hint in _HINTS if hint not in taken]
-    hints: dict[str, int] = {}
+    examples: dict[str, int] = {}
     for size in (size for shape in shapes for size in shape if not isinstance(size, int)):
         name = str(size)
         if not name.isidentifier():
@@ -52,24 +57,26 @@ def hinted_shapes(shapes: Sequence[Sequence[Any]]) -> list[tuple[int, ...]]:
                 f"An argument has the symbolic size `{name}`, which is an expression. Give each size a symbol "
                 'of its own: `jax.export.symbolic_shape("n, 3")`.'
             )
-        if name not in hints:
-            if not free:
+        if name not in examples:
+            example = next((n for n in _EXAMPLES if n not in taken and may_equal(size, n)), None)
+            if example is None:
                 raise TranslationError(
-                    f"The arguments have more than {len(hints)} symbolic sizes. Give some of them as numbers, or "
-                    "use one symbol for sizes that are equal."
+                    f"There is no example for the symbolic size `{name}`: the arguments have too many symbolic sizes "
+                    "or too narrow constraints. Give some sizes as numbers, or use one symbol for sizes that are equal."
                 )
-            hints[name] = free.pop(0)
-    return [tuple(size if isinstance(size, int) else hints[str(size)] for size in shape) for shape in shapes]
+            taken.add(example)
+            examples[name] = example
+    return [tuple(size if isinstance(size, int) else examples[str(size)] for size in shape) for shape in shapes]
 
 
 def symbolic_program(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> ClosedJaxpr:
-    """Return `traced`, a function for the hinted shapes, as a program of arrays of the symbolic shapes.
+    """Return `traced`, a function for the example shapes, as a program of arrays of the symbolic shapes.
 
     Raises:
         TranslationError: the function cannot be translated, or only for some sizes.
     """
     module, environment, symbols = _graph_of(traced, shapes)
-    _refuse_assumptions(traced, environment, symbols.values())
+    _refuse_assumptions(traced, environment, symbols)
     reason = obstacle(module)
     if reason is not None:
         raise TranslationError(f"`{traced.name}`: {reason}")
@@ -81,23 +88,25 @@ def symbolic_program(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) ->
         program = jax.make_jaxpr(run)(
             *(jax.ShapeDtypeStruct(tuple(s), t.dtype) for s, t in zip(shapes, traced.in_types, strict=True))
         )
-    _refuse_assumptions(traced, environment, symbols.values())  # a lowering may have used a symbol as a number
+    _refuse_assumptions(traced, environment, symbols)  # a lowering may have used a symbol as a number
     return program
 
 
-def _refuse_assumptions(traced: TracedFunction, environment: Any, symbols: Iterable[Any]) -> None:
-    assumed = broken_assumption(environment, list(symbols))
-    if assumed is not None:
+def _refuse_assumptions(traced: TracedFunction, environment: Any, symbols: Mapping[Any, Any]) -> None:
+    found = broken_assumption(environment, symbols)
+    if found is not None:
+        assumed, constraint = found
+        states = f'constrain it (`jax.export.symbolic_shape(..., constraints=["{constraint}"])`), '
         raise TranslationError(
-            f"`{traced.name}` works for some sizes only: {assumed} was assumed while it was traced. Give "
-            "this size as a number, or change the code that assumes it."
+            f"`{traced.name}` works for some sizes only: {assumed} was assumed while it was traced. Give this size as "
+            f"a number, {'' if constraint is None else states}or change the code that assumes it."
         )
 
 
 def _graph_of(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> tuple[fx.GraphModule, Any, dict[Any, Any]]:
     """Return the graph, the environment with torch's assumptions, and torch's symbol for each symbol of JAX."""
     sizes = [
-        [(hint, not isinstance(size, int)) for hint, size in zip(type_.shape, shape, strict=True)]
+        [(example, not isinstance(size, int)) for example, size in zip(type_.shape, shape, strict=True)]
         for type_, shape in zip(traced.in_types, shapes, strict=True)
     ]
     dtypes = [x.dtype for x in examples(traced.in_types)]
@@ -113,7 +122,7 @@ def _graph_of(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> tuple[
         return [y.detach() for y in traced.of_symbolic_sizes(*inputs)]
 
     try:
-        with traced.state.applied():
+        with traced.state.applied(), kernels_of_symbolic_sizes():
             return traced.guarded(lambda: trace_on(run, tensors, GraphUse.TRANSLATE)), environment, symbols
     except Exception as error:
         raise TranslationError(

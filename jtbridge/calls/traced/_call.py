@@ -35,7 +35,7 @@ from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import BackendError
 from jtbridge.primitives import torch_call, torch_ordered, with_devices
 from jtbridge.state import StateGuard, saving_state_once
-from jtbridge.translate import hinted_shapes, is_symbolic, symbolic_program, torch_symbolic, with_constants
+from jtbridge.translate import example_shapes, is_symbolic, symbolic_program, torch_symbolic, with_constants
 from jtbridge.triton import with_intercepted_launches
 
 from ._batched import batched_inputs
@@ -163,8 +163,19 @@ class TracedCalls:
                 f'{option} calls torch. Use `backend="xla"` alone.'
             )
         shapes = [shape for shape, _ in signature.types]
-        types_ = tuple(zip(hinted_shapes(shapes), (dtype for _, dtype in signature.types), strict=True))
-        traced = self._trace(dataclasses.replace(signature, types=types_), TorchState.current(), seeded)
+        types_ = tuple(zip(example_shapes(shapes), (dtype for _, dtype in signature.types), strict=True))
+        try:
+            traced = self._trace(dataclasses.replace(signature, types=types_), TorchState.current(), seeded)
+        except Exception as error:
+            like = {
+                str(size): example
+                for shape, (examples, _) in zip(shapes, types_, strict=True)
+                for size, example in zip(shape, examples, strict=True)
+                if not isinstance(size, int)
+            }
+            sizes = ", ".join(f"{name} = {example}" for name, example in like.items())
+            error.add_note(f"`{self._name}` was traced for examples of the symbolic sizes: {sizes}.")
+            raise
         program = symbolic_program(traced, [*shapes, random_numbers.SEED_SHAPE] if traced.seeded else shapes)
         return dataclasses.replace(traced, symbolic=program)
 

@@ -180,7 +180,7 @@ class ConstantEvalMode(TorchDispatchMode):
         if not all(isinstance(tensor, FakeTensor) for tensor in written):
             self._numbers = WeakTensorKeyDictionary()  # the storage of a closed-over tensor does not identify its views
         storages = {storage_id(tensor) for tensor in written}
-        small = all(_bytes(tensor) <= _MOST for tensor in written)
+        small = not _symbolic(written) and all(_bytes(tensor) <= _MOST for tensor in written)
         for number, made in enumerate(self._made):  # evaluate recipes that read the memory, before it changes
             if isinstance(made, _Recipe) and made.storages & storages:
                 self._made[number] = self._tried(lambda number=number: self._value_of(number, {})) if small else None

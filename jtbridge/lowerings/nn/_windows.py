@@ -97,9 +97,11 @@ def bins(length: int, count: int) -> Bins:
     return Bins(np.where(inside, index, start[:, None]), inside)
 
 
-def flat_positions(shape: Sizes) -> np.ndarray:
-    """Return the flat index of each element of a plane, in 32 bits if 32 bits suffice."""
+def flat_positions(shape: Sizes) -> np.ndarray | jax.Array:
+    """Return the flat index of each element of a plane, in 32 bits if 32 bits are known to suffice."""
     size = math.prod(shape)
+    if not isinstance(size, int):
+        return jnp.arange(size, dtype=np.int64).reshape(shape)
     return np.arange(size, dtype=np.int32 if size < 2**31 else np.int64).reshape(shape)
 
 

@@ -20,19 +20,20 @@ from ._windows import Windows, flat_positions, larger, lowest, scattered_into_pl
 Sizes = Sequence[int]
 
 
-def _divisors(w: Windows, count_include_pad: bool) -> np.ndarray:
+def _divisors(w: Windows, count_include_pad: bool) -> np.ndarray | jax.Array:
     """Return the number of elements in each window.
 
     With `count_include_pad`, elements of the given padding count. Elements beyond this padding, which `ceil_mode` may
     add, never count.
     """
-    counts = np.ones((), np.int64)
+    counts: Any = np.ones((), np.int64)
     for n, o, k, s, p in zip(w.inputs, w.outputs, w.kernel, w.stride, w.padding, strict=True):
-        start = np.arange(o) * s - p
-        end = np.minimum(start + k, n + p)
-        length = end - start if count_include_pad else np.minimum(end, n) - np.maximum(start, 0)
+        xp = np if isinstance(n, int) else jnp  # NumPy takes no symbol
+        start = xp.arange(o) * s - p
+        end = xp.minimum(start + k, n + p)
+        length = end - start if count_include_pad else xp.minimum(end, n) - xp.maximum(start, 0)
         counts = counts[..., None] * length
-    return np.maximum(counts, 1)
+    return counts.clip(1)
 
 
 def _window_sums(x: jax.Array, w: Windows) -> jax.Array:
