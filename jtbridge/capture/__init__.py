@@ -19,6 +19,7 @@ from .modes.effects import draws
 from .modes.exceptions import refuse_higher_order
 from .modes.flex_attention import FlexAttentionInOperators
 from .modes.provenance import origin
+from .rewrites.compared_values import materialized_tensor
 
 __all__ = [
     "FUSABLE_FUNCTIONS",
@@ -40,6 +41,7 @@ __all__ = [
     "is_data_dependent",
     "large_constants",
     "lift_constants",
+    "materialized_tensor",
     "origin",
     "probe_vmap",
     "refuse_higher_order",

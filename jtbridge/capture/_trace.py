@@ -39,6 +39,7 @@ from .modes.flex_attention import FlexAttentionInOperators
 from .modes.fused_lstm import FusedGradients, WithoutFusedLstm
 from .modes.overrides import CopiedTensors, OverrideMode
 from .modes.provenance import ModulePaths, ProvenanceMode
+from .rewrites.compared_values import materialize_compared
 from .rewrites.grouped_mm import GroupedProducts
 from .rewrites.indexing import refuse_stale_copies
 from .rewrites.statistics import keep_statistics_wide
@@ -135,6 +136,7 @@ def _trace_one_way(
         with_closed_over(module)
     if oracle is not None:
         keep_statistics_wide(module.graph)
+        materialize_compared(module.graph)
     for detaching in _DETACHING:
         for node in module.graph.find_nodes(op="call_function", target=detaching):
             node.args[0].meta["detached"] = any(user.op != "output" for user in node.users)

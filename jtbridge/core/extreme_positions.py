@@ -2,7 +2,7 @@
 
 XLA's CPU compiler does not vectorize a reduction of pairs, of an element and its position. It does vectorize reductions
 of floats, along the last axis several times faster than of integers. So the extreme element is found first, and then
-the first position that holds it, as a float along the last axis.
+the first position that holds it, as a float along the last axis. XLA must not compute the array twice for that.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from .materialized import materialized
 
 _EXACT_IN_FLOAT32 = 2**24
 
@@ -27,6 +29,7 @@ def first_largest(x: jax.Array, axis: int, dtype: Any) -> jax.Array:
     """
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return lax.argmax(x, axis, dtype)
+    x = materialized(x)
     return _first(x, jnp.max(x, axis, keepdims=True), axis, dtype)
 
 
@@ -38,6 +41,7 @@ def first_smallest(x: jax.Array, axis: int, dtype: Any) -> jax.Array:
     """
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return lax.argmin(x, axis, dtype)
+    x = materialized(x)
     return _first(x, jnp.min(x, axis, keepdims=True), axis, dtype)
 
 

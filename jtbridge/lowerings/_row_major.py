@@ -9,8 +9,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.interpreters import mlir
 
 from jtbridge._compat import is_exported
-
-from ._cpu_identity import cpu_identity
+from jtbridge.core.cpu_identity import cpu_identity
 
 
 def row_major(x: jax.Array) -> jax.Array:

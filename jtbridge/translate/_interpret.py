@@ -15,10 +15,11 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from jtbridge._compat import FakeTensor, OpOverload, has_batching_rule, is_zero
-from jtbridge.capture import from_bytes, origin, to_bytes
+from jtbridge.capture import from_bytes, materialized_tensor, origin, to_bytes
 from jtbridge.core.dtypes import numpy_dtype
 from jtbridge.core.functions import TracedFunction
 from jtbridge.core.host_memory import to_numpy
+from jtbridge.core.materialized import materialized
 from jtbridge.core.runner import escaped_tensor_error
 from jtbridge.errors import LoweringError, TranslationError
 from jtbridge.lowerings import find, find_kernel
@@ -75,7 +76,11 @@ def _from_bytes(data: jax.Array, dtype: torch.dtype, shape: tuple[int, ...]) -> 
     return jax.lax.bitcast_convert_type(data.reshape(*shape, wanted.itemsize), wanted)
 
 
-_IN_JAX: Mapping[Any, Callable[..., Any]] = {to_bytes: _to_bytes, from_bytes: _from_bytes}
+_IN_JAX: Mapping[Any, Callable[..., Any]] = {
+    to_bytes: _to_bytes,
+    from_bytes: _from_bytes,
+    materialized_tensor: materialized,
+}
 
 
 class Interpretation:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from torch import fx
 
 from jtbridge._compat import OpOverload
-from jtbridge.capture import from_bytes, origin, to_bytes
+from jtbridge.capture import from_bytes, materialized_tensor, origin, to_bytes
 from jtbridge.lowerings import find
 
 from ._decompose import decomposable, decomposition
@@ -21,7 +21,7 @@ from ._regions import reason_for_region, region_of, regions_of
 # Python functions that a graph may contain besides operators: functions of symbolic sizes and of residuals.
 _OF_SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.pow)
 _CALL = 'backend="dlpack" or "callback"'
-_PLAIN = frozenset({operator.getitem, *_OF_SIZES, to_bytes, from_bytes})
+_PLAIN = frozenset({operator.getitem, *_OF_SIZES, to_bytes, from_bytes, materialized_tensor})
 
 
 def obstacle(module: fx.GraphModule, *, islands: bool = False) -> str | None:

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from jtbridge._compat import OpOverload
-from jtbridge.capture import draws, from_bytes, is_data_dependent, origin, to_bytes
+from jtbridge.capture import draws, from_bytes, is_data_dependent, materialized_tensor, origin, to_bytes
 from jtbridge.core.array_types import array_type
 from jtbridge.core.functions import TracedFunction
 from jtbridge.core.writes import written_arguments
@@ -27,7 +27,7 @@ from ._islands import Island, bind, can_be_laid_out, graph_inputs, is_array, ten
 
 _BY_STRIDES = ("as_strided", "_reshape_alias", "resize")
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
-_PLAIN = (operator.getitem, to_bytes, from_bytes)
+_PLAIN = (operator.getitem, to_bytes, from_bytes, materialized_tensor)
 
 
 def with_regions(module: fx.GraphModule) -> fx.GraphModule:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
-from jtbridge.lowerings._cpu_identity import cpu_identity
+from jtbridge.core.cpu_identity import cpu_identity
 
 # Measured on a CPU of two cores with AVX-512, 256 to 8192 wide: 2 to 32 rows take 0.35 to 0.75 of the time, 64 rows 0.7
 # to 1.0 of it, 256 rows more. One row is a product of a vector, and small matrices take the same time both ways.

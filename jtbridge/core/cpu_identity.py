@@ -10,19 +10,20 @@ from jax.interpreters import ad, batching, mlir
 from jtbridge._compat import Primitive
 
 
-def cpu_identity(name: str, lower: Callable[..., Any]) -> Primitive:
+def cpu_identity(name: str, lower: Callable[..., Any], elsewhere: Callable[..., Any] = lambda ctx, x: [x]) -> Primitive:
     """Return the primitive of such an operation.
 
     `jax.lax.platform_dependent` would do, but takes several times as long to trace and to lower.
 
     Args:
         name: the name of the primitive.
-        lower: the lowering rule for a CPU. On other platforms nothing is lowered.
+        lower: the lowering rule for a CPU.
+        elsewhere: the lowering rule for other platforms; by default nothing is lowered.
     """
     primitive = Primitive(name)
     primitive.def_impl(lambda x: x)
     primitive.def_abstract_eval(lambda x: x)
-    mlir.register_lowering(primitive, lambda ctx, x: [x])
+    mlir.register_lowering(primitive, elsewhere)
     mlir.register_lowering(primitive, lower, platform="cpu")
     batching.defvectorized(primitive)
     ad.deflinear2(primitive, lambda cotangent, _: [primitive.bind(cotangent)])
