@@ -210,6 +210,9 @@ def _by_torch(program: Program, dtype: torch.dtype) -> Expected:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         value = [y.detach().clone() for y in run(*inputs)]
+        leaves = [x.clone().requires_grad_() if i in moving else x for i, x in enumerate(inputs)]
+        if [y.shape for y in run(*leaves)] != [y.shape for y in value]:
+            raise Invalid("shapes that depend on requires_grad")  # refused
         differentiable = [i for i, y in enumerate(value) if y.is_floating_point() or y.is_complex()]
         random = np.random.default_rng(program.seed)
         cotangents = [_direction(random, value[i]) for i in differentiable]
