@@ -1,4 +1,4 @@
-"""Writes to elements that are one in memory with other elements."""
+"""Writes through views that torch's graph of the write does not write back as torch itself does."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from jtbridge.errors import TranslationError
 
 
 def refuse_overlapping_writes(graph: fx.Graph) -> None:
-    """Refuse a graph with a write to overlapping memory: the graph would compute other values than torch does.
+    """Refuse a graph with a write whose graph without writes would compute other values than torch does.
 
     In some views several elements are one element in memory, as after `expand`. Torch's graph of a write to such a view
     adds these elements and subtracts the old value for each but one. That is wrong if more than one of them was
     written, and inexact otherwise. If an argument overlaps the memory that the operator writes to, torch may read
     elements that it has just written.
+
+    If the windows of `unfold` leave out elements of the tensor, torch's graph of a write to them has zeros there.
 
     Raises:
         TranslationError: there is such a write.
@@ -34,22 +36,29 @@ def refuse_overlapping_writes(graph: fx.Graph) -> None:
         written: list[fx.Node] = []
         for position, name in written_arguments(node.target):
             map_arg(_argument(node, position, name), written.append)
-        view = next(filter(None, map(_overlapping_view, written)), None)
-        if found is None and view is not None:
-            found = f"it writes through the result of `{view.target}`, of which several elements are one in memory"
-        if found is not None:
+        through = next(filter(None, map(_lossy_view, written)), None)
+        found = found or (through and f"it writes through the result of {through}")
+        if found:
             raise TranslationError(f"{found} (`{node.target}`), and this cannot be translated. Write to a `clone()`")
 
 
-def _overlapping_view(node: fx.Node) -> fx.Node | None:
-    """Return the nearest view with overlapping elements, among a node and the nodes that it is a view of, or None."""
+def _lossy_view(node: fx.Node) -> str | None:
+    """Return the nearest view that cannot be written back, among a node and the nodes that it is a view of, or None."""
     current: fx.Node | None = node
     while current is not None:
         value = current.meta.get("val")
         if isinstance(value, torch.Tensor) and may_overlap(value):
-            return current
+            return f"`{current.target}`, of which several elements are one in memory"
+        if current.target is torch.ops.aten.unfold.default and _leaves_elements_out(current):
+            return f"`{current.target}`, whose windows leave out elements of the tensor"
         current = _viewed(current)
     return None
+
+
+def _leaves_elements_out(unfold: fx.Node) -> bool:
+    """Return whether the windows of `unfold`, which do not overlap, hold fewer elements than the tensor."""
+    whole = cast(fx.Node, unfold.args[0]).meta["val"]
+    return unfold.meta["val"].numel() < whole.numel()
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:

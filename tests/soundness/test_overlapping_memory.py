@@ -1,4 +1,4 @@
-"""Writes to elements that are one in memory with other elements: only a call of torch computes them."""
+"""Writes to views that are not translated, as of elements that are one in memory: only torch computes them."""
 
 from __future__ import annotations
 
@@ -239,6 +239,45 @@ def test_a_copy_is_translated():
     f = jtbridge.wrap(fn, backend="xla")
     np.testing.assert_array_equal(jax.jit(f)(X[0]), 3 + np.stack([X[0], X[0]]))
     np.testing.assert_array_equal(jax.jacfwd(lambda x: jnp.sum(f(x), 0))(X[0]), 2 * np.eye(3))
+
+
+GAPS: dict[str, Write] = {
+    "the last element": lambda t: t.unfold(0, 2, 2).mul_(3),
+    "between windows": lambda t: t.unfold(0, 1, 2).mul_(3),
+    "a view of windows": lambda t: t[None].unfold(1, 2, 2)[..., 0].mul_(3),
+}
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("name", GAPS)
+def test_elements_that_windows_leave_out_stay(name: str, jitted: bool):
+    """Torch's graph of such a write, which has no writes, has zeros in their place."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x * x
+        GAPS[name](y)
+        return y
+
+    f = jtbridge.wrap(fn)
+    x = torch.from_numpy(X[0])
+    for transform in (jax.jacrev, jax.jacfwd):
+        derivative = jax.jit(transform(f)) if jitted else transform(f)
+        np.testing.assert_array_equal(derivative(X[0]), torch.autograd.functional.jacobian(fn, x))
+    np.testing.assert_array_equal((jax.jit(f) if jitted else f)(X[0]), fn(x))
+    many = jax.vmap(f)
+    np.testing.assert_array_equal((jax.jit(many) if jitted else many)(X), torch.stack([fn(r) for r in torch.tensor(X)]))
+    with pytest.raises(TranslationError, match="whose windows leave out elements of the tensor"):
+        jax.jit(jtbridge.wrap(fn, backend="xla"))(X[0])
+
+
+def test_a_write_to_windows_of_all_elements_is_translated():
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x * x
+        y.unfold(0, 3, 3).mul_(2)
+        return y
+
+    f = jtbridge.wrap(fn, backend="xla")
+    np.testing.assert_array_equal(jax.jit(f)(X.ravel()), 2 * X.ravel() ** 2)
 
 
 def test_views_changed_in_place_are_no_writes():
