@@ -134,7 +134,7 @@ def _trace_one_way(
     module.meta["keeps"] = keeps
     if on_cpu is not None:
         with_closed_over(module)
-    if oracle is not None:
+    if oracle is not None and use is not GraphUse.REGIONS:  # torch, which runs the regions, rounds them
         keep_statistics_wide(module.graph)
         materialize_compared(module.graph)
     for detaching in _DETACHING:

@@ -272,6 +272,20 @@ def test_a_region_has_the_operators_between_its_own():
     assert calls_in(f, X) == 1
 
 
+def test_a_layer_normalisation_between_two_uses_of_an_index_rounds_its_statistics_as_torch_does():
+    def function(x):
+        x = torch.sin(x).bfloat16()
+        (rows,) = torch.nonzero(x[:, 0] > 0, as_tuple=True)
+        x = torch.nn.functional.layer_norm(x * x[rows].sum(), (4,))
+        return x[rows].float().square().sum() + x.float().cos().sum()
+
+    (x,) = (t.requires_grad_() for t in tensors(X))
+    (expected,) = torch.autograd.grad(function(x), x)
+    f = jtbridge.wrap(function, islands="needed")
+    assert jtbridge.explain(f, X).islands
+    np.testing.assert_allclose(jax.jit(jax.grad(f))(X), expected, rtol=2e-2, atol=2e-2)
+
+
 def test_results_of_all_dtypes_and_results_that_nothing_uses():
     def function(x):
         x = torch.sin(x) * 0.5 + x.cos() * x.sigmoid() + x.tanh() * x.exp()
