@@ -57,6 +57,8 @@ class DtypeChecks:
         dtypes = tuple(leaves[i].dtype for i in at)
         if not at or (len({*dtypes}) == 1 and dtypes[0] in _FLOATS) or not _is_run(func, leaves, kwargs):
             return
+        if torch.bool in dtypes and any(isinstance(size, torch.SymInt) for i in at for size in leaves[i].shape):
+            return  # a mask may have to select as many elements as the symbol says, as in `x[mask] = values`
         results = [leaf for leaf in jax.tree.leaves(out) if isinstance(leaf, torch.Tensor)]
         shrinks = not _is_small([*(leaves[i] for i in at), *results])
         if shrinks and func not in _SIZES and any(_size(leaf, shrinks) is not leaf for leaf in leaves):
