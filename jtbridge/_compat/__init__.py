@@ -141,6 +141,7 @@ from ._torch_fields import undeclared_writes as undeclared_writes
 from ._torch_fields import write_count as write_count
 from ._torch_library import SingleLevelFunction as SingleLevelFunction
 from ._torch_library import has_dispatch_modes as has_dispatch_modes
+from ._torch_library import has_own_dispatch as has_own_dispatch
 from ._torch_library import mark_constant_for_dynamo as mark_constant_for_dynamo
 from ._torch_library import recording_in_operators as recording_in_operators
 from ._torch_library import recording_outer_levels as recording_outer_levels

@@ -23,6 +23,13 @@ def redispatch_below_autograd(operator: Any, keyset: Any, *args: Any) -> Any:
 has_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
+def has_own_dispatch(tensor: torch.Tensor) -> bool:
+    """Return whether the class of a tensor defines `__torch_dispatch__`."""
+    plain: Any = torch.Tensor
+    of_class: Any = type(tensor)
+    return of_class.__torch_dispatch__ is not plain.__torch_dispatch__
+
+
 def mark_constant_for_dynamo(function: Callable[..., Any]) -> None:
     """Make torch.compile run a function while it traces, and take its result as a constant.
 

@@ -126,6 +126,11 @@ def _number(leaf: Any) -> Any:
 
 
 def _static(leaf: Any, named: Callable[[], str]) -> Hashable:
+    if hasattr(type(leaf), "__torch_function__"):
+        raise ArgumentError(
+            f"{named()} is {kind_of(leaf)}, which stands for a tensor in functions of torch alone. Pass the tensor. "
+            "In torch.fx.symbolic_trace, call the function in a function that `torch.fx.wrap` names."
+        )
     try:
         return static_key(leaf)
     except TypeError:

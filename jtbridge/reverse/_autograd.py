@@ -16,6 +16,7 @@ import torch
 from jtbridge._compat import (
     SingleLevelFunction,
     has_dispatch_modes,
+    has_own_dispatch,
     in_forward_mode,
     inside_functorch,
     recording_outer_levels,
@@ -45,7 +46,7 @@ class Differentiated(SingleLevelFunction):
         ctx.function, ctx.call, ctx.types = function, call, types
         wrt = tuple(i for i, x in enumerate(tensors) if ctx.needs_input_grad[_FIRST + i] and is_inexact(x))
         ctx.wrt, ctx.layout, saved = wrt, None, []
-        ctx.forward = with_residuals(function, wrt) if wrt and _runs_now() else None
+        ctx.forward = with_residuals(function, wrt) if wrt and _runs_now(tensors) else None
         with recording_outer_levels():
             results = below(ctx.forward or function)
         if ctx.forward is not None:
@@ -93,12 +94,15 @@ class Differentiated(SingleLevelFunction):
         return tuple(found)
 
 
-def _runs_now() -> bool:
+def _runs_now(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether the function runs on values, and nothing can differentiate its first gradient.
 
     A graph that is traced must not depend on the residuals of one trace of JAX. Without jit there are no residuals.
+    A tensor on the meta device or of a class with `__torch_dispatch__`, such as a `FakeTensor`, may have no values.
     """
     if inside_functorch() or in_forward_mode() or has_dispatch_modes():
+        return False
+    if any(x.is_meta or has_own_dispatch(x) for x in tensors):
         return False
     return not jax.config.jax_disable_jit  # type: ignore[attr-defined]
 

@@ -40,6 +40,12 @@ class Model:
     def __deepcopy__(self, memo: Any) -> Model:
         return self  # nothing writes to it, and static fields of a tree may be known by identity
 
+    def __reduce__(self) -> Any:
+        raise ModelError(
+            f"`{self.name}` is a JAX model, which refers to functions, so its torch module cannot be pickled. Save "
+            "`module.state_dict()`, make the module again by `to_torch_module`, and load the state there."
+        )
+
     def in_mode(self, train: bool) -> Model:
         return dataclasses.replace(self, mode=self.modes(train))
 

@@ -76,7 +76,7 @@ class TorchModule(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of the JAX model; the new state goes to the buffers."""
-        params, state = (tree.tensors() for tree in self._trees)
+        params, state = (tree.tensors(self._model.name) for tree in self._trees)
         if (state or self._written) and not torch.compiler.is_compiling() and in_backward():
             self._check_recomputed(params, state, args, kwargs)
         # The backward needs copies of the tensors that are written to.
@@ -85,7 +85,8 @@ class TorchModule(torch.nn.Module):
         if not self._written.issuperset(written):
             self._written.update(written)
             return self.forward(*args, **kwargs)
-        for tensor, value in [*zip(state, new, strict=True), *[(params[i], x) for i, x in written.items()]]:
+        # A tensor that keeps its value is not written to: torch.func and `jtbridge.wrap` refuse such writes.
+        for tensor, value in [*[(state[i], x) for i, x in new.items()], *[(params[i], x) for i, x in written.items()]]:
             tensor.detach().copy_(value.detach())  # an exported graph of `torch.no_grad` could not be saved
         return out
 
@@ -93,7 +94,8 @@ class TorchModule(torch.nn.Module):
     def _check_recomputed(self, params: Any, state: Any, args: Any, kwargs: Any) -> None:
         """Refuse a call that cannot repeat an earlier one, because it uses a state that each call changes."""
         first, new, written = self._call(params, state, args, kwargs)
-        second = self._call([written.get(i, x) for i, x in enumerate(params)], new, args, kwargs)[0]
+        params = [written.get(i, x) for i, x in enumerate(params)]
+        second = self._call(params, [new.get(i, x) for i, x in enumerate(state)], args, kwargs)[0]
         for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
             if not ((a == b) | (a != a)).all():
                 raise ModelError(
@@ -120,18 +122,17 @@ class TorchModule(torch.nn.Module):
 def _tensor_function(model: Model, params: TensorTree, state: TensorTree, int32: str) -> Callable[..., Any]:
     """Return the model in its mode as a torch function of ``(params, state, args, kwargs)``.
 
-    It returns the result, the new state, and the parameters that the call wrote to, by their positions. The mode is no
-    argument, because torch.compile could not trace it.
+    It returns the result, and the arrays of the state and of the parameters that the call changed, by their positions.
+    The mode is no argument, because torch.compile could not trace it.
     """
-    apply, mode = model.apply, model.mode
+    apply, mode, name = model.apply, model.mode, model.name
 
     def run(params_: Any, state_: Any, args: Any, kwargs: Any) -> Any:
-        tree = params.rebuild(params_)
-        before = params.take_apart(tree, params_, model.name)  # a call may write to the tree
-        out, new, tree = apply(mode, tree, state.rebuild(state_), args, kwargs)
-        after = before if tree is None else params.take_apart(tree, params_, model.name)
-        written = {i: x for i, (x, old) in enumerate(zip(after, before, strict=True)) if x is not old}
-        return out, state.take_apart(new, state_, model.name), written
+        trees = params.rebuild(params_), state.rebuild(state_)
+        before = [jax.tree.leaves(tree) for tree in trees]  # a call may write to the trees
+        out, new, tree = apply(mode, *trees, args, kwargs)
+        written = {} if tree is None else params.changed(tree, before[0], params_, name)
+        return out, state.changed(new, before[1], state_, name), written
 
     run.__name__ = model.name
     return to_torch_function(run, int32=int32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -81,12 +82,15 @@ class TensorTree:
             leaves[place] = entry.restored(array)
         return self.structure.unflatten(leaves)
 
-    def take_apart(self, tree: Any, given: Any, name: str) -> list[Any]:
-        """Return the arrays of a tree of the same structure, random keys as their bits.
+    def changed(self, tree: Any, before: Sequence[Any], given: Any, name: str) -> dict[int, Any]:
+        """Return the arrays of a tree that are others than those given to a call, by their positions among the entries.
+
+        Random keys are returned as their bits.
 
         Args:
-            tree: the new state.
-            given: the arrays of the state before it.
+            tree: the tree after the call.
+            before: the leaves of the tree before it.
+            given: the arrays of the entries before it.
             name: the name of the model.
 
         Raises:
@@ -98,21 +102,33 @@ class TensorTree:
                 f"`{name}` returned a state of another structure than it was given: expected\n{self.structure}\n"
                 f"but got\n{structure}\nReturn it with the same containers and keys."
             )
-        found = [leaves[place] for place in self._places]
-        found = [x if e.key is None else jax.random.key_data(x) for x, e in zip(found, self.entries, strict=True)]
-        for entry, new, old in zip(self.entries, map(jnp.asarray, found), given, strict=True):
-            _check_kept(f"`{name}` returned the state `{entry.name}`", new, old)
         for place in set(range(len(leaves))).difference(self._places):
             if not same_static(leaves[place], self._leaves[place]):
                 raise ModelError(
                     f"`{name}` returned {leaves[place]!r} in the state for {self._leaves[place]!r}. Only arrays of a "
                     "state may change: make it an array."
                 )
+        found = {}
+        for i, (place, entry) in enumerate(zip(self._places, self.entries, strict=True)):
+            if leaves[place] is not before[place]:
+                found[i] = leaves[place] if entry.key is None else jax.random.key_data(leaves[place])
+                _check_kept(f"`{name}` returned the state `{entry.name}`", jnp.asarray(found[i]), given[i])
         return found
 
-    def tensors(self) -> list[torch.Tensor]:
-        """Return the tensors, in the order of the tree."""
-        return [entry.tensor for entry in self.entries]
+    def tensors(self, name: str) -> list[torch.Tensor]:
+        """Return the tensors, in the order of the tree.
+
+        Raises:
+            ModelError: the tensor of an entry was removed from the module of the model `name`.
+        """
+        tensors = [entry.tensor for entry in self.entries]
+        for entry, tensor in zip(self.entries, tensors, strict=True):
+            if tensor is None:
+                raise ModelError(
+                    f"`{name}` needs the tensor `{entry.name}`, but it was set to None. Set it to zeros, or make a "
+                    "model without it."
+                )
+        return tensors
 
     def arrays(self) -> Any:
         """Return the tree with copies of the tensors as arrays."""

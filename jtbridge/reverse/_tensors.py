@@ -34,7 +34,7 @@ def common_device(tensors: Sequence[torch.Tensor], name: str) -> torch.device:
                 f"The arguments of `{name}` lie on `{device}` and on `{tensor.device}`. A JAX function runs on one "
                 f'device: move them, such as `x.to("{device}")`.'
             )
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda", "meta"):
         raise DeviceError(
             f"The arguments of `{name}` lie on `{device}`, which JAX does not have. Move them: `x.cpu()`."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -281,6 +282,60 @@ def test_checkpoints_of_modules_with_a_state(reentrant: bool):
     loss = torch.utils.checkpoint.checkpoint(module, x, use_reentrant=reentrant).sum()
     with pytest.raises(ModelError, match="cannot repeat its first call"):
         loss.backward()
+
+
+def _scale(params, state, x):
+    return x * params["w"] * state["by"], {"by": state["by"], "key": state["key"]}
+
+
+def test_a_state_that_a_call_returns_as_it_is_is_not_written():
+    """torch.func and `jtbridge.wrap` refuse a write to a buffer, and a batch of values cannot be written to it."""
+    module = jtbridge.to_torch_module(_scale, {"w": jnp.ones(2)}, {"by": jnp.full(2, 3.0), "key": jax.random.key(0)})
+    x = torch.ones(2)
+    version = module.by._version
+    torch.testing.assert_close(torch.func.grad(lambda x: module(x).sum())(x), torch.full((2,), 3.0))
+    torch.testing.assert_close(torch.func.vmap(module)(torch.ones(4, 2)), torch.full((4, 2), 3.0))
+    params = {"w": torch.full((2,), 2.0)}
+    torch.testing.assert_close(torch.func.functional_call(module, params, (x,)), torch.full((2,), 6.0))
+    assert jax.jit(jax.grad(lambda x: jtbridge.wrap(module)(x).sum()))(jnp.ones(2)).tolist() == [3, 3]
+    assert module.by._version == version
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_nnx_under_torch_func(train: bool):
+    nnx = pytest.importorskip("flax.nnx", reason="flax is in the environment of make test-models")
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.norm = nnx.BatchNorm(3, rngs=rngs)
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.dropout(self.norm(x))
+
+    module = jtbridge.to_torch_module(Net(nnx.Rngs(0))).train(train)
+    params = {name: value.detach() for name, value in module.named_parameters()}
+
+    def loss(params, x):
+        return torch.func.functional_call(module, params, (x,)).sum()
+
+    if train:  # as torch's own BatchNorm
+        with pytest.raises(RuntimeError, match="in-place"):
+            torch.func.grad(loss)(params, torch.ones(2, 3))
+        return
+    examples = torch.randn(5, 1, 3)
+    of_each = torch.func.vmap(torch.func.grad(loss), (None, 0))(params, examples)
+    loss(dict(module.named_parameters()), examples.reshape(5, 3)).backward()
+    torch.testing.assert_close(of_each["norm.scale"].sum(0), module.norm.scale.grad)
+
+
+def test_what_a_module_cannot_do():
+    module = jtbridge.to_torch_module(lambda p, x: x * p["w"], {"w": jnp.ones(2)})
+    with pytest.raises(ModelError, match=r"cannot be pickled. Save `module.state_dict"):
+        pickle.dumps(module)
+    module.register_parameter("w", None)
+    with pytest.raises(ModelError, match="needs the tensor `w`, but it was set to None"):
+        module(torch.ones(2))
 
 
 def test_models_that_are_none():

@@ -30,7 +30,7 @@ def works_afterwards():
         (lambda: torch.nested.nested_tensor([torch.ones(1)]), ArgumentError, "is a nested tensor"),
         (lambda: {"a": [set()]}, ArgumentError, r"`argument 0\['a'\]\[0\]` of `<lambda>` is a set, which is neither"),
         (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), DTypeError, "torch.qint8"),
-        (lambda: torch.ones(2, device="meta"), DeviceError, "lie on `meta`, which JAX does not have"),
+        (lambda: torch.fx.Proxy(torch.fx.Graph().placeholder("x")), ArgumentError, "is a Proxy, which stands"),
     ],
 )
 @pytest.mark.filterwarnings(

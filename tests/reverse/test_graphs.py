@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import jtbridge
@@ -109,6 +110,19 @@ def test_make_fx_of_a_gradient():
     x = _x().detach()
     graph = make_fx(torch.func.grad(lambda x: user(x).sum()))(x)
     torch.testing.assert_close(graph(x), torch.func.grad(lambda x: reference(x).sum())(x))
+
+
+@pytest.mark.parametrize("kind", ["meta", "fake"])
+def test_tensors_without_values(kind: str):
+    with torch.device("meta") if kind == "meta" else FakeTensorMode():
+        x = torch.ones(3, requires_grad=True)
+    results = user(x)
+    (gradient,) = torch.autograd.grad(results.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sum(), x)
+    for tensor in (results, gradient, second):
+        assert tensor.shape == x.shape
+        assert tensor.device == x.device
+        assert type(tensor) is type(x)
 
 
 def test_a_graph_that_outlives_its_function_says_so():
