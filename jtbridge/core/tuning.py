@@ -96,7 +96,10 @@ def has_results(files: str) -> bool:
 
 @functools.cache
 def _has_files(folder: Path, files: str) -> bool:
-    return any(folder.glob(files))
+    try:
+        return any(folder.glob(files))
+    except OSError:  # a folder of another user, as with $HOME of root
+        return False
 
 
 def folder() -> Path:
@@ -145,12 +148,12 @@ def read(path: Path, key: Key, parse: Callable[[Any], T | None]) -> T | None:
     Args:
         path: the file.
         key: the key.
-        parse: returns the result from the content of the file, which it need not trust. It may raise a `ValueError`,
-            `TypeError` or `KeyError`.
+        parse: returns the result from the content of the file, which it need not trust. It may raise the
+            exceptions of `cache_folder.MALFORMED`.
     """
     try:
         text = path.read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
         return warn(f"what was tuned cannot be read, the default is used: {type(error).__name__}: {error}")
@@ -158,7 +161,7 @@ def read(path: Path, key: Key, parse: Callable[[Any], T | None]) -> T | None:
         held = json.loads(text)
         result = parse(held)
         return result if held["key"] == dict(key) else None
-    except (ValueError, TypeError, KeyError) as error:
+    except cache_folder.MALFORMED as error:
         return warn(f"what was tuned is no such file, the default is used: {path}: {type(error).__name__}: {error}")
 
 

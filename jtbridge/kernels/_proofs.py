@@ -169,7 +169,7 @@ def _read(path: Path, wanted: Mapping[str, str]) -> ProofRecord | None:
             raise ValueError("it is the record of something else")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, *cache_folder.MALFORMED) as error:
         return _warn(path, error)
     return ProofRecord(proven, failed)
 

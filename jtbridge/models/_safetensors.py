@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from jtbridge.core.cache_folder import MALFORMED
 from jtbridge.core.messages import kind_of
 from jtbridge.errors import ModelError
 
@@ -74,8 +75,11 @@ def read_files(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], d
 
 def _files_of_index(path: pathlib.Path) -> list[str]:
     try:
-        return sorted(set(json.loads(path.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        names = sorted(set(json.loads(path.read_text())["weight_map"].values()))
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError(f"{names} are no names of files")
+        return names
+    except (*MALFORMED, AttributeError) as error:
         raise ModelError(f"`{path}` is no index of safetensors files: its `weight_map` cannot be read.") from error
 
 

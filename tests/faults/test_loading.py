@@ -66,6 +66,13 @@ def test_an_index_that_names_a_pickle(malicious: bytes, tmp_path: pathlib.Path):
     assert not pathlib.Path("unpickled").exists()
 
 
+@pytest.mark.parametrize("content", ["", "[]", '{"weight_map": {"weight": 3}}', '{"weight_map": []}', "[" * 100_000])
+def test_a_damaged_index(content: str, tmp_path: pathlib.Path):
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ModelError, match="is no index of safetensors files"):
+        jtbridge.module(torch.nn.Linear(2, 2)).load_safetensors(tmp_path)
+
+
 def test_a_damaged_file_and_one_that_is_cut_off(tmp_path: pathlib.Path):
     net = jtbridge.module(torch.nn.Linear(2, 2))
     params, state = net.init()

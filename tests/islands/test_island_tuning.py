@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 import subprocess
 import sys
@@ -212,7 +213,10 @@ def test_another_machine_or_version_is_another_key(clock, monkeypatch, patched):
         b"\xff\xfe",
         b'{"key": {}, "milliseconds": {"xla": -1, "torch": null}}',
         b'{"key": {}, "milliseconds": {"xla": NaN, "torch": 1}}',
+        b'{"key": {}, "milliseconds": {"xla": 1' + b"0" * 400 + b', "torch": 1}}',
+        b"[" * 100_000,
     ],
+    ids=lambda damage: damage[:60],
 )
 def test_a_file_that_cannot_be_understood_is_ignored(clock, folder, monkeypatch, damage):
     clock.times = XLA
@@ -235,6 +239,18 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(clock, tmp_path):
     (tmp_path / "file").write_text("")
     with jtbridge.config(tune=True, tuning_folder=tmp_path / "file" / "folder"), pytest.warns(TuningWarning):
         assert calls_in(jtbridge.wrap(grouped), X, W) == 0
+
+
+@pytest.mark.parametrize("reason", ["no home", "no access"])
+def test_a_folder_that_cannot_be_read_is_an_empty_one(clock, monkeypatch, reason):
+    def refuse(*args):
+        raise RuntimeError("Could not determine home directory.") if reason == "no home" else PermissionError(reason)
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(tuning.Path, "home" if reason == "no home" else "glob", refuse)
+    monkeypatch.setattr(tuning, "_FOLDER", contextvars.ContextVar("folder", default=None))
+    another_process(monkeypatch)
+    assert calls_in(jtbridge.wrap(grouped), X, W) == 1
 
 
 def test_an_operator_that_cannot_be_measured_is_chosen_by_the_table(clock, folder):

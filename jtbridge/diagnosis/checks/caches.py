@@ -17,7 +17,7 @@ _GROUP = "caches"
 
 def _of_triton() -> Path:
     # Triton's default, from its documentation of TRITON_CACHE_DIR.
-    return Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
+    return Path(os.environ.get("TRITON_CACHE_DIR") or cache_folder.home() / ".triton" / "cache")
 
 
 def _of_jax() -> Path | None:
@@ -62,8 +62,9 @@ def _folders() -> Sequence[Finding]:
 
 def unwritable_reason(folder: Path) -> str | None:
     """Return why no file can be made in a folder, or the folder cannot be made; None if it can. Nothing is left."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    missing: list[Path] = []
     try:
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix="jtbridge-doctor-") as file:
             file.write(b"x" * 4096)
