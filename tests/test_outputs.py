@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import jtbridge
+from jtbridge.errors import ArgumentError
 
 from .compare import assert_matches
 
@@ -206,3 +207,25 @@ def test_results_are_as_committed_to_a_device_as_the_arguments(backend: str):
         found = run(jax.device_put(X, device))
         assert found.committed
         assert found.devices() == {device}
+
+
+@pytest.mark.filterwarnings("ignore:Python iterable type:DeprecationWarning")  # JAX's, of iterators
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda x: (t for t in [x]),
+        lambda x: [x, map(torch.sin, [x])],
+        lambda x: {x},
+        lambda x: frozenset([2 * x]),
+        lambda x: {"a": x}.values(),
+        lambda x: {"a": x}.items(),
+        lambda x: iter([x]),
+    ],
+)
+def test_tensors_that_jax_cannot_find(result, jit: bool):
+    f = jtbridge.wrap(result)
+    with pytest.raises(ArgumentError, match=r"returned an? .*, whose tensors JAX cannot find. Return a list"):
+        (jax.jit(f) if jit else f)(jnp.ones(2))
+    with pytest.raises(ArgumentError, match="cannot find"):
+        jax.vjp(f, jnp.ones(2))

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
+from collections.abc import Iterator, Set, ValuesView
 from typing import Any
 
 import jax
@@ -18,6 +20,7 @@ import torch
 from jtbridge._compat import torch_pytree_node
 from jtbridge.errors import ArgumentError
 
+from .messages import kind_of
 from .static import static_key, value_key
 
 
@@ -224,7 +227,7 @@ def flatten_output(out: Any) -> tuple[list[Any], Any]:
     """Return the leaves of a torch function's result, and the JAX pytree structure that rebuilds it.
 
     Raises:
-        ArgumentError: JAX cannot sort the keys of a dict.
+        ArgumentError: JAX cannot sort the keys of a dict; or a leaf holds tensors and is no container of JAX.
     """
     if isinstance(out, torch.Tensor):
         return [out], _LEAF
@@ -235,7 +238,23 @@ def flatten_output(out: Any) -> tuple[list[Any], Any]:
         raise
     while any(register_node(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)):
         leaves, tree = jax.tree_util.tree_flatten(out)
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            _refuse_hidden_tensors(leaf)
     return leaves, tree
+
+
+def _refuse_hidden_tensors(leaf: Any) -> None:
+    """Raise if a leaf of a result is an iterator, or a set or a view of a dict that has tensors."""
+    hides = isinstance(leaf, Iterator) and type(leaf).__module__ == "builtins"  # a file is an iterator, too
+    if isinstance(leaf, Set | ValuesView):
+        items = (item if isinstance(item, tuple) else (item,) for item in leaf)
+        hides = any(isinstance(x, torch.Tensor) for x in itertools.chain.from_iterable(items))
+    if hides:
+        raise ArgumentError(
+            f"A torch function returned {kind_of(leaf)}, whose tensors JAX cannot find. Return a list or a tuple: "
+            "`return [*result]`."
+        )
 
 
 def refuse_unsortable(tree: Any, name: str) -> None:
