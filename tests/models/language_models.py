@@ -71,11 +71,27 @@ def t5() -> Any:
     return _made("T5ForConditionalGeneration", "T5Config", 2.0, **sizes, decoder_start_token_id=0)
 
 
+BART = {
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "vocab_size": 64,
+    "d_model": 32,
+    "max_position_embeddings": 128,
+    "decoder_start_token_id": 1,
+}
+
+
 def bart() -> Any:
-    layers = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    options = {"vocab_size": 64, "d_model": 32, "max_position_embeddings": 128, "decoder_start_token_id": 1}
-    return _made("BartForConditionalGeneration", "BartConfig", **layers, **heads, **options)
+    return _made("BartForConditionalGeneration", "BartConfig", **BART)
+
+
+def m2m100() -> Any:
+    """A table of positions that grows in torch, and is a buffer."""
+    return _made("M2M100ForConditionalGeneration", "M2M100Config", **BART)
 
 
 CAUSAL: dict[str, Callable[[], Any]] = {
@@ -89,4 +105,4 @@ CAUSAL: dict[str, Callable[[], Any]] = {
     "mixtral": mixtral,
     "mamba": mamba,
 }
-WITH_ENCODER: dict[str, Callable[[], Any]] = {"t5": t5, "bart": bart}
+WITH_ENCODER: dict[str, Callable[[], Any]] = {"t5": t5, "bart": bart, "m2m100": m2m100}

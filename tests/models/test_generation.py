@@ -346,6 +346,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "half a token": ({"eos_token_id": 2.5}, r"`eos_token_id` must be a token.*has 2\.5"),
     "tokens in tokens": ({"eos_token_id": [[2]]}, r"`eos_token_id` must be a token.*has \[2\]"),
     "two tokens for padding": ({"pad_token_id": [0, 1]}, "`pad_token_id` must be one token"),
+    "a length penalty that is no number": (
+        {"num_beams": 2, "length_penalty": np.nan},
+        "`length_penalty` must be a real",
+    ),
+    "a complex temperature": ({"temperature": 1j, "rng": jax.random.key(0)}, "`temperature` must be a real number"),
+    "a length penalty without beams": ({"length_penalty": 2.0}, "`length_penalty` is for beam search"),
+    "early stopping of one beam": ({"early_stopping": True, "num_beams": 1}, "`early_stopping` is for beam search"),
+    "more tokens at least than at most": ({"min_new_tokens": 5}, "5, which is more than `max_new_tokens`, 4"),
     "beams with a key": ({"num_beams": 2, "rng": jax.random.key(0)}, "takes no `rng`"),
     "beams with a stream": ({"num_beams": 2, "stream": print}, "takes no `stream`"),
     "padding on the right": ({"attention_mask": np.array([[1, 1, 1, 0]] * 3)}, "padded on the left"),
@@ -407,10 +415,12 @@ def test_models_whose_attention_depends_on_the_length_of_the_cache_are_refused()
         jtbridge.generate(net, *net.init(), prompts(12), max_new_tokens=8)
 
 
-def test_prompts_that_are_longer_than_the_positions_of_an_encoder_are_refused():
-    _, net, params, state = net_of(language_models.bart)
-    with pytest.raises(ArgumentError, match=r"128 positions, but .* need 130"):
-        jtbridge.generate(net, params, state, prompts(130, rows=1), max_new_tokens=4)
+@pytest.mark.parametrize("name", ["bart", "m2m100"])
+def test_more_tokens_than_the_positions_behind_an_encoder_are_refused(name: str):
+    _, net, params, state = net_of(MODELS[name])
+    for length, new in ((130, 4), (4, 130)):
+        with pytest.raises(ArgumentError, match=r"128 positions, but .* need 130"):
+            jtbridge.generate(net, params, state, prompts(length, rows=1), max_new_tokens=new)
 
 
 def test_settings_of_a_model_that_are_not_built_are_refused_by_name():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -151,8 +153,30 @@ def _step(
         inputs["position_ids"] = positions
     name = next(name for name in _CACHES if takes(model, name))
     inputs |= {name: cache, "next_sequence_length": 1, "is_first_iteration": False, **_OUTPUTS}
-    out = model(**model.prepare_inputs_for_generation(token, **inputs))
+    with _tables_of_fixed_size(model):
+        out = model(**model.prepare_inputs_for_generation(token, **inputs))
     return out.logits[:, -1].float(), out[_cache_name(out)]
+
+
+@contextlib.contextmanager
+def _tables_of_fixed_size(model: Any) -> Iterator[None]:
+    """Keep sinusoidal tables of positions, as in M2M100, as they are inside the block.
+
+    They grow if a position is behind their end. Generation has checked that none is. In a loop the position has no
+    value, so a trace follows the branch that grows the table too.
+    """
+    tables = [part for part in model.modules() if hasattr(part, "make_weights")]
+    for table in tables:
+        table.make_weights = _grow_nothing
+    try:
+        yield
+    finally:
+        for table in tables:
+            del table.make_weights
+
+
+def _grow_nothing(*args: Any) -> None:
+    pass
 
 
 def _encoded(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -101,10 +101,10 @@ def _has_table(model: Any, positions: int) -> bool:
     """Return whether a model looks positions up in a table, as a parameter or a buffer."""
     tokens = model.get_input_embeddings()
     for part in model.modules():
-        is_other = isinstance(part, torch.nn.Embedding) and part is not tokens
-        if is_other and part.num_embeddings - getattr(part, "offset", 0) == positions:
+        rows = positions + getattr(part, "offset", 0)
+        if isinstance(part, torch.nn.Embedding) and part is not tokens and part.num_embeddings == rows:
             return True
-        if any(b.ndim == 2 and b.shape[0] == positions for b in part.buffers(recurse=False)):
+        if any(b.ndim == 2 and b.shape[0] == rows for b in part.buffers(recurse=False)):
             return True
     return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,7 +36,7 @@ _NOT_BUILT = {
     "constraints": (None,),
     "force_words_ids": (None,),
     "token_healing": (None, False),
-    "cache_implementation": (None, "dynamic", "static", "hybrid", "offloaded"),
+    "cache_implementation": (None, "static", "hybrid", "offloaded", "dynamic"),
 }
 _NOT_BUILT_FOR_SAMPLING = {
     "typical_p": (None, 1.0),
@@ -52,6 +53,7 @@ OF_THE_MODEL = frozenset(
     | {"suppress_tokens", "begin_suppress_tokens"}
 )
 _FOR_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+_FOR_BEAM_SEARCH = ("length_penalty", "early_stopping")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +100,8 @@ def settings_of(
         vocabulary: the number of tokens that there are.
 
     Raises:
-        ArgumentError: a number is out of range, or an argument for sampling is given without a key.
+        ArgumentError: a number is out of range, an argument for sampling is given without a key, or one for beam search
+            without beams.
         ModelError: `config` asks for something that is not built.
     """
     if not sampled:
@@ -112,6 +115,13 @@ def settings_of(
     _check({name: value for name, value in chosen.items() if sampled or name not in _FOR_SAMPLING})
     _refuse_not_built(config, _NOT_BUILT | (_NOT_BUILT_FOR_SAMPLING if sampled else {}))
     beams = 1 if chosen["num_beams"] is None else chosen["num_beams"]
+    if beams == 1:
+        _refuse_beam_search(given)
+    if given["min_new_tokens"] is not None and chosen["min_new_tokens"] > chosen["max_new_tokens"]:
+        raise ArgumentError(
+            f"`min_new_tokens` is {chosen['min_new_tokens']}, which is more than `max_new_tokens`, "
+            f"{chosen['max_new_tokens']}."
+        )
     if beams > 1 and sampled:
         raise ArgumentError(
             "Beam search chooses the best tokens, so it takes no `rng`. Leave out `rng` or `num_beams`."
@@ -180,7 +190,15 @@ def _number(name: str, value: Any) -> float | None:
     if isinstance(value, str) or np.ndim(value):
         shown = f"has shape {np.shape(value)}" if np.ndim(value) else f"is {value!r}"
         raise ArgumentError(f"`{name}` must be one number for all sequences, but it {shown}.")
-    return None if isinstance(value, jax.core.Tracer) else float(value)
+    if isinstance(value, jax.core.Tracer):
+        return None
+    try:
+        number = float(value)
+    except TypeError:
+        number = math.nan
+    if math.isnan(number):
+        raise ArgumentError(f"`{name}` must be a real number, but it is {value!r}.")
+    return number
 
 
 def _refuse_sampling(given: dict[str, Any]) -> None:
@@ -190,6 +208,12 @@ def _refuse_sampling(given: dict[str, Any]) -> None:
                 f"`{name}` is for sampled tokens, which need a key: pass `rng=jax.random.key(0)`. Without a key the "
                 "most probable token is taken."
             )
+
+
+def _refuse_beam_search(given: dict[str, Any]) -> None:
+    for name in _FOR_BEAM_SEARCH:
+        if given[name] is not None:
+            raise ArgumentError(f"`{name}` is for beam search, which keeps several sequences: pass `num_beams=4`.")
 
 
 def _refuse_not_built(config: Any, names: dict[str, tuple[Any, ...]]) -> None:
