@@ -105,6 +105,14 @@ def test_without_donation_the_previous_state_can_be_used():
         np.testing.assert_array_equal(again.params[name], value)
 
 
+def test_a_state_that_was_donated_is_refused():
+    step = jtbridge.train_step(jtbridge.module(mlp()), loss, optax.adam(0.1))
+    first = step.init(KEY)
+    step(first, BATCH)
+    with pytest.raises(ArgumentError, match=r"memory of `train\.params\['0\.bias'\]` was donated"):
+        step(first, BATCH)
+
+
 def test_a_checkpointed_call_with_dropout_needs_a_key():
     net = jtbridge.module(mlp(nn.Dropout(0.5)))
 
@@ -315,6 +323,7 @@ def test_wrong_arguments_are_refused():
         (lambda: jtbridge.train_step(net, loss, optimizer, compute_dtype=jnp.float16), "float16"),
         (lambda: jtbridge.train_step(net, loss, optimizer, compute_dtype=torch.float16), "`jnp.bfloat16` or None"),
         (lambda: jtbridge.train_step(net, loss, optimizer, weight=3), "`weight` must be a function"),  # type: ignore[arg-type]
+        (lambda: jtbridge.train_step(net, loss, optimizer, donate="no"), "True or False, but is 'no'"),  # type: ignore[arg-type]
         (lambda: jtbridge.train_step(net, loss, optimizer).init(KEY, {}), "both `params` and `state`"),
         (lambda: jtbridge.train_step(net, loss, optimizer)(net.init(), BATCH), "takes a `jtbridge.TrainState`"),
     ]

@@ -124,6 +124,7 @@ class TrainStep:
                 f"A training step takes a `jtbridge.TrainState`, but got {kind_of(train)}. Start from "
                 "`train = step.init(key)`, then call `train, metrics = step(train, batch)`."
             )
+        _refuse_donated(train)
         if isinstance(batch, Mapping) and jax.tree_util.all_leaves([batch]):  # such as that of a tokenizer
             batch = dict(batch)
         batch = jax.tree.map(lambda leaf: to_jax(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
@@ -257,7 +258,8 @@ def train_step(
         donate: with False, the step does not reuse the memory of the previous parameters and optimizer state.
 
     Raises:
-        ArgumentError: an argument is of another kind, or a batch cannot be split into microbatches.
+        ArgumentError: an argument is of another kind, a batch cannot be split into microbatches, or the memory of
+            `train` was donated to an earlier step.
         ModelError: `params` and `state` do not fit the module, or a call writes to a parameter.
 
     Example:
@@ -289,8 +291,26 @@ def train_step(
             f"`compute_dtype` must be `jnp.bfloat16` or None, but is {compute_dtype!r}. Small gradients are lost in "
             "float16, and scaling of the loss is not supported."
         )
+    if not isinstance(donate, bool):
+        raise ArgumentError(f"`donate` must be True or False, but is {donate!r}.")
     options = {"accumulate": accumulate, "weight": weight, "compute_dtype": compute_dtype}
     return TrainStep(net, loss, optimizer, train=train, donate=donate, **options)
+
+
+def _refuse_donated(train: TrainState) -> None:
+    """Raise an error for a state whose memory a step has reused."""
+    if not any(_is_deleted(leaf) for leaf in jax.tree.leaves(train)):
+        return
+    path = next(path for path, leaf in jax.tree_util.tree_leaves_with_path(train) if _is_deleted(leaf))
+    raise ArgumentError(
+        f"The memory of `train{jax.tree_util.keystr(path)}` was donated: a step reuses the memory of `params` and "
+        "`opt_state`. Pass the state that the last step returned. To keep an earlier one, copy it before the step, "
+        "`jax.tree.map(jnp.copy, train)`, or make the step with `donate=False`."
+    )
+
+
+def _is_deleted(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted()
 
 
 def _is_bfloat16(dtype: Any) -> bool:
