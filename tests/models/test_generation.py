@@ -309,6 +309,33 @@ def test_a_stream_gets_every_token_in_order_and_may_end_the_generation():
     assert (ended[:, 8:] == 0).all()
 
 
+@pytest.mark.parametrize("true", [np.True_, np.array(True), torch.tensor(True)], ids=["NumPy", "array", "tensor"])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_stream_ends_by_true_of_every_kind_and_by_nothing_else(true: Any, is_inside: bool):
+    _, net, params, state = net_of(language_models.llama)
+
+    def steps(answer: Any) -> int:
+        come: list[np.ndarray] = []
+
+        def stream(step: np.ndarray) -> Any:
+            come.append(step)
+            return answer
+
+        generate = functools.partial(jtbridge.generate, net, params, state, max_new_tokens=4, stream=stream)
+        jax.block_until_ready((jax.jit(generate) if is_inside else generate)(prompts(5)))
+        jax.effects_barrier()
+        return len(come)
+
+    assert steps(true) == 1
+    assert [steps(answer) for answer in (None, 1, np.ones(()), ~true)] == [4, 4, 4, 4]
+
+
+def test_a_stream_that_returns_a_truth_for_each_sequence_is_refused():
+    _, net, params, state = net_of(language_models.llama)
+    with pytest.raises(ArgumentError, match=r"`stream` must return one bool.*of shape \(3,\)"):
+        jtbridge.generate(net, params, state, prompts(5), max_new_tokens=4, stream=lambda step: step == 5)
+
+
 def test_what_a_stream_raises_is_raised_and_the_next_call_works():
     _, net, params, state = net_of(language_models.llama)
 

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
+from jtbridge.errors import ArgumentError
+
 Function = Callable[[np.ndarray], Any]
 
 
@@ -40,7 +42,7 @@ class Stream:
     def put(self, tokens: np.ndarray) -> bool:
         """Pass tokens on; return whether to stop."""
         try:
-            return self._function(tokens) is True
+            return _stops(self._function(tokens))
         except BaseException as error:  # noqa: BLE001  (it is raised when the program has ended)
             self.error = error
             return True
@@ -57,7 +59,25 @@ def emit(number: jax.Array, tokens: jax.Array) -> jax.Array:
 
 def emit_to(function: Function, tokens: jax.Array) -> jax.Array:
     """Pass tokens to a function, from within a program of the user; return whether to stop."""
-    return _asked(lambda tokens: function(tokens) is True, tokens)
+    return _asked(lambda tokens: _stops(function(tokens)), tokens)
+
+
+def _stops(answer: Any) -> bool:
+    """Return whether what a function of a stream returned is True, also as a scalar of NumPy, JAX or torch.
+
+    Another value, such as the number of characters that `write` returns, does not end the generation.
+    """
+    if isinstance(answer, bool):
+        return answer
+    if not hasattr(answer, "dtype"):
+        return False
+    answer = np.asarray(answer)
+    if answer.dtype == bool and answer.ndim:
+        raise ArgumentError(
+            "`stream` must return one bool, True to end the generation, but it returned an array of shape "
+            f"{answer.shape}. To end it when all sequences agree: `return (tokens == token).all()`."
+        )
+    return answer.dtype == bool and bool(answer)
 
 
 def _asked(question: Callable[..., bool], *args: jax.Array) -> jax.Array:
