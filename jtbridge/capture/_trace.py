@@ -134,9 +134,10 @@ def _trace_one_way(
     module.meta["keeps"] = keeps
     if on_cpu is not None:
         with_closed_over(module)
-    if oracle is not None and use is not GraphUse.REGIONS:  # torch, which runs the regions, rounds them
-        keep_statistics_wide(module.graph)
+    if oracle is not None:
         materialize_compared(module.graph)
+        if use is not GraphUse.REGIONS:  # torch, which runs the regions, rounds them
+            keep_statistics_wide(module.graph)
     for detaching in _DETACHING:
         for node in module.graph.find_nodes(op="call_function", target=detaching):
             node.args[0].meta["detached"] = any(user.op != "output" for user in node.users)
