@@ -19,7 +19,7 @@ from .modes.effects import draws
 from .modes.exceptions import refuse_higher_order
 from .modes.flex_attention import FlexAttentionInOperators
 from .modes.provenance import origin
-from .rewrites.compared_values import materialized_tensor
+from .rewrites.rounded_once import materialized_tensor
 
 __all__ = [
     "FUSABLE_FUNCTIONS",

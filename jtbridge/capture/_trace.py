@@ -39,9 +39,9 @@ from .modes.flex_attention import FlexAttentionInOperators
 from .modes.fused_lstm import FusedGradients, WithoutFusedLstm
 from .modes.overrides import CopiedTensors, OverrideMode
 from .modes.provenance import ModulePaths, ProvenanceMode
-from .rewrites.compared_values import materialize_compared
 from .rewrites.grouped_mm import GroupedProducts
 from .rewrites.indexing import refuse_stale_copies
+from .rewrites.rounded_once import round_once
 from .rewrites.statistics import keep_statistics_wide
 
 _DETACHING = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)  # torch 2.15 traces `detach` as the latter
@@ -135,7 +135,7 @@ def _trace_one_way(
     if on_cpu is not None:
         with_closed_over(module)
     if oracle is not None:
-        materialize_compared(module.graph)
+        round_once(module.graph)
         if use is not GraphUse.REGIONS:  # torch, which runs the regions, rounds them
             keep_statistics_wide(module.graph)
     for detaching in _DETACHING:

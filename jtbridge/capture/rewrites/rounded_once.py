@@ -1,7 +1,7 @@
-"""Arrays that are compared with values taken from them, as with their largest element.
+"""Arrays that are compared with their own elements, as with the largest one, and that XLA must compute once.
 
-XLA may compute an array again in each operation that reads it, and round differently. Then no element equals the
-largest one, and the gradient of a maximum is lost. So such an array is marked: it is computed once.
+XLA may compute an array again in each operation that reads it, and round in another way. Then no element equals the
+largest one, and the gradient of a maximum is lost.
 """
 
 from __future__ import annotations
@@ -61,8 +61,16 @@ def materialized_tensor(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def materialize_compared(graph: fx.Graph) -> None:
-    """Have the arrays that are compared with values taken from them computed once."""
+def round_once(graph: fx.Graph) -> None:
+    """Have arrays computed once that are compared with their own elements."""
+    compared = _compared(graph)
+    for node in list(graph.nodes):
+        if node in compared:
+            _materialize(graph, node)
+
+
+def _compared(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes of inexact numbers that are compared with elements of them."""
     sources: dict[fx.Node, frozenset[fx.Node]] = {}
     found: set[fx.Node] = set()
     for node in graph.nodes:
@@ -75,9 +83,7 @@ def materialize_compared(graph: fx.Graph) -> None:
             exponent, positions = _COMPARING_BACKWARDS[node.target]
             if exponent is None or math.isinf(node.args[exponent]):  # type: ignore[arg-type]
                 found |= {source for i in positions for source in sources[node.args[i]]}  # type: ignore[index]
-    for node in list(graph.nodes):
-        if node in found and node.op != "get_attr" and _has_rounding(node):
-            _materialize(graph, node)
+    return {node for node in found if node.op != "get_attr" and _has_rounding(node)}
 
 
 def _taken_from(node: fx.Node) -> list[fx.Node]:

@@ -1,4 +1,4 @@
-"""Arrays that are compared with values taken from them: XLA must not round them in two ways."""
+"""Arrays that are compared with their own elements: XLA must not round them in two ways."""
 
 import jax
 import jax.numpy as jnp
