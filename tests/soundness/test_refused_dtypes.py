@@ -216,3 +216,20 @@ def test_large_out_gives_no_warning(recwarn: pytest.WarningsRecorder):
 
     assert jax.eval_shape(jtbridge.wrap(f), jnp.ones(1 << 17, jnp.int32)).shape == (1 << 18,)
     assert not [warning for warning in recwarn if "resized" in str(warning.message)]
+
+
+def test_writes_through_a_mask():
+    def write(x, mask, values):
+        x = x.clone()
+        x[mask] = values
+        return x
+
+    x, mask = torch.zeros(2, 3, 4), torch.tensor([[True, False, True], [False, False, True]])
+    wrapped = jax.jit(jtbridge.wrap(write, backend="xla"))
+    for values in (torch.ones(3, 4), torch.ones(4), torch.tensor(1.0, dtype=torch.float64)):
+        got = wrapped(to_jax(x), to_jax(mask), to_jax(values))
+        np.testing.assert_array_equal(got, write(x, mask, values))
+    with pytest.raises(RuntimeError, match="source and destination dtypes match"):
+        write(x, mask, torch.ones(3, 4, dtype=torch.bfloat16))
+    with pytest.raises(RuntimeError):
+        wrapped(to_jax(x), to_jax(mask), jnp.ones((3, 4), jnp.bfloat16))

@@ -30,6 +30,15 @@ _SIZES = frozenset(
     }
 )
 
+_INDEX_PUTS = frozenset(
+    {
+        torch.ops.aten.index_put.default,
+        torch.ops.aten.index_put_.default,
+        torch.ops.aten._index_put_impl_.default,
+        torch.ops.aten._unsafe_index_put.default,
+    }
+)
+
 # A dtype for which torch has no kernel on a CPU. Others may have one: a GPU, or XLA.
 _NO_KERNEL = re.compile(r"not implemented for|[Nn]ot supported|doesn't support")
 
@@ -57,8 +66,12 @@ class DtypeChecks:
         dtypes = tuple(leaves[i].dtype for i in at)
         if not at or (len({*dtypes}) == 1 and dtypes[0] in _FLOATS) or not _is_run(func, leaves, kwargs):
             return
+        # A mask may have to select as many elements as there are values, as in `x[mask] = values`.
+        if torch.bool in dtypes and func in _INDEX_PUTS:
+            _check_write(func, args[0], args[2])
+            return
         if torch.bool in dtypes and any(isinstance(size, torch.SymInt) for i in at for size in leaves[i].shape):
-            return  # a mask may have to select as many elements as the symbol says, as in `x[mask] = values`
+            return
         results = [leaf for leaf in jax.tree.leaves(out) if isinstance(leaf, torch.Tensor)]
         shrinks = not _is_small([*(leaves[i] for i in at), *results])
         if shrinks and func not in _SIZES and any(_size(leaf, shrinks) is not leaf for leaf in leaves):
@@ -101,6 +114,17 @@ class DtypeChecks:
                 if not (_NO_KERNEL.search(str(error)) and wide != dtypes and run(wide) is None):
                     raise error
         self._passed.add(key)
+
+
+def _check_write(func: OpOverload, target: torch.Tensor, values: torch.Tensor) -> None:
+    """Raise the exception of torch if it does not write values of one dtype to elements of another.
+
+    It does write a single value through a mask.
+    """
+    if any(type(size) is not int or size != 1 for size in values.shape):
+        with outside_modes(), torch.no_grad():
+            first = torch.zeros(1, dtype=torch.int64)
+            func(torch.zeros(1, dtype=target.dtype), [first], torch.zeros(1, dtype=values.dtype))
 
 
 def _is_run(func: OpOverload, leaves: Sequence[Any], kwargs: dict[str, Any]) -> bool:
