@@ -103,7 +103,7 @@ def symbolic_shapes(value: Any, symbols: Mapping[Any, Any]) -> list[tuple[Any, .
 
 
 def in_symbols(expression: Any, symbols: Mapping[Any, Any]) -> Any:
-    """Return an expression of torch's symbols in those of JAX."""
+    """Return the expression of JAX's symbols that is equal to an expression of torch's symbols."""
     import sympy
 
     atoms = {size.node.expr: symbol for symbol, size in symbols.items()}

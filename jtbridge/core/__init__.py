@@ -4,6 +4,8 @@
   shows), `module_locks.py`, `dtypes.py`, `static.py` (arguments that are not arrays),
   `signature.py` (arrays and static arguments of a call), `output_shapes.py` (types of results that a user declares).
 - Arrays: `pytree.py`, `convert.py` (arrays to tensors and back), `host_memory.py` (tensors over XLA's host buffers).
+- Arrays of JAX in a program: `materialized.py` (computed once), `extreme_positions.py` (of the largest element),
+  `cpu_identity.py` (primitives that tell XLA's CPU compiler something).
 - Runs of a torch function: `runner.py`, `nested_calls.py` (calls inside a run or a callback), `torch_state.py` (torch's
   settings), `random_numbers.py`, `writes.py` (arguments that an operator writes to), `overlap.py` (writes that depend
   on the order of elements), `forward_mode.py` (one thread at a time in it), `debug.py` (JAX's debugging switches).

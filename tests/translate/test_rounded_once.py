@@ -9,7 +9,7 @@ import torch
 import jtbridge
 
 FIELD = np.random.default_rng(141).normal(size=(3, 16, 64)).astype(np.float32)
-# XLA then rounds what it computes again in another way.
+# Without optimization, XLA computes an array in several operations, and rounds it in another way in each.
 UNOPTIMIZED = {"xla_backend_optimization_level": 0}
 
 

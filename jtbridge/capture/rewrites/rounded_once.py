@@ -83,7 +83,7 @@ def _compared(graph: fx.Graph) -> set[fx.Node]:
             exponent, positions = _COMPARING_BACKWARDS[node.target]
             if exponent is None or math.isinf(node.args[exponent]):  # type: ignore[arg-type]
                 found |= {source for i in positions for source in sources[node.args[i]]}  # type: ignore[index]
-    return {node for node in found if node.op != "get_attr" and _has_rounding(node)}
+    return {node for node in found if node.op != "get_attr" and _is_inexact(node)}
 
 
 def _taken_from(node: fx.Node) -> list[fx.Node]:
@@ -97,7 +97,7 @@ def _taken_from(node: fx.Node) -> list[fx.Node]:
     return found
 
 
-def _has_rounding(node: fx.Node) -> bool:
+def _is_inexact(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
