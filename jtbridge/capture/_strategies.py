@@ -338,13 +338,16 @@ def _on_examples(request: TraceRequest, cause: Exception | None) -> AbstractResu
         if request.ordered or not request.shapes:
             break
     if not outcomes:
-        _refuse_without_outcome(request, cause, errors[0])
+        _refuse_without_outcome(request, cause, errors)
     return _joined(request, outcomes)
 
 
-def _refuse_without_outcome(request: TraceRequest, cause: Exception, error: Exception) -> NoReturn:
-    """Raise for a function whose trace raised `cause`, and whose run on example arguments raised `error`."""
+def _refuse_without_outcome(request: TraceRequest, cause: Exception, errors: Sequence[Exception]) -> NoReturn:
+    """Raise for a function whose trace raised `cause`, and whose runs on example arguments raised `errors`."""
+    error = errors[0]
     if type(error) is type(cause):  # a plain mistake in the function or its arguments
+        if len({*map(str, errors)}) > 1:  # due to the values of the examples too
+            error = cause
         error.add_note(f"(raised while finding the output shapes of `{request.name}`)")
         raise error
     raise ShapeInferenceError(

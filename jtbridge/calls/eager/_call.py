@@ -18,9 +18,11 @@ from jtbridge.core.functions import TracedFunction
 from jtbridge.core.nested_calls import marked
 from jtbridge.core.output_shapes import check_declared, declared_types
 from jtbridge.core.signature import Signature, argument_names, rebuild_call, static_arguments
+from jtbridge.errors import DeviceError
 
 from ._arrays import unsupported_reason
 from ._common import run
+from ._direct import only_device
 from ._forward import eager_call_p
 from ._function import EagerFunction
 
@@ -32,6 +34,24 @@ def runs_now(arrays: list[Any]) -> bool:
     """Return whether torch has the devices of all arrays of an eager call, also of those behind tracers."""
     values = (value for x in arrays for value in concrete_values(x))
     return all(unsupported_reason(value) is None for value in values if isinstance(value, ArrayImpl))  # not a number
+
+
+def _refuse_several_devices(arrays: list[Any], names: Callable[[], tuple[str, ...]], name: str) -> None:
+    """Raise if arrays are committed to different devices, as a function of JAX does."""
+    if only_device() is not None:
+        return
+    first: tuple[int, Any] | None = None
+    for i, array in enumerate(arrays):
+        for value in concrete_values(array)[:1]:  # a derivative may lie elsewhere
+            if not isinstance(value, ArrayImpl) or not value.committed:
+                continue
+            if first is None:
+                first = i, value.device
+            elif value.device != first[1]:
+                raise DeviceError(
+                    f"The arguments of `{name}` lie on different devices: `{names()[first[0]]}` on {first[1]}, "
+                    f"`{names()[i]}` on {value.device}. Move them to one device with `jax.device_put`."
+                )
 
 
 def call_now(
@@ -65,10 +85,14 @@ def call_now(
 
     Returns:
         The result; NotImplemented if an array lies on a device that torch does not have.
+
+    Raises:
+        DeviceError: the arrays are committed to different devices.
     """
     declared = None if output_shapes is None else declared_types(output_shapes)[0]
     if not runs_now(arrays):
         return NotImplemented
+    _refuse_several_devices(arrays, lambda: argument_names(fn, signature), name)
     types = tuple(ArrayType(shape, dtype) for shape, dtype in signature.types)
     names = argument_names(fn, signature) if return_mutated else None
     dtypes = argument_dtypes(
