@@ -150,7 +150,7 @@ test: $(test-deps) $(LINT)
 		--ignore tests/models/test_transformers.py --ignore tests/models/test_ecosystem.py \
 		--ignore tests/models/test_sharded_transformers.py --ignore tests/models/test_two_processes.py \
 		--ignore-glob 'tests/models/test_train_step*' --ignore tests/models/test_resume.py --ignore tests/models/test_examples.py \
-		--ignore tests/models/test_experts.py --ignore tests/models/architectures --ignore tests/models/test_generation.py \
+		--ignore tests/models/test_experts.py --ignore tests/models/architectures --ignore-glob 'tests/models/test_generation*' \
 		--ignore tests/models/test_repeated_blocks.py --ignore tests/models/test_libraries.py \
 		--ignore tests/soundness --ignore tests/faults --ignore tests/soak --ignore tests/fuzz --ignore tests/docs $(ARGS)
 

@@ -173,6 +173,29 @@ def test_device_error():
         jtbridge.to_jax(torch.empty(2, device="meta"))
 
 
+def test_arguments_on_different_devices():
+    f = jtbridge.wrap(lambda x, params: x + params["w"])
+    x, w = (jax.device_put(X, device) for device in jax.devices()[:2])
+    message = r"`<lambda>` lie on different devices: `x` on .*:0, `params\['w'\]` on .*:1.* `jax.device_put`"
+    for run in (f, jax.grad(lambda x, params: f(x, params).sum()), jax.vmap(f, (0, None))):
+        with pytest.raises(errors.DeviceError, match=message):
+            run(x, {"w": w})
+    with pytest.raises(ValueError, match="incompatible devices"):
+        jax.jit(f)(x, {"w": w})
+    assert f(X, {"w": w}).devices() == {jax.devices()[1]}  # X is not committed
+
+
+def test_an_error_of_the_trace_is_shown_where_examples_raise_for_their_values():
+    def write(x, mask):
+        x = x.clone()
+        x[mask] = torch.zeros(3, dtype=torch.float64)
+        return x
+
+    for run in (jtbridge.wrap(write), jax.jit(jtbridge.wrap(write))):
+        with pytest.raises(RuntimeError, match="dtypes match, got Float for the destination and Double"):
+            run(jnp.ones(4), jnp.array([True, False, True, True]))
+
+
 def test_differentiation_error():
     def force(x: torch.Tensor) -> torch.Tensor:
         x = x.detach().requires_grad_()

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
+
+import jtbridge
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
@@ -106,3 +109,26 @@ CAUSAL: dict[str, Callable[[], Any]] = {
     "mamba": mamba,
 }
 WITH_ENCODER: dict[str, Callable[[], Any]] = {"t5": t5, "bart": bart, "m2m100": m2m100}
+
+
+def net_of(make: Callable[[], Any]) -> tuple[Any, Any, Any, Any]:
+    """Return a model, the same as a module of JAX, and the parameters and the state of that."""
+    model = make()
+    net = jtbridge.module(model)
+    return model, net, *net.init()
+
+
+def prompts(length: int, rows: int = 3, seed: int = 0) -> np.ndarray:
+    """Return tokens at random, of shape ``(rows, length)``."""
+    return np.random.default_rng(seed).integers(3, 64, (rows, length))
+
+
+def torch_tokens(model: Any, ids: np.ndarray, mask: np.ndarray | None = None, **options: Any) -> np.ndarray:
+    """Return the tokens of transformers, with padding up to the most there can be."""
+    given = {} if mask is None else {"attention_mask": torch.from_numpy(mask)}
+    with torch.no_grad():
+        tokens = model.generate(torch.from_numpy(ids), **{"do_sample": False, **given, **options}).numpy()
+    start = 1 if model.config.is_encoder_decoder else ids.shape[1]
+    padded = np.zeros((tokens.shape[0], start + options["max_new_tokens"]), tokens.dtype)
+    padded[:, : tokens.shape[1]] = tokens
+    return padded

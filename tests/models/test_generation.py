@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,10 +12,10 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge.errors import ArgumentError, ModelError
 
 transformers = pytest.importorskip("transformers")
 from . import language_models  # noqa: E402  (it needs transformers)
+from .language_models import net_of, prompts, torch_tokens  # noqa: E402
 
 transformers.logging.set_verbosity_error()
 pytestmark = [
@@ -25,27 +24,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 MODELS = {**language_models.CAUSAL, **language_models.WITH_ENCODER}
-
-
-def net_of(make: Callable[[], Any]) -> tuple[Any, Any, Any, Any]:
-    model = make()
-    net = jtbridge.module(model)
-    return model, net, *net.init()
-
-
-def prompts(length: int, rows: int = 3, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(3, 64, (rows, length))
-
-
-def torch_tokens(model: Any, ids: np.ndarray, mask: np.ndarray | None = None, **options: Any) -> np.ndarray:
-    """Return the tokens of transformers, with padding up to the most there can be."""
-    given = {} if mask is None else {"attention_mask": torch.from_numpy(mask)}
-    with torch.no_grad():
-        tokens = model.generate(torch.from_numpy(ids), **{"do_sample": False, **given, **options}).numpy()
-    start = 1 if model.config.is_encoder_decoder else ids.shape[1]
-    padded = np.zeros((tokens.shape[0], start + options["max_new_tokens"]), tokens.dtype)
-    padded[:, : tokens.shape[1]] = tokens
-    return padded
 
 
 # --- tokens ---------------------------------------------------------------------------------------------------------
@@ -79,6 +57,7 @@ def test_beam_search_finds_the_sequences_of_transformers(name: str, options: dic
 
 CONSTRAINTS: dict[str, dict[str, Any]] = {
     "repetition_penalty": {"repetition_penalty": 1.7},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 1},
     "min_new_tokens": {"min_new_tokens": 7, "eos_token_id": list(range(2, 40))},
     "eos_token_id": {"eos_token_id": [2, *range(20, 50)]},
     "min_length": {"config": {"min_length": 14}, "eos_token_id": list(range(2, 40))},
@@ -142,6 +121,32 @@ def test_a_masked_token_between_others_counts_for_the_penalty_as_in_transformers
     expected = torch_tokens(model, ids, mask, **options)
     actual = jtbridge.generate(net, params, state, ids, attention_mask=mask, **options)
     np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("size", [1, 2, 3, 30])
+@pytest.mark.parametrize("name", ["llama", "mamba", "bart", "t5"])
+def test_no_tokens_in_a_row_come_twice_as_in_transformers(name: str, size: int, beams: int):
+    model, net, params, state = net_of(MODELS[name])
+    ids = np.array([[0, 0, 0, 7, 9, 7], [9, 7, 12, 9, 12, 7], [5, 5, 5, 5, 5, 5]])  # few tokens, which repeat
+    options = {"max_new_tokens": 16, "num_beams": beams, "no_repeat_ngram_size": size, "eos_token_id": -1}
+    mask = np.ones_like(ids) if name in language_models.WITH_ENCODER else (ids != 0).astype(int)
+    expected = torch_tokens(model, ids, mask, **options, pad_token_id=0)
+    tokens = jtbridge.generate(net, params, state, ids, attention_mask=mask, **options, pad_token_id=0)
+    np.testing.assert_array_equal(tokens, expected)
+
+
+def test_prompts_of_all_lengths_share_a_program_that_knows_their_tokens():
+    model, net, params, state = net_of(language_models.llama)
+    options = {"max_new_tokens": 10, "no_repeat_ngram_size": 2}
+    for length in (3, 9, 16):
+        ids = prompts(length)
+        ids[:, 1] = 0  # as the padding that makes lengths equal, but a token of the prompt
+        mask = np.ones_like(ids)
+        tokens = jtbridge.generate(net, params, state, ids, attention_mask=mask, **options)
+        np.testing.assert_array_equal(tokens, torch_tokens(model, ids, mask, **options))
+    (program,) = net._programs._programs.values()
+    assert program._cache_size() == 1
 
 
 def test_a_least_number_of_new_tokens_takes_the_place_of_a_least_length():
@@ -289,183 +294,6 @@ def test_generation_in_bfloat16():
     assert (tokens[:, 5] == expected[:, 5]).all()
 
 
-# --- tokens as they come --------------------------------------------------------------------------------------------
-
-
-def test_a_stream_gets_every_token_in_order_and_may_end_the_generation():
-    _, net, params, state = net_of(language_models.llama)
-    come: list[np.ndarray] = []
-    tokens = jtbridge.generate(net, params, state, prompts(5), max_new_tokens=8, stream=come.append)
-    np.testing.assert_array_equal(np.stack(come, 1), np.asarray(tokens)[:, 5:])
-
-    def three(step: np.ndarray) -> bool:
-        come.append(step)
-        return len(come) == 3
-
-    come.clear()
-    ended = np.asarray(jtbridge.generate(net, params, state, prompts(5), max_new_tokens=8, stream=three))
-    assert len(come) == 3
-    np.testing.assert_array_equal(ended[:, :8], np.asarray(tokens)[:, :8])
-    assert (ended[:, 8:] == 0).all()
-
-
-@pytest.mark.parametrize("true", [np.True_, np.array(True), torch.tensor(True)], ids=["NumPy", "array", "tensor"])
-@pytest.mark.parametrize("is_inside", [False, True])
-def test_a_stream_ends_by_true_of_every_kind_and_by_nothing_else(true: Any, is_inside: bool):
-    _, net, params, state = net_of(language_models.llama)
-
-    def steps(answer: Any) -> int:
-        come: list[np.ndarray] = []
-
-        def stream(step: np.ndarray) -> Any:
-            come.append(step)
-            return answer
-
-        generate = functools.partial(jtbridge.generate, net, params, state, max_new_tokens=4, stream=stream)
-        jax.block_until_ready((jax.jit(generate) if is_inside else generate)(prompts(5)))
-        jax.effects_barrier()
-        return len(come)
-
-    assert steps(true) == 1
-    assert [steps(answer) for answer in (None, 1, np.ones(()), ~true)] == [4, 4, 4, 4]
-
-
-def test_a_stream_that_returns_a_truth_for_each_sequence_is_refused():
-    _, net, params, state = net_of(language_models.llama)
-    with pytest.raises(ArgumentError, match=r"`stream` must return one bool.*of shape \(3,\)"):
-        jtbridge.generate(net, params, state, prompts(5), max_new_tokens=4, stream=lambda step: step == 5)
-
-
-def test_what_a_stream_raises_is_raised_and_the_next_call_works():
-    _, net, params, state = net_of(language_models.llama)
-
-    def fail(step: np.ndarray) -> None:
-        raise RuntimeError("enough")
-
-    with pytest.raises(RuntimeError, match="enough"):
-        jtbridge.generate(net, params, state, prompts(5), max_new_tokens=8, stream=fail)
-    come: list[np.ndarray] = []
-    jtbridge.generate(net, params, state, prompts(5), max_new_tokens=8, stream=come.append)
-    assert len(come) == 8
-
-
-def test_a_stream_within_a_program_of_the_user():
-    _, net, params, state = net_of(language_models.llama)
-    come: list[np.ndarray] = []
-    run = jax.jit(lambda params, ids: jtbridge.generate(net, params, state, ids, max_new_tokens=4, stream=come.append))
-    tokens = jax.block_until_ready(run(params, prompts(5)))
-    jax.effects_barrier()
-    np.testing.assert_array_equal(np.stack(come, 1), np.asarray(tokens)[:, 5:])
-
-
-# --- errors ---------------------------------------------------------------------------------------------------------
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no tokens": ({"max_new_tokens": 0}, "`max_new_tokens` must be a whole number of at least 1"),
-    "sampling without a key": ({"temperature": 0.5}, "`temperature` is for sampled tokens"),
-    "a temperature of zero": ({"temperature": 0.0, "rng": jax.random.key(0)}, "`temperature` must be above 0"),
-    "a temperature of JAX": ({"temperature": jnp.zeros(()), "rng": jax.random.key(0)}, "`temperature` must be above 0"),
-    "temperatures": ({"temperature": np.ones(3), "rng": jax.random.key(0)}, r"one number for all.*has shape \(3,\)"),
-    "top_p above one": ({"top_p": np.float32(1.5), "rng": jax.random.key(0)}, "`top_p` must be between 0 and 1"),
-    "a text as a penalty": ({"num_beams": 2, "length_penalty": "1"}, "`length_penalty` must be one number"),
-    "no number of tokens": ({"max_new_tokens": None}, "`max_new_tokens` must be a whole number"),
-    "early stopping by a number": ({"num_beams": 2, "early_stopping": 1}, "`early_stopping` must be True, False"),
-    "half a token": ({"eos_token_id": 2.5}, r"`eos_token_id` must be a token.*has 2\.5"),
-    "tokens in tokens": ({"eos_token_id": [[2]]}, r"`eos_token_id` must be a token.*has \[2\]"),
-    "two tokens for padding": ({"pad_token_id": [0, 1]}, "`pad_token_id` must be one token"),
-    "a length penalty that is no number": (
-        {"num_beams": 2, "length_penalty": np.nan},
-        "`length_penalty` must be a real",
-    ),
-    "a complex temperature": ({"temperature": 1j, "rng": jax.random.key(0)}, "`temperature` must be a real number"),
-    "a length penalty without beams": ({"length_penalty": 2.0}, "`length_penalty` is for beam search"),
-    "early stopping of one beam": ({"early_stopping": True, "num_beams": 1}, "`early_stopping` is for beam search"),
-    "more tokens at least than at most": ({"min_new_tokens": 5}, "5, which is more than `max_new_tokens`, 4"),
-    "beams with a key": ({"num_beams": 2, "rng": jax.random.key(0)}, "takes no `rng`"),
-    "beams with a stream": ({"num_beams": 2, "stream": print}, "takes no `stream`"),
-    "padding on the right": ({"attention_mask": np.array([[1, 1, 1, 0]] * 3)}, "padded on the left"),
-    "a mask that is added": ({"attention_mask": np.array([[-1e4, 0, 0, 0]] * 3)}, "must have 1 for each token that"),
-    "a stream that is no function": ({"stream": 3}, "`stream` must be a function"),
-    "do_sample": ({"do_sample": True}, r"no argument `do_sample`. Tokens are sampled if there is a key"),
-    "a setting of the model": ({"min_length": 3}, r"Set `model.generation_config.min_length` instead"),
-    "a setting that is not built": ({"no_repeat_ngram_size": 3}, r"`no_repeat_ngram_size`. Write the loop"),
-    "a mask of another shape": ({"attention_mask": np.ones((3, 3), int)}, "must have the shape of the prompt"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_arguments_that_do_not_fit_are_refused(name: str):
-    _, net, params, state = net_of(language_models.llama)
-    options, message = REFUSED[name]
-    with pytest.raises(ArgumentError, match=message):
-        jtbridge.generate(net, params, state, prompts(4), **{"max_new_tokens": 4, **options})
-
-
-def test_prompts_that_are_no_tokens_of_the_model_are_refused():
-    _, net, params, state = net_of(language_models.llama)
-    with pytest.raises(ArgumentError, match="tokens 0 to 63, but the prompt has 70 to 70"):
-        jtbridge.generate(net, params, state, np.array([[70]]), max_new_tokens=4)
-    with pytest.raises(ArgumentError, match="integers of shape"):
-        jtbridge.generate(net, params, state, np.array([3, 4]), max_new_tokens=4)
-
-
-def test_more_tokens_than_learned_positions_are_refused():
-    model, net, params, state = net_of(language_models.gpt2)
-    np.testing.assert_array_equal(
-        jtbridge.generate(net, params, state, prompts(100, rows=1), max_new_tokens=29),
-        torch_tokens(model, prompts(100, rows=1), max_new_tokens=29),
-    )
-    with pytest.raises(ArgumentError, match=r"128 positions, but .* need 129"):
-        jtbridge.generate(net, params, state, prompts(100, rows=1), max_new_tokens=30)
-
-
-@pytest.mark.parametrize("name", ["suppress_tokens", "do_sample", "position_ids", "decoder_input_ids", "spelled_wrong"])
-def test_further_arguments_that_the_model_does_not_take_are_refused(name: str):
-    _, net, params, state = net_of(language_models.llama)
-    further: dict[str, Any] = {name: np.ones((3, 4), int)}
-    with pytest.raises(ArgumentError, match=f"takes no argument `{name}`"):
-        jtbridge.generate(net, params, state, prompts(4), max_new_tokens=4, **further)
-
-
-def test_a_padding_token_outside_the_vocabulary_is_refused():
-    model, net, params, state = net_of(language_models.llama)
-    model.generation_config.pad_token_id = -1
-    with pytest.raises(ArgumentError, match="the padding token is -1"):
-        jtbridge.generate(net, params, state, prompts(4), max_new_tokens=4)
-
-
-def test_models_whose_attention_depends_on_the_length_of_the_cache_are_refused():
-    sizes = {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "max_position_embeddings": 64}
-    config = transformers.GPTNeoConfig(**sizes, attention_types=[[["global", "local"], 1]], window_size=4)
-    net = jtbridge.module(transformers.GPTNeoForCausalLM(config))
-    with pytest.raises(ModelError, match="needs a cache that grows"):
-        jtbridge.generate(net, *net.init(), prompts(12), max_new_tokens=8)
-
-
-@pytest.mark.parametrize("name", ["bart", "m2m100"])
-def test_more_tokens_than_the_positions_behind_an_encoder_are_refused(name: str):
-    _, net, params, state = net_of(MODELS[name])
-    for length, new in ((130, 4), (4, 130)):
-        with pytest.raises(ArgumentError, match=r"128 positions, but .* need 130"):
-            jtbridge.generate(net, params, state, prompts(length, rows=1), max_new_tokens=new)
-
-
-def test_settings_of_a_model_that_are_not_built_are_refused_by_name():
-    model, net, params, state = net_of(language_models.llama)
-    model.generation_config.no_repeat_ngram_size = 2
-    with pytest.raises(ModelError, match="`no_repeat_ngram_size` to 2"):
-        jtbridge.generate(net, params, state, prompts(4), max_new_tokens=4)
-
-
-def test_what_is_no_language_model_is_refused():
-    net = jtbridge.module(torch.nn.Linear(2, 2))
-    with pytest.raises(ModelError, match="no `generation_config`"):
-        jtbridge.generate(net, *net.init(), np.array([[1]]), max_new_tokens=4)
-    not_wrapped: Any = torch.nn.Linear(2, 2)
-    with pytest.raises(ArgumentError, match=r"takes the result of `jtbridge\.module"):
-        jtbridge.generate(not_wrapped, {}, {}, np.array([[1]]), max_new_tokens=4)
-
-
 # --- adapters -------------------------------------------------------------------------------------------------------
 
 
@@ -481,48 +309,6 @@ def test_adapters_are_used_and_may_be_switched_off():
         without = np.asarray(jtbridge.generate(net, params, state, prompts(5), max_new_tokens=8))
         np.testing.assert_array_equal(without, torch_tokens(base, prompts(5), max_new_tokens=8))
     assert (with_adapters != without).any()
-
-
-# --- kinds of arguments ---------------------------------------------------------------------------------------------
-
-
-def made_of(values: list[int]) -> dict[str, Any]:
-    """Return tokens as values of other kinds."""
-    return {"tensor": torch.tensor(values), "NumPy": np.array(values), "JAX": jnp.array(values)}
-
-
-@pytest.mark.parametrize("kind", ["tensor", "NumPy", "JAX"])
-def test_numbers_of_every_kind_are_taken(kind: str):
-    _, net, params, state = net_of(language_models.llama)
-    generate = functools.partial(jtbridge.generate, net, params, state)
-    expected = generate(prompts(4), max_new_tokens=6, eos_token_id=5, pad_token_id=0, num_beams=2)
-    five, zero, two, six = made_of([5, 0, 2, 6])[kind]
-    found = generate(prompts(4), max_new_tokens=six, eos_token_id=five, pad_token_id=zero, num_beams=two)
-    np.testing.assert_array_equal(found, expected)
-    several = generate(prompts(4), max_new_tokens=6, eos_token_id=made_of([5, 5, 2])[kind])
-    np.testing.assert_array_equal(several, generate(prompts(4), max_new_tokens=6, eos_token_id=[5, 2]))
-
-
-def test_prompts_without_a_sign_are_taken():
-    _, net, params, state = net_of(language_models.llama)
-    ids = prompts(4)
-    found = jtbridge.generate(net, params, state, ids.astype(np.uint32), max_new_tokens=4)
-    np.testing.assert_array_equal(found, jtbridge.generate(net, params, state, ids, max_new_tokens=4))
-
-
-def test_a_key_that_is_none_is_refused():
-    _, net, params, state = net_of(language_models.llama)
-    with pytest.raises(ArgumentError, match="`rng` must be a JAX key"):
-        jtbridge.generate(net, params, state, prompts(4), max_new_tokens=4, rng=0)
-
-
-def test_settings_that_change_no_tokens_are_taken():
-    model, net, params, state = net_of(language_models.t5)
-    expected = jtbridge.generate(net, params, state, prompts(4), max_new_tokens=4)
-    model.generation_config.temperature = 0.0  # for samples
-    model.generation_config.use_cache = False
-    model.config.return_dict = False
-    np.testing.assert_array_equal(jtbridge.generate(net, params, state, prompts(4), max_new_tokens=4), expected)
 
 
 def test_beam_search_with_more_tokens_that_end_than_others():

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ._decoder import Decoder, Start
-from ._scores import constrained, ends, tokens_seen
+from ._scores import Past, constrained, ends
 from ._settings import GenerationSettings
 
 _WORST = -1.0e9
@@ -56,16 +56,16 @@ def search(decoder: Decoder, start: Start, settings: GenerationSettings, control
     def repeated(tree: Any) -> Any:
         return jax.tree.map(lambda x: jnp.repeat(x, beams, 0) if x.ndim and x.shape[0] == batch else x, tree)
 
-    def extended(number: Any, scores: jax.Array, running: _Beams, seen: jax.Array | None) -> tuple[_Beams, jax.Array]:
+    def extended(number: Any, scores: jax.Array, running: _Beams, past: Past) -> tuple[_Beams, jax.Array]:
         """Return the best continuations of the running sequences, and the sequence that each one continues."""
-        scores = constrained(jax.nn.log_softmax(scores, -1), number, seen, settings, controls)
+        scores = constrained(jax.nn.log_softmax(scores, -1), number, past, settings, controls)
         scores = scores.reshape(batch, beams, vocabulary) + running.scores[..., None]
         best, places = jax.lax.top_k(scores.reshape(batch, -1), kept)
         parents, token = places // vocabulary, (places % vocabulary).astype(start.ids.dtype)
         tokens = _gathered(running.tokens, parents).at[:, :, number].set(token)
         return _Beams(tokens, best, ends(token, settings) | (number == length - 1)), parents
 
-    def after(number: Any, scores: jax.Array, running: _Beams, done: _Beams, open_: jax.Array, seen: Any) -> Any:
+    def after(number: Any, scores: jax.Array, running: _Beams, done: _Beams, open_: jax.Array, past: Past) -> Any:
         """Choose the tokens with this number.
 
         Args:
@@ -73,9 +73,9 @@ def search(decoder: Decoder, start: Start, settings: GenerationSettings, control
             scores: of the token, of shape ``(batch * beams, vocabulary)``.
             running, done: the sequences that go on, and the best ones that ended.
             open_: whether each batch element may still get a better sequence, of shape ``(batch, 1)``.
-            seen: which tokens each sequence has; None without a penalty for them.
+            past: the tokens of each sequence before.
         """
-        found, parents = extended(number, scores, running, seen)
+        found, parents = extended(number, scores, running, past)
         running, places = dataclasses.replace(found, scores=_worsened(found.scores, found.ended)).best(beams)
         just_ended = found.ended & is_top
         final = found.scores / _power(number + 1, controls)
@@ -90,23 +90,22 @@ def search(decoder: Decoder, start: Start, settings: GenerationSettings, control
         parents = _gathered(parents, places)
         rows = (parents + jnp.arange(batch)[:, None] * beams).reshape(-1)
         token = running.tokens[:, :, number].reshape(-1)
-        if seen is not None:
-            seen = seen[rows].at[jnp.arange(batch * beams), token].set(True)
-        return token, rows, running, done, open_, seen, goes_on
+        past = jax.tree.map(lambda x: x[rows], past).followed_by(token, number, settings)
+        return token, rows, running, done, open_, past, goes_on
 
     def body(loop: Any) -> Any:
-        number, token, rows, running, done, open_, seen, _, carry = loop
+        number, token, rows, running, done, open_, past, _, carry = loop
         reordered = jax.tree.map(lambda x: x[rows] if x.ndim and x.shape[0] == batch * beams else x, carry)
         scores, carry = decoder.step(token, shared, reordered)
-        return number + 1, *after(number, scores, running, done, open_, seen), carry
+        return number + 1, *after(number, scores, running, done, open_, past), carry
 
     shared, carry = repeated((start.prompt, start.carry))
     tokens = jnp.full((batch, beams, length), settings.pad, start.ids.dtype)
     nothing = jnp.zeros((batch, beams), bool)
     first_scores = jnp.zeros((batch, beams)).at[:, 1:].set(_WORST)  # the first tokens all continue the first sequence
     running, done = _Beams(tokens, first_scores, nothing), _Beams(tokens, jnp.full((batch, beams), _WORST), nothing)
-    seen = repeated(tokens_seen(start, controls))
-    first = after(0, repeated(start.scores), running, done, jnp.ones((batch, 1), bool), seen)
+    past = repeated(Past.of_prompts(start, settings, controls))
+    first = after(0, repeated(start.scores), running, done, jnp.ones((batch, 1), bool), past)
     loop = (jnp.array(1, jnp.int32), *first, carry)
     loop = jax.lax.while_loop(lambda loop: (loop[0] < length) & loop[7], body, loop)
     return loop[4].tokens[:, 0]

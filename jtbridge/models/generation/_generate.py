@@ -42,6 +42,7 @@ def generate(
     top_p: Any = None,
     min_p: Any = None,
     repetition_penalty: Any = None,
+    no_repeat_ngram_size: int | None = None,
     num_beams: int | None = None,
     length_penalty: Any = None,
     early_stopping: bool | str | None = None,
@@ -73,6 +74,7 @@ def generate(
         top_p: sample from the most probable tokens, up to this probability.
         min_p: sample from tokens that are at least this probable, relative to the most probable one.
         repetition_penalty: makes tokens that were there less probable, above 1.
+        no_repeat_ngram_size: no sequence, its prompt included, gets this many tokens in a row twice; 0: it may.
         num_beams: the number of sequences that beam search keeps.
         length_penalty, early_stopping: of beam search, as in transformers.
         min_new_tokens: no sequence ends before this many tokens.
@@ -112,6 +114,7 @@ def generate(
         "early_stopping": early_stopping,
         "length_penalty": length_penalty,
         "repetition_penalty": repetition_penalty,
+        "no_repeat_ngram_size": no_repeat_ngram_size,
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
@@ -153,7 +156,7 @@ class _Arrays:
         inputs: the prompt, or the input of the encoder.
         mask: which tokens of it count, if the model takes a mask.
         rng: a key, if tokens are sampled.
-        controls: temperature, penalties and probabilities.
+        controls: temperature, penalties and probabilities, and the length of the prompt if it counts.
         further: further arguments of the model.
     """
 

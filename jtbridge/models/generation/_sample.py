@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jtbridge.core.extreme_positions import first_largest
 
 from ._decoder import Decoder, Start
-from ._scores import constrained, ends, tokens_seen, warped
+from ._scores import Past, constrained, ends, warped
 from ._settings import GenerationSettings
 
 
@@ -32,37 +32,36 @@ def sample(
         rng: a key; None for greedy tokens.
         emit: passes the tokens of a step on, and returns whether to stop.
     """
-    rows = jnp.arange(start.ids.shape[0])
+    batch = start.ids.shape[0]
 
     def chosen(
-        number: Any, scores: jax.Array, seen: jax.Array | None, ended: jax.Array
-    ) -> tuple[jax.Array, jax.Array | None, jax.Array, jax.Array]:
-        scores = constrained(scores, number, seen, settings, controls)
+        number: Any, scores: jax.Array, past: Past, ended: jax.Array
+    ) -> tuple[jax.Array, Past, jax.Array, jax.Array]:
+        scores = constrained(scores, number, past, settings, controls)
         if rng is None:
             token = first_largest(scores, 1, jnp.int32)
         else:
             key = jax.random.fold_in(rng, number)
             token = jax.random.categorical(key, warped(scores, controls, settings.top_k))
         token = jnp.where(ended, settings.pad, token).astype(start.ids.dtype)
-        if seen is not None:
-            seen = seen.at[rows, token].set(True)
+        past = past.followed_by(token, number, settings)
         ended |= ends(token, settings)
         stopped = jnp.all(ended)
         if emit is not None:
             stopped |= emit(token)
-        return token, seen, ended, stopped
+        return token, past, ended, stopped
 
     def body(loop: Any) -> Any:
-        number, token, seen, ended, _, carry, tokens = loop
+        number, token, past, ended, _, carry, tokens = loop
         scores, carry = decoder.step(token, start.prompt, carry)
-        token, seen, ended, stopped = chosen(number, scores, seen, ended)
-        return number + 1, token, seen, ended, stopped, carry, tokens.at[:, number].set(token)
+        token, past, ended, stopped = chosen(number, scores, past, ended)
+        return number + 1, token, past, ended, stopped, carry, tokens.at[:, number].set(token)
 
-    seen = tokens_seen(start, controls)
-    token, seen, ended, stopped = chosen(0, start.scores, seen, jnp.zeros(rows.shape, bool))
-    tokens = jnp.full((rows.size, settings.max_new_tokens), settings.pad, token.dtype).at[:, 0].set(token)
+    past = Past.of_prompts(start, settings, controls)
+    token, past, ended, stopped = chosen(0, start.scores, past, jnp.zeros(batch, bool))
+    tokens = jnp.full((batch, settings.max_new_tokens), settings.pad, token.dtype).at[:, 0].set(token)
     return jax.lax.while_loop(
         lambda loop: (loop[0] < settings.max_new_tokens) & ~loop[4],
         body,
-        (jnp.array(1, jnp.int32), token, seen, ended, stopped, start.carry, tokens),
+        (jnp.array(1, jnp.int32), token, past, ended, stopped, start.carry, tokens),
     )[-1]

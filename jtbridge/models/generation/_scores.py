@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -11,10 +13,49 @@ from ._settings import GenerationSettings
 _NEVER = -jnp.inf
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Past:
+    """What the scores of the next token depend on besides the model.
+
+    Attributes:
+        seen: which tokens each sequence has, of shape ``(batch, vocabulary)``; None without a penalty for them.
+        tokens: prompts and generated tokens, of shape ``(batch, length + max_new_tokens)``; None if nothing can repeat,
+            or all may.
+    """
+
+    seen: jax.Array | None
+    tokens: jax.Array | None
+
+    @classmethod
+    def of_prompts(cls, start: Start, settings: GenerationSettings, controls: dict[str, jax.Array]) -> Past:
+        """Return the past of the first token.
+
+        As in transformers, the padding before a prompt does not count as seen, and a masked token in it does.
+        """
+        seen, tokens = None, None
+        if "repetition_penalty" in controls:
+            rows = jnp.arange(start.ids.shape[0])[:, None]
+            seen = jnp.zeros(start.scores.shape, bool).at[rows, start.ids].max(jnp.cumsum(start.mask, -1) > 0)
+        if 0 < settings.unrepeated < start.ids.shape[1] + settings.max_new_tokens:
+            tokens = jnp.pad(start.ids, ((0, 0), (0, settings.max_new_tokens)))
+        return cls(seen, tokens)
+
+    def followed_by(self, token: jax.Array, number: jax.Array | int, settings: GenerationSettings) -> Past:
+        """Return the past after a token of each sequence, the one with this number."""
+        rows = jnp.arange(token.shape[0])
+        seen, tokens = self.seen, self.tokens
+        if seen is not None:
+            seen = seen.at[rows, token].set(True)
+        if tokens is not None:
+            tokens = tokens.at[:, tokens.shape[1] - settings.max_new_tokens + number].set(token)
+        return Past(seen, tokens)
+
+
 def constrained(
     scores: jax.Array,
     number: jax.Array | int,
-    seen: jax.Array | None,
+    past: Past,
     settings: GenerationSettings,
     controls: dict[str, jax.Array],
 ) -> jax.Array:
@@ -23,14 +64,18 @@ def constrained(
     Args:
         scores: of shape ``(batch, vocabulary)``, float32.
         number: how many tokens were generated before.
-        seen: which tokens each sequence has, of shape ``(batch, vocabulary)``; None without a penalty for them.
+        past: the tokens before.
         settings: what is asked for.
         controls: the numbers that a program takes as arguments.
     """
     number = jnp.asarray(number)
-    if seen is not None:
+    if past.seen is not None:
         penalty = controls["repetition_penalty"]
-        scores = jnp.where(seen, jnp.where(scores < 0, scores * penalty, scores / penalty), scores)
+        scores = jnp.where(past.seen, jnp.where(scores < 0, scores * penalty, scores / penalty), scores)
+    if past.tokens is not None:
+        prompts = past.tokens.shape[1] - settings.max_new_tokens  # padded on the left
+        first, end = prompts - controls["prompt_length"], prompts + number
+        scores = jnp.where(_repeats(scores, past.tokens, first, end, settings.unrepeated), _NEVER, scores)
     if settings.min_new_tokens and settings.eos:
         scores = _without(scores, settings.eos, number < settings.min_new_tokens)
     if settings.forced_first is not None:
@@ -43,6 +88,24 @@ def constrained(
         first = 0 if settings.forced_first is None else 1
         scores = _without(scores, settings.suppressed_first, number == first)
     return scores
+
+
+def _repeats(scores: jax.Array, tokens: jax.Array, first: jax.Array, end: jax.Array, count: int) -> jax.Array:
+    """Return which next tokens would be the last of `count` tokens that a sequence has in a row already.
+
+    Args:
+        scores: of the next token, of shape ``(batch, vocabulary)``.
+        tokens: of the sequences, of shape ``(batch, length)``. Those between `first` and `end` count.
+        first, end: where sequences begin, and where the next token will be.
+        count: how many tokens in a row.
+    """
+    starts = jnp.arange(tokens.shape[1] - count + 1)
+    latest = jax.lax.dynamic_slice_in_dim(tokens, end - (count - 1), count - 1, 1)
+    same = jnp.broadcast_to((starts >= first) & (starts + count <= end), (tokens.shape[0], starts.size))
+    for i in range(count - 1):
+        same &= tokens[:, i : i + starts.size] == latest[:, i : i + 1]
+    rows = jnp.arange(tokens.shape[0])[:, None]
+    return jnp.zeros(scores.shape, bool).at[rows, tokens[:, count - 1 :]].max(same)
 
 
 def _tokens(scores: jax.Array, tokens: tuple[int, ...]) -> jax.Array:
@@ -77,17 +140,6 @@ def warped(scores: jax.Array, controls: dict[str, jax.Array], top_k: int | None)
         is_rare = probabilities < controls["min_p"] * probabilities.max(-1, keepdims=True)
         scores = jnp.where(is_rare, _NEVER, scores)
     return scores
-
-
-def tokens_seen(start: Start, controls: dict[str, jax.Array]) -> jax.Array | None:
-    """Return which tokens are in each prompt, of shape ``(batch, vocabulary)``; None without a penalty for them.
-
-    As in transformers, the padding before a prompt does not count, and a masked token in it does.
-    """
-    if "repetition_penalty" not in controls:
-        return None
-    rows = jnp.arange(start.ids.shape[0])[:, None]
-    return jnp.zeros(start.scores.shape, bool).at[rows, start.ids].max(jnp.cumsum(start.mask, -1) > 0)
 
 
 def ends(tokens: jax.Array, settings: GenerationSettings) -> jax.Array:

@@ -18,7 +18,6 @@ _NOT_BUILT = {
     "guidance_scale": (None, 1, 1.0),
     "sequence_bias": (None,),
     "encoder_repetition_penalty": (None, 1.0),
-    "no_repeat_ngram_size": (None, 0),
     "encoder_no_repeat_ngram_size": (None, 0),
     "bad_words_ids": (None,),
     "exponential_decay_length_penalty": (None,),
@@ -46,7 +45,7 @@ _NOT_BUILT_FOR_SAMPLING = {
 }
 # The arguments that are numbers of a program, with the values that leave them out.
 _CONTROLS = {"repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0, "min_p": None}
-_WHOLE = {"max_new_tokens", "min_new_tokens", "num_beams", "top_k"}
+_WHOLE = {"max_new_tokens": 1, "min_new_tokens": 0, "num_beams": 1, "top_k": 0, "no_repeat_ngram_size": 0}  # at least
 # Settings that are read from a model alone, and are no arguments.
 OF_THE_MODEL = frozenset(
     {"bos_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "min_length"}
@@ -66,6 +65,7 @@ class GenerationSettings:
         num_beams: the sequences that beam search keeps; 1 without it.
         early_stopping: when beam search ends, as in transformers: True, False or "never".
         top_k: the number of tokens to sample from; None for all.
+        unrepeated: no sequence has this many tokens in a row twice; 0 if it may.
         eos: the tokens that end a sequence.
         pad: the token after the end.
         forced_first: the first token, if it is forced.
@@ -79,6 +79,7 @@ class GenerationSettings:
     num_beams: int
     early_stopping: bool | str
     top_k: int | None
+    unrepeated: int
     eos: tuple[int, ...]
     pad: int
     forced_first: int | None
@@ -133,6 +134,9 @@ def settings_of(
     }
     if beams > 1:
         controls["length_penalty"] = 1.0 if chosen["length_penalty"] is None else chosen["length_penalty"]
+    unrepeated = chosen["no_repeat_ngram_size"] or 0
+    if unrepeated:
+        controls["prompt_length"] = length
     ends = _tokens("eos_token_id", chosen["eos_token_id"])
     eos = tuple(token for token in ends if 0 <= token < vocabulary)  # -1 is for "no end"
     pads = _tokens("pad_token_id", chosen["pad_token_id"])
@@ -152,6 +156,7 @@ def settings_of(
         num_beams=beams,
         early_stopping=False if chosen["early_stopping"] is None else chosen["early_stopping"],
         top_k=top_k,
+        unrepeated=unrepeated,
         eos=eos,
         pad=pads[0] if pads else eos[0] if eos else 0,
         forced_first=forced_first[0] if forced_first and length == 1 else None,
@@ -165,7 +170,7 @@ def settings_of(
 def _check(given: dict[str, Any]) -> None:
     """Raise an error for a setting of another kind, or out of range."""
     for name in given.keys() & _WHOLE:
-        value, least = given[name], 0 if name in ("min_new_tokens", "top_k") else 1
+        value, least = given[name], _WHOLE[name]
         may_be_none = name != "max_new_tokens"
         is_whole = isinstance(value, int) and not isinstance(value, bool)
         if not ((is_whole and value >= least) or (value is None and may_be_none)):
