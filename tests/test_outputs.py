@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge.errors import ArgumentError
+from jtbridge.errors import ArgumentError, OutputMismatchError
 
 from .compare import assert_matches
 
@@ -229,3 +229,18 @@ def test_tensors_that_jax_cannot_find(result, jit: bool):
         (jax.jit(f) if jit else f)(jnp.ones(2))
     with pytest.raises(ArgumentError, match="cannot find"):
         jax.vjp(f, jnp.ones(2))
+
+
+def test_arrays_of_jax_among_results():
+    made = jtbridge.wrap(lambda x: (2 * x, jnp.ones(2)))
+    np.testing.assert_array_equal(made(X)[1], jnp.ones(2))
+    with pytest.raises(OutputMismatchError, match="returned an array that it made with JAX while JAX traced it"):
+        jax.jit(made)(X)
+
+    def from_outside(x, y):
+        return jtbridge.wrap(lambda x: (2 * x, y))(x)
+
+    for run in (from_outside, jax.jit(from_outside), jax.vmap(from_outside)):
+        np.testing.assert_array_equal(run(X, 3 * X)[1], 3 * X)
+    for run in (jax.grad, lambda f: jax.jit(jax.grad(f))):
+        np.testing.assert_array_equal(run(lambda y: from_outside(X, y)[1].sum())(X), jnp.ones_like(X))

@@ -14,6 +14,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax.core
 import torch
 
 from jtbridge._compat import TRACING
@@ -275,11 +276,17 @@ class TracedFunction(TorchFunction):
             )
         positions = set(expected.array_positions)
         for i, (leaf, static) in enumerate(zip(leaves, expected.statics, strict=True)):
-            if i not in positions and not same_static(leaf, static):
+            if i in positions or same_static(leaf, static):
+                continue
+            if isinstance(leaf, jax.core.Tracer):
                 raise OutputMismatchError(
-                    f"`{self.name}` returned {leaf!r} where it returned {static!r} when it was traced. "
-                    "Return it as a tensor if it depends on the values of the arguments."
+                    f"`{self.name}` returned an array that it made with JAX while JAX traced it: {leaf!r}. Make it "
+                    "with torch, or call the function of JAX through `jtbridge.to_torch_function`."
                 )
+            raise OutputMismatchError(
+                f"`{self.name}` returned {leaf!r} where it returned {static!r} when it was traced. "
+                "Return it as a tensor if it depends on the values of the arguments."
+            )
         return [as_tensor(leaves[i]) for i in expected.array_positions]
 
     def _checked(self, i: int, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
