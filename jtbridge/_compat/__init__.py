@@ -26,6 +26,7 @@ from ._forward_mode import level_is_shared as level_is_shared
 from ._forward_mode import thread_in_forward_mode as thread_in_forward_mode
 from ._interrupts import raise_in_thread as raise_in_thread
 from ._jax import ORDERED_EFFECT as ORDERED_EFFECT
+from ._jax import InconclusiveDimensionOperation as InconclusiveDimensionOperation
 from ._jax import Primitive as Primitive
 from ._jax import add_host_callback as add_host_callback
 from ._jax import add_linearization as add_linearization

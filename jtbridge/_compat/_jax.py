@@ -11,6 +11,7 @@ import jax
 import jax.core as jax_core
 import numpy as np
 from jax._src import callback, core
+from jax._src.core import InconclusiveDimensionOperation as InconclusiveDimensionOperation  # not in 0.10.0's jax.errors
 from jax._src.core import Primitive as Primitive  # `jax.extend.core`, its public home, imports Pallas
 from jax.interpreters import mlir
 

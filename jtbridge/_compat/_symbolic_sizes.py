@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from jax.core import max_dim, min_dim
-from jax.errors import InconclusiveDimensionOperation
 
+from ._jax import InconclusiveDimensionOperation
 from ._torch import FakeTensorMode
 
 _LEAST = 2  # torch treats no symbol as 0 or 1

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from jtbridge._compat import InconclusiveDimensionOperation
 from jtbridge.core.dtypes import numpy_dtype
 
 _HALF = (np.dtype(np.float16), np.dtype(jnp.bfloat16))
@@ -84,7 +85,7 @@ def is_below(size: Any, bound: int) -> bool:
     """Return whether a size is surely below a bound; a symbolic size may be of any length."""
     try:
         return bool(size < bound)
-    except jax.errors.InconclusiveDimensionOperation:
+    except InconclusiveDimensionOperation:
         return False
 
 
