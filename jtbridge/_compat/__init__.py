@@ -66,6 +66,14 @@ from ._jax_traces import current_trace as current_trace
 from ._jax_traces import outermost_trace as outermost_trace
 from ._jax_traces import refusing_jax as refusing_jax
 from ._jax_traces import traced_for as traced_for
+from ._module_tables import HOOK_TABLES as HOOK_TABLES
+from ._module_tables import MODULE_TABLES as MODULE_TABLES
+from ._module_tables import RNN_WEIGHTS as RNN_WEIGHTS
+from ._module_tables import forward_pre_hooks as forward_pre_hooks
+from ._module_tables import non_persistent_buffers as non_persistent_buffers
+from ._module_tables import registered_buffers as registered_buffers
+from ._module_tables import registered_modules as registered_modules
+from ._module_tables import registered_parameters as registered_parameters
 from ._released import ReleasedTensor as ReleasedTensor
 from ._released import reads_no_values as reads_no_values
 from ._shared_tensor import SharedTensor as SharedTensor

@@ -11,7 +11,7 @@ import torch
 import torch.utils.dlpack
 
 from jtbridge.core.functions import TorchFunction
-from jtbridge.core.nested_calls import of_xla
+from jtbridge.core.nested_calls import as_xla_callback
 from jtbridge.core.runner import as_call_error
 from jtbridge.errors import DeviceError
 
@@ -48,7 +48,7 @@ def gpu_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
             raise as_call_error(fn, error) from None
         return ()
 
-    return of_xla(callback)
+    return as_xla_callback(callback)
 
 
 def _tensor(buffer: Any) -> torch.Tensor:

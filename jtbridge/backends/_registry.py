@@ -98,7 +98,7 @@ def choose(name: str, platform: str, fn: TorchFunction, *, quiet: bool = False, 
             reason = _unsupported_reason(backend, fn, pure)
             if reason is None:
                 if refused is not None and not quiet:
-                    _tell(fn, backend, refused)
+                    _warn_of_call(fn, backend, refused)
                 return backend.for_auto()
             refused = reason
     raise BackendError(f'No backend can run `{fn.base.name}` on platform "{platform}": {_listing(platform)}.')
@@ -147,7 +147,7 @@ def _reason_with_draws(backend: Backend, fn: TorchFunction, reason: str | None) 
     return of_function or reason
 
 
-def _tell(fn: TorchFunction, backend: Backend, refused: str) -> None:
+def _warn_of_call(fn: TorchFunction, backend: Backend, refused: str) -> None:
     """Warn, once per wrapped function, that it is called because it cannot be translated."""
     notices = fn.base.notices
     if "called" in notices:

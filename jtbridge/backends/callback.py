@@ -13,7 +13,7 @@ from jax.interpreters import mlir
 from jtbridge._compat import is_divided, replicated
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.host_memory import placed, reader, writer
-from jtbridge.core.nested_calls import of_xla
+from jtbridge.core.nested_calls import as_xla_callback
 from jtbridge.core.runner import as_call_error, runner
 from jtbridge.errors import BackendError
 
@@ -59,7 +59,7 @@ def call_on_host(fn: TorchFunction, callback: Callable[..., Any], arrays: Sequen
         results = host(*map(from_words, map(np.asarray, words), fn.in_types))
         return tuple(map(to_words, results, fn.out_types))
 
-    words = callback(of_xla(on_words), tuple(map(carried, fn.out_types)), *map(pack, arrays, fn.in_types))
+    words = callback(as_xla_callback(on_words), tuple(map(carried, fn.out_types)), *map(pack, arrays, fn.in_types))
     return list(map(unpack, words, fn.out_types))
 
 

@@ -16,7 +16,7 @@ from jtbridge._compat import buffer_call, is_divided, is_exported, is_for_one_de
 from jtbridge.capture import GraphFunction, forward_graph
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.host_memory import placed, reader, writer
-from jtbridge.core.nested_calls import of_xla
+from jtbridge.core.nested_calls import as_xla_callback
 from jtbridge.core.runner import as_call_error, runner
 from jtbridge.errors import BackendError
 from jtbridge.transforms import Vmap
@@ -58,12 +58,12 @@ class DlpackBackend(Backend):
 
 def buffer_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
     """Return the function that XLA calls with an execution context, its input buffers and its output buffers."""
-    return of_xla(_callback(fn, *_fastest(fn)))
+    return as_xla_callback(_callback(fn, *_fastest(fn)))
 
 
 def uncaptured_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
     """Return the same without capturing a graph, which a thread of XLA may not do while another one traces."""
-    return of_xla(_callback(fn, fn, ()))
+    return as_xla_callback(_callback(fn, fn, ()))
 
 
 def _callback(fn: TorchFunction, runs: TorchFunction, written: tuple[int, ...]) -> Callable[..., tuple[()]]:

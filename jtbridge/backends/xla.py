@@ -11,6 +11,7 @@ from jax.interpreters import mlir
 
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.functions import TorchFunction
+from jtbridge.core.gpu_memory import GPU_PLATFORMS
 from jtbridge.translate import lower_program, precision, translate, untranslatable_reason
 from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 
@@ -30,7 +31,7 @@ class XlaBackend(Backend):
 
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
         # Inside shard_map the types in `ctx` hold the mesh axes over which values vary. The program's constants do not.
-        inside = ctx.replace(avals_in=_plain(fn.in_types), avals_out=_plain(fn.out_types))
+        inside = ctx.replace(avals_in=_avals(fn.in_types), avals_out=_avals(fn.out_types))
         program = translate(fn, kernels=self.used_kernels())
         return lower_program(inside, program, operands, matmul_precision=precision(fn.base))
 
@@ -50,12 +51,12 @@ class TritonBackend(XlaBackend):
     kernels = True
 
     def unavailable_reason(self, platform: str) -> str | None:
-        if platform not in _GPUS:
+        if platform not in GPU_PLATFORMS:
             return f'it needs a GPU, the platform is "{platform}"'
         return triton_unsupported_reason(platform)
 
     def unpreferred_reason(self, platform: str) -> str | None:
-        """Return why no kernel is used: a kernel that was not proven on this chip is used only if it is asked for."""
+        """Return why "auto" passes over the kernels: it uses only kernels that were proven on this chip."""
         del platform
         from jtbridge.kernels._proofs import unproven_reason
 
@@ -76,10 +77,8 @@ class ProvenTritonBackend(TritonBackend):
 
 _PROVEN = ProvenTritonBackend()
 
-_GPUS = ("cuda", "rocm", "gpu")
 
-
-def _plain(types: Sequence[ArrayType]) -> list[ShapedArray]:
+def _avals(types: Sequence[ArrayType]) -> list[ShapedArray]:
     return [ShapedArray(type_.shape, type_.dtype) for type_ in types]
 
 

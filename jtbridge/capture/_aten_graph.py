@@ -9,6 +9,7 @@ from torch import fx
 
 from jtbridge._compat import forgetting_graph_sources
 from jtbridge.core.functions import TorchFunction, TracedFunction
+from jtbridge.core.messages import summary_of
 from jtbridge.errors import JtbridgeError, TranslationError
 from jtbridge.transforms import Jvp, Vjp
 
@@ -55,8 +56,7 @@ def aten_graph(fn: TorchFunction) -> fx.GraphModule:
     except JtbridgeError:
         raise
     except Exception as error:
-        lines = str(error).strip().splitlines()
-        found = f"{type(error).__name__}: {lines[0] if lines else ''}"
+        found = summary_of(error)
         if traced.traits.by_data:
             found = f"{traced.traits.untraceable}, and the regions that depend on these cannot run alone: {found}"
         raise TranslationError(f"`{traced.name}` cannot be traced ({type(fn).__name__}): {found}") from error
@@ -65,7 +65,7 @@ def aten_graph(fn: TorchFunction) -> fx.GraphModule:
 
 
 def use_of(traced: TracedFunction) -> GraphUse:
-    """Return what the graphs of a function, and of its derivatives, are made for if they are translated."""
+    """Return the purpose of the graphs of a function, and of its derivatives, if they are translated."""
     if traced.traits.by_data:
         return GraphUse.REGIONS
     return GraphUse.KERNELS if traced.fuses_chains else GraphUse.TRANSLATE

@@ -1,4 +1,4 @@
-"""Attempts to trace a function to a graph, and what calls for another attempt.
+"""Attempts to trace a function to a graph, and the reasons for another attempt.
 
 An attempt may fail, or succeed and show that its graph is not the function's. Each revision in `REVISIONS` looks at the
 outcome of an attempt and may propose other settings. :func:`repeat` tries until no revision proposes anything.
@@ -21,7 +21,7 @@ _MOST_ROUNDS = 4  # attempts with fused chains
 
 
 class GraphUse(enum.Enum):
-    """What a graph is made for."""
+    """The purpose of a graph, which decides what it may contain."""
 
     RUN = "torch runs it, and it is neither a gradient nor a batch"
     GRADIENT = "torch runs it, and it is the gradient of a function that is not a batch"
@@ -40,10 +40,10 @@ class Attempt:
     """The settings of one attempt.
 
     Attributes:
-        use: what the graph is made for.
+        use: the purpose of the graph.
         fuses: whether chains of operators are replaced by fused operators.
         left: the numbers of the chains that are not replaced.
-        round: the number of this attempt among those that fuse chains.
+        round: the number of this attempt among the attempts that fuse chains.
         late_scalars: whether numbers that the function reads from tensors are read by its kernels.
         knows_stored: whether an earlier attempt stored tensors that this one has from its beginning.
         cause: the error that late scalars are to avoid. It is raised if they do not.
@@ -122,7 +122,7 @@ def _with_fewer_chains(attempt: Attempt, outcome: Outcome) -> tuple[Attempt, str
     without = dataclasses.replace(attempt, fuses=False)
     if isinstance(outcome.module, Exception):
         return without, f"it fails with fused chains: {type(outcome.module).__name__}"
-    if any(recorder.doubtful for recorder in replaced):
+    if any(recorder.reads_history for recorder in replaced):
         return without, "it reads `grad_fn` or `data` of a tensor"
     misused = frozenset().union(*(recorder.misused for recorder in outcome.recorders))
     if not misused:

@@ -45,7 +45,7 @@ def differs_if_fake(request: TraceRequest) -> bool:
 
 
 def _different_results(request: TraceRequest, example: Example) -> bool:
-    """Run both ways on values, and return whether both succeed with different results."""
+    """Return whether runs on values, without and with tensors taken for fake, both succeed and differ."""
     types = zip(request.shapes, request.dtypes, strict=True)
     inputs = [example(shape, dtype=dtype, device=request.device) for shape, dtype in types]
 
@@ -88,7 +88,7 @@ def _nearly_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _same_operators(request: TraceRequest, example: Example) -> bool:
-    """Return whether both ways run the same operators on floats; False if that is not known.
+    """Return whether the function runs the same operators on floats if they are taken for fake; False if not known.
 
     Integers and bools have values, so masks are computed. Floats are fake, so nothing large is.
     """
@@ -106,7 +106,7 @@ def _logged(request: TraceRequest, example: Example) -> _FakeOperators:
                 is_fake = dtype.is_floating_point or dtype.is_complex
                 with mode if is_fake else contextlib.nullcontext():
                     tensors.append((torch.empty if is_fake else example)(shape, dtype=dtype, device=request.device))
-            with GroupedProducts(), log, _Masks(log), FlexAttentionInOperators():
+            with GroupedProducts(), log, _MaskRecordingMode(log), FlexAttentionInOperators():
                 out = request.call(*tensors)
         log.entries.append(log.key(tuple(flatten_output(out)[0])))
     finally:
@@ -178,8 +178,8 @@ class _Values:
     __hash__ = None  # type: ignore[assignment]
 
 
-class _Masks(TorchFunctionMode):
-    """Notes what attention may attend to, and removes the mask from the call: a causal mask has two forms."""
+class _MaskRecordingMode(TorchFunctionMode):
+    """Records the mask of each attention call and removes it from the call, because a causal mask has two forms."""
 
     def __init__(self, log: _FakeOperators):
         super().__init__()
@@ -188,15 +188,15 @@ class _Masks(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func is F.scaled_dot_product_attention and len(args) == 3:
-            allowed = _allowed(args[0].shape[-2], args[1].shape[-2], kwargs.get("attn_mask"), kwargs.get("is_causal"))
-            if allowed is not None:
-                self._log.masks.append(allowed)
+            mask = _bool_mask(args[0].shape[-2], args[1].shape[-2], kwargs.get("attn_mask"), kwargs.get("is_causal"))
+            if mask is not None:
+                self._log.masks.append(mask)
                 kwargs |= {"attn_mask": None, "is_causal": False}
         return func(*args, **kwargs)
 
 
-def _allowed(queries: int, keys: int, mask: Any, is_causal: Any) -> torch.Tensor | None:
-    """Return which key each query may attend to; None if a mask does not say so."""
+def _bool_mask(queries: int, keys: int, mask: Any, is_causal: Any) -> torch.Tensor | None:
+    """Return the mask of the keys that each query may attend to; None if `mask` is fake or not of bools."""
     if mask is None:
         everything = torch.ones(queries, keys, dtype=torch.bool)
         return everything.tril() if is_causal else everything

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+from jtbridge.core.array_types import SYMBOLIC_NUMBERS
 
 
 def is_data_dependent(node: fx.Node) -> bool:
@@ -21,4 +21,4 @@ def _has_symbol(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         strides = value.stride() if value.layout is torch.strided else ()
         return any(isinstance(size, torch.SymInt) for size in (*value.shape, *strides))
-    return isinstance(value, _NUMBERS)
+    return isinstance(value, SYMBOLIC_NUMBERS)

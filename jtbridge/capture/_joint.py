@@ -46,7 +46,8 @@ def _split_by_row(fn: Vmap, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Spli
     row = split(fn.fn, wrt, outs, translated=True)
     if isinstance(row, str):
         return row
-    if fn.base.seeded and fn.dims[len(fn.base.in_types) - 1] is not None:
+    seed = fn.base.seed_position
+    if seed is not None and fn.dims[seed] is not None:
         return "every row of the batch draws with a key of its own"
     count = len(fn.in_types)
     saved = tuple(fn.dims[source] if source < count else 0 for source in row.sources)
@@ -79,7 +80,7 @@ def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], t
         return str(reason)
     except (MutationError, RandomnessError):
         raise
-    except Exception as error:  # noqa: BLE001  (what torch cannot trace, it can still run)
+    except Exception as error:  # noqa: BLE001  (torch can still run a function that it cannot trace)
         return f"{type(error).__name__} while tracing its gradient: {error}"
 
 

@@ -19,10 +19,10 @@ from jtbridge.errors import TranslationError
 def refuse_overlapping_writes(graph: fx.Graph) -> None:
     """Refuse a graph with a write whose graph without writes would compute other values than torch does.
 
-    In some views several elements are one element in memory, as after `expand`. Torch's graph of a write to such a view
-    adds these elements and subtracts the old value for each but one. That is wrong if more than one of them was
-    written, and inexact otherwise. If an argument overlaps the memory that the operator writes to, torch may read
-    elements that it has just written.
+    In some views several elements share memory, as after `expand`. Torch's graph of a write to such a view adds these
+    elements and subtracts the old value for each but one. That is wrong if more than one of them was written, and
+    inexact otherwise. If an argument overlaps the memory that the operator writes to, torch may read elements that it
+    has just written.
 
     If the windows of `unfold` leave out elements of the tensor, torch's graph of a write to them has zeros there.
 
@@ -48,7 +48,7 @@ def _lossy_view(node: fx.Node) -> str | None:
     while current is not None:
         value = current.meta.get("val")
         if isinstance(value, torch.Tensor) and may_overlap(value):
-            return f"`{current.target}`, of which several elements are one in memory"
+            return f"`{current.target}`, whose elements share memory"
         if current.target is torch.ops.aten.unfold.default and _leaves_elements_out(current):
             return f"`{current.target}`, whose windows leave out elements of the tensor"
         current = _viewed(current)

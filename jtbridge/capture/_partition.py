@@ -214,7 +214,7 @@ def _as_split(
     all_types = [*fn.in_types, *fn.out_types, *(pack.type for pack in packed)]
     return Split(
         forward=GraphFunction(
-            fn.base, ready_to_run(forward), fn.in_types, tuple(all_types[count:]), _seed_position(fn)
+            fn.base, ready_to_run(forward), fn.in_types, tuple(all_types[count:]), fn.base.seed_position
         ),
         backward=GraphFunction(
             fn.base,
@@ -224,7 +224,3 @@ def _as_split(
         ),
         sources=tuple(sources),
     )
-
-
-def _seed_position(fn: TorchFunction) -> int | None:
-    return len(fn.in_types) - 1 if fn.base.seeded else None

@@ -10,7 +10,7 @@ from jtbridge._compat import fake_tensors, once_differentiable_in, tracing
 from jtbridge.core import random_numbers
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction, TracedFunction
 from jtbridge.core.inner_autograd import broken_graph_error
-from jtbridge.core.messages import warn_user
+from jtbridge.core.messages import summary_of, warn_user
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
 from jtbridge.transforms import Jvp, Vjp, Vmap, refuse_once_differentiable
 
@@ -25,7 +25,8 @@ def probe_vmap(fn: Vmap) -> None:
     if fn in traced.cache.probed or fn.size == 0:
         return
     traced.cache.probed.add(fn)
-    if traced.seeded and fn.dims[len(traced.in_types) - 1] is not None:
+    seed = traced.seed_position
+    if seed is not None and fn.dims[seed] is not None:
         traced.cache.sequential.add(fn)  # every row draws with a key of its own: no batched form could
         return
     reason = traced.traits.untraceable or _known_wrong(traced) or traced.guarded(lambda: _vmap_fails(fn))
@@ -59,8 +60,7 @@ def _vmap_fails(fn: Vmap) -> str | None:
         ):
             fn.by_torch_vmap(tuple(examples(fn.in_types, called_on())))
     except Exception as error:  # noqa: BLE001  (any failure means: row by row)
-        lines = str(error).strip().splitlines()
-        return f"{type(error).__name__}: {lines[0] if lines else ''}"
+        return summary_of(error)
     return None
 
 
@@ -81,17 +81,22 @@ def check_differentiable(fn: TorchFunction, wrt: tuple[int, ...], *, again: bool
     ):
         refuse_once_differentiable(traced, fn.order + 1)
         return
-    # Where torch cannot trace the derivative by all inputs, or has none by one of them, the others are looked at alone.
-    if not _is_seen(traced, wrt):
+    # If torch cannot trace the derivative by all inputs, or has none by one of them, each input is examined alone.
+    if not _try_to_examine(traced, wrt):
         for i in wrt:
-            _is_seen(traced, (i,))
+            _try_to_examine(traced, (i,))
     traced.cache.checked_graphs.add(wrt)
     refuse_once_differentiable(traced, fn.order + 1)
 
 
-def _is_seen(traced: TracedFunction, wrt: tuple[int, ...]) -> bool:
+def _try_to_examine(traced: TracedFunction, wrt: tuple[int, ...]) -> bool:
+    """Examine the autograd graph; return whether torch can trace it.
+
+    Raises:
+        DifferentiationError: torch would compute the derivative as zero.
+    """
     try:
-        traced.guarded(lambda: _look_at_graph(traced, wrt))
+        traced.guarded(lambda: _examine_graph(traced, wrt))
     except DifferentiationError:
         raise
     except Exception:  # noqa: BLE001  (forward mode may still have a derivative)
@@ -99,7 +104,7 @@ def _is_seen(traced: TracedFunction, wrt: tuple[int, ...]) -> bool:
     return True
 
 
-def _look_at_graph(traced: TracedFunction, wrt: tuple[int, ...]) -> None:
+def _examine_graph(traced: TracedFunction, wrt: tuple[int, ...]) -> None:
     """Run a function on fake tensors, and record the facts of its autograd graph that derivatives depend on."""
     with (
         fake_tensors(),

@@ -16,6 +16,7 @@ from jtbridge._compat import (
 )
 from jtbridge.core.array_types import OutputTree, as_tensor, is_array_leaf
 from jtbridge.core.forward_mode import named_forward_mode
+from jtbridge.core.messages import first_line
 from jtbridge.core.nested_calls import as_in_program
 from jtbridge.core.output_shapes import check_declared, declared_types, wrong_declaration
 from jtbridge.core.pytree import flatten_output, key_order
@@ -31,7 +32,7 @@ from ._frames import line_of
 from ._path_outcomes import PathOutcome, agreed, are_possible, without_empty_sizes
 from ._request import AbstractResult, TraceRequest
 from ._unbacked import PathTrace, explored
-from .modes.branches import BranchOracle, all_ways
+from .modes.branches import BranchOracle, all_paths
 from .modes.caught import MOST_PLACES, RaisingAt
 from .modes.closed_over import may_be_on_gpu
 from .modes.effects import EffectRecorder
@@ -219,7 +220,7 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
     assert cause is not None
 
     def trace(attempt: TraceRequest) -> list[_Trace]:
-        return all_ways(lambda oracle: _with_overrides(attempt, oracle))
+        return all_paths(lambda oracle: _with_overrides(attempt, oracle))
 
     def guarded(oracle: BranchOracle) -> _Trace:  # one guard for all paths would miss what an earlier one wrote
         return request.guard.run(
@@ -227,15 +228,15 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
         )
 
     try:
-        ways = all_ways(guarded)
+        paths = all_paths(guarded)
     except JtbridgeError as error:  # on a path that perhaps no values ever take
         raise StrategyError(str(error)) from error
-    _refuse_used_text(request, ways, lambda: trace(request))
-    recorders = [recorder for _, recorder in ways]
+    _refuse_used_text(request, paths, lambda: trace(request))
+    recorders = [recorder for _, recorder in paths]
     if any(recorder.inner_autograd for recorder in recorders):
         raise StrategyError("it differentiates inside")
     reason = next(filter(None, map(_sets_data_or_draws, recorders)), None)
-    if reason is None and not _have_one_type(ways):
+    if reason is None and not _have_one_type(paths):
         reason = "it branches to results of different types"
     if reason is None:
         places = dict.fromkeys(place for recorder in recorders for place in recorder.may_raise)
@@ -246,15 +247,15 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
         raise StrategyError(reason)
     outcomes = [
         PathOutcome(leaves, tree, traits_of(request, recorder, reason_of(cause), False), recorder.result_order)
-        for (leaves, tree), recorder in ways
+        for (leaves, tree), recorder in paths
     ]
     found = _joined(request, outcomes)
     return dataclasses.replace(found, traits=dataclasses.replace(found.traits, only_branches=True))
 
 
-def _have_one_type(ways: Sequence[_Trace]) -> bool:
-    """Return whether the results of several paths have the same tree, types and static values."""
-    ((first, tree), recorder), *others = ways
+def _have_one_type(paths: Sequence[_Trace]) -> bool:
+    """Return whether the results of all paths have the same tree, types and static values."""
+    ((first, tree), recorder), *others = paths
 
     def kind(leaf: Any) -> Any:
         tensor = as_tensor(leaf)
@@ -353,7 +354,7 @@ def _refuse_without_outcome(request: TraceRequest, cause: Exception, errors: Seq
     raise ShapeInferenceError(
         f"No output shapes could be inferred for `{request.name}`: on fake tensors it raised "
         f"{type(cause).__name__}: {reason_of(cause)}; run on zeros it raised {type(error).__name__}: "
-        f"{_first_line(error)}. Pass `output_shapes=`, a tree of `jax.ShapeDtypeStruct`."
+        f"{first_line(error) or type(error).__name__}. Pass `output_shapes=`, a tree of `jax.ShapeDtypeStruct`."
     ) from error
 
 
@@ -379,7 +380,8 @@ def _declared(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     reason = "its side effects are wanted, and its output shapes are given" if cause is None else reason_of(cause)
     out_types, tree = declared_types(request.output_shapes)
     positions = tuple(range(len(out_types)))
-    # A lock for every function would let functions wait for each other that exchange messages.
+    # The function holds the lock of forward mode only if its code names forward mode: if all functions held it, two of
+    # them that exchange messages would wait for each other forever.
     autograd = AutogradTraits(forward_mode=named_forward_mode(request.call))
     traits = FunctionTraits(autograd=autograd, untraceable=reason)
     return AbstractResult(out_types, OutputTree(tree, positions, (None,) * len(out_types)), traits)
@@ -394,13 +396,8 @@ def reason_of(cause: Exception) -> str:
     elif isinstance(cause, DataDependentOutputException) and operator:
         text = f"it needs the values of tensors (operator `{operator}`)"
     else:
-        text = _first_line(cause)
+        text = first_line(cause) or type(cause).__name__
     return f"{text} ({line})" if line else text
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _depends_on_data(cause: Exception | None) -> bool:

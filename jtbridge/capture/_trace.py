@@ -29,7 +29,7 @@ from jtbridge.triton.launches import late_scalars
 from ._attempts import REVISIONS, Attempt, GraphUse, Outcome, Revision, repeat
 from ._overlapping_writes import refuse_overlapping_writes
 from .chains import CallRecorder
-from .modes.branches import BranchOracle, traced_both_ways
+from .modes.branches import BranchOracle, traced_on_all_paths
 from .modes.closed_over import CudaAsCpuMode, may_be_on_gpu, with_closed_over
 from .modes.compared_numbers import ComparedNumbers
 from .modes.constant_eval import ConstantEvalMode
@@ -90,7 +90,7 @@ def _tried(fn: Callable[..., Sequence[Any]], tensors: Sequence[torch.Tensor], at
                 if oracle.conditions:
                     raise TranslationError("it branches on data, and has sizes that depend on data")
             else:
-                module = traced_both_ways(
+                module = traced_on_all_paths(
                     lambda oracle: _trace_one_way(fn, tensors, oracle, recorder, compares=not attempt.late_scalars)
                 )
     except Exception as error:  # noqa: BLE001  (the driver raises it)

@@ -15,6 +15,8 @@ from .dtypes import is_differentiable, numpy_dtype
 from .positions import replaced
 
 Tensors = tuple[torch.Tensor, ...]
+# The types of numbers without a value, such as a size that depends on data.
+SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclasses.dataclass(frozen=True)

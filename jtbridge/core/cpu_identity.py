@@ -11,14 +11,14 @@ from jtbridge._compat import Primitive
 
 
 def cpu_identity(name: str, lower: Callable[..., Any], elsewhere: Callable[..., Any] = lambda ctx, x: [x]) -> Primitive:
-    """Return the primitive of such an operation.
+    """Return a new primitive that returns its argument.
 
     `jax.lax.platform_dependent` would do, but takes several times as long to trace and to lower.
 
     Args:
         name: the name of the primitive.
         lower: the lowering rule for a CPU.
-        elsewhere: the lowering rule for other platforms; by default nothing is lowered.
+        elsewhere: the lowering rule for other platforms; by default the argument itself is the result.
     """
     primitive = Primitive(name)
     primitive.def_impl(lambda x: x)

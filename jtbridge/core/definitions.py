@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Iterable
 
 
 def module_of(defined: type | types.FunctionType) -> str:
-    """Return the name of the module in which a class or a function is defined, or "" if it does not tell.
+    """Return the name of the module in which a class or a function is defined; "" if `__module__` is no string.
 
-    `__module__` of a class may be a descriptor, which is for the instances: the metaclass of functions that Cython
-    compiled has one.
+    `__module__` of a class may be a descriptor for the instances, as that of functions that Cython compiled.
     """
     name = defined.__module__
     return name if isinstance(name, str) else ""
+
+
+def slot_names(classes: Iterable[type]) -> list[str]:
+    """Return the names in the `__slots__` of classes, such as the bases of a class, except special names."""
+    slots = [vars(cls).get("__slots__", ()) for cls in classes]
+    names = [name for found in slots for name in ([found] if isinstance(found, str) else found)]
+    return [name for name in names if not name.startswith("__")]

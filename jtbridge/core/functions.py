@@ -180,17 +180,17 @@ class TracedFunction(TorchFunction):
     def order(self) -> int:
         return 0
 
-    def guarded(self, look: Callable[[], Any], *, of_trace: bool = False) -> Any:
-        """Return the result of `look`, which traces this function or a derivative; restore the state it changes.
+    def guarded(self, trace: Callable[[], Any], *, of_trace: bool = False) -> Any:
+        """Return the result of `trace`, which traces this function or a derivative; restore the state that it changes.
 
         With `of_trace`, it sees the state with which this function was traced: a translated derivative, which may be
         traced much later, is that of the translated function. A function that is called reads state when it runs.
         """
         with TRACING, self.locked():
             if self.guard is None:
-                return look()
+                return trace()
             with self.guard.remembered_state() if of_trace else contextlib.nullcontext():
-                return self.guard.run(look)
+                return self.guard.run(trace)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -213,6 +213,11 @@ class TracedFunction(TorchFunction):
     def first_constant(self) -> int:
         """Return the position of the first constant among the inputs."""
         return len(self.in_torch_dtypes)
+
+    @property
+    def seed_position(self) -> int | None:
+        """Return the position of the seed among the inputs, also those of a derivative; None if there is none."""
+        return len(self.in_types) - 1 if self.seeded else None
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         if self.constants:

@@ -14,6 +14,8 @@ import torch.utils.dlpack
 
 from jtbridge._compat import plain
 
+GPU_PLATFORMS = frozenset({"cuda", "rocm", "gpu"})  # JAX's names for GPUs
+
 
 def shared_with_xla(tensor: torch.Tensor) -> jax.Array:
     """Return an array over the memory of a contiguous tensor on a GPU, for which XLA waits for torch's stream."""

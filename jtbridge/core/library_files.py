@@ -1,4 +1,4 @@
-"""Tests that tell source files of libraries from files of the user."""
+"""Tests whether a source file belongs to a library or to the user."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def is_library(file: str) -> bool:
 
 
 def is_users(file: str) -> bool:
-    """Return whether a source file belongs to none of these, and is no code made at run time."""
+    """Return whether a source file belongs to the user: to none of these libraries, and to no code made at run time."""
     return not is_library(file) and not file.startswith("<") and file != contextlib.__file__

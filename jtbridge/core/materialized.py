@@ -1,7 +1,7 @@
 """Arrays that XLA computes once, and does not compute again in each operation that reads them.
 
-What is computed twice may be rounded in two ways, for a product and a sum become one instruction in one of the
-operations and not in the other. Then an array has no element that equals its largest one.
+An array that is computed twice may be rounded in two ways, because a product and a sum become one instruction in one of
+the operations and not in the other. Then no element of the array equals the largest element that was found.
 """
 
 from __future__ import annotations

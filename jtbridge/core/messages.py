@@ -22,6 +22,16 @@ def kind_of(value: Any) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of the message of an exception; an empty string if it has no message."""
+    return next(iter(str(error).strip().splitlines()), "")
+
+
+def summary_of(error: BaseException) -> str:
+    """Return the type of an exception and the first line of its message."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def warn_user(message: str, category: type[Warning]) -> None:
     """Warn at the innermost line of the user's code on the stack; at the caller's line if there is none."""
     caller = frame = sys._getframe(1)

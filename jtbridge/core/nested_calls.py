@@ -1,8 +1,8 @@
 """Tests for calls from inside a running wrapped function, and from inside a callback of XLA.
 
 Inside a running wrapped function, a wrapped function is a plain torch function. Inside a JAX function that torch code
-calls, it is a JAX function again. Inside a callback of XLA, JAX must not
-be called: the call may wait for the very thread that it runs on.
+calls, it is a JAX function again. Inside a callback of XLA, JAX must not be called: the call may wait for the very
+thread that it runs on.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def is_inside() -> bool:
     return getattr(_RUNNING, "inside", False)
 
 
-def of_xla(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a callback for XLA: while it runs, :func:`is_in_callback` is true on its thread, and JAX is refused."""
+def as_xla_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `callback` for XLA: while it runs, :func:`is_in_callback` is true on its thread, and JAX is refused."""
     refusing = refusing_jax(_jax_call_error, callback)
 
     def run(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Writes whose result depends on the order in which elements are computed, because several are one in memory."""
+"""Writes whose result depends on the order in which elements are computed, because several share memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jtbridge._compat import OpOverload, overload_name, schema_of, storage_id
 
 from .writes import written_tensors
 
-_LARGEST_MAP = 1 << 28  # bytes; beyond it memories that lie in one another are taken to overlap
+_LARGEST_MAP = 1 << 28  # bytes; tensors that span more memory are taken to overlap if their ranges do
 
 _aten = torch.ops.aten
 # Torch writes to a copy of the first argument, which lies in memory as that does unless a stride is 0.
@@ -29,9 +29,9 @@ _BY_ELEMENT = frozenset({_aten.copy_.default, _aten.masked_fill_.Scalar, _aten.m
 
 
 def overlapping_write(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> str | None:
-    """Return how an operator writes to elements that are one in memory with others, or None.
+    """Return how an operator writes to elements that share memory with others; None if it does not.
 
-    Torch does not define the result of such a write, nor do its derivatives follow it.
+    Torch does not define the result of such a write, and its derivatives do not follow it.
 
     Args:
         fn: the operator.
@@ -43,7 +43,7 @@ def overlapping_write(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> st
         return None
     written = [tensor for tensor in written if tensor.layout is torch.strided and tensor.numel()]
     if any(map(may_overlap, written)):
-        return "it writes to a tensor of which several elements are one in memory, as those of `expand` and `unfold`"
+        return "it writes to a tensor whose elements share memory, as those of `expand` and `unfold` do"
     if not written or fn in _WRITE_TO_A_COPY:
         return None
     by_element = _is_by_element(fn)
@@ -68,13 +68,16 @@ def _has_in_place_form(fn: OpOverload) -> bool:
     return overload_name(fn).endswith("out") and hasattr(_aten, schema_of(fn).name.partition("::")[2] + "_")
 
 
-def may_overlap(tensor: torch.Tensor) -> bool:
-    """Return whether elements of a tensor may be one in memory. It is sure if the answer is False."""
+def may_overlap(tensor: torch.Tensor, *, ignoring_expanded: bool = False) -> bool:
+    """Return whether elements of a tensor may share memory. False is certain.
+
+    With `ignoring_expanded`, elements along expanded dimensions, whose stride is 0, do not count.
+    """
     if tensor.layout is not torch.strided or tensor.numel() == 0 or tensor.is_contiguous():
         return False
     reach = 0  # the distance in memory between the first and the last element of the dimensions so far
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
+        if size == 1 or (ignoring_expanded and stride == 0):
             continue
         if stride <= reach:
             return True
@@ -95,7 +98,7 @@ def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def shares_other_elements(written: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether tensors of one storage share elements, other than each with its like."""
+    """Return whether tensors of one storage share elements at different positions of the two."""
     if _place(written) == _place(other) or not other.numel():
         return False
     if written.itemsize != other.itemsize:
@@ -119,13 +122,13 @@ def _place(tensor: torch.Tensor) -> tuple[int, list[tuple[int, int]]]:
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the places in memory of a tensor's first element, and after its last."""
+    """Return the offsets in memory of a tensor's first element, and after its last."""
     start = int(tensor.storage_offset())
     steps = [(int(size) - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     return start, start + sum(steps) + 1
 
 
 def _elements(memory: np.ndarray, tensor: torch.Tensor, start: int) -> np.ndarray:
-    """Return the elements of a tensor as a view of a map of the memory that begins at a place."""
+    """Return the elements of a tensor as a view of `memory`, an array for the storage from the offset `start`."""
     here = memory[tensor.storage_offset() - start :]
     return np.lib.stride_tricks.as_strided(here, tuple(tensor.shape), tensor.stride())

@@ -20,7 +20,7 @@ def reduced(wrapped: Any, rebuild: Callable[..., Any], *parts: Any) -> Any:
         parts: the parts of the wrapped function, the plain function first.
     """
     module, name = getattr(wrapped, "__module__", None), getattr(wrapped, "__qualname__", None)
-    if module is None or name is None or _found(module, name) is not wrapped:
+    if module is None or name is None or _object_named(module, name) is not wrapped:
         return rebuild, parts
     cloudpickle = sys.modules.get("cloudpickle")
     if module == "__main__" and cloudpickle is not None:
@@ -34,8 +34,8 @@ def _load(rebuild: Callable[..., Any], data: bytes) -> Any:
     return rebuild(*pickle.loads(data))
 
 
-def _found(module: str, qualname: str) -> Any:
-    """Return the object that a module holds under a qualified name; None if there is no such object."""
+def _object_named(module: str, qualname: str) -> Any:
+    """Return the object with a qualified name in a module; None if there is no such object."""
     value: Any = sys.modules.get(module)
     for part in qualname.split("."):
         value = getattr(value, part, None)

@@ -1,4 +1,4 @@
-"""Some of several values, by their positions."""
+"""Replacement of values, and restriction of functions to some inputs and outputs, by position."""
 
 from __future__ import annotations
 

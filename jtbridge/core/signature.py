@@ -31,7 +31,7 @@ class Signature:
     keys: tuple[Any, ...]  # a hashable key for each static leaf, `ARRAY` for each array
     types: tuple[tuple[tuple[int, ...], np.dtype], ...]  # the shape and dtype of each array
     statics: tuple[Any, ...] = dataclasses.field(compare=False)  # the static leaves themselves, `ARRAY` for each array
-    tree_key: Any  # tells trees apart whose static parts are equal, as 1 and True are
+    tree_key: Any  # differs for trees whose static parts are equal but not the same, such as 1 and True
 
 
 def flatten_arguments(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[jax.Array], Signature]:

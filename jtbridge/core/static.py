@@ -12,6 +12,8 @@ import jax
 import numpy as np
 import torch
 
+from .definitions import slot_names
+
 
 def static_key(value: Any) -> Any:
     """Return a hashable key; two values that may behave differently have different keys.
@@ -100,14 +102,5 @@ class _Equality:
 
 
 def _attributes(value: Any, inside: tuple[int, ...]) -> Any:
-    names = [*getattr(value, "__dict__", {}), *_slots(type(value))]
+    names = [*getattr(value, "__dict__", {}), *slot_names(type(value).__mro__)]
     return tuple((name, _key(getattr(value, name), inside)) for name in names if hasattr(value, name))
-
-
-def _slots(kind: type) -> list[str]:
-    """Return the names of the attributes that a class and its bases hold in slots."""
-    found: list[str] = []
-    for base in kind.__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        found += [slots] if isinstance(slots, str) else slots
-    return [name for name in found if name not in ("__dict__", "__weakref__") and not name.startswith("__")]

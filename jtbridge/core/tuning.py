@@ -70,7 +70,7 @@ def _forget_untuned_programs() -> None:
 
 
 def note_untuned(name: str) -> None:
-    """Remember that a program is made with a choice that tuning might change: that of a key, or all that it has."""
+    """Record that a program has untuned choices: the choice of a key, by its digest, or all of a program."""
     with _LOCK:
         _UNTUNED.setdefault(name, False)
 

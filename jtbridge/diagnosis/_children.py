@@ -143,14 +143,14 @@ class Runner:
                     start_new_session=True,  # so that it can be ended with processes that it started
                 )
                 try:
-                    hung = self._waited(child, results)
+                    hung = self._hangs(child, results)
                 finally:
                     _end(child)
             written = errors.read_text(errors="replace").strip()
             return _outcome(child.returncode, hung, results.read_text(), written[-3000:])
 
-    def _waited(self, child: subprocess.Popen, results: Path) -> bool:
-        """Wait for the end of a child; return whether it was ended, for it made no progress within the timeout."""
+    def _hangs(self, child: subprocess.Popen, results: Path) -> bool:
+        """Wait for the end of a child. If it makes no progress within the timeout, abort it and return True."""
         size, since = 0, time.monotonic()
         while child.poll() is None:
             if self.stop.is_set():

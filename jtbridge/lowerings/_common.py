@@ -82,7 +82,7 @@ def axes_of(dims: Sequence[int] | int | None, ndim: int) -> tuple[int, ...]:
 
 
 def is_below(size: Any, bound: int) -> bool:
-    """Return whether a size is surely below a bound; a symbolic size may be of any length."""
+    """Return whether a size is certainly below a bound; a symbolic size may be of any length."""
     try:
         return bool(size < bound)
     except InconclusiveDimensionOperation:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from jtbridge._compat import innermost, storage_id
+from jtbridge._compat import innermost, registered_modules, storage_id
 from jtbridge.core.containers import entries_of, items_of
 from jtbridge.core.overlap import shares_elements
 from jtbridge.errors import ModelError
@@ -70,7 +70,7 @@ def _shared_containers(module: torch.nn.Module) -> dict[str, str]:
         elif isinstance(value, list | tuple):
             parts = enumerate(items_of(value))
         elif isinstance(value, torch.nn.Module):
-            parts = [*plain_attributes(value).items(), *vars(value)["_modules"].items()]
+            parts = [*plain_attributes(value).items(), *registered_modules(value).items()]
         else:
             return
         first = names.setdefault(id(value), name)

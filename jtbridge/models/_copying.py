@@ -23,13 +23,13 @@ import numpy as np
 import torch
 
 from jtbridge.core.containers import CONTAINERS, entries_of, items_of
-from jtbridge.core.definitions import module_of
+from jtbridge.core.definitions import module_of, slot_names
 from jtbridge.errors import ModelError
 
 from ._layout import OF_TORCH
 
 _ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), type, torch.dtype, torch.device, torch.Size})
-_DEPTH = 4  # of the objects that are examined for a module or a tensor
+_DEPTH = 4  # of the search of an object for a module or a tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +109,7 @@ class _Copier:
                 attributes[key] = type(value)()
             else:
                 attributes[key] = self.value(value)
-        for key in slot_names(type(module)):
+        for key in slot_names(type(module).__mro__):
             if hasattr(module, key):
                 object.__setattr__(found, key, self.value(getattr(module, key)))
         return found
@@ -235,16 +235,9 @@ def _reads(function: types.FunctionType, name: str) -> bool:
     return any(i.opname == "LOAD_GLOBAL" and i.argval == name for i in dis.get_instructions(function))
 
 
-def slot_names(kind: type) -> list[str]:
-    """Return the names of the `__slots__` of a class and its bases."""
-    names = [vars(base).get("__slots__", ()) for base in kind.__mro__]
-    flat = [name for found in names for name in ([found] if isinstance(found, str) else found)]
-    return [name for name in flat if not name.startswith("__")]
-
-
 def attributes_of(value: Any) -> dict[str, Any]:
     """Return the attributes of an object, in its dict and in its slots."""
-    slots = {key: getattr(value, key) for key in slot_names(type(value)) if hasattr(value, key)}
+    slots = {key: getattr(value, key) for key in slot_names(type(value).__mro__) if hasattr(value, key)}
     return {**slots, **getattr(value, "__dict__", {})}
 
 

@@ -10,6 +10,13 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from jtbridge._compat import (
+    forward_pre_hooks,
+    non_persistent_buffers,
+    registered_buffers,
+    registered_modules,
+    registered_parameters,
+)
 from jtbridge.core.containers import entries_of, items_of
 from jtbridge.core.definitions import module_of
 from jtbridge.core.messages import kind_of
@@ -75,28 +82,13 @@ def entries(
             add(_joined(path, key), "parameter" if trains else "frozen", tensor, True)
     for path, part in modules:
         for key, tensor in registered_buffers(part).items():
-            add(_joined(path, key), "buffer", tensor, key not in non_persistent(part))
+            add(_joined(path, key), "buffer", tensor, key not in non_persistent_buffers(part))
     ids = visited | {id(part) for _, part in modules}
     for path, part in modules:
         for key, value in plain_attributes(part).items():
             for name, tensor in _tensors_in(_joined(path, key), value, ids, computed):
                 add(name, "attribute", tensor, False)
     return found
-
-
-def registered_parameters(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the parameters that are registered with a module itself, None included."""
-    return vars(module)["_parameters"]
-
-
-def registered_buffers(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the buffers that are registered with a module itself, None included."""
-    return vars(module)["_buffers"]
-
-
-def non_persistent(module: torch.nn.Module) -> set[str]:
-    """Return the names of the module's own buffers that are not part of its ``state_dict``."""
-    return vars(module)["_non_persistent_buffers_set"]
 
 
 OF_TORCH = frozenset(vars(torch.nn.Module()))  # the attributes of every module
@@ -116,7 +108,7 @@ def derived_attributes(module: torch.nn.Module) -> set[str]:
     """
     kind = type(module)
     found = {key for key in vars(module) if isinstance(getattr(kind, key, None), functools.cached_property)}
-    for hook in vars(module)["_forward_pre_hooks"].values():
+    for hook in forward_pre_hooks(vars(module)):
         if module_of(type(hook)).startswith("torch.nn.utils."):
             found.add(str(getattr(hook, "name", None) or getattr(hook, "_tensor_name", None)))
     return found
@@ -223,7 +215,7 @@ def locate(module: torch.nn.Module, name: str) -> tuple[Any, Any]:
 def _step(holder: Any, path: list[str], name: str) -> tuple[Any, list[str]]:
     """Return the part of `holder` that the start of a path leads to, and the rest of the path."""
     if isinstance(holder, torch.nn.Module):
-        parts = {**vars(holder), **vars(holder)["_modules"]}
+        parts = {**vars(holder), **registered_modules(holder)}
         if path[0] in parts:
             return parts[path[0]], path[1:]
     elif isinstance(holder, dict):

@@ -98,7 +98,7 @@ def requires_grad_error(module: str, name: str) -> ModelError:
 
 
 def _copied_parameter(parameter: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    """Return what ``copy.deepcopy`` makes of a parameter of torch: a leaf, outside the graph of the parameter."""
+    """Return a copy of a parameter as ``copy.deepcopy`` does: a leaf, outside the graph of the parameter."""
     if id(parameter) not in memo:
         copy = parameter.detach().clone()
         mark_as_parameter(copy, parameter)

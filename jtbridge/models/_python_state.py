@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from jtbridge._compat import HOOK_TABLES
 from jtbridge.core.containers import entries_of, items_of
 from jtbridge.state import VALUES, same
 
@@ -38,9 +39,6 @@ def python_changes(original: torch.nn.Module, copy: torch.nn.Module) -> Iterator
     submodule that is removed or of another class counts, and a hook that the call registered.
     """
     yield from _Comparison().modules("", original, copy)
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def _is_installed_anew(hook: Any) -> bool:
@@ -85,7 +83,7 @@ class _Comparison:
             for key in after.keys() - before.keys():
                 if not isinstance(after[key], bool) and asks_for(type(other), key):
                     yield from self._values(f"{place}{key}", _MISSING, after[key], 0)
-            for key in _HOOKS:
+            for key in HOOK_TABLES:
                 was, now = vars(part).get(key, {}), vars(other).get(key, {})
                 added = [hook for number, hook in now.items() if number not in was and not _is_installed_anew(hook)]
                 if added or was.keys() - now.keys():
@@ -152,7 +150,7 @@ def _equal(value: Any, other: Any) -> bool:
         return False
     try:
         return type(value).__eq__ is not object.__eq__ and bool(value == other)
-    except (TypeError, ValueError, RuntimeError):  # such as arrays, which compare by element
+    except (TypeError, ValueError, RuntimeError):  # arrays, for example, compare by element
         return False
 
 

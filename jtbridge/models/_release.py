@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from jtbridge._compat import ReleasedTensor
+from jtbridge._compat import MODULE_TABLES, ReleasedTensor
 from jtbridge.core.containers import entries_of, items_of
 from jtbridge.core.convert import to_torch
 from jtbridge.core.dtypes import torch_dtype
@@ -92,8 +92,8 @@ def _exchange(module: torch.nn.Module, old: torch.Tensor, new: torch.Tensor) -> 
         if not isinstance(value, tuple):  # a tuple is rebuilt wherever it is
             seen.add(id(value))
         if isinstance(value, torch.nn.Module):
-            for held in ("_parameters", "_buffers", "_modules"):
-                exchange(vars(value)[held])
+            for table in MODULE_TABLES:
+                exchange(vars(value)[table])
             attributes = {key: attribute for key, attribute in vars(value).items() if key not in OF_TORCH}
             exchange(attributes)
             vars(value).update(attributes)

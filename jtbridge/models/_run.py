@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from jtbridge._compat import (
     has_gradient_hooks,
     innermost,
     mark_as_parameter,
+    registered_buffers,
+    registered_modules,
+    registered_parameters,
     storage_id,
     without_cached_weights,
     write_count,
@@ -22,7 +26,7 @@ from jtbridge.errors import ModelError, MutationError, PurityWarning
 
 from ._aliases import refuse_new_overlaps, refuse_new_ties
 from ._copying import Stale, copied
-from ._layout import TensorEntry, entries, locate, refuse_own_class, registered_buffers, registered_parameters, shown
+from ._layout import TensorEntry, entries, locate, refuse_own_class, shown
 from ._own_tensors import RefuseOwnTensors, requires_grad_error
 from ._python_state import python_changes
 
@@ -89,18 +93,8 @@ class Run:
             RefuseOwnTensors(self.__name__, everything, given.values(), stale.kept, trained),
         ):
             required = [name for name, tensor in trained.items() if innermost(tensor).requires_grad]
-            try:
+            with self._explained_errors(found, tensors, stale):
                 out = _bound_method(module, method)(*args, **kwargs)
-            except Exception as error:
-                self._note_other_shapes(error, found, tensors)
-                if not stale.dropped or not isinstance(error, AttributeError | KeyError | TypeError):
-                    raise
-                names = shown([f"`{name}`" for name in dict.fromkeys(stale.dropped)])
-                raise ModelError(
-                    f"A call of `{self.__name__}` raised {type(error).__name__}: {error}. It has no {names}, which an "
-                    "earlier call computed from other parameters than those in `params`. Compute it in each call, or "
-                    "clear it in the torch module."
-                ) from error
             for name in required:
                 if not innermost(trained[name]).requires_grad:
                     raise requires_grad_error(self.__name__, name)
@@ -116,12 +110,7 @@ class Run:
             or (name in before and write_count(entry.tensor) != before[name])
         }
         self._check_changed(changed, found, params, given.keys() - after.keys())
-        for name, entry in after.items():
-            if entry.kind == "parameter" and name not in found and name not in given:
-                raise ModelError(
-                    f"A call of `{self.__name__}` made the parameter `{name}`, which is not in `params`, so it would "
-                    "not train. Call the torch module once before `jtbridge.module(model).init()`, or make a buffer."
-                )
+        self._check_new_parameters(after, found, given)
         return out, changed
 
     def _set_mode(self, module: torch.nn.Module, train: bool) -> None:
@@ -130,6 +119,22 @@ class Run:
         except NotImplementedError as error:  # a module of `torch.export`
             raise ModelError(
                 f"`{self.__name__}` has one mode alone ({error}). Pass `train=None`, which leaves it as it is."
+            ) from error
+
+    @contextlib.contextmanager
+    def _explained_errors(self, found: Mapping[str, TensorEntry], tensors: Tensors, stale: Stale) -> Iterator[None]:
+        """Explain an exception of the module's code by parameters of other shapes, or by dropped attributes."""
+        try:
+            yield
+        except Exception as error:
+            self._note_other_shapes(error, found, tensors)
+            if not stale.dropped or not isinstance(error, AttributeError | KeyError | TypeError):
+                raise
+            names = shown([f"`{name}`" for name in dict.fromkeys(stale.dropped)])
+            raise ModelError(
+                f"A call of `{self.__name__}` raised {type(error).__name__}: {error}. It has no {names}, which an "
+                "earlier call computed from other parameters than those in `params`. Compute it in each call, or "
+                "clear it in the torch module."
             ) from error
 
     def _note_other_shapes(self, error: Exception, found: Mapping[str, TensorEntry], tensors: Tensors) -> None:
@@ -174,6 +179,16 @@ class Run:
             if name in params or (name in found and found[name].kind in ("parameter", "frozen")):
                 raise written_parameter(self.__name__, name)
 
+    def _check_new_parameters(
+        self, after: Mapping[str, TensorEntry], found: Mapping[str, TensorEntry], given: Tensors
+    ) -> None:
+        for name, entry in after.items():
+            if entry.kind == "parameter" and name not in found and name not in given:
+                raise ModelError(
+                    f"A call of `{self.__name__}` made the parameter `{name}`, which is not in `params`, so it would "
+                    "not train. Call the torch module once before `jtbridge.module(model).init()`, or make a buffer."
+                )
+
     def _check_attributes(self, module: torch.nn.Module, train: bool | None) -> None:
         """Refuse a call that changed a Python value in an attribute: it is not part of the state."""
         if self.purity == "allow":
@@ -181,7 +196,7 @@ class Run:
         original = self.module
         if train is not None and any(type(part).train is not torch.nn.Module.train for part in original.modules()):
             original = copied(original, {}, Stale())
-            self._set_mode(original, train)  # each call does so, and it sets the same attributes
+            self._set_mode(original, train)  # so that attributes that `train` sets are not taken for changed ones
         for name, before, after in python_changes(original, module):
             self._report(name, before, after)
 
@@ -265,7 +280,7 @@ def place(module: torch.nn.Module, name: str, tensor: Any, *, is_known: bool) ->
         holder, key = locate(module, name)
     except ModelError as error:
         raise _unexpected(module, name) from error
-    if isinstance(holder, torch.nn.Module) and key not in vars(holder)["_modules"]:
+    if isinstance(holder, torch.nn.Module) and key not in registered_modules(holder):
         if key in registered_parameters(holder):
             raise _unexpected(module, name)
         if key in registered_buffers(holder):

@@ -58,7 +58,7 @@ def role_of(name: str) -> Role | None:
 
 
 def transposed_layers(shapes: Mapping[str, Shape]) -> bool:
-    """Return whether the layers with GPT-2's names hold their weights as (inputs, outputs), which their biases tell."""
+    """Return whether layers with GPT-2's names hold their weights as (inputs, outputs), by the sizes of the biases."""
     for name, shape in shapes.items():
         layer, _, kind = name.rpartition(".")
         bias = shapes.get(f"{layer}.bias")
@@ -102,7 +102,7 @@ def _is_conv1d(name: str) -> bool:
 
 
 def _split_adapter(name: str) -> tuple[str, str | None]:
-    """Return the name of the layer that an adapter of LoRA belongs to, and which of its matrices this is."""
+    """Split the name of a LoRA matrix into its layer and "lora_A" or "lora_B"; of others, return the name and None."""
     parts = name.split(".")
     for place, part in enumerate(parts):
         if part in ("lora_A", "lora_B"):

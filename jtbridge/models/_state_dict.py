@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import torch
 
-from jtbridge._compat import ReleasedTensor
+from jtbridge._compat import ReleasedTensor, registered_buffers, registered_parameters
 from jtbridge.calls.eager import shared_tensor
 from jtbridge.core.convert import to_torch
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
@@ -22,8 +22,6 @@ from ._layout import (
     entries,
     locate,
     overlapping,
-    registered_buffers,
-    registered_parameters,
     shown,
 )
 from ._placing import converter
@@ -65,23 +63,7 @@ def from_state_dict(
     found = entries(module)
     check_initialized(found)
     overlapping(found)  # raises for parameters
-    name = type(module).__name__
-    copy = bound(module, found, {key: _placeholder(entry) for key, entry in found.items()})
-    ties = _ties(copy)
-    expected = copy.state_dict()
-    given = {key: _as_tensor(value) for key, value in state_dict.items()}
-    given |= {name: given[first] for name, first in (other_names or {}).items() if name in expected.keys() - given}
-    _complete(given, expected, ties)
-    _check_entries(name, given, expected)
-    versions = getattr(state_dict, "_metadata", None)
-    if versions is not None:
-        given = _WithMetadata(given)
-        given._metadata = versions
-    try:
-        copy.load_state_dict(given, strict=strict, assign=True)
-    except RuntimeError as error:
-        raise ModelError(_explained(name, str(error), strict)) from None
-    _check_ties(name, copy, ties)
+    copy = _loaded(module, found, state_dict, strict, other_names or {})
     params: dict[str, jax.Array] = {}
     state: dict[str, jax.Array] = {}
     convert = converter(found, mesh, rules)
@@ -91,11 +73,40 @@ def from_state_dict(
             tensor = entry.tensor
             if isinstance(tensor, ReleasedTensor):
                 raise ModelError(
-                    f"`{key}` is not in the `state_dict`, and `{name}` has released its own. Add it to "
-                    "the `state_dict`, or give the module its weights with `net.load(params, state)` first."
+                    f"`{key}` is not in the `state_dict`, and `{type(module).__name__}` has released its own. Add it "
+                    "to the `state_dict`, or give the module its weights with `net.load(params, state)` first."
                 )
         (params if entry.kind == "parameter" else state)[key] = convert(key, tensor)
     return params, state
+
+
+def _loaded(
+    module: torch.nn.Module,
+    found: Mapping[str, TensorEntry],
+    state_dict: Mapping[str, Any],
+    strict: bool,
+    other_names: Mapping[str, str],
+) -> Any:
+    """Return a copy of a module with the tensors of a ``state_dict``, and tensors without memory where it has none."""
+    name = type(module).__name__
+    copy = bound(module, found, {key: _placeholder(entry) for key, entry in found.items()})
+    ties = _ties(copy)
+    expected = copy.state_dict()
+    given = {key: _as_tensor(value) for key, value in state_dict.items()}
+    given |= {other: given[first] for other, first in other_names.items() if other in expected.keys() - given}
+    _complete(given, expected, ties)
+    _check_entries(name, given, expected)
+    versions = getattr(state_dict, "_metadata", None)
+    if versions is not None:
+        given = _WithMetadata(given)
+        given._metadata = versions
+    try:
+        copy.load_state_dict(given, strict=strict, assign=True)
+    except RuntimeError as error:
+        advice = " With `strict=False`, entries may be missing or unknown." if strict else ""
+        raise ModelError(f"The `state_dict` does not fit `{name}`. {error}{advice}") from None
+    _check_ties(name, copy, ties)
+    return copy
 
 
 class _WithMetadata(dict):
@@ -175,11 +186,6 @@ def _check_ties(module: str, copy: torch.nn.Module, ties: list[list[str]]) -> No
                     f"`{first}` and `{other}` are one tensor in `{module}`, and the `state_dict` has two different "
                     "ones. Untie them in the torch module, or drop one of the entries."
                 )
-
-
-def _explained(module: str, message: str, strict: bool) -> str:
-    advice = " With `strict=False`, entries may be missing or unknown." if strict else ""
-    return f"The `state_dict` does not fit `{module}`. {message}{advice}"
 
 
 def _at(copy: torch.nn.Module, name: str) -> torch.Tensor:

@@ -20,7 +20,9 @@ from jtbridge.core.convert import to_torch
 from jtbridge.core.fork import check_not_forked
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.host_memory import to_numpy
+from jtbridge.core.messages import summary_of
 from jtbridge.core.positions import of_differentiated
+from jtbridge.core.primitive_rules import differentiable
 from jtbridge.core.runner import describe_arguments
 from jtbridge.errors import CalledWarning, SequentialVmapWarning, TranslationError
 from jtbridge.primitives import torch_call
@@ -122,8 +124,7 @@ def _compared(backend: str, wrapped: Wrapped, args: tuple, kwargs: dict[str, Any
         except TranslationError as error:
             found.append(Comparison(backend, mode, None, True, f"not run: {error}"))
         except Exception as error:  # noqa: BLE001  (whatever a backend raises is what the report is about)
-            lines = str(error).strip().splitlines()
-            found.append(Comparison(backend, mode, None, False, f"{type(error).__name__}: {lines[0] if lines else ''}"))
+            found.append(Comparison(backend, mode, None, False, summary_of(error)))
     return found
 
 
@@ -211,8 +212,7 @@ def _comparison(backend: str, mode: str, traced: TracedFunction, case: _Case) ->
 
 
 def _differentiated(traced: TracedFunction) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    wrt = tuple(i for i, type_ in enumerate(traced.in_types[: traced.first_constant]) if type_.differentiable)
-    return wrt, tuple(o for o, type_ in enumerate(traced.out_types) if type_.differentiable)
+    return differentiable(traced.in_types[: traced.first_constant]), differentiable(traced.out_types)
 
 
 def _random(types: Sequence[ArrayType]) -> list[np.ndarray]:

@@ -23,6 +23,7 @@ from jtbridge.capture import Split, Trial, aten_graph, draws, split
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
+from jtbridge.core.primitive_rules import differentiable
 from jtbridge.core.runner import describe_arguments
 from jtbridge.errors import TranslationError
 from jtbridge.kernels import _chip
@@ -32,6 +33,8 @@ from jtbridge.transforms import Vjp
 from jtbridge.translate import OperatorCounts, choose_runner, island_of, islands_in, translate, untranslatable_reason
 from jtbridge.triton import unsupported_reason as triton_unsupported_reason
 from jtbridge.triton.launches import Launch
+
+from ._table import as_table
 
 _DTYPE_CHANGES = frozenset({torch.ops.aten._to_copy.default})
 
@@ -147,9 +150,7 @@ class Explanation:
         ]
 
     def __str__(self) -> str:
-        rows = self.rows()
-        width = max(len(heading) for heading, _ in rows)
-        return "\n".join(f"{heading:<{width}}  {text}" for heading, text in rows)
+        return as_table(self.rows())
 
     __repr__ = __str__
 
@@ -260,8 +261,7 @@ def _gradient(traced: TracedFunction) -> TorchFunction | None:
     Of a function with regions whose sizes depend on data, the backward alone is returned, if it can be split off: the
     regions of the whole product are others.
     """
-    wrt = tuple(i for i, type_ in enumerate(traced.in_types[: traced.first_constant]) if type_.differentiable)
-    outs = tuple(o for o, type_ in enumerate(traced.out_types) if type_.differentiable)
+    wrt, outs = differentiable(traced.in_types[: traced.first_constant]), differentiable(traced.out_types)
     if not wrt or not outs:
         return None
     if traced.traits.by_data and untranslatable_reason(traced) is None:

@@ -8,6 +8,7 @@ from typing import Any
 from jtbridge._wrap import as_wrapped
 
 from ._examination import Examination
+from ._table import as_table
 
 _REMEDIES = {
     "argument mutated": "Return the new value; for a tensor `wrap(..., return_mutated=True)` does.",
@@ -75,9 +76,7 @@ class PurityReport:
         ]
 
     def __str__(self) -> str:
-        rows = self.rows()
-        width = max(len(heading) for heading, _ in rows)
-        return "\n".join(f"{heading:<{width}}  {text}" for heading, text in rows)
+        return as_table(self.rows())
 
     __repr__ = __str__
 

@@ -39,7 +39,7 @@ class Arguments:
     tree: Any
     keys: tuple[Hashable, ...]  # `TENSOR`, `WEAK`, a `Key`, or a key of the static leaf's value
     statics: tuple[Any, ...] = dataclasses.field(compare=False)
-    tree_key: Any  # tells trees apart whose static parts are equal, as 1 and True are
+    tree_key: Any  # differs for trees whose static parts are equal but not the same, such as 1 and True
 
     def rebuild(self, arrays: tuple[Any, ...]) -> tuple[tuple, dict[str, Any]]:
         """Return the arguments with arrays in the places of tensors."""

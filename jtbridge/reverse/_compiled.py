@@ -1,8 +1,9 @@
 """Calls of JAX functions inside functions that torch.compile traces.
 
-TorchDynamo traces Python code, and cannot trace that of JAX. While it traces, a call goes to a function that it puts
-into its graph as one node, because `torch.compiler.allow_in_graph` names the function. That import takes a second, so
-it happens in the first call that TorchDynamo traces. Torch's later passes run the function and see its operators.
+TorchDynamo traces Python code, and cannot trace JAX's. While it traces, a call goes to a function that becomes one node
+of its graph, because `torch.compiler.allow_in_graph` was called with it. `allow_in_graph` imports TorchDynamo, which
+takes a second, so this happens in the first call that TorchDynamo traces. Torch's later passes run the function and see
+its operators.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class JaxFunction:
 
     def result_types(self, types: Types) -> Types:
         """Return the shapes and dtypes of the results for arguments of some types."""
-        return _cached(self._types, types, lambda: self._inferred(types))
+        return _cached(self._types, types, lambda: types_of(self.shapes(types)))
 
     def vjp(self, wrt: tuple[int, ...], outs: tuple[int, ...]) -> JaxFunction:
         """Return the function ``(*arguments, *cotangents of outs) -> gradients of wrt``, in torch's convention."""
@@ -138,9 +138,6 @@ class JaxFunction:
         structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
         with outside_functorch(), self._with_x64():  # the function may call torch, by `jtbridge.wrap`
             return self._jitted.eval_shape(*structs)
-
-    def _inferred(self, types: Types) -> Types:
-        return tuple((tuple(x.shape), np.dtype(x.dtype)) for x in self.shapes(types))
 
     def _settings(self, device: contextlib.AbstractContextManager | None) -> contextlib.AbstractContextManager:
         """Return the context of a run on concrete arrays."""

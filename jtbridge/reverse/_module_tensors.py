@@ -83,7 +83,7 @@ class TensorTree:
         return self.structure.unflatten(leaves)
 
     def changed(self, tree: Any, before: Sequence[Any], given: Any, name: str) -> dict[int, Any]:
-        """Return the arrays of a tree that are others than those given to a call, by their positions among the entries.
+        """Return the arrays of a tree that a call replaced by others, by their positions among the entries.
 
         Random keys are returned as their bits.
 

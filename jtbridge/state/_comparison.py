@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from jtbridge._compat import FakeTensor
+from jtbridge.core.array_types import SYMBOLIC_NUMBERS
 from jtbridge.core.containers import CONTAINERS, entries_of, items_of
 
 from ._escaped import PoisonTensor
@@ -70,7 +71,7 @@ def _closed_over(fn: types.FunctionType) -> list[Any]:
 
 def holds_traced(value: Any, depth: int) -> bool:
     """Return whether a value is, or holds, a tensor or a symbolic number of a trace, down to a depth."""
-    if isinstance(value, FakeTensor | PoisonTensor | torch.SymInt | torch.SymFloat | torch.SymBool):
+    if isinstance(value, (FakeTensor, PoisonTensor, *SYMBOLIC_NUMBERS)):
         return True
     if depth == 0 or isinstance(value, (torch.Tensor, type, types.ModuleType, *VALUES)):
         return isinstance(value, torch.Tensor) and value.is_leaf and isinstance(value.grad, FakeTensor | PoisonTensor)

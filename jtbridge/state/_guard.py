@@ -72,12 +72,12 @@ class StateGuard:
         known = self._remembered
         return contextlib.nullcontext() if known is None or not known.differences() else known.restored()
 
-    def run(self, look: Callable[[], Result], *, again: Callable[[], Result] | None = None) -> Result:
-        """Run `look`, which runs the function; return its result and restore the state that the function writes.
+    def run(self, trial: Callable[[], Result], *, again: Callable[[], Result] | None = None) -> Result:
+        """Return the result of `trial`, which runs the function; restore the state that the function writes.
 
         Args:
-            look: runs the function in some way that has no use for its side effects.
-            again: runs the function once more, on other values if `look` computes with values. By default `look` does.
+            trial: runs the function without need for its side effects, for example to trace it.
+            again: runs the function once more, on other values if `trial` computes with values; `trial` by default.
 
         Raises:
             MutationError: the function writes to state that it reaches. The state is restored.
@@ -91,12 +91,12 @@ class StateGuard:
         try:
             with _starting_from(before):
                 if not before.may_draw:
-                    result = look()
+                    result = trial()
                 elif self._drew_nothing:
-                    result = draws.watched_if_needed(look, before.restore)
+                    result = draws.watched_if_needed(trial, before.restore)
                 else:
                     with draws.watched():
-                        result = look()
+                        result = trial()
                     self._drew_nothing = not draws.lines
         except BaseException as error:
             changes = before.differences()
@@ -110,21 +110,21 @@ class StateGuard:
                 self._report(MutationError, self._message(changes), error)
             raise
         try:
-            return self._checked(result, before, draws.message, again or look)
+            return self._checked(result, before, draws.message, again or trial)
         except JtbridgeError:
             raise
         except Exception:
             before.restore()
             raise
 
-    def _checked(self, result: Any, before: ReachableState, drew: str, look: Callable[[], Any]) -> Any:
+    def _checked(self, result: Any, before: ReachableState, drew: str, again: Callable[[], Any]) -> Any:
         """Return the result of a run, and restore or refuse the state that it changed.
 
         Args:
-            result: of the run.
-            before: the state that it started from.
+            result: the result of the run.
+            before: the state from which the run started.
             drew: a message about its draws from global generators; empty if it drew nothing.
-            look: runs it again.
+            again: runs the function once more.
         """
         before.restore_derived()
         if drew and not self.ordered:
@@ -139,18 +139,18 @@ class StateGuard:
         if self.ordered:
             before.restore()
             return result
-        if any(change.depends_on_arguments for change in changes) or not self._changes_nothing_again(look):
+        if any(change.depends_on_arguments for change in changes) or not self._changes_nothing(again):
             before.restore()
             self._report(MutationError, self._message(changes))
         return result
 
-    def _changes_nothing_again(self, look: Callable[[], Any]) -> bool:
-        """Return whether one more run changes nothing."""
+    def _changes_nothing(self, again: Callable[[], Any]) -> bool:
+        """Return whether one more run of the function changes no state."""
         after = ReachableState(self.roots)
         try:
             with _starting_from(after):
-                look()
-        except Exception:  # noqa: BLE001  (it ran before: what it wrote is what makes it fail)
+                again()
+        except Exception:  # noqa: BLE001  (the first run succeeded, so this one fails because of changed state)
             return False
         after.restore_derived()
         return not after.differences()
@@ -232,17 +232,19 @@ class GlobalDraws:
         self._python: Any = None  # the states before the first draws
         self._numpy: Any = None
         self._stretch: tuple[Any, dict[str, Any]] | None = None  # a frame that may draw, and NumPy's state before it
-        # By the id of a code object, with the object, which keeps the id in use: its hash takes long.
+        # Whether a code object names `random`, by its id, because its hash is slow. The object keeps the id in use.
         self._names_random: dict[int, tuple[CodeType, bool]] = {}
 
     @property
     def message(self) -> str:
         """Return the error message about the first draw; empty if nothing was drawn."""
-        return "".join(
+        if not self.lines:
+            return ""
+        source, line = next(iter(self.lines.items()))
+        return (
             f"`{self._name}` draws random numbers from {source}'s global generator ({line}), which a JAX program would "
             "do once, when it is traced. Draw with torch and pass a JAX key as `rng=`, pass the numbers as an "
             'argument, or wrap with `effects="ordered"`.'
-            for source, line in [*self.lines.items()][:1]
         )
 
     @contextlib.contextmanager
@@ -265,20 +267,21 @@ class GlobalDraws:
             if self._numpy is not None:
                 GLOBAL_NUMPY_RANDOM.set_state(self._numpy)
 
-    def watched_if_needed(self, look: Callable[[], Result], start_over: Callable[[], None]) -> Result:
-        """Return the result of `look`, which runs again, watched, if a generator has changed meanwhile.
+    def watched_if_needed(self, trial: Callable[[], Result], start_over: Callable[[], None]) -> Result:
+        """Return the result of `trial`; if a generator has changed, run it again and record the draws.
 
-        The profiler makes a run several times slower. This serves further runs of a function that drew nothing.
+        It is for a function that drew nothing in an earlier run: the profiler, which records draws, makes a run several
+        times slower.
 
         Args:
-            look: runs the function.
+            trial: runs the function.
             start_over: restores the state from which the function runs.
         """
         python, numpy = random.getstate(), _numpy_state()
         failure: Exception | None = None
         result: Any = None
         try:
-            result = look()
+            result = trial()
         except Exception as error:  # noqa: BLE001  (raised below, or again by the next run)
             failure = error
         if random.getstate() == python and same(numpy, _numpy_state()):
@@ -288,7 +291,7 @@ class GlobalDraws:
         start_over()
         try:
             with self.watched():
-                return look()
+                return trial()
         finally:
             if "Python" in self.lines:
                 random.setstate(python)

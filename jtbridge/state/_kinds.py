@@ -19,7 +19,8 @@ import torch
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from jtbridge.core.definitions import module_of
+from jtbridge._compat import RNN_WEIGHTS, forward_pre_hooks
+from jtbridge.core.definitions import module_of, slot_names
 
 from ._comparison import MISSING, read_cell, same, same_tensors
 
@@ -28,10 +29,8 @@ _LIBRARIES = sys.stdlib_module_names | {
     *("typing_extensions", "ml_dtypes", "pytest", "_pytest", "pluggy", "hypothesis"),
     "tqdm",  # its monitor, a thread, writes the time to itself
 }
-
-
 METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
-MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+
 # Torch's old hooks that compute a weight from others before each call, and assign it to the module.
 _DERIVING_HOOKS = (WeightNorm, SpectralNorm)
 GLOBAL_RANDOM = random.random.__self__  # type: ignore[attr-defined]
@@ -50,15 +49,13 @@ class Kind(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def of_library(module: str) -> bool:
-    """Return whether a module is of the standard library or of a library that users' state is not looked for in."""
+    """Return whether a module belongs to the standard library, or to a library that holds no state of users."""
     return module.partition(".")[0] in _LIBRARIES or module == "builtins"
 
 
 def slots(cls: type) -> list[str]:
-    """Return the names of the `__slots__` of a class and its bases."""
-    names = [vars(base).get("__slots__", ()) for base in cls.__mro__ if not of_library(module_of(base))]
-    flat = [name for found in names for name in ([found] if isinstance(found, str) else found)]
-    return [name for name in flat if not name.startswith("__")]
+    """Return the names in the `__slots__` of a class and of its bases that no library defines."""
+    return slot_names(base for base in cls.__mro__ if not of_library(module_of(base)))
 
 
 def _compare_items(step: str) -> Callable[[dict, dict], Iterator[tuple[str, Any, Any, Any]]]:
@@ -247,16 +244,11 @@ def _end_of(tensor: torch.Tensor) -> int:
 
 
 def _has_bytes(tensor: torch.Tensor, contents: tuple) -> bool:
-    grad, requires_grad, memory, values = contents
-    return (
-        tensor.requires_grad is requires_grad
-        and (not tensor.is_leaf or tensor.grad is grad)
-        and _memory(tensor) == _memory(memory)
-        and _bytes_of(tensor) == values
-    )
+    *others, values = contents
+    return _has_memory(tensor, others) and _bytes_of(tensor) == values
 
 
-def _has_memory(tensor: torch.Tensor, contents: tuple) -> bool:
+def _has_memory(tensor: torch.Tensor, contents: Sequence[Any]) -> bool:
     grad, requires_grad, memory = contents
     return (
         tensor.requires_grad is requires_grad
@@ -292,21 +284,16 @@ def _write_tensor(tensor: torch.Tensor, contents: tuple) -> None:
 def _module_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     """Return the attributes of a module, except the attributes that torch computes in each call.
 
-    Torch's old weight_norm and spectral_norm compute weights in each call. A recurrent module renews the lists of its
-    weights whenever one of the weights is assigned, as `torch.func.functional_call` does.
+    Torch's old weight_norm and spectral_norm compute weights in each call, and a recurrent module lists of its weights.
     """
     derived = derived_names(attributes)
     return {name: value for name, value in attributes.items() if name not in derived} if derived else dict(attributes)
 
 
 def derived_names(attributes: dict[str, Any]) -> set[str]:
-    hooks = attributes.get("_forward_pre_hooks") or {}
-    return {hook.name for hook in hooks.values() if isinstance(hook, _DERIVING_HOOKS)} | (
-        RNN_WEIGHTS & attributes.keys()
-    )
-
-
-RNN_WEIGHTS = frozenset({"_flat_weights", "_flat_weight_refs"})
+    """Return the names of the attributes of a module that torch computes in each call."""
+    hooks = forward_pre_hooks(attributes)
+    return {hook.name for hook in hooks if isinstance(hook, _DERIVING_HOOKS)} | (RNN_WEIGHTS & attributes.keys())
 
 
 def _write_module(attributes: dict[str, Any], contents: dict[str, Any]) -> None:
@@ -324,7 +311,7 @@ def _write_context_variable(variable: contextvars.ContextVar, value: Any) -> Non
 
 
 def _write_variables(variables: MutableMapping[str, Any], contents: dict[str, Any]) -> None:
-    """Write the variables that differ alone, for other threads read the same ones."""
+    """Write only the variables that differ, because other threads read the same ones."""
     for name in variables.keys() - contents.keys():
         del variables[name]
     variables.update({name: value for name, value in contents.items() if variables.get(name, MISSING) is not value})
@@ -362,9 +349,8 @@ DENSE_TENSOR = Kind(lambda t: (*_read_tensor(t), _bytes_of(t)), _write_tensor, _
 CONTEXT_VARIABLE = Kind(lambda thing: thing.get(MISSING), _write_context_variable, _compare_value)
 FUNCTION = Kind(_read_function, _write_function, _compare_items("attribute"), _has_code)
 PARTIAL = Kind(_read_partial, _write_partial, _compare_items("attribute"))
-VIEW_OF_DICT = Kind(
-    dict, lambda thing, contents: None, _compare_items("item")
-)  # the dict is written where it is reached
+# The dict behind a view is written where it is reached itself.
+VIEW_OF_DICT = Kind(dict, lambda thing, contents: None, _compare_items("item"))
 ENVIRONMENT = Kind(dict, _write_variables, _compare_items("item"))
 _PYTHON_GENERATOR = Kind(lambda thing: thing.getstate(), lambda thing, state: thing.setstate(state), _compare_value)
 _NUMPY_STATE = Kind(

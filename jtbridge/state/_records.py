@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ._kinds import MODULE_TABLES, SET, Kind, kind_of_dict
+from jtbridge._compat import MODULE_TABLES
+
+from ._kinds import SET, Kind, kind_of_dict
 
 
 class Path(NamedTuple):

@@ -28,7 +28,7 @@ from typing import Any, Generic, Protocol
 import numpy as np
 import torch
 
-from jtbridge._compat import FakeTensor, ReleasedTensor, outside_modes, writes
+from jtbridge._compat import RNN_WEIGHTS, FakeTensor, ReleasedTensor, outside_modes, writes
 from jtbridge.core.definitions import module_of
 
 from ._comparison import PLAIN, VALUES, read_cell
@@ -55,7 +55,6 @@ from ._kinds import (
     MODULE,
     NO_DISPATCH,
     PARTIAL,
-    RNN_WEIGHTS,
     SET,
     SLOTS,
     SMALL_TENSOR,
@@ -81,7 +80,7 @@ _FOLLOWED = (
     *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, queue.Queue),
     threading.local,  # its attributes on this thread
 )
-# Classes of libraries that call no method of a subclass, other than `forward` and those with two underscores.
+# Library classes that call no method of a subclass, except `forward` and special methods such as `__len__`.
 _CALLING_FORWARD_ALONE = (object, torch.nn.Module, abc.ABC, Generic, Protocol)
 
 

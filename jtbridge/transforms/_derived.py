@@ -51,7 +51,7 @@ def refuse_once_differentiable(traced: TracedFunction, order: int) -> None:
 
 
 class DetachedBackwardError(DifferentiationError):
-    """A backward computes outside autograd, and its gradient is to be differentiated."""
+    """A gradient cannot be differentiated, because a backward computes it outside autograd."""
 
 
 class UntraceableBackwardError(RuntimeError):

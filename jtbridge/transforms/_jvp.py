@@ -13,6 +13,7 @@ from jtbridge._compat import FakeTensor, differentiating, innermost, outside_mod
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.forward_mode import FORWARD_MODE
+from jtbridge.core.messages import first_line
 from jtbridge.core.nested_calls import marked
 from jtbridge.core.positions import of_differentiated
 from jtbridge.errors import DifferentiationError
@@ -60,7 +61,7 @@ class Jvp(Derived):
                 return self.by_reverse_mode(tensors)
         try:
             return self._by_forward_mode(tensors)
-        except Exception as error:  # noqa: BLE001  (if the function is at fault the other way raises it too)
+        except Exception as error:  # noqa: BLE001  (if the function itself is at fault, reverse mode raises too)
             try:
                 result = self.by_reverse_mode(tensors)
             except Exception as other:
@@ -128,10 +129,10 @@ class Jvp(Derived):
             if not self._has_small_jacobian():
                 if "is not implemented" not in str(error):
                     raise
-                lines = str(error).strip().splitlines()
                 raise DifferentiationError(
                     f"`{self.base.name}` has no forward mode: torch cannot differentiate a gradient in it "
-                    f"({lines[0]}), and its Jacobian is too large to compute. Use reverse mode, or other operators."
+                    f"({first_line(error)}), and its Jacobian is too large to compute. Use reverse mode, or other "
+                    "operators."
                 ) from error
             return self._by_rows(tensors)
         if have_nan(products) and not have_nan(tensors) and self._has_small_jacobian():
@@ -203,7 +204,7 @@ class Jvp(Derived):
 
 
 def without_nan(products: Tensors, rows: Tensors) -> Tensors:
-    """Return products, with the elements of other ones in the place of NaN: a NaN of a row makes its whole sum NaN."""
+    """Return `products` with the elements of `rows` in place of NaNs; others stay, as a NaN in a row spoils its sum."""
     return tuple(
         torch.where(product.isnan(), row.reshape(product.shape).to(product.dtype), product)
         for product, row in zip(products, rows, strict=True)

@@ -19,6 +19,7 @@ from jtbridge._compat import (
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.nested_calls import marked
 from jtbridge.core.positions import of_differentiated
+from jtbridge.core.second_gradients import as_variable
 from jtbridge.triton import intercepted_launches
 
 from ._batch_statistics import DifferentiableStatistics, is_refusal
@@ -79,9 +80,7 @@ class Vjp(Derived):
         with torch.enable_grad():
             inputs = list(primals)
             for i in self.wrt:
-                x = primals[i]
-                # A new tensor, even if the same array was passed twice; part of the outer graph, if there is one.
-                inputs[i] = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+                inputs[i] = as_variable(primals[i])  # a new tensor, even if the same array was passed twice
             with around or contextlib.nullcontext():
                 results = self._results(inputs)
             pairs = [(results[o], ct) for o, ct in zip(self.outs, cotangents, strict=True) if results[o].requires_grad]
@@ -90,28 +89,31 @@ class Vjp(Derived):
                 refuse_once_differentiable(self.base, 2)
             if not pairs:
                 return results, tuple(torch.zeros_like(primals[i]) for i in self.wrt)
-            differentiated = [inputs[i] for i in self.wrt]
             outputs, cts = [y for y, _ in pairs], [ct for _, ct in pairs]
-            refuse_lost_gradients(self.base.name, outputs)
-            extra = reentrant_checkpoints(outputs, differentiated)
-            watched = contextlib.nullcontext()
-            if again and backwards_that_may_detach(outputs):
-                watched = refused_detached_backwards(self.base.name, outputs)
-                cts = [ct if ct.requires_grad else ct.detach().requires_grad_() for ct in cts]
-            with watched:
-                grads = torch.autograd.grad(outputs, differentiated, cts, create_graph=again, allow_unused=True)
-            if again:
-                refuse_lost_gradients(self.base.name, [grad for grad in grads if grad is not None])
-            # A lazy zero needs no place in a sum, and is on no device that a trace could know.
-            found = [
-                [_dense(part) for part in parts if part is not None and not is_zero(part)]
-                for parts in zip(grads, extra, strict=True)
-            ]
-            grads = tuple(
-                sum(parts[1:], parts[0]) if parts else torch.zeros_like(primals[i])
-                for i, parts in zip(self.wrt, found, strict=True)
-            )
-        return results, grads
+            return results, self._gradients(outputs, [inputs[i] for i in self.wrt], cts, again)
+
+    def _gradients(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], cts: list[torch.Tensor], again: bool
+    ) -> Tensors:
+        """Return the gradients of `outputs` by `inputs`, recorded by autograd if they are differentiated `again`."""
+        refuse_lost_gradients(self.base.name, outputs)
+        extra = reentrant_checkpoints(outputs, inputs)
+        watched = contextlib.nullcontext()
+        if again and backwards_that_may_detach(outputs):
+            watched = refused_detached_backwards(self.base.name, outputs)
+            cts = [ct if ct.requires_grad else ct.detach().requires_grad_() for ct in cts]
+        with watched:
+            grads = torch.autograd.grad(outputs, inputs, cts, create_graph=again, allow_unused=True)
+        if again:
+            refuse_lost_gradients(self.base.name, [grad for grad in grads if grad is not None])
+        # A lazy zero needs no place in a sum, and is on no device that a trace could know.
+        found = [
+            [_dense(part) for part in parts if part is not None and not is_zero(part)]
+            for parts in zip(grads, extra, strict=True)
+        ]
+        return tuple(
+            sum(parts[1:], parts[0]) if parts else torch.zeros_like(x) for x, parts in zip(inputs, found, strict=True)
+        )
 
     def _results(self, inputs: Sequence[torch.Tensor]) -> Tensors:
         traced = self.base

@@ -43,9 +43,9 @@ _KINDS = {
     **dict.fromkeys(("batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm"), "statistics"),
     **dict.fromkeys(("_native_batch_norm_legit", "_batch_norm_with_update", "batch_norm_update_stats"), "statistics"),
 }
-# Functions and in-place functions.
+# For a tensor without dimensions, torch.vmap is wrong for these functions and their in-place forms.
 _WRONG_FOR_SCALARS = frozenset({"roll", "index_select", "index_fill"})
-# They take tensors that belong to a graph, and no copies of them.
+# These functions take tensors that belong to a graph, so they cannot be called on other tensors as a test.
 _OF_GRAPH = frozenset({"grad", "backward"})
 
 
@@ -107,7 +107,7 @@ class VmapGuard(TorchFunctionMode):
 
     @functools.cached_property
     def _same_strides(self) -> dict[int, StorageWeakRef]:
-        """Return the storages of tensors with the strides of a row, by `storage_id`.
+        """The storages of the arguments in which torch.vmap shows the strides of a row alone, by `storage_id`.
 
         A reference to each storage keeps its id from being used again.
         """

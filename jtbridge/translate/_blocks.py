@@ -138,7 +138,12 @@ def _scanned(blocks: _Blocks, block: _Block) -> list[list[Any]]:
 
 
 def _keys_of_block(keys: Keys, numbers: Mapping[Draw, Any]) -> Keys:
-    """Return the keys of a block's draws, from the numbers of the first block's draws and of this block's."""
+    """Return `keys` for the graph of a block, whose draws have the numbers of the first block's.
+
+    Args:
+        keys: returns the key of a draw from its number.
+        numbers: the numbers of this block's draws, by those of the first block's.
+    """
 
     def of_draw(draw: Sequence[int]) -> Callable[[], jax.Array]:
         for count in range(len(draw), 0, -1):

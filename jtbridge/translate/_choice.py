@@ -30,14 +30,14 @@ from ._islands import island_of
 from ._measure import Times
 from ._program import precision
 
-# From the digest of a key to the times that were read or measured; None: no usable file. There are no more entries than
-# there are operators in the programs of the process.
+# The times that were read or measured, by the digest of their key; None if there is no usable file. There are at most
+# as many entries as operators in the programs of the process.
 _FOUND: dict[str, Times | None] = {}
 
 
 @dataclasses.dataclass(frozen=True)
 class RunnerChoice:
-    """Who runs an operator.
+    """The choice whether torch or XLA runs an operator.
 
     Attributes:
         in_torch: whether torch does, as an island.
@@ -53,7 +53,7 @@ class RunnerChoice:
 def choose_runner(
     fn: TorchFunction, lowered: ClosedJaxpr | None, platform: str, *, measures: bool = False, one_device: bool = True
 ) -> RunnerChoice:
-    """Return who runs an island on a platform.
+    """Return whether torch or XLA runs an island on a platform.
 
     Args:
         fn: the island, or a batch of it.
@@ -151,7 +151,7 @@ def _processor() -> str:
 
 @functools.cache
 def _threads_of_xla() -> list[str]:
-    """Return what XLA makes the number of its threads from: the cores of this process, `NPROC`, and flags."""
+    """Return the settings that decide the number of XLA's threads: the cores of this process, `NPROC`, and flags."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = os.cpu_count() if affinity is None else len(affinity(0))
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag.startswith("--xla_cpu")]

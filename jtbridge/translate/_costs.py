@@ -45,7 +45,7 @@ _DIM_IS_THIRD = ("aten.sort.stable", "aten.topk.default", "aten.kthvalue.default
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What the time of an operator depends on.
+    """The facts about a call of an operator on which its time depends.
 
     Attributes:
         operator: the name of the operator.
@@ -66,7 +66,7 @@ class Workload:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The operator, kind and dtype, by which there are measurements."""
+        """The key of a measurement."""
         return self.operator, self.kind, self.dtype
 
     def of_rows(self, rows: int) -> Workload:

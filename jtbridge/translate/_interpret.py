@@ -27,7 +27,7 @@ from jtbridge.lowerings import find, find_kernel
 from ._blocks import Keys, graph_of_block, run_blocks
 from ._decompose import batched_decomposition, decomposition, tensor_inputs
 from ._fold import folded, needed
-from ._islands import bind_choice, bind_island, ineligible_reason, is_forced, may_be_faster_in_torch
+from ._islands import bind_choice, bind_island, ineligible_reason, is_forced, workload_for_torch
 from ._operators import describe, is_known, obstacle, without_lowering
 from ._regions import bind_region, regions_of
 from ._repetition import Repetition, with_repetitions
@@ -154,7 +154,7 @@ class Interpretation:
             kwargs = map_arg(node.kwargs, values.__getitem__)
             return _IN_JAX.get(node.target, node.target)(*args, **kwargs)  # type: ignore[operator]
         reason = self._island_reason(node)
-        workload = may_be_faster_in_torch(node) if self._choices_of is not None and reason is None else None
+        workload = workload_for_torch(node) if self._choices_of is not None and reason is None else None
         with jax.named_scope(_scope(node)):
             if reason is not None:
                 return self._island(node, values, reason)

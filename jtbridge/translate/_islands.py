@@ -40,6 +40,7 @@ from jtbridge.core.array_types import Tensors, array_type
 from jtbridge.core.context_variables import assigned
 from jtbridge.core.dtypes import numpy_dtype, torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
+from jtbridge.core.overlap import may_overlap
 from jtbridge.core.positions import replaced
 from jtbridge.core.primitive_rules import batch_first, batch_size
 from jtbridge.core.torch_state import TorchState
@@ -190,12 +191,13 @@ def ineligible_reason(node: fx.Node) -> str | None:
     results = _results(node)
     if not results or not all(map(is_array, [*inputs, *results])):
         return "an argument or a result is no array of fixed shape"
-    if not is_torchs and not all(can_be_laid_out(x) for x in inputs):  # type: ignore[arg-type]
+    # `_laid_out` gives a custom operator the strides of its arguments.
+    if not is_torchs and any(may_overlap(x, ignoring_expanded=True) for x in inputs):
         return "an argument overlaps itself in memory"
     return None
 
 
-def may_be_faster_in_torch(node: fx.Node) -> Workload | None:
+def workload_for_torch(node: fx.Node) -> Workload | None:
     """Return the work of a node that torch may run faster than XLA, and can run; else None.
 
     An argument that repeats elements, as an expanded weight does, would be written out for the call. The measurements
@@ -338,17 +340,6 @@ def _laid_out(x: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...])
         once = [1 if i in repeated else size for i, size in enumerate(shape)]
         return _laid_out(x, tuple(once), strides).expand(shape)
     return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device).copy_(x)
-
-
-def can_be_laid_out(x: torch.Tensor) -> bool:
-    """Return whether elements of a tensor share memory only along expanded dimensions, whose stride is 0."""
-    reach = 0
-    for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True)):
-        if size > 1 and stride > 0:
-            if stride <= reach:
-                return False
-            reach += stride * (size - 1)
-    return True
 
 
 def tensor_of(node: fx.Node) -> Any:

@@ -1,4 +1,4 @@
-"""The times that XLA and torch take for an operator, on made-up operands."""
+"""The times that XLA and torch take for an operator, on random operands."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch import fx
 from jtbridge._compat import OpOverload
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.functions import TorchFunction
+from jtbridge.core.messages import summary_of
 
 from ._islands import island_of, tensor_of, torch_island_p
 from ._program import jax_semantics, precision
@@ -57,8 +58,7 @@ def measure(fn: TorchFunction, lowered: ClosedJaxpr) -> Times | str:
         try:
             return pool.submit(_measure, fn, lowered).result()
         except Exception as error:  # noqa: BLE001  (whatever torch or XLA raises, the program can do without)
-            lines = str(error).strip().splitlines()
-            return f"{type(error).__name__}: {lines[0] if lines else ''}"
+            return summary_of(error)
 
 
 def _measure(fn: TorchFunction, lowered: ClosedJaxpr) -> Times:

@@ -37,13 +37,13 @@ def obstacle(module: fx.GraphModule, *, islands: bool = False) -> str | None:
         found = [node for node in found if ineligible_reason(node) is not None]
     if not found:
         return None
-    run = set(_run(module))  # torch computes values of constants alone, so these need no lowering
+    run = set(_nodes_to_run(module))  # torch computes values of constants alone, so these need no lowering
     return next((without_lowering(node) for node in found if node in run), None)
 
 
 def share_without_lowering(module: fx.GraphModule) -> float:
     """Return the share of a graph's operators that have no lowering, or none in their decomposition."""
-    nodes = list(filter(_is_operator, _run(module)))
+    nodes = list(filter(_is_operator, _nodes_to_run(module)))
     return sum(not has_lowering(node) and _lacks_lowering(node) for node in nodes) / max(len(nodes), 1)
 
 
@@ -66,7 +66,7 @@ class OperatorCounts:
     """
 
     def __init__(self, module: fx.GraphModule):
-        nodes = list(filter(_is_operator, _run(module)))
+        nodes = list(filter(_is_operator, _nodes_to_run(module)))
         inside = [node for region in regions_of(module) for node in region_of(region).graph.nodes if _is_operator(node)]
         self.all = dict(collections.Counter(_name(node) for node in (*nodes, *inside)).most_common())
         self.decomposed = tuple(sorted({_name(n) for n in nodes if not has_lowering(n) and decomposable(n)}))
@@ -85,15 +85,15 @@ def describe(node: fx.Node) -> str:
     return f"operator `{_name(node)}`" + (f" ({', '.join(places)})" if places else "")
 
 
-def _run(module: fx.GraphModule) -> list[fx.Node]:
-    """Return the nodes that are run, in order: the nodes that the results depend on, without folded constants."""
+def _nodes_to_run(module: fx.GraphModule) -> list[fx.Node]:
+    """Return the nodes that the results depend on, without folded constants, in order."""
     nodes = list(module.graph.nodes)
     known = folded(nodes)
     return [node for node in needed(nodes, known) if node not in known]
 
 
 def _missing(module: fx.GraphModule) -> Iterator[str]:
-    for node in filter(_is_operator, _run(module)):
+    for node in filter(_is_operator, _nodes_to_run(module)):
         if not is_known(node):
             yield _name(node)
         elif not has_lowering(node):

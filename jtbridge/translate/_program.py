@@ -223,7 +223,7 @@ def _run_of(fn: Batched | TorchFunction, kernels: bool) -> Run:
     return Interpretation(
         graph_of(fn),
         fn.base.name,
-        _seed_position(fn),
+        fn.seed if isinstance(fn, GraphFunction) else fn.base.seed_position,
         kernels=kernels,
         blocks=fn.base.repeated_blocks,
         islands_of=fn.base if fn.base.islands in ("auto", "needed") else None,
@@ -268,9 +268,3 @@ def graph_of(fn: TorchFunction) -> fx.GraphModule:
     if reason is not None:
         raise TranslationError(f"`{fn.base.name}`: {reason}")
     return module
-
-
-def _seed_position(fn: TorchFunction) -> int | None:
-    if isinstance(fn, GraphFunction):
-        return fn.seed
-    return len(fn.base.in_types) - 1 if fn.base.seeded else None

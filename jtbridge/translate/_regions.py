@@ -18,12 +18,13 @@ from torch import fx
 
 from jtbridge._compat import OpOverload
 from jtbridge.capture import draws, from_bytes, is_data_dependent, materialized_tensor, origin, to_bytes
-from jtbridge.core.array_types import array_type
+from jtbridge.core.array_types import SYMBOLIC_NUMBERS, array_type
 from jtbridge.core.functions import TracedFunction
+from jtbridge.core.overlap import may_overlap
 from jtbridge.core.writes import written_arguments
 from jtbridge.errors import TranslationError
 
-from ._islands import Island, bind, can_be_laid_out, graph_inputs, is_array, tensor_of
+from ._islands import Island, bind, graph_inputs, is_array, tensor_of
 
 _BY_STRIDES = ("as_strided", "_reshape_alias", "resize")
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
@@ -105,7 +106,7 @@ def reason_for_region(node: fx.Node) -> str:
 def _reason(first: fx.Node) -> str:
     line = origin(first).get("line")
     place = f"operator `{first.target}`" + (f" ({line})" if line else "")
-    if isinstance(first.meta["val"], torch.SymInt | torch.SymFloat | torch.SymBool):
+    if isinstance(first.meta["val"], SYMBOLIC_NUMBERS):
         return f"{place} reads a number from a tensor, on which the rest of the program may depend"
     return f"the shape of a result of {place} depends on data, and XLA has fixed shapes alone"
 
@@ -160,7 +161,7 @@ def _ineligible_reason(part: Sequence[fx.Node], inputs: Sequence[fx.Node], resul
         if node.op == "output":
             return "a result of the function has such a shape"
         target = node.target
-        if target in _PLAIN or isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
+        if target in _PLAIN or isinstance(node.meta.get("val"), SYMBOLIC_NUMBERS):
             continue
         name = f"operator `{target}`"
         if not isinstance(target, OpOverload) or target.namespace == "jtbridge":
@@ -173,7 +174,7 @@ def _ineligible_reason(part: Sequence[fx.Node], inputs: Sequence[fx.Node], resul
             return f"the results of {name} depend on the memory of its arguments"
     if not all(is_array(tensor_of(x)) for x in (*inputs, *results)):
         return "an argument or a result is no array of fixed shape"
-    if _has_custom_operators(part) and not all(can_be_laid_out(tensor_of(x)) for x in inputs):
+    if _has_custom_operators(part) and any(may_overlap(tensor_of(x), ignoring_expanded=True) for x in inputs):
         return "an argument overlaps itself in memory"
     return None
 

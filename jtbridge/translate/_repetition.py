@@ -211,7 +211,7 @@ def _search(graph: _Graph, start: int, end: int) -> Iterator[fx.Node | Repetitio
 
 
 def _longest(graph: _Graph, start: int, end: int) -> Repetition | None:
-    """Return the repetition between two positions that saves most nodes."""
+    """Return the repetition between two positions that saves the most nodes; None if there is none."""
     ids = graph.ids[start:end]
     candidates: list[tuple[int, int, int, int]] = []  # nodes saved, minus the period, first position, positions equal
     for period in range(1, len(ids) // 2 + 1):

@@ -83,7 +83,7 @@ def symbolic_program(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) ->
     for node in module.graph.nodes:
         if isinstance(node.meta.get("val"), torch.Tensor | list | tuple):
             node.meta["jax_shapes"] = symbolic_shapes(node.meta["val"], symbols)
-    run = Interpretation(module, traced.name, len(traced.in_types) - 1 if traced.seeded else None)
+    run = Interpretation(module, traced.name, traced.seed_position)
     with jax_semantics(precision(traced)):
         program = jax.make_jaxpr(run)(
             *(jax.ShapeDtypeStruct(tuple(s), t.dtype) for s, t in zip(shapes, traced.in_types, strict=True))

@@ -10,6 +10,8 @@ import os
 import re
 from typing import Any
 
+from jtbridge.core.messages import summary_of
+
 
 @functools.cache
 def unsupported_reason(platform: str = "cuda") -> str | None:
@@ -24,8 +26,7 @@ def unsupported_reason(platform: str = "cuda") -> str | None:
     try:
         import_jax_triton()
     except Exception as error:  # noqa: BLE001  (a broken installation must not break the other backends)
-        lines = str(error).strip().splitlines()
-        return f"jax-triton cannot be imported: {type(error).__name__}: {lines[0] if lines else ''}"
+        return f"jax-triton cannot be imported: {summary_of(error)}"
     return _mismatch() or (_mismatch_on_amd() if platform == "rocm" else None)
 
 
@@ -82,5 +83,5 @@ def import_jax_triton() -> Any:
 
 
 def compute_capability() -> int:
-    """Return the compute capability of the first GPU as jax-triton sees it, 90 for 9.0. Tried on jax-triton 0.3.1."""
+    """Return the compute capability of the first GPU from jax-triton (tried: 0.3.1), such as 90 for 9.0."""
     return import_jax_triton().triton_lib.triton_kernel_call_lib.get_compute_capability(0)

@@ -20,7 +20,7 @@ import jtbridge
 from jtbridge._compat import functorch_depth
 from jtbridge.core import forward_mode
 from jtbridge.core.forward_mode import named_forward_mode
-from jtbridge.core.nested_calls import of_xla
+from jtbridge.core.nested_calls import as_xla_callback
 from jtbridge.errors import DifferentiationError
 
 pytestmark = [pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning"), pytest.mark.usefixtures("x64")]
@@ -212,8 +212,8 @@ def test_a_trace_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyP
         except DifferentiationError as error:
             found.append(error)
 
-    first = threading.Thread(target=hold if owner == "a trace" else of_xla(hold))
-    second = threading.Thread(target=of_xla(enter))
+    first = threading.Thread(target=hold if owner == "a trace" else as_xla_callback(hold))
+    second = threading.Thread(target=as_xla_callback(enter))
     first.start()
     assert held.wait(10)
     second.start()

@@ -11,7 +11,7 @@ import torch.utils.dlpack
 
 from jtbridge._compat import array_on_device, is_lazy, is_shared
 from jtbridge.core.dtypes import carrier, numpy_dtype, torch_dtype
-from jtbridge.core.gpu_memory import copied_to_xla, wait_for_torch
+from jtbridge.core.gpu_memory import GPU_PLATFORMS, copied_to_xla, wait_for_torch
 from jtbridge.errors import DeviceError
 
 # Largest size in bytes of an argument that is copied, so that torch code may write to it. For a larger argument torch
@@ -54,13 +54,13 @@ def _platform(array: jax.Array) -> str | None:
 
 
 def unsupported_reason(array: jax.Array) -> str | None:
-    """Return why torch cannot have a tensor over the memory of an array; None if it can."""
+    """Return why torch cannot share the memory of an array; None if it can."""
     if not array.is_fully_addressable or len(array.sharding.device_set) > 1:
         return "an argument lies on several devices"
     platform = array.device.platform  # type: ignore[attr-defined]
     if platform == "cpu":
         return None
-    if platform not in ("gpu", "cuda", "rocm") or not torch.cuda.is_available():
+    if platform not in GPU_PLATFORMS or not torch.cuda.is_available():
         return f'torch has no device for the JAX platform "{platform}" here'
     return None
 

@@ -16,7 +16,7 @@ from jtbridge._compat import ArrayImpl, Primitive, call_aval
 from jtbridge.core.debug import check_results
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction
 from jtbridge.core.inner_autograd import broken_graph_error
-from jtbridge.core.messages import warn_user
+from jtbridge.core.messages import summary_of, warn_user
 from jtbridge.core.primitive_rules import describe
 from jtbridge.errors import SequentialVmapWarning
 from jtbridge.state import StateBeforeRun
@@ -124,11 +124,10 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
                 result = once()
         if SEQUENTIAL not in base.notices:
             base.notices.add(SEQUENTIAL)
-            lines = str(error).strip().splitlines()
             warn_user(
-                f"torch.vmap cannot batch `{base.name}` ({type(error).__name__}: {lines[0] if lines else ''}), so its "
-                "rows run one after another. The results are the same; it is slower. Write the function for a batch, "
-                "or use operators that torch.vmap supports.",
+                f"torch.vmap cannot batch `{base.name}` ({summary_of(error)}), so its rows run one after another. The "
+                "results are the same; it is slower. Write the function for a batch, or use operators that torch.vmap "
+                "supports.",
                 SequentialVmapWarning,
             )
         return result

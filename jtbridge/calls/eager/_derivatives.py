@@ -263,37 +263,47 @@ def _pullback_impl(*args: Any, fn: Any, count: int, levels: Any, keep: tuple[int
     arrays = as_arrays(args)
     x, ct = arrays[:count], arrays[count + 1 :]
     graph = graph_in(arrays[count])
-    if graph is None:
-        if not keep:
-            return [*run(fn, [*x, *ct]), Placement([]).empty((*batch, 0))]
-        results, graph = run_recorded(fn, [*x, *ct], keep)
-        return [*results, token_for(graph, batch)]
-    of = innermost_vjp(fn)
-    extra = _extra_axes(levels)
-    name = eager_function(fn).name
     if not keep:
-        try:
-            with recording(), torch.no_grad():
-                cotangents = [copied_tensor(c) for c in ct]
-                grads = list(graph.pull(cotangents, of, extra, create_graph=False))
-        except RuntimeError as error:
-            if isinstance(error, DifferentiationError) or not (is_batched(fn) or escapes_vmap(error)):
-                raise
-            eager_function(fn).row_by_row = True  # for some operators, the gradient of a batch alone fails
-            return [*run(fn, [*x, *ct]), Placement([]).empty((*batch, 0))]
-        grads = [g.to(graph.inputs[i].dtype) for g, i in zip(grads, of.wrt, strict=True)]
-        del cotangents
-        return [*exported(grads, x, fn), Placement([]).empty((*batch, 0))]
+        grads = run(fn, [*x, *ct]) if graph is None else _gradients(graph, fn, x, ct, _extra_axes(levels))
+        return [*grads, Placement([]).empty((*batch, 0))]
+    if graph is None:
+        grads, derived = run_recorded(fn, [*x, *ct], keep)
+    else:
+        grads, derived = _recorded_gradients(graph, fn, x, ct, _extra_axes(levels))
+    return [*grads, token_for(derived, batch)]
+
+
+def _gradients(
+    graph: AutogradGraph, fn: TorchFunction, x: list[jax.Array], ct: list[jax.Array], extra: Sequence[int]
+) -> list[jax.Array]:
+    of = innermost_vjp(fn)
+    try:
+        with recording(), torch.no_grad():
+            cotangents = [copied_tensor(c) for c in ct]
+            grads = list(graph.pull(cotangents, of, extra, create_graph=False))
+    except RuntimeError as error:
+        if isinstance(error, DifferentiationError) or not (is_batched(fn) or escapes_vmap(error)):
+            raise
+        eager_function(fn).row_by_row = True  # for some operators, the gradient of a batch alone fails
+        return run(fn, [*x, *ct])
+    grads = [g.to(graph.inputs[i].dtype) for g, i in zip(grads, of.wrt, strict=True)]
+    del cotangents
+    return exported(grads, x, fn)
+
+
+def _recorded_gradients(
+    graph: AutogradGraph, fn: TorchFunction, x: list[jax.Array], ct: list[jax.Array], extra: Sequence[int]
+) -> tuple[list[jax.Array], AutogradGraph]:
+    """Return the gradients, and their own graph, by which they can be differentiated."""
     with recording():
         cotangents = [copied_tensor(c) for c in ct]
         for c in cotangents:
             c.requires_grad_(c.is_floating_point() or c.is_complex())
-        found = graph.pull(cotangents, of, extra, create_graph=True)
-    kept = graph.derived([*graph.inputs, *cotangents], found)
+        grads = graph.pull(cotangents, innermost_vjp(fn), extra, create_graph=True)
     place = Placement(x)
-    results = [place.copied(g, name) for g in found]
+    results = [place.copied(grad, eager_function(fn).name) for grad in grads]
     place.release(results)
-    return [*results, token_for(kept, batch)]
+    return results, graph.derived([*graph.inputs, *cotangents], grads)
 
 
 def _pullback_jvp(

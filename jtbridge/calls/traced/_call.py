@@ -21,6 +21,7 @@ from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import argument_dtypes, canonical_dtype
 from jtbridge.core.functions import TracedFunction
+from jtbridge.core.gpu_memory import GPU_PLATFORMS
 from jtbridge.core.module_locks import module_locks
 from jtbridge.core.nested_calls import marked
 from jtbridge.core.signature import (
@@ -39,7 +40,7 @@ from jtbridge.translate import example_shapes, is_symbolic, symbolic_program, to
 from jtbridge.triton import with_intercepted_launches
 
 from ._batched import batched_inputs
-from ._literals import tell_of_literals
+from ._literals import warn_of_literals
 from ._retracing import NumberWatch
 from ._verify import verify as verify_result
 
@@ -141,7 +142,7 @@ class TracedCalls:
                 cache[key] = traced = with_constants(traced) if translating else traced
                 traced.guard.remember()
             if traced.constants:
-                tell_of_literals(self._name, self._notices)
+                warn_of_literals(self._name, self._notices)
             while len(cache) > _MAX_TRACED:
                 cache.popitem(last=False)
         elif cache is self.outside_traces:
@@ -285,4 +286,4 @@ class TracedCalls:
 def _on_torch_platform(arrays: Sequence[Any]) -> bool:
     """Return whether all arrays lie on devices of platforms that torch has here."""
     found = {device.platform for x in arrays if not isinstance(x, jax.core.Tracer) for device in x.devices()}
-    return found <= ({"cpu", "gpu", "cuda", "rocm"} if torch.cuda.is_available() else {"cpu"})
+    return found <= ({"cpu", *GPU_PLATFORMS} if torch.cuda.is_available() else {"cpu"})

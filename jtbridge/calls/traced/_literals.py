@@ -13,7 +13,7 @@ _LIMIT = 16 << 20  # bytes
 _KEY = "constants"
 
 
-def tell_of_literals(name: str, notices: set[str]) -> None:
+def warn_of_literals(name: str, notices: set[str]) -> None:
     """Warn once about a function if the program that is traced now closes over large tensors.
 
     Args:

@@ -14,7 +14,7 @@ class NumberWatch:
     """Counter of the signatures of one function that differ only in the value of a single Python number."""
 
     def __init__(self) -> None:
-        # From a signature without one of its numbers to the values of that number; None after the warning.
+        # The values of a number, by the signature without this number; None after the warning.
         self._seen: dict[Any, set[Any]] | None = {}
 
     def see(self, name: str, argument: Any, tree: Any, keys: tuple[Any, ...], types: Any, statics: tuple) -> None:
@@ -38,10 +38,10 @@ class NumberWatch:
             numbers.add(repr(value))
             if len(numbers) >= _ENOUGH:
                 self._seen = None
-                self._tell(name, argument(position), value)
+                self._warn(name, argument(position), value)
                 return
 
-    def _tell(self, name: str, argument: str, value: Any) -> None:
+    def _warn(self, name: str, argument: str, value: Any) -> None:
         warn_user(
             f"`{name}` was traced for {_ENOUGH} values of `{argument}`, a Python {type(value).__name__}: each new "
             f"value is a new trace and a new compiled program. Pass an array, `jnp.asarray({argument})`, which is "

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 
+from jtbridge.core.convert import to_torch
 from jtbridge.core.functions import TracedFunction
 from jtbridge.core.host_memory import to_numpy
-from jtbridge.core.nested_calls import of_xla
+from jtbridge.core.nested_calls import as_xla_callback
 from jtbridge.errors import VerificationError
 
 # Allowed differences, relative to the largest magnitude of a result.
@@ -35,12 +35,12 @@ def verify(traced: TracedFunction, operands: Sequence[Any], results: Sequence[An
             _compare(traced, [np.asarray(x) for x in operands], [np.asarray(x) for x in results])
             traced.cache.verified = True
 
-    jax.debug.callback(of_xla(compare), list(operands), list(results))
+    jax.debug.callback(as_xla_callback(compare), list(operands), list(results))
 
 
 def _compare(traced: TracedFunction, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> None:
     with traced.state.applied():
-        expected = traced(*(_as_tensor(x) for x in operands))
+        expected = traced(*to_torch(list(operands)))
     for number, (got, tensor) in enumerate(zip(results, expected, strict=True)):
         found = difference(got, to_numpy(tensor.detach()))
         if not found <= tolerance(got.dtype):
@@ -50,13 +50,6 @@ def _compare(traced: TracedFunction, operands: Sequence[np.ndarray], results: Se
                 "while it is traced, for example ask `torch.compiler.is_exporting()` or look for fake tensors. Wrap it "
                 'with `backend="dlpack"`, or make it do the same in both cases.'
             )
-
-
-def _as_tensor(array: np.ndarray) -> torch.Tensor:
-    if array.dtype.name in np.sctypeDict:
-        return torch.from_numpy(array.copy())
-    dtype = getattr(torch, array.dtype.name)  # bfloat16 and the like, which torch does not take from NumPy
-    return torch.from_numpy(np.ascontiguousarray(array).view(f"u{array.itemsize}").copy()).view(dtype)
 
 
 def difference(got: np.ndarray, expected: np.ndarray) -> float:

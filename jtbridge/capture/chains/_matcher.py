@@ -26,29 +26,31 @@ class RecordedCall:
 
     name: str
     args: tuple[Any, ...]
-    grad: bool  # whether autograd recorded the call
-    taken: list[tuple[torch.Tensor, Any]]  # argument tensors, and their state at the call
-    made: Any  # the state of the result at the call
+    grad_enabled: bool
+    input_states: list[tuple[torch.Tensor, Any]]  # the argument tensors, and their states at the call
+    result_state: Any  # the state of the result at the call
     uses: int = 0  # how often later calls took the result
 
     @classmethod
-    def now(cls, name: str, args: tuple[Any, ...], tensors: Iterable[torch.Tensor], made: torch.Tensor) -> RecordedCall:
-        """Return the record of a call that has just returned `made`."""
-        return cls(name, args, torch.is_grad_enabled(), [(x, _condition(x)) for x in tensors], _condition(made))
+    def now(
+        cls, name: str, args: tuple[Any, ...], inputs: Iterable[torch.Tensor], result: torch.Tensor
+    ) -> RecordedCall:
+        """Return the record of a call that has just returned `result`."""
+        return cls(name, args, torch.is_grad_enabled(), [(x, _state_of(x)) for x in inputs], _state_of(result))
 
-    def holds(self, made: torch.Tensor) -> bool:
-        """Return whether the call would give the same now.
+    def is_valid(self, result: torch.Tensor) -> bool:
+        """Return whether the call would return the same now.
 
         No tensor of the call was written to or detached since, and autograd is on or off as it was.
         """
         return (
-            self.grad == torch.is_grad_enabled()
-            and _condition(made) == self.made
-            and all(_condition(tensor) == then for tensor, then in self.taken)
+            self.grad_enabled == torch.is_grad_enabled()
+            and _state_of(result) == self.result_state
+            and all(_state_of(tensor) == state for tensor, state in self.input_states)
         )
 
 
-def _condition(x: torch.Tensor) -> Any:
+def _state_of(x: torch.Tensor) -> Any:
     """Return the state of a tensor that changes if the tensor is written to or gets another autograd history.
 
     ``detach_`` and an ``autograd.Function`` can change the history of a tensor.
@@ -57,28 +59,32 @@ def _condition(x: torch.Tensor) -> Any:
 
 
 class Matcher:
-    """A search backwards from the last call of a possible chain."""
+    """A search backwards from the last call of a possible chain.
 
-    def __init__(self, steps: MutableMapping[torch.Tensor, RecordedCall]):
-        self._steps = steps
-        # The calls whose results the chain hides, and how often the chain itself takes each result.
+    Args:
+        calls: the recorded calls, by their results.
+    """
+
+    def __init__(self, calls: MutableMapping[torch.Tensor, RecordedCall]):
+        self._calls = calls
+        # The inner calls of the chain, and how often the chain itself uses the result of each.
         self.inner: dict[RecordedCall, int] = {}
 
     def sees(self, value: Any, name: str) -> bool:
         """Return whether a recorded call of this name returned a value."""
-        return self._step(value, name) is not None
+        return self._call(value, name) is not None
 
     def __call__(self, value: Any, name: str, *, hidden: bool = True, uses: int = 1) -> tuple[Any, ...]:
         """Return the arguments of the recorded call of this name that returned a value.
 
         With `hidden`, the value is an inner value of the chain, which takes it `uses` times.
         """
-        step = self._step(value, name)
-        if step is None:
+        call = self._call(value, name)
+        if call is None:
             raise NoMatch
         if hidden:
-            self.inner[step] = min(uses, self.inner.get(step, uses))
-        return step.args
+            self.inner[call] = min(uses, self.inner.get(call, uses))
+        return call.args
 
     def both_ways(self, value: Any, name: str) -> Iterator[tuple[Any, Any]]:
         """Yield the two arguments of a call whose order does not matter, in both orders."""
@@ -102,9 +108,9 @@ class Matcher:
         if not condition:
             raise NoMatch
 
-    def _step(self, value: Any, name: str) -> RecordedCall | None:
-        step = self._steps.get(value) if isinstance(value, torch.Tensor) else None
-        return step if step is not None and step.name == name and step.holds(value) else None
+    def _call(self, value: Any, name: str) -> RecordedCall | None:
+        call = self._calls.get(value) if isinstance(value, torch.Tensor) else None
+        return call if call is not None and call.name == name and call.is_valid(value) else None
 
 
 # Each of these functions takes the arguments of a torch function and returns the arguments that are recorded. A call
@@ -125,7 +131,7 @@ def _mean(x: Any, dim: Any = None, keepdim: bool = False) -> tuple[Any, ...]:
 
 def _pow(x: Any, exponent: Any) -> tuple[Any, ...]:
     if not isinstance(exponent, float | int) or exponent not in _POWERS:
-        raise TypeError("no step by itself")
+        raise TypeError("not part of a chain")
     return x, exponent
 
 

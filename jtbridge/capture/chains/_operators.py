@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
+from jtbridge.core.second_gradients import as_variable, second_gradients
+
 Tensors = tuple[torch.Tensor, ...]
 
 _aten = torch.ops.aten
 
-# From the operator's qualified name to its definition.
+# The definitions, by the qualified names of the operators.
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 
@@ -84,7 +86,7 @@ def with_backward(
             ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*inputs[:count], *(output[1:] if kept else ()))
 
-    def once(ctx: Any, ct: torch.Tensor, *_: Any) -> tuple[Any, ...]:
+    def differentiate(ctx: Any, ct: torch.Tensor, *_: Any) -> tuple[Any, ...]:
         found = gradient(ct, *ctx.saved_tensors, *ctx.options)
         missing = count - differentiated + len(ctx.options)
         return (*(found if differentiated > 1 else (found,)), *[None] * missing)
@@ -93,29 +95,21 @@ def with_backward(
         ctx.options = inputs[1 + count + kept :]
         ctx.save_for_backward(*inputs[: 1 + count])
 
-    def twice(ctx: Any, *seconds: torch.Tensor) -> tuple[Any, ...]:
-        """Differentiate the gradient: compute the result again from the tensors, and let torch differentiate it twice.
+    def differentiate_gradient(ctx: Any, *seconds: torch.Tensor) -> tuple[Any, ...]:
+        """Compute the result again from the tensors, and let torch differentiate it twice.
 
-        The residuals are functions of the tensors, so that their derivatives are part of this.
+        The residuals are functions of the tensors, so this includes their derivatives.
         """
         with torch.enable_grad():
-            leaves = [_followed(x) for x in ctx.saved_tensors[: 1 + differentiated]]
-            ct, *primals = leaves
-            result = (written_out or forward)(*primals, *ctx.saved_tensors[1 + differentiated :], *ctx.options)[0]
-            firsts = torch.autograd.grad(result, primals, ct, create_graph=True)
-            found = torch.autograd.grad(
-                firsts, leaves, seconds, create_graph=True, allow_unused=True, materialize_grads=True
-            )
+            leaves = [as_variable(x) for x in ctx.saved_tensors[: 1 + differentiated]]
+            constants = ctx.saved_tensors[1 + differentiated :]
+            result = (written_out or forward)(*leaves[1:], *constants, *ctx.options)[0]
+            found = second_gradients([result], leaves, seconds)
         return (*found, *[None] * (count - differentiated + kept + len(ctx.options)))
 
-    whole.register_autograd(once, setup_context=save)
-    gradient.register_autograd(twice, setup_context=save_for_second)
+    whole.register_autograd(differentiate, setup_context=save)
+    gradient.register_autograd(differentiate_gradient, setup_context=save_for_second)
     return whole
-
-
-def _followed(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that requires a gradient: a view of x if x requires one, or else x detached as a leaf."""
-    return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
 
 
 def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -49,7 +49,7 @@ _WHOLE: dict[Any, Callable[..., Match]] = {
 }
 
 # Accesses that show the autograd history of a tensor, or that give or replace its memory without autograd.
-_DOUBTFUL = (torch.Tensor.grad_fn.__get__, torch.Tensor.data.__get__, torch.Tensor.data.__set__)  # type: ignore[attr-defined]
+_HISTORY = (torch.Tensor.grad_fn.__get__, torch.Tensor.data.__get__, torch.Tensor.data.__set__)  # type: ignore[attr-defined]
 
 
 class CallRecorder(TorchFunctionMode):
@@ -62,27 +62,27 @@ class CallRecorder(TorchFunctionMode):
     def __init__(self, left: Collection[int]):
         super().__init__()
         self._left = left
-        self._steps: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._calls: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # by result
         self._found = 0
-        self._hidden: dict[int, dict[RecordedCall, int]] = {}  # from the number of a replaced chain to its inner calls
+        self._hidden: dict[int, dict[RecordedCall, int]] = {}  # the inner calls of each replaced chain, by its number
         self.replaced = False  # whether any chain was replaced
         self.misused: set[int] = set()  # numbers of replaced chains of which an inner value has other uses
-        self.doubtful = False
+        self.reads_history = False  # whether the function makes one of the accesses in `_HISTORY`
 
     def __exit__(self, *error: Any) -> None:
         """Find the misused chains, and drop the recorded calls, which would keep their arguments alive."""
         super().__exit__(*error)
-        self.misused = {i for i, inner in self._hidden.items() if any(step.uses > own for step, own in inner.items())}
+        self.misused = {i for i, inner in self._hidden.items() if any(call.uses > own for call, own in inner.items())}
         self._hidden.clear()
-        self._steps = WeakTensorKeyDictionary()
+        self._calls = WeakTensorKeyDictionary()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _DOUBTFUL:
+        if func in _HISTORY:
             shown = func(*args, **kwargs)
-            self.doubtful |= shown is not None or func.__name__ == "__set__"
+            self.reads_history |= shown is not None or func.__name__ == "__set__"
             return shown
-        if self._is_blind():
+        if self._cannot_match():
             self._note_uses(args, kwargs)
             return func(*args, **kwargs)
         whole = _WHOLE.get(func)
@@ -97,24 +97,27 @@ class CallRecorder(TorchFunctionMode):
             if getattr(func, "__name__", "") != "__get__":  # to read a shape or a dtype is not a use
                 self._note_uses(args, kwargs)
             return out
-        step = None if out.is_inference() else parsed(func, args, kwargs, out)
-        match = None if step is None else self._ended(step[0], out, step[1])
+        call = None if out.is_inference() else parsed(func, args, kwargs, out)
+        if call is None:
+            self._note_uses(args, kwargs)
+            return out
+        name, arguments = call
+        match = self._chain_ending_with(name, out, arguments)
         self._note_uses(args, kwargs)
-        if match is not None and _alike(made := match(), out):
-            out = made  # recorded below with the same arguments, so that it may be part of a longer chain
-        if step is not None:
-            self._note(step[0], out, step[1])
+        if match is not None and _alike(fused := match(), out):
+            out = fused  # recorded below with the same arguments, so that it may be part of a longer chain
+        self._record(name, out, arguments)
         return out
 
-    def _is_blind(self) -> bool:
-        """Return whether no call can be matched.
+    def _cannot_match(self) -> bool:
+        """Return whether no call can be matched at present.
 
         In forward mode, functorch transforms and autocast, the recorded arguments do not determine the result of a
         call. Hooks for saved tensors would see other residuals.
         """
         return in_forward_mode() or inside_functorch() or any_autocast() or has_saved_tensor_hooks()
 
-    def _ended(self, name: str, out: torch.Tensor, args: tuple[Any, ...]) -> Match | None:
+    def _chain_ending_with(self, name: str, out: torch.Tensor, args: tuple[Any, ...]) -> Match | None:
         orders = [args, args[::-1]] if len(args) == 2 else [args]
         for end in _ENDS.get(name, ()):
             for order in orders:
@@ -124,7 +127,7 @@ class CallRecorder(TorchFunctionMode):
         return None
 
     def _matched(self, find: Callable[[Matcher], Match]) -> Match | None:
-        matcher = Matcher(self._steps)
+        matcher = Matcher(self._calls)
         try:
             match = find(matcher)
         except NoMatch:
@@ -137,17 +140,16 @@ class CallRecorder(TorchFunctionMode):
         self._hidden[number] = matcher.inner
         return match
 
-    def _note(self, name: str, out: torch.Tensor, args: tuple[Any, ...]) -> None:
-        taken = list(_tensors(args))
-        if any(x.is_inference() for x in taken):
-            return
-        self._steps[out] = RecordedCall.now(name, args, taken, out)
+    def _record(self, name: str, out: torch.Tensor, args: tuple[Any, ...]) -> None:
+        inputs = list(_tensors(args))
+        if not any(x.is_inference() for x in inputs):
+            self._calls[out] = RecordedCall.now(name, args, inputs, out)
 
     def _note_uses(self, args: Any, kwargs: Any) -> None:
         for tensor in _tensors((args, kwargs)):
-            step = self._steps.get(tensor)
-            if step is not None:
-                step.uses += 1
+            call = self._calls.get(tensor)
+            if call is not None:
+                call.uses += 1
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:

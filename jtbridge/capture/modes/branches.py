@@ -24,8 +24,8 @@ from jtbridge.core.dtypes import NO_INT64
 from jtbridge.core.library_files import is_library
 from jtbridge.errors import JtbridgeError, TranslationError
 
-_MOST = 3  # conditions on one path of which both answers lead to results
-_MET = 64  # conditions on one path
+_MOST_SPLITS = 3  # conditions on one path of which both answers lead to results
+_MOST_CONDITIONS = 64  # conditions on one path
 ASSERTING = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
 
 Result = TypeVar("Result")
@@ -69,8 +69,8 @@ class BranchOracle:
 
     def _decided(self, condition: torch.Tensor) -> bool:
         number = len(self.conditions)
-        if number >= _MET:
-            raise TranslationError(f"it branches on data more than {_MET} times")
+        if number >= _MOST_CONDITIONS:
+            raise TranslationError(f"it branches on data more than {_MOST_CONDITIONS} times")
         self.conditions.append(condition.detach())
         return self.given[number] if number < len(self.given) else True
 
@@ -87,7 +87,7 @@ class BranchReplayMode(TorchDispatchMode):
         return func(*args, **(kwargs or {})) if answer is NotImplemented else answer
 
 
-def all_ways(run: Callable[[BranchOracle], Result]) -> list[Result]:
+def all_paths(run: Callable[[BranchOracle], Result]) -> list[Result]:
     """Return the results of all paths through a function, except of those whose checks of arguments raise.
 
     Args:
@@ -95,7 +95,7 @@ def all_ways(run: Callable[[BranchOracle], Result]) -> list[Result]:
 
     Raises:
         TranslationError: there are more paths than a graph can hold.
-        Exception: every path raises, or an exception is no check (see `_is_check`).
+        Exception: every path raises, or an exception is no check (see `_is_raised_by_check`).
     """
     found = 0
 
@@ -103,8 +103,8 @@ def all_ways(run: Callable[[BranchOracle], Result]) -> list[Result]:
         nonlocal found
         result = run(oracle)
         found += 1
-        if found > 2**_MOST:
-            raise TranslationError(f"it branches on data more than {_MOST} times")
+        if found > 2**_MOST_SPLITS:
+            raise TranslationError(f"it branches on data more than {_MOST_SPLITS} times")
         return [result]
 
     def join(yes: Any, no: Any, _: int) -> Any:
@@ -115,7 +115,7 @@ def all_ways(run: Callable[[BranchOracle], Result]) -> list[Result]:
     return _explored(run_one, join, ())
 
 
-def traced_both_ways(trace: Callable[[BranchOracle], fx.GraphModule]) -> fx.GraphModule:
+def traced_on_all_paths(trace: Callable[[BranchOracle], fx.GraphModule]) -> fx.GraphModule:
     """Return one graph of all paths through a function.
 
     Args:
@@ -123,16 +123,15 @@ def traced_both_ways(trace: Callable[[BranchOracle], fx.GraphModule]) -> fx.Grap
     """
 
     def join(yes: Any, no: Any, number: int) -> Any:
-        if isinstance(yes, Exception) or isinstance(no, Exception):
-            goes_on = not isinstance(yes, Exception)
-            return (
-                _checked(yes if goes_on else no, number, goes_on) if goes_on or not isinstance(no, Exception) else yes
-            )
+        if isinstance(yes, Exception):
+            return yes if isinstance(no, Exception) else _checked(no, number, False)
+        if isinstance(no, Exception):
+            return _checked(yes, number, True)
         joined = _selected(yes, no, number)
-        joined.meta["splits"] = 1 + max(way.meta.get("splits", 0) for way in (yes, no))
+        joined.meta["splits"] = 1 + max(path.meta.get("splits", 0) for path in (yes, no))
         joined.meta["keeps"] = yes.meta["keeps"] or no.meta["keeps"]
-        if joined.meta["splits"] > _MOST:
-            raise TranslationError(f"it branches on data more than {_MOST} times")
+        if joined.meta["splits"] > _MOST_SPLITS:
+            raise TranslationError(f"it branches on data more than {_MOST_SPLITS} times")
         return joined
 
     return _explored(trace, join, ())
@@ -151,7 +150,7 @@ def _explored(run: Callable[[BranchOracle], Any], join: Callable[[Any, Any, int]
     try:
         found = run(oracle)
     except Exception as error:
-        if not oracle.conditions or not _is_check(error):
+        if not oracle.conditions or not _is_raised_by_check(error):
             raise
         found = error
     for number in reversed(range(len(given), len(oracle.conditions))):
@@ -166,7 +165,7 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _CHECKING = ("distributions", "nn", "functional.py", "__init__.py")  # `torch/__init__.py` defines `torch._check`
 
 
-def _is_check(error: Exception) -> bool:
+def _is_raised_by_check(error: Exception) -> bool:
     """Return whether an exception comes from a `raise` or `assert` outside torch or in torch's checks of arguments."""
     trace = error.__traceback__
     if trace is None or isinstance(error, JtbridgeError):
@@ -195,8 +194,8 @@ def _checked(module: Any, number: int, holds: bool) -> fx.GraphModule:
         for i, node in enumerate(outputs[:first]):
             value = node.meta["val"]
             nothing = module.graph.call_function(torch.ops.aten.full_like.default, (node, _no_number(value.dtype)))
-            ways = (node, nothing) if holds else (nothing, node)
-            outputs[i] = module.graph.call_function(torch.ops.aten.where.self, (condition, *ways))
+            values = (node, nothing) if holds else (nothing, node)
+            outputs[i] = module.graph.call_function(torch.ops.aten.where.self, (condition, *values))
             nothing.meta, outputs[i].meta = {"val": value}, {"val": value}
     return _with_outputs(module, outputs)
 

@@ -9,7 +9,7 @@ import jax
 import torch
 
 from jtbridge._compat import FakeTensor, OpOverload, outside_modes
-from jtbridge.core.array_types import to_bytes
+from jtbridge.core.array_types import SYMBOLIC_NUMBERS, to_bytes
 from jtbridge.core.static import value_key
 
 _SAME_VALUE = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
@@ -60,7 +60,7 @@ class CallLog:
             return type(value), tuple(self._key(item, lifts) for item in value)
         if isinstance(value, dict):
             return dict, tuple((name, self._key(item, lifts)) for name, item in value.items())
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        if isinstance(value, SYMBOLIC_NUMBERS):
             return type(value), str(value)
         if isinstance(value, torch.Generator):
             return torch.Generator, id(value)  # the id alone: `EffectRecorder.keeps_generator` counts references

@@ -75,7 +75,7 @@ class ComparedNumber(LateScalar):
         return bool(compare(self.tensor, near))
 
     def _rounded(self, number: float) -> float | None:
-        """Return a number that the tensor's dtype has, and none between it and `number`; None if it is not known."""
+        """Return a number of the tensor's dtype with no other between it and `number`; None if it is not known."""
         if self.tensor.dtype in _FLOATS:
             if abs(number) > _EXACT and isinstance(number, int):
                 return None

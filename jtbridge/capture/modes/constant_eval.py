@@ -30,6 +30,7 @@ from jtbridge._compat import (
     show_as_real,
     storage_id,
 )
+from jtbridge.core.array_types import SYMBOLIC_NUMBERS
 from jtbridge.core.runner import escaped_tensor_error
 from jtbridge.core.writes import written_tensors
 from jtbridge.state import PoisonTensor, poison_tensor, replace
@@ -365,7 +366,7 @@ def _symbolic(tree: Any) -> bool:
     """Return whether there are symbolic numbers, or tensors of symbolic sizes, in a tree."""
     leaves = jax.tree.leaves(tree)
     sizes = [size for leaf in leaves if isinstance(leaf, torch.Tensor) for size in leaf.shape]
-    return any(isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool) for leaf in (*leaves, *sizes))
+    return any(isinstance(leaf, SYMBOLIC_NUMBERS) for leaf in (*leaves, *sizes))
 
 
 def _is_mask(index: torch.Tensor | None) -> bool:

@@ -204,15 +204,9 @@ class EffectRecorder:
         if self._fake_mode is not None and fn not in _LIFTS:
             self._note_closed_over(self._fake_mode, args, kwargs)
         if self.forward_mode != "forward_ad":
-            self.forward_mode = forward_mode() or self.forward_mode  # perhaps that of another thread
+            self.forward_mode = forward_mode() or self.forward_mode  # it may be another thread that is in this mode
         if draws(fn, args, kwargs):
-            generator = kwargs.get("generator")
-            if generator is not None and random_numbers.is_seeded_generator(generator):
-                self.random_operator = self.random_operator or random_numbers.first_operator_seeded()
-            elif generator is None or generator is torch.default_generator:
-                self.random_operator = self.random_operator or str(fn)
-            else:
-                self.own_generator = self.own_generator or str(fn)
+            self._note_draw(fn, kwargs.get("generator"))
         if fn.namespace not in ("aten", "prims", "prim"):
             self.custom_operator = str(fn)
             if function_of_triton_operator(fn) is not None:
@@ -232,31 +226,53 @@ class EffectRecorder:
             self.wrong_forward_mode = str(fn)
         if schema_of(fn).name.endswith(FUSED):
             self.fused_norm = str(fn)
-        written = written_tensors(fn, args, kwargs)
-        for tensor in written:
-            self._keep.append(tensor)
-            self._written |= _storages(tensor)
-            if _storages(tensor) & self._unwatched:
-                self.writes_unseen = (
-                    f"it writes to what was read as `.data` or by `torch.kron`, unseen by autograd (`{fn}`)"
-                )
-            if self._saved is not None:
-                self._saved.save(tensor)
-            written_to = self._describe_if_closed_over(tensor) if self._refuse_write is not None else None
-            if self._refuse_write is not None and written_to is not None:
-                self._refuse_write(written_to)
+        for tensor in written_tensors(fn, args, kwargs):
+            self._note_write(fn, tensor)
         if fn.is_view and fn is not torch.ops.aten.detach.default:
             self._viewed |= _storages(args[0])
         if torch.Tag.inplace_view in fn.tags:
-            # A trace takes the views of a tensor again from the tensor with other dimensions, and a view without them.
-            is_view = base_of(args[0]) is not args[0]
-            if not is_view and _storages(args[0]) & self._viewed:
-                self.writes_unseen = f"it changes the dimensions of a tensor in place, and has views of it (`{fn}`)"
-            elif is_view and not torch.is_grad_enabled():
-                self.writes_unseen = f"it changes the dimensions of a view in place under `no_grad` (`{fn}`)"
+            self._note_new_dimensions(fn, args[0])
         elif overlaps := overlapping_write(fn, args, kwargs):
             self.writes_unseen = f"{overlaps} (`{fn}`)"
             self.unbatchable = str(fn)
+
+    def _note_draw(self, fn: OpOverload, generator: torch.Generator | None) -> None:
+        if generator is not None and random_numbers.is_seeded_generator(generator):
+            self.random_operator = self.random_operator or random_numbers.first_operator_seeded()
+        elif generator is None or generator is torch.default_generator:
+            self.random_operator = self.random_operator or str(fn)
+        else:
+            self.own_generator = self.own_generator or str(fn)
+
+    def _note_write(self, fn: OpOverload, tensor: torch.Tensor) -> None:
+        """Record that an operator is about to write to a tensor.
+
+        Raises:
+            MutationError: the tensor is closed over, and side effects are not allowed.
+        """
+        self._keep.append(tensor)
+        self._written |= _storages(tensor)
+        if _storages(tensor) & self._unwatched:
+            self.writes_unseen = (
+                f"it writes to what was read as `.data` or by `torch.kron`, unseen by autograd (`{fn}`)"
+            )
+        if self._saved is not None:
+            self._saved.save(tensor)
+        written_to = self._describe_if_closed_over(tensor) if self._refuse_write is not None else None
+        if self._refuse_write is not None and written_to is not None:
+            self._refuse_write(written_to)
+
+    def _note_new_dimensions(self, fn: OpOverload, tensor: torch.Tensor) -> None:
+        """Record that an operator is about to change the dimensions of a tensor in place.
+
+        A trace computes views again from their base: from a base whose dimensions have changed meanwhile, or, if the
+        view itself was changed, without that change.
+        """
+        is_view = base_of(tensor) is not tensor
+        if not is_view and _storages(tensor) & self._viewed:
+            self.writes_unseen = f"it changes the dimensions of a tensor in place, and has views of it (`{fn}`)"
+        elif is_view and not torch.is_grad_enabled():
+            self.writes_unseen = f"it changes the dimensions of a view in place under `no_grad` (`{fn}`)"
 
     def _note_read(self) -> None:
         """Record that the value of an example argument, or of a tensor computed from one, is read.

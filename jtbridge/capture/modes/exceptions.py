@@ -111,7 +111,7 @@ class _CallExceptionMode(TorchFunctionMode):
             raise
 
 
-# Of a tensor without values they return the null pointer, or memory at that address: reading it ends the process.
+# For a tensor without values, these return the null pointer, or memory at address 0: to read it crashes the process.
 _EXPOSING = frozenset(
     getattr(torch.Tensor, name)
     for name in ("data_ptr", "const_data_ptr", "is_set_to", "__dlpack__")

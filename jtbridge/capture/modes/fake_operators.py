@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -17,12 +16,13 @@ from jtbridge._compat import (
     outside_modes,
     schema_of,
 )
+from jtbridge.core.array_types import SYMBOLIC_NUMBERS
 
 from .effects import draws
-from .refused_dtypes import DtypeChecks
+from .refused_dtypes import DtypeChecks, is_small
 from .refused_shapes import check_shapes
 
-# Of a sparse fake tensor these are wrong: it has no entries, or those of one of the tensors that it was computed from.
+# These are wrong for a sparse fake tensor, which has no entries, or the entries of a tensor that it was computed from.
 _FACTS_OF_ENTRIES = frozenset({torch.ops.aten._nnz.default, torch.ops.aten.is_coalesced.default})
 _PARTS_BY_ENTRIES = frozenset(
     getattr(torch.ops.aten, name).default
@@ -57,11 +57,10 @@ _OTHER_STRIDES = frozenset(
     torch.ops.aten.div.Tensor_mode,
     torch.ops.aten.ldexp.Tensor,
 }
-_MOST = 1 << 16  # elements of the results of an operator that runs on tensors without elements
 
 
 class FakeAsReal(TorchDispatchMode):
-    """Traces such operators as operators that do the same on both.
+    """Traces operators that do something else on fake tensors as operators that do the same on both.
 
     - The lazy zeros of autograd, which the gradient of ``sgn`` returns, are traced as zeros with memory. Torch traces
       operators on lazy zeros for no device.
@@ -101,7 +100,7 @@ class FakeAsReal(TorchDispatchMode):
         if self._dtypes is not None:
             check_shapes(func, args)
             self._dtypes.check(func, args, kwargs or {}, out)
-        if args and _is_empty(args[0]) and _is_small(out):
+        if args and _is_empty(args[0]) and is_small(jax.tree.leaves(out)):
             _run_on_empty(func, args, kwargs or {})
         if func in _OTHER_STRIDES:
             return _with_real_strides(func, args, kwargs or {}, out)
@@ -116,20 +115,14 @@ def _is_empty(leaf: Any) -> bool:
     return 0 in sizes and len(sizes) == leaf.dim()
 
 
-def _is_small(out: Any) -> bool:
-    """Return whether the results of an operator are of known sizes and take little memory."""
-    shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(out) if isinstance(leaf, torch.Tensor)]
-    return all(isinstance(size, int) for shape in shapes for size in shape) and sum(map(math.prod, shapes)) <= _MOST
-
-
 def _run_on_empty(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Run an operator of torch on tensors without elements if all its tensors are such, to raise what torch raises."""
+    """Run an operator on real tensors if none of its tensors has elements, to raise the errors that torch raises."""
     if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags or schema_of(func).is_mutable:
         return
     if func.is_view or torch.Tag.view_copy in func.tags:  # of memory that may have elements
         return
     leaves = jax.tree.leaves((args, kwargs))
-    if any(isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool) for leaf in leaves):
+    if any(isinstance(leaf, SYMBOLIC_NUMBERS) for leaf in leaves):
         return
     if any(leaf.device.type != "cpu" or not _is_empty(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)):
         return
@@ -153,7 +146,7 @@ def _with_real_strides(func: OpOverload, args: tuple, kwargs: dict[str, Any], ou
     if any(tensor.layout is not torch.strided or tensor.device.type != "cpu" for tensor in tensors):
         return out
     sizes = [size for tensor in tensors for size in (*tensor.shape, *tensor.stride())]
-    if any(isinstance(each, torch.SymInt | torch.SymFloat | torch.SymBool) for each in (*leaves, *sizes)):
+    if any(isinstance(each, SYMBOLIC_NUMBERS) for each in (*leaves, *sizes)):
         return out
     if all(tensor.is_contiguous() for tensor in tensors):
         return out

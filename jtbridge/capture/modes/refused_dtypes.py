@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import torch
@@ -18,10 +18,10 @@ import torch
 from jtbridge._compat import OpOverload, outside_modes, schema_of
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-_MOST = 1 << 16  # elements of the arguments and results of an operator that runs in its real sizes
+_MOST = 1 << 16  # elements of the arguments and results of an operator that is run for a check
 _LONGEST = 4  # of a dimension, in other sizes
-# Their numbers are sizes, or are checked against sizes. A kernel that does neither may read past the end of a smaller
-# tensor.
+# Operators whose integers are sizes, or are checked against sizes, and may be made smaller with them. Other kernels may
+# read past the end of a smaller tensor.
 _SIZES = frozenset(
     {
         torch.ops.aten.convolution.default,
@@ -62,58 +62,92 @@ class DtypeChecks:
             out: its result on fake tensors.
         """
         leaves, tree = jax.tree.flatten((args, kwargs))
-        at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        dtypes = tuple(leaves[i].dtype for i in at)
-        if not at or (len({*dtypes}) == 1 and dtypes[0] in _FLOATS) or not _is_run(func, leaves, kwargs):
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        dtypes = tuple(tensor.dtype for tensor in tensors)
+        if not tensors or (len({*dtypes}) == 1 and dtypes[0] in _FLOATS) or not _may_be_run(func, leaves, kwargs):
             return
         # A mask may have to select as many elements as there are values, as in `x[mask] = values`.
         if torch.bool in dtypes and func in _INDEX_PUTS:
             _check_write(func, args[0], args[2])
             return
-        if torch.bool in dtypes and any(isinstance(size, torch.SymInt) for i in at for size in leaves[i].shape):
+        if torch.bool in dtypes and any(isinstance(size, torch.SymInt) for x in tensors for size in x.shape):
             return
-        results = [leaf for leaf in jax.tree.leaves(out) if isinstance(leaf, torch.Tensor)]
-        shrinks = not _is_small([*(leaves[i] for i in at), *results])
-        if shrinks and func not in _SIZES and any(_size(leaf, shrinks) is not leaf for leaf in leaves):
+        call = _small_call(func, leaves, tree, out)
+        if call is None:
             return
-        if shrinks and any(argument.is_out for argument in schema_of(func).arguments):
-            return  # torch warns of an `out` that it resizes
-        statics = tuple(_size(leaf, shrinks) for leaf in leaves if not isinstance(leaf, torch.Tensor))
-        shapes = tuple(tuple(_size(size, shrinks) for size in leaves[i].shape) for i in at)
-        made = [*shapes, *([_size(size, shrinks) for size in result.shape] for result in results)]
-        if sum(map(math.prod, made)) > _MOST:  # of many dimensions
-            return
-        key = (func, tree, dtypes, shapes, tuple(map(repr, statics)))
+        key = (func, tree, dtypes, call.shapes, tuple(map(repr, call.statics)))
         if key in self._passed:
             return
-
-        def run(dtypes: Sequence[torch.dtype], fill: Callable[[torch.dtype], int] = _zero) -> Exception | None:
-            rest = iter(statics)
-            try:
-                filled = [torch.full(s, fill(dtype), dtype=dtype) for s, dtype in zip(shapes, dtypes, strict=True)]
-            except RuntimeError:  # a dtype without numbers, as uint4
-                return None
-            tensors = iter(filled)
-            filled = [next(tensors if isinstance(leaf, torch.Tensor) else rest) for leaf in leaves]
-            args, kwargs = jax.tree.unflatten(tree, filled)
-            try:
-                func(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001  (the caller judges it)
-                return error
-            return None
-
         with outside_modes(), torch.no_grad():
-            error = run(dtypes)
-            if (
-                error is not None
-                and not _is_of_division(error)
-                and run(dtypes, _one_unless_index) is not None
-                and any(run(other) is None for other in _others(dtypes))
-            ):
-                wide = tuple(map(_wide, dtypes))
-                if not (_NO_KERNEL.search(str(error)) and wide != dtypes and run(wide) is None):
-                    raise error
+            error = _refusal(call, dtypes)
+        if error is not None:
+            raise error
         self._passed.add(key)
+
+
+class _Call(NamedTuple):
+    """A call of an operator on tensors that are made for the check.
+
+    Attributes:
+        func: the operator.
+        tree: the structure of its arguments.
+        are_tensors: for each argument, whether it is a tensor.
+        shapes: the shapes of the tensors.
+        statics: the other arguments.
+    """
+
+    func: OpOverload
+    tree: Any
+    are_tensors: tuple[bool, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    statics: tuple[Any, ...]
+
+    def error(
+        self, dtypes: Sequence[torch.dtype], fill: Callable[[torch.dtype], int] = lambda dtype: 0
+    ) -> Exception | None:
+        """Run the operator on tensors of these dtypes; return its exception, or None if it raises none."""
+        try:
+            filled = [torch.full(s, fill(dtype), dtype=dtype) for s, dtype in zip(self.shapes, dtypes, strict=True)]
+        except RuntimeError:  # a dtype without numbers, as uint4
+            return None
+        tensors, statics = iter(filled), iter(self.statics)
+        leaves = [next(tensors if is_tensor else statics) for is_tensor in self.are_tensors]
+        args, kwargs = jax.tree.unflatten(self.tree, leaves)
+        try:
+            self.func(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001  (the caller judges it)
+            return error
+        return None
+
+
+def _small_call(func: OpOverload, leaves: Sequence[Any], tree: Any, out: Any) -> _Call | None:
+    """Return a call like the given one, with few elements; None if a smaller call could fail for its sizes."""
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    results = [leaf for leaf in jax.tree.leaves(out) if isinstance(leaf, torch.Tensor)]
+    shrinks = not is_small([*tensors, *results])
+    if shrinks and func not in _SIZES and any(_size(leaf, shrinks) is not leaf for leaf in leaves):
+        return None
+    if shrinks and any(argument.is_out for argument in schema_of(func).arguments):
+        return None  # torch warns of an `out` that it resizes
+    shapes, result_shapes = (
+        tuple(tuple(_size(size, shrinks) for size in x.shape) for x in group) for group in (tensors, results)
+    )
+    if sum(map(math.prod, (*shapes, *result_shapes))) > _MOST:  # of many dimensions
+        return None
+    statics = tuple(_size(leaf, shrinks) for leaf in leaves if not isinstance(leaf, torch.Tensor))
+    return _Call(func, tree, tuple(isinstance(leaf, torch.Tensor) for leaf in leaves), shapes, statics)
+
+
+def _refusal(call: _Call, dtypes: tuple[torch.dtype, ...]) -> Exception | None:
+    """Return the exception of torch if it refuses the dtypes; None if it accepts them, or may refuse the values."""
+    error = call.error(dtypes)
+    if error is None or _is_of_division(error) or call.error(dtypes, _one_unless_index) is None:
+        return None
+    if all(call.error(other) is not None for other in _others(dtypes)):
+        return None
+    wide = tuple(map(_wide, dtypes))
+    lacks_kernel = _NO_KERNEL.search(str(error)) and wide != dtypes and call.error(wide) is None
+    return None if lacks_kernel else error
 
 
 def _check_write(func: OpOverload, target: torch.Tensor, values: torch.Tensor) -> None:
@@ -127,7 +161,7 @@ def _check_write(func: OpOverload, target: torch.Tensor, values: torch.Tensor) -
             func(torch.zeros(1, dtype=target.dtype), [first], torch.zeros(1, dtype=values.dtype))
 
 
-def _is_run(func: OpOverload, leaves: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def _may_be_run(func: OpOverload, leaves: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Return whether it is harmless to run an operator on tensors made for the check: it draws nothing, for example."""
     if func.namespace != "aten" or func.is_view or torch.Tag.nondeterministic_seeded in func.tags:
         return False
@@ -136,8 +170,8 @@ def _is_run(func: OpOverload, leaves: Sequence[Any], kwargs: dict[str, Any]) -> 
     return all(leaf.layout is torch.strided for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
-def _is_small(leaves: Sequence[Any]) -> bool:
-    """Return whether tensors have few elements, and no size that is a symbol."""
+def is_small(leaves: Sequence[Any]) -> bool:
+    """Return whether the tensors among some leaves have few elements, and no size that is a symbol."""
     shapes = [leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor)]
     known = all(isinstance(size, int) for shape in shapes for size in shape)
     return known and sum(map(math.prod, shapes)) <= _MOST
@@ -148,11 +182,6 @@ def _size(leaf: Any, shrinks: bool) -> Any:
     if isinstance(leaf, torch.SymInt) or (shrinks and type(leaf) is int and leaf > _LONGEST):
         return _LONGEST
     return leaf
-
-
-def _zero(dtype: torch.dtype) -> int:
-    del dtype
-    return 0
 
 
 def _one_unless_index(dtype: torch.dtype) -> int:

@@ -23,7 +23,7 @@ def is_text(func: Any, args: tuple) -> bool:
 
 
 class OtherText(TorchFunctionMode):
-    """Returns another text of tensors without values than torch, and another one each time."""
+    """Gives each tensor without values another text than torch does, and a new one each time."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -80,7 +80,7 @@ def _ctc(
     reduction: int = _MEAN,
     zero_infinity: bool = False,
 ) -> Any:
-    if not _is_covered(log_probs, targets, input_lengths, target_lengths):
+    if not _is_supported(log_probs, targets, input_lengths, target_lengths):
         return NotImplemented
     batched = log_probs.dim() == 3
     rows = log_probs if batched else log_probs.unsqueeze(1)
@@ -103,8 +103,8 @@ def _as_tensor(lengths: Any, device: torch.device) -> torch.Tensor:
     return lengths.reshape(-1)
 
 
-def _is_covered(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any) -> bool:
-    """Return whether `_ctc` computes the loss; torch computes or refuses all other arguments."""
+def _is_supported(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any) -> bool:
+    """Return whether `_ctc` can compute the loss; torch computes or refuses it for other arguments."""
     if not (isinstance(log_probs, torch.Tensor) and isinstance(targets, torch.Tensor)):
         return False
     if log_probs.dtype not in (torch.float32, torch.float64) or log_probs.dim() not in (2, 3) or not log_probs.numel():

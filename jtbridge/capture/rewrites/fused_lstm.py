@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from jtbridge._compat import outside_modes
+from jtbridge.core.second_gradients import as_variable, second_gradients
 
-from .recurrent import REPLACEMENTS, by_rows, followed, layer, second_gradients, using
+from .recurrent import REPLACEMENTS, by_rows, layer, using
 
 _LSTM = 2  # oneDNN's number of the cell
 
@@ -37,7 +38,7 @@ def fused_lstm(
     """
     operator: Any = torch.mkldnn_rnn_layer
     tensors = [t.contiguous() for t in (x, w_ih, w_hh, b_ih, b_hh, h, c)]
-    with torch.enable_grad():  # else there is no residual; an operator itself records no graph
+    with torch.enable_grad():  # otherwise oneDNN returns no residual; inside a custom operator, no graph is recorded
         hidden, _, last, workspace = operator(*tensors, False, [], _LSTM, h.shape[-1], 1, True, False, False, True)
     return hidden.contiguous(), last.reshape(c.shape), workspace
 
@@ -106,7 +107,7 @@ def _save_backward(ctx: Any, inputs: tuple[torch.Tensor, ...], output: Any) -> N
 def _double_backward(ctx: Any, *seconds: torch.Tensor) -> tuple[Any, ...]:
     """Return the gradients of `fused_lstm_backward`; the other results count as functions of the arguments."""
     with torch.enable_grad():
-        leaves = [followed(t) for t in ctx.saved_tensors]
+        leaves = [as_variable(t) for t in ctx.saved_tensors]
         x, h, c, *params = leaves[2:]
         hidden, cells = layer(x, h, c, params, "lstm")
         found = second_gradients((hidden, cells[-1]), leaves, seconds)

@@ -20,6 +20,7 @@ import torch
 from jtbridge._compat import recording_in_operators
 from jtbridge.core.context_variables import assigned
 from jtbridge.core.recurrent_cells import CELLS
+from jtbridge.core.second_gradients import as_variable, gradients, second_gradients
 
 from .packed import known_values, lengths_of, packed, padded
 
@@ -131,7 +132,7 @@ def recurrent_backward(
 
 
 def _over_steps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return ``sum(a[t] @ b[t].T)`` as one product."""
+    """Return the sum over t of ``a[t] @ b[t].T``, as one product."""
     return a.transpose(0, 1).flatten(1) @ b.transpose(1, 2).flatten(0, 1)
 
 
@@ -172,7 +173,7 @@ def recurrent_double_backward(
     """
     tensors = [x.detach() for x in (by_hidden, by_cells, gates, h, c, weight, bias, project)]
     with recording_in_operators(), torch.enable_grad():
-        found = _twice(seconds, tensors, cell)
+        found = _by_autograd(seconds, tensors, cell)
     return tuple(x.detach().clone() for x in found)  # type: ignore[return-value]
 
 
@@ -181,31 +182,13 @@ def _(seconds, by_hidden, by_cells, gates, h, c, weight, bias, project, cell):
     return tuple(x.new_empty(x.shape) for x in (by_hidden, by_cells, gates, h, c, weight, bias, project))
 
 
-def _twice(seconds: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], cell: str) -> tuple[torch.Tensor, ...]:
+def _by_autograd(
+    seconds: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], cell: str
+) -> tuple[torch.Tensor, ...]:
     """Compute `recurrent_double_backward` step by step, as torch code that autograd can differentiate."""
-    leaves = [followed(x) for x in tensors]
+    leaves = [as_variable(x) for x in tensors]
     hidden, cells, _ = _unrolled(*leaves[2:], cell=cell)
     return second_gradients((hidden, cells), leaves, seconds)
-
-
-def second_gradients(
-    results: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], seconds: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, ...]:
-    """Return the gradients of the gradients of two results.
-
-    Args:
-        results: two functions of `leaves[2:]`.
-        leaves: the gradients by the results, and the arguments.
-        seconds: the gradients by the gradients of the arguments.
-    """
-    options: Any = {"create_graph": True, "allow_unused": True, "materialize_grads": True}
-    firsts = torch.autograd.grad(results, leaves[2:], leaves[:2], **options)
-    return torch.autograd.grad(firsts, leaves, seconds, **options)
-
-
-def followed(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor equal to `x` to differentiate by, in the graph of `x` if `x` requires a gradient."""
-    return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -239,11 +222,9 @@ def _save_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> Non
 
 def _triple_backward(ctx: Any, *thirds: torch.Tensor) -> tuple[Any, ...]:
     with torch.enable_grad():
-        leaves = [followed(x) for x in ctx.saved_tensors]
-        results = _twice(leaves[:6], leaves[6:], ctx.cell)
-        found = torch.autograd.grad(
-            results, leaves, thirds, create_graph=True, allow_unused=True, materialize_grads=True
-        )
+        leaves = [as_variable(x) for x in ctx.saved_tensors]
+        results = _by_autograd(leaves[:6], leaves[6:], ctx.cell)
+        found = gradients(results, leaves, thirds)
     return list(found[:6]), *found[6:], None
 
 
@@ -370,12 +351,12 @@ def _network(
     return x.transpose(0, 1) if batch_first else x, torch.stack(last_h), torch.stack(last_c)
 
 
-def _is_covered(
+def _is_supported(
     x: Any, h: Any, c: Any, params: Any, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
 ) -> bool:
-    """Return whether `_network` computes the layers.
+    """Return whether `_network` can compute the layers.
 
-    It does not without steps, under autocast, and for arguments that torch refuses.
+    It cannot without steps, under autocast, or for arguments that torch refuses.
     """
     steps = x.shape[1 if batch_first else 0] if isinstance(x, torch.Tensor) and x.dim() == 3 else 0
     if steps == 0 or not isinstance(params, list | tuple) or h.dim() != 3 or c.dim() != 3:
@@ -399,7 +380,7 @@ def _lstm(x: Any, states: Any, params: Any, *how: Any) -> Any:
         return NotImplemented
     has_biases, num_layers, _, _, bidirectional, batch_first = how
     h, c = states
-    if not _is_covered(x, h, c, params, has_biases, num_layers, bidirectional, batch_first):
+    if not _is_supported(x, h, c, params, has_biases, num_layers, bidirectional, batch_first):
         return NotImplemented
     return _network(x, h, c, params, ("lstm", *how))
 
@@ -412,7 +393,7 @@ def _without_cell_state(cell: str) -> Callable[..., Any]:
         if len(how) != 6:
             return NotImplemented
         has_biases, num_layers, _, _, bidirectional, batch_first = how
-        if not _is_covered(x, h, h[..., :0], params, has_biases, num_layers, bidirectional, batch_first):
+        if not _is_supported(x, h, h[..., :0], params, has_biases, num_layers, bidirectional, batch_first):
             return NotImplemented
         return _network(x, h, h[..., :0], params, (cell, *how))[:2]
 
@@ -427,7 +408,7 @@ def _of_packed(data: Any, sizes: Any, h: Any, c: Any, params: Any, cell: str, ho
         return NotImplemented
     has_biases, num_layers, _, _, bidirectional = how
     x = padded(data, counts, 0)
-    if not _is_covered(x, h, c, params, has_biases, num_layers, bidirectional, False):
+    if not _is_supported(x, h, c, params, has_biases, num_layers, bidirectional, False):
         return NotImplemented
     y, hn, cn = _network(x, h, c, params, (cell, *how, False), lengths_of(counts))
     return packed(y, counts), hn, cn

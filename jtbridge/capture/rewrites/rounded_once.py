@@ -62,7 +62,7 @@ def materialized_tensor(x: torch.Tensor) -> torch.Tensor:
 
 
 def round_once(graph: fx.Graph) -> None:
-    """Have arrays computed once that are compared with their own elements."""
+    """Mark the arrays that are compared with their own elements, so that XLA computes each of them once."""
     compared = _compared(graph)
     for node in list(graph.nodes):
         if node in compared:
@@ -70,7 +70,7 @@ def round_once(graph: fx.Graph) -> None:
 
 
 def _compared(graph: fx.Graph) -> set[fx.Node]:
-    """Return the nodes of inexact numbers that are compared with elements of them."""
+    """Return the nodes of floats and complex numbers that are compared with some of their own elements."""
     sources: dict[fx.Node, frozenset[fx.Node]] = {}
     found: set[fx.Node] = set()
     for node in graph.nodes:

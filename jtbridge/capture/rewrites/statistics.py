@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch import fx
@@ -23,10 +22,6 @@ def keep_statistics_wide(graph: fx.Graph) -> None:
         results: list[fx.Node] = [user for user in node.users if user.target is operator.getitem and user.args[1] > 0]
         seen = [user.target for result in results for user in result.users]
         if value[1].dtype in _HALF and all(target is _aten.native_layer_norm_backward.default for target in seen):
-            node.meta["val"] = tuple(_wide(x) if i else x for i, x in enumerate(value))
+            node.meta["val"] = tuple(x.to(torch.float32) if i else x for i, x in enumerate(value))
             for result in results:
                 result.meta["val"] = node.meta["val"][result.args[1]]  # type: ignore[index]
-
-
-def _wide(x: Any) -> Any:
-    return x.to(torch.float32)

@@ -54,15 +54,16 @@ def windows(
     x: jax.Array, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool, rank: int
 ) -> Windows:
     """Return the windows of torch's pooling. An empty stride means a stride equal to the kernel size."""
-    sizes = _full(kernel, rank)
-    steps = _full(stride, rank) if stride else sizes
-    pads, gaps = _full(padding, rank), _full(dilation, rank)
+    sizes = per_dimension(kernel, rank)
+    steps = per_dimension(stride, rank) if stride else sizes
+    pads, gaps = per_dimension(padding, rank), per_dimension(dilation, rank)
     inputs = x.shape[x.ndim - rank :]
     counts = tuple(map(_count, inputs, sizes, steps, pads, gaps, (ceil_mode,) * rank))
     return Windows(sizes, steps, pads, gaps, inputs, counts)
 
 
-def _full(sizes: Sizes | int, rank: int) -> tuple[int, ...]:
+def per_dimension(sizes: Sizes | int, rank: int) -> tuple[int, ...]:
+    """Return one size for each of `rank` dimensions, from one for all or from one each."""
     sizes = (sizes,) if isinstance(sizes, int) else tuple(sizes)
     return sizes * rank if len(sizes) == 1 else sizes
 

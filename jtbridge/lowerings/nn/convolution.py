@@ -16,6 +16,8 @@ from jax import lax
 from jtbridge.lowerings._common import computed_once
 from jtbridge.lowerings._registry import register_lowering
 
+from ._windows import per_dimension
+
 Sizes = Sequence[int]
 
 
@@ -33,24 +35,20 @@ class _Window:
     groups: int
 
 
-def _full(sizes: Sizes, ndim: int) -> tuple[int, ...]:
-    return tuple(sizes) * ndim if len(sizes) == 1 else tuple(sizes)
-
-
 def _window(kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int) -> _Window:
     n = len(kernel)
-    pads = tuple((p, p) for p in _full(padding, n))
-    return _Window(_full(stride, n), pads, (1,) * n, _full(dilation, n), groups)
+    pads = tuple((p, p) for p in per_dimension(padding, n))
+    return _Window(per_dimension(stride, n), pads, (1,) * n, per_dimension(dilation, n), groups)
 
 
 def _transposed_window(
     kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, more: Sizes, groups: int
 ) -> _Window:
     n = len(kernel)
-    dilation = _full(dilation, n)
-    margins = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, _full(padding, n), strict=True)]
-    pads = tuple((m, m + extra) for m, extra in zip(margins, _full(more, n), strict=True))
-    return _Window((1,) * n, pads, _full(stride, n), tuple(dilation), groups)
+    dilation = per_dimension(dilation, n)
+    margins = [d * (k - 1) - p for d, k, p in zip(dilation, kernel, per_dimension(padding, n), strict=True)]
+    pads = tuple((m, m + extra) for m, extra in zip(margins, per_dimension(more, n), strict=True))
+    return _Window((1,) * n, pads, per_dimension(stride, n), tuple(dilation), groups)
 
 
 def _turned(weight: jax.Array, groups: int) -> jax.Array:

@@ -71,13 +71,10 @@ def _weighted(x: jax.Array, places: Sequence[jax.Array], shares: Sequence[jax.Ar
 
     found = _at(x, [on_own_axis(place, i) for i, place in enumerate(places)])
     for share in reversed(shares):
-        found = jnp.sum(found * share.reshape(share.shape[0], 1, *share.shape[1:-1], *_ones(found, share)), axis=-1)
+        summed_later = (1,) * (found.ndim - share.ndim - 1)
+        aligned = share.reshape(share.shape[0], 1, *share.shape[1:-1], *summed_later, share.shape[-1])
+        found = jnp.sum(found * aligned, axis=-1)
     return found
-
-
-def _ones(found: jax.Array, share: jax.Array) -> tuple[int, ...]:
-    """Return the shape that aligns `share` with `found`: 1 for each dimension that is summed later, then the taps."""
-    return (1,) * (found.ndim - share.ndim - 1) + share.shape[-1:]
 
 
 def _linear(x: jax.Array, places: Sequence[jax.Array]) -> jax.Array:

@@ -80,7 +80,7 @@ def _recurrent_backward(
         by_more = by_gates if by_more is None else jnp.concatenate(by_more).astype(dtype)
         by_h = jnp.matmul(transposed, by_more).astype(inner)
         by_h = by_h if by_before is None else by_h + by_before
-        # Results that are not used or are the same make the loop slower.
+        # A stacked result that is not used, or that equals another one, makes the loop slower.
         others = (() if kind.adds_gates else (by_more,)) + ((whole,) if project.size else ())
         return (by_h, by_c), (by_gates, *others)
 
@@ -112,6 +112,6 @@ def _recurrent_double_backward(
 
 
 def _over_steps(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return ``sum(a[t] @ b[t].T)`` as one product."""
+    """Return the sum over t of ``a[t] @ b[t].T``, as one product."""
     wide = jnp.swapaxes(a, 0, 1).reshape(a.shape[1], -1)
     return jnp.matmul(wide, jnp.swapaxes(b, 1, 2).reshape(-1, b.shape[1]))

@@ -38,7 +38,7 @@ def _polygamma(n: int, x: jax.Array, *, node: fx.Node) -> jax.Array:
         return _trigamma(x).astype(result)
     scale = math.gamma(n + 1.0) if n < 170 else math.inf
     order = jnp.full_like(x, n + 1)
-    # The n-th derivative of digamma is this sign and factorial times the Hurwitz zeta function.
+    # polygamma(n, x) = (-1)^(n + 1) n! zeta(n + 1, x), with the Hurwitz zeta function.
     return ((1 if n % 2 else -1) * scale * _hurwitz(order, x)).astype(result)
 
 

@@ -44,8 +44,8 @@ def search(decoder: Decoder, start: Start, settings: GenerationSettings, control
 
     Args:
         decoder: the model.
-        start: what it made of the prompt.
-        settings, controls: what is asked for.
+        start: the state of the model after the prompt.
+        settings, controls: the settings of the generation.
     """
     batch, vocabulary = start.scores.shape
     beams = settings.num_beams
@@ -131,5 +131,5 @@ def _worsened(scores: jax.Array, when: jax.Array) -> jax.Array:
 
 
 def _power(length: Any, controls: dict[str, Any]) -> jax.Array:
-    """Return what scores of sequences of a length are divided by."""
+    """Return the divisor of the scores of sequences of this length."""
     return jnp.asarray(length, jnp.float32) ** controls["length_penalty"]

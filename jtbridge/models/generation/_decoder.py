@@ -17,14 +17,14 @@ from jtbridge.models._module import JaxModule
 
 # How models name their cache, in arguments and in outputs: "cache" from transformers 5.24 on.
 _CACHES = ("past_key_values", "cache_params", "cache")
-# What a model returns, whatever its configuration says.
+# Arguments of a model that decide what it returns, whatever its configuration says.
 _OUTPUTS = {"use_cache": True, "return_dict": True}
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Carry:
-    """What a step passes to the next one.
+    """The state that a step passes to the next step.
 
     Attributes:
         cache: the model's cache.
@@ -52,14 +52,14 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What a model makes of a prompt.
+    """The state of a model after it has read a prompt.
 
     Attributes:
         ids: the tokens of the decoder, padded on the left, of shape ``(batch, length)``.
-        mask: which of them count, of the same shape.
-        scores: of the next token, of shape ``(batch, vocabulary)``.
-        prompt: what all steps share.
-        carry: of the first step.
+        mask: which of the tokens count, of the same shape.
+        scores: the scores of the next token, of shape ``(batch, vocabulary)``.
+        prompt: the arrays that all steps share.
+        carry: the carry of the first step.
     """
 
     ids: jax.Array

@@ -21,7 +21,7 @@ from jtbridge.models._module import JaxModule
 
 from ._beams import search
 from ._decoder import Decoder, own_generation, plain_model, takes
-from ._prompt import check_positions, check_values, in_bucket, integers, mask_of
+from ._prompt import check_positions, check_tokens, in_bucket, integers, mask_of
 from ._sample import sample
 from ._settings import OF_THE_MODEL, GenerationSettings, settings_of
 from ._stream import Stream, emit, emit_to
@@ -91,7 +91,7 @@ def generate(
     Raises:
         ArgumentError: an argument is out of range or does not fit.
         ModelError: the model is no language model of transformers, or its cache or its ``generation_config`` has
-            something that is not built.
+            something that is not supported.
 
     Example:
         >>> import jtbridge, numpy as np, transformers
@@ -134,7 +134,7 @@ def generate(
         raise ArgumentError("Beam search knows its tokens at the end alone, so it takes no `stream`.")
     mask = mask_of(model, inputs, attention_mask, pad_token_id, settings)
     check_positions(model, inputs, settings)
-    check_values(model, inputs, mask, settings)
+    check_tokens(model, inputs, mask, settings)
     padded, mask = (inputs, mask) if model_inputs else in_bucket(model, inputs, mask)
     program = _Program(settings, model.main_input_name, _start_token(model) if has_encoder else None)
     arrays = _Arrays(params, state, padded, mask, rng, controls, model_inputs)
@@ -149,12 +149,12 @@ def generate(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Arrays:
-    """What a program takes.
+    """The arguments of a compiled program.
 
     Attributes:
         params, state: the tensors of the model.
         inputs: the prompt, or the input of the encoder.
-        mask: which tokens of it count, if the model takes a mask.
+        mask: which tokens of the prompt count, if the model takes a mask.
         rng: a key, if tokens are sampled.
         controls: temperature, penalties and probabilities, and the length of the prompt if it counts.
         further: further arguments of the model.
@@ -171,10 +171,10 @@ class _Arrays:
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
-    """What a program is compiled for, besides the shapes of its arguments.
+    """The static facts that a program is compiled for, besides the shapes of its arguments.
 
     Attributes:
-        settings: what is asked for.
+        settings: the settings of the generation.
         main_input: the name of the model's first argument.
         start: the first token of the decoder, if there is an encoder.
     """
@@ -188,7 +188,7 @@ class _Program:
 
         Args:
             net: the model.
-            arrays: what the program takes.
+            arrays: the arguments of the program.
             emit: passes the tokens of a step on, and returns whether to stop.
         """
         inputs, mask = arrays.inputs, arrays.mask

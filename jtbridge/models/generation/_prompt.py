@@ -56,7 +56,7 @@ def mask_of(
     return mask.astype(jnp.int32)
 
 
-def check_values(model: Any, inputs: jax.Array, mask: jax.Array | None, settings: GenerationSettings) -> None:
+def check_tokens(model: Any, inputs: jax.Array, mask: jax.Array | None, settings: GenerationSettings) -> None:
     """Raise an error for tokens that the model does not have, or a prompt that is padded on the wrong side."""
     is_traced = isinstance(inputs, jax.core.Tracer) or isinstance(mask, jax.core.Tracer)
     if is_traced or model.main_input_name != "input_ids":
@@ -128,7 +128,7 @@ def in_bucket(model: Any, inputs: jax.Array, mask: jax.Array | None) -> tuple[ja
 
 
 def _only_attends(model: Any) -> bool:
-    """Return whether all that a model keeps of earlier tokens are keys and values, which a mask can exclude."""
+    """Return whether a model's cache has keys and values alone, so that a mask excludes tokens completely."""
     from transformers import cache_utils
 
     layers = cache_utils.DynamicCache(config=model.config).layers

@@ -13,8 +13,8 @@ import numpy as np
 from jtbridge.errors import ArgumentError, ModelError
 from jtbridge.models._whole_numbers import as_whole_number
 
-# GenerationSettings of transformers that change tokens and that are not built, with the values that leave them out.
-_NOT_BUILT = {
+# Settings of transformers that change tokens and are not supported here, with the values that turn them off.
+_UNSUPPORTED = {
     "guidance_scale": (None, 1, 1.0),
     "sequence_bias": (None,),
     "encoder_repetition_penalty": (None, 1.0),
@@ -37,16 +37,16 @@ _NOT_BUILT = {
     "token_healing": (None, False),
     "cache_implementation": (None, "static", "hybrid", "offloaded", "dynamic"),
 }
-_NOT_BUILT_FOR_SAMPLING = {
+_UNSUPPORTED_FOR_SAMPLING = {
     "typical_p": (None, 1.0),
     "epsilon_cutoff": (None, 0.0),
     "eta_cutoff": (None, 0.0),
     "top_h": (None,),
 }
-# The arguments that are numbers of a program, with the values that leave them out.
+# The settings that are arguments of a compiled program, with the values that turn them off.
 _CONTROLS = {"repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0, "min_p": None}
 _WHOLE = {"max_new_tokens": 1, "min_new_tokens": 0, "num_beams": 1, "top_k": 0, "no_repeat_ngram_size": 0}  # at least
-# Settings that are read from a model alone, and are no arguments.
+# Settings that are read from the model alone, and are no arguments of `generate`.
 OF_THE_MODEL = frozenset(
     {"bos_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "min_length"}
     | {"suppress_tokens", "begin_suppress_tokens"}
@@ -103,42 +103,11 @@ def settings_of(
     Raises:
         ArgumentError: a number is out of range, an argument for sampling is given without a key, or one for beam search
             without beams.
-        ModelError: `config` asks for something that is not built.
+        ModelError: `config` asks for something that is not supported.
     """
-    if not sampled:
-        _refuse_sampling(given)
-    chosen: dict[str, Any] = {
-        name: getattr(config, name, None) if value is None else value for name, value in given.items()
-    }
-    chosen |= {name: as_whole_number(chosen[name]) for name in _WHOLE}
-    if isinstance(chosen["early_stopping"], np.bool_):
-        chosen["early_stopping"] = bool(chosen["early_stopping"])
-    _check({name: value for name, value in chosen.items() if sampled or name not in _FOR_SAMPLING})
-    _refuse_not_built(config, _NOT_BUILT | (_NOT_BUILT_FOR_SAMPLING if sampled else {}))
-    beams = 1 if chosen["num_beams"] is None else chosen["num_beams"]
-    if beams == 1:
-        _refuse_beam_search(given)
-    if given["min_new_tokens"] is not None and chosen["min_new_tokens"] > chosen["max_new_tokens"]:
-        raise ArgumentError(
-            f"`min_new_tokens` is {chosen['min_new_tokens']}, which is more than `max_new_tokens`, "
-            f"{chosen['max_new_tokens']}."
-        )
-    if beams > 1 and sampled:
-        raise ArgumentError(
-            "Beam search chooses the best tokens, so it takes no `rng`. Leave out `rng` or `num_beams`."
-        )
-    controls = {
-        name: chosen[name]
-        for name, off in _CONTROLS.items()
-        if chosen[name] is not None and not _is(chosen[name], off) and (sampled or name not in _FOR_SAMPLING)
-    }
-    if beams > 1:
-        controls["length_penalty"] = 1.0 if chosen["length_penalty"] is None else chosen["length_penalty"]
-    unrepeated = chosen["no_repeat_ngram_size"] or 0
-    if unrepeated:
-        controls["prompt_length"] = length
+    chosen = _chosen(config, given, sampled)
     ends = _tokens("eos_token_id", chosen["eos_token_id"])
-    eos = tuple(token for token in ends if 0 <= token < vocabulary)  # -1 is for "no end"
+    eos = tuple(token for token in ends if 0 <= token < vocabulary)  # -1 means that no token ends a sequence
     pads = _tokens("pad_token_id", chosen["pad_token_id"])
     if len(pads) > 1:
         raise ArgumentError(f"`pad_token_id` must be one token, but it is {chosen['pad_token_id']!r}.")
@@ -153,10 +122,10 @@ def settings_of(
     settings = GenerationSettings(
         max_new_tokens=chosen["max_new_tokens"],
         min_new_tokens=least,
-        num_beams=beams,
+        num_beams=chosen["num_beams"],
         early_stopping=False if chosen["early_stopping"] is None else chosen["early_stopping"],
         top_k=top_k,
-        unrepeated=unrepeated,
+        unrepeated=chosen["no_repeat_ngram_size"] or 0,
         eos=eos,
         pad=pads[0] if pads else eos[0] if eos else 0,
         forced_first=forced_first[0] if forced_first and length == 1 else None,
@@ -164,7 +133,49 @@ def settings_of(
         suppressed=suppressed,
         suppressed_first=suppressed_first,
     )
-    return settings, controls
+    return settings, _controls(chosen, length, sampled)
+
+
+def _chosen(config: Any, given: dict[str, Any], sampled: bool) -> dict[str, Any]:
+    """Return the arguments of `generate` with the values of `config` where none is given, after a check of them all."""
+    if not sampled:
+        _refuse_sampling(given)
+    chosen: dict[str, Any] = {
+        name: getattr(config, name, None) if value is None else value for name, value in given.items()
+    }
+    chosen |= {name: as_whole_number(chosen[name]) for name in _WHOLE}
+    if isinstance(chosen["early_stopping"], np.bool_):
+        chosen["early_stopping"] = bool(chosen["early_stopping"])
+    _check({name: value for name, value in chosen.items() if sampled or name not in _FOR_SAMPLING})
+    _refuse_unsupported(config, _UNSUPPORTED | (_UNSUPPORTED_FOR_SAMPLING if sampled else {}))
+    if chosen["num_beams"] is None:
+        chosen["num_beams"] = 1
+    if chosen["num_beams"] == 1:
+        _refuse_beam_search(given)
+    if given["min_new_tokens"] is not None and chosen["min_new_tokens"] > chosen["max_new_tokens"]:
+        raise ArgumentError(
+            f"`min_new_tokens` is {chosen['min_new_tokens']}, which is more than `max_new_tokens`, "
+            f"{chosen['max_new_tokens']}."
+        )
+    if chosen["num_beams"] > 1 and sampled:
+        raise ArgumentError(
+            "Beam search chooses the best tokens, so it takes no `rng`. Leave out `rng` or `num_beams`."
+        )
+    return chosen
+
+
+def _controls(chosen: dict[str, Any], length: int, sampled: bool) -> dict[str, Any]:
+    """Return the settings that are arguments of a program, without those that change nothing."""
+    controls = {
+        name: chosen[name]
+        for name, off in _CONTROLS.items()
+        if chosen[name] is not None and not _is(chosen[name], off) and (sampled or name not in _FOR_SAMPLING)
+    }
+    if chosen["num_beams"] > 1:
+        controls["length_penalty"] = 1.0 if chosen["length_penalty"] is None else chosen["length_penalty"]
+    if chosen["no_repeat_ngram_size"]:
+        controls["prompt_length"] = length
+    return controls
 
 
 def _check(given: dict[str, Any]) -> None:
@@ -221,7 +232,7 @@ def _refuse_beam_search(given: dict[str, Any]) -> None:
             raise ArgumentError(f"`{name}` is for beam search, which keeps several sequences: pass `num_beams=4`.")
 
 
-def _refuse_not_built(config: Any, names: dict[str, tuple[Any, ...]]) -> None:
+def _refuse_unsupported(config: Any, names: dict[str, tuple[Any, ...]]) -> None:
     for name, off in names.items():
         value = getattr(config, name, None)
         if not any(_is(value, one) for one in off):

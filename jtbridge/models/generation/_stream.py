@@ -63,7 +63,7 @@ def emit_to(function: Function, tokens: jax.Array) -> jax.Array:
 
 
 def _stops(answer: Any) -> bool:
-    """Return whether what a function of a stream returned is True, also as a scalar of NumPy, JAX or torch.
+    """Return whether the answer of a stream's function is True, also as a scalar of NumPy, JAX or torch.
 
     Another value, such as the number of characters that `write` returns, does not end the generation.
     """
@@ -81,7 +81,7 @@ def _stops(answer: Any) -> bool:
 
 
 def _asked(question: Callable[..., bool], *args: jax.Array) -> jax.Array:
-    """Return what a Python function answers when the program runs."""
+    """Return the answer of a Python function that the program calls when it runs."""
     return io_callback(
         lambda *values: np.array(question(*map(np.array, values))),
         jax.ShapeDtypeStruct((), jnp.bool_),

@@ -205,10 +205,7 @@ class TrainStep:
                     "state of `init`: `state | changed`."
                 )
             check_metrics(metrics)
-            weight = jnp.ones((), jnp.float32) if self._weight is None else jnp.asarray(self._weight(part))
-            if weight.ndim or jnp.iscomplexobj(weight):
-                raise ArgumentError(f"`weight` must return a real scalar, but returned {weight.aval.str_short()}.")
-            weight = weight.astype(jnp.float32)
+            weight = self._weight_of(part)
             gradients, metrics = jax.tree.map(lambda leaf: _weighted(leaf, weight), (gradients, metrics))
             return (jax.tree.map(jnp.add, total, gradients), buffers | changed), (metrics, weight)
 
@@ -219,6 +216,13 @@ class TrainStep:
         gradients = jax.tree.map(lambda t, p: (t / sum_of_weights.astype(t.dtype)).astype(p.dtype), total, params)
         metrics = jax.tree.map(lambda m: m.sum(0) / sum_of_weights.astype(m.dtype), metrics)
         return gradients, {name: buffers[name] for name in names}, metrics
+
+    def _weight_of(self, microbatch: Any) -> jax.Array:
+        """Return the weight of a microbatch in the mean over all, float32."""
+        weight = jnp.ones(()) if self._weight is None else jnp.asarray(self._weight(microbatch))
+        if weight.ndim or jnp.iscomplexobj(weight):
+            raise ArgumentError(f"`weight` must return a real scalar, but returned {weight.aval.str_short()}.")
+        return weight.astype(jnp.float32)
 
     def __repr__(self) -> str:
         return f"<jtbridge.train_step of {self._net.__name__}>"

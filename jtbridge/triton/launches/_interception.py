@@ -33,7 +33,7 @@ class _ActiveInterceptions(threading.local):
 
 _ACTIVE = _ActiveInterceptions()
 _PATCH_LOCK = threading.Lock()
-_patches: list[Callable[[], None]] = []  # what removes the patch, once per active block of any thread
+_patches: list[Callable[[], None]] = []  # the function that removes the patch, once per active block of any thread
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from jtbridge.core.array_types import SYMBOLIC_NUMBERS
 from jtbridge.core.messages import kind_of
 from jtbridge.errors import LaunchError
 from jtbridge.triton._ir import TRITON_TYPES, jit_function
@@ -102,8 +103,32 @@ def bind_launch(
         LaunchError: an argument cannot be part of a JAX program.
     """
     function = jit_function(kernel)
-    named = dict(zip(function.arg_names, args, strict=False))
+    named = _arguments_by_name(kernel, args, kwargs)
     options = {name: int(kwargs[name]) for name in OPTIONS & kwargs.keys()}
+    numbers = {}
+    for name, value in named.items():
+        if isinstance(value, LateScalar):
+            value.is_kernel_argument = True
+            numbers[name] = value.tensor
+    tensors = {name: value for name, value in {**named, **numbers}.items() if isinstance(value, torch.Tensor)}
+    for name, tensor in tensors.items():
+        if tensor.dtype not in TRITON_TYPES:
+            raise LaunchError(
+                f"Kernel `{function.__name__}` was given a tensor of {tensor.dtype} for `{name}`, which Triton does "
+                "not have. Pass complex tensors as `torch.view_as_real(x)`."
+            )
+    values = {name: _checked_value(function, name, value) for name, value in named.items() if name not in tensors}
+    return Launch(kernel, grid, tuple(tensors), values, options, frozenset(numbers)), list(tensors.values())
+
+
+def _arguments_by_name(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a launch and the defaults of other parameters, without those that decorators supply.
+
+    Raises:
+        LaunchError: the arguments do not fit the kernel, or the launch is cooperative.
+    """
+    function = jit_function(kernel)
+    named = dict(zip(function.arg_names, args, strict=False))
     # A parameter of the kernel may have the name of an option; then the argument is both.
     own = set(function.arg_names)
     named |= {name: value for name, value in kwargs.items() if name in own or name not in OPTIONS | _IGNORED}
@@ -127,20 +152,7 @@ def bind_launch(
         raise LaunchError(
             f"Kernel `{function.__name__}` was launched without its parameters {', '.join(missing)}. Pass them."
         )
-    numbers = {}
-    for name, value in named.items():
-        if isinstance(value, LateScalar):
-            value.is_kernel_argument = True
-            numbers[name] = value.tensor
-    tensors = {name: value for name, value in {**named, **numbers}.items() if isinstance(value, torch.Tensor)}
-    for name, tensor in tensors.items():
-        if tensor.dtype not in TRITON_TYPES:
-            raise LaunchError(
-                f"Kernel `{function.__name__}` was given a tensor of {tensor.dtype} for `{name}`, which Triton does "
-                "not have. Pass complex tensors as `torch.view_as_real(x)`."
-            )
-    values = {name: _checked_value(function, name, value) for name, value in named.items() if name not in tensors}
-    return Launch(kernel, grid, tuple(tensors), values, options, frozenset(numbers)), list(tensors.values())
+    return named
 
 
 def _decorator_arguments(kernel: Any) -> set[str]:
@@ -155,7 +167,7 @@ def _decorator_arguments(kernel: Any) -> set[str]:
 
 def _checked_value(function: Any, name: str, value: Any) -> Any:
     value = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+    if isinstance(value, SYMBOLIC_NUMBERS):
         raise SymbolicScalarError(
             f"Kernel `{function.__name__}` was given a size that depends on data for `{name}`. Pass a fixed number."
         )
