@@ -37,3 +37,10 @@ def test_verify_finds_another_branch(transform: str):
 def test_verify_by_config():
     with jtbridge.config(backend="xla", verify=True), pytest.raises(VerificationError, match="fakes_are_other"):
         jtbridge.wrap(fakes_are_other)(jnp.asarray(X))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e5m2"])
+def test_verify_in_dtypes_that_numpy_lacks(dtype):
+    f = jtbridge.wrap(lambda scale, v: scale.float() * v.float(), backend="xla", verify=True)
+    jax.block_until_ready(jax.jit(f)(jnp.asarray(2.0, dtype), jnp.asarray(X, dtype)))
+    jax.effects_barrier()
