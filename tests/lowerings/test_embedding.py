@@ -23,6 +23,10 @@ def test_embedding(padding, by_frequency):
     )
 
 
+def test_embedding_of_no_rows():
+    check(lambda w, i: functional.embedding(i, w), _TABLE, torch.zeros((2, 0), dtype=torch.int64), grad=True)
+
+
 @pytest.mark.parametrize("norm", [1.0, 2.0, float("inf")])
 def test_embedding_with_bounded_norms(norm):
     def function(w, i):

@@ -32,7 +32,7 @@ def _embedding_dense_backward(
     grad: jax.Array, indices: jax.Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> jax.Array:
     rows = indices.reshape(-1)
-    return summed_rows(grad.reshape(rows.size, -1), rows, num_weights, padding_idx, scale_grad_by_freq)
+    return summed_rows(grad.reshape(rows.size, grad.shape[-1]), rows, num_weights, padding_idx, scale_grad_by_freq)
 
 
 def summed_rows(

@@ -76,7 +76,7 @@ def _slice_scatter(
     if step == 1:
         return src if count == x.shape[axis] else replace_slice(x, src, first, axis)
     offset = positions(x.shape, axis) - first
-    inside = (offset >= 0) & (offset % step == 0)
+    inside = (offset >= 0) & (offset < count * step) & (offset % step == 0)
     return jnp.where(inside, _placed(src, x.shape[axis], first, step, axis), x)
 
 
