@@ -31,7 +31,8 @@ def test_smooth_l1_without_a_smooth_part():
 
 def test_of_nothing():
     empty = torch.zeros(0, 3)
-    check(lambda x, y: (F.mse_loss(x, y), F.huber_loss(x, y, reduction="sum")), empty, empty)
+    check(lambda x, y: (F.mse_loss(x, y), F.huber_loss(x, y, reduction="sum")), empty, empty, grad=True)
+    check(lambda x, y: (F.huber_loss(x, y), F.smooth_l1_loss(x, y)), empty, empty, grad=True)
 
 
 def test_nan_and_infinity():

@@ -92,8 +92,15 @@ def test_precision(dtype):
     check(lambda x: F.interpolate(x, (7, 4), mode="bilinear"), X.to(dtype), grad=True, **tolerance)
 
 
-def test_empty_batch():
-    check(lambda x: F.interpolate(x, (4, 3), mode="bilinear"), X[:0], grad=True)
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear"])
+def test_empty_batch(mode):
+    check(lambda x: F.interpolate(x, (4, 3), mode=mode), X[:0], grad=True)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("dims", [1, 3])
+def test_empty_batch_of_other_dimensions(mode, dims):
+    check(lambda x: F.interpolate(x, scale_factor=2, mode=mode), torch.ones(0, 2, *[3] * dims), grad=True)
 
 
 def test_nan_stays_where_it_is():

@@ -57,6 +57,20 @@ _OTHER_STRIDES = frozenset(
     torch.ops.aten.div.Tensor_mode,
     torch.ops.aten.ldexp.Tensor,
 }
+# Their fake results cannot be made if a tensor has no elements, as in an empty batch.
+_FAIL_ON_EMPTY = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in (
+        "_upsample_nearest_exact1d",
+        "_upsample_nearest_exact2d",
+        "_upsample_nearest_exact3d",
+        "huber_loss_backward",
+        "mse_loss_backward",
+        "upsample_nearest1d",
+        "upsample_nearest2d",
+        "upsample_nearest3d",
+    )
+)
 
 
 class FakeAsReal(TorchDispatchMode):
@@ -68,7 +82,8 @@ class FakeAsReal(TorchDispatchMode):
       write to one changes the other.
     - Some results have other strides than on a CPU, if an argument is not contiguous. Whether ``reshape`` returns a
       view depends on them.
-    - Some operators, ``max`` among them, refuse a tensor without elements, and have a result for a fake one.
+    - Some operators, ``max`` among them, refuse a tensor without elements, and have a result for a fake one. With
+      others, ``upsample_nearest2d`` among them, it is the other way round.
     - The number of entries of a sparse tensor depends on data. So do the sizes of its indices and values, and whether
       it is coalesced.
 
@@ -96,6 +111,8 @@ class FakeAsReal(TorchDispatchMode):
                 raise DataDependentOutputException(func)
             with outside_modes():
                 return func(*args)
+        if func in _FAIL_ON_EMPTY and any(map(_is_empty, args)):
+            return _result_without_elements(func, args, kwargs or {})
         out = func(*args, **(kwargs or {}))
         if self._dtypes is not None:
             check_shapes(func, args)
@@ -132,6 +149,19 @@ def _run_on_empty(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None
 
     with outside_modes(), torch.no_grad():
         func(*jax.tree.map(real, args), **jax.tree.map(real, kwargs))
+
+
+def _result_without_elements(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
+    """Return the result of an operator of :data:`_FAIL_ON_EMPTY`, traced as a new tensor if it has no elements."""
+
+    def real(leaf: Any) -> Any:
+        return torch.zeros(leaf.shape, dtype=leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
+
+    with outside_modes(), torch.no_grad():
+        found = func(*jax.tree.map(real, args), **jax.tree.map(real, kwargs))
+    if found.numel():
+        return func(*args, **kwargs)
+    return args[0].new_zeros(found.shape, dtype=found.dtype)
 
 
 def _with_real_strides(func: OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> Any:
