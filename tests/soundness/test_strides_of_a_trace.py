@@ -34,6 +34,17 @@ OPERATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "reflection_pad3d": lambda x: F.pad(x[None], (1, 1, 1, 1, 1, 1), mode="reflect"),
     "replication_pad3d": lambda x: F.pad(x[None], (1, 1, 1, 1, 1, 1), mode="replicate"),
 }
+# Functions whose gradients have strides of their own. The weights keep a gradient from being an expanded number.
+WEIGHTS = torch.arange(120.0).reshape(2, 4, 3, 5)
+DIFFERENTIATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True) * WEIGHTS,
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.zeros(2, 3, 5, dtype=torch.int64)),
+    "glu": lambda x: F.glu(x, 0) * WEIGHTS[:1],
+    "huber_loss": lambda x: F.huber_loss(x, WEIGHTS),
+    "layer_norm": lambda x: F.layer_norm(x, (5,)) * WEIGHTS,
+    "replication_pad2d": lambda x: F.pad(x, (0, 1, 1, 0), mode="replicate") ** 2,
+    "smooth_l1_loss": lambda x: F.smooth_l1_loss(x, WEIGHTS),
+}
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
     "transposed": lambda x: x.mT.contiguous().mT,
@@ -69,3 +80,22 @@ def test_gradients(layout: str):
     np.testing.assert_allclose(
         jax.jit(jax.grad(lambda x: f(x).sum()))(X), jax.grad(lambda x: f(x).sum())(X), rtol=1e-5, atol=1e-6
     )
+
+
+def _strides(of: Callable[[torch.Tensor], torch.Tensor], layout: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function whose result has the strides of `of` as its shape, so that nothing need be computed."""
+    return lambda x: torch.zeros(()).expand(of(LAYOUTS[layout](x)).stride())
+
+
+FUNCTIONS = {
+    **OPERATORS,
+    "rpow": lambda x: 2**x,
+    **{f"gradient of {name}": torch.func.grad(lambda x, of=of: of(x).sum()) for name, of in DIFFERENTIATED.items()},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_strides_are_those_of_torch(name: str, layout: str):
+    strides = _strides(FUNCTIONS[name], layout)
+    assert jax.eval_shape(jtbridge.wrap(strides), X).shape == tuple(strides(torch.from_numpy(np.array(X))).shape)

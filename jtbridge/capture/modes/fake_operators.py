@@ -34,10 +34,13 @@ _OTHER_STRIDES = frozenset(
     getattr(torch.ops.aten, name).default
     for name in (
         "_batch_norm_with_update",
+        "_log_softmax_backward_data",
         "_native_batch_norm_legit",
         "channel_shuffle",
         "floor_divide",
+        "glu_backward",
         "heaviside",
+        "huber_loss_backward",
         "log_sigmoid_forward",
         "logaddexp",
         "logical_and",
@@ -45,17 +48,22 @@ _OTHER_STRIDES = frozenset(
         "logical_xor",
         "max_unpool2d",
         "native_batch_norm",
+        "native_batch_norm_backward",
         "native_dropout_backward",
+        "native_layer_norm_backward",
         "reflection_pad3d",
+        "replication_pad2d_backward",
         "replication_pad3d",
         "roll",
         "rrelu_with_noise",
+        "smooth_l1_loss_backward",
     )
 ) | {
     torch.ops.aten._native_batch_norm_legit.no_stats,
     torch.ops.aten.copysign.Tensor,
     torch.ops.aten.div.Tensor_mode,
     torch.ops.aten.ldexp.Tensor,
+    torch.ops.aten.pow.Scalar,
 }
 # Their fake results cannot be made if a tensor has no elements, as in an empty batch.
 _FAIL_ON_EMPTY = frozenset(
