@@ -33,7 +33,7 @@ from .modes.exceptions import none_caught
 from .modes.fake_operators import FakeAsReal
 from .modes.flex_attention import FlexAttentionInOperators
 from .modes.fused_lstm import WithoutFusedLstm
-from .modes.overrides import CopiedTensors
+from .modes.overrides import CopiedTensors, HooksWithoutGradient
 from .rewrites.grouped_mm import GroupedProducts
 from .rewrites.indexing import refuse_stale_copies
 
@@ -84,6 +84,7 @@ def run_on_fakes(
                 following,
                 known,
                 CopiedTensors(),
+                HooksWithoutGradient(),
                 none_caught(),
                 FlexAttentionInOperators(),
             ):

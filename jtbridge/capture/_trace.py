@@ -37,7 +37,7 @@ from .modes.exceptions import none_caught
 from .modes.fake_operators import FakeAsReal
 from .modes.flex_attention import FlexAttentionInOperators
 from .modes.fused_lstm import FusedGradients, WithoutFusedLstm
-from .modes.overrides import CopiedTensors, OverrideMode
+from .modes.overrides import CopiedTensors, HooksWithoutGradient, OverrideMode
 from .modes.provenance import ModulePaths, ProvenanceMode
 from .rewrites.grouped_mm import GroupedProducts
 from .rewrites.indexing import refuse_stale_copies
@@ -125,6 +125,7 @@ def _trace_one_way(
         ComparedNumbers(oracle) if oracle is not None and compares else contextlib.nullcontext(),
         on_cpu or contextlib.nullcontext(),
         CopiedTensors(),
+        HooksWithoutGradient(),
     ):
         try:
             run = _noted(fn, oracle, recorder, known)

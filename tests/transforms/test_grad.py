@@ -97,3 +97,18 @@ def test_the_rows_of_a_constant_mask_are_broadcast(index, backend: str):
     row = 0 if isinstance(index, list) else 1
     expected = jax.grad(lambda x: (x[row] * x).sum())(x)
     np.testing.assert_allclose(jax.jit(jax.grad(f))(x), expected)
+
+
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_hooks_of_tensors_that_have_a_gradient_only_under_grad(backend: str, jitted: bool):
+    """A function is traced for its value too, where torch refuses a hook and `retain_grad`."""
+
+    def f(x):
+        y = x * 1
+        y.register_hook(lambda gradient: gradient * 3)
+        y.register_hook(lambda gradient: gradient * 5).remove()
+        y.retain_grad()
+        return (y * y).sum()
+
+    gradient = jax.grad(jtbridge.wrap(f, backend=backend))
+    assert (jax.jit(gradient) if jitted else gradient)(jnp.arange(3.0)).tolist() == [0, 6, 12]

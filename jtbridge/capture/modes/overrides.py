@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import inspect
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from jtbridge._compat import FakeTensor, thread_in_forward_mode
 from jtbridge.capture.rewrites import REPLACEMENTS
@@ -60,3 +62,22 @@ class CopiedTensors(TorchFunctionMode):
                 memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
             return memo[id(tensor)]
         return func(*args, **(kwargs or {}))
+
+
+class HooksWithoutGradient(TorchFunctionMode):
+    """Ignores the hooks of a tensor without a gradient, and `retain_grad`, which torch refuses for such a tensor.
+
+    A function that JAX differentiates is first traced for its types and its value alone, where no tensor has a gradient.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _OF_GRADIENTS and not args[0].requires_grad:
+            return None if func is torch.Tensor.retain_grad else RemovableHandle(collections.OrderedDict())
+        return func(*args, **(kwargs or {}))
+
+
+_OF_GRADIENTS = (
+    torch.Tensor.register_hook,
+    torch.Tensor.register_post_accumulate_grad_hook,
+    torch.Tensor.retain_grad,
+)
