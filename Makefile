@@ -2,6 +2,7 @@
 #
 #   make demo                    sentence embeddings, and text by SmolLM2, by torch models in JAX
 #   make test                    style, types and tests
+#   make lint                    style and types; `make format` corrects the style
 #   make test-models             modules as functions of their parameters, training steps, and the examples
 #   make test-operators          every family of translated operators at its edge cases, and higher derivatives
 #   make test-kernels            Triton's kernels: interpreted, compiled for two GPUs, and lowered; no GPU needed;
@@ -28,6 +29,8 @@
 #   make test-gpu VENV=.venv-gpu PYTHON=python3.12 TORCH=torch==2.11.0 JAX=jax==0.11.2 TRITON=triton==3.6.0
 #                                the same with other versions; its first line prints those that it runs
 #   make bench-gpu               the kernels beside XLA, torch and Liger-Kernel on a GPU; ARGS="--only attention"
+#   make setup                   installs what the tests, the examples and the benchmarks need, and runs nothing
+#   make clean                   removes builds and caches, and keeps .venv
 #   make test PY=python3         with an interpreter that has everything already; installs nothing
 #   make test LINT= VENV=.venv-new PYTHON=python3.13 TORCH=torch==2.15.0 JAX=jax==0.12.0.1    (other versions)
 #   make test-kernels VENV=.venv-new PYTHON=python3.12 JAX=jax==0.11.2 TRITON=triton==3.7.1 JAX_TRITON=jax-triton==0.4.1

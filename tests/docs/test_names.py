@@ -122,6 +122,14 @@ def test_targets_of_make_exist(page: pathlib.Path):
         assert re.search(rf"^{re.escape(name)}:", makefile, re.MULTILINE), name
 
 
+def test_make_help_names_every_target():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.search(r"^\.PHONY: ((?:.*\\\n)*.*)$", makefile, re.MULTILINE)[1].replace("\\", " ").split()
+    shown = makefile.split("\n\n")[0]
+    for name in targets:
+        assert name == "help" or re.search(rf"\bmake {name}\b(?!-)", shown), name
+
+
 @pages
 def test_options_that_are_named_exist(page: pathlib.Path):
     for function in ("wrap", "config"):
