@@ -48,7 +48,7 @@ def config(
 
     Raises:
         BackendError: there is no such backend; the message lists the known backends.
-        ArgumentError: `islands` is none of its three values.
+        ArgumentError: `islands` is none of its three values, or `verify` or `tune` is not True or False.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge, torch
@@ -56,6 +56,9 @@ def config(
         >>> with jtbridge.config(backend="callback"):
         ...     y = f(jnp.zeros(3))
     """
+    for name, flag in (("verify", verify), ("tune", tune)):
+        if flag not in (None, True, False):
+            raise ArgumentError(f"`{name}` must be True or False, but it is {flag!r}.")
     values = (
         (_ISLANDS, _ISLANDS.get() if islands is None else check_islands(islands)),
         (_BACKEND, _BACKEND.get() if backend is None else check_name(backend)),

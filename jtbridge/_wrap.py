@@ -281,12 +281,12 @@ def wrap(
         "residuals": _one_of("residuals", residuals, ("save", "recompute")),
         "repeated_blocks": _one_of("repeated_blocks", repeated_blocks, ("inline", "call", "scan")),
         "islands": check_islands(islands),
-        "return_mutated": return_mutated,
+        "return_mutated": _one_of("return_mutated", return_mutated, (True, False)),
         "effects": _one_of("effects", effects, (None, "ordered")),
         "int32": _one_of("int32", int32, ("int64", "keep")),
-        "verify": verify,
+        "verify": _one_of("verify", verify, (True, False)),
         "purity": _one_of("purity", purity, ("error", "warn", "allow")),
-        "batched": (batched,) if isinstance(batched, str) else tuple(batched),
+        "batched": _names("batched", batched),
     }
     if fn is None:
         return lambda function: _wrapped(function, options)
@@ -294,7 +294,12 @@ def wrap(
 
 
 def as_wrapped(fn: Any) -> Wrapped:
-    """Return a wrapped function as it is, that of a :class:`jtbridge.JaxModule`, and any other callable wrapped."""
+    """Return a wrapped function, also one under ``jax.jit``, or that of a `JaxModule`; wrap any other callable."""
+    inner = fn
+    while isinstance(inner, jax.stages.Wrapped) and hasattr(inner, "__wrapped__"):
+        inner = inner.__wrapped__  # type: ignore[attr-defined]
+    if isinstance(inner, Wrapped) or hasattr(type(inner), "__jtbridge_wrapped__"):
+        fn = inner
     if hasattr(type(fn), "__jtbridge_wrapped__"):
         return fn.__jtbridge_wrapped__()
     return fn if isinstance(fn, Wrapped) else wrap(fn)
@@ -323,6 +328,11 @@ def _callable(fn: Any) -> Callable[..., Any]:
         return fn.module()
     if not callable(fn):
         raise ArgumentError(f"`wrap` takes a callable, but got {kind_of(fn)}.")
+    if isinstance(fn, jax.stages.Wrapped):
+        raise ArgumentError(
+            f"`wrap` takes a torch function, but `{_name_of(fn)}` is a JAX function. Call it as it is; or, inside "
+            "torch code, call `jtbridge.to_torch_function` of it."
+        )
     kind = next((kind for is_kind, kind in _SUSPENDED if any(map(is_kind, _bodies(fn)))), None)
     if kind is not None:
         raise ArgumentError(
@@ -355,6 +365,13 @@ def _one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
     if value not in known:
         raise ArgumentError(f"`{name}` must be one of {', '.join(map(repr, known))}, but it is {value!r}.")
     return value
+
+
+def _names(option: str, value: Any) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
+        raise ArgumentError(f"`{option}` must be the name of an argument, or a tuple of names, but it is {value!r}.")
+    return tuple(names)
 
 
 def _name_of(fn: Any) -> str:

@@ -230,12 +230,37 @@ def test_wrap_refuses_what_is_not_callable():
         ({"residuals": "keep"}, "`residuals` must be one of 'save', 'recompute', but it is 'keep'."),
         ({"effects": "io"}, "`effects` must be one of None, 'ordered', but it is 'io'."),
         ({"int32": "int32"}, "`int32` must be one of 'int64', 'keep', but it is 'int32'."),
+        ({"verify": "no"}, "`verify` must be one of True, False, but it is 'no'."),
+        ({"return_mutated": "x"}, "`return_mutated` must be one of True, False, but it is 'x'."),
+        ({"batched": 3}, "`batched` must be the name of an argument, or a tuple of names, but it is 3."),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], message: str):
     with pytest.raises(ArgumentError) as caught:
         jtbridge.wrap(torch.sin, **options)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("options", [{"verify": "no"}, {"tune": 2}], ids=str)
+def test_switches_of_config_are_checked(options: dict[str, Any]):
+    with (
+        pytest.raises(ArgumentError, match=f"`{next(iter(options))}` must be True or False"),
+        jtbridge.config(**options),
+    ):
+        pass
+
+
+def test_batched_of_a_module_takes_no_names():
+    with pytest.raises(ArgumentError, match=r"`batched` of `jtbridge.module` must be True or False, but it is 'x'"):
+        jtbridge.module(torch.nn.Linear(1, 1), batched="x")  # type: ignore[arg-type]
+
+
+def test_wrap_refuses_functions_of_jax():
+    for fn in (jnp.sin, jax.jit(lambda x: x)):
+        with pytest.raises(
+            ArgumentError, match=r"`wrap` takes a torch function, but `.*` is a JAX function. Call it as"
+        ):
+            jtbridge.wrap(fn)
 
 
 @jax.tree_util.register_pytree_with_keys_class

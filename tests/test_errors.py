@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,6 +55,63 @@ def test_argument_error_for_a_sparse_result():
         str(caught.value)
         == "A result has layout torch.sparse_coo, which JAX does not have. Return `.to_dense()` of it."
     )
+
+
+def _nested(*rows: torch.Tensor, layout: torch.layout) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they are a prototype of torch
+        return torch.nested.nested_tensor(list(rows), layout=layout)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+@pytest.mark.parametrize("program", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_argument_error_for_a_nested_result(program, layout):
+    with pytest.raises(errors.ArgumentError) as caught:
+        program(jtbridge.wrap(lambda x: _nested(x, x[:1], layout=layout)))(X)
+    assert (
+        str(caught.value)
+        == "A result is a nested tensor, which JAX does not have. Return `.to_padded_tensor(0.0)` of it."
+    )
+
+
+def test_a_nested_tensor_that_is_closed_over():
+    rows = _nested(torch.ones(2), torch.ones(3), layout=torch.strided)
+    f = jtbridge.wrap(lambda x: x + rows.to_padded_tensor(0.0).sum(), backend="dlpack")
+    assert jax.jit(f)(jnp.zeros(2)).tolist() == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("argument", "error", "text"),
+    [
+        (
+            torch.eye(2).to_sparse(),
+            errors.ArgumentError,
+            "layout torch.sparse_coo, which JAX does not have. Pass `.to_d",
+        ),
+        (
+            _nested(torch.ones(2), layout=torch.strided),
+            errors.ArgumentError,
+            "is a nested tensor, which JAX does not have.",
+        ),
+        (
+            _nested(torch.ones(2), layout=torch.jagged),
+            errors.ArgumentError,
+            "is a nested tensor, which JAX does not have.",
+        ),
+        (
+            torch.zeros(2).to(torch.complex32),
+            errors.DTypeError,
+            "torch dtype `torch.complex32`, which JAX does not have",
+        ),
+    ],
+    ids=["sparse", "nested", "jagged", "complex32"],
+)
+def test_arguments_that_jax_does_not_have_are_named(argument, error, text):
+    with pytest.raises(error) as caught:
+        jtbridge.wrap(lambda batch: batch["x"])({"x": argument})
+    assert str(caught.value).startswith("argument `argument 0['x']` of `<lambda>` ")
+    assert text in str(caught.value)
+    assert "inside the function" not in str(caught.value)
 
 
 @pytest.mark.parametrize("program", [lambda f: f, jax.jit], ids=["eager", "jit"])

@@ -83,6 +83,8 @@ def _common(column: Sequence[Any]) -> Any:
     first = column[0]
     if not all(isinstance(leaf, torch.Tensor | DependentTensor) for leaf in column):
         return first
+    if any(isinstance(leaf, torch.Tensor) and leaf.is_nested for leaf in column):  # it has no sizes, and is refused
+        return first
     shapes = [tuple(leaf.shape) for leaf in column]
     if any(leaf.dtype != first.dtype for leaf in column) or any(len(shape) != len(shapes[0]) for shape in shapes):
         return first  # at run time, a call that returns another dtype or rank raises

@@ -72,10 +72,9 @@ def is_array_leaf(leaf: Any, untraceable: bool) -> bool:
 def as_tensor(leaf: Any) -> torch.Tensor:
     """Return an output leaf as a tensor; convert NumPy arrays and Python numbers."""
     if isinstance(leaf, torch.Tensor):
-        if leaf.layout is not torch.strided:
-            raise ArgumentError(
-                f"A result has layout {leaf.layout}, which JAX does not have. Return `.to_dense()` of it."
-            )
+        if leaf.layout is not torch.strided or leaf.is_nested:
+            kind, dense = kind_of_layout(leaf)
+            raise ArgumentError(f"A result {kind}, which JAX does not have. Return `{dense}` of it.")
         return leaf
     if isinstance(leaf, bool):
         return torch.tensor(leaf)
@@ -84,6 +83,13 @@ def as_tensor(leaf: Any) -> torch.Tensor:
     if isinstance(leaf, float | complex):
         return torch.tensor(leaf, dtype=torch.complex128 if isinstance(leaf, complex) else torch.float64)
     return torch.as_tensor(leaf)
+
+
+def kind_of_layout(tensor: torch.Tensor) -> tuple[str, str]:
+    """Return what a tensor without a dense layout is, as the end of a sentence, and the call that makes it dense."""
+    if tensor.is_nested:
+        return "is a nested tensor", ".to_padded_tensor(0.0)"
+    return f"has layout {tensor.layout}", ".to_dense()"
 
 
 def to_bytes(tensor: torch.Tensor) -> torch.Tensor:

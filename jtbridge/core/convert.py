@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import torch.utils.dlpack
 from jtbridge._compat import SharedTensor, is_lazy
 from jtbridge.errors import ArgumentError, DeviceError
 
-from .array_types import ArrayType, as_tensor
+from .array_types import ArrayType, as_tensor, kind_of_layout
 from .dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from .gpu_memory import copied_to_xla, shared_with_xla
 from .host_memory import reader, writer
@@ -47,7 +48,7 @@ def to_jax(tree: Any, *, copy: bool = True) -> Any:
 
     def convert(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return _to_jax(leaf, copy)
+            return tensor_to_jax(leaf, copy)
         for kind, what, remedy in _REFUSED:
             if isinstance(leaf, kind):
                 raise ArgumentError(f"`to_jax` converts tensors in containers, and {what} is none. {remedy}")
@@ -109,9 +110,13 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
     return jax.tree.map(convert, tree)
 
 
-def _to_jax(tensor: torch.Tensor, copy: bool) -> jax.Array:
-    tensor = as_tensor(tensor).detach()
-    dtype = numpy_dtype(tensor.dtype, "a tensor")
+def tensor_to_jax(tensor: torch.Tensor, copy: bool, describe: Callable[[], str] = lambda: "a tensor") -> jax.Array:
+    """Return a tensor as a JAX array; `describe` names it in errors. See :func:`to_jax`."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind, dense = kind_of_layout(tensor)
+        raise ArgumentError(f"{describe()} {kind}, which JAX does not have. Pass `{dense}` of it.")
+    tensor = tensor.detach()
+    dtype = numpy_dtype(tensor.dtype, describe)
     wanted = canonical_dtype(dtype)
     if tensor.device.type not in ("cpu", "cuda"):
         raise DeviceError(f"A tensor lies on device `{tensor.device}`, which JAX does not have. Move it with `.cpu()`.")

@@ -93,14 +93,18 @@ def argument_dtypes(
     return tuple(found)
 
 
-def numpy_dtype(dtype: torch.dtype, what: str) -> np.dtype:
-    """Return the NumPy dtype with the same bits as a torch dtype; `what` names the tensor in the error."""
+def numpy_dtype(dtype: torch.dtype, what: str | Callable[[], str]) -> np.dtype:
+    """Return the NumPy dtype with the same bits as a torch dtype; `what` names the tensor in the error.
+
+    A text is for a result, and a function that returns a text for an argument.
+    """
     try:
         return _TO_NUMPY[dtype]
     except KeyError:
+        name, where = (what, "inside the function") if isinstance(what, str) else (what(), "before the call")
         raise DTypeError(
-            f"{what} has torch dtype `{dtype}`, which JAX does not have. Both sides have: "
-            f"{', '.join(str(d) for d in _TO_NUMPY)}. Convert it with `.to(...)` inside the function."
+            f"{name} has torch dtype `{dtype}`, which JAX does not have. Both sides have: "
+            f"{', '.join(str(d) for d in _TO_NUMPY)}. Convert it with `.to(...)` {where}."
         ) from None
 
 

@@ -14,7 +14,7 @@ import torch
 
 from jtbridge.errors import ArgumentError, DTypeError
 
-from .convert import to_jax
+from .convert import tensor_to_jax
 from .messages import kind_of
 from .positions import replaced
 from .pytree import in_order, leaf_paths, register_node, structure_key
@@ -125,7 +125,7 @@ def _as_array(leaf: Any, describe: Callable[[], str]) -> jax.Array:
     if isinstance(leaf, jax.Array):
         return leaf
     if isinstance(leaf, torch.Tensor):
-        return to_jax(leaf)
+        return tensor_to_jax(leaf, copy=True, describe=describe)
     if leaf.dtype.kind in "OUSMm" or leaf.dtype.names is not None:
         raise ArgumentError(
             f"{describe()} is a NumPy array of dtype `{leaf.dtype}`, which is not a number. "

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from jtbridge.errors import ArgumentError
 from jtbridge.kernels._proofs import UNPROVEN
 
 from ._checks import Check
@@ -26,11 +27,11 @@ PROCESSES = {
 }
 
 
-class UnknownGroup(ValueError):
+class UnknownGroup(ArgumentError, ValueError):
     """There is no group of checks of this name."""
 
 
-def doctor(groups: Sequence[str] | None = None, *, timeout: float = 120.0) -> DoctorReport:
+def doctor(groups: str | Sequence[str] | None = None, *, timeout: float = 120.0) -> DoctorReport:
     """Check the installation and the machine: versions, devices, memory, backends, and whether everything works.
 
     Most checks run in child processes, so that a crash or an endless loop of one is a finding, and nothing is started
@@ -41,14 +42,14 @@ def doctor(groups: Sequence[str] | None = None, *, timeout: float = 120.0) -> Do
     Experimental: no GPU has run this.
 
     Args:
-        groups: the groups of checks to run, as ``["versions", "caches"]``; None for all.
+        groups: the groups of checks to run, as ``["versions", "caches"]``, or one of them; None for all.
         timeout: seconds that a check may take before it counts as one that does not end.
 
     Returns:
         A report to print; ``.show()`` prints it with colors in a terminal.
 
     Raises:
-        ValueError: there is no group of a name.
+        ArgumentError: there is no group of a name.
 
     Example:
         >>> import jtbridge
@@ -59,7 +60,7 @@ def doctor(groups: Sequence[str] | None = None, *, timeout: float = 120.0) -> Do
     started = time.monotonic()
     checks = all_checks()
     known = list(dict.fromkeys(check.group for check in checks))
-    wanted = known if groups is None else list(groups)
+    wanted = known if groups is None else [groups] if isinstance(groups, str) else list(groups)
     for group in wanted:
         if group not in known:
             raise UnknownGroup(f"there is no group {group!r} of checks; the groups are {', '.join(known)}")

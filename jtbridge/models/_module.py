@@ -414,6 +414,11 @@ def module(
         >>> out.shape
         (2, 1)
     """
+    if not isinstance(batched, bool):
+        raise ArgumentError(
+            f"`batched` of `jtbridge.module` must be True or False, but it is {batched!r}: it is for all arguments of "
+            "the module. `jtbridge.wrap` takes the names of arguments."
+        )
     if not isinstance(module, torch.nn.Module):
         raise ArgumentError(
             f"`jtbridge.module` takes a `torch.nn.Module`, but got {kind_of(module)}. For a function use "

@@ -24,7 +24,7 @@ from jtbridge.core.messages import summary_of
 from jtbridge.core.positions import of_differentiated
 from jtbridge.core.primitive_rules import differentiable
 from jtbridge.core.runner import describe_arguments
-from jtbridge.errors import CalledWarning, SequentialVmapWarning, TranslationError
+from jtbridge.errors import CalledWarning, EffectsError, SequentialVmapWarning, TranslationError
 from jtbridge.primitives import torch_call
 from jtbridge.transforms import Jvp, Vjp, Vmap
 
@@ -90,6 +90,7 @@ def check(fn: Any, *args: Any, **kwargs: Any) -> CheckReport:
         A report to print; ``.ok`` says whether all results agree to within rounding.
 
     Raises:
+        EffectsError: the function has ordered effects, which would happen in each of these runs.
         JtbridgeError: any error that a call would raise before it runs.
 
     Example:
@@ -98,6 +99,11 @@ def check(fn: Any, *args: Any, **kwargs: Any) -> CheckReport:
         True
     """
     wrapped = as_wrapped(fn)
+    if wrapped.ordered:
+        raise EffectsError(
+            f'{wrapped!r} has effects="ordered", and `check` runs a function many times, so its side effects would '
+            "happen as often. Check the part without side effects by itself."
+        )
     traced, _ = wrapped.prepared(args, dict(kwargs))
     check_not_forked(traced.name)
     found = []

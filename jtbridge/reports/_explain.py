@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.extend.core import subjaxprs
@@ -176,8 +177,9 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
 
     Args:
         fn: a wrapped function, or a torch function.
-        args, kwargs: the arguments of a call, ``rng=`` included. Nothing is computed, unless torch cannot trace the
-            function: then the function may run on example arguments, the first of which are zeros.
+        args, kwargs: the arguments of a call, ``rng=`` included; an array may be a ``jax.ShapeDtypeStruct``. Nothing is
+            computed, unless torch cannot trace the function: then the function may run on example arguments, the first
+            of which are zeros.
 
     Returns:
         A report to print; ``.show()`` prints it as a table in a terminal where `rich` is installed.
@@ -192,6 +194,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         ('xla', {'aten.sin.default': 1})
     """
     wrapped = as_wrapped(fn)
+    args, kwargs = jax.tree.map(_as_array, (args, kwargs))
     started = time.perf_counter()
     traced, _ = wrapped.prepared(args, dict(kwargs))
     seconds = time.perf_counter() - started
@@ -222,6 +225,10 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         constants=(len(traced.constants), sum(t.numel() * t.element_size() for t in traced.constants)),
         seconds=seconds,
     )
+
+
+def _as_array(leaf: Any) -> Any:
+    return jnp.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf
 
 
 def _eager(wrapped: Wrapped, args: tuple, kwargs: dict[str, Any], traced: str) -> str:

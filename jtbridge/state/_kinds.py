@@ -259,7 +259,7 @@ def _has_memory(tensor: torch.Tensor, contents: Sequence[Any]) -> bool:
 
 def _memory(tensor: torch.Tensor) -> Any:
     place = tensor.data_ptr() if tensor.layout is torch.strided else None
-    return place, tensor.shape, tensor.dtype
+    return place, None if tensor.is_nested else tensor.shape, tensor.dtype  # a nested tensor has no sizes
 
 
 def _write_tensor(tensor: torch.Tensor, contents: tuple) -> None:

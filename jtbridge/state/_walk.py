@@ -240,7 +240,8 @@ class StateWalk:
         return self._bytes <= _MOST_BYTES
 
     def _tensor(self, tensor: torch.Tensor, path: Path) -> None:
-        is_small = tensor.layout is torch.strided and tensor.is_cpu and tensor.nbytes <= _MOST_BYTES_OF_A_TENSOR
+        is_dense = tensor.layout is torch.strided and not tensor.is_nested
+        is_small = is_dense and tensor.is_cpu and tensor.nbytes <= _MOST_BYTES_OF_A_TENSOR
         if not (is_small and self._may_copy(tensor.nbytes)):
             kind = TENSOR
             self.versions.append((tensor, writes(tensor)))

@@ -187,6 +187,11 @@ class Interpretation:
         except (TranslationError, LoweringError):
             raise
         except Exception as error:
+            if "jax_shapes" in node.meta:  # sizes that are symbols; the text of the error shows JAX's inner program
+                raise TranslationError(
+                    f"`{self._name}`: the lowering of {describe(node)} does not take these symbolic sizes. Give the "
+                    "size as a number, or write the operator in another way."
+                ) from error
             raise TranslationError(
                 f"`{self._name}`: the lowering of {describe(node)} failed: {type(error).__name__}: {error}"
             ) from error

@@ -13,6 +13,7 @@ import jtbridge
 from jtbridge.diagnosis import _report
 from jtbridge.diagnosis._registry import all_checks, rank
 from jtbridge.diagnosis._report import DoctorReport, Finding
+from jtbridge.errors import ArgumentError
 
 GROUPS = (
     *("versions", "libraries", "devices", "memory", "threads", "caches", "backends", "dlpack", "arithmetic"),
@@ -60,8 +61,9 @@ def test_some_groups_as_text_without_colors():
 
 
 def test_an_unknown_group_is_refused():
-    with pytest.raises(ValueError, match="there is no group 'version' of checks; the groups are versions, libraries"):
-        jtbridge.doctor(["version"])
+    for groups in (["version"], "version"):
+        with pytest.raises(ArgumentError, match="there is no group 'version' of checks; the groups are versions, libr"):
+            jtbridge.doctor(groups)
     command = [sys.executable, "-m", "jtbridge", "doctor", "--only", "version"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

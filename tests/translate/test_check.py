@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import pytest
 import torch
 
 import jtbridge
+from jtbridge.errors import EffectsError
 
 X = jnp.linspace(0.1, 1.0, 6).reshape(2, 3)
 
@@ -62,3 +64,11 @@ def test_integers_have_no_derivative():
 def test_complex_and_half_precision():
     assert jtbridge.check(lambda z: (z * z.conj()).real.sum(), X.astype(jnp.complex64) * (1 + 2j)).ok
     assert jtbridge.check(torch.tanh, X.astype(jnp.bfloat16)).ok
+
+
+def test_a_function_with_ordered_effects_is_refused():
+    calls = []
+    f = jtbridge.wrap(lambda x: (calls.append(x), x)[1], effects="ordered")
+    with pytest.raises(EffectsError, match="`check` runs a function many times"):
+        jtbridge.check(f, X)
+    assert not calls

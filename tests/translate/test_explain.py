@@ -195,3 +195,9 @@ def test_overrides_are_tried_where_sizes_depend_on_data():
         "symbolic sizes and values",
     ]
     assert all("aten.nonzero.default" in trial.failure for trial in trials[:2])
+
+
+def test_jitted_functions_and_shapes_in_place_of_arrays():
+    f, net = jtbridge.wrap(lambda x: x.sin()), jtbridge.module(torch.nn.Linear(3, 1))
+    assert jtbridge.explain(jax.jit(f), jax.ShapeDtypeStruct((2,), jnp.float32)).function == "<lambda>(x: float32[2])"
+    assert jtbridge.explain(jax.jit(net), *net.init(), X).backend == "xla"

@@ -166,6 +166,12 @@ def spec_of(shape, constraints=()):
     return jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, constraints=constraints), jnp.float32)
 
 
+def test_a_lowering_that_takes_no_symbolic_sizes_is_named():
+    f = jtbridge.wrap(lambda x: torch.nn.functional.adaptive_avg_pool1d(x, 2))
+    with pytest.raises(TranslationError, match=r"adaptive_avg_pool2d.*does not take these symbolic sizes. Give"):
+        jtbridge.export(f, spec_of("b, 3, t"))
+
+
 def test_an_error_of_torch_comes_with_the_example_sizes():
     scope = jax.export.SymbolicScope()
     specs = [jax.ShapeDtypeStruct(jax.export.symbolic_shape(s, scope=scope), jnp.float32) for s in ("b, 3", "c, 3")]

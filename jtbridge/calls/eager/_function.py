@@ -183,7 +183,8 @@ class EagerFunction(TorchFunction):
 
     def _result(self, number: int, leaf: Any) -> torch.Tensor:
         """Return a leaf of the result as a tensor whose dtype JAX has under its present x64 setting."""
-        tensor = leaf if type(leaf) is torch.Tensor and leaf.layout is torch.strided else as_tensor(leaf)
+        is_dense = type(leaf) is torch.Tensor and leaf.layout is torch.strided and not leaf.is_nested
+        tensor = leaf if is_dense else as_tensor(leaf)
         if isinstance(tensor, FakeTensor):
             raise escaped_tensor_error(self.name)
         if tensor.device.type not in ("cpu", "cuda"):

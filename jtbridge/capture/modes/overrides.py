@@ -67,7 +67,7 @@ class CopiedTensors(TorchFunctionMode):
 class HooksWithoutGradient(TorchFunctionMode):
     """Ignores the hooks of a tensor without a gradient, and `retain_grad`, which torch refuses for such a tensor.
 
-    A function that JAX differentiates is first traced for its types and its value alone, where no tensor has a gradient.
+    A function that JAX differentiates is first traced for its types and its value, where no tensor has a gradient.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
