@@ -280,6 +280,10 @@ class JaxModule:
         tensors, ties = read_files(path)
         return from_state_dict(self._module, tensors, strict=strict, mesh=mesh, rules=rules, other_names=ties)
 
+    def clear_cache(self) -> None:
+        """Drop the traces of eager calls of a backend that translates: the next call reads the Python state again."""
+        self._wrapped.clear_cache()
+
     def __copy__(self) -> JaxModule:
         return JaxModule(self._module, self._options)
 

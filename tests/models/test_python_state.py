@@ -189,3 +189,18 @@ def test_attributes_that_the_mode_sets_are_no_change(jit: bool):
     net = jtbridge.module(WithMode(changes=True))
     with pytest.raises(MutationError, match=r"`scale` from 2\.0 to 3\.0"):
         net(*net.init(), X, train=True)
+
+
+def test_clear_cache_forgets_eager_traces_of_a_backend_that_translates():
+    class Scale(torch.nn.Module):
+        factor = 2.0
+
+        def forward(self, x):
+            return x * self.factor
+
+    model = Scale()
+    net = jtbridge.module(model, backend="xla")
+    assert net({}, {}, jnp.ones(1))[0] == 2
+    model.factor = 3.0
+    net.clear_cache()
+    assert net({}, {}, jnp.ones(1))[0] == 3
