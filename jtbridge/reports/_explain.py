@@ -25,6 +25,7 @@ from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.primitive_rules import differentiable
+from jtbridge.core.pytree import in_order
 from jtbridge.core.runner import describe_arguments
 from jtbridge.errors import TranslationError
 from jtbridge.kernels import _chip
@@ -194,7 +195,7 @@ def explain(fn: Any, *args: Any, **kwargs: Any) -> Explanation:
         ('xla', {'aten.sin.default': 1})
     """
     wrapped = as_wrapped(fn)
-    args, kwargs = jax.tree.map(_as_array, (args, kwargs))
+    args, kwargs = jax.tree.map(_as_array, in_order((args, kwargs)))
     started = time.perf_counter()
     traced, _ = wrapped.prepared(args, dict(kwargs))
     seconds = time.perf_counter() - started
