@@ -61,3 +61,9 @@ def test_affine_grid():
         return F.grid_sample(x, F.affine_grid(theta, [2, 3, 5, 4], align_corners=False), align_corners=False)
 
     check(run, _draw(2, 2, 3), _draw(2, 3, 4, 4), grad=True, **TIGHT)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_empty_batch(mode):
+    run = lambda x, g: F.grid_sample(x, g, mode=mode, align_corners=False)  # noqa: E731
+    check(run, torch.ones(0, 3, 4, 5), torch.ones(0, 6, 3, 2), grad=True)

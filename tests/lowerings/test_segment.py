@@ -29,3 +29,8 @@ def test_gradients_of_segments(reduce):
 def test_segments_with_nan(reduce):
     x = torch.tensor([1.0, torch.nan, 2.0, 0.0, torch.nan, torch.nan, 3.0, 4.0])
     check(lambda x: torch.segment_reduce(x, reduce, lengths=torch.tensor([3, 2, 3])), x, grad=True)
+
+
+def test_no_segments_of_elements():
+    none = torch.zeros(0, dtype=torch.int64)
+    check(lambda x: torch.segment_reduce(x, "sum", lengths=none, unsafe=True), _DATA, grad=True)

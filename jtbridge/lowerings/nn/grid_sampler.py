@@ -58,7 +58,7 @@ def _at(x: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
         inside = inside & (place >= 0) & (place <= size - 1)
         flat = flat * size + jnp.clip(place, 0, size - 1).astype(number)
     flat = jnp.where(inside, flat, 0)  # the index of a NaN position is undefined
-    found = jax.vmap(lambda planes, index: planes[:, index])(x.reshape(*x.shape[:2], -1), flat)
+    found = jax.vmap(lambda planes, index: planes[:, index])(x.reshape(*x.shape[:2], math.prod(sizes)), flat)
     return jnp.where(inside[:, None], found, 0)
 
 

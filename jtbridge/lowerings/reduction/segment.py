@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -34,8 +35,8 @@ class _Segments:
         self.where = (jnp.arange(self.offsets.shape[0])[:, None], found)
 
     def flat(self, x: jax.Array) -> jax.Array:
-        batch, place = len(self.offsets), x.shape[len(self._before)]
-        return x.reshape(batch, place, -1).astype(self.dtype) if x.size else jnp.zeros((batch, place, 0), self.dtype)
+        shape = (len(self.offsets), x.shape[len(self._before)], math.prod(self._after))
+        return x.reshape(shape).astype(self.dtype)
 
     def reduced(self, values: jax.Array, how: str, start: Any) -> jax.Array:
         empty = jnp.full((len(self.offsets), self.count, values.shape[2]), start, values.dtype)
@@ -89,6 +90,8 @@ def _segment_reduce_backward(
     initial: Any = None,
 ) -> jax.Array:
     segments = _Segments(data, lengths, offsets, axis)
+    if segments.count == 0:
+        return jnp.zeros_like(data)
     gradient, result = segments.flat(grad), segments.flat(output)
     if reduce == "sum":
         found = segments.spread(gradient)
