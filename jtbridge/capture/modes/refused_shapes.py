@@ -48,11 +48,39 @@ def _dimension(x: torch.Tensor, dim: int, *_: Any) -> None:
 
 
 def _diagonal(x: torch.Tensor, source: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> None:
-    diagonal = torch.diagonal(x, offset, dim1, dim2)
-    if source.shape != diagonal.shape:
+    _check_part(torch.diagonal(x, offset, dim1, dim2), source)
+
+
+def _selection(x: torch.Tensor, source: torch.Tensor, dim: int, index: int) -> None:
+    _check_part(torch.select(x, dim, index), source)
+
+
+def _slice(x: torch.Tensor, source: torch.Tensor, *where: Any) -> None:
+    _check_part(torch.ops.aten.slice.Tensor(x, *where), source)
+
+
+def _check_part(part: torch.Tensor, source: torch.Tensor) -> None:
+    if all(isinstance(size, int) for size in (*part.shape, *source.shape)) and source.shape != part.shape:
         raise RuntimeError(
             f"expected src to have a size equal to the slice of self. src size = {list(source.shape)}, "
-            f"slice size = {list(diagonal.shape)}"
+            f"slice size = {list(part.shape)}"
+        )
+
+
+def _chosen(x: torch.Tensor, dim: int, index: torch.Tensor) -> None:
+    if index.dim() > 1:
+        raise IndexError("index_select(): Index is supposed to be a vector")
+    count = index.numel()
+    if x.dim() == 0 and isinstance(count, int) and count != 1:
+        raise RuntimeError(f"index_select(): Index to scalar can have only 1 value, got {count} value(s)")
+
+
+def _put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, *_: Any) -> None:
+    counts = source.numel(), index.numel()
+    if all(isinstance(count, int) for count in counts) and counts[0] != counts[1]:
+        raise IndexError(
+            "put_(): Expected source and index to have the same number of elements, but got source.numel() = "
+            f"{counts[0]}, index.numel() = {counts[1]}"
         )
 
 
@@ -100,7 +128,12 @@ _CHECKS: dict[OpOverload, Callable[..., None]] = {
     torch.ops.aten.cummax.default: _dimension,
     torch.ops.aten.cummin.default: _dimension,
     torch.ops.aten.diagonal_scatter.default: _diagonal,
+    torch.ops.aten.index_select.default: _chosen,
     torch.ops.aten.multinomial.default: _samples,
+    torch.ops.aten.put.default: _put,
+    torch.ops.aten.put_.default: _put,
+    torch.ops.aten.select_scatter.default: _selection,
+    torch.ops.aten.slice_scatter.default: _slice,
     torch.ops.aten.uniform.default: _bounds,
     torch.ops.aten.uniform_.default: _bounds,
 }
