@@ -35,6 +35,8 @@ from jtbridge.core.runner import escaped_tensor_error
 from jtbridge.core.writes import written_tensors
 from jtbridge.state import PoisonTensor, poison_tensor, replace
 
+from .refused_shapes import check_masks
+
 _aten = torch.ops.aten
 _NEEDS_VALUES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _PUTS = frozenset({_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default})
@@ -215,7 +217,10 @@ class ConstantEvalMode(TorchDispatchMode):
         """Return the result of an operator that needs values; NotImplemented if the values are unknown."""
         if func is _aten.index.Tensor:
             x, indices = args
-            return func(x, self._without_masks(indices)) if self._are_masks(indices) else NotImplemented
+            if not self._are_masks(indices):
+                return NotImplemented
+            check_masks(x, indices)
+            return func(x, self._without_masks(indices))
         if func is _aten.masked_select.default and self._knows(args[1]):
             shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
             return _aten.index.Tensor(args[0].expand(shape), self._positions(args[1], shape)) if shape else args[0]

@@ -21,6 +21,26 @@ def check_shapes(func: OpOverload, args: tuple) -> None:
         check(*args)
 
 
+def check_masks(x: torch.Tensor, indices: Sequence[torch.Tensor | None], *_: Any) -> None:
+    """Raise if a mask among the indices of a tensor has other sizes than the dimensions that it selects from.
+
+    Raises:
+        IndexError: as torch does.
+    """
+    first = 0  # dimension that the next index selects from
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):  # not a mask
+            first += 1
+            continue
+        for axis, (size, wanted) in enumerate(zip(index.shape, x.shape[first:], strict=False)):
+            if isinstance(size, int) and isinstance(wanted, int) and size != wanted:
+                raise IndexError(
+                    f"The shape of the mask {list(index.shape)} at index {axis} does not match the shape of the "
+                    f"indexed tensor {list(x.shape)} at index {first + axis}"
+                )
+        first += index.dim()
+
+
 def _sum_of_product(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: Any) -> None:
     _check_expands(bias.shape, (a.shape[0], b.shape[1]))
 
@@ -128,6 +148,9 @@ _CHECKS: dict[OpOverload, Callable[..., None]] = {
     torch.ops.aten.cummax.default: _dimension,
     torch.ops.aten.cummin.default: _dimension,
     torch.ops.aten.diagonal_scatter.default: _diagonal,
+    torch.ops.aten.index.Tensor: check_masks,
+    torch.ops.aten.index_put.default: check_masks,
+    torch.ops.aten.index_put_.default: check_masks,
     torch.ops.aten.index_select.default: _chosen,
     torch.ops.aten.multinomial.default: _samples,
     torch.ops.aten.put.default: _put,
