@@ -68,6 +68,45 @@ def opmath(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float32) if dtype in _HALF else dtype
 
 
+def convert(x: Any, dtype: np.dtype) -> Any:
+    """Convert an array to another dtype, as torch does on the CPU."""
+    source = np.dtype(x.dtype)
+    if source == dtype:
+        return x
+    if dtype == np.bool_:
+        return x != np.zeros((), source)
+    if source.kind == "c" and dtype.kind != "c":
+        return convert(jnp.real(x), dtype)
+    if source == np.bool_ and dtype.kind not in "iu":
+        # XLA rewrites a product with a converted bool as a selection between the other factor and 0, which loses a NaN
+        # of that factor.
+        return jnp.where(x, np.ones((), dtype), np.zeros((), dtype))
+    if dtype.kind in "iu" and jnp.issubdtype(source, jnp.floating):
+        return _float_to_integer(x, dtype)
+    if dtype.itemsize <= 2 and dtype.kind not in "iu" and source.itemsize > 2:
+        # Torch rounds to float32 before it rounds to the narrower dtype.
+        return x.astype(jnp.float32).astype(dtype)
+    return x.astype(dtype)
+
+
+def _float_to_integer(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Convert floats to integers as C does on x86: through int32 or int64, and narrower integers wrap.
+
+    NaN and floats that are out of range for int32 or int64 become its least integer. For uint32 and uint64, floats in
+    the upper half of the dtype's range keep their value, and larger floats become 0.
+    """
+    wide = np.dtype(np.int64 if dtype.itemsize == 8 or dtype == np.uint8 else np.int32)
+    x = x.astype(opmath(np.dtype(x.dtype))) if np.dtype(x.dtype).itemsize > 1 else x.astype(jnp.float32)
+    least = np.iinfo(wide).min
+    low = np.asarray(least, x.dtype)
+    inside = (x >= low) & (x < -low)
+    whole = jnp.where(inside, jnp.where(inside, x, 0).astype(wide), np.asarray(least, wide)).astype(dtype)
+    if dtype not in (np.uint32, np.uint64):
+        return whole
+    upper = (x >= -low) & (x < -2 * low)
+    return jnp.where(x >= -low, jnp.where(upper, x, 0).astype(dtype), whole)
+
+
 def axis_of(dim: int, ndim: int) -> int:
     """Return a dimension counted from the front; a 0-d array counts as 1-d, as in torch."""
     return dim % max(ndim, 1)

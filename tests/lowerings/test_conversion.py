@@ -43,3 +43,22 @@ def test_complex_to_real_drops_the_imaginary_part():
 
 def test_gradients_are_converted_back():
     check(lambda x: (x.double() * 2, x.bfloat16().float() * 3), torch.randn(4), grad=True)
+
+
+@pytest.mark.parametrize("target", [torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, zeros: torch.sum(x, 1, dtype=zeros.dtype),
+        lambda x, zeros: torch.prod(x, 1, dtype=zeros.dtype),
+        lambda x, zeros: torch.nansum(x, 1, dtype=zeros.dtype),
+        lambda x, zeros: torch.cumsum(x, 1, dtype=zeros.dtype),
+        lambda x, zeros: torch.cumprod(x, 1, dtype=zeros.dtype),
+        lambda x, zeros: zeros.clone().copy_(x),
+        lambda x, zeros: torch.slice_scatter(zeros, x),
+        lambda x, zeros: torch.diagonal_scatter(zeros.expand(-1, 17), x[:, 0]),
+    ],
+    ids=["sum", "prod", "nansum", "cumsum", "cumprod", "copy_", "slice_scatter", "diagonal_scatter"],
+)
+def test_operators_convert_floats_to_integers_as_a_conversion_does(function, target):
+    check(function, FLOATS[:, None], torch.zeros(len(FLOATS), 1, dtype=target))

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from torch import fx
 
-from jtbridge.lowerings._common import opmath, out_dtype, size_of
+from jtbridge.lowerings._common import convert, opmath, out_dtype, size_of
 from jtbridge.lowerings._registry import register_lowering
 
 
@@ -59,27 +59,6 @@ def number(value: complex, dtype: np.dtype) -> np.ndarray:
         return np.asarray(value if dtype.kind == "c" else value.real, dtype)
 
 
-def convert(x: Any, dtype: np.dtype) -> Any:
-    """Convert an array to another dtype, as torch does on the CPU."""
-    source = np.dtype(x.dtype)
-    if source == dtype:
-        return x
-    if dtype == np.bool_:
-        return x != np.zeros((), source)
-    if source.kind == "c" and dtype.kind != "c":
-        return convert(jnp.real(x), dtype)
-    if source == np.bool_ and dtype.kind not in "iu":
-        # XLA rewrites a product with a converted bool as a selection between the other factor and 0, which loses a NaN
-        # of that factor.
-        return jnp.where(x, np.ones((), dtype), np.zeros((), dtype))
-    if dtype.kind in "iu" and jnp.issubdtype(source, jnp.floating):
-        return _float_to_integer(x, dtype)
-    if dtype.itemsize <= 2 and dtype.kind not in "iu" and source.itemsize > 2:
-        # Torch rounds to float32 before it rounds to the narrower dtype.
-        return x.astype(jnp.float32).astype(dtype)
-    return x.astype(dtype)
-
-
 def rounded(x: jax.Array, dtype: np.dtype) -> jax.Array:
     """Round values to the precision of a narrower float dtype, and keep their own dtype.
 
@@ -104,21 +83,3 @@ def quotient(a: Any, b: Any) -> jax.Array:
 def _exact_reciprocal(b: Any) -> bool:
     """Return whether `b` is a constant whose reciprocal is exact: a power of two."""
     return isinstance(b, np.ndarray) and abs(float(np.frexp(float(b.item()))[0])) == 0.5
-
-
-def _float_to_integer(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Convert floats to integers as C does on x86: through int32 or int64, and narrower integers wrap.
-
-    NaN and floats that are out of range for int32 or int64 become its least integer. For uint32 and uint64, floats in
-    the upper half of the dtype's range keep their value, and larger floats become 0.
-    """
-    wide = np.dtype(np.int64 if dtype.itemsize == 8 or dtype == np.uint8 else np.int32)
-    x = x.astype(opmath(np.dtype(x.dtype))) if np.dtype(x.dtype).itemsize > 1 else x.astype(jnp.float32)
-    least = np.iinfo(wide).min
-    low = np.asarray(least, x.dtype)
-    inside = (x >= low) & (x < -low)
-    whole = jnp.where(inside, jnp.where(inside, x, 0).astype(wide), np.asarray(least, wide)).astype(dtype)
-    if dtype not in (np.uint32, np.uint64):
-        return whole
-    upper = (x >= -low) & (x < -2 * low)
-    return jnp.where(x >= -low, jnp.where(upper, x, 0).astype(dtype), whole)

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from torch import fx
 
-from jtbridge.lowerings._common import promoted_dtype
+from jtbridge.lowerings._common import convert, promoted_dtype
 from jtbridge.lowerings._registry import register_lowering
 
-from ._common import array_of, convert, elementwise
+from ._common import array_of, elementwise
 
 
 def _compare(function: Callable[[Any, Any], Any], name: str) -> None:

@@ -7,10 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from torch import fx
 
-from jtbridge.lowerings._common import out_dtype
+from jtbridge.lowerings._common import convert, out_dtype
 from jtbridge.lowerings._registry import register_lowering
-
-from ._common import convert
 
 
 @register_lowering("complex")

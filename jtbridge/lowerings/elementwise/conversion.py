@@ -10,10 +10,8 @@ import torch
 from torch import fx
 
 from jtbridge.errors import TranslationError
-from jtbridge.lowerings._common import jax_dtype, out_dtype
+from jtbridge.lowerings._common import convert, jax_dtype, out_dtype
 from jtbridge.lowerings._registry import register_lowering
-
-from ._common import convert
 
 
 @register_lowering("_to_copy", node=True)

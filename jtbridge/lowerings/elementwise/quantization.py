@@ -15,10 +15,10 @@ import numpy as np
 from jax import lax
 from torch import fx
 
-from jtbridge.lowerings._common import opmath, out_dtype
+from jtbridge.lowerings._common import convert, opmath, out_dtype
 from jtbridge.lowerings._registry import register_lowering
 
-from ._common import convert, number
+from ._common import number
 
 _FLOAT = np.dtype(np.float32)
 _DOUBLE = np.dtype(np.float64)

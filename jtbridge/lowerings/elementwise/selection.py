@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from torch import fx
 
-from jtbridge.lowerings._common import out_dtype
+from jtbridge.lowerings._common import convert, out_dtype
 from jtbridge.lowerings._registry import register_lowering
 
-from ._common import array_of, convert, elementwise, number, operands
+from ._common import array_of, elementwise, number, operands
 
 
 @register_lowering("where.self", "prims::where", node=True)

@@ -10,13 +10,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from torch import fx
 
 from jtbridge.errors import TranslationError
-from jtbridge.lowerings._common import axis_of, out_shape
+from jtbridge.lowerings._common import axis_of, convert, out_shape
 from jtbridge.lowerings._registry import register_lowering
-from jtbridge.lowerings.shape._common import box, cast, positions
+from jtbridge.lowerings.shape._common import box, positions
 
 from ._out_of_range import no_number_if, read, read_along
 from ._places import along, at_axis
@@ -95,7 +96,7 @@ def _index_put(
     *,
     node: fx.Node | None,
 ) -> jax.Array:
-    values = cast(values, x.dtype)
+    values = convert(values, np.dtype(x.dtype))
     if any(_is_mask(i) for i in indices):
         return _masked_put(x, indices, values, accumulate)
     places = _places(x, indices)

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from torch import fx
 
-from jtbridge.lowerings._common import axis_of, opmath
+from jtbridge.lowerings._common import axis_of, convert, opmath
 from jtbridge.lowerings._registry import register_lowering
-from jtbridge.lowerings.shape._common import box, cast
+from jtbridge.lowerings.shape._common import box
 
 from ._out_of_range import is_outside, no_number_if
 from ._places import Places, along, at_axis
@@ -205,7 +205,7 @@ def _index_copy(x: jax.Array, dim: int, index: jax.Array, source: jax.Array, *, 
 
 @register_lowering("index_fill.int_Scalar", "index_fill.int_Tensor", node=True)
 def _index_fill(x: jax.Array, dim: int, index: jax.Array, value: Any, *, node: fx.Node) -> jax.Array:
-    filler = cast(value, x.dtype) if isinstance(value, jax.Array) else jnp.asarray(value, x.dtype)
+    filler = convert(value, np.dtype(x.dtype)) if isinstance(value, jax.Array) else jnp.asarray(value, x.dtype)
     shape = _selected_shape(x.reshape(1) if x.ndim == 0 else x, dim, index)
     return _index_write(x, dim, index, jnp.broadcast_to(filler, shape), "set", node, wrap=True)
 

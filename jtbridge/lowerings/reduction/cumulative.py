@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from torch import fx
 
-from jtbridge.lowerings._common import axis_of, opmath, out_dtype
+from jtbridge.lowerings._common import axis_of, convert, opmath, out_dtype
 from jtbridge.lowerings._registry import register_lowering
 
 
@@ -33,7 +33,7 @@ def _logcumsumexp(x: jax.Array, dim: int, *, node: fx.Node) -> jax.Array:
 
 
 def _along(scan: Callable[..., jax.Array], x: jax.Array, dim: int, dtype: np.dtype) -> jax.Array:
-    x = x.astype(dtype)
+    x = convert(x, dtype)
     if x.ndim == 0:
         return x
     if dtype == np.bool_:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from torch import fx
 
-from jtbridge.lowerings._common import axes_of, opmath, out_dtype, size_of
+from jtbridge.lowerings._common import axes_of, convert, opmath, out_dtype, size_of
 from jtbridge.lowerings._registry import register_lowering
 
 Dims = Sequence[int] | int | None
@@ -21,7 +21,7 @@ Dims = Sequence[int] | int | None
 def _sum(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, node: fx.Node) -> jax.Array:
     del dtype
     result = out_dtype(node)
-    return sum_over(x.astype(result), axes_of(dim, x.ndim), keepdim)
+    return sum_over(convert(x, result), axes_of(dim, x.ndim), keepdim)
 
 
 def sum_over(x: jax.Array, axes: tuple[int, ...], keepdim: bool = False) -> jax.Array:
@@ -34,9 +34,11 @@ def sum_over(x: jax.Array, axes: tuple[int, ...], keepdim: bool = False) -> jax.
 @register_lowering("nansum", node=True)
 def _nansum(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, node: fx.Node) -> jax.Array:
     del dtype
+    result = out_dtype(node)
     if jnp.issubdtype(x.dtype, np.inexact):
-        x = jnp.where(jnp.isnan(x), jnp.zeros((), x.dtype), x)
-    return sum_over(x.astype(out_dtype(node)), axes_of(dim, x.ndim), keepdim)
+        # For a sum of integers, torch replaces infinities too.
+        x = jnp.nan_to_num(x) if result.kind in "iu" else jnp.where(jnp.isnan(x), jnp.zeros((), x.dtype), x)
+    return sum_over(convert(x, result), axes_of(dim, x.ndim), keepdim)
 
 
 @register_lowering("mean", "mean.dim", node=True)
@@ -60,7 +62,7 @@ def _count(x: jax.Array, axes: tuple[int, ...]) -> int:
 def _prod(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None, node: fx.Node) -> jax.Array:
     del dtype
     result, axes = out_dtype(node), axes_of(dim, x.ndim)
-    x = x.astype(result)
+    x = convert(x, result)
     if result == np.bool_:
         return jnp.all(x, axis=axes, keepdims=keepdim)
     return jnp.prod(x, axis=axes, keepdims=keepdim, dtype=opmath(result)).astype(result)

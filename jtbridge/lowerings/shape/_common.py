@@ -5,22 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jtbridge.lowerings._common import is_below
-
-
-def cast(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Return the values in another dtype, converted as by torch's ``copy_`` and ``to``."""
-    if x.dtype == dtype:
-        return x
-    if jnp.issubdtype(x.dtype, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
-        x = x != 0 if dtype.kind == "b" else lax.real(x)
-    if jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize < 4:
-        x = x.astype(jnp.int32)  # torch wraps out-of-range values of narrow integers; XLA saturates them
-    return x.astype(dtype)
 
 
 def box(x: jax.Array, starts: Sequence[int], ends: Sequence[int]) -> jax.Array:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from jtbridge.lowerings._common import axis_of
+from jtbridge.lowerings._common import axis_of, convert
 from jtbridge.lowerings._registry import register_lowering
 
-from ._common import cast, positions
+from ._common import positions
 
 
 def _line(rows: int, columns: int, offset: int) -> tuple[int, int]:
@@ -61,6 +62,6 @@ def _diagonal_backward(grad: jax.Array, input_sizes: Sequence[int], offset: int,
 @register_lowering("diagonal_scatter")
 def _diagonal_scatter(x: jax.Array, src: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax.Array:
     axes = axis_of(dim1, x.ndim), axis_of(dim2, x.ndim)
-    matrix = _embedded(cast(src, x.dtype), x.shape[axes[0]], x.shape[axes[1]], offset)
+    matrix = _embedded(convert(src, np.dtype(x.dtype)), x.shape[axes[0]], x.shape[axes[1]], offset)
     on_it = positions(x.shape, axes[1]) - positions(x.shape, axes[0]) == offset
     return jnp.where(on_it, jnp.moveaxis(matrix, (-2, -1), axes), x)

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import lax
 
-from jtbridge.lowerings._common import axis_of, is_below
+from jtbridge.lowerings._common import axis_of, convert, is_below
 from jtbridge.lowerings._registry import register_lowering
 
-from ._common import cast, positions
+from ._common import positions
 from ._replace import replace_slice
 
 _NO_END = torch.iinfo(torch.int64).max  # the end of a slice without an end in a graph
@@ -60,7 +61,7 @@ def _narrow_copy(x: jax.Array, dim: int, start: int, length: int) -> jax.Array:
 def _select_scatter(x: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Array:
     axis = axis_of(dim, x.ndim)
     index = index + x.shape[axis] if index < 0 else index
-    return replace_slice(x, lax.expand_dims(cast(src, x.dtype), (axis,)), index, axis)
+    return replace_slice(x, lax.expand_dims(convert(src, np.dtype(x.dtype)), (axis,)), index, axis)
 
 
 @register_lowering("slice_scatter")
@@ -70,7 +71,7 @@ def _slice_scatter(
     axis = axis_of(dim, x.ndim)
     first, _, count = _bounds(x.shape[axis], start, end, step)
     shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
-    src = jnp.broadcast_to(cast(src, x.dtype), shape)
+    src = jnp.broadcast_to(convert(src, np.dtype(x.dtype)), shape)
     if count == 0:
         return x
     if step == 1:

@@ -21,10 +21,8 @@ from jax import lax
 from torch import fx
 
 from jtbridge.errors import TranslationError
-from jtbridge.lowerings._common import input_value
+from jtbridge.lowerings._common import convert, input_value
 from jtbridge.lowerings._registry import register_lowering
-
-from ._common import cast
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +169,7 @@ def _as_strided_scatter(
     _require(held.nested and x.shape == held.shape, "the tensor's own elements overlap in memory")
     # The full sizes, without `_layout`: an element that is written several times keeps the last of the values.
     places = _places(_Layout(offset, tuple(size), tuple(stride)), size)
-    src = jnp.broadcast_to(cast(src, x.dtype), tuple(size))
+    src = jnp.broadcast_to(convert(src, np.dtype(x.dtype)), tuple(size))
     if not held.dense:
         found, inside = _coordinates(places, held, jnp)
         outside = [jnp.where(inside, c, n) for c, n in zip(found, held.shape, strict=True)]

@@ -8,13 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from torch import fx
 
-from jtbridge.lowerings._common import axes_of, axis_of, out_dtype, out_shape
+from jtbridge.lowerings._common import axes_of, axis_of, convert, out_dtype, out_shape
 from jtbridge.lowerings._registry import register_lowering
-
-from ._common import cast
 
 
 @register_lowering("view", "reshape", "_unsafe_view", "view_copy", "_reshape_copy", node=True)
@@ -38,7 +37,7 @@ def _same(x: jax.Array, *, memory_format: Any = None) -> jax.Array:
 @register_lowering("copy")
 def _copy(x: jax.Array, src: jax.Array, non_blocking: bool = False) -> jax.Array:
     del non_blocking
-    return jnp.broadcast_to(cast(src, x.dtype), x.shape)
+    return jnp.broadcast_to(convert(src, np.dtype(x.dtype)), x.shape)
 
 
 @register_lowering("t", "t_copy")
@@ -107,14 +106,14 @@ def _cat(tensors: Sequence[jax.Array], dim: int = 0, *, node: fx.Node) -> jax.Ar
     dtype = out_dtype(node)
     if len(out_shape(node)) != 1:  # torch ignores empty 1-d tensors among tensors of other shapes
         tensors = [x for x in tensors if x.shape != (0,)]
-    return lax.concatenate([cast(x, dtype) for x in tensors], axis_of(dim, len(out_shape(node))))
+    return lax.concatenate([convert(x, dtype) for x in tensors], axis_of(dim, len(out_shape(node))))
 
 
 @register_lowering("stack", "_stack", node=True)
 def _stack(tensors: Sequence[jax.Array], dim: int = 0, *, node: fx.Node) -> jax.Array:
     dtype = out_dtype(node)
     axis = axis_of(dim, len(out_shape(node)))
-    return lax.concatenate([lax.expand_dims(cast(x, dtype), (axis,)) for x in tensors], axis)
+    return lax.concatenate([lax.expand_dims(convert(x, dtype), (axis,)) for x in tensors], axis)
 
 
 @register_lowering("_chunk_cat", node=True)
@@ -136,7 +135,7 @@ def _chunk_cat(tensors: Sequence[jax.Array], dim: int, num_chunks: int, *, node:
 @register_lowering("block_diag", node=True)
 def _block_diag(tensors: Sequence[jax.Array], *, node: fx.Node) -> jax.Array:
     dtype = out_dtype(node)
-    blocks = [jnp.atleast_2d(cast(x, dtype)) for x in tensors]
+    blocks = [jnp.atleast_2d(convert(x, dtype)) for x in tensors]
     width, before, rows = out_shape(node)[1], 0, []
     for block in blocks:
         rows.append(jnp.pad(block, ((0, 0), (before, width - before - block.shape[1]))))
