@@ -82,6 +82,22 @@ def test_incomplete_gamma(function):
     check(function, a[-2:].reshape(2, 1), x)
 
 
+@pytest.mark.parametrize("function", [torch.igamma, torch.igammac])
+def test_incomplete_gamma_of_zero_infinite_and_large_arguments(function):
+    ends = torch.tensor([0.0, 1e-3, 0.5, 1e4, 1e6, torch.inf, -torch.inf, torch.nan, -1.0], dtype=torch.float64)
+    large = torch.tensor([1e8, 1e12, 1.01e4, 0.99e4, 1.002e6, 0.999e6, 1e8 + 3e4, 1e8 - 1e4, 1e12 + 1e6]).double()
+    check(function, ends[:, None], ends[None], rtol=1e-11, atol=1e-7)
+    check(function, ends.float()[:, None], ends.float()[None], rtol=1e-2, atol=1e-6)  # torch loses digits in float32
+    check(function, large[:, None], large[None], rtol=1e-11, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zeta_of_large_orders_and_outside_of_its_domain(dtype):
+    order = torch.tensor([0.0, -1.0, 0.5, 1.0, 2.0, 3.0, 39.0, 60.0, 1e4], dtype=dtype)
+    x = torch.tensor([0.0, -1.0, -2.0, -2.25, 0.5, 1.0, 1.5, 3.0, 128.0, 1e6, torch.inf, torch.nan], dtype=dtype)
+    check(torch.special.zeta, order[:, None], x[None])
+
+
 def test_xlog1py():
     check(S.xlog1py, torch.tensor([0.0, 0.0, 2.0, 0.0]), torch.tensor([-1.0, torch.nan, -1.0, torch.inf]))
 

@@ -13,7 +13,7 @@ from torch import fx
 from jtbridge.lowerings._common import opmath, out_dtype
 from jtbridge.lowerings._registry import register_lowering
 
-from ._common import chebyshev_sum, unary
+from ._common import chebyshev_sum, polynomial, unary
 
 
 # Double precision: XLA's single-precision gamma functions lose digits, and an exponential amplifies the error.
@@ -139,17 +139,61 @@ def _both(x: Any, y: Any, node: fx.Node) -> tuple[jax.Array, jax.Array]:
 @register_lowering("igamma", node=True)
 def _igamma(a: jax.Array, x: jax.Array, *, node: fx.Node) -> jax.Array:
     a, x = _both(a, x, node)
-    return jnp.where(jnp.isinf(a) & jnp.isfinite(x) & (a > 0) & (x >= 0), 0.0, jax.lax.igamma(a, x)).astype(
-        out_dtype(node)
-    )
+    return _gamma_ratio(a, x, upper=False).astype(out_dtype(node))
 
 
 @register_lowering("igammac", node=True)
 def _igammac(a: jax.Array, x: jax.Array, *, node: fx.Node) -> jax.Array:
     a, x = _both(a, x, node)
-    return jnp.where(jnp.isinf(a) & jnp.isfinite(x) & (a > 0) & (x >= 0), 1.0, jax.lax.igammac(a, x)).astype(
-        out_dtype(node)
-    )
+    return _gamma_ratio(a, x, upper=True).astype(out_dtype(node))
+
+
+_MANY_TERMS = 1e5  # above this `a`, XLA's series of the incomplete gamma functions would take too many terms
+
+
+def _gamma_ratio(a: jax.Array, x: jax.Array, *, upper: bool) -> jax.Array:
+    """Return the regularized incomplete gamma function, the upper or the lower one.
+
+    It is computed in double precision, because XLA's single precision loses all digits for large arguments.
+    """
+    wide_a, wide_x = a.astype(np.float64), x.astype(np.float64)
+    large = (wide_a > _MANY_TERMS) & jnp.isfinite(wide_a) & jnp.isfinite(wide_x) & (wide_x > 0)
+    function = jax.lax.igammac if upper else jax.lax.igamma
+    value = function(jnp.where(large, 1.0, wide_a), jnp.where(large, 1.0, wide_x))
+    value = jnp.where(large, _gamma_ratio_of_large(wide_a, wide_x, upper), value).astype(a.dtype)
+    at_zero, at_infinity = (1.0, 0.0) if upper else (0.0, 1.0)
+    # Torch looks at the arguments in this order, so a NaN of the other argument is lost in some cases.
+    invalid = (x < 0) | (a < 0)
+    cases = [
+        (invalid, jnp.nan),
+        (a == 0, jnp.where(x > 0, at_infinity, jnp.nan)),
+        (x == 0, at_zero),
+        (jnp.isinf(a), jnp.where(jnp.isinf(x), jnp.nan, at_zero)),
+        (jnp.isinf(x), at_infinity),
+    ]
+    return jnp.select([condition for condition, _ in cases], [jnp.asarray(of, value.dtype) for _, of in cases], value)
+
+
+def _gamma_ratio_of_large(a: jax.Array, x: jax.Array, upper: bool) -> jax.Array:
+    """Return an incomplete gamma function of `a` above `_MANY_TERMS` by Temme's uniform expansion (DLMF 8.12)."""
+    distance = (x - a) / a
+    near = jnp.abs(distance) < 0.03
+    small = jnp.where(near, distance, 0.0)
+    # eta^2 / 2, that is distance - log1p(distance), as a series where the difference would lose digits
+    series = small * small * polynomial(small, [(-1) ** k / (k + 2) for k in range(9, -1, -1)])
+    half_square = jnp.where(near, series, distance - jnp.log1p(distance))
+    eta = jnp.copysign(jnp.sqrt(2.0 * half_square), distance)
+    t = jnp.clip(eta, -1.0, 1.0)  # the exponential is 0 beyond
+    factor = polynomial(t, _TEMME[0]) + polynomial(t, _TEMME[1]) / a
+    rest = jnp.exp(-a * half_square) / jnp.sqrt(2.0 * math.pi * a) * factor
+    sign = 1.0 if upper else -1.0
+    return 0.5 * jax.lax.erfc(sign * eta * jnp.sqrt(0.5 * a)) + sign * rest
+
+
+_TEMME = (
+    (-139 / 777600, 1 / 2835, 1 / 864, -2 / 135, 1 / 12, -1 / 3),
+    (-77 / 77760, 1 / 378, -1 / 288, -1 / 540),
+)
 
 
 @register_lowering("special_zeta", "special_zeta.other_scalar", "special_zeta.self_scalar", node=True)
@@ -162,19 +206,23 @@ def _hurwitz(s: jax.Array, q: jax.Array) -> jax.Array:
     """Return the Hurwitz zeta function: the sum of (q + k)^-s over k. XLA's zeta takes positive q only.
 
     For negative q and integral s, the terms up to the sign change of q + k are the difference of two such sums.
+    It is computed in double precision, because XLA's single precision overflows for s above 40.
     """
+    dtype = s.dtype
+    s, q = s.astype(np.float64), q.astype(np.float64)
     whole = s == jnp.floor(s)
     negative = (q < 0) & (q != jnp.floor(q)) & whole & (s > 1)
     rest = q - jnp.floor(q)
-    one = jnp.ones((), q.dtype)
-    left = jax.lax.zeta(s, jnp.where(negative, jnp.ceil(q) - q, one)) - jax.lax.zeta(
-        s, jnp.where(negative, 1.0 - q, one)
+    left = jax.lax.zeta(s, jnp.where(negative, jnp.ceil(q) - q, 1.0)) - jax.lax.zeta(
+        s, jnp.where(negative, 1.0 - q, 1.0)
     )
     left = jnp.where(s % 2 == 0, left, -left)
     right = jax.lax.zeta(s, jnp.where(negative, rest, q))
     value = jnp.where(negative, left + right, right)
-    value = jnp.where((q <= 0) & (q == jnp.floor(q)) & (s > 1), jnp.asarray(jnp.inf, q.dtype), value)
-    return jnp.where((s == jnp.inf) & (q > 0), q**-s, value)
+    value = jnp.where((q <= 0) & (q == jnp.floor(q)) & (s > 1), jnp.inf, value)
+    value = jnp.where(s < 1, jnp.nan, value)
+    # For such s the other terms are too small to count, and XLA's zeta overflows.
+    return jnp.where((s > 1e10) & (q > 0), q**-s, value).astype(dtype)
 
 
 @register_lowering("special_xlog1py", "special_xlog1py.other_scalar", "special_xlog1py.self_scalar", node=True)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from torch import fx
 
-from jtbridge.lowerings._common import opmath, out_dtype
+from jtbridge.lowerings._common import convert, opmath, out_dtype
 from jtbridge.lowerings._registry import register_lowering
 
 Step = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -24,7 +24,7 @@ def _polynomial(name: str) -> Callable[[Function], Function]:
         def lowering(x: Any, n: Any, *, node: fx.Node) -> jax.Array:
             wide = opmath(out_dtype(node))
             a, b = jnp.broadcast_arrays(jnp.asarray(x, wide), jnp.asarray(n, wide))
-            degree = jnp.where(jnp.isfinite(b), b, -1).astype(np.int64)
+            degree = convert(b, np.dtype(np.int64))  # negative if `b` is no int64
             value = jnp.where(degree < 0, jnp.zeros((), wide), function(a, degree))
             return value.astype(out_dtype(node))
 
