@@ -50,6 +50,12 @@ def test_nan_and_far_places(padding):
     check(lambda x, g: F.grid_sample(x, g, padding_mode=padding, align_corners=False), _draw(1, 2, 4, 4), grid, **TIGHT)
 
 
+def test_positions_in_a_volume_that_are_not_finite_are_outside():
+    nan, inf = float("nan"), float("inf")
+    grid = torch.tensor([[nan, 0.1, 0.0], [0.1, inf, 0.0], [0.1, 0.2, -inf], [0.1, 0.2, 0.3]])[None, None, None]
+    check(lambda x, g: F.grid_sample(x, g, align_corners=False), _draw(1, 2, 2, 3, 4), grid, grad=True, **TIGHT)
+
+
 def test_by_input_or_grid_alone():
     x, grid = _draw(1, 2, 4, 4), _draw(1, 3, 3, 2)
     check(lambda x: F.grid_sample(x, grid, align_corners=False), x, grad=True, **TIGHT)
