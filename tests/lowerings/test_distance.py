@@ -23,6 +23,12 @@ def test_cdist(p):
     check(lambda x, y: torch.cdist(x, y, p=p), x, y, grad=True, **TOLERANCE)
 
 
+@pytest.mark.parametrize("p", P[:-1])
+def test_cdist_keeps_nan(p):
+    x = torch.tensor([[1.0, torch.nan], [torch.inf, 2.0], [1.0, 2.0]])
+    check(lambda x: torch.cdist(x, x, p=p), x, **TOLERANCE)
+
+
 @pytest.mark.parametrize("p", P)
 @pytest.mark.parametrize("rows", [1, 5])
 def test_pdist(p, rows):

@@ -21,7 +21,7 @@ def _distance(difference: jax.Array, p: float) -> jax.Array:
     """Return the p-norm of differences along the last axis."""
     size = jnp.abs(difference)
     if p == 0:
-        return jnp.sum(size != 0, -1).astype(size.dtype)
+        return jnp.sum(jnp.minimum(jnp.ceil(size), 1), -1)  # a NaN is kept, as in torch
     if p == 1:
         return jnp.sum(size, -1)
     if p == 2:
