@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 import torch
 
@@ -102,3 +103,38 @@ def test_exponential_of_blocks_of_different_size():
     for corner in (slice(None, 4), slice(4, None)):
         ours_error, torchs_error = ((each - exact)[:, corner].abs().max() for each in (ours, torchs))
         assert ours_error <= 3 * torchs_error
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.linalg.svdvals,
+        lambda x: torch.linalg.svd(x)[0],
+        lambda x: torch.linalg.pinv(x),
+        lambda x: torch.linalg.eigvals(x).abs(),
+        lambda x: torch.linalg.eig(x)[1].abs(),
+        lambda x: torch.linalg.eigvalsh(x),
+    ],
+    ids=["svdvals", "svd", "pinv", "eigvals", "eig", "eigvalsh"],
+)
+def test_matrices_that_are_not_finite_end_in_nan(function):
+    # LAPACK's singular values of this matrix do not end.
+    matrix = torch.tensor(
+        [
+            [-8.478373527526855, -1.765825867652893, -4.3228044509887695, -2.400455951690674, 35.5],
+            [-torch.inf, -0.5, -0.5734938383102417, 3.1285104751586914, -3.033684730529785],
+            [5.106744766235352, 1.135137677192688, -128.0, 34.0, 1000.0],
+            [3.270799398422241, -3.893850803375244, 0.25, -4.702395439147949, 1.8446742974197924e19],
+            [-88.0, -3.522088050842285, -4.414461135864258, 2.3285136222839355, 0.0],
+        ]
+    )
+    run = jax.jit(jtbridge.wrap(function, backend="xla"))
+    found = run(jtbridge.to_jax(torch.stack([matrix, torch.eye(5)])))
+    assert np.isnan(found[0]).all()
+    assert np.isfinite(found[1]).all()
+
+
+def test_eigh_does_not_read_the_other_triangle():
+    x = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
+    x[0, 2] = torch.nan
+    check(torch.linalg.eigvalsh, x)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +18,26 @@ from jtbridge.lowerings._registry import register_lowering
 from ._matrices import adjoint, identity_like, product, real_dtype
 
 
+def _of_finite(function: Callable[[jax.Array], Any], a: jax.Array, read: jax.Array | None = None) -> Any:
+    """Return the results of an iteration of LAPACK; all NaN for a matrix with elements that are not finite.
+
+    For such matrices torch raises, and LAPACK may not end. `read` is the part of `a` that the function reads.
+    """
+    finite = jnp.all(jnp.isfinite(a if read is None else read), axis=(-2, -1))
+
+    def checked(result: jax.Array) -> jax.Array:
+        mask = finite.reshape(finite.shape + (1,) * (result.ndim - finite.ndim))
+        return jnp.where(mask, result, jnp.asarray(jnp.nan, result.dtype))
+
+    return jax.tree.map(checked, function(jnp.where(finite[..., None, None], a, jnp.zeros((), a.dtype))))
+
+
 def _eigh(a: jax.Array, lower: bool) -> tuple[jax.Array, jax.Array]:
     """Return eigenvalues in ascending order and eigenvectors, reading one triangle of `a`."""
     if a.size == 0:
         return jnp.zeros(a.shape[:-1], real_dtype(a.dtype)), a
-    vectors, values = lax.linalg.eigh(a, lower=lower, symmetrize_input=False)
+    read = jnp.tril(a) if lower else jnp.triu(a)
+    vectors, values = _of_finite(lambda a: lax.linalg.eigh(a, lower=lower, symmetrize_input=False), a, read)
     return values.astype(real_dtype(a.dtype)), vectors
 
 
@@ -35,7 +52,7 @@ def _eig(a: jax.Array, *, node: fx.Node) -> tuple[jax.Array, jax.Array]:
     dtype = out_dtype(node)
     if a.size == 0:
         return jnp.zeros(a.shape[:-1], dtype), a.astype(dtype)
-    values, vectors = lax.linalg.eig(a, compute_left_eigenvectors=False)
+    values, vectors = _of_finite(lambda a: lax.linalg.eig(a, compute_left_eigenvectors=False), a)
     return values, vectors
 
 
@@ -43,8 +60,11 @@ def _eig(a: jax.Array, *, node: fx.Node) -> tuple[jax.Array, jax.Array]:
 def _eigvals(a: jax.Array, *, node: fx.Node) -> jax.Array:
     if a.size == 0:
         return jnp.zeros(a.shape[:-1], out_dtype(node))
-    (values,) = lax.linalg.eig(a, compute_left_eigenvectors=False, compute_right_eigenvectors=False)
-    return values
+
+    def values(a: jax.Array) -> Any:
+        return lax.linalg.eig(a, compute_left_eigenvectors=False, compute_right_eigenvectors=False)[0]
+
+    return _of_finite(values, a)
 
 
 @register_lowering("_linalg_svd", node=True)
@@ -61,8 +81,8 @@ def _svd(
         u, v = identity_like(a, rows[-2])[..., : rows[-1]], identity_like(a, columns[-1])[..., : columns[-2], :]
         return u, s, v
     if not compute_uv:
-        return none, lax.linalg.svd(a, compute_uv=False), none  # type: ignore[return-value]
-    u, s, v = lax.linalg.svd(a, full_matrices=full_matrices)
+        return none, _of_finite(lambda a: lax.linalg.svd(a, compute_uv=False), a), none
+    u, s, v = _of_finite(lambda a: lax.linalg.svd(a, full_matrices=full_matrices), a)
     return u, s, v
 
 
@@ -81,7 +101,7 @@ def _pinv(
         values, right = _eigh(a, True)
         left = adjoint(right)
     else:
-        u, values, v = lax.linalg.svd(a, full_matrices=False)
+        u, values, v = _of_finite(lambda a: lax.linalg.svd(a, full_matrices=False), a)
         left, right = adjoint(u), adjoint(v)
     sizes = jnp.abs(values)
     least = jnp.maximum(atol[..., None], rtol[..., None] * sizes.max(-1, keepdims=True))
