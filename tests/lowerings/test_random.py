@@ -131,3 +131,13 @@ def test_weights_for_which_torch_raises_give_no_index(row: list[float], replacem
     drawn = draw(lambda w: torch.multinomial(w, 2, replacement), torch.tensor([row, [1.0, 2.0]]))
     assert (drawn[0] < 0).all()
     assert (drawn[1] >= 0).all()
+
+
+def test_dropout_keeps_nan():
+    def gradient(x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(torch.native_dropout(x, 0.5, True)[0], x, torch.full_like(x, torch.nan))[0]
+
+    assert np.isnan(draw(lambda x: torch.native_dropout(x, 0.5, True)[0], empty().fill_(torch.nan))).all()
+    assert np.isnan(draw(gradient, empty().fill_(1.0))).all()

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from torch import fx
 
-from jtbridge.lowerings._common import opmath, out_dtype, out_shape
+from jtbridge.lowerings._common import convert, opmath, out_dtype, out_shape
 from jtbridge.lowerings._registry import register_lowering
 from jtbridge.lowerings.indexing._out_of_range import no_number
 
@@ -287,7 +287,7 @@ def _native_dropout_backward(grad: jax.Array, mask: jax.Array, scale: float, *, 
 
 def _dropped(x: jax.Array, mask: jax.Array, scale: float, dtype: np.dtype) -> jax.Array:
     wide = opmath(dtype)
-    return (x.astype(wide) * mask.astype(wide) * jnp.asarray(scale, wide)).astype(dtype)
+    return (x.astype(wide) * convert(mask, wide) * jnp.asarray(scale, wide)).astype(dtype)
 
 
 @register_lowering("rrelu_with_noise_functional", node=True, key=True)
