@@ -37,3 +37,11 @@ def test_the_angle_of_a_pair_has_the_signs_of_both():
     axis = torch.tensor([0.0, -0.0, 1.0, -1.0, INF, -INF, NAN])
     check(torch.atan2, axis[:, None], axis[None])
     check(torch.atan2, torch.tensor([1, -1, 0]), torch.tensor([0, 0, -1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("name", ["asin", "acos", "atan", "asinh", "acosh", "atanh"])
+def test_sides_of_a_branch_cut(name, dtype):
+    parts = torch.tensor([0.0, -0.0, 0.5, -0.5, 2.0, -3.0, 1e30, -1e30], dtype=torch.float64)
+    real, imag = (part.flatten() for part in torch.meshgrid(parts, parts, indexing="ij"))
+    check(getattr(torch, name), torch.complex(real, imag).to(dtype))

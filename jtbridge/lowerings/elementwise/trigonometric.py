@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ._common import elementwise
 from .exponential import by_conjugates
@@ -19,13 +20,10 @@ def _function(function: Callable[..., Any], name: str) -> None:
 _function(jnp.sin, "sin")
 _function(jnp.cos, "cos")
 _function(jnp.tan, "tan")
-_function(jnp.arctan, "atan")
 _function(jnp.arctan2, "atan2")
 _function(jnp.sinh, "sinh")
 _function(jnp.cosh, "cosh")
 _function(jnp.tanh, "tanh")
-_function(jnp.arcsinh, "asinh")
-_function(jnp.arctanh, "atanh")
 
 
 def _with_cuts(function: Callable[[jax.Array], jax.Array], name: str) -> None:
@@ -36,3 +34,24 @@ def _with_cuts(function: Callable[[jax.Array], jax.Array], name: str) -> None:
 _with_cuts(jnp.arcsin, "asin")
 _with_cuts(jnp.arccos, "acos")
 _with_cuts(jnp.arccosh, "acosh")
+_with_cuts(jnp.arctanh, "atanh")
+
+
+def _with_imaginary_cuts(function: Callable[[jax.Array], jax.Array], name: str) -> None:
+    """Register a function with f(-conj(x)) = -conj(f(x)) whose branch cuts are on the imaginary axis.
+
+    -0.0 as the real part is left of a cut.
+    """
+
+    def lowering(x: jax.Array) -> jax.Array:
+        if not jnp.iscomplexobj(x):
+            return function(x)
+        left = jnp.signbit(jnp.real(x))
+        right = function(lax.complex(jnp.abs(jnp.real(x)), jnp.imag(x)))
+        return lax.complex(jnp.where(left, -jnp.real(right), jnp.real(right)), jnp.imag(right))
+
+    _function(lowering, name)
+
+
+_with_imaginary_cuts(jnp.arcsinh, "asinh")
+_with_imaginary_cuts(jnp.arctan, "atan")
