@@ -133,7 +133,7 @@ def _elu_backward(
 ) -> jax.Array:
     upstream, value = operands(node, grad, kept)
     growth = value + float(alpha * scale) if is_result else float(alpha * scale) * jnp.exp(value * float(input_scale))
-    slope = jnp.where(value <= 0, float(input_scale) * growth, float(scale))
+    slope = jnp.where(value > 0, float(scale), float(input_scale) * growth)
     return (upstream * slope).astype(out_dtype(node))
 
 
@@ -177,7 +177,7 @@ def _hardtanh(x: jax.Array, min_val: Any = -1, max_val: Any = 1) -> jax.Array:
 @register_lowering("hardtanh_backward", node=True)
 def _hardtanh_backward(grad: jax.Array, x: jax.Array, min_val: Any, max_val: Any, *, node: fx.Node) -> jax.Array:
     wide, low, high = operands(node, x, min_val, max_val, exact=True)
-    return jnp.where((wide <= low) | (wide >= high), jnp.zeros((), grad.dtype), grad)
+    return jnp.where((wide > low) & (wide < high), grad, jnp.zeros((), grad.dtype))
 
 
 elementwise("hardswish")(lambda x: x * jnp.clip(x + 3, 0, 6) / 6)
@@ -186,7 +186,7 @@ elementwise("hardsigmoid")(lambda x: jnp.clip(x + 3, 0, 6) / 6)
 
 @elementwise("hardswish_backward")
 def _hardswish_backward(grad: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.where(x <= -3, 0, jnp.where(x < 3, grad * (x / 3 + 0.5), grad))
+    return jnp.where(x <= -3, 0, jnp.where(x >= 3, grad, grad * (x / 3 + 0.5)))
 
 
 @elementwise("hardsigmoid_backward")
@@ -206,7 +206,7 @@ def _softshrink(x: jax.Array, lambd: Any = 0.5) -> jax.Array:
 
 @elementwise("softshrink_backward", "hardshrink_backward")
 def _shrink_backward(grad: jax.Array, x: jax.Array, lambd: Any = 0.5) -> jax.Array:
-    return jnp.where((x >= -lambd) & (x <= lambd), 0, grad)
+    return jnp.where((x < -lambd) | (x > lambd), grad, 0)
 
 
 # Softplus
