@@ -6,6 +6,8 @@
 ``f`` is an `EagerFunction` or a transformation of one. Under vmap a token gets a leading axis for each level of
 batching that its graph has. `levels` has an entry for each level of a batched `eager_linear` or `eager_pullback`:
 "graph" if the graph has the level, or "extra" if the level is a batch of tangents or cotangents over one graph.
+`spread` are the positions of the x that have every level in the graph, as every differentiated input has: each row has
+a gradient of its own. Without a batch axis they get one, so that a derivative finds the shapes that the graph has.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ NO_TOKEN = np.empty((0,), np.uint8)
 # --- eager_linear -------------------------------------------------------------------------------------------------
 
 
-def _differential(fn: TorchFunction, wrt: Any, args: Sequence[Any], token: Any, tangents: Sequence[Any]) -> list[Any]:
+def _differential(
+    fn: TorchFunction, wrt: Any, args: Sequence[Any], token: Any, tangents: Sequence[Any], spread: tuple[int, ...]
+) -> list[Any]:
     outs = differentiable(fn.out_types)
     return eager_linear_p.bind(
         *args,
@@ -78,23 +82,36 @@ def _differential(fn: TorchFunction, wrt: Any, args: Sequence[Any], token: Any, 
         forward=EagerJvp(fn, wrt, outs),
         transpose=Vjp(fn, wrt, outs),
         levels=(),
+        spread=spread,
     )
 
 
 def tangents_out(
-    fn: TorchFunction, results: Sequence[Any], args: Sequence[Any], tangents: Sequence[Any], token: Any
+    fn: TorchFunction,
+    results: Sequence[Any],
+    args: Sequence[Any],
+    tangents: Sequence[Any],
+    token: Any,
+    spread: tuple[int, ...] = (),
 ) -> list[Any]:
     """Return the tangents of all results: symbolic zeros for results that are neither float nor complex."""
     out = zero_tangents(results)
     wrt = nonzero_inputs(fn.in_types, [not is_zero(t) for t in tangents])
     outs = differentiable(fn.out_types)
     if wrt and outs:
-        derivatives = _differential(fn, wrt, args, token, [tangents[i] for i in wrt])
+        derivatives = _differential(fn, wrt, args, token, [tangents[i] for i in wrt], spread)
         return replaced(out, outs, derivatives)
     return out
 
 
-def linearized(fn: TorchFunction, wrt: Any, results: Sequence[Any], token: Any, primals: Sequence[Any]) -> Any:
+def linearized(
+    fn: TorchFunction,
+    wrt: Any,
+    results: Sequence[Any],
+    token: Any,
+    primals: Sequence[Any],
+    spread: tuple[int, ...],
+) -> Any:
     """Return the value of a linearization rule for ``y = f(x)``. The residuals are the arguments and the token."""
     zeros = zero_tangents(results)
     outs = differentiable(fn.out_types)
@@ -103,7 +120,8 @@ def linearized(fn: TorchFunction, wrt: Any, results: Sequence[Any], token: Any, 
     count = len(primals)
 
     def apply(saved: Sequence[Any], *tangents: Any) -> list[Any]:
-        return replaced(zeros, outs, _differential(fn, wrt, saved[:count], saved[count], [tangents[i] for i in wrt]))
+        given = [tangents[i] for i in wrt]
+        return replaced(zeros, outs, _differential(fn, wrt, saved[:count], saved[count], given, spread))
 
     return results, [o in outs for o in range(len(results))], [*primals, token], apply
 
@@ -114,7 +132,10 @@ def _extra_axes(levels: Sequence[str]) -> list[int]:
 
 # Df(x) dx is the derivative along dx of v -> v @ Df(x), which is linear in v, so it can be taken at any v. At v = 1
 # torch's formulas have a value; at v = 0 the formula of logcumsumexp has none.
-def _linear_impl(*args: Any, forward: Any, transpose: Any, levels: tuple[str, ...]) -> list[jax.Array]:
+def _linear_impl(
+    *args: Any, forward: Any, transpose: Any, levels: tuple[str, ...], spread: tuple[int, ...]
+) -> list[jax.Array]:
+    del spread
     count = _inputs_of(transpose, forward)
     arrays = as_arrays(args)
     graph = graph_in(arrays[count])
@@ -180,7 +201,9 @@ def _inputs_of(transpose: TorchFunction, forward: TorchFunction) -> int:
 
 
 # The transpose in dx:  ct -> ct @ Df(x).
-def _linear_transpose(cotangents: Sequence[Any], *args: Any, forward: Any, transpose: Any, levels: Any) -> Any:
+def _linear_transpose(
+    cotangents: Sequence[Any], *args: Any, forward: Any, transpose: Any, levels: Any, spread: Any
+) -> Any:
     count = _inputs_of(transpose, forward)
     x, token, linear = args[:count], args[count], args[count + 1 :]
     if all(is_zero(ct) for ct in cotangents):
@@ -189,25 +212,32 @@ def _linear_transpose(cotangents: Sequence[Any], *args: Any, forward: Any, trans
     if current_context() is Context.STAGED:
         grads = traced(transpose, [*x, *ct])
     else:
-        *grads, _ = eager_pullback_p.bind(*x, token, *ct, fn=transpose, count=count, levels=levels, keep=(), batch=())
+        *grads, _ = eager_pullback_p.bind(
+            *x, token, *ct, fn=transpose, count=count, levels=levels, spread=spread, keep=(), batch=()
+        )
     return [None] * (count + 1) + [
         grad if ad.is_undefined_primal(t) else None for grad, t in zip(grads, linear, strict=True)
     ]
 
 
-def _linear_batch(args: Sequence[Any], dims: Sequence[Any], *, forward: Any, transpose: Any, levels: Any) -> Any:
-    size, level, batched, x_dims = _batched(args, dims, _inputs_of(transpose, forward))
+def _linear_batch(
+    args: Sequence[Any], dims: Sequence[Any], *, forward: Any, transpose: Any, levels: Any, spread: Any
+) -> Any:
+    size, level, batched, x_dims = _batched(args, dims, _inputs_of(transpose, forward), spread)
     tangent_dims = (0,) * (len(batched) - len(x_dims) - 1)
     out = eager_linear_p.bind(
         *batched,
         forward=EagerVmap(forward, (*x_dims, *tangent_dims), size),
         transpose=EagerVmap(transpose, (*x_dims, *(0,) * len(forward.out_types)), size),
         levels=(level, *levels),
+        spread=spread,
     )
     return out, [0] * len(out)
 
 
-def _batched(args: Sequence[Any], dims: Sequence[Any], count: int) -> tuple[int, str, list[Any], tuple[Any, ...]]:
+def _batched(
+    args: Sequence[Any], dims: Sequence[Any], count: int, spread: Sequence[int], keep: Sequence[int] = ()
+) -> tuple[int, str, list[Any], tuple[Any, ...]]:
     """Return the operands ``(x..., token, t...)`` of a linear map over a batch, with their batch axes first.
 
     The tangents or cotangents t all get a batch axis.
@@ -216,23 +246,32 @@ def _batched(args: Sequence[Any], dims: Sequence[Any], count: int) -> tuple[int,
         args: the operands.
         dims: the batch axes of the operands.
         count: the number of x.
+        spread: the positions of the x that have every level in the graph.
+        keep: the positions of the x and t for which the result will be differentiated, within the batch.
 
     Returns:
         The size of the batch, its level, the operands, and the batch axes of the x. The token has no graph if an x has
-        a batch axis that the graph does not have.
+        a batch axis that the graph does not have, or needs one because its rows will have gradients of their own.
     """
     size = batch_size(args, dims)
     level = "extra" if dims[count] is None else "graph"
     (*x, token), (*x_dims, _) = batch_first(args[: count + 1], dims[: count + 1])
-    if level == "extra" and any(dim is not None for dim in x_dims):
+    if level == "extra" and (keep or any(dim is not None for dim in x_dims)):
         token = np.empty(token.shape, np.uint8)
+    if level == "graph" or keep:
+        for i in sorted({*spread, *keep} & {*range(count)}):
+            x[i], x_dims[i] = to_front(x[i], x_dims[i], size), 0
     differentiated = [to_front(t, d, size) for t, d in zip(args[count + 1 :], dims[count + 1 :], strict=True)]
     return size, level, [*x, token, *differentiated], tuple(x_dims)
 
 
-def _linear_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, forward: Any, transpose: Any, levels: Any) -> Any:
-    params = {"forward": forward, "transpose": transpose, "levels": levels}
+def _linear_jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, forward: Any, transpose: Any, levels: Any, spread: Any
+) -> Any:
     count = _inputs_of(transpose, forward)
+    also = nonzero_inputs(transpose.in_types[:count], [not is_zero(t) for t in tangents[:count]])
+    spread = tuple(sorted({*spread, *also}))
+    params = {"forward": forward, "transpose": transpose, "levels": levels, "spread": spread}
     results = eager_linear_p.bind(*primals, **params)
     if all(is_zero(t) for t in tangents[:count]):  # the map is linear in dx: the same map again
         linear = [ad.instantiate_zeros(t) for t in tangents[count + 1 :]]
@@ -242,8 +281,8 @@ def _linear_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, forward: Any
     return results, tangents_out(forward, results, args, differentiated, NO_TOKEN)
 
 
-def _linear_traced(*args: Any, forward: Any, transpose: Any, levels: Any) -> list[Any]:
-    del levels
+def _linear_traced(*args: Any, forward: Any, transpose: Any, levels: Any, spread: Any) -> list[Any]:
+    del levels, spread
     count = _inputs_of(transpose, forward)
     return traced(forward, [*args[:count], *args[count + 1 :]])
 
@@ -259,7 +298,10 @@ batching.primitive_batchers[eager_linear_p] = _linear_batch
 # --- eager_pullback -----------------------------------------------------------------------------------------------
 
 
-def _pullback_impl(*args: Any, fn: Any, count: int, levels: Any, keep: tuple[int, ...], batch: Any) -> list[jax.Array]:
+def _pullback_impl(
+    *args: Any, fn: Any, count: int, levels: Any, spread: Any, keep: tuple[int, ...], batch: Any
+) -> list[jax.Array]:
+    del spread
     arrays = as_arrays(args)
     x, ct = arrays[:count], arrays[count + 1 :]
     graph = graph_in(arrays[count])
@@ -307,26 +349,46 @@ def _recorded_gradients(
 
 
 def _pullback_jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, fn: Any, count: int, levels: Any, keep: Any, batch: Any
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    fn: Any,
+    count: int,
+    levels: Any,
+    spread: Any,
+    keep: Any,
+    batch: Any,
 ) -> Any:
     args, differentiated = _without(primals, count), _without(tangents, count)
     wrt = nonzero_inputs(fn.in_types, [not is_zero(t) for t in differentiated])
+    keep = tuple(sorted({*keep, *wrt}))
     *results, token = eager_pullback_p.bind(
-        *primals, fn=fn, count=count, levels=levels, keep=tuple(sorted({*keep, *wrt})), batch=batch
+        *primals, fn=fn, count=count, levels=levels, spread=spread, keep=keep, batch=batch
     )
-    return [*results, token], tangents_out(fn, results, args, differentiated, token) + zero_tangents([token])
+    spread = _spread_of_pullback(spread, keep, count, args)
+    return [*results, token], tangents_out(fn, results, args, differentiated, token, spread) + zero_tangents([token])
 
 
 def _pullback_linearize(
-    is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: Any, count: int, levels: Any, keep: Any, batch: Any
+    is_vjp: bool,
+    nonzeros: Sequence[bool],
+    *primals: Any,
+    fn: Any,
+    count: int,
+    levels: Any,
+    spread: Any,
+    keep: Any,
+    batch: Any,
 ) -> Any:
     del is_vjp
     args = _without(primals, count)
     wrt = nonzero_inputs(fn.in_types, _without(nonzeros, count))
+    keep = tuple(sorted({*keep, *wrt}))
     *results, token = eager_pullback_p.bind(
-        *primals, fn=fn, count=count, levels=levels, keep=tuple(sorted({*keep, *wrt})), batch=batch
+        *primals, fn=fn, count=count, levels=levels, spread=spread, keep=keep, batch=batch
     )
-    _, nonzero_outs, residuals, apply = linearized(fn, wrt, results, token, args)
+    spread = _spread_of_pullback(spread, keep, count, args)
+    _, nonzero_outs, residuals, apply = linearized(fn, wrt, results, token, args, spread)
     zero = zero_tangents([token])
 
     def with_token(saved: Sequence[Any], *tangents: Any) -> list[Any]:
@@ -335,27 +397,33 @@ def _pullback_linearize(
     return [*results, token], [*nonzero_outs, False], residuals, with_token
 
 
+def _spread_of_pullback(spread: Sequence[int], keep: Sequence[int], count: int, args: Sequence[Any]) -> tuple[int, ...]:
+    """Return the positions of the arguments ``(x..., ct...)`` of a pullback that have every level in its graph."""
+    return tuple(sorted({*spread, *keep, *range(count, len(args))}))
+
+
 def _without(items: Sequence[Any], position: int) -> list[Any]:
     return [*items[:position], *items[position + 1 :]]
 
 
 def _pullback_batch(
-    args: Sequence[Any], dims: Sequence[Any], *, fn: Any, count: int, levels: Any, keep: Any, batch: Any
+    args: Sequence[Any], dims: Sequence[Any], *, fn: Any, count: int, levels: Any, spread: Any, keep: Any, batch: Any
 ) -> Any:
-    size, level, batched, x_dims = _batched(args, dims, count)
+    size, level, batched, x_dims = _batched(args, dims, count, spread, keep)
     out = eager_pullback_p.bind(
         *batched,
         fn=EagerVmap(fn, (*x_dims, *(0,) * (len(batched) - count - 1)), size),
         count=count,
         levels=(level, *levels),
+        spread=spread,
         keep=keep,
         batch=(size, *batch),
     )
     return out, [0] * len(out)
 
 
-def _pullback_traced(*args: Any, fn: Any, count: int, levels: Any, keep: Any, batch: Any) -> list[Any]:
-    del levels, keep
+def _pullback_traced(*args: Any, fn: Any, count: int, levels: Any, spread: Any, keep: Any, batch: Any) -> list[Any]:
+    del levels, spread, keep
     return [*traced(fn, _without(args, count)), jax.numpy.zeros((*batch, 0), np.uint8)]
 
 

@@ -46,7 +46,7 @@ def _call_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunct
         results = eager_call_p.bind(*primals, fn=fn)
         return results, zero_tangents(results)
     *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=wrt, batch=())
-    return results, tangents_out(fn, results, primals, tangents, token)
+    return results, tangents_out(fn, results, primals, tangents, token, wrt)
 
 
 def _call_linearize(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: TorchFunction) -> Any:
@@ -57,7 +57,7 @@ def _call_linearize(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, fn: T
         zeros = zero_tangents(results)
         return results, [False] * len(results), (), lambda _, *tangents: zeros
     *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=wrt, batch=())
-    return linearized(fn, wrt, results, token, primals)
+    return linearized(fn, wrt, results, token, primals, wrt)
 
 
 def _call_batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction) -> Any:
@@ -86,8 +86,9 @@ def _forward_impl(*args: Any, fn: TorchFunction, wrt: tuple[int, ...], batch: tu
 # One graph serves both derivatives, so the run records the inputs `wrt` and the inputs with a nonzero tangent.
 def _forward_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction, wrt: Any, batch: Any) -> Any:
     also = nonzero_inputs(fn.in_types, [not is_zero(t) for t in tangents])
-    *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=tuple(sorted({*wrt, *also})), batch=batch)
-    return [*results, token], tangents_out(fn, results, primals, tangents, token) + zero_tangents([token])
+    wrt = tuple(sorted({*wrt, *also}))
+    *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=wrt, batch=batch)
+    return [*results, token], tangents_out(fn, results, primals, tangents, token, wrt) + zero_tangents([token])
 
 
 def _forward_linearize(
@@ -95,8 +96,9 @@ def _forward_linearize(
 ) -> Any:
     del is_vjp
     also = nonzero_inputs(fn.in_types, nonzeros)
-    *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=tuple(sorted({*wrt, *also})), batch=batch)
-    _, nonzero_outs, residuals, apply = linearized(fn, also, results, token, primals)
+    wrt = tuple(sorted({*wrt, *also}))
+    *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=wrt, batch=batch)
+    _, nonzero_outs, residuals, apply = linearized(fn, also, results, token, primals, wrt)
     zero = zero_tangents([token])
     return [*results, token], [*nonzero_outs, False], residuals, lambda saved, *ts: [*apply(saved, *ts), *zero]
 
