@@ -395,6 +395,20 @@ def test_a_key_inside_a_loop_is_refused():
         step(step.init(KEY), BATCH)
 
 
+def test_a_step_keeps_the_shardings_of_its_state():
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    torch.manual_seed(0)
+    net = jtbridge.module(nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)))
+    step = jtbridge.train_step(net, loss, optax.sgd(0.1))
+    train = step.init(KEY, *net.init(mesh=mesh, rules="fsdp"))
+    placed = jax.tree.map(lambda leaf: leaf.sharding, train.state)
+    for _ in range(3):
+        train, _ = step(train, jtbridge.shard_batch(BATCH, mesh))
+    for name, sharding in placed.items():
+        assert train.state[name].sharding.is_equivalent_to(sharding, train.state[name].ndim), name
+    assert programs(step) == 1
+
+
 def test_a_step_keeps_the_shardings_of_its_parameters():
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, 4))

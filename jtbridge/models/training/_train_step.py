@@ -75,7 +75,7 @@ class TrainStep:
         self._dtype = compute_dtype
         self._train = train
         self._donated = ("params", "opt_state") if donate else ()
-        self._compiled: dict[Any, Any] = {}  # steps by the shardings of parameters and optimizer state
+        self._compiled: dict[Any, Any] = {}  # steps by the shardings of their arguments
 
     def init(
         self, key: jax.Array, params: Mapping[str, Any] | None = None, state: Mapping[str, Any] | None = None
@@ -140,20 +140,29 @@ class TrainStep:
 
     def _step_for(self, train: TrainState) -> Callable[..., Any]:
         """Return the compiled step whose results have the shardings of its arguments."""
-        given = (train.params, train.opt_state)
-        leaves, tree = jax.tree.flatten(given)
+        leaves, tree = jax.tree.flatten((train.params, train.opt_state, train.state))
         placed = None
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             found = [leaf.sharding if isinstance(leaf, jax.Array) else None for leaf in leaves]
             if any(sharding is not None and len(sharding.device_set) > 1 for sharding in found):
                 placed = (tree, tuple(found))
         if placed not in self._compiled:
-            results = None if placed is None else (*jax.tree.unflatten(tree, placed[1]), None, None, None)
-            self._compiled[placed] = jax.jit(self._update, donate_argnames=self._donated, out_shardings=results)
+            update, results = self._update, None
+            if placed is not None:
+                *updated, places = jax.tree.unflatten(tree, placed[1])
+                update, results = functools.partial(update, places=places), (*updated, None, None, None)
+            self._compiled[placed] = jax.jit(update, donate_argnames=self._donated, out_shardings=results)
         return self._compiled[placed]
 
     def _update(
-        self, params: Arrays, opt_state: Any, state: Arrays, key: Any, step: Any, batch: Any
+        self,
+        params: Arrays,
+        opt_state: Any,
+        state: Arrays,
+        key: Any,
+        step: Any,
+        batch: Any,
+        places: Mapping[str, Any] | None = None,
     ) -> tuple[Any, ...]:
         import optax
 
@@ -171,6 +180,8 @@ class TrainStep:
 
         told = _taken(self._optimizer.update, value=metrics["loss"], grad=gradients, value_fn=value_fn)
         updates, opt_state = self._optimizer.update(gradients, opt_state, params, **told)
+        # Else XLA chooses where new state lies, and the next step is compiled for that.
+        changed = {name: _placed(value, state.get(name), (places or {}).get(name)) for name, value in changed.items()}
         return optax.apply_updates(params, updates), opt_state, changed, step + 1, metrics
 
     def _value(self, params: Arrays, state: Arrays, key: Any, batch: Any) -> tuple[Any, tuple[Arrays, dict[str, Any]]]:
@@ -370,6 +381,13 @@ def _on_mesh_of(params: Mapping[str, Any], train: TrainState) -> TrainState:
         return isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
 
     return jax.tree.map(lambda leaf: leaf if is_spread(leaf) else jax.device_put(leaf, whole), train)
+
+
+def _placed(value: jax.Array, old: Any, sharding: Any) -> jax.Array:
+    """Return new state with the sharding of the old one, unless its shape is another one."""
+    if sharding is None or jnp.shape(old) != value.shape:
+        return value
+    return jax.lax.with_sharding_constraint(value, sharding)
 
 
 def _weighted(leaf: jax.Array, weight: jax.Array) -> jax.Array:
