@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.core
+import numpy as np
 import torch
 
 from jtbridge._compat import ReleasedTensor, unwrap_compiled
@@ -30,6 +31,7 @@ from ._sharding import Rules
 from ._state_dict import from_state_dict, to_state_dict
 
 Arrays = dict[str, jax.Array]
+_ARRAYS = (jax.Array, np.ndarray, torch.Tensor)
 
 
 class JaxModule:
@@ -462,4 +464,9 @@ def _check_dicts(name: str, params: Any, state: Any) -> None:
                 raise ArgumentError(
                     f"`{argument}` of `{name}` must have arrays by name, but `{argument}[{key!r}]` is {kind_of(leaf)}. "
                     "The names and shapes are those of `params, state = net.init()`."
+                )
+            if not isinstance(leaf, _ARRAYS) and not jax.tree_util.all_leaves([leaf]):
+                raise ArgumentError(
+                    f"`{argument}` of `{name}` must have arrays by name, but `{argument}[{key!r}]` is {kind_of(leaf)}, "
+                    "which holds an array. Pass that array, such as `variable.get_value()` for a variable of Flax NNX."
                 )

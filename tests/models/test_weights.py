@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 from typing import Any
 
@@ -211,7 +212,17 @@ def test_whole_numbers_that_need_64_bits():
             assert start()[1]["prime"][1] == 2**40
 
 
-@pytest.mark.parametrize("leaf", [1.0, [1.0, 2.0], None])
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Holder:
+    """A pytree with the attributes of an array, as a variable of Flax NNX is one."""
+
+    value: jax.Array
+    shape = (2,)
+    dtype = np.dtype(np.float32)
+
+
+@pytest.mark.parametrize("leaf", [1.0, [1.0, 2.0], None, Holder(jnp.ones(2))])
 def test_a_leaf_that_is_no_array_is_refused(leaf: Any):
     net = jtbridge.module(torch.nn.Linear(1, 2))
     params, state = net.init()
