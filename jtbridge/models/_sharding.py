@@ -66,8 +66,8 @@ def shard(tree: Any, mesh: Mesh, rules: Rules) -> Any:
 
     Args:
         tree: `params`, `state` or ``(params, state)``: dicts by name, of JAX or NumPy arrays or torch tensors. In
-            another pytree, such as the state of an optimizer, the name of a leaf is made of the dict keys that lead to
-            it, and leaves without a name are replicated.
+            another pytree, such as the state of an optimizer, the name of a leaf is made of the last dict keys in a row
+            that lead to it, and leaves without a name are replicated.
         mesh: the devices, such as ``jax.make_mesh((2, 4), ("data", "model"))``.
         rules: a preset; or a dict from patterns to a ``PartitionSpec`` or a preset. In a pattern, ``*`` stands for any
             text. The first pattern that matches counts.
@@ -111,9 +111,20 @@ def shardings(tree: Any, mesh: Mesh, rules: Rules) -> Any:
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     leaves = []
     for path, value in paths:
-        name = ".".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey))
+        name = _name_of(path)
         leaves.append(Leaf(name, tuple(np.shape(value)), bool(name) and _is_inexact(value)))
     return structure.unflatten(shardings_of(leaves, mesh, rules))
+
+
+def _name_of(path: Sequence[Any]) -> str:
+    """Return the last dict keys in a row on a path: those before are groups, as of `optax.multi_transform`."""
+    keys: list[str] = []
+    for step in reversed(path):
+        if isinstance(step, jax.tree_util.DictKey):
+            keys.append(str(step.key))
+        elif keys:
+            break
+    return ".".join(reversed(keys))
 
 
 def shard_batch(batch: Any, mesh: Mesh, *, axis: str | Sequence[str] | None = None, local: bool = False) -> Any:

@@ -165,6 +165,25 @@ def test_the_state_of_an_optimizer_has_the_shardings_of_the_parameters(model):
     assert len(again[0].count.sharding.device_set) == 8
 
 
+def test_groups_of_an_optimizer_are_no_part_of_the_names():
+    optax = pytest.importorskip("optax")
+    mesh = mesh_of(8, names=("data",))
+    rules = {"0.weight": P("data"), "1.weight": P(None, "data"), "*": P()}
+    net = jtbridge.module(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)))
+    params, _ = net.init(mesh=mesh, rules=rules)
+    groups = {"slow": optax.adam(1e-4), "fast": optax.adam(1e-2)}
+    optimizers = {
+        "multi_transform": optax.multi_transform(groups, {name: "slow" if "0" in name else "fast" for name in params}),
+        "named_chain": optax.named_chain(("first", optax.adam(1e-2)), ("second", optax.scale(1.0))),
+    }
+    for optimizer in optimizers.values():
+        state = jtbridge.shard(optimizer.init(params), mesh, rules)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+            key = path[-1]
+            if isinstance(key, jax.tree_util.DictKey):
+                assert leaf.sharding.is_equivalent_to(params[key.key].sharding, leaf.ndim), path
+
+
 def test_shardings_are_those_of_shard_and_place_nothing(model):
     params, _ = jtbridge.module(model).init()
     shapes = jax.eval_shape(lambda: params)
