@@ -19,8 +19,8 @@ def backends(platform: str | None = None) -> tuple[BackendStatus, ...]:
 
     Example:
         >>> import jtbridge
-        >>> [status.name for status in jtbridge.backends("cpu") if status.available]
-        ['xla', 'dlpack', 'callback']
+        >>> {status.name: status.available for status in jtbridge.backends("cpu")}["triton"]
+        False
     """
     return _registry().statuses(platform)
 

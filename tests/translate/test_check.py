@@ -16,7 +16,9 @@ X = jnp.linspace(0.1, 1.0, 6).reshape(2, 3)
 def test_every_backend_in_every_mode():
     report = jtbridge.check(lambda x, i: torch.softmax(x @ x.T, -1)[i], X, jnp.array([1, 0]))
     ran = {(each.backend, each.mode) for each in report.comparisons}
-    assert ran == {(b, m) for b in ("xla", "dlpack", "callback") for m in ("value", "vjp", "jvp", "vmap")}
+    available = [status.name for status in jtbridge.backends() if status.available]
+    assert {"xla", "dlpack", "callback"} <= set(available)
+    assert ran == {(b, m) for b in available for m in ("value", "vjp", "jvp", "vmap")}
     assert report.ok
     assert all(each.difference is not None and each.difference < 1e-5 for each in report.comparisons)
 
