@@ -19,8 +19,9 @@ PAGE = pathlib.Path(__file__).parent.parent / "docs" / "reference" / "operators.
 HEAD = """# Supported operators
 
 Operators that jtbridge translates to JAX, by the file of `jtbridge/lowerings/` that holds them: {count} overloads.
-Operators that torch decomposes into these are translated too; `jtbridge.explain` lists them as "decomposed". A function
-with any other operator is called. [`register_lowering`](functions.md#jtbridge.register_lowering) adds an operator.
+Operators that torch decomposes into these are translated too; `jtbridge.explain` lists them as "decomposed". Torch
+runs any other operator: it alone, as an [island](../islands.md), or the whole function.
+[`register_lowering`](functions.md#jtbridge.register_lowering) adds an operator.
 
 Operators marked with * also have a Triton kernel, which the [`triton` backend](../kernels.md#the-triton-backend) uses
 on a GPU (experimental: no GPU has run the kernels).
