@@ -37,6 +37,7 @@ def export(fn: Any, *args: Any, platforms: Sequence[str] | None = None, **kwargs
 
     Raises:
         TranslationError: an operator has no lowering, or torch's code works for some sizes only.
+        ArgumentError: a positional argument is static, or `fn` is a torch function that is not wrapped.
 
     Example:
         >>> import jax, jax.numpy as jnp, jtbridge, torch
@@ -60,7 +61,15 @@ def export(fn: Any, *args: Any, platforms: Sequence[str] | None = None, **kwargs
     function = wrap(fn) if isinstance(fn, torch.nn.Module) else fn
 
     def run(*args: Any, **arrays: Any) -> Any:
-        return function(*args, **arrays, **statics)
+        try:
+            return function(*args, **arrays, **statics)
+        except TypeError as error:
+            if "must be Tensor, not" not in str(error):
+                raise
+            raise ArgumentError(
+                f"`{getattr(fn, '__name__', type(fn).__name__)}` passed a JAX array to torch. `export` takes a wrapped "
+                "function, or a JAX function that calls wrapped functions: `jtbridge.export(jtbridge.wrap(f), ...)`."
+            ) from error
 
     specs = jax.tree.map(_spec, (args, arrays))
     with config(backend=portable().name, islands="never"):

@@ -229,6 +229,13 @@ def test_gradient_and_platforms():
     np.testing.assert_allclose(exported.call(X), jax.grad(lambda x: MODEL_F(x).sum())(X), rtol=1e-6, atol=1e-7)
 
 
+def test_a_torch_function_that_is_not_wrapped_is_refused():
+    with pytest.raises(
+        ArgumentError, match=r"`sin` passed a JAX array to torch. .*jtbridge.export\(jtbridge.wrap\(f\)"
+    ):
+        jtbridge.export(torch.sin, spec_of("2"))
+
+
 def test_statics_are_keywords():
     f = jtbridge.wrap(lambda x, kind="sum": getattr(x, kind)())
     assert jtbridge.export(f, X, kind="mean").call(X) == pytest.approx(float(X.mean()), abs=1e-6)
