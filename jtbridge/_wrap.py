@@ -296,7 +296,7 @@ def wrap(
 def as_wrapped(fn: Any) -> Wrapped:
     """Return a wrapped function, also one under ``jax.jit``, or that of a `JaxModule`; wrap any other callable."""
     inner = fn
-    while isinstance(inner, jax.stages.Wrapped) and hasattr(inner, "__wrapped__"):
+    while _is_jitted(inner) and hasattr(inner, "__wrapped__"):
         inner = inner.__wrapped__  # type: ignore[attr-defined]
     if isinstance(inner, Wrapped) or hasattr(type(inner), "__jtbridge_wrapped__"):
         fn = inner
@@ -328,7 +328,7 @@ def _callable(fn: Any) -> Callable[..., Any]:
         return fn.module()
     if not callable(fn):
         raise ArgumentError(f"`wrap` takes a callable, but got {kind_of(fn)}.")
-    if isinstance(fn, jax.stages.Wrapped):
+    if _is_jitted(fn):
         raise ArgumentError(
             f"`wrap` takes a torch function, but `{_name_of(fn)}` is a JAX function. Call it as it is; or, inside "
             "torch code, call `jtbridge.to_torch_function` of it."
@@ -365,6 +365,11 @@ def _one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
     if value not in known:
         raise ArgumentError(f"`{name}` must be one of {', '.join(map(repr, known))}, but it is {value!r}.")
     return value
+
+
+def _is_jitted(fn: Any) -> bool:
+    """Return whether a callable is the result of ``jax.jit``. The protocol alone holds for a mock too."""
+    return isinstance(fn, jax.stages.Wrapped) and type(fn).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
 def _names(option: str, value: Any) -> tuple[str, ...]:
