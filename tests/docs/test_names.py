@@ -125,7 +125,8 @@ def test_targets_of_make_exist(page: pathlib.Path):
 
 def test_make_help_names_every_target():
     makefile = (ROOT / "Makefile").read_text()
-    targets = re.search(r"^\.PHONY: ((?:.*\\\n)*.*)$", makefile, re.MULTILINE)[1].replace("\\", " ").split()
+    (names,) = re.findall(r"^\.PHONY: ((?:.*\\\n)*.*)$", makefile, re.MULTILINE)
+    targets = names.replace("\\", " ").split()
     shown = makefile.split("\n\n")[0]
     for name in targets:
         assert name == "help" or re.search(rf"\bmake {name}\b(?!-)", shown), name
