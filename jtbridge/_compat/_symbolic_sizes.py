@@ -112,6 +112,8 @@ def in_symbols(expression: Any, symbols: Mapping[Any, Any]) -> Any:
 
 _FUNCTIONS = {
     "FloorDiv": operator.floordiv,
+    "PythonMod": operator.mod,
+    "Mod": operator.mod,
     "min": lambda *sizes: functools.reduce(min_dim, sizes),
     "max": lambda *sizes: functools.reduce(max_dim, sizes),
 }
@@ -144,7 +146,7 @@ def broken_assumption(environment: Any, symbols: Mapping[Any, Any]) -> tuple[str
             assumed = assumed.subs(names)
             is_relation = isinstance(assumed, sympy.Rel)
             text = f"{assumed.lhs} {assumed.rel_op} {assumed.rhs}" if is_relation else str(assumed)  # type: ignore[attr-defined]
-            return text, _constraint(assumed)
+            return text, _constraint(assumed) if assumed.free_symbols <= {*names.values()} else None
     return None
 
 
@@ -193,7 +195,8 @@ def _is_implied(relation: Any, symbols: Mapping[Any, Any]) -> bool:
     """Return whether a relation follows from the constraints of JAX's symbols."""
     import sympy
 
-    if not isinstance(relation, sympy.Rel):
+    known = {size.node.expr for size in symbols.values()}
+    if not isinstance(relation, sympy.Rel) or not relation.free_symbols <= known:  # torch 2.11 makes symbols for slices
         return False
     left, right = (in_symbols(side, symbols) for side in (relation.lhs, relation.rhs))
     try:

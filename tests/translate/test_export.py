@@ -107,6 +107,14 @@ CONVOLUTIONS = torch.nn.Sequential(
 ).eval()
 
 
+# Torch 2.11 makes symbols of their own for the sizes of slices, and assumes whether sizes are even.
+decides_without_sizes = pytest.mark.skipif(
+    torch.__version__ < (2, 13),  # type: ignore[operator]
+    reason="torch 2.11 assumes more about symbolic sizes, so these programs are refused",
+)
+
+
+@decides_without_sizes
 @pytest.mark.parametrize(
     "fn",
     [
@@ -137,6 +145,7 @@ def test_gradient_inside_for_a_batch_of_images():
         np.testing.assert_allclose(exported.call(x), fn(torch.tensor(x)).detach(), rtol=1e-4, atol=1e-4)
 
 
+@decides_without_sizes
 def test_constraints_of_symbolic_sizes():
     table = torch.arange(512.0)
 

@@ -23,12 +23,13 @@ def of_norm(a, b, c):
     return torch.linalg.vector_norm(a * b + c, float("inf"), -2)
 
 
+HAS_GRADIENT_OF_AMINMAX = torch.__version__ >= (2, 13)  # type: ignore[operator]  (torch 2.11 has none)
 CASES = [
     of_norm,
     lambda a, b, c: (a * b + c).amax(0),
     lambda a, b, c: (a * b + c).abs().max(),
     lambda a, b, c: (a * b + c).median(),
-    lambda a, b, c: torch.cat(torch.aminmax(a * b + c, dim=0)),
+    *([lambda a, b, c: torch.cat(torch.aminmax(a * b + c, dim=0))] if HAS_GRADIENT_OF_AMINMAX else []),
     lambda a, b, c: torch.where(a * b + c >= (a * b + c).topk(3).values[:, -1:], a, 0.0).sum(1),
     lambda a, b, c: (lambda x: (x == x.amax(1, keepdim=True)) * a)(a * b + c),
     lambda a, b, c: torch.cdist(a * b + c, b * c + a, p=float("inf")),
