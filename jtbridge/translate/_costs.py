@@ -40,7 +40,6 @@ _ALONG_ROWS = (
     "sort.stable",
     "topk.default",
 )
-_MEDIUM, _WIDE = 48, 96  # channels
 _DIM_IS_THIRD = ("aten.sort.stable", "aten.topk.default", "aten.kthvalue.default")
 
 
@@ -153,14 +152,7 @@ def _form(weight: torch.Tensor, transposed: bool, groups: int) -> str:
         form = f"{small}depthwise" if 1 in weight.shape[:2] else "grouped"
     else:
         form = "pointwise" if kernel == 1 else "dense"
-        if form == "dense" and weight.ndim == 4 and not transposed:
-            form = f"{_width(min(weight.shape[:2]))}dense"
     return f"{'transposed ' * transposed}{form} {weight.ndim - 2}d"
-
-
-def _width(channels: int) -> str:
-    """Return what kind of a dense convolution of images one with so many channels is: XLA is better at few of them."""
-    return "narrow " if channels < _MEDIUM else "wide " if channels >= _WIDE else ""
 
 
 def _products(x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, transposed: bool) -> int:
