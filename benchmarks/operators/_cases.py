@@ -216,6 +216,12 @@ def _images() -> Iterator[Case]:
         window = [3, 3], [2, 2], [1, 1]
         yield _simple(aten.max_pool2d_with_indices.default, about, _image(image), *window)
         yield Case(
+            aten.max_pool2d_with_indices.default,
+            f"{about} values",
+            lambda x, w=window: aten.max_pool2d_with_indices(x, *w)[0],
+            _image(image),
+        )
+        yield Case(
             aten.max_pool2d_with_indices_backward.default,
             about,
             lambda g, x, i, w=window: aten.max_pool2d_with_indices_backward(g, x, *w, [1, 1], False, i),
@@ -238,6 +244,12 @@ def _images() -> Iterator[Case]:
         volume = (b, c, n, n, n)
         about = f"{b}x{c}x{n}x{n}x{n}"
         yield _simple(aten.max_pool3d_with_indices.default, about, _image(volume), [2, 2, 2])
+        yield Case(
+            aten.max_pool3d_with_indices.default,
+            f"{about} values",
+            lambda x: aten.max_pool3d_with_indices(x, [2, 2, 2])[0],
+            _image(volume),
+        )
         yield _simple(aten.avg_pool3d.default, about, _image(volume), [2, 2, 2])
         yield _simple(aten.upsample_trilinear3d.default, about, _image(volume), [2 * n] * 3, False)
         yield _simple(

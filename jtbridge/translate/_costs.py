@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import math
+import operator
 from collections.abc import Callable
 from importlib import resources
 from typing import Any
@@ -201,6 +202,12 @@ def _of_rows(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
     return ("short rows" if x.shape[dim] < 64 else "long rows"), x.numel()
 
 
+def _of_max_pool(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
+    """Torch computes the indices in any case, and XLA only if they are used, as in a gradient."""
+    uses_indices = any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
+    return "" if uses_indices else "values alone", _of_elements(node, tensors)[1]
+
+
 def _of_index(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
     index = node.args[2]
     takes_rows = isinstance(index, fx.Node) and index.target is torch.ops.aten.expand.default
@@ -234,5 +241,6 @@ _MEASURES: dict[str, Callable[[fx.Node, list[torch.Tensor]], tuple[str, int]]] =
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _of_attention,
     **dict.fromkeys([f"aten.{name}.default" for name in ("mm", "bmm", "addmm", "baddbmm")], _of_product),
     **dict.fromkeys([f"aten.{name}" for name in _ALONG_ROWS], _of_rows),
+    **dict.fromkeys([f"aten.max_pool{n}d_with_indices.default" for n in (2, 3)], _of_max_pool),
     **dict.fromkeys(("aten.gather.default", "aten.scatter_add.default", "aten.scatter_reduce.two"), _of_index),
 }

@@ -51,6 +51,16 @@ def test_an_expanded_argument_is_left_to_xla():
     assert of_forward(lambda x, w: torch.bmm(x.mT, w), x, jnp.ones((100, 128, 256), "bfloat16"))
 
 
+def test_a_largest_value_of_windows_is_an_island_only_if_its_position_is_used():
+    f = jtbridge.wrap(lambda x: functional.max_pool2d(x.sin(), 2).tanh())
+    gradient = jax.grad(lambda x: f(x).sum())
+    assert (calls_in(f, X), calls_in(gradient, X)) == (0, 1)
+    image = IMAGE.clone().requires_grad_()
+    expected = functional.max_pool2d(image.sin(), 2).tanh()
+    assert_matches(jax.jit(f)(X), expected.detach())
+    assert_matches(jax.jit(gradient)(X), torch.autograd.grad(expected.sum(), image)[0], 1e-5)
+
+
 def test_its_gradient_is_an_island_too_and_is_right():
     gradient = jax.grad(jtbridge.wrap(loss), argnums=(0, 1))
     assert calls_in(gradient, X, W) == 2
