@@ -42,7 +42,7 @@ sys.meta_path.insert(0, Hiding())
 
 
 # Lets the children take their CPU for a GPU that kernels are compiled for.
-ON_CPU = "\nimport importlib\nimportlib.import_module('jtbridge.backends.xla')._GPUS = ('cpu',)"
+ON_CPU = "\nimport importlib\nimportlib.import_module('jtbridge.backends.xla').GPU_PLATFORMS = ('cpu',)"
 
 
 def without(*modules: str) -> str:

@@ -86,7 +86,7 @@ def test_without_a_record_auto_has_no_kernels_and_says_why(monkeypatch):
     assert kernels_in(gradient(), X) == []
     assert sorted(kernels_in(gradient("triton"), X)) == ["softmax_backward", "softmax_forward"]
     assert status() == UNPROVEN == "not proven on this chip: run `python -m jtbridge doctor`"
-    monkeypatch.setattr(_xla, "_GPUS", ("cpu",))
+    monkeypatch.setattr(_xla, "GPU_PLATFORMS", ("cpu",))
     report = jtbridge.explain(jtbridge.wrap(softmax), X)
     assert (report.backend, report.reasons, report.kernels) == ("xla", {"triton": UNPROVEN}, {})
     by_name = jtbridge.explain(jtbridge.wrap(softmax, backend="triton"), X)
@@ -102,7 +102,7 @@ def test_with_a_record_auto_has_the_kernels_that_are_proven(monkeypatch):
     assert kernels_in(gradient(), X) == ["softmax_forward"]
     rows = jnp.stack([X, X + 1])
     assert kernels_in(jax.vmap(gradient()), rows) == ["softmax_forward"]
-    monkeypatch.setattr(_xla, "_GPUS", ("cpu",))
+    monkeypatch.setattr(_xla, "GPU_PLATFORMS", ("cpu",))
     report = jtbridge.explain(jtbridge.wrap(softmax), X)
     assert (report.backend, report.reasons, report.kernels) == ("triton", {}, {"softmax forward": 1})
     plain = jtbridge.wrap(softmax, backend="xla")

@@ -165,7 +165,7 @@ def assert_kernels_get_what_the_operators_get(
     assert collections.Counter(kernels_in(jax.grad(loss(f), wrt), *arguments)) == kernels
     with all_proven(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(_xla, "triton_unsupported_reason", lambda platform: None)
-        patch.setattr(_xla, "_GPUS", ("cpu",))
+        patch.setattr(_xla, "GPU_PLATFORMS", ("cpu",))
         assert jtbridge.explain(jtbridge.wrap(function), *arguments).backend == "triton"
         assert_close(f(*arguments), g(*arguments))
         assert_close(jax.grad(loss(f), wrt)(*arguments), jax.grad(loss(g), wrt)(*arguments), factor=4)
