@@ -21,7 +21,7 @@ _MOST_ROUNDS = 4  # attempts with fused chains
 
 
 class GraphUse(enum.Enum):
-    """The purpose of a graph, which decides what it may contain."""
+    """The purpose of a graph. It decides which operators the graph may have."""
 
     RUN = "torch runs it, and it is neither a gradient nor a batch"
     GRADIENT = "torch runs it, and it is the gradient of a function that is not a batch"

@@ -344,7 +344,7 @@ def _on_examples(request: TraceRequest, cause: Exception | None) -> AbstractResu
 
 
 def _refuse_without_outcome(request: TraceRequest, cause: Exception, errors: Sequence[Exception]) -> NoReturn:
-    """Raise for a function whose trace raised `cause`, and whose runs on example arguments raised `errors`."""
+    """Raise the error of a function whose trace raised `cause`, and whose runs on examples raised `errors`."""
     error = errors[0]
     if type(error) is type(cause):  # a plain mistake in the function or its arguments
         if len({*map(str, errors)}) > 1:  # due to the values of the examples too

@@ -216,7 +216,7 @@ class TracedFunction(TorchFunction):
 
     @property
     def seed_position(self) -> int | None:
-        """Return the position of the seed among the inputs, also those of a derivative; None if there is none."""
+        """Return the position of the seed among the arguments, as in every derivative; None without a seed."""
         return len(self.in_types) - 1 if self.seeded else None
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:

@@ -6,10 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
 
 import jtbridge
+
+transformers.logging.set_verbosity_error()
+IGNORED_WARNINGS = [
+    pytest.mark.filterwarnings("ignore::UserWarning:transformers"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:transformers"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}

@@ -18,12 +18,7 @@ transformers = pytest.importorskip("transformers")
 from . import language_models  # noqa: E402  (it needs transformers)
 from .language_models import net_of, prompts, torch_tokens  # noqa: E402
 
-transformers.logging.set_verbosity_error()
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning:transformers"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:transformers"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = language_models.IGNORED_WARNINGS
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

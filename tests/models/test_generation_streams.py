@@ -13,16 +13,11 @@ import torch
 import jtbridge
 from jtbridge.errors import ArgumentError
 
-transformers = pytest.importorskip("transformers")
-from . import language_models  # noqa: E402  (it needs transformers)
-from .language_models import net_of, prompts  # noqa: E402
+pytest.importorskip("transformers")
+from . import language_models
+from .language_models import net_of, prompts
 
-transformers.logging.set_verbosity_error()
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning:transformers"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:transformers"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = language_models.IGNORED_WARNINGS
 
 
 def test_a_stream_gets_every_token_in_order_and_may_end_the_generation():

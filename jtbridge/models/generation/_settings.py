@@ -165,7 +165,7 @@ def _chosen(config: Any, given: dict[str, Any], sampled: bool) -> dict[str, Any]
 
 
 def _controls(chosen: dict[str, Any], length: int, sampled: bool) -> dict[str, Any]:
-    """Return the settings that are arguments of a program, without those that change nothing."""
+    """Return the settings that a program takes as arguments, without settings that have no effect."""
     controls = {
         name: chosen[name]
         for name, off in _CONTROLS.items()
