@@ -6,7 +6,7 @@ The files of the backends are imported on first use, to keep ``import jtbridge``
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ._lazy_registry import backends, check_name, may_use_kernels, translates, uses_kernels
+from ._lazy_registry import backends, called_device, check_name, may_use_kernels, translates, uses_kernels
 from ._status import BackendStatus
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ __all__ = [
     "BackendStatus",
     "backends",
     "call_on_host",
+    "called_device",
     "check_name",
     "choose",
     "may_have_islands",

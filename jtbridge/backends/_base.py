@@ -22,12 +22,14 @@ class Backend(abc.ABC):
         kind: "translate" (the ATen graph becomes JAX operations) or "call" (torch runs inside the program).
         preference: a number; ``backend="auto"`` takes the usable backend with the smallest one.
         kernels: whether the programs of this backend contain Triton kernels.
+        on_host: whether functions run on the CPU, whatever the platform of the program.
     """
 
     name: str
     kind: str
     preference: int
     kernels: bool
+    on_host: bool = False
 
     def unavailable_reason(self, platform: str) -> str | None:
         """Return why the backend cannot run on an XLA platform ("cpu", "cuda", ...); None if it can."""

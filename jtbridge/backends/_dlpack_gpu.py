@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -11,9 +12,12 @@ import torch
 import torch.utils.dlpack
 
 from jtbridge.core.functions import TorchFunction
+from jtbridge.core.gpu_errors import add_device_note
 from jtbridge.core.nested_calls import as_xla_callback
 from jtbridge.core.runner import as_call_error
 from jtbridge.errors import DeviceError
+
+_THREAD = threading.local()
 
 
 def without_gpu(platform: str) -> str | None:
@@ -35,16 +39,20 @@ def gpu_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
     count = len(fn.in_types)
 
     def callback(context: Any, *buffers: Any) -> tuple[()]:
+        inputs: list[torch.Tensor] = []
         try:
             device = _device_of(buffers)
             with _on_stream(context.stream, device), fn.state.applied(), _by_default_on(device, fn):
-                results = fn(*map(_tensor, buffers[:count]))
+                inputs = [_tensor(buffer) for buffer in buffers[:count]]
+                results = fn(*inputs)
                 with torch.no_grad():
                     for buffer, result in zip(buffers[count:], results, strict=True):
                         _tensor(buffer).copy_(result)
         except torch.OutOfMemoryError as error:
             raise as_call_error(fn, _explained(error)) from None
         except BaseException as error:  # noqa: BLE001  (whatever the user's function raises; XLA knows no types)
+            if isinstance(error, RuntimeError):
+                add_device_note(error, inputs)
             raise as_call_error(fn, error) from None
         return ()
 
@@ -54,6 +62,14 @@ def gpu_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
 def _tensor(buffer: Any) -> torch.Tensor:
     # The capsule is a view of XLA's memory, and an argument that the function writes to is copied first.
     return torch.utils.dlpack.from_dlpack(buffer.__dlpack__())
+
+
+def _make_context_current(device: torch.device) -> None:
+    """Make a GPU's context current on this thread of XLA's. Where it is not, torch warns before its first product."""
+    known = vars(_THREAD).setdefault("devices", set())
+    if device not in known:
+        torch.cuda.mem_get_info(device)  # a cheap call that needs the context
+        known.add(device)
 
 
 def _device_of(buffers: Sequence[Any]) -> torch.device:
@@ -71,6 +87,7 @@ def _on_stream(stream: int, device: torch.device) -> Iterator[None]:
     """
     own = torch.cuda.current_stream(device)
     xlas = torch.cuda.ExternalStream(stream, device=device)
+    _make_context_current(device)
     xlas.wait_stream(own)
     try:
         with torch.cuda.device(device), torch.cuda.stream(xlas):

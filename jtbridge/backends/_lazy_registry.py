@@ -5,7 +5,9 @@ from __future__ import annotations
 import types
 
 import jax
+import torch
 
+from jtbridge.core.gpu_memory import GPU_PLATFORMS
 from jtbridge.core.imports import import_whole
 
 from ._status import BackendStatus
@@ -54,6 +56,15 @@ def uses_kernels(name: str) -> bool:
     """Return whether a program that a backend lowers for JAX's default platform contains Triton kernels."""
     registry = _registry()
     return (registry.preferred(jax.default_backend()) if name == "auto" else registry.backend_named(name)).kernels
+
+
+def called_device(name: str) -> str:
+    """Return the type of the device on which a backend, or "auto", is assumed to call functions: "cpu" or "cuda"."""
+    default = jax.config.jax_default_device  # type: ignore[attr-defined]
+    platform = getattr(default, "platform", default) or jax.default_backend()
+    if platform not in GPU_PLATFORMS or not torch.cuda.is_available():
+        return "cpu"
+    return "cpu" if name != "auto" and _registry().backend_named(name).on_host else "cuda"
 
 
 def _registry() -> types.ModuleType:

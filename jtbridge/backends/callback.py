@@ -28,6 +28,7 @@ class CallbackBackend(Backend):
     kind = "call"
     preference = 40
     kernels = False
+    on_host = True
 
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
         def call(*arrays: jax.Array) -> list[jax.Array]:

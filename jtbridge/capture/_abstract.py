@@ -38,6 +38,10 @@ from .rewrites.grouped_mm import GroupedProducts
 from .rewrites.indexing import refuse_stale_copies
 
 
+class ResultOnGpu(Exception):
+    """A function of arguments on the CPU has a result on a GPU: it is traced again with arguments there."""
+
+
 def run_on_fakes(
     request: TraceRequest,
     state: TorchState,
@@ -101,6 +105,8 @@ def run_on_fakes(
         if isinstance(leaf, LateScalar):
             raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
         if isinstance(leaf, torch.Tensor) and leaf.device.type != request.device:
+            if leaf.device.type == "cuda":
+                raise ResultOnGpu(f"result {number} lies on device `{leaf.device}`")
             raise DeviceError(
                 f"Result {number} of `{request.name}` lies on device `{leaf.device}`, but its arguments are on "
                 f"`{request.device}`. Make tensors inside the function on the device of its arguments "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import torch
@@ -30,7 +31,7 @@ class GraphFunction(TorchFunction):
 
     def __post_init__(self) -> None:
         self._run = self._runner(self.module)
-        self._on_gpus: dict[torch.device, Callable[..., Tensors]] = {}
+        self._elsewhere: dict[torch.device, Callable[..., Tensors]] = {}
 
     def _runner(self, module: fx.GraphModule) -> Callable[..., Tensors]:
         run = module.forward  # not `__call__`, which runs hooks of nn.Module
@@ -49,17 +50,27 @@ class GraphFunction(TorchFunction):
         return 1
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        run = self._run if not tensors or tensors[0].is_cpu else self._on_gpu(tensors[0].device)
+        run = self._run
+        if tensors and not (tensors[0].is_cpu and self._is_of_cpu):
+            run = self._on(tensors[0].device)
         if self.seed is None:
             return run(*tensors)
         with random_numbers.seeded(tensors[self.seed]):
             return run(*tensors)
 
-    def _on_gpu(self, device: torch.device) -> Callable[..., Tensors]:
-        if device not in self._on_gpus:
+    @functools.cached_property
+    def _is_of_cpu(self) -> bool:
+        """Whether the graph has its constants on the CPU and makes its tensors there."""
+        attributes = (getattr(self.module, str(x.target)) for x in self.module.graph.find_nodes(op="get_attr"))
+        asked = (x.kwargs.get("device") for x in self.module.graph.nodes)
+        devices = [x.device for x in attributes if isinstance(x, torch.Tensor)]
+        return all(torch.device(x).type == "cpu" for x in (*devices, *asked) if x is not None)  # type: ignore[arg-type]
+
+    def _on(self, device: torch.device) -> Callable[..., Tensors]:
+        if device not in self._elsewhere:
             with forgetting_graph_sources():
-                self._on_gpus[device] = self._runner(on_device(self.module, device))
-        return self._on_gpus[device]
+                self._elsewhere[device] = self._runner(on_device(self.module, device))
+        return self._elsewhere[device]
 
     def writing(self) -> tuple[GraphFunction, tuple[int, ...]]:
         """Return the graph with destinations after its inputs, and the positions of the results written there."""

@@ -98,9 +98,10 @@ def _trace(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], trans
             raise CannotSplit("its backward may tell a gradient of zeros from none")
         return [*(y.detach() for y in results), *(conjugate(g) for g in grads)]
 
-    with fn.base.trace_state.differentiable().applied():
+    device = "cpu" if translated else fn.base.device
+    with fn.base.trace_state.differentiable().by_default_on(device).applied():
         called = GraphUse.CALL if isinstance(fn, Vmap) else GraphUse.GRADIENT
-        module = trace(joint, pullback.in_types, use_of(fn.base) if translated else called)
+        module = trace(joint, pullback.in_types, use_of(fn.base) if translated else called, device=device)
     refuse_draws(pullback, module)
     lift_constants(module, fn.base)
     if translated:

@@ -14,7 +14,7 @@ from jtbridge.core.messages import summary_of, warn_user
 from jtbridge.errors import DifferentiationError, SequentialVmapWarning
 from jtbridge.transforms import Jvp, Vjp, Vmap, refuse_once_differentiable
 
-from ._trace import called_on, examples
+from ._trace import examples
 from .modes.fake_operators import FakeAsReal
 from .modes.graph_reads import GraphReads
 
@@ -54,11 +54,11 @@ def _vmap_fails(fn: Vmap) -> str | None:
         with (
             fake_tensors(),
             tracing(),
-            fn.state.applied(),
+            fn.state.by_default_on(fn.base.device).applied(),
             random_numbers.counting_draws(),
             FakeAsReal(),
         ):
-            fn.by_torch_vmap(tuple(examples(fn.in_types, called_on())))
+            fn.by_torch_vmap(tuple(examples(fn.in_types, fn.base.device)))
     except Exception as error:  # noqa: BLE001  (any failure means: row by row)
         return summary_of(error)
     return None
@@ -109,12 +109,12 @@ def _examine_graph(traced: TracedFunction, wrt: tuple[int, ...]) -> None:
     with (
         fake_tensors(),
         tracing(),
-        traced.trace_state.differentiable().applied(),
+        traced.trace_state.differentiable().by_default_on(traced.device).applied(),
         random_numbers.counting_draws(),
     ):
         inputs = [
             x.requires_grad_().clone() if i in wrt else x  # a clone, because the function may write to it
-            for i, x in enumerate(examples(traced.in_types, called_on()))
+            for i, x in enumerate(examples(traced.in_types, traced.device))
         ]
         with GraphReads() as reads:
             results = traced(*inputs)

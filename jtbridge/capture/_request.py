@@ -45,10 +45,7 @@ class TraceRequest:
 
     def on_device(self, device: str) -> TraceRequest:
         """Return the request for arguments on a device, which is the default device unless the user set another one."""
-        if device == "cpu" or self.state.device is not None:
-            return dataclasses.replace(self, device=device)
-        state = dataclasses.replace(self.state, device=torch.device(device))
-        return dataclasses.replace(self, device=device, state=state)
+        return dataclasses.replace(self, device=device, state=self.state.by_default_on(device))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import torch
 from torch import fx
 
@@ -52,9 +51,10 @@ def trace(
     types: Sequence[ArrayType],
     use: GraphUse,
     revisions: Sequence[Revision] = REVISIONS,
+    device: str = "cpu",
 ) -> fx.GraphModule:
-    """Return the functional graph of ``fn``, after autograd, on tensors of the given types."""
-    return trace_on(fn, examples(types, called_on() if use.is_called else "cpu"), use, revisions)
+    """Return the functional graph of ``fn``, after autograd, on tensors of the given types on a device."""
+    return trace_on(fn, examples(types, device), use, revisions)
 
 
 def trace_on(
@@ -150,11 +150,6 @@ def _trace_one_way(
 def examples(types: Sequence[ArrayType], device: str = "cpu") -> list[torch.Tensor]:
     """Return tensors of the given types to trace on; their values mean nothing."""
     return [torch.empty(type_.shape, dtype=torch_dtype(type_.dtype, "an argument"), device=device) for type_ in types]
-
-
-def called_on() -> str:
-    """Return the type of device on which called functions are assumed to run: graphs differ between devices."""
-    return "cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu"
 
 
 def _noted(

@@ -96,6 +96,12 @@ class TorchState:
         """Return the same settings for a function that does not depend on the default dtype."""
         return dataclasses.replace(self, dtype=None)
 
+    def by_default_on(self, device: str) -> TorchState:
+        """Return the same settings with a device for new tensors, unless the user has set one or it is the CPU."""
+        if device == "cpu" or self.device is not None:
+            return self
+        return dataclasses.replace(self, device=torch.device(device))
+
     def without_grad(self) -> TorchState:
         """Return the same settings with gradient recording off."""
         return dataclasses.replace(self, grad=False)

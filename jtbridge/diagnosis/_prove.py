@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from jtbridge.errors import BackendError
@@ -16,6 +19,8 @@ from ._report import FAILURE, OK, WARNING, Finding
 
 # JAX takes memory as it needs it: the process that asks for the proof may hold most of the GPU's.
 PROCESS = Process(environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, main="jtbridge.diagnosis._proof_child")
+_MOST_CHILDREN = 16  # at a time; each needs half a gigabyte of the GPU's memory, and most of its time compiles
+_CASES_OF_A_CHILD = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +57,8 @@ def prove(*, timeout: float = 300.0) -> ProofReport:
 
     Until this has run, ``backend="auto"`` uses no kernels on a GPU. Afterwards it uses those that were right, in every
     process with this chip, driver and these versions of jtbridge, Triton, jax-triton and JAX. The record is a file in
-    `$XDG_CACHE_HOME/jtbridge/proofs`. The kernels run in child processes, so that one that crashes or does not end
-    fails like one whose result is wrong. Experimental: no GPU has run this.
+    `$XDG_CACHE_HOME/jtbridge/proofs`. The kernels run in child processes, one for each core of the CPU, so that one
+    that crashes or does not end fails like one whose result is wrong. Experimental: no GPU has run this.
 
     Args:
         timeout: seconds that a case may take, compilation included, before it counts as one that does not end.
@@ -77,10 +82,9 @@ def prove(*, timeout: float = 300.0) -> ProofReport:
     if facts["refused"]:
         raise BackendError(f"The kernels cannot be proven here: {facts['refused']}.")
     seen: dict[str, str | None] = {}
-    for folder, names in facts["cases"].items():
-        keys = [f"{folder}:{i}" for i in range(len(names))]
-        results, ends = Runner(PROCESS, timeout).run(keys)
-        _collect(seen, folder, results, ends, dict(zip(keys, names, strict=True)))
+    names = {f"{folder}:{i}": name for folder, cases in facts["cases"].items() for i, name in enumerate(cases)}
+    for group, results, ends in _run(_groups(facts["cases"]), timeout):
+        _collect(seen, group[0].partition(":")[0], results, ends, names)
     record = _proofs.ProofRecord(
         tuple(sorted(name for name, wrong in seen.items() if wrong is None)),
         {name: wrong for name, wrong in sorted(seen.items()) if wrong is not None},
@@ -117,6 +121,31 @@ def _facts(timeout: float) -> dict[str, Any]:
     if "facts" not in outcome.results:
         raise BackendError(f"The kernels cannot be proven here: {outcome.ending}. {outcome.details[-500:]}")
     return outcome.results["facts"]
+
+
+def _groups(cases: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Return the keys of the cases, by the children that run them: some cases of one folder each."""
+    return [
+        [f"{folder}:{i}" for i in range(first, min(first + _CASES_OF_A_CHILD, len(names)))]
+        for folder, names in cases.items()
+        for first in range(0, len(names), _CASES_OF_A_CHILD)
+    ]
+
+
+def _run(
+    groups: Sequence[list[str]], timeout: float
+) -> list[tuple[list[str], dict[str, Any], dict[str, ChildOutcome]]]:
+    """Run each group of cases in child processes, several groups at a time; return groups, results and ends."""
+    stop = threading.Event()
+    runner = Runner(PROCESS, timeout, stop)
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_CHILDREN)) as pool:
+        pending = [pool.submit(runner.run, group) for group in groups]
+        try:
+            return [(group, *future.result()) for group, future in zip(groups, pending, strict=True)]
+        except BaseException:
+            stop.set()  # the children end, and with them the threads that wait for them
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _collect(

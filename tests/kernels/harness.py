@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import jtbridge
 from jtbridge.kernels import _eager, _tuning
@@ -25,6 +26,7 @@ from jtbridge.triton import unsupported_reason
 _xla = importlib.import_module("jtbridge.backends.xla")
 
 ARCHITECTURES = (80, 90)
+ON_GPU = jax.default_backend() == "gpu"  # where kernels are compiled and run, and not interpreted
 # Relative to the largest number of a result: rounding once to the dtype, and sums of a few hundred numbers.
 # Triton's interpreter cuts bfloat16 off where a GPU rounds it.
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2.4e-2 if interpreting() else 8e-3, "float16": 1e-3}
@@ -50,14 +52,22 @@ def normal(*shape: int, dtype: Any = "float32", seed: int = 0) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.dtype(dtype))
 
 
-def assert_close(got: Any, want: Any, factor: float = 1.0) -> None:
-    """Same shapes and dtypes, and values apart by no more than rounding of the dtype."""
+def on_host(array: jax.Array) -> torch.Tensor:
+    """Return a tensor on the CPU: the tests' own torch code makes tensors there."""
+    return jtbridge.to_torch(jax.device_put(array, jax.devices("cpu")[0]))
+
+
+def assert_close(got: Any, want: Any, factor: float = 1.0, terms: float = 0.0) -> None:
+    """Same shapes and dtypes, and values apart by no more than rounding of the dtype.
+
+    `terms` is the size of what is added up, where the sum may cancel to 0.
+    """
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert g.shape == w.shape
         assert g.dtype == w.dtype
         wide, expected = np.asarray(g, np.float64), np.asarray(w, np.float64)
         finite = expected[np.isfinite(expected)]
-        scale = np.abs(finite).max(initial=1e-30)
+        scale = np.abs(finite).max(initial=max(terms, 1e-30))
         atol = TOLERANCE[str(g.dtype)] * factor * scale
         np.testing.assert_allclose(wide, expected, rtol=0, atol=atol, equal_nan=True)
 

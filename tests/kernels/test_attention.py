@@ -27,6 +27,7 @@ from .harness import (
     needs_interpreter,
     needs_triton,
     normal,
+    on_host,
 )
 
 TABLES = (configurations.FORWARD, configurations.BACKWARD_QUERY, configurations.BACKWARD_KEY_VALUE)
@@ -69,16 +70,16 @@ def window_mask(q_len, kv_len, left=None, right=None):
 
 def theirs(query, key, value, ct, mask=None, seen=True, scale=None):
     """Torch's result and gradients, in double precision. A floating-point mask has one too."""
-    tensors = [jtbridge.to_torch(x).double().requires_grad_() for x in (query, key, value)]
+    tensors = [on_host(x).double().requires_grad_() for x in (query, key, value)]
     whole = torch.tensor(seen)
     if mask is not None and mask.dtype == bool:
-        whole = whole & jtbridge.to_torch(mask)
+        whole = whole & on_host(mask)
     elif mask is not None:
-        tensors.append(jtbridge.to_torch(mask).double().requires_grad_())
+        tensors.append(on_host(mask).double().requires_grad_())
         whole = torch.where(whole, tensors[3], -math.inf)
     whole = whole.expand(*query.shape[:3], key.shape[2])
     out = scaled_dot_product_attention(*tensors[:3], attn_mask=whole, scale=scale, enable_gqa=True)
-    out.backward(jtbridge.to_torch(ct).double())
+    out.backward(on_host(ct).double())
     return [out.detach(), *(x.grad for x in tensors)]
 
 

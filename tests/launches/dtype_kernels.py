@@ -26,7 +26,7 @@ def cast(dtype):
 
 def cast_or_nothing(x):
     """The grid is empty where x is."""
-    out = torch.ones(3)
+    out = torch.ones(3, device=x.device)
     cast_kernel[(x.numel(),)](x, out, x.numel(), BLOCK=16)
     return out
 
@@ -40,7 +40,7 @@ def wide_kernel(x_ptr, most_ptr, next_ptr, BLOCK: tl.constexpr):
 
 def wide(x):
     """Where the largest number is, and what a double after x adds; numbers of 64 bits inside the function alone."""
-    most, after = torch.empty(1, dtype=torch.int64), torch.empty_like(x, dtype=torch.float64)
+    most, after = torch.empty(1, dtype=torch.int64, device=x.device), torch.empty_like(x, dtype=torch.float64)
     wide_kernel[(1,)](x, most, after, BLOCK=x.numel())
     out = torch.empty_like(x)
     narrow_kernel[(1,)](most, after - x, out, BLOCK=x.numel())

@@ -21,7 +21,12 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out_ptr + i, half_of(x) * 2 + y, mask=inside)
 
 
-@triton.autotune(configs=[triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128}, num_warps=8)], key=["n"])
+# Without `restore_value`, Triton itself would scale the values again for every run that it times.
+@triton.autotune(
+    configs=[triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128}, num_warps=8)],
+    key=["n"],
+    restore_value=["x_ptr"],
+)
 @triton.jit
 def scale_kernel(x_ptr, factor, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -105,7 +110,7 @@ def mean_of_positive(x):
     positive = x > 0
     count = positive.sum().item()
     assert positive.sum() > 0, "nothing is positive"
-    out = torch.empty(1)
+    out = torch.empty(1, device=x.device)
     mean_kernel[(1,)](torch.where(positive, x, 0), out, count, x.numel(), BLOCK=16)
     return out
 
@@ -178,7 +183,7 @@ def _(info, in_dims, x, y):
 
 def returns_a_number(x):
     count = (x >= 0).sum().item()
-    out = torch.empty(1)
+    out = torch.empty(1, device=x.device)
     mean_kernel[(1,)](x, out, count, x.numel(), BLOCK=16)
     return out, count
 

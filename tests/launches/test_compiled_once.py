@@ -70,6 +70,14 @@ def test_other_parameters_are_another_kernel(compiled):
     assert len(compiled) > once
 
 
+def test_a_number_of_64_bits_is_not_rounded_to_32(compiled):
+    from .way_kernels import numbers
+
+    lowered(lambda x: numbers(x, True), (64,))
+    (text,) = compiled
+    assert "arith.constant 1.0000000000030001 : f64" in text or "1.000000000003" in text
+
+
 @pytest.mark.parametrize("name", ["FACTOR", "SHIFT"])
 def test_a_global_variable_with_another_value(compiled, monkeypatch, name):
     from . import global_kernels

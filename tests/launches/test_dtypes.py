@@ -10,17 +10,12 @@ import torch
 
 import jtbridge
 from jtbridge import errors
-from tests.kernels.harness import kernels_in, needs_compiler, needs_triton, pretending
+from tests.kernels.harness import ON_GPU, kernels_in, needs_compiler, needs_triton, pretending
 
 pytestmark = [needs_triton, needs_compiler]
 
 # Ties, numbers that round up to the next power of two, zeros, numbers below the smallest normal one.
 EDGES = np.float32([0, -0.0, 1, -3, 17, 100, 127, -13.3, 2**-9, -(2**-7) * 1.1, 3e-7, 440, np.nan])
-
-
-@pytest.fixture(params=["xla", "dlpack", "callback"])
-def backend(request):
-    return request.param
 
 
 @pytest.mark.parametrize("given", ["float32", "float16", "bfloat16"])
@@ -79,6 +74,7 @@ def test_nvidias_library(backend):
     assert kernels_in(jtbridge.wrap(library), x) == ["library_kernel"]
 
 
+@pytest.mark.skipif(ON_GPU, reason="a GPU has the function that the interpreter lacks")
 def test_an_error_in_a_kernel_names_it_and_its_line():
     from .dtype_kernels import remainder
 

@@ -18,12 +18,14 @@ import torch
 from torch.nn import functional
 
 import jtbridge
-from tests.kernels.harness import kernels_in, needs_compiler, needs_triton
+from tests.kernels.harness import ON_GPU, kernels_in, needs_compiler, needs_triton
 
 pytest.importorskip("fla", reason="flash-linear-attention is installed by `make test-kernels`")
 pytestmark = [needs_triton, needs_compiler]
 
 TOKENS, HEADS, WIDTH = 70, 2, 16
+# On a GPU the library multiplies float32 as TF32, which has ten bits.
+OF_VALUES, OF_GRADIENTS = (2e-3, 1e-2) if ON_GPU else (4e-6, 2e-5)
 LABELS = torch.tensor([1, 2, -100, 5, 0])
 
 
@@ -177,7 +179,7 @@ def assert_close(got, want, tolerance):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max())
 
 
-def assert_is_the_formula(theirs, formula, args, tolerance=4e-6, of_gradients=2e-5):
+def assert_is_the_formula(theirs, formula, args, tolerance=OF_VALUES, of_gradients=OF_GRADIENTS):
     f = jtbridge.wrap(theirs, backend="xla")
     values, gradients = by_torch(formula, args)
     assert_close(jax.jit(f)(*args), values, tolerance)
@@ -186,6 +188,8 @@ def assert_is_the_formula(theirs, formula, args, tolerance=4e-6, of_gradients=2e
 
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_the_formulas(name):
+    if ON_GPU and name == "simple_gla":
+        pytest.skip("the library refuses this backward on Hopper before Triton 3.7.1")
     theirs, formula, arguments = CASES[name]
     assert_is_the_formula(theirs, formula, arguments())
 
@@ -223,8 +227,8 @@ def test_batches(name):
         [torch.stack(column) for column in zip(*part, strict=True)] for part in zip(*both, strict=True)
     )
     rows = [jnp.stack([x, 0.5 * x]) for x in args]
-    assert_close(jax.vmap(f)(*rows), values, 4e-6)
-    assert_close(jax.jit(jax.vmap(jax.grad(loss(f), everything(args))))(*rows), gradients, 2e-5)
+    assert_close(jax.vmap(f)(*rows), values, OF_VALUES)
+    assert_close(jax.jit(jax.vmap(jax.grad(loss(f), everything(args))))(*rows), gradients, OF_GRADIENTS)
 
 
 # The kernels in the program of the gradient.
@@ -268,6 +272,8 @@ def tuners():
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_lowered_for_a_gpu(name, monkeypatch):
+    if ON_GPU and name == "simple_gla":
+        pytest.skip("the library refuses this backward on Hopper before Triton 3.7.1")
     theirs, _, arguments = CASES[name]
     args = arguments()
     f = jtbridge.wrap(theirs)

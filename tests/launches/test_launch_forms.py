@@ -10,20 +10,18 @@ import torch
 
 import jtbridge
 from jtbridge import errors
-from tests.kernels.harness import kernels_in, needs_compiler, needs_triton, pretending
+from jtbridge.triton._versions import passes_aliases_twice
+from tests.kernels.harness import ON_GPU, kernels_in, needs_compiler, needs_triton, pretending
 
 pytestmark = [needs_triton, needs_compiler]
 
 X = np.random.default_rng(0).standard_normal(64).astype(np.float32)
 
 
-@pytest.fixture(params=["xla", "dlpack", "callback"])
-def backend(request):
-    return request.param
-
-
 @pytest.mark.parametrize("way", ["by_a_model", "on_amd", "reset", "held", "run", "by_name", "with_registers"])
 def test_ways_to_launch(way, backend):
+    if ON_GPU and way == "on_amd" and backend == "dlpack":
+        pytest.skip("Triton itself refuses the options of AMD's GPUs on another GPU")
     from .way_kernels import WAYS
 
     np.testing.assert_array_equal(jtbridge.wrap(WAYS[way], backend=backend)(X), X)
@@ -80,14 +78,14 @@ def test_tensor_descriptors_of_the_device(backend):
     from .way_kernels import described
 
     x = jnp.asarray(X.reshape(4, 16))
+    if ON_GPU and backend == "xla" and passes_aliases_twice():
+        pytest.skip("jax-triton 0.3 gives descriptors no memory: see the next test")
     for dtype in ("float32", "bfloat16"):
         got = jtbridge.wrap(described, backend=backend)(x.astype(dtype))
         np.testing.assert_array_equal(got, 2 * x.astype(dtype))
 
 
 def test_tensor_descriptors_are_refused_where_jax_triton_gives_them_no_memory():
-    from jtbridge.triton._versions import passes_aliases_twice
-
     from .way_kernels import described
 
     x = jnp.asarray(X.reshape(4, 16))

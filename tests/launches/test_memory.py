@@ -12,7 +12,7 @@ import torch
 
 import jtbridge
 from jtbridge import errors
-from tests.kernels.harness import kernels_in, needs_compiler, needs_triton, pretending
+from tests.kernels.harness import ON_GPU, kernels_in, needs_compiler, needs_triton, pretending
 
 pytestmark = [needs_triton, needs_compiler]
 
@@ -118,13 +118,13 @@ def test_symbolic_sizes_are_refused():
 def test_tensors_that_are_closed_over_may_be_parts():
     from .memory_kernels import copy_rows_kernel
 
-    weights = torch.arange(24.0).reshape(4, 6)
+    weights = torch.arange(24.0, device="cuda" if ON_GPU else "cpu").reshape(4, 6)
     last = weights[:, 3:]
 
     def f(x):
-        out = torch.empty(4, 3)
+        out = torch.empty(4, 3, device=x.device)
         copy_rows_kernel[(4,)](last, out, last.stride(0), 3, BLOCK=4)
         return out + x
 
     for backend in ("xla", "dlpack"):
-        np.testing.assert_array_equal(jtbridge.wrap(f, backend=backend)(jnp.float32(1)), last + 1)
+        np.testing.assert_array_equal(jtbridge.wrap(f, backend=backend)(jnp.float32(1)), last.cpu() + 1)

@@ -24,7 +24,9 @@ def modelled(x_ptr, out_ptr, n, BLOCK, **_):
 
 
 configs = [triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32}, num_warps=2)]
-by_a_model = triton.autotune(configs, key=["n"], prune_configs_by={"perf_model": modelled, "top_k": 1})(add_kernel)
+by_a_model = triton.autotune(
+    configs, key=["n"], restore_value=["out_ptr"], prune_configs_by={"perf_model": modelled, "top_k": 1}
+)(add_kernel)
 on_amd = triton.autotune([triton.Config({"BLOCK": 16, "waves_per_eu": w}) for w in (1, 2)], key=["n"])(add_kernel)
 reset = triton.autotune(configs, key=["n"], reset_to_zero=["out_ptr"])(add_kernel)
 held = add_kernel[(4,)]

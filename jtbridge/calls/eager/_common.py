@@ -31,13 +31,27 @@ Result = TypeVar("Result")
 
 
 def as_arrays(values: Sequence[Any]) -> list[jax.Array]:
-    """Return concrete operands as JAX arrays. A tangent or a cotangent that lies on several devices is gathered."""
+    """Return concrete operands as JAX arrays on one device: that of the first committed one, or else of the first.
+
+    As in JAX, an array that is not committed follows the others. A cotangent, which JAX makes on its default device, is
+    one. A tangent or a cotangent that lies on several devices is gathered.
+    """
     arrays = [x if isinstance(x, ArrayImpl) else jnp.asarray(x) for x in values]
-    devices = [x.sharding.device_set for x in arrays]
-    if all(len(each) == 1 for each in devices):
+    places = [x.sharding.device_set for x in arrays]
+    if all(place == places[0] and len(place) == 1 for place in places):
         return arrays
-    place = next((min(each, key=lambda device: device.id) for each in devices if len(each) == 1), jax.devices()[0])
-    return [x if len(each) == 1 else jax.device_put(x, place) for x, each in zip(arrays, devices, strict=True)]
+    on_one = [x for x in arrays if len(x.sharding.device_set) == 1 and not _is_token(x)]
+    first = next((x for x in on_one if x.committed), on_one[0] if on_one else None)
+    device = jax.devices()[0] if first is None else first.device
+    return [
+        x if _is_token(x) or place == {device} else jax.device_put(x, device)
+        for x, place in zip(arrays, places, strict=True)
+    ]
+
+
+def _is_token(array: jax.Array) -> bool:
+    """Return whether an array may be the token of a graph, by which the graph is found: it must stay as it is."""
+    return not array.size and array.dtype == np.uint8
 
 
 def run(fn: TorchFunction, operands: Sequence[Any]) -> list[jax.Array]:

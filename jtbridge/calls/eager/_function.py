@@ -24,6 +24,7 @@ from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType, OutputTree, Tensors, array_type, as_tensor, is_array_leaf, to_bytes
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from jtbridge.core.functions import TorchFunction, TraceCache, TracedFunction
+from jtbridge.core.gpu_errors import add_device_note
 from jtbridge.core.inner_autograd import HOOKING, creates_graph, runs_autograd
 from jtbridge.core.pytree import flatten_output, key_order
 from jtbridge.core.runner import escaped_tensor_error
@@ -161,11 +162,18 @@ class EagerFunction(TorchFunction):
             for i, dtype in self._casts:
                 inputs[i] = inputs[i].to(dtype)
             if self.argument_names is None:
-                return self.flatten(self._call(*inputs))
+                return self.flatten(self._called(inputs))
             record = stack.enter_context(_WriteRecorder(inputs))
-            out = self._call(*inputs)
+            out = self._called(inputs)
             self.mutated = record.written()
             return self.flatten(out, [inputs[i] for i in self.mutated])
+
+    def _called(self, inputs: Sequence[torch.Tensor]) -> Any:
+        try:
+            return self._call(*inputs)
+        except RuntimeError as error:
+            add_device_note(error, inputs)
+            raise
 
     def flatten(self, out: Any, mutated: Sequence[torch.Tensor] = ()) -> Tensors:
         """Return the tensors in a result of the function, followed by the mutated arguments."""

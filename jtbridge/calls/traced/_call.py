@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from jtbridge._compat import TRACING, outermost_trace
-from jtbridge.backends import may_have_islands, translates, uses_kernels
+from jtbridge.backends import called_device, may_have_islands, translates, uses_kernels
 from jtbridge.capture import TraceRequest, closed_over_modules, device_closed_over, infer
 from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType
@@ -133,12 +133,13 @@ class TracedCalls:
         translating = translates(backend) and not self._ordered
         fuses = translating and uses_kernels(backend)
         islands = self._islands(islands, backend) if translating else "never"
-        key = (signature, state, seeded, translating, fuses, islands, canonical_dtype(np.dtype(np.int64)))
+        device = called_device(backend)
+        key = (signature, state, seeded, translating, fuses, islands, device, canonical_dtype(np.dtype(np.int64)))
         traced = cache.get(key)
         # State may change between two calls in one trace. An eager call of a backend that translates keeps its trace.
         if traced is None or (cache is not self.outside_traces and traced.guard.has_changed()):
             with saving_state_once():
-                traced = self._trace(signature, state, seeded, fuses_chains=fuses, islands=islands)
+                traced = self._trace(signature, state, seeded, fuses_chains=fuses, islands=islands, device=device)
                 cache[key] = traced = with_constants(traced) if translating else traced
                 traced.guard.remember()
             if traced.constants:
@@ -183,7 +184,8 @@ class TracedCalls:
     def capture(self, signature: Signature, seeded: bool) -> TracedFunction:
         """Trace the function for a call that keeps its seed as an input, whether or not the function draws."""
         fuses = uses_kernels("auto")
-        return self._trace(signature, TorchState.current(), seeded, keep_seed=True, fuses_chains=fuses)
+        device = called_device("auto")
+        return self._trace(signature, TorchState.current(), seeded, keep_seed=True, fuses_chains=fuses, device=device)
 
     def _trace(
         self,
@@ -194,6 +196,7 @@ class TracedCalls:
         keep_seed: bool = False,
         fuses_chains: bool = False,
         islands: str = "never",
+        device: str = "cpu",
     ) -> TracedFunction:
         """Trace the function.
 
@@ -204,6 +207,7 @@ class TracedCalls:
             keep_seed: whether the seed stays an input if the function draws nothing.
             fuses_chains: whether chains of operators are fused for kernels when the function is captured.
             islands: which operators torch may run inside translated programs: see `TracedFunction`.
+            device: the type of the device that called graphs are captured for.
         """
         self._numbers.see(
             self._name,
@@ -251,6 +255,7 @@ class TracedCalls:
             fuses_chains=fuses_chains,
             # If the gradient alone had to be called, torch would draw other numbers for it than XLA drew.
             islands=_WHEN_DRAWING.get(islands, islands) if seeded else islands,
+            device=device,
         )
 
     def _request(self, signature: Signature, state: TorchState, seeded: bool, *, regions: bool) -> TraceRequest:

@@ -11,18 +11,19 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """Return ``lse - (1 - smoothing) * x[label] - smoothing * mean(x)`` and `lse`, the log-sum-exp, of each row x.
 
-    Both are float32, or float64 for logits in float64.
+    Both are float32, or float64 for logits in float64. The log-sum-exp of a row whose label is not a class is 0.
     """
     wide = _wide(logits)
     counted, factor = _counted(labels, logits.shape[-1], ignore_index)
     top = jax.lax.stop_gradient(wide.max(-1))
     log_sum = jnp.log(jnp.exp(wide - top[..., None]).sum(-1))
-    inside = jnp.where(counted & ~jnp.isnan(factor), labels, 0)
+    known = counted & ~jnp.isnan(factor)
+    inside = jnp.where(known, labels, 0)
     # The largest logit is subtracted first, so that a small loss is not a difference of large numbers.
     loss = log_sum + (1 - smoothing) * (top - jnp.take_along_axis(wide, inside[..., None], -1)[..., 0])
     if smoothing:
         loss += smoothing * (top - wide.mean(-1))
-    return jnp.where(counted, loss * factor.astype(loss.dtype), 0), top + log_sum
+    return jnp.where(counted, loss * factor.astype(loss.dtype), 0), jnp.where(known, top + log_sum, 0)
 
 
 def backward(

@@ -14,6 +14,8 @@ from transformers import cache_utils
 from jtbridge.core.pytree import register_class
 from jtbridge.errors import ModelError
 
+STATELESS_LAYER = getattr(cache_utils, "DummyLayer", None)  # transformers 5.17 does not have it yet
+
 
 class _FixedLayer(cache_utils.CacheLayerMixin):
     """Keys and values of one layer, in buffers of a fixed size.
@@ -137,7 +139,7 @@ def has_buffers(cache: Any) -> bool:
 
 def _fixed_layer(layer: Any, length: int, total: int) -> Any:
     kind = type(layer)
-    if kind in (cache_utils.LinearAttentionLayer, cache_utils.DummyLayer):
+    if kind in (cache_utils.LinearAttentionLayer, STATELESS_LAYER):
         return layer  # its size does not depend on the number of tokens
     if kind is cache_utils.DynamicLayer and not layer.is_initialized:
         return layer  # of a layer that uses the keys of another one

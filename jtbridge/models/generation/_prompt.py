@@ -131,6 +131,8 @@ def _only_attends(model: Any) -> bool:
     """Return whether a model's cache has keys and values alone, so that a mask excludes tokens completely."""
     from transformers import cache_utils
 
+    from ._cache import STATELESS_LAYER
+
     layers = cache_utils.DynamicCache(config=model.config).layers
-    known = (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer, cache_utils.DummyLayer)
+    known = (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer, STATELESS_LAYER)
     return all(type(layer) in known for layer in layers)

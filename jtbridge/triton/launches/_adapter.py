@@ -125,7 +125,11 @@ class AdapterSignature:
             pointer = f"{memory} + {start}" if start else memory
             return f"tl.load({pointer})" if name in self.loaded else pointer
         (parameter,) = with_adapter_names({name: None})
-        return f"tl.cast({parameter}, tl.{self.casts[name]})" if name in self.casts else parameter
+        if name not in self.casts:
+            return parameter
+        if name in self.constants and self.casts[name] == "float64":  # `tl.cast` takes the constant as a float32 first
+            return f"tl.full([], {parameter}, tl.float64)"
+        return f"tl.cast({parameter}, tl.{self.casts[name]})"
 
 
 def _starts(views: Mapping[str, MemoryView]) -> dict[str, tuple[int, int]]:

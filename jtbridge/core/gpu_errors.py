@@ -1,0 +1,23 @@
+"""What to do about errors of torch that a GPU causes, added to the errors as notes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+# Torch's words for an operator with tensors on different devices; a convolution names their types.
+_MIXED = ("Expected all tensors to be on the same device", "(torch.cuda.")
+
+
+def add_device_note(error: RuntimeError, inputs: Sequence[torch.Tensor]) -> None:
+    """Add a note to an error about tensors on different devices, if the function's arguments are not on the CPU."""
+    device = next((x.device for x in inputs if not x.is_cpu), None)
+    if device is None or not any(words in str(error) for words in _MIXED):
+        return
+    error.add_note(
+        f"The arguments are on `{device}`, as JAX placed them, and a called function is torch itself. Move what the "
+        f'function uses there (`module.to("{device.type}")`), and make tensors there (`device=x.device`); or place the '
+        'arguments on the CPU (`jax.device_put(x, jax.devices("cpu")[0])`). A function that is translated under '
+        "`jax.jit` may use tensors of any device."
+    )
