@@ -58,7 +58,7 @@ def prove(*, timeout: float = 300.0) -> ProofReport:
     Until this has run, ``backend="auto"`` uses no kernels on a GPU. Afterwards it uses those that were right, in every
     process with this chip, driver and these versions of jtbridge, Triton, jax-triton and JAX. The record is a file in
     `$XDG_CACHE_HOME/jtbridge/proofs`. The kernels run in child processes, one for each core of the CPU, so that one
-    that crashes or does not end fails like one whose result is wrong. Experimental: no GPU has run this.
+    that crashes or does not end fails like one whose result is wrong. Experimental: one GPU has run this.
 
     Args:
         timeout: seconds that a case may take, compilation included, before it counts as one that does not end.
