@@ -64,7 +64,7 @@ def test_every_kernel_compiles(name, architecture, on_amd):
         assert made.metadata.shared <= SHARED
 
 
-def test_kernels_are_in_a_program_for_amd_where_jax_triton_can(on_amd):
+def test_kernels_are_in_a_program_for_amd_where_jax_triton_can(on_amd, proven):
     f = jtbridge.wrap(lambda x: torch.softmax(x, -1))
     lowered = jax.jit(jax.grad(lambda x: f(x)[0, 0])).trace(normal(8, 128)).lower(lowering_platforms=("rocm",))
     found = re.findall(r"custom_call @(triton_kernel_call\w*)", lowered.as_text())

@@ -59,8 +59,10 @@ def test_is_torchs(name, shape, dtype, seed):
     want = activation(tensors[0]) * tensors[1]
     want.backward(jtbridge.to_torch(ct).float())
     got, pull = jax.vjp(f, gate, up)
-    assert_close(got, jtbridge.to_jax(want.detach()).astype(dtype))
-    assert_close(pull(ct), tuple(jtbridge.to_jax(t.grad).astype(dtype) for t in tensors))
+    # The exact activation adds 1 and an error function near -1, where few numbers are left.
+    terms = max(float(jnp.abs(x).max()) for x in (gate, up, ct))
+    assert_close(got, jtbridge.to_jax(want.detach()).astype(dtype), terms=terms)
+    assert_close(pull(ct), tuple(jtbridge.to_jax(t.grad).astype(dtype) for t in tensors), terms=terms)
 
 
 @needs_kernels

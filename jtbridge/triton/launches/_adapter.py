@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import inspect
 import linecache
 import types
 from collections.abc import Mapping, Sequence
@@ -162,10 +163,23 @@ def adapter_kernel(function: Any, parameters: AdapterSignature) -> Any:
 def _global_values(function: Any) -> tuple[tuple[str, str], ...]:
     """Return the names and values of the global variables that a kernel uses, and the functions that it calls.
 
-    They are part of the compiled code. Triton lists them when it computes the function's `cache_key`.
+    They are part of the compiled code. Triton lists them when it computes the function's `cache_key`; Triton 3.6 leaves
+    out those of called functions the first time.
     """
-    used = function.used_global_vals.items()
+    used = [entry for each in _with_called(function) for entry in each.used_global_vals.items()]
     return tuple((name, repr(scope.get(name))) for (name, _), (_, scope) in used)
+
+
+def _with_called(function: Any) -> list[Any]:
+    """Return a kernel and the functions of Triton that it calls, and that these call, by the names in their code."""
+    found = [function]
+    for each in found:  # it grows
+        names, scope = each.fn.__code__.co_names, inspect.getclosurevars(each.fn)
+        values = [*scope.globals.values(), *scope.nonlocals.values()]
+        modules = [value for value in values if isinstance(value, types.ModuleType)]
+        values += [getattr(module, name, None) for module in modules for name in names]
+        found += [value for value in values if hasattr(value, "used_global_vals") and value not in found]
+    return found
 
 
 @functools.lru_cache(maxsize=256)
