@@ -245,6 +245,30 @@ def test_functions_that_are_called_on_the_host_are_captured_for_the_cpu(monkeypa
         assert called_device("dlpack") == "cpu"
 
 
+def test_constants_of_another_device_are_read_in_every_run():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.mul.Tensor, (graph.get_attr("weight"), x)),))
+    weight = torch.ones(2, dtype=torch.float64)
+    moved = on_device(torch.fx.GraphModule({"weight": weight}, graph), torch.device("meta"))
+    copies = moved.graph.find_nodes(op="call_function", target=torch.ops.aten._to_copy.default)
+    assert [node.kwargs for node in copies] == [{"device": torch.device("meta")}]
+    assert moved.weight is weight
+    assert moved.forward(torch.ones(2, device="meta"))[0].device.type == "meta"
+
+
+def test_an_error_about_dtypes_is_none_about_devices():
+    both = "Input type ({}) and weight type ({}) should be the same"
+    for names, is_mixed in (
+        (("torch.cuda.FloatTensor", "torch.cuda.HalfTensor"), False),
+        (("torch.cuda.FloatTensor", "torch.FloatTensor"), True),
+        (("torch.FloatTensor", "torch.cuda.FloatTensor"), True),
+    ):
+        error = RuntimeError(both.format(*names))
+        add_device_note(error, [torch.ones(2, device="meta")])
+        assert hasattr(error, "__notes__") == is_mixed
+
+
 def test_an_error_about_devices_says_what_to_do():
     error = RuntimeError("Expected all tensors to be on the same device, but found at least two devices")
     add_device_note(error, [torch.ones(2), torch.ones(2)])
@@ -268,6 +292,10 @@ def test_arrays_that_are_not_committed_follow_the_committed_one():
     for gradient in jax.grad(f, (0, 1))(there, here):
         assert gradient.devices() == {cpus[2]}
     assert jax.grad(jax.grad(lambda x: f(x, here)))(there[0]).devices() == {cpus[2]}
+    with jax.default_device(cpus[1]):
+        made_there = jnp.ones(3)
+    moved = as_arrays([made_there, here])
+    assert [(x.devices(), x.committed) for x in moved] == [({cpus[1]}, False)] * 2
 
 
 def dropout_of_products(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

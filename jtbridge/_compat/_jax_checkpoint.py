@@ -1,7 +1,7 @@
 """Rules of ``jax.checkpoint``'s policies for an equation that stands for a whole program.
 
-Tried on jax 0.10.2. JAX has such rules for its own calls (``jit``, ``scan``). The table of rules, the partial
-evaluation of a program under a policy and the removal of unused equations are not public.
+Tried on jax 0.10.2, 0.11.2 and 0.12.0. JAX has such rules for its own calls (``jit``, ``scan``). The table of rules,
+the partial evaluation of a program under a policy and the removal of unused equations are not public.
 """
 
 from __future__ import annotations
@@ -48,14 +48,16 @@ def cut_by_policy(program: ClosedJaxpr, policy: Callable[..., Any]) -> Cut:
     def saves(*args: Any, **params: Any) -> Any:
         return not isinstance(pe.ensure_enum(policy(*args, **params)), pe.RecomputeType)
 
+    from jax.extend.core import ClosedJaxpr
+
     count, outputs = len(program.in_avals), program.jaxpr.outvars
     known, again, _, recomputed, number = pe.partial_eval_jaxpr_custom(
         program.jaxpr, [False] * count, [True] * count, False, False, saves
     )
     positions = {id(var): i for i, var in reversed(list(enumerate(outputs)))}
     return Cut(
-        core.ClosedJaxpr(known, program.consts),
-        core.ClosedJaxpr(again, program.consts),
+        ClosedJaxpr(known, program.consts),
+        ClosedJaxpr(again, program.consts),
         tuple(positions.get(id(var)) for var in known.outvars[len(known.outvars) - number :]),
         tuple(i for i, is_recomputed in enumerate(recomputed) if is_recomputed),
     )
@@ -63,9 +65,10 @@ def cut_by_policy(program: ClosedJaxpr, policy: Callable[..., Any]) -> Cut:
 
 def without_unused(program: ClosedJaxpr, used: Sequence[bool], keep: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
     """Return a program without unused outputs, and which inputs remain: the needed inputs and the inputs to `keep`."""
+    from jax.extend.core import ClosedJaxpr
 
     jaxpr, inputs = pe.dce_jaxpr(program.jaxpr, list(used), instantiate=list(keep))
-    return core.ClosedJaxpr(jaxpr, program.consts), inputs
+    return ClosedJaxpr(jaxpr, program.consts), inputs
 
 
 def add_policy_rule(primitive: Any, cut: Callable[..., Any]) -> None:
@@ -98,7 +101,8 @@ def add_policy_rule(primitive: Any, cut: Callable[..., Any]) -> None:
 def add_pruning(primitive: Any, prune: Callable[[list[bool], Any], tuple[list[bool], Any]]) -> None:
     """Register ``prune(used, equation)``, which returns which inputs are used and an equation of the used outputs."""
 
-    def rule(used: list[bool], equation: Any) -> tuple[list[bool], Any]:
+    def rule(used: list[bool], *rest: Any) -> tuple[list[bool], Any]:
+        equation = rest[-1]  # jax 0.12 passes before it which inputs are needed elsewhere
         return prune(used, equation) if any(used) else ([False] * len(equation.invars), None)
 
     pe.dce_rules[primitive] = rule

@@ -26,6 +26,7 @@ from ._request import TraceRequest
 from ._unbacked import PathTrace
 from ._watchdog import ended_if_endless
 from .modes.branches import BranchOracle, BranchReplayMode
+from .modes.closed_over import may_be_on_gpu
 from .modes.compared_numbers import ComparedNumbers
 from .modes.constant_eval import ConstantEvalMode
 from .modes.effects import EffectRecorder
@@ -105,7 +106,7 @@ def run_on_fakes(
         if isinstance(leaf, LateScalar):
             raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
         if isinstance(leaf, torch.Tensor) and leaf.device.type != request.device:
-            if leaf.device.type == "cuda":
+            if leaf.device.type == "cuda" and may_be_on_gpu():
                 raise ResultOnGpu(f"result {number} lies on device `{leaf.device}`")
             raise DeviceError(
                 f"Result {number} of `{request.name}` lies on device `{leaf.device}`, but its arguments are on "

@@ -17,7 +17,7 @@ _RULE = 8  # a batching rule makes at most so many operators from one
 
 
 def forward_graph(fn: TorchFunction) -> GraphFunction | None:
-    """Return the graph of a function on the CPU without its gradient; None if no graph does exactly the same.
+    """Return the graph of a function, captured for the CPU, without its gradient; None if no graph does the same.
 
     The graph of a batched function computes the whole batch, by torch's batching rules.
     """

@@ -81,17 +81,24 @@ class GraphFunction(TorchFunction):
 
 
 def on_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
-    """Return a copy of a graph that has its constants on a device and makes its tensors there."""
+    """Return a copy of a graph that makes its tensors on a device, and reads its constants there in every run.
+
+    A constant may be a tensor that the user closes over, and writes to between two runs.
+    """
     attributes = {
         str(node.target): getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")
     }
-    moved = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in attributes.items()}
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    for node in graph.nodes:
+    for node in list(graph.nodes):
         if node.kwargs.get("device") is not None:
             node.kwargs = {**node.kwargs, "device": device}
-    return fx.GraphModule(moved, graph)
+        value = attributes.get(str(node.target)) if node.op == "get_attr" else None
+        if isinstance(value, torch.Tensor) and value.device != device:
+            with graph.inserting_after(node):
+                here = graph.call_function(torch.ops.aten._to_copy.default, (node,), {"device": device})
+            node.replace_all_uses_with(here, delete_user_cb=lambda user, here=here: user is not here)
+    return fx.GraphModule(attributes, graph)
 
 
 def ready_to_run(graph_module: fx.GraphModule) -> fx.GraphModule:

@@ -22,10 +22,10 @@ from jtbridge.core.output_shapes import check_declared, declared_types, wrong_de
 from jtbridge.core.pytree import flatten_output, key_order
 from jtbridge.core.static import same_static
 from jtbridge.core.traits import AutogradTraits, FunctionTraits
-from jtbridge.errors import JtbridgeError, ShapeInferenceError
+from jtbridge.errors import DeviceError, JtbridgeError, ShapeInferenceError
 from jtbridge.triton.launches import late_scalars, may_need_late_scalars
 
-from ._abstract import output_types, run_on_fakes, run_on_values, traits_of
+from ._abstract import ResultOnGpu, output_types, run_on_fakes, run_on_values, traits_of
 from ._branches_on_fake import differs_if_fake
 from ._examples import example_arguments
 from ._frames import line_of
@@ -89,6 +89,23 @@ def _overridden(request: TraceRequest, cause: Exception | None) -> AbstractResul
     """Trace with overrides of the functions that torch itself cannot trace: `ctc_loss`, `x[i]` and others."""
     del cause
     return _traced(request, OverrideMode)
+
+
+def _overridden_on_gpu(request: TraceRequest, cause: Exception | None) -> AbstractResult:
+    """Trace with the arguments on a GPU, and with overrides.
+
+    Raises:
+        DeviceError: the function has results on a GPU wherever its arguments are, and cannot be traced there.
+    """
+    try:
+        return _overridden(request.on_device("cuda"), cause)
+    except Exception as error:
+        if isinstance(cause, ResultOnGpu):
+            raise DeviceError(
+                f"`{request.name}`: {cause}, and with its arguments there it cannot be traced ({reason_of(error)}). "
+                "Make tensors inside the function on the device of its arguments (`device=x.device`)."
+            ) from error
+        raise
 
 
 def _with_overrides(request: TraceRequest, oracle: BranchOracle) -> _Trace:
@@ -436,7 +453,7 @@ STRATEGIES = (
     Strategy(
         "fake tensors on a GPU, with overrides",
         lambda request, _: _needs_gpu(request),
-        lambda request, cause: _overridden(request.on_device("cuda"), cause),
+        _overridden_on_gpu,
     ),
     Strategy(
         "every branch",

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import torch
 
 # Torch's words for an operator with tensors on different devices; a convolution names their types.
-_MIXED = ("Expected all tensors to be on the same device", "(torch.cuda.")
+_MIXED = re.compile(
+    r"Expected all tensors to be on the same device"
+    r"|\(torch\.cuda\..*\(torch\.(?!cuda\.)|\(torch\.(?!cuda\.).*\(torch\.cuda\."
+)
 
 
 def add_device_note(error: RuntimeError, inputs: Sequence[torch.Tensor]) -> None:
     """Add a note to an error about tensors on different devices, if the function's arguments are not on the CPU."""
     device = next((x.device for x in inputs if not x.is_cpu), None)
-    if device is None or not any(words in str(error) for words in _MIXED):
+    if device is None or not _MIXED.search(str(error)):
         return
     error.add_note(
         f"The arguments are on `{device}`, as JAX placed them, and a called function is torch itself. Move what the "

@@ -1,4 +1,4 @@
-"""The program of a child process of the proof: it finds facts about the chip, or runs the cases of one folder."""
+"""The program of a child process of the proof: it finds facts about the chip, or runs some cases of one folder."""
 
 from __future__ import annotations
 

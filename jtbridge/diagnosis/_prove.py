@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import threading
 import time
@@ -19,7 +18,7 @@ from ._report import FAILURE, OK, WARNING, Finding
 
 # JAX takes memory as it needs it: the process that asks for the proof may hold most of the GPU's.
 PROCESS = Process(environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, main="jtbridge.diagnosis._proof_child")
-_MOST_CHILDREN = 16  # at a time; each needs half a gigabyte of the GPU's memory, and most of its time compiles
+_MOST_CHILDREN = 16  # at a time; each needs half a gigabyte of the GPU's memory, and compiles for most of its time
 _CASES_OF_A_CHILD = 6
 
 
@@ -57,8 +56,9 @@ def prove(*, timeout: float = 300.0) -> ProofReport:
 
     Until this has run, ``backend="auto"`` uses no kernels on a GPU. Afterwards it uses those that were right, in every
     process with this chip, driver and these versions of jtbridge, Triton, jax-triton and JAX. The record is a file in
-    `$XDG_CACHE_HOME/jtbridge/proofs`. The kernels run in child processes, one for each core of the CPU, so that one
-    that crashes or does not end fails like one whose result is wrong. Experimental: one GPU has run this.
+    `$XDG_CACHE_HOME/jtbridge/proofs`. The kernels run in child processes, up to 16 at a time, so that one that
+    crashes or does not end fails like one whose result is wrong. A case that fails runs once more, alone: several at a
+    time may lack memory. Experimental: one GPU has run this.
 
     Args:
         timeout: seconds that a case may take, compilation included, before it counts as one that does not end.
@@ -81,10 +81,8 @@ def prove(*, timeout: float = 300.0) -> ProofReport:
     facts = _facts(timeout)
     if facts["refused"]:
         raise BackendError(f"The kernels cannot be proven here: {facts['refused']}.")
-    seen: dict[str, str | None] = {}
     names = {f"{folder}:{i}": name for folder, cases in facts["cases"].items() for i, name in enumerate(cases)}
-    for group, results, ends in _run(_groups(facts["cases"]), timeout):
-        _collect(seen, group[0].partition(":")[0], results, ends, names)
+    seen = _seen(names, *_run(_groups(facts["cases"]), timeout))
     record = _proofs.ProofRecord(
         tuple(sorted(name for name, wrong in seen.items() if wrong is None)),
         {name: wrong for name, wrong in sorted(seen.items()) if wrong is not None},
@@ -132,36 +130,73 @@ def _groups(cases: Mapping[str, Sequence[str]]) -> list[list[str]]:
     ]
 
 
-def _run(
-    groups: Sequence[list[str]], timeout: float
-) -> list[tuple[list[str], dict[str, Any], dict[str, ChildOutcome]]]:
-    """Run each group of cases in child processes, several groups at a time; return groups, results and ends."""
+def _run(groups: Sequence[list[str]], timeout: float) -> tuple[dict[str, Any], dict[str, ChildOutcome]]:
+    """Run all cases, several groups at a time; return their results, and the ends of children, by the case.
+
+    A child that died after its last case has the key of the folder, "softmax:".
+    """
     stop = threading.Event()
     runner = Runner(PROCESS, timeout, stop)
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_CHILDREN)) as pool:
+    results: dict[str, Any] = {}
+    ends: dict[str, ChildOutcome] = {}
+    with ThreadPoolExecutor(min(_cores(), _MOST_CHILDREN)) as pool:
         pending = [pool.submit(runner.run, group) for group in groups]
         try:
-            return [(group, *future.result()) for group, future in zip(groups, pending, strict=True)]
+            for group, future in zip(groups, pending, strict=True):
+                found, ended = future.result()
+                results |= found
+                ends |= {key or f"{_folder_of(group[0])}:": outcome for key, outcome in ended.items()}
         except BaseException:
             stop.set()  # the children end, and with them the threads that wait for them
             pool.shutdown(cancel_futures=True)
             raise
+    for key in [key for group in groups for key in group]:
+        if key in ends or any(wrong for _, wrong in results[key]["kernels"]):
+            results.pop(key, None)
+            ends.pop(key, None)
+            found, ended = runner.run([key])
+            results |= found
+            ends |= {again or f"{_folder_of(key)}:": outcome for again, outcome in ended.items()}
+    return results, ends
 
 
-def _collect(
-    seen: dict[str, str | None],
-    folder: str,
-    results: Mapping[str, Any],
-    ends: Mapping[str, ChildOutcome],
-    names: Mapping[str, str],
-) -> None:
-    """Add the results of the child processes of a folder to `seen`: the first error of each kernel, or None."""
-    found = [*(result["kernels"] for result in results.values()), *(outcome.partial for outcome in ends.values())]
-    for kernel, wrong in itertools.chain(*found):
-        if seen.setdefault(kernel, wrong) is None:
-            seen[kernel] = wrong
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _folder_of(key: str) -> str:
+    return key.partition(":")[0]
+
+
+def _seen(
+    names: Mapping[str, str], results: Mapping[str, Any], ends: Mapping[str, ChildOutcome]
+) -> dict[str, str | None]:
+    """Return the first error of each kernel, or None.
+
+    Args:
+        names: the name of each case.
+        results: of the cases.
+        ends: of the children that died or did not end, by the case that was running.
+    """
+    seen: dict[str, str | None] = {}
+    for key in names:
+        found = [*results.get(key, {}).get("kernels", ()), *(ends[key].partial if key in ends else ())]
+        for kernel, wrong in found:
+            if seen.setdefault(kernel, wrong) is None:
+                seen[kernel] = wrong
     for key, outcome in ends.items():
-        kernel = outcome.noted or f"{folder} (outside of its kernels)"
         text = f"{names.get(key, 'after the last case')}: {outcome.ending}"
-        if seen.get(kernel) is None:
-            seen[kernel] = text
+        for kernel in _kernels_of_end(key, outcome, seen):
+            if seen.get(kernel) is None:
+                seen[kernel] = text
+    return seen
+
+
+def _kernels_of_end(key: str, outcome: ChildOutcome, seen: Mapping[str, str | None]) -> list[str]:
+    """Return the kernels that the end of a child speaks against: of a case that ran none, all kernels of its folder."""
+    if outcome.noted:
+        return [outcome.noted]
+    folder = _folder_of(key)
+    of_folder = [kernel for kernel in seen if kernel.startswith(f"{folder} ")]
+    return of_folder or [f"{folder} (outside of its kernels)"]

@@ -136,6 +136,8 @@ class StateWalk:
 
     def _visitor(self, thing: Any) -> Callable[[Any, Path], None]:
         """Return the method that visits objects of the type of `thing`."""
+        if isinstance(thing, types.BuiltinMethodType | types.MethodWrapperType):
+            return self._method_in_c
         if isinstance(thing, VALUES):
             return _pass_by
         if isinstance(thing, torch.Tensor):
@@ -217,6 +219,13 @@ class StateWalk:
         if not of_library(module.__name__):
             self._modules.append(vars(module))
             self._scope(vars(module), self.names)
+
+    def _method_in_c(self, method: types.BuiltinMethodType | types.MethodWrapperType, path: Path) -> None:
+        """Visit the object of a bound method such as `items.append`; in torch 2.15 the `apply` of a Function is one."""
+        owner = method.__self__
+        is_global_generator = owner is GLOBAL_RANDOM or owner is GLOBAL_NUMPY_RANDOM  # whose draws are watched
+        if owner is not None and not isinstance(owner, types.ModuleType) and not is_global_generator:
+            self._queue.append((owner, _or_self(path)))
 
     def _method(self, method: types.MethodType, path: Path) -> None:
         self._queue.append((method.__self__, _or_self(path)))

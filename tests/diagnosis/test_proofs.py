@@ -17,6 +17,8 @@ import pytest
 import torch
 
 import jtbridge
+from jtbridge.diagnosis import _prove
+from jtbridge.diagnosis._children import ChildOutcome
 from jtbridge.errors import BackendError, ProofWarning
 from jtbridge.kernels import _chip, _proofs, _proving
 from jtbridge.kernels._chip import Chip
@@ -241,6 +243,30 @@ def test_a_kernel_that_does_not_end_fails(interpreted, prelude):
     prelude(CHILDREN.replace('["softmax", "gated"]', '["softmax"]') + hang)
     report = jtbridge.prove(timeout=15)
     assert report.failed == {"softmax backward": "softmax of 3 rows of 5, float32: did not end"}
+
+
+def test_a_case_that_never_ran_speaks_against_all_kernels_of_its_folder():
+    names = {"softmax:0": "three rows", "softmax:1": "many rows", "gated:0": "one row"}
+    results = {"softmax:0": {"kernels": [("softmax forward", None)]}, "gated:0": {"kernels": [("gated forward", None)]}}
+    ended = ChildOutcome({}, "", "", [], "killed by SIGKILL", "")
+    seen = _prove._seen(names, results, {"softmax:1": ended})
+    assert seen == {"softmax forward": "many rows: killed by SIGKILL", "gated forward": None}
+    outside = _prove._seen({"softmax:1": "many rows"}, {}, {"softmax:1": ended})
+    assert outside == {"softmax (outside of its kernels)": "many rows: killed by SIGKILL"}
+
+
+def test_a_case_that_fails_beside_others_runs_again_alone(monkeypatch):
+    alone = []
+
+    def run(self, keys):
+        alone.extend(keys if len(keys) == 1 else [])
+        wrong = None if len(keys) == 1 else "RESOURCE_EXHAUSTED"
+        return {key: {"kernels": [("softmax forward", wrong if key == "softmax:1" else None)]} for key in keys}, {}
+
+    monkeypatch.setattr(_prove.Runner, "run", run)
+    names = {"softmax:0": "three rows", "softmax:1": "many rows"}
+    assert _prove._seen(names, *_prove._run([list(names)], 1.0)) == {"softmax forward": None}
+    assert alone == ["softmax:1"]
 
 
 def test_the_doctor_proves_the_kernels_once(interpreted, only):

@@ -50,7 +50,7 @@ def test_an_error_names_parameters_of_other_shapes(jit: bool):
     assert "`weight` (2, 2, 3), in torch (2, 3), `bias` (2, 2), in torch (2,)" in "".join(caught.value.__notes__)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
 def test_torchscript():
     scripted = torch.jit.trace(nn.Linear(3, 2), torch.ones(1, 3))
     with pytest.raises(ArgumentError, match=r"and the module is TorchScript.*jtbridge.wrap"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -441,3 +442,38 @@ def test_what_is_allowed_is_not_written_by_a_trace():
     for _ in range(3):
         np.testing.assert_array_equal(f(X), 2 * X)
     assert case.state() == {"n": 1}
+
+
+@pytest.mark.parametrize("name", ["append", "pop", "next", "draw", "partial"])
+def test_bound_methods_of_c_are_followed_to_their_objects(name):
+    items, numbers, generator = [1, 2], iter(range(9)), np.random.default_rng(0)
+    methods = {
+        "append": items.append,
+        "pop": items.pop,
+        "next": numbers.__next__,
+        "draw": generator.normal,
+        "partial": functools.partial(items.insert, 0, 1),
+    }
+    method = methods[name]
+    give = {"append": (3,)}.get(name, ())
+
+    def f(x):
+        return x * float(method(*give) or 1)
+
+    with pytest.raises(MutationError, match="state from one call to the next"):
+        jax.jit(jtbridge.wrap(f))(X)
+    assert items == [1, 2]
+
+
+def test_state_behind_a_bound_method_of_c_is_read_anew():
+    factors = {"k": 1.0}
+    get = factors.get
+    f = jtbridge.wrap(lambda x: x * get("k"))
+
+    def both(x):
+        first = f(x)
+        factors["k"] = 3.0
+        return first, f(x)
+
+    for got, factor in zip(jax.jit(both)(X), (1, 3), strict=True):
+        np.testing.assert_array_equal(got, factor * X)

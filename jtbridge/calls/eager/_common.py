@@ -33,8 +33,8 @@ Result = TypeVar("Result")
 def as_arrays(values: Sequence[Any]) -> list[jax.Array]:
     """Return concrete operands as JAX arrays on one device: that of the first committed one, or else of the first.
 
-    As in JAX, an array that is not committed follows the others. A cotangent, which JAX makes on its default device, is
-    one. A tangent or a cotangent that lies on several devices is gathered.
+    As in JAX, an array that is not committed follows one that is, such as a cotangent, which JAX makes on its default
+    device. A tangent or a cotangent that lies on several devices is gathered.
     """
     arrays = [x if isinstance(x, ArrayImpl) else jnp.asarray(x) for x in values]
     places = [x.sharding.device_set for x in arrays]
@@ -43,10 +43,19 @@ def as_arrays(values: Sequence[Any]) -> list[jax.Array]:
     on_one = [x for x in arrays if len(x.sharding.device_set) == 1 and not _is_token(x)]
     first = next((x for x in on_one if x.committed), on_one[0] if on_one else None)
     device = jax.devices()[0] if first is None else first.device
+    committed = first is None or first.committed
     return [
-        x if _is_token(x) or place == {device} else jax.device_put(x, device)
+        x if _is_token(x) or place == {device} else _moved(x, device, committed=committed)
         for x, place in zip(arrays, places, strict=True)
     ]
+
+
+def _moved(array: jax.Array, device: jax.Device, *, committed: bool) -> jax.Array:  # type: ignore[valid-type]
+    """Return an array on another device; it is not committed there if neither of the two was."""
+    if committed or array.committed:
+        return jax.device_put(array, device)
+    with jax.default_device(device):
+        return jnp.copy(array)
 
 
 def _is_token(array: jax.Array) -> bool:

@@ -92,7 +92,7 @@ class AutogradGraph:
         """
         inputs = [self.inputs[i] for i in of.wrt]
         pairs = [
-            (self.outputs[o], ct.to(self.outputs[o].dtype))
+            (self.outputs[o], ct.to(self.outputs[o].device, self.outputs[o].dtype))
             for o, ct in zip(of.outs, cotangents, strict=True)
             if self.outputs[o].requires_grad
         ]

@@ -11,7 +11,8 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """Return ``lse - (1 - smoothing) * x[label] - smoothing * mean(x)`` and `lse`, the log-sum-exp, of each row x.
 
-    Both are float32, or float64 for logits in float64. The log-sum-exp of a row whose label is not a class is 0.
+    Both are float32, or float64 for logits in float64. The log-sum-exp of a row is 0 if the row is
+    ignored or its label is not a class.
     """
     wide = _wide(logits)
     counted, factor = _counted(labels, logits.shape[-1], ignore_index)

@@ -176,10 +176,18 @@ def _with_called(function: Any) -> list[Any]:
     for each in found:  # it grows
         names, scope = each.fn.__code__.co_names, inspect.getclosurevars(each.fn)
         values = [*scope.globals.values(), *scope.nonlocals.values()]
-        modules = [value for value in values if isinstance(value, types.ModuleType)]
-        values += [getattr(module, name, None) for module in modules for name in names]
-        found += [value for value in values if hasattr(value, "used_global_vals") and value not in found]
+        modules: list[types.ModuleType] = []
+        for value in values:  # it grows, by what the names stand for in modules and in modules of these
+            if isinstance(value, types.ModuleType) and not any(value is module for module in modules):
+                modules.append(value)
+                values += [vars(value)[name] for name in names if name in vars(value)]
+        found += [value for value in values if _is_jitted(value) and not any(value is other for other in found)]
     return found
+
+
+def _is_jitted(value: Any) -> bool:
+    """Return whether a value is a function of `triton.jit`."""
+    return isinstance(getattr(value, "fn", None), types.FunctionType) and hasattr(value, "used_global_vals")
 
 
 @functools.lru_cache(maxsize=256)
