@@ -44,11 +44,10 @@ def cut_by_policy(program: ClosedJaxpr, policy: Callable[..., Any]) -> Cut:
 
     A value that the policy offloads to another memory is saved in the memory where it is.
     """
+    from jax.extend.core import ClosedJaxpr
 
     def saves(*args: Any, **params: Any) -> Any:
         return not isinstance(pe.ensure_enum(policy(*args, **params)), pe.RecomputeType)
-
-    from jax.extend.core import ClosedJaxpr
 
     count, outputs = len(program.in_avals), program.jaxpr.outvars
     known, again, _, recomputed, number = pe.partial_eval_jaxpr_custom(

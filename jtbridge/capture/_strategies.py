@@ -361,7 +361,7 @@ def _on_examples(request: TraceRequest, cause: Exception | None) -> AbstractResu
 
 
 def _refuse_without_outcome(request: TraceRequest, cause: Exception, errors: Sequence[Exception]) -> NoReturn:
-    """Raise the error of a function whose trace raised `cause`, and whose runs on examples raised `errors`."""
+    """Raise one error for a function: its trace raised `cause`, and its runs on example arguments raised `errors`."""
     error = errors[0]
     if type(error) is type(cause):  # a plain mistake in the function or its arguments
         if len({*map(str, errors)}) > 1:  # due to the values of the examples too

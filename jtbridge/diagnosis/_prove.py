@@ -57,8 +57,8 @@ def prove(*, timeout: float = 300.0) -> ProofReport:
     Until this has run, ``backend="auto"`` uses no kernels on a GPU. Afterwards it uses those that were right, in every
     process with this chip, driver and these versions of jtbridge, Triton, jax-triton and JAX. The record is a file in
     `$XDG_CACHE_HOME/jtbridge/proofs`. The kernels run in child processes, up to 16 at a time, so that one that
-    crashes or does not end fails like one whose result is wrong. A case that fails runs once more, alone: several at a
-    time may lack memory. Experimental: one GPU has run this.
+    crashes or does not end fails like one whose result is wrong. A case that fails runs once more with no other beside
+    it, since several at a time may lack memory. Experimental: one GPU has run this.
 
     Args:
         timeout: seconds that a case may take, compilation included, before it counts as one that does not end.
@@ -133,6 +133,7 @@ def _groups(cases: Mapping[str, Sequence[str]]) -> list[list[str]]:
 def _run(groups: Sequence[list[str]], timeout: float) -> tuple[dict[str, Any], dict[str, ChildOutcome]]:
     """Run all cases, several groups at a time; return their results, and the ends of children, by the case.
 
+    The cases that fail run once more, one after the other. :class:`Runner` gives up if several of them do not end.
     A child that died after its last case has the key of the folder, "softmax:".
     """
     stop = threading.Event()
@@ -150,13 +151,13 @@ def _run(groups: Sequence[list[str]], timeout: float) -> tuple[dict[str, Any], d
             stop.set()  # the children end, and with them the threads that wait for them
             pool.shutdown(cancel_futures=True)
             raise
-    for key in [key for group in groups for key in group]:
-        if key in ends or any(wrong for _, wrong in results[key]["kernels"]):
-            results.pop(key, None)
-            ends.pop(key, None)
-            found, ended = runner.run([key])
-            results |= found
-            ends |= {again or f"{_folder_of(key)}:": outcome for again, outcome in ended.items()}
+    keys = [key for group in groups for key in group]
+    failed = [key for key in keys if key in ends or any(wrong for _, wrong in results[key]["kernels"])]
+    if failed:
+        found, ended = runner.run(failed)
+        results = {key: result for key, result in results.items() if key not in failed} | found
+        ends = {key: end for key, end in ends.items() if key not in failed}
+        ends |= {key or f"{_folder_of(failed[-1])}:": outcome for key, outcome in ended.items()}
     return results, ends
 
 
@@ -194,8 +195,8 @@ def _seen(
 
 
 def _kernels_of_end(key: str, outcome: ChildOutcome, seen: Mapping[str, str | None]) -> list[str]:
-    """Return the kernels that the end of a child speaks against: of a case that ran none, all kernels of its folder."""
-    if outcome.noted:
+    """Return the kernels that a child's end speaks against: the kernel that ran, or all of the folder if none did."""
+    if outcome.noted and outcome.running == key:
         return [outcome.noted]
     folder = _folder_of(key)
     of_folder = [kernel for kernel in seen if kernel.startswith(f"{folder} ")]

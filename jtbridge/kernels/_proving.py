@@ -27,7 +27,8 @@ from ._launch import interpreting
 # The largest allowed difference, relative to the largest number of a result: several roundings of the dtype, and for
 # float32 the approximations of exponentials and of products by tensor cores.
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 6e-3}
-# The same for a float32 result of arguments of 16 bits: one rounding of what is added up.
+# The least tolerance of a float32 result, by the dtype of the kernel's arguments: a kernel for arguments of 16 bits
+# rounds the terms of a sum to 16 bits once.
 _OF_SUMS = {"bfloat16": 1e-2, "float16": 1.5e-3}
 _DTYPES = ("float32", "bfloat16", "float16")
 # A function that runs each kernel primitive on its arrays in place of `jit`; None outside of a proof.

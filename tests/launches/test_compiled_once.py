@@ -75,7 +75,7 @@ def test_a_number_of_64_bits_is_not_rounded_to_32(compiled):
 
     lowered(lambda x: numbers(x, True), (64,))
     (text,) = compiled
-    assert "arith.constant 1.0000000000030001 : f64" in text or "1.000000000003" in text
+    assert "1.000000000003" in text
 
 
 @pytest.mark.parametrize("name", ["FACTOR", "SHIFT"])

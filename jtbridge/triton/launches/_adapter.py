@@ -173,11 +173,11 @@ def _global_values(function: Any) -> tuple[tuple[str, str], ...]:
 def _with_called(function: Any) -> list[Any]:
     """Return a kernel and the functions of Triton that it calls, and that these call, by the names in their code."""
     found = [function]
-    for each in found:  # it grows
+    for each in found:  # the body appends the functions that `each` calls
         names, scope = each.fn.__code__.co_names, inspect.getclosurevars(each.fn)
         values = [*scope.globals.values(), *scope.nonlocals.values()]
         modules: list[types.ModuleType] = []
-        for value in values:  # it grows, by what the names stand for in modules and in modules of these
+        for value in values:  # the body appends the attributes of a module that the code of `each` names
             if isinstance(value, types.ModuleType) and not any(value is module for module in modules):
                 modules.append(value)
                 values += [vars(value)[name] for name in names if name in vars(value)]
