@@ -157,9 +157,13 @@ class Wrapped:
         return f"<jtbridge.wrap of {self._name}>"
 
     def clear_cache(self) -> None:
-        """Drop the traces of eager calls of a backend that translates: the next call reads all state again."""
+        """Forget the traces of this function: its next call, and the next one of `jax.jit` of it, read all state again.
+
+        Programs of other functions that call this one are kept. `jax.clear_caches()` drops these.
+        """
         if "_traced" in self.__dict__:
             self._traced.clear()
+        jax.jit(self).clear_cache()  # JAX keeps the traces by function, for every `jax.jit` of it
 
     def _call_eagerly(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run torch itself; return NotImplemented if the call is to be translated, or torch lacks the device."""

@@ -106,3 +106,17 @@ for backend in ("dlpack", "callback"):
         command = [sys.executable, "-c", code, tmp_path, *names]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+def test_clear_cache_forgets_jitted_calls():
+    scale = [2.0]
+    f = jtbridge.wrap(lambda x: x * scale[0])
+    compiled, other = jax.jit(f), jax.jit(jax.grad(lambda x: f(x).sum()))
+    assert (compiled(X) == 2 * X).all()
+    assert (other(X) == 2).all()
+    scale[0] = 5.0
+    assert (jax.jit(f)(X) == 2 * X).all()  # JAX keeps traces by function
+    f.clear_cache()
+    assert (compiled(X) == 5 * X).all()
+    assert (jax.jit(f)(X) == 5 * X).all()
+    assert (other(X) == 2).all()  # the program of another function

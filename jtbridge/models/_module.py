@@ -283,8 +283,12 @@ class JaxModule:
         return from_state_dict(self._module, tensors, strict=strict, mesh=mesh, rules=rules, other_names=ties)
 
     def clear_cache(self) -> None:
-        """Drop the traces of eager calls of a backend that translates: the next call reads the Python state again."""
+        """Forget the traces of this module: its next call, and the next one of `jax.jit` of it, read all state again.
+
+        Programs of other functions that call it are kept. `jax.clear_caches()` drops these.
+        """
         self._wrapped.clear_cache()
+        jax.jit(self).clear_cache()
 
     def __copy__(self) -> JaxModule:
         return JaxModule(self._module, self._options)

@@ -204,3 +204,14 @@ def test_clear_cache_forgets_eager_traces_of_a_backend_that_translates():
     model.factor = 3.0
     net.clear_cache()
     assert net({}, {}, jnp.ones(1))[0] == 3
+
+
+def test_clear_cache_forgets_jitted_calls():
+    model = torch.nn.Hardtanh(-1.0, 1.0)
+    net = jtbridge.module(model)
+    compiled = jax.jit(net, static_argnames="train")
+    assert compiled({}, {}, X, train=True)[0].max() == 1
+    model.max_val = 0.5
+    assert compiled({}, {}, X, train=True)[0].max() == 1
+    net.clear_cache()
+    assert compiled({}, {}, X, train=True)[0].max() == 0.5
