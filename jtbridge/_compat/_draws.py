@@ -62,6 +62,10 @@ class DrawSource(Protocol):
         """Return the generator whose state ``torch.get_rng_state``, ``torch.manual_seed`` etc. read and write."""
         ...
 
+    def note_new_seed(self) -> None:
+        """Record that the function seeds the generator."""
+        ...
+
 
 class EarlierDraws:
     """A source that repeats the draws of the CPU's default generator from an earlier state; other devices draw on."""
@@ -76,6 +80,9 @@ class EarlierDraws:
 
     def state_generator(self, device: torch.device) -> torch.Generator:
         return self.cpu if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+
+    def note_new_seed(self) -> None:
+        """Do nothing: the draws go on from the seed, as those of torch do."""
 
 
 def draw_source() -> DrawSource | None:
@@ -348,5 +355,8 @@ class _GeneratorOfThread:
 
     def __getattr__(self, name: str) -> Any:
         source = draw_source()
-        generator = torch.default_generator if source is None else source.state_generator(_CPU)
-        return getattr(generator, name)
+        if source is None:
+            return getattr(torch.default_generator, name)
+        if name in ("manual_seed", "seed"):
+            source.note_new_seed()
+        return getattr(source.state_generator(_CPU), name)

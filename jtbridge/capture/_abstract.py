@@ -175,9 +175,11 @@ def traits_of(
 
     Raises:
         RandomnessError: side effects are not allowed, and the function draws without a JAX key or from a generator
-            that outlives the call.
+            that outlives the call, or seeds torch's generator.
     """
     if not request.ordered:
+        if recorder.has_new_seed:
+            raise RandomnessError(random_numbers.with_new_seed(request.name))
         if recorder.own_generator and recorder.keeps_generator():
             raise RandomnessError(
                 f"`{request.name}` draws from a torch.Generator of its own ({recorder.own_generator}), whose state "

@@ -338,10 +338,11 @@ def _on_examples(request: TraceRequest, cause: Exception | None) -> AbstractResu
     errors: list[Exception] = []
     examples = list(example_arguments(request.shapes, request.dtypes, request.device))
     for inputs in examples:
+        others = examples[0] if inputs is examples[1] else examples[1]
         try:
             out, recorder = request.guard.run(
                 as_in_program(lambda inputs=inputs: run_on_values(request, inputs)),
-                again=as_in_program(lambda: run_on_values(request, examples[1])),
+                again=as_in_program(lambda others=others: run_on_values(request, others)),
             )
         except JtbridgeError:
             raise

@@ -107,6 +107,7 @@ class _Seeded:
         self._seed = seed
         self.generators: dict[torch.device, torch.Generator] = {}
         self.operator: str | None = None  # the first operator that drew
+        self.has_new_seed = False
 
     def generator(self, device: torch.device, operator: str) -> torch.Generator:
         self.operator = self.operator or operator
@@ -118,6 +119,10 @@ class _Seeded:
             found = self.generators[device] = torch.Generator(device).manual_seed(self._seed)
         return found
 
+    def note_new_seed(self) -> None:
+        """Record it. The draws go on from the new seed, as those of torch do."""
+        self.has_new_seed = True
+
 
 class _Numbered:
     """Source that counts the draws of a traced function: the seed of its generator is the number of the next draw.
@@ -127,6 +132,7 @@ class _Numbered:
     """
 
     def __init__(self) -> None:
+        self.has_new_seed = False
         self._generator = torch.Generator().manual_seed(0)
 
     def next(self) -> int:
@@ -142,6 +148,10 @@ class _Numbered:
         del device
         return self._generator
 
+    def note_new_seed(self) -> None:
+        """Record it: this generator is seeded by the numbers of draws alone."""
+        self.has_new_seed = True
+
 
 class _Refusing:
     """Source that refuses draws: a random operator raises before it has drawn."""
@@ -156,6 +166,10 @@ class _Refusing:
     def state_generator(self, device: torch.device) -> torch.Generator:
         del device
         return torch.default_generator
+
+    def note_new_seed(self) -> None:
+        """Refuse a new seed."""
+        raise RandomnessError(with_new_seed(self._name))
 
 
 @contextlib.contextmanager
@@ -183,6 +197,12 @@ def next_draw() -> int:
     return _TRACING.draws.next()
 
 
+def has_new_seed() -> bool:
+    """Return whether this thread has seeded the generator of its source, by ``torch.manual_seed`` or ``torch.seed``."""
+    source = draw_source()
+    return isinstance(source, _Numbered | _Seeded) and source.has_new_seed
+
+
 def refused(name: str) -> contextlib.AbstractContextManager[None]:
     """Raise if the block draws from torch's generators: for functions that could not be traced beforehand."""
     return contextlib.nullcontext() if is_counting_draws() else drawing_from(_Refusing(name))
@@ -194,4 +214,13 @@ def without_key(name: str, operator: str) -> str:
         f"`{name}` draws random numbers ({operator}) but was called without a key. Pass a JAX key as "
         "`rng=`, for example `f(x, rng=jax.random.key(0))`; the same key gives the same numbers. "
         "A module that should not draw needs `model.eval()`, or `train=False` if it is called by `jtbridge.module`."
+    )
+
+
+def with_new_seed(name: str) -> str:
+    """Return the error message for a function that seeds torch's generator."""
+    return (
+        f"`{name}` seeds torch's generator (`torch.manual_seed` or `torch.seed`), which a JAX program does not have: "
+        "its random numbers follow from the key that is passed as `rng=`. Remove the call. To draw the same numbers in "
+        "each call, make a `torch.Generator` inside the function, seed it, and pass it to torch as `generator=`."
     )

@@ -95,6 +95,8 @@ class Watch:
         code, module = frame.f_code, frame.f_globals.get("__name__")
         if module == "logging" and code.co_name == "handle":
             self._note("output", "logging", frame, through=_STANDARD)
+        if module == "torch.random" and code.co_name in ("manual_seed", "seed"):
+            self._note("random numbers", f"`torch.{code.co_name}`", frame, through=_QUIET | {"torch"})
         if module == "os" and code.co_qualname == "_Environ.__getitem__":
             self._note("state read", "the environment", frame)
         if not _is_users(frame) or code in self._codes or _imports(frame):

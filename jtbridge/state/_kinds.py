@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
 import contextvars
@@ -148,6 +149,29 @@ def _write_set(thing: set, contents: set) -> None:
 
 def _write_bytes(thing: bytearray, contents: bytes) -> None:
     thing[:] = contents
+
+
+def has_memory(thing: Any) -> bool:
+    """Return whether other objects may write to the memory of an object, as that of an array of `array` or `ctypes`."""
+    try:
+        with memoryview(thing) as memory:
+            return not memory.readonly and memory.c_contiguous
+    except (TypeError, ValueError, BufferError):  # it has no memory, or no longer
+        return False
+
+
+def _read_memory(thing: Any) -> bytes:
+    with memoryview(thing) as memory:
+        return memory.tobytes()
+
+
+def _write_memory(thing: Any, contents: bytes) -> None:
+    if isinstance(thing, array.array):  # it may have another length now
+        del thing[:]
+        thing.frombytes(contents)
+        return
+    with memoryview(thing) as memory, memory.cast("B") as elements:
+        elements[:] = contents
 
 
 def _write_array(thing: np.ndarray, contents: np.ndarray) -> None:
@@ -335,6 +359,7 @@ LIST = Kind(
 DEQUE = Kind(list, _write_deque, _compare_sequence, _has_elements)
 SET = Kind(set.copy, _write_set, _compare_sets)
 BYTES = Kind(bytes, _write_bytes, _compare_value)
+MEMORY = Kind(_read_memory, _write_memory, _compare_value)
 ARRAY = Kind(np.copy, _write_array, _compare_value)
 CELL = Kind(read_cell, _write_cell, _compare_value, lambda cell, contents: read_cell(cell) is contents)
 GLOBALS = Kind(_read_globals, _write_globals, _compare_items("global"))
@@ -361,6 +386,9 @@ _NUMPY_GENERATOR = Kind(
     lambda thing, state: setattr(thing.bit_generator, "state", state),
     _compare_value,
 )
+_NUMPY_BITS = Kind(lambda thing: thing.state, lambda thing, state: setattr(thing, "state", state), _compare_value)
+# Numpy offers no way to set the number of seeds that were made.
+_NUMPY_SEEDS = Kind(lambda thing: thing.n_children_spawned, lambda thing, number: None, _compare_value)
 _TORCH_GENERATOR = Kind(lambda thing: thing.get_state(), lambda thing, state: thing.set_state(state), _compare_value)
 
 
@@ -372,6 +400,10 @@ def generator_kind(thing: Any) -> Kind | None:
         return _NUMPY_STATE
     if isinstance(thing, np.random.Generator):
         return _NUMPY_GENERATOR
+    if isinstance(thing, np.random.BitGenerator):
+        return _NUMPY_BITS
+    if isinstance(thing, np.random.SeedSequence):
+        return _NUMPY_SEEDS
     if isinstance(thing, torch.Generator) and thing is not torch.default_generator:
         return _TORCH_GENERATOR
     return None

@@ -2,9 +2,9 @@
 
 A function reaches its closures, its default arguments, the globals that its code or the code of a helper names, and the
 object that a method belongs to; and from there attributes, items of containers, methods and class attributes. Functions
-and objects of torch, JAX, NumPy and the standard library are not followed, except modules, optimizers and containers.
-Weak references are not followed either, because a snapshot would keep their objects alive.
-State outside Python objects (of a C extension, of a file) and the contents of ``functools.cache`` are not seen.
+and objects of torch, JAX, NumPy and the standard library are not followed, except modules, optimizers, generators,
+containers, and objects with memory such as `array.array`. Weak references are not followed either, because a snapshot
+would keep their objects alive. State outside Python objects (of a C extension, of a file) and the contents of ``functools.cache`` are not seen.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from ._kinds import (
     GLOBAL_RANDOM,
     GLOBALS,
     LIST,
+    MEMORY,
     METHODS,
     MODULE,
     NO_DISPATCH,
@@ -63,6 +64,7 @@ from ._kinds import (
     Kind,
     derived_names,
     generator_kind,
+    has_memory,
     kind_of_dict,
     of_library,
     slots,
@@ -74,11 +76,16 @@ _MOST_BYTES_OF_A_TENSOR = 1 << 14  # larger tensors are not copied: only a write
 _MOST_BYTES = 1 << 26  # of all arrays and tensors that are copied
 _WRAPPERS = (type(functools.cache(lambda: None)), functools.partial, *METHODS[1:])
 _FOLLOWED = (
-    *(torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler),
+    *(torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler),
+    torch.quasirandom.SobolEngine,
     *(types.SimpleNamespace, argparse.Namespace),
     *(collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap),
     *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, queue.Queue),
     threading.local,  # its attributes on this thread
+)
+_GENERATORS = (
+    *(random.Random, torch.Generator, np.random.RandomState),
+    *(np.random.Generator, np.random.BitGenerator, np.random.SeedSequence),
 )
 # Library classes that call no method of a subclass, except `forward` and special methods such as `__len__`.
 _CALLING_FORWARD_ALONE = (object, torch.nn.Module, abc.ABC, Generic, Protocol)
@@ -162,12 +169,15 @@ class StateWalk:
             (type, self._class),
             (types.MethodType, self._method),
             ((tuple, frozenset), lambda thing, path: self._queue_all(path, "item", enumerate(thing))),
-            ((random.Random, np.random.RandomState, np.random.Generator, torch.Generator), self._generator),
+            (memoryview, lambda thing, path: self._queue.append((thing.obj, path))),
+            (_GENERATORS, self._generator),
         ):
             if isinstance(thing, types_):
                 return visit
         if isinstance(thing, _WRAPPERS):
             return self._wrapper
+        if has_memory(thing):
+            return self._memory
         if of_library(module_of(type(thing))) and not isinstance(thing, _FOLLOWED):
             # A function of this package that runs objects of the user says so.
             return self._object if getattr(type(thing), "runs_objects_of_the_user", False) else _pass_by
@@ -209,6 +219,11 @@ class StateWalk:
         if array.flags.writeable and self._may_copy(array.nbytes):
             self._record(array, ARRAY, path)
 
+    def _memory(self, thing: Any, path: Path) -> None:
+        if has_memory(thing) and self._may_copy(memoryview(thing).nbytes):
+            self._record(thing, MEMORY, path)
+        self._subclass(thing, path)
+
     def _iterator(self, iterator: Any, path: Path) -> None:
         position = position_of(iterator)
         if position is not None:
@@ -235,6 +250,10 @@ class StateWalk:
         kind = generator_kind(generator)
         if kind is not None:
             self._record(generator, kind, path)
+        if isinstance(generator, np.random.Generator):
+            self._queue.append((generator.bit_generator, path))
+        elif isinstance(generator, np.random.BitGenerator):
+            self._queue.append((generator.seed_seq, path))
 
     def _record(self, thing: Any, kind: Kind, path: Path) -> None:
         self.records.append(Record(thing, kind, kind.read(thing), path))

@@ -106,3 +106,56 @@ def test_a_function_that_may_draw_is_watched_in_its_first_run_alone(monkeypatch:
     f = jtbridge.wrap(lambda x: (x * (random.random() if len(x) > 5 else 2.0)).sum())
     np.testing.assert_array_equal(jax.jit(jax.grad(f))(X), [2, 2, 2])
     assert len(watched) == 1
+
+
+def seeded(x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(1)
+    return x * torch.rand(3)
+
+
+def seeded_without_draws(x: torch.Tensor) -> torch.Tensor:
+    torch.random.seed()
+    return x * 2
+
+
+def seeded_apart(x: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return x * torch.rand(3)
+
+
+def seeded_by_a_value(x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(int(x[0]))
+    return x * torch.rand(3)
+
+
+@pytest.mark.parametrize("fn", [seeded, seeded_without_draws, seeded_apart, seeded_by_a_value])
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+@pytest.mark.parametrize("keys", [{}, {"rng": jax.random.key(0)}], ids=["no key", "key"])
+def test_a_seed_of_torch_is_refused_in_a_trace(fn: Callable, backend: str, keys: dict):
+    """The draws of a trace are numbered: a seed would give two of them one number, whatever the key is."""
+    f = jtbridge.wrap(fn, backend=backend)
+    before = torch.get_rng_state()
+    with pytest.raises(RandomnessError, match=r"seeds torch's generator.*`torch.manual_seed`"):
+        jax.jit(lambda x: f(x, **keys))(X)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_seed_of_torch_works_eagerly():
+    torch.manual_seed(1)
+    wanted = torch.rand(3).numpy()
+    torch.manual_seed(2)
+    f = jtbridge.wrap(seeded)
+    np.testing.assert_allclose(f(X), X * wanted, rtol=1e-6)
+    before = torch.get_rng_state()
+    np.testing.assert_allclose(f(X, rng=jax.random.key(3)), X * wanted, rtol=1e-6)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_seeded_generator_made_inside_draws_the_same_numbers_in_each_call():
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rand(3, generator=torch.Generator().manual_seed(1))
+
+    wanted = X * torch.rand(3, generator=torch.Generator().manual_seed(1)).numpy()
+    for run in (jtbridge.wrap(f), jax.jit(jtbridge.wrap(f, backend="dlpack"))):
+        np.testing.assert_allclose(run(X), wanted, rtol=1e-6)

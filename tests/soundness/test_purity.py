@@ -165,6 +165,19 @@ def test_random_numbers_of_python_and_numpy():
     assert (random.getstate(), np.random.get_state(legacy=False)["state"]["pos"]) == before
 
 
+def test_a_seed_of_torch():
+    def f(x):
+        torch.manual_seed(0)
+        return x * 2
+
+    (finding,) = jtbridge.purity(f, X).findings
+    assert (finding.kind, finding.what, finding.line) == (
+        "random numbers",
+        "`torch.manual_seed`",
+        line_of(f, "manual_seed"),
+    )
+
+
 class Counting(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import array as arrays_of_c
 import collections
 import contextvars
+import ctypes
 import functools
 import itertools
+import mmap
 import random
 from collections.abc import Callable, Iterator
 from queue import Queue
@@ -18,7 +21,7 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge.errors import MutationError, PurityWarning
+from jtbridge.errors import CalledWarning, MutationError, PurityWarning
 from tests import with_state
 
 X = jnp.asarray([1.0, 2.0, 4.0])
@@ -306,6 +309,69 @@ def array() -> Case:
     return Case("a NumPy array", f, lambda: counts.tolist(), "`counts`")
 
 
+def memory(make: Callable[[], Any], name: str) -> Callable[[], Case]:
+    def case() -> Case:
+        numbers = make()
+
+        def f(x):
+            numbers[0] += 1
+            return x * numbers[0]
+
+        return Case(name, f, lambda: numbers[0], "`numbers`")
+
+    return case
+
+
+def array_of_c_that_grows() -> Case:
+    numbers = arrays_of_c.array("d", [1.0])
+
+    def f(x):
+        numbers.append(2.0)
+        return x * len(numbers)
+
+    return Case("array.array that grows", f, lambda: list(numbers), "`numbers`")
+
+
+def structure() -> Case:
+    class Counter(ctypes.Structure):
+        _fields_ = (("n", ctypes.c_int),)
+
+    counter = Counter(1)
+
+    def f(x):
+        counter.n += 1
+        return x * counter.n
+
+    return Case("ctypes.Structure", f, lambda: counter.n, "`counter`")
+
+
+def array_through_torch() -> Case:
+    counts = np.zeros(3, np.float32)
+
+    def f(x):
+        torch.from_numpy(counts)[:2].add_(1)
+        return x * 2
+
+    return Case("a NumPy array, through torch", f, lambda: counts.tolist(), "`counts`")
+
+
+def values_through_torch() -> Case:
+    last = np.zeros(3, np.float32)
+
+    def f(x):
+        torch.as_tensor(last).copy_(x)
+        return x * 2
+
+    return Case("a NumPy array, by values", f, lambda: last.tolist(), "`last`")
+
+
+def points() -> Case:
+    engine = torch.quasirandom.SobolEngine(1)
+    return Case(
+        "torch's SobolEngine", lambda x: x * engine.draw()[0], lambda: engine.num_generated, "`engine.num_generated`"
+    )
+
+
 def iterator(make: Callable[[], Iterator[Any]], name: str) -> Callable[[], Case]:
     def case() -> Case:
         numbers = make()
@@ -324,7 +390,11 @@ def iterator(make: Callable[[], Iterator[Any]], name: str) -> Callable[[], Case]
 def own_generator(make: Callable[[], Any], draw: Callable[[Any], float], name: str) -> Callable[[], Case]:
     def case() -> Case:
         source = make()
-        state = (lambda: source.getstate()) if name == "random.Random" else (lambda: str(source.bit_generator.state))
+        state = (
+            (lambda: source.getstate())
+            if name == "random.Random"
+            else (lambda: str(getattr(source, "bit_generator", source).state))
+        )
         return Case(name, lambda x: x * draw(source), state, "`source`")
 
     return case
@@ -346,7 +416,15 @@ CASES = [
         cache_of_arguments,
         gradient,
         array,
+        array_of_c_that_grows,
+        structure,
+        array_through_torch,
+        values_through_torch,
+        points,
     ),
+    memory(lambda: arrays_of_c.array("d", [1.0]), "array.array"),
+    memory(lambda: (ctypes.c_double * 2)(1, 2), "an array of ctypes"),
+    memory(lambda: mmap.mmap(-1, 8), "mmap"),
     iterator(lambda: iter([1, 2, 3]), "an iterator over a list"),
     iterator(lambda: iter({1: 0, 2: 0, 3: 0}), "an iterator over a dict"),
     iterator(lambda: itertools.count(1), "itertools.count"),
@@ -354,6 +432,9 @@ CASES = [
     iterator(lambda: map(float, [1, 2, 3]), "map"),
     own_generator(lambda: random.Random(0), lambda source: source.random(), "random.Random"),
     own_generator(lambda: np.random.default_rng(0), lambda source: source.random(), "numpy.random.Generator"),
+    own_generator(
+        lambda: np.random.PCG64(0), lambda source: source.random_raw() / 2.0**64, "numpy.random.BitGenerator"
+    ),
 ]
 ROUTES: dict[str, Callable[[Callable], Any]] = {
     "jit": lambda f: jax.jit(f)(X),
@@ -380,6 +461,36 @@ def test_a_generator_that_is_advanced_is_refused():
     numbers = (i for i in range(5))
     with pytest.raises(MutationError, match="`numbers`"):
         jax.jit(jtbridge.wrap(lambda x: x * next(numbers)))(X)
+
+
+def test_memory_that_is_viewed_is_refused():
+    counts = bytearray(8)
+    view = memoryview(counts)[2:]
+
+    def f(x):
+        view[0] += 1
+        return x * view[0]
+
+    with pytest.raises(MutationError, match="`view`"):
+        jax.jit(jtbridge.wrap(f))(X)
+    assert not any(counts)
+
+
+def test_seeds_that_are_made_are_refused():
+    source = np.random.default_rng(0)
+    with pytest.raises(MutationError, match="`source`"):
+        jax.jit(jtbridge.wrap(lambda x: x * source.spawn(1)[0].random()))(X)
+
+
+def test_a_local_array_may_be_written_to_through_torch():
+    def f(x):
+        local = np.ones(3, np.float32)
+        torch.from_numpy(local).add_(1)
+        return x * torch.from_numpy(local)
+
+    np.testing.assert_array_equal(jtbridge.wrap(f)(X), 2 * X)
+    with pytest.warns(CalledWarning, match="shares with a NumPy array"):
+        np.testing.assert_array_equal(jax.jit(jtbridge.wrap(f))(X), 2 * X)
 
 
 def test_a_backward_that_counts_is_refused():
@@ -424,6 +535,20 @@ def test_a_state_that_only_real_values_reach_is_put_back():
     with pytest.raises(MutationError, match="`seen`"):
         jax.jit(jtbridge.wrap(f))(X)
     assert seen == []
+
+
+@pytest.mark.parametrize("first", [0.0, 3.0])
+def test_a_value_that_equals_the_state_for_some_arguments_is_refused(first):
+    """Untraceable functions run on arguments of zeros and of ones, whose sums are these."""
+    last = [first]
+
+    def f(x):
+        last[0] = float(x.numpy().sum())
+        return x * 2
+
+    with pytest.raises(MutationError, match="`last"):
+        jax.jit(jtbridge.wrap(f))(X)
+    assert last == [first]
 
 
 @pytest.mark.parametrize("backend", ["xla", "dlpack"])

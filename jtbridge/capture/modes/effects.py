@@ -103,6 +103,7 @@ class EffectRecorder:
         self._started = time.monotonic()
         self.random_operator: str | None = None
         self.own_generator: str | None = None  # an operator that draws from another generator than torch's default one
+        self.has_new_seed = False  # of torch's default generator
         self._generators: list[torch.Generator] = []
         self.unbatchable: str | None = None
         self.wrong_forward_mode: str | None = None
@@ -132,6 +133,7 @@ class EffectRecorder:
         self._keep: list[Any] = list(inputs)  # a storage's address may be reused once it is freed
         self._written: set[int] = set()
         self._closed_over: dict[int, torch.Tensor] = {}  # by storage, only while tracing on fake tensors
+        self._shared: set[int] = set()  # storages that stand for memory of NumPy arrays and the like
         self._fake_mode = fake_mode
         self._refuse_write = refuse_write
         self._saved = saved  # saves tensors before they are written to
@@ -143,6 +145,7 @@ class EffectRecorder:
         try:
             with _CallRecordingMode(self), _OperatorRecordingMode(self):
                 yield
+                self.has_new_seed = random_numbers.has_new_seed()
         finally:
             self._base = None
             self._keep.clear()
@@ -261,6 +264,16 @@ class EffectRecorder:
         written_to = self._describe_if_closed_over(tensor) if self._refuse_write is not None else None
         if self._refuse_write is not None and written_to is not None:
             self._refuse_write(written_to)
+        if _storages(tensor) & self._shared:
+            # This trace fails; inference then tries the function on example values.
+            raise RuntimeError(f"it writes to memory that a tensor shares with a NumPy array (`{fn}`)")
+
+    def note_lift(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        """Record that `out` stands for a new tensor; torch does not own the memory of one from `torch.from_numpy`."""
+        is_fake = isinstance(tensor, FakeTensor) or not isinstance(out, FakeTensor)
+        if not is_fake and not tensor.untyped_storage().resizable():
+            self._keep.append(out)
+            self._shared |= _storages(out)
 
     def _note_new_dimensions(self, fn: OpOverload, tensor: torch.Tensor) -> None:
         """Record that an operator is about to change the dimensions of a tensor in place.
@@ -406,6 +419,8 @@ class _OperatorRecordingMode(TorchDispatchMode):
             out = func(*args, **kwargs)
         self._recorder.calls.add(func, args, kwargs, out, lifts=func in _LIFTS)
         self._recorder.note_result(func, args, kwargs, out)
+        if func in _LIFTS:
+            self._recorder.note_lift(args[0], out)
         return out
 
 
