@@ -45,7 +45,6 @@ from ._jax import replicated as replicated
 from ._jax import require_devices as require_devices
 from ._jax import spans_devices as spans_devices
 from ._jax import unify_varying_axes as unify_varying_axes
-from ._jax import without_function_of_scores as without_function_of_scores
 from ._jax_arrays import ArrayImpl as ArrayImpl
 from ._jax_arrays import array_on_device as array_on_device
 from ._jax_arrays import weakly_typed as weakly_typed

@@ -46,13 +46,19 @@ def cudnn_attention() -> Any:
 
 
 def cudnn_forward(**options: Any) -> Any:
-    """Call JAX's lowering of the forward pass."""
-    return cudnn_attention()._dot_product_attention_fwd_impl(**options)
+    """Call JAX's implementation of attention by cuDNN, forward."""
+    return _cudnn("_dot_product_attention_fwd_impl", options)
 
 
 def cudnn_backward(**options: Any) -> Any:
-    """Call JAX's lowering of the backward pass."""
-    return cudnn_attention()._dot_product_attention_bwd_impl(**options)
+    """Call JAX's implementation of attention by cuDNN, backward."""
+    return _cudnn("_dot_product_attention_bwd_impl", options)
+
+
+def _cudnn(name: str, options: dict[str, Any]) -> Any:
+    function = getattr(cudnn_attention(), name)
+    parameters = inspect.signature(function).parameters
+    return function(**{name: value for name, value in _OF_SCORES.items() if name in parameters}, **options)
 
 
 _OF_BOTH = (
@@ -67,13 +73,8 @@ _OF_CUDNN = {
 }
 
 
+# Arguments for no function of scores, which jax 0.12 and later need.
 _OF_SCORES = {"score_mod": None, "score_mod_args": ()}
-
-
-def without_function_of_scores() -> dict[str, Any]:
-    """Return the arguments for "no function of scores", which jax 0.12 and later need; none for earlier versions."""
-    parameters = inspect.signature(cudnn_attention()._dot_product_attention_fwd_impl).parameters
-    return {name: value for name, value in _OF_SCORES.items() if name in parameters}
 
 
 def cudnn_version() -> int | None:
@@ -91,7 +92,7 @@ def buffer_call(
 ) -> Sequence[Any]:
     """Emit the custom call of `jax.experimental.buffer_callback`, which runs ``callback(ctx, *operands, *results)``.
 
-    XLA drops a call whose results have no elements, unless it is to happen `always`.
+    XLA drops a call whose results have no elements, unless `always` is true.
 
     Tried on jax 0.10.2. The public function refuses multi-platform lowering and rebuilds pytrees at every call,
     which costs 2 us of 8. Only the executable keeps `callback` alive.

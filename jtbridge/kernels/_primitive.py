@@ -123,7 +123,7 @@ kernel_primitive_p.multiple_results = True
 
 @kernel_primitive_p.def_impl
 def _impl(*arrays: Any, fn: KernelPrimitive) -> list[jax.Array]:
-    observe = _proving.observer()
+    observe = _proving.OBSERVER.get()
     if observe is not None:
         return list(observe(fn, arrays))
     return run_compiled(kernel_primitive_p, fn.name, *arrays, fn=fn)

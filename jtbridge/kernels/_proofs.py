@@ -21,7 +21,7 @@ from pathlib import Path
 
 import jax
 
-from jtbridge.core import cache_folder
+from jtbridge.core import cache_folder, tuning
 from jtbridge.core.context_variables import assigned
 from jtbridge.core.messages import warn_user
 from jtbridge.errors import ProofWarning
@@ -76,8 +76,7 @@ def driver() -> str:
 
 def path_of(key: Mapping[str, str]) -> Path:
     """Return the file of the record for a key."""
-    digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:24]
-    return cache_folder.folder() / "proofs" / f"{digest}.json"
+    return cache_folder.folder() / "proofs" / f"{tuning.digest(key)}.json"
 
 
 def record() -> ProofRecord | None:

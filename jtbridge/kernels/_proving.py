@@ -31,8 +31,8 @@ _TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 6e-3}
 # rounds the terms of a sum to 16 bits once.
 _OF_SUMS = {"bfloat16": 1e-2, "float16": 1.5e-3}
 _DTYPES = ("float32", "bfloat16", "float16")
-# A function that runs each kernel primitive on its arrays in place of `jit`; None outside of a proof.
-_OBSERVER: contextvars.ContextVar[Callable[[Any, Sequence[Any]], Sequence[Any]] | None] = contextvars.ContextVar(
+# The function that runs each kernel primitive of this thread on its arrays, in place of `jit`; None outside of a proof.
+OBSERVER: contextvars.ContextVar[Callable[[Any, Sequence[Any]], Sequence[Any]] | None] = contextvars.ContextVar(
     "jtbridge_proof", default=None
 )
 
@@ -106,7 +106,7 @@ def run_case(case: Case, begins: Callable[[str], None], found: Found) -> None:
         found(primitive.name, wrong and f"{case.name}: {wrong}")
         return want
 
-    with assigned((_OBSERVER, observe)), jax.default_matmul_precision("highest"):
+    with assigned((OBSERVER, observe)), jax.default_matmul_precision("highest"):
         jax.block_until_ready(case.function(*case.arrays))
 
         def of_differentiated(*differentiated: Any) -> Any:
@@ -115,11 +115,6 @@ def run_case(case: Case, begins: Callable[[str], None], found: Found) -> None:
         out, pull = jax.vjp(of_differentiated, *(case.arrays[i] for i in case.wrt))
         cotangents = [normal(*y.shape, dtype=y.dtype, seed=1 + i) for i, y in enumerate(jax.tree.leaves(out))]
         jax.block_until_ready(pull(jax.tree.unflatten(jax.tree.structure(out), cotangents)))
-
-
-def observer() -> Callable[[Any, Sequence[Any]], Sequence[Any]] | None:
-    """Return the function that runs kernel primitives in place of `jit` on this thread; None outside of a proof."""
-    return _OBSERVER.get()
 
 
 def _by_kernel(primitive: Any, arrays: Sequence[Any]) -> Sequence[Any]:

@@ -48,7 +48,7 @@ class LaunchParameters:
 
 
 def size(n: int) -> int:
-    """Return a size as it stands in keys: sizes up to the same power of two share a configuration."""
+    """Return a size for a key, rounded up to a power of two, so that similar sizes share a configuration."""
     return next_power_of_2(n)
 
 
@@ -57,19 +57,18 @@ def launch_tuned(
     *operands: Any,
     out_types: Sequence[jax.ShapeDtypeStruct],
     candidates: Sequence[C],
-    default: C,
     problem: Problem,
     launch_parameters: Callable[[C], LaunchParameters],
     timed: Callable[[C], LaunchParameters] | None = None,
 ) -> list[jax.Array]:
-    """Launch a kernel as :func:`launch` does, with the configuration that was tuned for a problem, or the default.
+    """Launch a kernel as :func:`launch` does, with the configuration that was tuned for a problem, or the first one.
 
     Args:
         kernel: a function decorated with ``triton.jit``.
         operands: arrays, and Python numbers.
         out_types: shape and dtype of each result.
         candidates: the configurations that tuning chooses from, frozen dataclasses of numbers. All compute the same.
-        default: the configuration where nothing was tuned.
+            The first one is the default, for a problem that was not tuned.
         problem: the values that the choice depends on, beside kernel and chip: sizes (see :func:`size`), dtypes,
             options.
         launch_parameters: returns the launch parameters of a configuration.
@@ -81,7 +80,7 @@ def launch_tuned(
         how = dataclasses.asdict((timed or launch_parameters)(candidate))
         return _timing.milliseconds(kernel, operands, out_types=out_types, **how)
 
-    how = launch_parameters(chosen(kernel, candidates, default, problem, milliseconds))
+    how = launch_parameters(chosen(kernel, candidates, problem, milliseconds))
     return launch(
         kernel,
         *operands,
@@ -93,10 +92,9 @@ def launch_tuned(
     )
 
 
-def chosen(
-    kernel: Any, candidates: Sequence[C], default: C, problem: Problem, milliseconds: Callable[[C], float | str]
-) -> C:
+def chosen(kernel: Any, candidates: Sequence[C], problem: Problem, milliseconds: Callable[[C], float | str]) -> C:
     """Return the configuration for a problem on this process's chip. See :func:`launch_tuned`."""
+    default = candidates[0]
     if interpreting():
         return default
     chip = _chip.present()
@@ -104,7 +102,7 @@ def chosen(
         if tuning.is_on():
             tuning.warn(f"`{kernel.__name__}` is not tuned: this process has no GPU")
         return default
-    every = list(dict.fromkeys([default, *candidates]))
+    every = list(dict.fromkeys(candidates))
     key = _key_of_problem(kernel, chip, problem)
     path = tuning.folder() / f"{kernel.__name__}-{tuning.digest(key)}.json"
     found = tuning.known_or_tuned(

@@ -1,4 +1,4 @@
-"""Which implementation of attention a GPU gets, and that both fit the program around them."""
+"""The choice between the Triton kernel and cuDNN for attention on a GPU, and that programs lower with either."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MASK = jax.ShapeDtypeStruct((1024, 1024), jnp.dtype(bool))
         ({"dtype": "float32"}, {}, "triton", "cuDNN takes bfloat16 and float16, not float32"),
         ({"d": 60}, {}, "triton", "cuDNN takes heads of a multiple of 8 up to 128, not 60"),
         ({"d": 256}, {}, "triton", "cuDNN takes heads of a multiple of 8 up to 128, not 256"),
-        ({}, {"mask": MASK}, "triton", "a query that a mask leaves no key would not get 0"),
+        ({}, {"mask": MASK}, "triton", "a query for which the mask leaves no key would not get 0"),
         ({}, {"dropout_rate": 0.1}, "triton", "cuDNN draws other random numbers"),
         ({}, {"return_logsumexp": True}, "triton", "no gradient of the logarithm"),
         ({}, {"window": (3, 4)}, "triton", "those that look back alone"),

@@ -70,7 +70,7 @@ def test_is_torchs(name, shape, dtype, seed):
 @pytest.mark.parametrize("configuration", configurations.candidates(), ids=str)
 def test_every_configuration_computes_the_same(name, configuration, monkeypatch):
     f, theirs, _ = ALL[name]
-    monkeypatch.setattr(op, "default", lambda: configuration)
+    monkeypatch.setattr(op, "candidates", lambda: [configuration])
     gate, up, ct = (normal(5000, seed=seed) for seed in range(3))  # full blocks, and one that is not
     with recorded() as found:
         assert_close(_forward_and_backward(f)(gate, up, ct), _forward_and_backward(theirs)(gate, up, ct))
@@ -153,7 +153,7 @@ def _forward_and_backward(f):
 def test_configurations_compile_without_spilling(name, architecture, size, dtype, count, monkeypatch, tmp_path):
     x = normal(size, dtype=dtype)
     for configuration in configurations.candidates()[:count]:
-        monkeypatch.setattr(op, "default", lambda configuration=configuration: configuration)
+        monkeypatch.setattr(op, "candidates", lambda configuration=configuration: [configuration])
         found = launches(_forward_and_backward(ALL[name][0]), x, x, x)
         assert [launch.kernel.__name__ for launch in found] == ["gated_forward", "gated_backward"]
         for launch in found:

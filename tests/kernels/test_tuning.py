@@ -206,7 +206,7 @@ def test_threads_tune_once(clock, tmp_path):
     def lower():
         with jtbridge.config(tune=True, tuning_folder=tmp_path):  # which are the settings of a thread
             key = {"kernel": "matmul_forward"}
-            lowered.append(_tuning.chosen(KERNEL(), HALF, HALF[0], key, lambda c: clock.timed.append(c) or c.block_m))
+            lowered.append(_tuning.chosen(KERNEL(), HALF, key, lambda c: clock.timed.append(c) or c.block_m))
 
     threads = [threading.Thread(target=lower) for _ in range(8)]
     for thread in threads:

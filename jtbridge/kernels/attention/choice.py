@@ -47,7 +47,7 @@ def refused_by_cudnn(query: jax.Array, key: jax.Array, settings: AttentionSettin
     if d % 8 or d > _LARGEST_HEAD:
         return f"cuDNN takes heads of a multiple of 8 up to {_LARGEST_HEAD}, not {d}"
     if settings.mask != "none":
-        return "with cuDNN a query that a mask leaves no key would not get 0"
+        return "a query for which the mask leaves no key would not get 0 with cuDNN"
     if settings.dropout_rate:
         return "cuDNN draws other random numbers than jtbridge does elsewhere"
     if logsumexp:

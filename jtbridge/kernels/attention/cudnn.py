@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jtbridge._compat import cudnn_attention, cudnn_backward, cudnn_forward, without_function_of_scores
+from jtbridge._compat import cudnn_attention, cudnn_backward, cudnn_forward
 
 from .reference import AttentionSettings
 
@@ -47,7 +47,6 @@ def _options(query: jax.Array, key: jax.Array, value: jax.Array, *, settings: At
         "key": key,
         "value": value,
         **{name: jnp.zeros(0, query.dtype) for name in _UNUSED},
-        **without_function_of_scores(),
         "scale": settings.scale,
         "seed": 42,  # not used: cuDNN's dropout is off
         "dropout_rate": 0.0,

@@ -199,7 +199,6 @@ def _launched(
         *of_rows,
         out_types=out_types,
         candidates=tried,
-        default=tried[0],
         problem={"dtypes": dtypes, "rows": size(rows), "n": size(n), "smoothed": smoothing > 0},
         launch_parameters=launch_parameters,
         # The labels of a timed launch are all 0. With `ignore_index=0` the kernel would not read any row.

@@ -15,7 +15,7 @@ from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
-from .configurations import GatedConfiguration, candidates, default
+from .configurations import GatedConfiguration, candidates
 
 
 def unsupported_reason(gate: jax.Array, up: jax.Array) -> str | None:
@@ -133,7 +133,6 @@ def _launched(kernel: Any, *arrays: jax.Array, results: int, activation: str, ro
         *arrays,
         out_types=[jax.ShapeDtypeStruct(x.shape, x.dtype)] * results,
         candidates=candidates(),
-        default=default(),
         problem={"dtype": str(x.dtype), "size": size(x.size), **options},
         launch_parameters=launch_parameters,
     )

@@ -26,7 +26,6 @@ class MatmulConfiguration:
     block_k: int
     num_warps: int
     num_stages: int
-    group: int = 8  # rows of blocks that go through the columns together, so that rows and columns stay in the cache
 
 
 # From the largest blocks to the smallest: large blocks read the least, small blocks make the most programs.
@@ -67,8 +66,8 @@ def needed(configuration: MatmulConfiguration, kind: Kind) -> int:
 def choose(kind: Kind, m: int, n: int, chip: Chip) -> MatmulConfiguration:
     """Return the default configuration on a chip, among those that fit its shared memory.
 
-    It has the largest blocks that make at least one program for each multiprocessor, and no side of which is twice the
-    side of the result or more. If there are none, it has the blocks that make the most programs.
+    It is the one of `candidates` with the largest blocks that make at least one program for each multiprocessor. If
+    none of them does, it is the one that makes the most programs.
     """
     every = [c for c in CONFIGURATIONS[kind] if needed(c, kind) <= chip.shared] or [CONFIGURATIONS[kind][-1]]
     fitting = [c for c in candidates(kind, m, n) if c in every] or [every[-1]]
@@ -80,6 +79,6 @@ def choose(kind: Kind, m: int, n: int, chip: Chip) -> MatmulConfiguration:
 
 
 def candidates(kind: Kind, m: int, n: int) -> list[MatmulConfiguration]:
-    """Return the configurations that tuning tries: no side of a block is twice the side of the result or more."""
+    """Return the configurations that tuning tries, whose blocks are less than twice as wide and high as the result."""
     fitting = [c for c in CONFIGURATIONS[kind] if c.block_m < max(2 * m, 17) and c.block_n < max(2 * n, 33)]
     return fitting or [CONFIGURATIONS[kind][-1]]

@@ -19,6 +19,9 @@ from . import reference
 from .configurations import MatmulConfiguration, candidates, choose
 from .reference import ACTIVATIONS, PRECISIONS, Activation, Precision
 
+# Rows of blocks that go through the columns together, so that rows and columns stay in the cache.
+_GROUP = 8
+
 
 def unsupported_reason(a: jax.Array, b: jax.Array, bias: jax.Array | None = None) -> str | None:
     """Return the reason that the kernel cannot multiply ``a[..., m, k]`` by a matrix `b`; None if it can."""
@@ -145,7 +148,7 @@ def _forward(
     }
 
     def launch_parameters(c: MatmulConfiguration) -> LaunchParameters:
-        blocks = {"block_m": c.block_m, "block_n": c.block_n, "block_k": c.block_k, "group": c.group}
+        blocks = {"block_m": c.block_m, "block_n": c.block_n, "block_k": c.block_k, "group": _GROUP}
         grid = (-(-m // c.block_m) * -(-n // c.block_n),)
         return LaunchParameters(grid, {"m": m, "n": n, "k": k, **blocks, **options}, c.num_warps, c.num_stages)
 
@@ -155,8 +158,7 @@ def _forward(
         b,
         b if bias is None else bias,  # the kernel does not read a missing bias, so that b can stand in its place
         out_types=[out_type] * (1 + saving),
-        candidates=candidates(kind, m, n),
-        default=choose(kind, m, n, target()),
+        candidates=[choose(kind, m, n, target()), *candidates(kind, m, n)],
         problem={"dtype": str(a.dtype), "m": size(m), "n": size(n), "k": size(k), **options},
         launch_parameters=launch_parameters,
     )

@@ -25,14 +25,14 @@ def _norm(weight: Maybe, bias: Maybe, eps: float, *, centered: bool) -> Norm:
 
 
 def _refused(x: jax.Array, normalized_shape: Sequence[int], weight: Maybe, bias: Maybe) -> bool:
-    """Return whether the kernels do not apply, for example because they normalize the last dimension only."""
+    """Return whether the kernels refuse the arguments. They normalize the last dimension only."""
     return len(normalized_shape) != 1 or norms.unsupported_reason(x, weight, bias, None) is not None
 
 
 def _refused_by_rms(x: jax.Array, normalized_shape: Sequence[int], weight: Maybe) -> bool:
-    """Return whether the kernels do not apply to an RMS norm.
+    """Return whether the kernels refuse the arguments of an RMS norm.
 
-    If the weight has another dtype than x, torch's result may have another dtype than x. The kernels' result has not.
+    If x and the weight have different dtypes, torch's result may have a third one. The kernels' result has that of x.
     """
     return _refused(x, normalized_shape, weight, None) or (weight is not None and weight.dtype != x.dtype)
 
@@ -152,7 +152,7 @@ def _scaled_rms_norm_backward(
     *,
     node: fx.Node,
 ) -> Any:
-    """Lower the gradient. Unlike the chain of operators in half precision, the kernel does not round in between."""
+    """Lower the gradient. The kernel rounds once, where the operators in half precision round after each step."""
     del node, rounded, apart
     if not _weighed(x, weight) or grad.dtype != x.dtype:
         return NotImplemented

@@ -191,7 +191,7 @@ def _forward(*arrays: jax.Array, norm: Norm) -> list[jax.Array]:
     x, *others = arrays
     groups, group, n = x.shape
     given = iter(others)
-    # The kernel does not read a missing array, so that x can stand in its place.
+    # The kernel does not read a missing array. Its parameter needs some array, so x takes its place.
     residual, weight, bias = (next(given) if there else x for there in (norm.residual, norm.weight, norm.bias))
     rows = groups * group
     tried = candidates_forward(rows, n)
@@ -214,7 +214,6 @@ def _forward(*arrays: jax.Array, norm: Norm) -> list[jax.Array]:
             jax.ShapeDtypeStruct((groups, group, norm.statistics), jnp.float32),
         ],
         candidates=tried,
-        default=tried[0],
         problem={"dtypes": _dtypes(arrays), "rows": size(rows), "n": size(n), "shared": shared, **flags},
         launch_parameters=launch_parameters,
     )
@@ -250,7 +249,6 @@ def _backward(*arrays: jax.Array, norm: Norm, dtypes: Sequence[str]) -> list[jax
             jax.ShapeDtypeStruct((groups, parts, count, n) if count else (1,), jnp.float32),
         ],
         candidates=tried,
-        default=tried[0],
         problem={"dtypes": _dtypes(arrays), "groups": size(groups), "rows": size(group), "n": size(n), **flags},
         launch_parameters=launch_parameters,
     )
@@ -280,7 +278,6 @@ def _row_sums(x: jax.Array, weight: jax.Array, statistics: jax.Array, ct: jax.Ar
         *(x, weight, statistics, ct),
         out_types=[jax.ShapeDtypeStruct((groups, group, 2), jnp.float32)],
         candidates=tried,
-        default=tried[0],
         problem={"dtypes": _dtypes((x, weight)), "rows": size(rows), "n": size(n), "shared": shared, **flags},
         launch_parameters=launch_parameters,
     )

@@ -16,7 +16,7 @@ from jtbridge.kernels._shapes import FLOATS, check_floating, next_power_of_2, un
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
-from .configurations import RopeConfiguration, candidates, default
+from .configurations import RopeConfiguration, candidates
 from .reference import Rotation
 
 # Tokens times d are less than this number, so that places in a table of angles fit into 32 bits.
@@ -169,7 +169,6 @@ def _launched(
     groups, batches = xs[0].shape[:2]
     tokens, d = cos.shape[2:]
     heads = [x.shape[rotation.heads] for x in xs] + [0] * (2 - len(xs))
-    shape = max(heads), tokens, d // 2, rotation.interleaved
     constants = {
         "batches": batches,
         "tokens": tokens,
@@ -195,8 +194,7 @@ def _launched(
         out_types=[
             jax.ShapeDtypeStruct(x.shape if h else (1,), x.dtype) for x, h in zip((xs[0], xs[-1]), heads, strict=True)
         ],
-        candidates=candidates(*shape),
-        default=default(*shape),
+        candidates=candidates(max(heads), tokens, d // 2, rotation.interleaved),
         # The key does not contain `transposed`: the transpose moves the same memory and takes the same configuration.
         problem={
             "dtypes": f"{xs[0].dtype} {cos.dtype} {sin.dtype}",

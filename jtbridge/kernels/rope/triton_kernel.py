@@ -115,7 +115,7 @@ def rope_rotate(
     cos_first, cos_second = _load(cos_ptr + angles, row, inside, half, half_block, interleaved)
     sin_first, sin_second = _load(sin_ptr + angles, row, inside, half, half_block, interleaved)
     if transposed:
-        # The transpose takes the sine of the other half, and turns the other way.
+        # The transpose of the rotation uses the sine of the other half, with the opposite sign.
         kept = sin_first
         sin_first = -sin_second
         sin_second = -kept

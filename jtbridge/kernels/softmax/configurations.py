@@ -31,7 +31,7 @@ def default(rows: int, n: int) -> SoftmaxConfiguration:
 
 
 def candidates(rows: int, n: int) -> list[SoftmaxConfiguration]:
-    """Return the configurations that tuning tries: the default, half and twice its warps, and single rows."""
+    """Return the configurations that tuning tries: the default first, half and twice its warps, and single rows."""
     taken = default(rows, n)
     tried = [
         taken,

@@ -15,7 +15,7 @@ from jtbridge.kernels._shapes import FLOATS, unsupported_dtype
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
-from .configurations import SoftmaxConfiguration, candidates, default
+from .configurations import SoftmaxConfiguration, candidates
 
 
 def unsupported_reason(x: jax.Array) -> str | None:
@@ -115,7 +115,6 @@ def _launched(kernel: Any, x: jax.Array, *more: jax.Array, log: bool) -> list[ja
         *more,
         out_types=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
         candidates=candidates(rows, n),
-        default=default(rows, n),
         problem={"dtype": str(x.dtype), "rows": size(rows), "n": size(n), "log": log},
         launch_parameters=launch_parameters,
     )
