@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
 from ._composite import in_order_of_torch, per_channel, scaled
 
@@ -20,13 +19,6 @@ from ._composite import in_order_of_torch, per_channel, scaled
 def is_refusal(error: Exception) -> bool:
     """Return whether `error` is torch's refusal of running statistics that require a gradient."""
     return "is not differentiable with respect to argument 'running_" in str(error)
-
-
-class DifferentiableStatistics(TorchFunctionMode):
-    """Mode in which batch_norm accepts running statistics that require a gradient."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return _REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
 
 
 def _functional_batch_norm(
@@ -64,7 +56,8 @@ def _native_batch_norm(
     return scaled(out, weight, bias, shape).to(input.dtype), input.new_empty(0), input.new_empty(0)
 
 
-_REPLACEMENTS = {
+# Functions that accept running statistics that require a gradient.
+WITH_DIFFERENTIABLE_STATISTICS = {
     F.batch_norm: _functional_batch_norm,
     torch.batch_norm: in_order_of_torch(_functional_batch_norm),
     torch.native_batch_norm: _native_batch_norm,
@@ -76,6 +69,6 @@ def with_differentiable_statistics(func: Any, args: tuple, kwargs: dict[str, Any
     try:
         return func(*args, **kwargs)
     except RuntimeError as error:
-        if func not in _REPLACEMENTS or not is_refusal(error):
+        if func not in WITH_DIFFERENTIABLE_STATISTICS or not is_refusal(error):
             raise
-        return _REPLACEMENTS[func](*args, **kwargs)
+        return WITH_DIFFERENTIABLE_STATISTICS[func](*args, **kwargs)

@@ -9,25 +9,34 @@ derivative of `logcumsumexp` is NaN wherever its cotangent is 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+
+class ReplacementMode(TorchFunctionMode):
+    """Mode that calls other functions in place of some functions of torch.
+
+    Args:
+        replacements: the function to call for each function of torch.
+    """
+
+    def __init__(self, replacements: Mapping[Callable[..., Any], Callable[..., Any]]):
+        super().__init__()
+        self._replacements = replacements
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return self._replacements.get(func, func)(*args, **(kwargs or {}))
+
+
 # The operators that this file replaces, by the end of their name in a graph.
 FUSED = (
     *("layer_norm", "batch_norm", "group_norm", "_batch_norm_legit", "_batch_norm_with_update"),
     *("_cdist_forward", "logcumsumexp"),
 )
-
-
-class CompositeNorms(TorchFunctionMode):
-    """Mode in which the functions of `_REPLACEMENTS` run as elementary operators."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return _REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
 
 
 def _normalised(x: torch.Tensor, dims: tuple[int, ...], eps: float) -> torch.Tensor:
@@ -156,7 +165,7 @@ def per_channel(input: torch.Tensor) -> tuple[int, ...]:
     return (1, -1, *(1,) * (input.dim() - 2))
 
 
-_REPLACEMENTS = {
+COMPOSITE = {
     F.layer_norm: _layer_norm,
     torch.layer_norm: _layer_norm,
     F.group_norm: _group_norm,
@@ -168,5 +177,5 @@ _REPLACEMENTS = {
     torch.logcumsumexp: _logcumsumexp,
     torch.Tensor.logcumsumexp: _logcumsumexp,
 }
-# The backward of these cannot be differentiated even once, as the double reverse of a forward derivative does.
-WITHOUT_DOUBLE_BACKWARD = {f: _REPLACEMENTS[f] for f in (torch.logcumsumexp, torch.Tensor.logcumsumexp)}
+# Functions whose gradient cannot be differentiated even once, as forward derivatives by two reverse modes do.
+WITHOUT_DOUBLE_BACKWARD = {f: COMPOSITE[f] for f in (torch.logcumsumexp, torch.Tensor.logcumsumexp)}

@@ -13,7 +13,7 @@ from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import DifferentiationError
 
-from ._composite import CompositeNorms
+from ._composite import COMPOSITE, ReplacementMode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Derived(TorchFunction):
 def differentiable_norms(fn: TorchFunction) -> contextlib.AbstractContextManager:
     """Write normalisations out inside the block, if `fn` is a derivative beyond the first."""
     needed = fn.order > 1 and fn.base.traits.autograd.fused_norm is not None
-    return CompositeNorms() if needed else contextlib.nullcontext()
+    return ReplacementMode(COMPOSITE) if needed else contextlib.nullcontext()
 
 
 def refuse_once_differentiable(traced: TracedFunction, order: int) -> None:

@@ -18,6 +18,7 @@ from jtbridge.core.nested_calls import marked
 from jtbridge.core.positions import of_differentiated
 from jtbridge.errors import DifferentiationError
 
+from ._composite import ReplacementMode
 from ._derived import (
     Derived,
     DetachedBackwardError,
@@ -25,7 +26,7 @@ from ._derived import (
     differentiable_norms,
     refuse_once_differentiable,
 )
-from ._padded_embedding import PaddedEmbeddings
+from ._padded_embedding import PADDED
 from ._vjp import Vjp
 
 LARGEST_JACOBIAN = 1 << 24  # elements
@@ -92,7 +93,7 @@ class Jvp(Derived):
 
         of_wrt = of_differentiated(self.fn, self.wrt, self.outs, primals)
         # The locks of modules are taken first: a thread that traces already holds them here.
-        with self.base.locked(), FORWARD_MODE, PaddedEmbeddings():
+        with self.base.locked(), FORWARD_MODE, ReplacementMode(PADDED):
             found = torch.func.jvp(of_wrt, tuple(primals[i] for i in self.wrt), tuple(tangents))[1]
         # Torch returns float64 tangents of a float32 tensor without axes that was multiplied by a number.
         return tuple(
@@ -103,9 +104,9 @@ class Jvp(Derived):
     def by_reverse_mode(self, tensors: Tensors) -> Tensors:
         """Compute the product by two reverse modes, or by the rows of the Jacobian.
 
-        The rows are used if torch fails to differentiate a gradient, or differentiates it to NaN, as that of a norm at
-        zero, or if a gradient may read values that were written over: torch may read others when it differentiates
-        the gradient. In a trace there are no values to find NaN in.
+        The rows are used if torch fails to differentiate the gradient, if its derivative of the gradient is NaN, as for
+        a norm at zero, or if the function may overwrite values that the gradient reads. A trace has no values, so it
+        does not notice NaN.
         """
         hidden = self.base.traits.autograd.writes_unseen
         if hidden is not None:
@@ -204,7 +205,7 @@ class Jvp(Derived):
 
 
 def without_nan(products: Tensors, rows: Tensors) -> Tensors:
-    """Return `products` with the elements of `rows` in place of NaNs; others stay, as a NaN in a row spoils its sum."""
+    """Return `products`, with NaN replaced by the element of `rows`, whose own NaN may come from another element."""
     return tuple(
         torch.where(product.isnan(), row.reshape(product.shape).to(product.dtype), product)
         for product, row in zip(products, rows, strict=True)

@@ -10,14 +10,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
-
-
-class PaddedEmbeddings(TorchFunctionMode):
-    """Mode in which `embedding` leaves out the gradient and the tangent of the row for padding itself."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return PADDED.get(func, func)(*args, **(kwargs or {}))
 
 
 def _functional_embedding(
@@ -39,4 +31,5 @@ def _masked(found: torch.Tensor, indices: torch.Tensor, padding_idx: int) -> tor
     return torch.where((indices == padding_idx).unsqueeze(-1), found.detach(), found)
 
 
+# Functions that leave out the gradient and the tangent of the row for padding themselves.
 PADDED = {F.embedding: _functional_embedding, torch.embedding: _embedding}

@@ -22,7 +22,8 @@ from jtbridge.core.positions import of_differentiated
 from jtbridge.core.second_gradients import as_variable
 from jtbridge.triton import intercepted_launches
 
-from ._batch_statistics import DifferentiableStatistics, is_refusal
+from ._batch_statistics import WITH_DIFFERENTIABLE_STATISTICS, is_refusal
+from ._composite import ReplacementMode
 from ._derived import (
     Derived,
     conjugate,
@@ -95,7 +96,7 @@ class Vjp(Derived):
     def _gradients(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], cts: list[torch.Tensor], again: bool
     ) -> Tensors:
-        """Return the gradients of `outputs` by `inputs`, recorded by autograd if they are differentiated `again`."""
+        """Return the gradients of `outputs` with respect to `inputs`. Autograd records them if `again` is true."""
         refuse_lost_gradients(self.base.name, outputs)
         extra = reentrant_checkpoints(outputs, inputs)
         watched = contextlib.nullcontext()
@@ -124,7 +125,7 @@ class Vjp(Derived):
                 if not is_refusal(error):
                     raise
                 traced.cache.differentiable_statistics = True
-        with DifferentiableStatistics():
+        with ReplacementMode(WITH_DIFFERENTIABLE_STATISTICS):
             return self.fn(*inputs)
 
     def _by_functorch(self, primals: Tensors, cotangents: Sequence[torch.Tensor]) -> Tensors:
