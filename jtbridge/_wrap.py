@@ -298,15 +298,13 @@ def wrap(
 
 
 def as_wrapped(fn: Any) -> Wrapped:
-    """Return a wrapped function, also one under ``jax.jit``, or that of a `JaxModule`; wrap any other callable."""
+    """Return the wrapped function that a callable is, jits, or has as a `JaxModule`; wrap any other callable."""
     inner = fn
     while _is_jitted(inner) and hasattr(inner, "__wrapped__"):
         inner = inner.__wrapped__  # type: ignore[attr-defined]
-    if isinstance(inner, Wrapped) or hasattr(type(inner), "__jtbridge_wrapped__"):
-        fn = inner
-    if hasattr(type(fn), "__jtbridge_wrapped__"):
-        return fn.__jtbridge_wrapped__()
-    return fn if isinstance(fn, Wrapped) else wrap(fn)
+    if hasattr(type(inner), "__jtbridge_wrapped__"):
+        return inner.__jtbridge_wrapped__()
+    return inner if isinstance(inner, Wrapped) else wrap(fn)
 
 
 def _wrapped(fn: Any, options: dict[str, Any]) -> Any:
@@ -319,7 +317,7 @@ def _wrapped(fn: Any, options: dict[str, Any]) -> Any:
 
 
 def _unwrapped(fn: Any) -> Any:
-    """Return the torch function of a wrapped function, whose options no longer count; any other function as it is."""
+    """Return the torch function under a wrapped function, without its options; other functions unchanged."""
     if isinstance(fn, types.MethodType) and isinstance(fn.__func__, Wrapped):
         fn = functools.partial(fn.__func__, fn.__self__)
     while isinstance(fn, Wrapped):

@@ -47,18 +47,15 @@ def _lossy_view(node: fx.Node) -> str | None:
     current: fx.Node | None = node
     while current is not None:
         value = current.meta.get("val")
-        if isinstance(value, torch.Tensor) and may_overlap(value):
-            return f"`{current.target}`, whose elements share memory"
-        if current.target is torch.ops.aten.unfold.default and _leaves_elements_out(current):
-            return f"`{current.target}`, whose windows leave out elements of the tensor"
+        if isinstance(value, torch.Tensor):
+            if may_overlap(value):
+                return f"`{current.target}`, whose elements share memory"
+            # The windows do not overlap, so they have each element at most once.
+            is_unfold = current.target is torch.ops.aten.unfold.default
+            if is_unfold and value.numel() < current.all_input_nodes[0].meta["val"].numel():
+                return f"`{current.target}`, whose windows leave out elements of the tensor"
         current = _viewed(current)
     return None
-
-
-def _leaves_elements_out(unfold: fx.Node) -> bool:
-    """Return whether the windows of `unfold`, which do not overlap, hold fewer elements than the tensor."""
-    whole = cast(fx.Node, unfold.args[0]).meta["val"]
-    return unfold.meta["val"].numel() < whole.numel()
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:

@@ -29,7 +29,8 @@ def probe_vmap(fn: Vmap) -> None:
     if seed is not None and fn.dims[seed] is not None:
         traced.cache.sequential.add(fn)  # every row draws with a key of its own: no batched form could
         return
-    reason = traced.traits.untraceable or _known_wrong(traced) or traced.guarded(lambda: _vmap_fails(fn))
+    wrong = traced.traits.unbatchable and f"its result for {traced.traits.unbatchable} is known to be wrong"
+    reason = traced.traits.untraceable or wrong or traced.guarded(lambda: _vmap_fails(fn))
     if reason is None:
         return
     if SEQUENTIAL not in traced.notices:
@@ -41,11 +42,6 @@ def probe_vmap(fn: Vmap) -> None:
             SequentialVmapWarning,
         )
     traced.cache.sequential.add(fn)
-
-
-def _known_wrong(traced: TracedFunction) -> str | None:
-    operator = traced.traits.unbatchable
-    return None if operator is None else f"its result for {operator} is known to be wrong"
 
 
 def _vmap_fails(fn: Vmap) -> str | None:
@@ -81,7 +77,7 @@ def check_differentiable(fn: TorchFunction, wrt: tuple[int, ...], *, again: bool
     ):
         refuse_once_differentiable(traced, fn.order + 1)
         return
-    # If torch cannot trace the derivative by all inputs, or has none by one of them, each input is examined alone.
+    # If torch cannot trace the derivative with respect to all inputs at once, each input is examined alone.
     if not _try_to_examine(traced, wrt):
         for i in wrt:
             _try_to_examine(traced, (i,))
@@ -125,7 +121,12 @@ def _examine_graph(traced: TracedFunction, wrt: tuple[int, ...]) -> None:
 
 
 def _innermost(fn: TorchFunction, wrt: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the inputs of the user's function by which a derivative of `fn` differentiates it."""
+    """Return the inputs that are differentiated, as positions in the arguments of the user's function.
+
+    Args:
+        fn: the user's function, or a derivative or a batch of it.
+        wrt: the differentiated inputs of `fn`, if it is the user's function or a batch of it.
+    """
     while isinstance(fn, Vjp | Jvp | Vmap):
         wrt = wrt if isinstance(fn, Vmap) else fn.wrt
         fn = fn.fn

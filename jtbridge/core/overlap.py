@@ -46,9 +46,11 @@ def overlapping_write(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> st
         return "it writes to a tensor whose elements share memory, as those of `expand` and `unfold` do"
     if not written or fn in _WRITE_TO_A_COPY:
         return None
-    by_element = _is_by_element(fn)
+    name = schema_of(fn).name.partition("::")[2]
+    by_element = torch.Tag.pointwise in fn.tags or fn in _BY_ELEMENT or name.startswith(("_foreach_", "_fused_"))
     # `torch.addmm(x, y, z, out=x)` is `x.addmm_(y, z)`, which torch defines.
-    is_in_place = _has_in_place_form(fn) and isinstance(args[0], torch.Tensor) and _is_same(args[0], written[0])
+    has_in_place_form = overload_name(fn).endswith("out") and hasattr(_aten, f"{name}_")
+    is_in_place = has_in_place_form and isinstance(args[0], torch.Tensor) and _is_same(args[0], written[0])
     leaves = [leaf for leaf in jax.tree.leaves((args[is_in_place:], kwargs)) if isinstance(leaf, torch.Tensor)]
     for tensor in written:
         read = [t for t in leaves if t.layout is torch.strided and storage_id(t) == storage_id(tensor)]
@@ -58,18 +60,8 @@ def overlapping_write(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> st
     return None
 
 
-def _is_by_element(fn: OpOverload) -> bool:
-    name = schema_of(fn).name.partition("::")[2]
-    return torch.Tag.pointwise in fn.tags or fn in _BY_ELEMENT or name.startswith(("_foreach_", "_fused_"))
-
-
-def _has_in_place_form(fn: OpOverload) -> bool:
-    """Return whether an operator with `out=` may write to its first argument."""
-    return overload_name(fn).endswith("out") and hasattr(_aten, schema_of(fn).name.partition("::")[2] + "_")
-
-
 def may_overlap(tensor: torch.Tensor, *, ignoring_expanded: bool = False) -> bool:
-    """Return whether elements of a tensor may share memory. False is certain.
+    """Return whether elements of a tensor may share memory. If the result is False, they do not.
 
     With `ignoring_expanded`, elements along expanded dimensions, whose stride is 0, do not count.
     """
@@ -98,7 +90,7 @@ def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def shares_other_elements(written: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether tensors of one storage share elements at different positions of the two."""
+    """Return whether two tensors of one storage share an element that has different positions in them."""
     if _place(written) == _place(other) or not other.numel():
         return False
     if written.itemsize != other.itemsize:

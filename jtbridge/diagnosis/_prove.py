@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from jtbridge.errors import BackendError
 from jtbridge.kernels import _proofs
 
 from ._children import ChildOutcome, Process, Runner
+from ._machine import cores
 from ._report import FAILURE, OK, WARNING, Finding
 
 # JAX takes memory as it needs it: the process that asks for the proof may hold most of the GPU's.
@@ -140,7 +140,7 @@ def _run(groups: Sequence[list[str]], timeout: float) -> tuple[dict[str, Any], d
     runner = Runner(PROCESS, timeout, stop)
     results: dict[str, Any] = {}
     ends: dict[str, ChildOutcome] = {}
-    with ThreadPoolExecutor(min(_cores(), _MOST_CHILDREN)) as pool:
+    with ThreadPoolExecutor(min(cores(), _MOST_CHILDREN)) as pool:
         pending = [pool.submit(runner.run, group) for group in groups]
         try:
             for group, future in zip(groups, pending, strict=True):
@@ -159,11 +159,6 @@ def _run(groups: Sequence[list[str]], timeout: float) -> tuple[dict[str, Any], d
         ends = {key: end for key, end in ends.items() if key not in failed}
         ends |= {key or f"{_folder_of(failed[-1])}:": outcome for key, outcome in ended.items()}
     return results, ends
-
-
-def _cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _folder_of(key: str) -> str:

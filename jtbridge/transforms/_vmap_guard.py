@@ -52,13 +52,13 @@ _OF_GRAPH = frozenset({"grad", "backward"})
 class VmapGuard(TorchFunctionMode):
     """Mode that raises where torch.vmap would be wrong, so that the rows of the batch run one after another.
 
-    A result that is a view of its argument for one row may be a copy for a batch, and the other way round. The values
-    differ once the argument or the result is written to while the other one is in use:
+    An operator may return a view of its argument for one row and a copy for a batch, or a copy for one row and a view
+    for a batch. The values differ once the argument or the result is written to while the other one is in use:
 
     - ``x[i]`` is a view of `x` for a tensor of one integer, and a copy if the integer differs between the rows.
-    - Whether ``x.reshape(...)`` is a view depends on the strides of `x`, and many operators give a batch other strides
-      than a row. The strides are known to be the same for contiguous arguments with the batch axis first, and for
-      contiguous copies of such arguments, and contiguous tensors made like them.
+    - ``x.reshape(...)`` is a view for some strides of `x` and a copy for others, and many operators give a batch other
+      strides than a row. The strides are known to be the same for contiguous arguments with the batch axis first, for
+      contiguous copies of these, and for contiguous tensors that are made like them.
 
     A function may also read the strides of `x`, whether it is a view, or its text. The strides are taken for those of a
     row if they are those of a contiguous tensor. The other answers are those for the batch.
@@ -142,7 +142,8 @@ class VmapGuard(TorchFunctionMode):
             )
             self._check_write([kwargs.get("out"), written], [args[1:], kwargs])
         elif kind == "statistics":
-            if not all(map(_is_one_block, _tensors([args[1:], kwargs]))):
+            statistics = _tensors([args[1:], kwargs])
+            if not all(x.is_contiguous() and innermost(x).is_contiguous() for x in statistics):
                 raise NotImplementedError(f"{func.__name__} writes to a copy of the running statistics")
         elif kind is not None and args and isinstance(args[0], torch.Tensor):
             return self._call(kind, func, args, kwargs)
@@ -205,7 +206,7 @@ class VmapGuard(TorchFunctionMode):
         for tensor in _strided_tensors(written):
             storage = storage_id(tensor)
             if self._strides_were_read or any(pair.is_seen_in_both(storage) for pair in self._pairs):
-                raise NotImplementedError("torch.vmap may take a copy for a view, or a view for a copy, and writes")
+                raise NotImplementedError("it writes to memory that a row may share otherwise than the batch")
             if any(storage_id(other) == storage and shares_other_elements(tensor, other) for other in tensors):
                 raise NotImplementedError("it writes to memory that it reads as other elements")
 
@@ -246,11 +247,6 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 def _strided_tensors(tree: Any) -> list[torch.Tensor]:
     """Return the tensors of a tree as they lie in memory, with the batch axis."""
     return [leaf for leaf in map(innermost, _tensors(tree)) if leaf.layout is torch.strided]
-
-
-def _is_one_block(x: torch.Tensor) -> bool:
-    """Return whether the rows of a tensor follow one another in memory, each of them contiguous."""
-    return x.is_contiguous() and innermost(x).is_contiguous()
 
 
 def _has_several_dtypes(operands: Sequence[Any]) -> bool:

@@ -44,11 +44,11 @@ def with_regions(module: fx.GraphModule) -> fx.GraphModule:
     submodules: dict[str, fx.GraphModule] = {}
     copies: dict[fx.Node, fx.Node] = {}
     for part in _parts(nodes):
-        if not any(map(_needs_torch, part)):
+        inputs, results = _border(part)
+        if not any(map(is_data_dependent, (*inputs, *part))):
             for node in part:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
             continue
-        inputs, results = _border(part)
         reason = _ineligible_reason(part, inputs, results)
         if reason is not None:
             raise TranslationError(f"{_reason(_first(part))}, and torch cannot run this part alone: {reason}")
@@ -111,12 +111,8 @@ def _reason(first: fx.Node) -> str:
     return f"the shape of a result of {place} depends on data, and XLA has fixed shapes alone"
 
 
-def _needs_torch(node: fx.Node) -> bool:
-    return is_data_dependent(node) or any(map(is_data_dependent, node.all_input_nodes))
-
-
 def _first(nodes: Sequence[fx.Node]) -> fx.Node:
-    """Return the first node of a region whose value is the first that depends on data."""
+    """Return the first node whose value has a size that depends on data, or is such a number."""
     return next(node for node in nodes if is_data_dependent(node))
 
 

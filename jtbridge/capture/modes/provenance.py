@@ -81,7 +81,8 @@ class ProvenanceMode(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         notes = self._notes()
         if torch.Tag.nondeterministic_seeded in func.tags:
-            notes["draw"] = (self._draw(),)
+            # A recomputation has the number of the draw in the forward.
+            notes["draw"] = (self._draws.setdefault(random_numbers.next_draw(), len(self._draws)),)
         if self._oracle is not None and (answer := self._oracle.answer(func, args)) is not NotImplemented:
             return answer
         if func is _LAUNCH:
@@ -95,14 +96,10 @@ class ProvenanceMode(TorchDispatchMode):
         return out
 
     def _notes(self) -> dict[str, Any]:
-        """Return the origin of an operator; in the backward, that of the operator whose gradient it computes."""
+        """Return the origin of an operator. In the backward it is the origin of the differentiated operator."""
         step, backward = autograd_place()
         if backward:
             return {**self._steps.get(step, {"module": "", "line": ""}), "backward": True}
         notes = {"module": self._modules.current, "line": user_line()}
         self._steps.setdefault(step, notes)  # all operators of a step have the origin of its first one
         return dict(notes)
-
-    def _draw(self) -> int:
-        """Return the number of this draw; in a recomputation, the number of the draw in the forward."""
-        return self._draws.setdefault(random_numbers.next_draw(), len(self._draws))

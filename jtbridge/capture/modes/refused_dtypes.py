@@ -1,8 +1,8 @@
 """Refusal of dtypes that torch refuses when it computes, and accepts on fake tensors.
 
-``torch.mm`` of float32 and bfloat16 raises in torch. On fake tensors it has a result, and so has a translation to JAX,
-which promotes. Kernels check dtypes in their own code, so no schema tells them. The operator itself is run on small
-tensors of zeros and ones, and tells.
+``torch.mm`` of float32 and bfloat16 raises in torch. On fake tensors it has a result, and its translation to JAX
+promotes the dtypes. Kernels check dtypes in their own code, and no schema describes these checks. So each operator is
+run on small tensors of zeros and ones, to see whether it raises.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NO_KERNEL = re.compile(r"not implemented for|[Nn]ot supported|doesn't support")
 
 
 class DtypeChecks:
-    """Runs the operators of a trace for the dtypes of their arguments. Equal calls are run once."""
+    """Checks by small runs whether torch accepts the dtypes of the operators of a trace. Equal calls are run once."""
 
     def __init__(self) -> None:
         self._passed: set[Any] = set()
@@ -141,7 +141,8 @@ def _small_call(func: OpOverload, leaves: Sequence[Any], tree: Any, out: Any) ->
 def _refusal(call: _Call, dtypes: tuple[torch.dtype, ...]) -> Exception | None:
     """Return the exception of torch if it refuses the dtypes; None if it accepts them, or may refuse the values."""
     error = call.error(dtypes)
-    if error is None or _is_of_division(error) or call.error(dtypes, _one_unless_index) is None:
+    # Integers cannot be divided by zero: `call.error` runs the operator on zeros.
+    if error is None or "ZeroDivisionError" in str(error) or call.error(dtypes, _one_unless_index) is None:
         return None
     if all(call.error(other) is not None for other in _others(dtypes)):
         return None
@@ -193,11 +194,6 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     if dtype.is_floating_point and dtype.itemsize < 4:
         return torch.float32
     return torch.int64 if dtype in (torch.uint16, torch.uint32, torch.uint64) else dtype
-
-
-def _is_of_division(error: Exception) -> bool:
-    """Return whether an operator divided integers by zero. It divides floats by zero without an exception."""
-    return "ZeroDivisionError" in str(error)
 
 
 def _others(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[torch.dtype, ...]]:

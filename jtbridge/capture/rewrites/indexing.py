@@ -152,7 +152,7 @@ def _set(x: torch.Tensor, index: Any, value: Any) -> Any:
         return NotImplemented
     views = _WATCHING.stack[-1] if _WATCHING.stack else None
     copy = None if views is None else views.assign(x, index, value)
-    # Copy the slice at the places out of `x`, dimension by dimension, write to the copy, and put it back.
+    # Select the written slice of `x`, dimension by dimension, write to this copy, and copy it back into `x`.
     parts = [x]
     for dim, place in places:
         parts.append(parts[-1].index_select(dim, place))
@@ -172,7 +172,8 @@ def _places(x: torch.Tensor, index: Any) -> list[tuple[int, torch.Tensor]]:
     parts = index if isinstance(index, tuple) else (index,)
     if not any(map(_is_number, parts)):
         return []
-    after = sum(_dimensions(part) for part in parts[_ellipsis(parts) + 1 :])
+    ellipsis = next((i for i, part in enumerate(parts) if part is Ellipsis), len(parts))
+    after = sum(map(_dimensions, parts[ellipsis + 1 :]))
     dim, places = 0, []
     for part in parts:
         if part is Ellipsis:
@@ -182,11 +183,6 @@ def _places(x: torch.Tensor, index: Any) -> list[tuple[int, torch.Tensor]]:
             places.append((dim, torch.where(part < 0, part + size, part).reshape(1)))
         dim += _dimensions(part)
     return places
-
-
-def _ellipsis(parts: tuple[Any, ...]) -> int:
-    """Return the position of the ellipsis in an index; the last position of an index without an ellipsis."""
-    return next((i for i, part in enumerate(parts) if part is Ellipsis), len(parts) - 1)
 
 
 def _dimensions(part: Any) -> int:

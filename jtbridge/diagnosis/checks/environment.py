@@ -11,7 +11,7 @@ import torch
 
 from jtbridge.diagnosis._checks import Check
 from jtbridge.diagnosis._child import first_lines
-from jtbridge.diagnosis._machine import nvidia_driver
+from jtbridge.diagnosis._machine import cores, nvidia_driver
 from jtbridge.diagnosis._report import FAILURE, NOTE, OK, WARNING, Finding
 
 
@@ -63,14 +63,13 @@ def memory() -> Sequence[Finding]:
 
 
 def _threads() -> Sequence[Finding]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = torch.get_num_threads()
+    count, threads = cores(), torch.get_num_threads()
     asked = os.environ.get("OMP_NUM_THREADS")
-    text = f"{cores} cores; torch uses {threads} threads (OMP_NUM_THREADS={asked or 'not set'}), XLA one for each core"
-    if threads > cores:
-        fix = f"Set OMP_NUM_THREADS={cores}, or call torch.set_num_threads({cores})."
+    text = f"{count} cores; torch uses {threads} threads (OMP_NUM_THREADS={asked or 'not set'}), XLA one for each core"
+    if threads > count:
+        fix = f"Set OMP_NUM_THREADS={count}, or call torch.set_num_threads({count})."
         return [Finding("threads", "torch and XLA", WARNING, f"{text}: more threads than cores", fix)]
-    if threads == 1 < cores:
+    if threads == 1 < count:
         return [Finding("threads", "torch and XLA", NOTE, f"{text}: called functions use one core")]
     return [Finding("threads", "torch and XLA", OK, text)]
 
