@@ -376,6 +376,6 @@ class StateBeforeRun:
         """Raise if state changed since the snapshot: the failed run before the snapshot then changed this state too."""
         if changed := self.changed():
             raise MutationError(
-                f"`{self._name}` could not be batched by torch.vmap this time, and changed {changed} once in the "
-                "attempt and then in every row. Call it for each row in a loop."
+                f"`{self._name}` cannot be batched by torch.vmap, and changed {changed} once in the attempt and again "
+                "in every row. Call it for each row in a loop."
             )

@@ -45,7 +45,7 @@ class Kind(NamedTuple):
     write: Callable[[Any, Any], None]
     compare: Callable[[Any, Any], Iterator[tuple[str, Any, Any, Any]]]  # yields step, key, before, after
     # A fast test whether an object certainly still has the saved contents, as nearly all objects do.
-    is_unchanged: Callable[[Any, Any], bool] = lambda thing, contents: False
+    is_unchanged: Callable[[Any, Any], bool] = lambda obj, contents: False
 
 
 @functools.lru_cache(maxsize=1024)
@@ -77,17 +77,17 @@ def _compare_items(step: str) -> Callable[[dict, dict], Iterator[tuple[str, Any,
     return compare
 
 
-def _has_items(thing: dict, contents: dict) -> bool:
+def _has_items(obj: dict, contents: dict) -> bool:
     """Return whether a dict has the same objects as another one, in the same order."""
     return (
-        dict.__len__(thing) == len(contents)  # a subclass may compute its length
-        and all(map(operator.is_, dict.values(thing), dict.values(contents)))
-        and all(map(operator.is_, dict.keys(thing), dict.keys(contents)))
+        dict.__len__(obj) == len(contents)  # a subclass may compute its length
+        and all(map(operator.is_, dict.values(obj), dict.values(contents)))
+        and all(map(operator.is_, dict.keys(obj), dict.keys(contents)))
     )
 
 
-def _has_elements(thing: Sequence[Any], contents: Sequence[Any]) -> bool:
-    return len(thing) == len(contents) and all(map(operator.is_, thing, contents))
+def _has_elements(obj: Sequence[Any], contents: Sequence[Any]) -> bool:
+    return len(obj) == len(contents) and all(map(operator.is_, obj, contents))
 
 
 def _compare_sequence(before: Sequence[Any], after: Sequence[Any]) -> Iterator[tuple[str, Any, Any, Any]]:
@@ -124,58 +124,58 @@ def _compare_sets(before: set, after: set) -> Iterator[tuple[str, Any, Any, Any]
         yield "", None, before, after
 
 
-def kind_of_dict(thing: dict) -> Kind:
-    return _ORDERED if isinstance(thing, collections.OrderedDict) else _DICT
+def kind_of_dict(obj: dict) -> Kind:
+    return _ORDERED if isinstance(obj, collections.OrderedDict) else _DICT
 
 
 def _write_dict(base: type) -> Callable[[dict, dict], None]:
-    def write(thing: dict, contents: dict) -> None:
-        base.clear(thing)  # type: ignore[attr-defined]
+    def write(obj: dict, contents: dict) -> None:
+        base.clear(obj)  # type: ignore[attr-defined]
         for key, value in contents.items():
-            base.__setitem__(thing, key, value)  # type: ignore[attr-defined]
+            base.__setitem__(obj, key, value)  # type: ignore[attr-defined]
 
     return write
 
 
-def _write_deque(thing: collections.deque, contents: list[Any]) -> None:
-    thing.clear()
-    thing.extend(contents)
+def _write_deque(obj: collections.deque, contents: list[Any]) -> None:
+    obj.clear()
+    obj.extend(contents)
 
 
-def _write_set(thing: set, contents: set) -> None:
-    set.clear(thing)
-    set.update(thing, contents)
+def _write_set(obj: set, contents: set) -> None:
+    set.clear(obj)
+    set.update(obj, contents)
 
 
-def _write_bytes(thing: bytearray, contents: bytes) -> None:
-    thing[:] = contents
+def _write_bytes(obj: bytearray, contents: bytes) -> None:
+    obj[:] = contents
 
 
-def has_memory(thing: Any) -> bool:
+def has_memory(obj: Any) -> bool:
     """Return whether other objects may write to the memory of an object, as that of an array of `array` or `ctypes`."""
     try:
-        with memoryview(thing) as memory:
+        with memoryview(obj) as memory:
             return not memory.readonly and memory.c_contiguous
     except (TypeError, ValueError, BufferError):  # it has no memory, or no longer
         return False
 
 
-def _read_memory(thing: Any) -> bytes:
-    with memoryview(thing) as memory:
+def _read_memory(obj: Any) -> bytes:
+    with memoryview(obj) as memory:
         return memory.tobytes()
 
 
-def _write_memory(thing: Any, contents: bytes) -> None:
-    if isinstance(thing, array.array):  # it may have another length now
-        del thing[:]
-        thing.frombytes(contents)
+def _write_memory(obj: Any, contents: bytes) -> None:
+    if isinstance(obj, array.array):  # it may have another length now
+        del obj[:]
+        obj.frombytes(contents)
         return
-    with memoryview(thing) as memory, memory.cast("B") as elements:
+    with memoryview(obj) as memory, memory.cast("B") as elements:
         elements[:] = contents
 
 
-def _write_array(thing: np.ndarray, contents: np.ndarray) -> None:
-    thing[...] = contents
+def _write_array(obj: np.ndarray, contents: np.ndarray) -> None:
+    obj[...] = contents
 
 
 def _write_cell(cell: types.CellType, contents: Any) -> None:
@@ -185,13 +185,13 @@ def _write_cell(cell: types.CellType, contents: Any) -> None:
         cell.cell_contents = contents
 
 
-def _read_globals(thing: tuple[dict[str, Any], set[str]]) -> dict[str, Any]:
-    scope, names = thing
+def _read_globals(obj: tuple[dict[str, Any], set[str]]) -> dict[str, Any]:
+    scope, names = obj
     return {name: scope[name] for name in names if name in scope}
 
 
-def _write_globals(thing: tuple[dict[str, Any], set[str]], contents: dict[str, Any]) -> None:
-    scope, names = thing
+def _write_globals(obj: tuple[dict[str, Any], set[str]], contents: dict[str, Any]) -> None:
+    scope, names = obj
     for name in names:
         if name in contents:
             scope[name] = contents[name]
@@ -239,16 +239,16 @@ def _write_partial(partial: functools.partial, contents: dict[str, Any]) -> None
     partial.__setstate__((contents["func"], contents["args"], contents["keywords"], vars(partial)))  # type: ignore[attr-defined]
 
 
-def _read_slots(thing: Any) -> dict[str, Any]:
-    return {name: getattr(thing, name) for name in slots(type(thing)) if hasattr(thing, name)}
+def _read_slots(obj: Any) -> dict[str, Any]:
+    return {name: getattr(obj, name) for name in slots(type(obj)) if hasattr(obj, name)}
 
 
-def _write_slots(thing: Any, contents: dict[str, Any]) -> None:
-    for name in slots(type(thing)):
+def _write_slots(obj: Any, contents: dict[str, Any]) -> None:
+    for name in slots(type(obj)):
         if name in contents:
-            object.__setattr__(thing, name, contents[name])
-        elif hasattr(thing, name):
-            object.__delattr__(thing, name)
+            object.__setattr__(obj, name, contents[name])
+        elif hasattr(obj, name):
+            object.__delattr__(obj, name)
 
 
 def _read_tensor(tensor: torch.Tensor) -> tuple:
@@ -308,7 +308,8 @@ def _write_tensor(tensor: torch.Tensor, contents: tuple) -> None:
 def _module_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     """Return the attributes of a module, except the attributes that torch computes in each call.
 
-    Torch's old weight_norm and spectral_norm compute weights in each call, and a recurrent module lists of its weights.
+    Torch's old `weight_norm` and `spectral_norm` compute a weight in each call, and a recurrent module builds lists of
+    its weights.
     """
     derived = derived_names(attributes)
     return {name: value for name, value in attributes.items() if name not in derived} if derived else dict(attributes)
@@ -345,14 +346,14 @@ NO_DISPATCH = torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 CONTAINERS = (dict, collections.OrderedDict, set)
 _DICT = Kind(dict.copy, _write_dict(dict), _compare_items("item"), _has_items)
 _ORDERED = Kind(
-    lambda thing: dict(collections.OrderedDict.items(thing)),
+    lambda obj: dict(collections.OrderedDict.items(obj)),
     _write_dict(collections.OrderedDict),
     _compare_items("item"),
-    lambda thing, contents: _has_items(dict(collections.OrderedDict.items(thing)), contents),
+    lambda obj, contents: _has_items(dict(collections.OrderedDict.items(obj)), contents),
 )
 LIST = Kind(
-    lambda thing: thing[:],
-    lambda thing, contents: list.__setitem__(thing, slice(None), contents),
+    lambda obj: obj[:],
+    lambda obj, contents: list.__setitem__(obj, slice(None), contents),
     _compare_sequence,
     _has_elements,
 )
@@ -371,39 +372,37 @@ MODULE = Kind(_module_attributes, _write_module, _compare_items("attribute"), _h
 TENSOR = Kind(_read_tensor, _write_tensor, _compare_tensors, _has_memory)
 SMALL_TENSOR = Kind(lambda t: (*_read_tensor(t), t.detach().clone()), _write_tensor, _compare_tensors)
 DENSE_TENSOR = Kind(lambda t: (*_read_tensor(t), _bytes_of(t)), _write_tensor, _compare_tensors, _has_bytes)
-CONTEXT_VARIABLE = Kind(lambda thing: thing.get(MISSING), _write_context_variable, _compare_value)
+CONTEXT_VARIABLE = Kind(lambda obj: obj.get(MISSING), _write_context_variable, _compare_value)
 FUNCTION = Kind(_read_function, _write_function, _compare_items("attribute"), _has_code)
 PARTIAL = Kind(_read_partial, _write_partial, _compare_items("attribute"))
-# The dict behind a view is written where it is reached itself.
-VIEW_OF_DICT = Kind(dict, lambda thing, contents: None, _compare_items("item"))
+# Writing to a view restores nothing: the dict behind it is restored if the function reaches the dict itself.
+VIEW_OF_DICT = Kind(dict, lambda obj, contents: None, _compare_items("item"))
 ENVIRONMENT = Kind(dict, _write_variables, _compare_items("item"))
-_PYTHON_GENERATOR = Kind(lambda thing: thing.getstate(), lambda thing, state: thing.setstate(state), _compare_value)
-_NUMPY_STATE = Kind(
-    lambda thing: thing.get_state(legacy=False), lambda thing, state: thing.set_state(state), _compare_value
-)
+_PYTHON_GENERATOR = Kind(lambda obj: obj.getstate(), lambda obj, state: obj.setstate(state), _compare_value)
+_NUMPY_STATE = Kind(lambda obj: obj.get_state(legacy=False), lambda obj, state: obj.set_state(state), _compare_value)
 _NUMPY_GENERATOR = Kind(
-    lambda thing: thing.bit_generator.state,
-    lambda thing, state: setattr(thing.bit_generator, "state", state),
+    lambda obj: obj.bit_generator.state,
+    lambda obj, state: setattr(obj.bit_generator, "state", state),
     _compare_value,
 )
-_NUMPY_BITS = Kind(lambda thing: thing.state, lambda thing, state: setattr(thing, "state", state), _compare_value)
+_NUMPY_BITS = Kind(lambda obj: obj.state, lambda obj, state: setattr(obj, "state", state), _compare_value)
 # Numpy offers no way to set the number of seeds that were made.
-_NUMPY_SEEDS = Kind(lambda thing: thing.n_children_spawned, lambda thing, number: None, _compare_value)
-_TORCH_GENERATOR = Kind(lambda thing: thing.get_state(), lambda thing, state: thing.set_state(state), _compare_value)
+_NUMPY_SEEDS = Kind(lambda obj: obj.n_children_spawned, lambda obj, number: None, _compare_value)
+_TORCH_GENERATOR = Kind(lambda obj: obj.get_state(), lambda obj, state: obj.set_state(state), _compare_value)
 
 
-def generator_kind(thing: Any) -> Kind | None:
+def generator_kind(obj: Any) -> Kind | None:
     """Return how to save the state of a random generator; None for global generators, which other threads share."""
-    if isinstance(thing, random.Random) and not isinstance(thing, random.SystemRandom) and thing is not GLOBAL_RANDOM:
+    if isinstance(obj, random.Random) and not isinstance(obj, random.SystemRandom) and obj is not GLOBAL_RANDOM:
         return _PYTHON_GENERATOR
-    if isinstance(thing, np.random.RandomState) and thing is not GLOBAL_NUMPY_RANDOM:
+    if isinstance(obj, np.random.RandomState) and obj is not GLOBAL_NUMPY_RANDOM:
         return _NUMPY_STATE
-    if isinstance(thing, np.random.Generator):
+    if isinstance(obj, np.random.Generator):
         return _NUMPY_GENERATOR
-    if isinstance(thing, np.random.BitGenerator):
+    if isinstance(obj, np.random.BitGenerator):
         return _NUMPY_BITS
-    if isinstance(thing, np.random.SeedSequence):
+    if isinstance(obj, np.random.SeedSequence):
         return _NUMPY_SEEDS
-    if isinstance(thing, torch.Generator) and thing is not torch.default_generator:
+    if isinstance(obj, torch.Generator) and obj is not torch.default_generator:
         return _TORCH_GENERATOR
     return None

@@ -78,7 +78,7 @@ class ReachableState:
     def tensors(self) -> Iterator[tuple[torch.Tensor, Path]]:
         """Return the tensors in the snapshot, each with its path."""
         kinds = (TENSOR, SMALL_TENSOR, DENSE_TENSOR)
-        return ((record.thing, record.path) for record in self._saved.records if record.kind in kinds)
+        return ((record.obj, record.path) for record in self._saved.records if record.kind in kinds)
 
     def restore(self) -> None:
         """Restore the state, except Python generators that were advanced and iterators that cannot be copied."""
@@ -87,13 +87,13 @@ class ReachableState:
             for record in self._all_records():
                 wanted = _replaced(record.contents, fresh) if fresh else record.contents
                 if wanted is not record.contents or record.is_changed():
-                    record.kind.write(record.thing, wanted)
+                    record.kind.write(record.obj, wanted)
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Restore the saved state inside the block, and the present state after the block."""
         now = self.changed_part()
-        now._saved.records = [record._replace(contents=record.kind.read(record.thing)) for record in now._saved.records]
+        now._saved.records = [record._replace(contents=record.kind.read(record.obj)) for record in now._saved.records]
         now._saved.positions = []
         self.restore()
         try:

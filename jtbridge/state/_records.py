@@ -41,16 +41,16 @@ class Path(NamedTuple):
 class Record(NamedTuple):
     """An object and its contents when the state was saved."""
 
-    thing: Any
+    obj: Any
     kind: Kind
     contents: Any
     path: Path
 
     def differences(self) -> Iterator[tuple[str, Any, Any, Any]]:
         """Return the differences between the saved and the present contents, each as step, key, before, after."""
-        if self.kind.is_unchanged(self.thing, self.contents):
+        if self.kind.is_unchanged(self.obj, self.contents):
             return iter(())
-        return self.kind.compare(self.contents, self.kind.read(self.thing))
+        return self.kind.compare(self.contents, self.kind.read(self.obj))
 
     def is_changed(self) -> bool:
         return any(True for _ in self.differences())

@@ -4,7 +4,8 @@ A function reaches its closures, its default arguments, the globals that its cod
 object that a method belongs to; and from there attributes, items of containers, methods and class attributes. Functions
 and objects of torch, JAX, NumPy and the standard library are not followed, except modules, optimizers, generators,
 containers, and objects with memory such as `array.array`. Weak references are not followed either, because a snapshot
-would keep their objects alive. State outside Python objects (of a C extension, of a file) and the contents of ``functools.cache`` are not seen.
+would keep their objects alive. State outside Python objects (of a C extension, of a file) and the contents of
+``functools.cache`` are not seen.
 """
 
 from __future__ import annotations
@@ -130,36 +131,36 @@ class StateWalk:
             for scope, names in self._scopes.values():
                 self._record((scope, names), GLOBALS, Path(None, "global", ""))
 
-    def _visit(self, thing: Any, path: Path) -> None:
-        if id(thing) in self._seen:
+    def _visit(self, obj: Any, path: Path) -> None:
+        if id(obj) in self._seen:
             return
-        self._seen[id(thing)] = thing
-        if isinstance(thing, types.BuiltinFunctionType | types.MethodType):
-            self.may_draw |= thing.__self__ is GLOBAL_RANDOM or thing.__self__ is GLOBAL_NUMPY_RANDOM
-        cls = type(thing)
+        self._seen[id(obj)] = obj
+        if isinstance(obj, types.BuiltinFunctionType | types.MethodType):
+            self.may_draw |= obj.__self__ is GLOBAL_RANDOM or obj.__self__ is GLOBAL_NUMPY_RANDOM
+        cls = type(obj)
         if cls not in self._visitors:
-            self._visitors[cls] = self._visitor(thing)
-        self._visitors[cls](thing, path)
+            self._visitors[cls] = self._visitor(obj)
+        self._visitors[cls](obj, path)
 
-    def _visitor(self, thing: Any) -> Callable[[Any, Path], None]:
-        """Return the method that visits objects of the type of `thing`."""
-        if isinstance(thing, types.BuiltinMethodType | types.MethodWrapperType):
+    def _visitor(self, obj: Any) -> Callable[[Any, Path], None]:
+        """Return the method that visits objects of the type of `obj`."""
+        if isinstance(obj, types.BuiltinMethodType | types.MethodWrapperType):
             return self._method_in_c
-        if isinstance(thing, VALUES):
+        if isinstance(obj, VALUES):
             return _pass_by
-        if isinstance(thing, torch.Tensor):
+        if isinstance(obj, torch.Tensor):
             # A subclass that dispatches in Python has no memory of its own to compare.
-            is_plain = type(thing).__torch_dispatch__ is NO_DISPATCH  # type: ignore[attr-defined]
+            is_plain = type(obj).__torch_dispatch__ is NO_DISPATCH  # type: ignore[attr-defined]
             return (
                 self._tensor
-                if is_plain and not isinstance(thing, FakeTensor | PoisonTensor | ReleasedTensor)
+                if is_plain and not isinstance(obj, FakeTensor | PoisonTensor | ReleasedTensor)
                 else _pass_by
             )
         for types_, visit in (
             (dict, self._dict),
             ((list, collections.deque), self._sequence),
             (set, self._set),
-            (bytearray, lambda thing, path: self._record(thing, BYTES, path)),
+            (bytearray, lambda obj, path: self._record(obj, BYTES, path)),
             (np.ndarray, self._array),
             (contextvars.ContextVar, self._context_variable),
             (types.MappingProxyType, self._view_of_dict),
@@ -168,44 +169,44 @@ class StateWalk:
             (types.ModuleType, self._module),
             (type, self._class),
             (types.MethodType, self._method),
-            ((tuple, frozenset), lambda thing, path: self._queue_all(path, "item", enumerate(thing))),
-            (memoryview, lambda thing, path: self._queue.append((thing.obj, path))),
+            ((tuple, frozenset), lambda obj, path: self._queue_all(path, "item", enumerate(obj))),
+            (memoryview, lambda obj, path: self._queue.append((obj.obj, path))),
             (_GENERATORS, self._generator),
         ):
-            if isinstance(thing, types_):
+            if isinstance(obj, types_):
                 return visit
-        if isinstance(thing, _WRAPPERS):
+        if isinstance(obj, _WRAPPERS):
             return self._wrapper
-        if has_memory(thing):
+        if has_memory(obj):
             return self._memory
-        if of_library(module_of(type(thing))) and not isinstance(thing, _FOLLOWED):
+        if of_library(module_of(type(obj))) and not isinstance(obj, _FOLLOWED):
             # A function of this package that runs objects of the user says so.
-            return self._object if getattr(type(thing), "runs_objects_of_the_user", False) else _pass_by
-        for base in type(thing).__mro__:
+            return self._object if getattr(type(obj), "runs_objects_of_the_user", False) else _pass_by
+        for base in type(obj).__mro__:
             self._class(base, Path(None, "root", base.__name__))
-        return self._object_with_slots if slots(type(thing)) else self._object
+        return self._object_with_slots if slots(type(obj)) else self._object
 
-    def _dict(self, thing: dict, path: Path) -> None:
-        self._record(thing, kind_of_dict(thing), path)
-        if dict.__len__(thing):  # a subclass may compute its truth: transformers then imports all of its models
-            self._queue_all(path, "item", dict.items(thing))
-        self._subclass(thing, path)
+    def _dict(self, obj: dict, path: Path) -> None:
+        self._record(obj, kind_of_dict(obj), path)
+        if dict.__len__(obj):  # a subclass may compute its truth: transformers then imports all of its models
+            self._queue_all(path, "item", dict.items(obj))
+        self._subclass(obj, path)
 
-    def _sequence(self, thing: list | collections.deque, path: Path) -> None:
-        self._record(thing, LIST if isinstance(thing, list) else DEQUE, path)
-        self._queue_all(path, "item", enumerate(thing))
-        self._subclass(thing, path)
+    def _sequence(self, obj: list | collections.deque, path: Path) -> None:
+        self._record(obj, LIST if isinstance(obj, list) else DEQUE, path)
+        self._queue_all(path, "item", enumerate(obj))
+        self._subclass(obj, path)
 
-    def _set(self, thing: set, path: Path) -> None:
-        self._record(thing, SET, path)
-        self._queue_all(path, "item", enumerate(thing))
-        self._subclass(thing, path)
+    def _set(self, obj: set, path: Path) -> None:
+        self._record(obj, SET, path)
+        self._queue_all(path, "item", enumerate(obj))
+        self._subclass(obj, path)
 
-    def _subclass(self, thing: Any, path: Path) -> None:
+    def _subclass(self, obj: Any, path: Path) -> None:
         """Visit the attributes and the class of a container, if its class is a user's subclass."""
-        if not of_library(module_of(type(thing))):
-            self._attributes(thing, path)
-            self._class(type(thing), Path(None, "root", type(thing).__name__))
+        if not of_library(module_of(type(obj))):
+            self._attributes(obj, path)
+            self._class(type(obj), Path(None, "root", type(obj).__name__))
 
     def _context_variable(self, variable: contextvars.ContextVar, path: Path) -> None:
         self._record(variable, CONTEXT_VARIABLE, path)
@@ -219,10 +220,10 @@ class StateWalk:
         if array.flags.writeable and self._may_copy(array.nbytes):
             self._record(array, ARRAY, path)
 
-    def _memory(self, thing: Any, path: Path) -> None:
-        if has_memory(thing) and self._may_copy(memoryview(thing).nbytes):
-            self._record(thing, MEMORY, path)
-        self._subclass(thing, path)
+    def _memory(self, obj: Any, path: Path) -> None:
+        if has_memory(obj) and self._may_copy(memoryview(obj).nbytes):
+            self._record(obj, MEMORY, path)
+        self._subclass(obj, path)
 
     def _iterator(self, iterator: Any, path: Path) -> None:
         position = position_of(iterator)
@@ -255,8 +256,8 @@ class StateWalk:
         elif isinstance(generator, np.random.BitGenerator):
             self._queue.append((generator.seed_seq, path))
 
-    def _record(self, thing: Any, kind: Kind, path: Path) -> None:
-        self.records.append(Record(thing, kind, kind.read(thing), path))
+    def _record(self, obj: Any, kind: Kind, path: Path) -> None:
+        self.records.append(Record(obj, kind, kind.read(obj), path))
 
     def _queue_all(self, path: Path, step: str, items: Iterable[tuple[Any, Any]]) -> None:
         for key, value in items:
@@ -344,44 +345,44 @@ class StateWalk:
             elif not name.startswith("__") and type(value) not in PLAIN:
                 self._queue.append((value, Path(path, "attribute", name)))
 
-    def _wrapper(self, thing: Any, path: Path) -> None:
+    def _wrapper(self, obj: Any, path: Path) -> None:
         """Visit a ``functools.partial``, a cached function, a property or a similar wrapper."""
-        if isinstance(thing, functools.partial):
-            self._record(thing, PARTIAL, path)
-            self._queue.extend((value, path) for value in (thing.func, *thing.args, *thing.keywords.values()))
-        self._queue.extend((fn, path) for fn in _functions_of(thing))
+        if isinstance(obj, functools.partial):
+            self._record(obj, PARTIAL, path)
+            self._queue.extend((value, path) for value in (obj.func, *obj.args, *obj.keywords.values()))
+        self._queue.extend((fn, path) for fn in _functions_of(obj))
 
-    def _object(self, thing: Any, path: Path) -> None:
-        self._attributes(thing, _or_self(path))
+    def _object(self, obj: Any, path: Path) -> None:
+        self._attributes(obj, _or_self(path))
 
-    def _object_with_slots(self, thing: Any, path: Path) -> None:
+    def _object_with_slots(self, obj: Any, path: Path) -> None:
         path = _or_self(path)
-        self._attributes(thing, path)
-        self._record(thing, SLOTS, path)
+        self._attributes(obj, path)
+        self._record(obj, SLOTS, path)
         self._queue_all(path, "attribute", self.records[-1].contents.items())
 
-    def _attributes(self, thing: Any, path: Path) -> None:
-        attributes = getattr(thing, "__dict__", None)
+    def _attributes(self, obj: Any, path: Path) -> None:
+        attributes = getattr(obj, "__dict__", None)
         if isinstance(attributes, dict) and id(attributes) not in self._seen:
             self._seen[id(attributes)] = attributes
-            if isinstance(thing, torch.nn.Module):
+            if isinstance(obj, torch.nn.Module):
                 self._attributes_of_module(attributes, path)
                 return
-            if attributes or not isinstance(thing, torch.Tensor):
+            if attributes or not isinstance(obj, torch.Tensor):
                 self._record(attributes, ATTRIBUTES, path)
             self._queue_all(path, "attribute", attributes.items())
 
     def _attributes_of_module(self, attributes: dict[str, Any], path: Path) -> None:
         self.derived += [(attributes, name, attributes.get(name)) for name in derived_names(attributes)]
         self._record(attributes, MODULE, path)
-        # A module has more than ten dicts, most of which are empty. One test shows that all of them are still empty.
+        # A module has more than ten dicts, most of which are empty. `EmptyContainers` tests all of these at once.
         empty = {name: value for name, value in attributes.items() if type(value) in CONTAINERS and not value}
         self.empty.append(EmptyContainers(tuple(empty), tuple(empty.values()), path))
         followed = (item for item in attributes.items() if item[0] not in empty and item[0] not in RNN_WEIGHTS)
         self._queue_all(path, "attribute", followed)
 
 
-def _pass_by(thing: Any, path: Path) -> None:
+def _pass_by(obj: Any, path: Path) -> None:
     """Ignore an object that holds no state."""
 
 
