@@ -146,6 +146,7 @@ def test_unused_result_is_not_computed(backend: str):
     assert count(jax.jit(lambda x: (f(x), x)[1]), X)["forward"] == 0
 
 
+@pytest.mark.parametrize("backend", ["dlpack", "callback"], indirect=True)
 def test_the_backend_is_the_one_asked_for(backend: str):
     text = jax.jit(jtbridge.wrap(square_sum)).lower(X).as_text()
     targets = {"dlpack": "xla_buffer_python_cpu_callback", "callback": "xla_ffi_python_cpu_callback"}
