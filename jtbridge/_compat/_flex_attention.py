@@ -1,8 +1,8 @@
 """Torch's function and operator of `flex_attention`. Tried on torch 2.13.
 
 The public function compiles a call of an operator that takes functions, and refuses tensors on a CPU that require a
-gradient. Two names that it looks up in its module are replaced once, when it is first called in a trace. They are as
-before on every other thread, and when nothing is traced.
+gradient. Two names that it looks up in its module are replaced once, when it is first called in a trace. The
+replacements act as the originals on every other thread, and when nothing is traced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HERE = _Thread()
 
 @contextlib.contextmanager
 def flex_attention_in_operators() -> Iterator[None]:
-    """Have `flex_attention` call its operator without compiling it, and with gradients on a CPU, on this thread."""
+    """Make `flex_attention` on this thread call its operator without compiling it, and with gradients on a CPU."""
     before, _HERE.in_operators = _HERE.in_operators, True
     try:
         yield
@@ -37,7 +37,8 @@ def flex_attention_in_operators() -> Iterator[None]:
 def is_flex_attention(func: Any) -> bool:
     """Return whether a function is the operator that ``torch.nn.attention.flex_attention.flex_attention`` calls.
 
-    It must be called for every function of torch, because the public function calls some before it compiles.
+    The first call replaces two names of that module, see the docstring of this file. A mode must call this function for
+    every torch function that it intercepts: the public function calls others before it looks up the replaced names.
     """
     module = sys.modules.get("torch.nn.attention.flex_attention")
     if module is None or not hasattr(module, "flex_attention_hop"):  # it is being imported
@@ -47,9 +48,12 @@ def is_flex_attention(func: Any) -> bool:
 
 
 def flex_attention_scores(*args: Any) -> torch.Tensor:
-    """Return the scores after the score and mask functions, in the precision of the softmax, from the operator's args.
+    """Return the attention scores after the score and mask functions, in the precision of the softmax.
 
-    The functions get numbers as arguments, which are batched by ``torch.vmap``.
+    Torch batches the two functions by ``torch.vmap``.
+
+    Args:
+        args: the arguments of the operator.
     """
     from torch._higher_order_ops.flex_attention import _math_attention_inner
 

@@ -21,7 +21,8 @@ def forward_mode() -> str | None:
 def thread_in_forward_mode() -> bool:
     """Return whether this thread may be in torch's forward mode, as code outside all torch dispatch modes sees it.
 
-    The derivatives of torch.func are known by thread; other uses are not, and count for every thread.
+    Torch tells which thread runs a transform of torch.func. It does not tell which thread uses `forward_ad`, so such a
+    use counts for every thread.
     """
     if not in_forward_mode() or not eager_transforms.JVP_NESTING:
         return in_forward_mode()

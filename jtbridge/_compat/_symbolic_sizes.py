@@ -1,4 +1,4 @@
-"""Fake tensors with symbolic sizes, and what a trace assumes about these sizes.
+"""Fake tensors with symbolic sizes, and the assumptions of a trace about these sizes.
 
 Tried on torch 2.13. torch.export makes such tensors for whole modules only, and cannot return the graph of a function
 after autograd. It needs sympy, whose import takes 0.3 s, so it is imported when a function first has symbolic sizes.
@@ -29,9 +29,9 @@ def symbolic_tensors(
 
     Each size is a pair: an example value, and whether the size is a symbol. Sizes with the same example share a symbol.
 
-    Torch does not know the examples. So it takes the way that is right for all sizes where it knows one, as for a
-    convolution, and does not choose an algorithm by the batch size. Where code needs to know more, as
-    ``if x.shape[0] > 3`` does, what holds for the examples is assumed.
+    Torch does not see the example values. Where it has an algorithm that is right for all sizes, as for a convolution,
+    it uses this algorithm and does not choose one by the batch size. Where code compares sizes, as in
+    ``if x.shape[0] > 3``, the trace assumes the answer for the example values.
     """
     environment = _environment_class()()
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
@@ -103,7 +103,7 @@ def symbolic_shapes(value: Any, symbols: Mapping[Any, Any]) -> list[tuple[Any, .
 
 
 def in_symbols(expression: Any, symbols: Mapping[Any, Any]) -> Any:
-    """Return the expression of JAX's symbols that is equal to an expression of torch's symbols."""
+    """Translate an expression of torch's symbols to one of JAX's symbols."""
     import sympy
 
     atoms = {size.node.expr: symbol for symbol, size in symbols.items()}
@@ -120,14 +120,17 @@ _FUNCTIONS = {
 
 
 def broken_assumption(environment: Any, symbols: Mapping[Any, Any]) -> tuple[str, str | None] | None:
-    """Return an assumption of a trace about symbolic sizes that does not hold for all sizes, or None.
+    """Return an assumption of a trace that does not hold for all sizes, and a constraint that implies it.
 
-    It comes with a constraint of one symbol that implies it, if there is one. Guards have no public form. Each guard is
-    tested on a spread of the sizes that the constraints allow, from 2 on.
+    Guards have no public form. Each guard is tested on a spread of the sizes that the constraints allow, from 2 on.
 
     Args:
-        environment: of the trace.
-        symbols: torch's symbol for each symbol of JAX, which may have constraints.
+        environment: the environment of the trace.
+        symbols: torch's symbol for each symbol of JAX. The symbols of JAX may have constraints.
+
+    Returns:
+        The assumption and the constraint as texts, or None if every assumption holds. The constraint is None if no
+        bound of a single symbol implies the assumption.
     """
     import sympy
 
@@ -167,7 +170,10 @@ def _holds(assumed: Any, named: Mapping[Any, Any]) -> bool:
 
 
 def _constraint(assumed: Any) -> str | None:
-    """Return a bound of the one symbol in an assumption that implies it, for sizes up to some thousands, or None."""
+    """Return a bound of a symbol, as a text, that implies an assumption; None if there is none.
+
+    The bound is exact for sizes up to some thousands. An assumption about several symbols has none.
+    """
     if len(assumed.free_symbols) != 1:
         return None
     (symbol,) = assumed.free_symbols
@@ -181,7 +187,7 @@ def _constraint(assumed: Any) -> str | None:
 
 
 def may_equal(symbol: Any, number: int) -> bool:
-    """Return whether a symbol of JAX may be a number, as far as its constraints show."""
+    """Return whether a symbol of JAX may have a value: false if its constraints exclude the value."""
     for compare in (operator.lt, operator.gt):
         try:
             if compare(symbol, number):

@@ -29,10 +29,11 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 
 class DispatchMode(TorchDispatchMode):
-    """A dispatch mode whose first operator does not import torch's compiler, which takes seconds. Tried on torch 2.13.
+    """A dispatch mode that does not import torch's compiler, which takes seconds. Tried on torch 2.13.
 
-    Torch wraps the method `__torch_dispatch__` of a mode by ``torch._dynamo.disable``, so that a compiled function that
-    runs in the mode does not compile the method. Here it is wrapped once something else has imported the compiler.
+    Torch's own class imports the compiler to wrap `__torch_dispatch__` by ``torch._dynamo.disable``, so that a compiled
+    function that runs in the mode does not compile the method. This class wraps the method only if the compiler is
+    already imported.
     """
 
     _is_wrapped: ClassVar[bool]
@@ -72,13 +73,13 @@ any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
 def hooks_of_all_modules() -> dict[str, Any]:
-    """Return the hooks that run in the calls of every module, by torch's names. Tried on torch 2.13."""
+    """Return the hooks that run in every module's calls, by the names of torch's variables. Tried on torch 2.13."""
     names = [f"_global_forward_{kind}" for kind in ("hooks", "pre_hooks", "hooks_with_kwargs", "hooks_always_called")]
     return {name: vars(torch.nn.modules.module)[name] for name in names}
 
 
 def is_tracing_exception(error: BaseException) -> bool:
-    """Return whether torch raises an exception only for tensors without values. Tried on torch 2.13."""
+    """Return whether an exception is one that torch raises for fake tensors only. Tried on torch 2.13."""
     of_fake_tensors = (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -191,12 +192,17 @@ def backwards_that_may_detach(tensors: Sequence[torch.Tensor]) -> list[Any]:
 
 @contextlib.contextmanager
 def detached_backwards(tensors: Sequence[torch.Tensor]) -> Iterator[list[tuple[str, bool]]]:
-    """Yield a list of the backwards in the graph of some tensors that computed outside autograd inside the block.
+    """Record, inside the block, the backwards that compute their gradient outside autograd.
 
-    Each entry has the name of the node, and whether it belongs to an `autograd.Function`. Such a backward returns a
-    gradient that does not depend on the cotangent, as autograd sees it, so its derivative is silently zero. Gradients
-    of zeros are not meant; on fake tensors they cannot be told apart. Only backwards whose cotangent requires a
-    gradient can be judged. Tried on torch 2.13.
+    For autograd, such a gradient does not depend on the cotangent, so its derivative is silently zero. A backward is
+    recorded if its cotangent requires a gradient and a gradient that it returns does not, unless that gradient is zero
+    (a fake gradient counts as not zero). Tried on torch 2.13.
+
+    Args:
+        tensors: the tensors whose autograd graph is examined.
+
+    Returns:
+        A list that is filled in the block: the name of each node, and whether it belongs to an `autograd.Function`.
     """
     found: list[tuple[str, bool]] = []
 
@@ -328,7 +334,7 @@ def is_zero(tensor: torch.Tensor) -> bool:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without a gradient whose memory holds its values: itself, or a copy if it :func:`is_lazy`."""
+    """Return a tensor detached from autograd. If it :func:`is_lazy`, return a copy whose memory holds its values."""
     values = tensor.detach() if tensor.requires_grad else tensor
     if is_zero(values):
         values = torch.zeros_like(values, memory_format=torch.contiguous_format)
@@ -353,7 +359,7 @@ def replace_fake(fake: FakeTensor, tensor: torch.Tensor) -> None:
     as long as it lives, so they are cleared first.
 
     Raises:
-        RuntimeError: torch itself refers to the fake tensor, for a view of it or a graph.
+        RuntimeError: torch's own objects refer to the fake tensor, such as a view of it or an autograd graph.
     """
     fake.fake_mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
     torch.utils.swap_tensors(fake, tensor)

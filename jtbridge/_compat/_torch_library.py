@@ -65,7 +65,7 @@ def recording_outer_levels() -> Iterator[None]:
 
 @contextlib.contextmanager
 def recording_in_operators() -> Iterator[None]:
-    """Let autograd record what the implementation of an operator computes, which is below autograd otherwise."""
+    """Make autograd record the operators in the implementation of an operator, which it skips otherwise."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)  # type: ignore[attr-defined]
     keys = keys | torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradOther)  # type: ignore[attr-defined]
     keys = keys | torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradNestedTensor)  # type: ignore[attr-defined]

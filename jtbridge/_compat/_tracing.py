@@ -326,7 +326,7 @@ def last_traced_node_of(target: OpOverload) -> torch.fx.Node | None:
 def decomposition_of(operator: OpOverload) -> Callable | None:
     """Return torch's own decomposition of an operator, or None. Tried on torch 2.13.
 
-    The public `torch.export.default_decompositions` holds fewer: it omits operators that its backends want whole.
+    The public `torch.export.default_decompositions` lacks those of operators that some backends of torch keep whole.
     """
     from torch._decomp import decomposition_table
 

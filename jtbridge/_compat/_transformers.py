@@ -58,8 +58,8 @@ def watch_questions() -> None:
 def asked_whether_fake() -> bool:
     """Return whether a model was told, since the last call of this function, that a tensor is fake.
 
-    Functions that make masks do not count: they leave out a mask that allows everything, and their two answers are the
-    same computation. One that only warns does not count either.
+    Questions in functions that make masks do not count: they leave out a mask that allows everything, which computes
+    the same. A question in a function that only warns does not count either.
     """
     asked, _HERE.asked = _HERE.asked, False
     return asked
@@ -95,9 +95,9 @@ def _replace_once(module: Any) -> None:
 
 
 def _cannot_matter(asked: str) -> bool:
-    """Return whether both answers to the question, to the module `asked`, lead to the same computation.
+    """Return whether the caller computes the same whether or not `is_fake_tensor` of the module `asked` is true.
 
-    They do in `transformers.masking_utils`, and in a function that only warns.
+    This holds for `transformers.masking_utils`, and for a function that only warns.
     """
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") == asked:

@@ -73,7 +73,7 @@ def _make_context_current(device: torch.device) -> None:
 
 
 def _device_of(buffers: Sequence[Any]) -> torch.device:
-    """Return the GPU of the buffers. Calls for several GPUs come from several threads, none of which selects a GPU."""
+    """Return the GPU of the buffers. XLA calls from several threads, on none of which torch's current GPU is set."""
     index = buffers[0].__dlpack_device__()[1] if buffers else torch.cuda.current_device()
     return torch.device("cuda", index)
 

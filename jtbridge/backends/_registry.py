@@ -128,7 +128,7 @@ def _draws_again(fn: TorchFunction) -> bool:
 def _reason_with_draws(backend: Backend, fn: TorchFunction, reason: str | None) -> str | None:
     """Return why a derivative that draws cannot be translated; None if it can.
 
-    It has to draw what the function itself drew, so both are translated, or none of them.
+    The derivative must draw the same numbers as the function, so both are translated or both are called.
 
     Args:
         backend: one that translates.

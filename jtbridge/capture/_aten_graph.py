@@ -74,8 +74,9 @@ def use_of(traced: TracedFunction) -> GraphUse:
 def _without_forward_mode(fn: TorchFunction) -> Revision:
     """Return the revision that makes the forward derivatives in `fn` use two reverse modes.
 
-    Torch's forward mode makes zeros on another device, which cannot always be traced. If it fails inside an attempt,
-    two reverse modes follow there, and the graph also has the operators from before it failed.
+    Torch's forward mode makes zeros on another device, which cannot always be traced. Where it fails inside a trace,
+    `Jvp` continues with two reverse modes. The graph of that trace also has the operators from before the failure, so
+    it is traced again without forward mode.
     """
     by_reverse_mode = fn.base.cache.double_reverse
     count = len(by_reverse_mode)

@@ -42,11 +42,11 @@ class Attempt:
     Attributes:
         use: the purpose of the graph.
         fuses: whether chains of operators are replaced by fused operators.
-        left: the numbers of the chains that are not replaced.
+        left: the numbers of the chains that are left as they are.
         round: the number of this attempt among the attempts that fuse chains.
         late_scalars: whether numbers that the function reads from tensors are read by its kernels.
-        knows_stored: whether an earlier attempt stored tensors that this one has from its beginning.
-        cause: the error that late scalars are to avoid. It is raised if they do not.
+        knows_stored: whether the attempt begins with the tensors that the function stored in an earlier attempt.
+        cause: the error of the attempt without late scalars. It is raised if the attempt with them fails too.
     """
 
     use: GraphUse
@@ -80,7 +80,7 @@ class Outcome:
     recorders: Sequence[CallRecorder] = ()
 
 
-# Returns the next attempt and why the last one will not do, or None.
+# Returns the next attempt and the reason to reject the last one; None to accept the last one.
 Revision = Callable[[Attempt, Outcome], tuple[Attempt, str] | None]
 
 

@@ -58,9 +58,10 @@ def _different_results(request: TraceRequest, example: Example) -> bool:
 
 
 def _both_ways(request: TraceRequest, run: Callable[[], Result]) -> tuple[Result, Result] | None:
-    """Return the results of a run on tensors that are not taken for fake, and of one on tensors that are.
+    """Run the function twice: while transformers takes no tensor for fake, and while it takes every tensor for fake.
 
-    None if a run fails: not every function takes example arguments, or it needs values of floats that are fake.
+    Returns:
+        Both results. None if a run fails, for example because the function does not take the example arguments.
     """
     try:
         plain = request.guard.run(run)
@@ -90,7 +91,7 @@ def _nearly_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _same_operators(request: TraceRequest, example: Example) -> bool:
     """Return whether the function runs the same operators on floats if they are taken for fake; False if not known.
 
-    Integers and bools have values, so masks are computed. Floats are fake, so nothing large is.
+    Integers and bools have values, so that masks are computed. Floats are fake, so that nothing large is computed.
     """
     logs = _both_ways(request, lambda: _logged(request, example))
     return logs is not None and logs[0].same_as(logs[1])
@@ -119,7 +120,7 @@ class _FakeOperators(TorchDispatchMode):
 
     Attributes:
         entries: the operators with their arguments: fake tensors by number, other tensors by value.
-        masks: what each attention may attend to.
+        masks: for each call of attention with a mask of bools, the keys that each query may attend to.
     """
 
     def __init__(self) -> None:

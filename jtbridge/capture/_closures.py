@@ -24,7 +24,7 @@ def device_closed_over(fn: Callable) -> str:
 
 
 def closed_over(fn: Callable) -> list[torch.nn.Module | torch.Tensor]:
-    """Return the modules and tensors that a function is, is a method of, or names in its closure or globals."""
+    """Return the modules and tensors among a function, the object of a method, its closure and the globals it names."""
     code = getattr(fn, "__code__", None)
     scope = getattr(fn, "__globals__", {})
     found = [fn, getattr(fn, "__self__", None)]

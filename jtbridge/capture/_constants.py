@@ -65,7 +65,7 @@ def with_places_for(module: fx.GraphModule, first: int, constants: tuple[torch.T
 
 
 def _crosses(tensor: torch.Tensor) -> bool:
-    """Return whether JAX has an array of exactly this type: 64-bit constants would lose width while x64 is off."""
+    """Return whether JAX can hold a tensor in the same dtype: it cuts 64-bit dtypes to 32 bits while x64 is off."""
     if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
         return False
     dtype = numpy_dtype(tensor.dtype, "a constant")

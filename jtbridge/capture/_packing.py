@@ -20,7 +20,7 @@ class CannotSplit(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """The form in which JAX holds a residual: as it is, or as bytes if JAX lacks the dtype (int64 without x64)."""
+    """How JAX stores a residual: unchanged, or as bytes if JAX does not have the dtype, such as int64 without x64."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

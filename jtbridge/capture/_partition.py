@@ -41,7 +41,7 @@ def partition(fn: TorchFunction, joint: fx.GraphModule, wrt: tuple[int, ...], ou
     count, results = len(fn.in_types), len(fn.out_types)
     clean(joint)
     for i, node in enumerate(joint.graph.find_nodes(op="placeholder")):
-        # The names by which torch's partitioner tells arguments from cotangents.
+        # Torch's partitioner tells arguments from cotangents by these names.
         node.target = f"primals_{i + 1}" if i < count else f"tangents_{i - count + 1}"
         node.name = node.target
     _compute_again(joint, _tag_forward(joint, results))
@@ -122,10 +122,10 @@ def _compute_again(joint: fx.GraphModule, forward: set[fx.Node]) -> None:
 
 
 def _replay_views(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> list[fx.Node]:
-    """Have the backward graph take views again; return the nodes of the forward graph to keep.
+    """Make the backward graph compute views again from their bases; return the nodes of the forward graph to save.
 
-    The nodes are in the order of the backward graph's placeholders. A view is not kept but taken again from its base,
-    and a constant is shared by both graphs. Otherwise the transpose of every weight would be copied into a residual.
+    The nodes are in the order of the backward graph's placeholders. Neither views nor constants are saved; both graphs
+    share the constants. Otherwise the transpose of every weight would be copied into a residual.
     """
     graph = backward.graph
     kept: list[fx.Node] = list(outputs_of(forward)[results:])

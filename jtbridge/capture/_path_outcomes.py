@@ -26,7 +26,7 @@ class DependentTensor:
 
 @dataclasses.dataclass(frozen=True)
 class PathOutcome:
-    """The result of one trace or run of a function, of which only types count, and the traits of the function."""
+    """The result of one trace or run of a function, and its traits. Only the types of the result count."""
 
     leaves: Sequence[Any]
     tree: Any
@@ -117,7 +117,7 @@ def _path(tree: Any, position: int) -> str:
 
 
 def _merged(found: Sequence[Any]) -> Any:
-    """Merge the traits of several paths through a function, or the same part of these traits."""
+    """Merge the traits of several paths through a function. Calls itself for fields that are dataclasses."""
     first = found[0]
     merged = {}
     for field in dataclasses.fields(first):

@@ -64,7 +64,7 @@ class PathTrace:
         return PathTrace(self._given, self._rest)
 
     def over(self) -> None:
-        """End the trace: from now on, a question about a symbol that the function stored raises."""
+        """End the trace. Afterwards, code that reads the value of a symbol raises: the function stored the symbol."""
         self._over = True
 
     def type_of(self, leaf: Any) -> Any:

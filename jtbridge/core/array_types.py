@@ -86,7 +86,7 @@ def as_tensor(leaf: Any) -> torch.Tensor:
 
 
 def kind_of_layout(tensor: torch.Tensor) -> tuple[str, str]:
-    """Return what a tensor without a dense layout is, as the end of a sentence, and the call that makes it dense."""
+    """Return a description of a tensor's layout that is not dense, and the call that makes the tensor dense."""
     if tensor.is_nested:
         return "is a nested tensor", ".to_padded_tensor(0.0)"
     return f"has layout {tensor.layout}", ".to_dense()"

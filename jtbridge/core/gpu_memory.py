@@ -26,7 +26,7 @@ def shared_with_xla(tensor: torch.Tensor) -> jax.Array:
 def copied_to_xla(tensor: torch.Tensor) -> jax.Array:
     """Return an array of the values of a tensor on a GPU, in memory of XLA's own.
 
-    Work that XLA starts afterwards waits for the work of torch's current stream until now, and the other way round.
+    XLA's later work waits for the work that torch's current stream already has. Torch's later work waits for the copy.
     """
     values = plain(tensor).contiguous()  # kept until torch waits for the copy
     array = jnp.copy(shared_with_xla(values))

@@ -1,7 +1,7 @@
 """Arrays that XLA computes once, and does not compute again in each operation that reads them.
 
-An array that is computed twice may be rounded in two ways, because a product and a sum become one instruction in one of
-the operations and not in the other. Then no element of the array equals the largest element that was found.
+If XLA computes an array in two operations, it may fuse a product and a sum into one instruction in only one of them,
+which rounds differently. Then ``x == x.max()`` may be false for every element.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ def materialized(x: jax.Array) -> jax.Array:
 
 
 def _through_a_loop(x: jax.Array) -> jax.Array:
-    """Return an array as the state of a loop of no steps.
+    """Return an array that went through a loop without steps.
 
-    XLA's CPU compiler drops an optimization barrier before it decides what to compute again. It does not know how many
-    steps the loop has, and copies no array that it computes itself into the loop.
+    XLA's CPU compiler drops optimization barriers before it decides which arrays to compute again. It cannot know that
+    the loop has no steps, so it computes the array before the loop, and reads the result in every operation after it.
     """
     goes_on = jax.lax.optimization_barrier(jnp.array(False))
     return jax.lax.while_loop(lambda state: state[0], lambda state: (state[0], state[1] + state[1]), (goes_on, x))[1]

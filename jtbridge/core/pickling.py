@@ -1,4 +1,4 @@
-"""Pickling of wrapped functions: by name, as Python functions, if the name leads to them; else by their parts."""
+"""Pickling of wrapped functions: by name, as for Python functions, where the name finds them; otherwise by parts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 def reduced(wrapped: Any, rebuild: Callable[..., Any], *parts: Any) -> Any:
     """Return the value for ``__reduce__`` of a wrapped function.
 
-    In the module of a decorated function, the function's name leads to the wrapped function, and no name leads to the
-    plain function. Such a wrapped function is pickled by its name. Another process may have another ``__main__``: a
-    wrapped function of ``__main__`` is pickled together with its plain function by `cloudpickle`, if that is imported.
+    The name of a decorated function refers to the wrapped function, so the wrapped function is pickled by this name.
+    The plain function has no name of its own. Another process may have another ``__main__``: a wrapped function of
+    ``__main__`` is pickled by its parts, with `cloudpickle` if that is imported.
 
     Args:
         wrapped: the wrapped function.

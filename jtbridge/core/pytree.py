@@ -25,7 +25,7 @@ from .static import static_key, value_key
 
 
 class _Context:
-    """Hashable wrapper of a node's static part: torch's may be unhashable, and JAX needs a hashable one."""
+    """Hashable wrapper of the static part of a torch pytree node, which JAX hashes and torch does not."""
 
     __slots__ = ("value",)
 
@@ -110,7 +110,7 @@ def leaf_paths(structure: Any) -> list[tuple[Any, ...]]:
     except Exception:  # noqa: BLE001  (a constructor of the user's that computes with its children, or tests them)
         return _paths_by_position(structure, ())
     paths = [path for path, leaf in flat if isinstance(leaf, _Place)]
-    # A constructor may leave out a child, or add one.
+    # If a constructor left out a child or added one, these paths are not those of the leaves.
     return paths if len(paths) == len(flat) == len(places) else _paths_by_position(structure, ())
 
 

@@ -18,7 +18,7 @@ class Cell:
         step: ``step(xp, gates, more, h, c) -> h, c, saved``: the states after a step, and values for its derivative.
             `gates` and `more` are the parts of the gates from the input and from the hidden state.
         slopes: ``slopes(xp, by_h, by_c, saved, h, c, before_h, before_c) -> by_gates, by_more, by_h, by_c``: the
-            gradients by the arguments of a step, from those by its results `h` and `c`. `by_more` is None where it is
+            cotangents of the arguments of a step, from those of its results `h` and `c`. `by_more` is None where it is
             `by_gates`, `by_h` where `h` has a part in the gates alone.
         gates: the number of gates.
         saved: the number of saved values.

@@ -8,21 +8,27 @@ import torch
 
 
 def as_variable(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor equal to `x` to differentiate by, in the graph of `x` if `x` requires a gradient."""
+    """Return a new tensor equal to `x` that requires a gradient. It is part of the graph of `x` if `x` requires one."""
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
 
 
 def gradients(
     results: Sequence[torch.Tensor], by: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """Return the gradients of `results` by other tensors, which can be differentiated; zeros if they do not depend."""
+    """Return gradients of `results` that can be differentiated; zeros for a tensor on which they do not depend.
+
+    Args:
+        results: the differentiated tensors.
+        by: the tensors with respect to which they are differentiated.
+        cotangents: one for each result.
+    """
     return torch.autograd.grad(results, by, cotangents, create_graph=True, allow_unused=True, materialize_grads=True)
 
 
 def second_gradients(
     results: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], seconds: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """Return the gradients, by all leaves, of the gradients of `results` by their arguments.
+    """Differentiate the gradients of `results` with respect to their arguments once more, with respect to all leaves.
 
     Args:
         results: functions of the arguments.

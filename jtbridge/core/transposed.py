@@ -22,7 +22,7 @@ _KEEPS_MATRICES = frozenset(
 
 
 def is_transposed(node: Any) -> bool:
-    """Return whether the last axis but one of a matrix, or of a batch, is the last axis of the array that it views."""
+    """Return whether the value of a node is the transpose of a matrix, or of a batch of matrices, as a view."""
     while isinstance(node, fx.Node) and node.target in _KEEPS_MATRICES:
         source = node.args[0]
         if not isinstance(source, fx.Node) or _shape(source)[-2:] != _shape(node)[-2:]:
@@ -45,5 +45,5 @@ def is_transposed(node: Any) -> bool:
 
 
 def _shape(node: Any) -> Any:
-    # Torch does not compare symbols of which it knows nothing.
+    # JAX's symbolic sizes can be compared; torch's raise.
     return node.meta["jax_shapes"][0] if "jax_shapes" in node.meta else node.meta["val"].shape

@@ -39,7 +39,7 @@ def doctor(groups: str | Sequence[str] | None = None, *, timeout: float = 120.0)
     status is 0 if the report is healthy, and 1 otherwise.
 
     On a GPU without a record of proven kernels, the doctor also proves the kernels: see :func:`jtbridge.prove`.
-    Experimental: no GPU has run this.
+    Experimental: a GPU has run the proof, but none has run the whole doctor.
 
     Args:
         groups: the groups of checks to run, as ``["versions", "caches"]``, or one of them; None for all.

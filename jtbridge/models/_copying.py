@@ -37,8 +37,8 @@ class Stale:
     """Tensors that an earlier call of a module computed from its own parameters, such as caches.
 
     Attributes:
-        kept: those that the copy holds too.
-        dropped: the attributes and the keys of dicts that are empty in the copy.
+        kept: the tensors that the copy holds too.
+        dropped: the names of attributes that are None in the copy, and the keys of dicts that the copy does not have.
     """
 
     kept: list[torch.Tensor] = dataclasses.field(default_factory=list)
@@ -57,7 +57,7 @@ def copied(module: torch.nn.Module, replaced: Mapping[int, torch.Tensor], stale:
 
 
 class _Copier:
-    """Copies of the objects of one module; each object has one copy."""
+    """Copies the objects of one module, each of them once."""
 
     def __init__(self, root: torch.nn.Module, replaced: Mapping[int, torch.Tensor], stale: Stale):
         self._replaced = replaced
@@ -231,7 +231,7 @@ class _Copier:
 
 
 def _reads(function: types.FunctionType, name: str) -> bool:
-    """Return whether a function reads a global of a name: an attribute of that name is another thing."""
+    """Return whether a function reads a global variable of a name. (`co_names` has the names of attributes too.)"""
     return any(i.opname == "LOAD_GLOBAL" and i.argval == name for i in dis.get_instructions(function))
 
 

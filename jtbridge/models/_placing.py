@@ -33,9 +33,8 @@ def converter(
     def convert(name: str, tensor: torch.Tensor) -> jax.Array:
         if tensor.device.type == "meta":
             raise ModelError(
-                f'`{name}` is on torch\'s device "meta", so it has no values, and no file has them. Only tensors that '
-                "are loaded may be without memory: make the module on the CPU, or with "
-                "`accelerate.init_empty_weights()`, which leaves the values of buffers."
+                f'`{name}` is on torch\'s device "meta", so it has no values, and no file has them. Make the module on '
+                "the CPU, or with `accelerate.init_empty_weights()`, which gives values to buffers."
             )
         _check_range(name, tensor)
         return place(tensor, shardings[name]) if shardings else to_jax(tensor)

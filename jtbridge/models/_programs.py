@@ -21,7 +21,7 @@ class Programs:
         self._programs: collections.OrderedDict[Any, Any] = collections.OrderedDict()
 
     def get(self, key: Any) -> Any:
-        """Return a program; None if there is none that fits the module as it is."""
+        """Return a stored program; None if there is none, or if the module's state has changed since it was stored."""
         if self._model_state is not None and self._model_state.differences():
             self._model_state = None
             self._programs.clear()
@@ -30,7 +30,7 @@ class Programs:
         return self._programs.get(key)
 
     def keep(self, key: Any, program: Any, module: torch.nn.Module) -> None:
-        """Keep a program that has run: a first call may fill caches of the module."""
+        """Store a program after its first run, with the module's state, which the first run may have changed."""
         if key not in self._programs:
             self._model_state = ReachableState([("", module), *hooks_of_all_modules().items()])
         self._programs[key] = program

@@ -61,7 +61,7 @@ def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> 
                 continue
             old = entry.tensor
             if isinstance(old, ReleasedTensor) or (old.shape == tuple(array.shape) and may_overlap(old)):
-                # An expanded tensor has one memory for several elements: torch cannot write to it.
+                # Torch cannot write to a released tensor, nor to an expanded one, whose elements share memory.
                 new = as_dtype(to_torch(array, copy=True), old.dtype)
                 if isinstance(old, torch.nn.Parameter):
                     new = torch.nn.Parameter(new, requires_grad=old.requires_grad)

@@ -53,8 +53,9 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any], meta
 def read_files(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Read a file, or the files of a folder or of an index; return the tensors, and other names for some of them.
 
-    The tensors are views of the mapped files: memory is read when values are used. The other names are those that the
-    metadata maps to a tensor, as ``safetensors.torch.save_model`` writes; a text that a user stored may look like one.
+    The tensors are views of the mapped files: memory is read when values are used. The other names are the keys of the
+    metadata whose values are names of tensors, as ``safetensors.torch.save_model`` writes them. Metadata of a user may
+    look the same.
     """
     place = pathlib.Path(path)
     if place.is_dir():

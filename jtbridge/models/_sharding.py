@@ -313,7 +313,7 @@ def _axis_for(mesh: Mesh, names: Sequence[str], preset: str) -> str:
         found = mesh.axis_names[0]
     if found is None:
         raise ShardingError(
-            f"The preset {preset!r} takes a mesh axis with a name of {_quoted(names)}, and the mesh has "
+            f"The preset {preset!r} needs a mesh axis with one of the names {_quoted(names)}, and the mesh has "
             f"{_quoted(mesh.axis_names)}. Rename the axis, or give `PartitionSpec`s."
         )
     return found

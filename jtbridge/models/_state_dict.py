@@ -110,7 +110,7 @@ def _loaded(
 
 
 class _WithMetadata(dict):
-    """A ``state_dict`` with the versions of its modules, by which torch reads older ones."""
+    """A ``state_dict`` with the versions of its modules, which torch needs to load a state of an older version."""
 
     _metadata: Any
 

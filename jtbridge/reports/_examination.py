@@ -62,7 +62,7 @@ class Examination:
         self.name = getattr(wrapped, "__name__", type(self._fn).__name__)
 
     def run(self) -> None:
-        """Run the function as often as the findings need."""
+        """Run the function two to four times, and record what it does besides computing its result."""
         module = self._fn if isinstance(self._fn, torch.nn.Module) else getattr(self._fn, "__self__", None)
         if isinstance(module, torch.nn.Module):
             count = len([*module.parameters(), *module.buffers()])
@@ -80,7 +80,7 @@ class Examination:
                     self.note(kind, str(change), self._watch.lines.get(str(change), ""))
 
     def note(self, kind: str, what: str, line: str, remedy: str | None = None) -> None:
-        """Record a finding; the first known line is kept."""
+        """Record a finding. If it is recorded more than once, the first line that is not empty counts."""
         if remedy is not None:
             self.remedies[what] = remedy
         if not self.found.get((kind, what)):

@@ -306,7 +306,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 def _last_uses(nodes: Sequence[Any], known: Mapping[fx.Node, Any]) -> dict[int, list[fx.Node]]:
-    """Return for each position the nodes whose values are not needed after it. Nodes in `known` read no values."""
+    """Return, by position, the nodes whose values are used there for the last time. Nodes in `known` use no values."""
     last: dict[fx.Node, int] = {}
     for position, node in enumerate(nodes):
         if node in known:

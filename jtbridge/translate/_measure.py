@@ -40,7 +40,7 @@ class Times:
         """Return the times in the content of a file.
 
         Raises:
-            ValueError, TypeError, KeyError: there are none.
+            ValueError, TypeError, KeyError: the content has no times.
         """
         xla, torch = (float(held["milliseconds"][name]) for name in ("xla", "torch"))
         if not (0 < xla < math.inf and 0 < torch < math.inf):

@@ -40,7 +40,7 @@ def ptx_version(capability: int) -> int | None:
 def jax_assembler() -> Path | None:
     """Return the assembler that jaxlib runs for Triton kernels; None if this process's JAX is not for NVIDIA GPUs.
 
-    The order is that of ``FindPtxAsExecutable`` in XLA, which jaxlib calls without a folder of its own.
+    The order of the candidates is that of XLA's ``FindPtxAsExecutable``, to which jaxlib passes no preferred folder.
     """
     plugin = next((name for name in _PLUGINS if f"{name}._triton" in sys.modules), None)
     if plugin is None:

@@ -45,10 +45,10 @@ def _constant(interpreter: Any) -> Any:
 
 
 def _convert(interpreter: Any) -> Any:
-    """Return a conversion between floating-point types of which one is bfloat16 or has 8 bits.
+    """Return a conversion from or to bfloat16 and the 8-bit floating-point types.
 
-    The interpreter's own function converts 127 to 64: where the mantissa rounds up to the next power of two, it leaves
-    the exponent as it is.
+    The interpreter's own function converts 127 to 64: if the mantissa rounds up to the next power of two, it does not
+    increase the exponent.
     """
     original, tl = interpreter._convert_float, interpreter.tl
     types = {getattr(tl, name): np.dtype(dtype) for name, dtype in _FLOATS.items()}

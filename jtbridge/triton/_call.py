@@ -105,7 +105,7 @@ def _kernel_call_p() -> Primitive:
 def _result_arguments(
     operands: Sequence[Any], out_types: Sequence[jax.ShapeDtypeStruct], aliases: Mapping[int, int]
 ) -> dict[str, Any]:
-    """Return the arguments that describe results. jax-triton 0.3 counts arrays alone in aliases."""
+    """Return the arguments that describe results. In jax-triton 0.3, positions in aliases count only arrays."""
     if not passes_aliases_twice():
         return {"out_type": list(out_types), "input_output_aliases": dict(aliases)}
     is_number = [isinstance(x, bool | int | float) for x in operands]

@@ -265,7 +265,7 @@ def test_a_batch_that_devices_cannot_share_is_refused():
         ("megatron", ArgumentError, "no preset 'megatron'. Known: \"replicated\""),
         ({"*": 3}, ArgumentError, r"The rule for `\*` is 3"),
         (P("model"), ArgumentError, "must be a preset or a dict"),
-        ("tensor+fsdp", ShardingError, 'takes a mesh axis with a name of "fsdp", "data"'),
+        ("tensor+fsdp", ShardingError, 'needs a mesh axis with one of the names "fsdp", "data"'),
     ],
 )
 def test_rules_that_do_not_fit_are_refused(model, rules, error, message):
@@ -306,7 +306,7 @@ def test_the_preset_tensor_splits_another_axis_if_its_own_cannot_be_divided():
     }
 
 
-def test_weights_of_gpt2_are_split_by_outputs_and_those_of_linear_layers_too():
+def test_the_preset_tensor_tells_transposed_weights_of_gpt2_from_linear_weights():
     conv1d = {"c_attn.weight": (16, 48), "c_attn.bias": (48,), "c_proj.weight": (16, 16), "c_proj.bias": (16,)}
     linear = {"c_attn.weight": (48, 16), "c_attn.bias": (48,), "c_proj.weight": (16, 16), "c_proj.bias": (16,)}
     found = [jtbridge.shard(dict_of(shapes), mesh_of(8), "tensor") for shapes in (conv1d, linear)]

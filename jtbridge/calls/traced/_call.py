@@ -69,8 +69,8 @@ class TracedCalls:
         self._ordered = options["effects"] == "ordered"
         self._notices = notices
         self._numbers = NumberWatch()
-        # Traced functions: by the outermost JAX trace that they are part of, for as long as that trace lasts; and for
-        # eager calls of a backend that translates, until `clear`.
+        # Caches of traced functions: one for each outermost JAX trace, as long as that trace lasts; and one for eager
+        # calls of a backend that translates, until `clear`.
         self._by_trace: weakref.WeakKeyDictionary[Any, _Cache] = weakref.WeakKeyDictionary()
         self.outside_traces: _Cache = collections.OrderedDict()
 

@@ -97,7 +97,7 @@ def _fake(
 def _written_out(
     logits: torch.Tensor, target: torch.Tensor, weight: Maybe, reduction: int, ignore_index: int, smoothing: float
 ) -> tuple[torch.Tensor]:
-    """Compute the loss with torch's own chain of operators, all of which torch can differentiate."""
+    """Compute the loss by the operators of torch's own implementation, which torch can differentiate."""
     log_p = _aten._log_softmax.default(wide(logits), 1, False)
     return (_loss(log_p, target, weight, reduction, ignore_index, smoothing),)
 
@@ -139,7 +139,7 @@ def _bound(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, An
 
 
 def _operator(matcher: Matcher, given: dict[str, Any], logits: Any, smoothing: Any) -> Match:
-    """Return the operator for logits in float32, or for the half-precision logits from which they were converted."""
+    """Match the loss of float32 logits; the operator takes the half-precision logits if these were converted."""
     target, ignore_index, reduction = given["target"], given["ignore_index"], given["reduction"]
     weight = given["weight"]
     matcher.demand(given["size_average"] is None and given["reduce"] is None)
@@ -160,7 +160,7 @@ def _are_weights(weight: Any, logits: torch.Tensor) -> bool:
 
 
 def _unwidened(matcher: Matcher, logits: torch.Tensor) -> torch.Tensor:
-    """Return the logits before they were converted to float32, reshaped again if they were reshaped since."""
+    """Return the logits from before a conversion to float32, with the same reshape if one follows the conversion."""
     if matcher.sees(logits, "view"):
         base, *sizes, keywords = matcher(logits, "view", hidden=False)
         narrow = matcher.unwidened(base)

@@ -41,7 +41,7 @@ class RecordedCall:
     def is_valid(self, result: torch.Tensor) -> bool:
         """Return whether the call would return the same now.
 
-        No tensor of the call was written to or detached since, and autograd is on or off as it was.
+        It would if no tensor of the call was written to or detached since, and gradient recording has not changed.
         """
         return (
             self.grad_enabled == torch.is_grad_enabled()
@@ -71,7 +71,7 @@ class Matcher:
         self.inner: dict[RecordedCall, int] = {}
 
     def sees(self, value: Any, name: str) -> bool:
-        """Return whether a recorded call of this name returned a value."""
+        """Return whether a value is the result of a recorded call of this name."""
         return self._call(value, name) is not None
 
     def __call__(self, value: Any, name: str, *, hidden: bool = True, uses: int = 1) -> tuple[Any, ...]:

@@ -70,12 +70,12 @@ def _backward(
 
 
 def by_normalized(by_h: torch.Tensor, x32: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of ``x32 * rstd`` by x32, where rstd is a function of the squares of x32."""
+    """Return the gradient of ``x32 * rstd`` with respect to x32, where rstd is a function of the squares of x32."""
     return _aten.add.Tensor(*_parts(by_h, x32, rstd))
 
 
 def _parts(by_h: torch.Tensor, x32: torch.Tensor, rstd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the two parts of the gradient of ``x32 * rstd``: by the factor x32, and through rstd."""
+    """Return the two terms of the gradient of ``x32 * rstd`` with respect to x32: of the factor x32, and of rstd."""
     by_rstd = _aten.sum.dim_IntList(_aten.mul.Tensor(by_h, x32), [-1], True)
     cube = _aten.pow.Tensor_Scalar(rstd, 3)
     by_mean = _aten.mul.Tensor(_aten.mul.Tensor(by_rstd, -0.5), cube)

@@ -4,7 +4,7 @@
 embedding in the precision of x, so that each product is rounded, or in float32, rounded once. Llama 4 takes neighbours
 as complex numbers, and multiplies them by ``cos + i sin``.
 
-The derivative by x is the embedding with the other sign of the rotation. One operator with a `transposed` option is
+The gradient of x is the embedding with the opposite rotation. One operator with a `transposed` option is
 therefore its own gradient.
 """
 
@@ -139,7 +139,7 @@ def complex_rounded(matcher: Matcher, out: torch.Tensor, flat: Any) -> Match:
 
 
 def _of_complex(matcher: Matcher, pairs: Any, first_dim: Any, last_dim: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x, in float32, and the angles of ``view_as_real(view_as_complex(x in pairs) * angles)``."""
+    """Match ``view_as_real(view_as_complex(pairs of x) * angles).flatten()``; return x, in float32, and the angles."""
     matcher.demand(first_dim in (-2, 3) and last_dim in (-1, 4))
     (product,) = matcher(pairs, "view_as_real")
     rotated, angles = _ordered(matcher, product, lambda value: matcher.sees(value, "view_as_complex"))

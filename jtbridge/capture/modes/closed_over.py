@@ -59,7 +59,7 @@ class CudaAsCpuMode(TorchFunctionMode):
         if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or not on_gpu(value):
             return value
         if torch.is_autocast_enabled("cuda"):
-            raise RuntimeError("it runs under autocast for CUDA, which chooses other dtypes than that for a CPU")
+            raise RuntimeError("it runs under autocast for CUDA, which chooses other dtypes than autocast for a CPU")
         found = self._stand_ins.get(value)
         if found is None:
             found = self._stand_ins[value] = _stand_in(value)
@@ -68,7 +68,7 @@ class CudaAsCpuMode(TorchFunctionMode):
 
 
 class _NodeTensor:
-    """A tensor in a node's `meta`, which a copy of the graph shares."""
+    """Holder of a tensor in a node's `meta`. Copies of the graph share the tensor."""
 
     def __init__(self, tensor: torch.Tensor):
         self.tensor = tensor
@@ -81,7 +81,7 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
     node = last_traced_node()
     if node is None:
-        raise RuntimeError("a tensor on a GPU is used where nothing is traced")
+        raise RuntimeError("a closed-over tensor on a GPU is used outside of a trace")
     node.meta["custom"] = {**(node.meta.get("custom") or {}), _NOTE: _NodeTensor(tensor)}
     return made.requires_grad_(tensor.requires_grad)
 

@@ -248,7 +248,7 @@ class ConstantEvalMode(TorchDispatchMode):
         return [self._new(position) for position in positions]
 
     def _new(self, value: Any) -> Any:
-        """Return a value as a new tensor of the traced function; anything but a tensor as it is."""
+        """Return a new tensor of the traced function for a tensor with known values; other values unchanged."""
         if not isinstance(value, torch.Tensor):
             return value
         tensor = _aten.lift_fresh_copy.default(value.contiguous())
@@ -273,7 +273,10 @@ class ConstantEvalMode(TorchDispatchMode):
         return number is not None and self._made[number] is not None
 
     def _held(self, leaf: Any) -> Any:
-        """Return a reference to a tensor whose value is known, without keeping it alive; any other leaf as it is."""
+        """Return a reference to a tensor with known values, as :meth:`_value` takes it; other leaves unchanged.
+
+        The reference does not keep a fake tensor alive.
+        """
         if not isinstance(leaf, torch.Tensor):
             return leaf
         closed_over = self._stands_for(leaf) if isinstance(leaf, FakeTensor) else leaf

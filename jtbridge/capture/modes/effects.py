@@ -291,7 +291,7 @@ class EffectRecorder:
         """Record that the value of an example argument, or of a tensor computed from one, is read.
 
         Raises:
-            EndlessLoopError: there are so many reads that a loop on data may not end for the example arguments.
+            EndlessLoopError: there are too many reads, probably because a loop does not end for the example arguments.
         """
         self._reads += 1
         seconds = time.monotonic() - self._started
@@ -377,7 +377,7 @@ class EffectRecorder:
         return None
 
     def _owner_of(self, storages: set[int]) -> str | None:
-        """Return the name of a parameter or buffer of a called module that has one of some storages; None if none."""
+        """Return the name of a parameter or buffer of a called module in one of the storages; None if there is none."""
         for recurse in (False, True):  # the parts of a module that are not called themselves come second
             for module in self.modules:
                 for name, state in [*module.named_buffers(recurse=recurse), *module.named_parameters(recurse=recurse)]:

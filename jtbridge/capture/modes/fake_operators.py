@@ -22,14 +22,14 @@ from .effects import draws
 from .refused_dtypes import DtypeChecks, is_small
 from .refused_shapes import check_shapes
 
-# These are wrong for a sparse fake tensor, which has no entries, or the entries of a tensor that it was computed from.
+# These operators are wrong for a sparse fake tensor: it has no entries, or those of a tensor that it was computed from.
 _FACTS_OF_ENTRIES = frozenset({torch.ops.aten._nnz.default, torch.ops.aten.is_coalesced.default})
 _PARTS_BY_ENTRIES = frozenset(
     getattr(torch.ops.aten, name).default
     for name in ("values", "_values", "indices", "_indices", "row_indices", "col_indices")
 )
 
-# Their results have other strides if they are fake.
+# Operators whose fake results have other strides than their real results.
 _OTHER_STRIDES = frozenset(
     getattr(torch.ops.aten, name).default
     for name in (
@@ -65,7 +65,7 @@ _OTHER_STRIDES = frozenset(
     torch.ops.aten.ldexp.Tensor,
     torch.ops.aten.pow.Scalar,
 }
-# Their fake results cannot be made if a tensor has no elements, as in an empty batch.
+# Operators that raise for a fake tensor without elements, such as an empty batch, but not for a real one.
 _FAIL_ON_EMPTY = frozenset(
     getattr(torch.ops.aten, name).default
     for name in (
@@ -83,18 +83,18 @@ _FAIL_ON_EMPTY = frozenset(
 
 
 class FakeAsReal(TorchDispatchMode):
-    """Traces operators that do something else on fake tensors as operators that do the same on both.
+    """Mode that corrects operators whose behaviour on fake tensors differs from that on real tensors.
 
-    - The lazy zeros of autograd, which the gradient of ``sgn`` returns, are traced as zeros with memory. Torch traces
-      operators on lazy zeros for no device.
-    - ``native_dropout`` without training returns a copy. On a fake tensor it returns the tensor itself, so that a later
-      write to one changes the other.
-    - Some results have other strides than on a CPU, if an argument is not contiguous. Whether ``reshape`` returns a
-      view depends on them.
-    - Some operators, ``max`` among them, refuse a tensor without elements, and have a result for a fake one. With
-      others, ``upsample_nearest2d`` among them, it is the other way round.
-    - The number of entries of a sparse tensor depends on data. So do the sizes of its indices and values, and whether
-      it is coalesced.
+    - The lazy zeros of autograd, which the gradient of ``sgn`` returns, are traced as zeros with memory. Torch cannot
+      trace operators on lazy zeros.
+    - ``native_dropout`` without training returns a copy of a real tensor, but a fake tensor itself, so that a later
+      write to the result would change the argument. It is traced as a copy.
+    - The fake results of some operators have other strides than results on a CPU, if an argument is not contiguous.
+      They get the strides of the CPU, because ``reshape`` returns a view for some strides and a copy for others.
+    - Some operators, such as ``max``, raise for a real tensor without elements, but not for a fake one. Others, such as
+      ``upsample_nearest2d``, raise for a fake one only. Both do what they do for real tensors.
+    - The number of entries of a sparse tensor, the sizes of its indices and values, and whether it is coalesced depend
+      on data. An operator that reads one of them raises.
 
     Args:
         refuses: also refuse the dtypes and shapes that torch refuses, see `DtypeChecks` and `check_shapes`. One trace

@@ -1,7 +1,7 @@
-"""A mode that detects whether a function reads the graph that autograd records for reverse mode, or hooks into it.
+"""A mode that detects whether a function reads the autograd graph, or hooks into it.
 
-In forward mode this graph does not exist: a hook is never called, and ``x.requires_grad`` is false. The derivative of
-such a function is taken by reverse mode alone.
+Torch's forward mode has no such graph: a hook is never called, and ``x.requires_grad`` is false. So derivatives of such
+a function use reverse mode alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _READS = HOOKING | frozenset(
 
 
 class GraphReads(TorchFunctionMode):
-    """Records whether a function uses the graph of autograd.
+    """Mode that records whether a function uses the autograd graph.
 
     Attributes:
         found: whether the function read the graph or hooked into it.

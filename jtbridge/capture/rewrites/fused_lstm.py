@@ -74,7 +74,7 @@ def fused_lstm_backward(
     last: torch.Tensor,
     workspace: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of `fused_lstm` by its arguments."""
+    """Return the gradients of `fused_lstm` with respect to its arguments."""
     tensors = [t.contiguous() for t in (x, w_ih, w_hh, b_ih, b_hh, h, c, hidden, hidden[-1], last, by_hidden)]
     by_x, by_ih, by_hh, by_bias, _, by_h, by_c = torch.ops.aten.mkldnn_rnn_layer_backward(
         *(*tensors, None, by_last.contiguous()),
@@ -122,7 +122,10 @@ fused_lstm_backward.register_vmap(by_rows(fused_lstm_backward))
 def fused_layer(
     x: torch.Tensor, h: torch.Tensor, c: torch.Tensor, params: Sequence[torch.Tensor], cell: str
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return what :func:`layer` returns, with the last cell state alone; None where oneDNN has no such layer."""
+    """Compute an LSTM layer by oneDNN's kernels; return None where oneDNN has no kernel for the layer.
+
+    The results are those of :func:`layer`, but with the last cell state in place of all cell states.
+    """
     fits = cell == "lstm" and len(params) in (2, 4) and x.dtype is torch.float32 and x.device.type == "cpu"
     if not fits or not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled or not x.numel():
         return None
@@ -134,7 +137,7 @@ def fused_layer(
 
 
 def called(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Compute recurrent layers for a gradient that torch runs; NotImplemented where torch's operators are to do it."""
+    """Compute a call of torch's recurrent layers by :func:`fused_layer`; return NotImplemented for other calls."""
     ours = REPLACEMENTS.get(func)
     if ours is None or kwargs or len(args) != 9:
         return NotImplemented

@@ -29,7 +29,7 @@ def noted_values(tensor: Any) -> list[int] | None:
 
 
 def _known(values: Sequence[int]) -> torch.Tensor:
-    """Return a tensor made from a list, with its values noted."""
+    """Return a tensor made from a list, with the list in its attribute `known_values`."""
     tensor = torch.tensor(values)
     tensor.known_values = list(values)  # type: ignore[attr-defined]
     return tensor

@@ -97,10 +97,10 @@ def recurrent_backward(
     saved: torch.Tensor,
     cell: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of `recurrent` by its tensors.
+    """Return the gradients of `recurrent` with respect to its tensors.
 
     Args:
-        by_hidden, by_cells: the gradients by the hidden and cell states.
+        by_hidden, by_cells: the cotangents of the hidden and cell states.
         gates, h, c, weight, bias, project, cell: the arguments of `recurrent`.
         hidden, cells, saved: its results.
     """
@@ -163,12 +163,12 @@ def recurrent_double_backward(
     torch.Tensor,
     torch.Tensor,
 ]:
-    """Return the gradients of `recurrent_backward` by its tensors up to `project`.
+    """Return the gradients of `recurrent_backward` with respect to its tensors up to `project`.
 
     The hidden and cell states count as functions of the other arguments.
 
     Args:
-        seconds: the gradients by the results of `recurrent_backward`.
+        seconds: the cotangents of the results of `recurrent_backward`.
         by_hidden, by_cells, gates, h, c, weight, bias, project, cell: its arguments.
     """
     tensors = [x.detach() for x in (by_hidden, by_cells, gates, h, c, weight, bias, project)]
@@ -356,7 +356,7 @@ def _is_supported(
 ) -> bool:
     """Return whether `_network` can compute the layers.
 
-    It cannot without steps, under autocast, or for arguments that torch refuses.
+    It cannot for sequences of length 0, under autocast, or for arguments that torch refuses.
     """
     steps = x.shape[1 if batch_first else 0] if isinstance(x, torch.Tensor) and x.dim() == 3 else 0
     if steps == 0 or not isinstance(params, list | tuple) or h.dim() != 3 or c.dim() != 3:

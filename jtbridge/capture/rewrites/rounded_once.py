@@ -87,7 +87,7 @@ def _compared(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _taken_from(node: fx.Node) -> list[fx.Node]:
-    """Return the arguments of which all elements of a node's results are elements."""
+    """Return the arguments from which a node only selects elements, such as the argument of `max`."""
     if node.target is operator.getitem:
         (source, _) = node.args
         return [source] if isinstance(source, fx.Node) and source.target in _TAKING else []

@@ -73,7 +73,7 @@ def _jax_and_jaxlib() -> Sequence[Finding]:
 
 
 def _plugin() -> Sequence[Finding]:
-    """JAX loads a plugin of its own version alone."""
+    """Check the versions of JAX's plugins. JAX loads only plugins of its own version."""
     jaxlib = version_of("jaxlib") or ""
     found = []
     for name in _PLUGINS:

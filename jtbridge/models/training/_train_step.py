@@ -192,7 +192,7 @@ class TrainStep:
 
     def _gradient(self, params: Arrays, state: Arrays, key: Any, batch: Any) -> tuple[Arrays, Arrays, dict[str, Any]]:
         gradients, (changed, metrics) = jax.grad(self._value, has_aux=True)(params, state, key, batch)
-        # The loss grows along the conjugate of JAX's gradient by a complex number.
+        # The loss grows along the conjugate of JAX's gradient of a complex parameter.
         gradients = jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, gradients)
         return gradients, changed, metrics
 
@@ -358,7 +358,7 @@ def _split(result: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _without_aliases(donated: Any, kept: Any) -> Any:
-    """Return the arrays of a pytree, each of which is there once: an array cannot be donated twice."""
+    """Return `donated` with a copy of each array that occurs twice or is in `kept`: it cannot be donated twice."""
     seen = {id(leaf) for leaf in jax.tree.leaves(kept)}
 
     def own(leaf: Any) -> Any:

@@ -192,7 +192,13 @@ def _is_jitted(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _made(function: Any, key: str, global_values: tuple[tuple[str, str], ...], source: str) -> Any:
-    """Return the kernel of :func:`adapter_kernel`. A function is equal to itself alone."""
+    """Return the kernel of :func:`adapter_kernel`. The cache compares functions of Triton by identity.
+
+    Args:
+        function: the user's kernel.
+        key, global_values: the code that `function` was last compiled from. Another code makes another kernel.
+        source: the source of the adapter.
+    """
     del key, global_values
     import triton
     import triton.language as tl
