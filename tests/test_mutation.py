@@ -95,7 +95,7 @@ def test_argument_is_left_alone(writer: Callable[..., Any], jit: bool, x: jax.Ar
 
 
 def test_intermediate_value_is_left_alone(writer: Callable[..., Any], x: jax.Array, backend: str):
-    """A buffer of XLA's own inside a program, which is used again after the call."""
+    """The function writes to an intermediate value of a program, which the program uses again after the call."""
     f = jtbridge.wrap(writer)
 
     @jax.jit
@@ -299,8 +299,8 @@ KEPT_OF_A_RESULT = {
 
 
 @pytest.mark.parametrize("name", KEPT_OF_A_RESULT)
-def test_a_large_result_is_left_alone(name: str):
-    """The array takes over the memory of a large result, if nothing else refers to the memory."""
+def test_a_large_result_does_not_change_after_the_call(name: str):
+    """A large result shares its memory with the array only if the function kept no reference to the memory."""
     keep, write = KEPT_OF_A_RESULT[name]
     kept = []
 

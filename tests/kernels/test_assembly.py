@@ -127,7 +127,7 @@ def test_a_chip_that_the_assembler_does_not_know(monkeypatch):
 
 @pytest.fixture
 def path(monkeypatch, tmp_path) -> Callable[..., None]:
-    """Puts stand-ins for assemblers of some versions into `PATH`, in folders of these names."""
+    """Return a function that puts fake assemblers of some versions on `PATH`, each in a folder of that name."""
     from jax_triton import triton_lib  # noqa: F401  (imports JAX's plugin)
 
     def put(*versions: str) -> None:
@@ -141,12 +141,12 @@ def path(monkeypatch, tmp_path) -> Callable[..., None]:
     return put
 
 
-def test_the_assembler_is_that_of_the_path(path, tmp_path):
+def test_the_first_assembler_on_PATH_with_a_supported_version_is_used(path, tmp_path):
     path("11.7.99", "12.3.103", "12.4.1", "13.1.2")
     assert _assembler.jax_assembler() == tmp_path / "12.4.1" / "ptxas"
 
 
-def test_the_assembler_is_that_of_the_wheel(path, monkeypatch):
+def test_without_an_assembler_on_PATH_that_of_the_wheel_is_used(path, monkeypatch):
     path("not a version")
     plugin = next(name for name in _assembler._PLUGINS if f"{name}._triton" in _assembler.sys.modules)
     found = list(_assembler._candidates(plugin))

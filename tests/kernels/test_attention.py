@@ -258,7 +258,7 @@ def test_philox_is_tritons():
     np.testing.assert_array_equal(out.numpy().view(np.uint32), want)
 
 
-def test_vmap_is_a_loop():
+def test_vmap_agrees_with_a_loop_over_the_rows():
     query, key, value, _ = (jnp.stack([x, x[::-1]]) for x in inputs(heads=2, kv_heads=1, q_len=17, kv_len=18))
     keys = jax.random.split(KEY, 2)
     shared, own = normal(1, 1, 17, 18, seed=8), normal(2, 1, 1, 17, 18, seed=9)

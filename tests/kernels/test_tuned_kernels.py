@@ -165,7 +165,7 @@ def test_each_operation_is_tuned_in_each_direction(name, tmp_path, monkeypatch):
     ]
 
 
-def test_rows_whose_label_is_ignored_are_read_where_they_are_timed(monkeypatch):
+def test_timed_rows_are_never_ignored_labels(monkeypatch):
     ignored = []
 
     def milliseconds(*_, constants, **__):

@@ -29,7 +29,7 @@ def test_large_integers_compare_with_floats_as_floats():
     check(lambda x, y: (x == y, x > y, x == 16777216.0), torch.tensor([16777217, 16777216]), torch.tensor([16777216.0]))
 
 
-def test_complex_numbers_are_equal_or_not():
+def test_eq_and_ne_of_complex_numbers():
     check(lambda x, y: (x == y, x != y), COMPLEX[:, None], COMPLEX[None])
 
 

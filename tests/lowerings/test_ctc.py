@@ -55,11 +55,11 @@ def test_unlikely_labellings_in_float64():
     check(lambda x, y: _run(x, y, (6, 4, 5), (3, 1, 2)), x, TARGETS, grad=True)
 
 
-def test_one_labelling():
+def test_without_a_batch_axis():
     check(lambda x, y: _run(x, y, (6,), (3,)), SCORES[:, 0], TARGETS[0], grad=True, **TIGHT)
 
 
-def test_operators_in_torch():
+def test_the_replacement_agrees_with_torch_when_torch_runs_it():
     x = SCORES.log_softmax(-1).requires_grad_()
     how: Any = (TARGETS, (6, 4, 5), (2, 1, 2))
     expected = F.ctc_loss(x, *how)

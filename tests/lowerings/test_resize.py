@@ -103,7 +103,7 @@ def test_empty_batch_of_other_dimensions(mode, dims):
     check(lambda x: F.interpolate(x, scale_factor=2, mode=mode), torch.ones(0, 2, *[3] * dims), grad=True)
 
 
-def test_nan_stays_where_it_is():
+def test_nan_does_not_spread_to_other_pixels():
     x = X.clone()
     x[..., 2, 2] = float("nan")
     check(lambda x: F.interpolate(x, (3, 2), mode="bilinear", antialias=True), x, **TIGHT)

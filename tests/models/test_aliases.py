@@ -1,4 +1,4 @@
-"""Tensors of a module that share memory, which the arrays of a state do not: shared as before, or refused."""
+"""Tensors of a module that share memory: a call preserves the sharing, or refuses the module."""
 
 from __future__ import annotations
 

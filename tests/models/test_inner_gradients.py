@@ -1,4 +1,4 @@
-"""Modules that look at `requires_grad`, or differentiate inside their forward, in calls with and without `jax.grad`."""
+"""Modules whose forward reads `requires_grad` or computes gradients, called with and without `jax.grad`."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Freezes(nn.Module):
 
 
 @calls
-def test_a_copy_of_a_layer_is_outside_the_gradient(call: str):
+def test_a_module_that_calls_a_copy_of_its_layer(call: str):
     net = jtbridge.module(model := Freezes("copy"))
     params, state = net.init()
     found = CALLS[call](net, params, state)

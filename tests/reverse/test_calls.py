@@ -115,7 +115,7 @@ def test_the_gradient_of_a_wide_argument_is_wide():
     torch.testing.assert_close(x.grad, 2 * x, rtol=1e-6, atol=1e-6)
 
 
-def test_x64_switched_in_between():
+def test_x64_is_on_in_the_forward_and_off_in_the_backward():
     f = jtbridge.to_torch_function(lambda x: x**3)
     x = torch.tensor([1 / 3], dtype=torch.float64, requires_grad=True)
     with jax.enable_x64(True):

@@ -131,7 +131,7 @@ def test_batches(name: str):
 
 @pytest.mark.parametrize("name", [name for name, op in OPERATORS.items() if op.supports_autograd])
 def test_batches_of_cotangents(name: str):
-    """As of `jax.jacrev`: the arguments are the same for each row."""
+    """`vmap` over the cotangents alone, as `jax.jacrev` does it."""
     if name in ("as_strided_scatter", "to_sparse"):
         pytest.skip("its gradient is wrong in torch, or its result is sparse")
     for case in cases(OPERATORS[name]):

@@ -13,12 +13,12 @@ _HEAD = """\
 <!-- Written by `python -m tests.models.architectures --write docs/architectures.md`. -->
 
 Each row is a class of `transformers` {version} with small sizes, random weights and a batch of two. Its results and the
-gradient by all its parameters are computed under `jax.jit`, through [`jtbridge.module`](models.md) with
+gradients of all its parameters are computed under `jax.jit`, through [`jtbridge.module`](models.md) with
 `backend="auto"`, and are compared with torch in float32. {right} of {total} agree with torch, and {whole} of these are
 translated.{left} LLVM's optimisations are off, because each program runs once.
 
 "Translated" means that XLA computes everything. "Called" means that torch runs inside the compiled program; the reason
-is given. The differences are relative to the largest element of a result, and of the gradient by one parameter.
+is given. The differences are relative to the largest element of a result, and of the gradient of one parameter.
 """
 
 

@@ -78,7 +78,7 @@ def to_torch(arrays: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def assert_near(got: Any, want: Sequence[torch.Tensor], factor: float = 1.0) -> None:
-    """Same shapes and dtypes, and values apart by no more than rounding of the dtype."""
+    """Compare shapes, dtypes, and values to within the rounding of the dtype."""
     for g, w in zip(jax.tree.leaves(got), want, strict=True):
         assert g.shape == tuple(w.shape)
         assert str(g.dtype) == str(w.dtype).removeprefix("torch.")
@@ -88,7 +88,7 @@ def assert_near(got: Any, want: Sequence[torch.Tensor], factor: float = 1.0) -> 
 
 
 def assert_is_torchs(fn: Callable[..., Any], *arrays: Any, second: bool = False, factor: float = 4.0) -> None:
-    """Values, gradients and, if asked for, second derivatives by all floating-point arguments are torch's."""
+    """Compare values and gradients with torch; with `second`, second derivatives too."""
     f = jtbridge.wrap(fn, backend="xla")
     tensors = to_torch(arrays)
     moving = tuple(i for i, x in enumerate(tensors) if x.is_floating_point())

@@ -393,7 +393,7 @@ def test_x_cut_off_in_place(dtype):
     assert_is_torchs(f, *arguments(dtype))
 
 
-def test_chains_beside_one_that_hides_what_is_used():
+def test_other_chains_are_fused_if_one_hides_a_value_that_is_used():
     def f(x, weight):
         y, h = inner_value_returned(x, weight)
         return llama(x, weight) + y.sin(), h, gemma(x, weight)
