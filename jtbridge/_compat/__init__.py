@@ -5,171 +5,170 @@ the entry was written. `make test`, which needs neither Triton nor a GPU, was al
 and with jax 0.11.2, on torch 2.15.0 with jax 0.10.2, and with jax 0.12.0.
 """
 
-from ._checkpoint import reentrant_checkpoints as reentrant_checkpoints
-from ._draws import EarlierDraws as EarlierDraws
-from ._draws import draw_source as draw_source
-from ._draws import drawing_from as drawing_from
-from ._draws import inside_mode as inside_mode
-from ._draws import on_meta as on_meta
-from ._draws import random_state_of as random_state_of
-from ._draws import same_generator as same_generator
-from ._flex_attention import flex_attention_in_operators as flex_attention_in_operators
-from ._flex_attention import flex_attention_scores as flex_attention_scores
-from ._flex_attention import is_flex_attention as is_flex_attention
-from ._forward_mode import dual as dual
-from ._forward_mode import enter_shared_level as enter_shared_level
-from ._forward_mode import exit_shared_level as exit_shared_level
-from ._forward_mode import forward_mode as forward_mode
-from ._forward_mode import has_tangent as has_tangent
-from ._forward_mode import in_forward_mode as in_forward_mode
-from ._forward_mode import level_is_shared as level_is_shared
-from ._forward_mode import thread_in_forward_mode as thread_in_forward_mode
-from ._interrupts import raise_in_thread as raise_in_thread
-from ._jax import ORDERED_EFFECT as ORDERED_EFFECT
-from ._jax import InconclusiveDimensionOperation as InconclusiveDimensionOperation
-from ._jax import Primitive as Primitive
-from ._jax import add_host_callback as add_host_callback
-from ._jax import add_linearization as add_linearization
-from ._jax import buffer_call as buffer_call
-from ._jax import buffer_call_by_index as buffer_call_by_index
-from ._jax import call_aval as call_aval
-from ._jax import cudnn_attention as cudnn_attention
-from ._jax import cudnn_backward as cudnn_backward
-from ._jax import cudnn_forward as cudnn_forward
-from ._jax import cudnn_version as cudnn_version
-from ._jax import is_divided as is_divided
-from ._jax import is_exported as is_exported
-from ._jax import is_for_one_device as is_for_one_device
-from ._jax import jax_is_initialized as jax_is_initialized
-from ._jax import replicated as replicated
-from ._jax import require_devices as require_devices
-from ._jax import spans_devices as spans_devices
-from ._jax import unify_varying_axes as unify_varying_axes
-from ._jax_arrays import ArrayImpl as ArrayImpl
-from ._jax_arrays import array_on_device as array_on_device
-from ._jax_arrays import weakly_typed as weakly_typed
-from ._jax_checkpoint import add_policy_rule as add_policy_rule
-from ._jax_checkpoint import add_pruning as add_pruning
-from ._jax_checkpoint import cut_by_policy as cut_by_policy
-from ._jax_checkpoint import is_dropped as is_dropped
-from ._jax_checkpoint import is_staging as is_staging
-from ._jax_checkpoint import new_variable as new_variable
-from ._jax_checkpoint import without_unused as without_unused
-from ._jax_tools import add_nan_check as add_nan_check
-from ._jax_tools import refuse_in_jet as refuse_in_jet
-from ._jax_tools import register_with_jet as register_with_jet
-from ._jax_traces import Context as Context
-from ._jax_traces import concrete_values as concrete_values
-from ._jax_traces import current_context as current_context
-from ._jax_traces import current_trace as current_trace
-from ._jax_traces import outermost_trace as outermost_trace
-from ._jax_traces import refusing_jax as refusing_jax
-from ._jax_traces import traced_for as traced_for
-from ._module_tables import HOOK_TABLES as HOOK_TABLES
-from ._module_tables import MODULE_TABLES as MODULE_TABLES
-from ._module_tables import RNN_WEIGHTS as RNN_WEIGHTS
-from ._module_tables import forward_pre_hooks as forward_pre_hooks
-from ._module_tables import non_persistent_buffers as non_persistent_buffers
-from ._module_tables import registered_buffers as registered_buffers
-from ._module_tables import registered_modules as registered_modules
-from ._module_tables import registered_parameters as registered_parameters
-from ._released import ReleasedTensor as ReleasedTensor
-from ._released import reads_no_values as reads_no_values
-from ._shared_tensor import SharedTensor as SharedTensor
-from ._symbolic_sizes import broken_assumption as broken_assumption
-from ._symbolic_sizes import kernels_of_symbolic_sizes as kernels_of_symbolic_sizes
-from ._symbolic_sizes import may_equal as may_equal
-from ._symbolic_sizes import symbolic_shapes as symbolic_shapes
-from ._symbolic_sizes import symbolic_tensors as symbolic_tensors
-from ._to_dlpack import exports_to_dlpack_seen as exports_to_dlpack_seen
-from ._torch import IMPORTED_BY_FAKE_TENSORS as IMPORTED_BY_FAKE_TENSORS
-from ._torch import DataDependentOutputException as DataDependentOutputException
-from ._torch import DispatchMode as DispatchMode
-from ._torch import DynamicOutputShapeException as DynamicOutputShapeException
-from ._torch import FakeTensor as FakeTensor
-from ._torch import FakeTensorMode as FakeTensorMode
-from ._torch import HigherOrderOperator as HigherOrderOperator
-from ._torch import OpOverload as OpOverload
-from ._torch import TorchDispatchMode as TorchDispatchMode
-from ._torch import any_autocast as any_autocast
-from ._torch import backwards_that_may_detach as backwards_that_may_detach
-from ._torch import custom_backwards as custom_backwards
-from ._torch import detached_backwards as detached_backwards
-from ._torch import differentiating as differentiating
-from ._torch import function_of_triton_operator as function_of_triton_operator
-from ._torch import functorch_depth as functorch_depth
-from ._torch import functorch_level as functorch_level
-from ._torch import gradients_required as gradients_required
-from ._torch import has_batching_rule as has_batching_rule
-from ._torch import has_cpu_kernel as has_cpu_kernel
-from ._torch import has_lost_gradient as has_lost_gradient
-from ._torch import has_saved_tensor_hooks as has_saved_tensor_hooks
-from ._torch import has_torch_modes as has_torch_modes
-from ._torch import has_unbatched_node as has_unbatched_node
-from ._torch import hooks_of_all_modules as hooks_of_all_modules
-from ._torch import in_backward as in_backward
-from ._torch import innermost as innermost
-from ._torch import inside_functorch as inside_functorch
-from ._torch import is_lazy as is_lazy
-from ._torch import is_tracing_exception as is_tracing_exception
-from ._torch import is_zero as is_zero
-from ._torch import mark_as_parameter as mark_as_parameter
-from ._torch import materializes_gradients as materializes_gradients
-from ._torch import once_differentiable_in as once_differentiable_in
-from ._torch import outside_functorch as outside_functorch
-from ._torch import outside_modes as outside_modes
-from ._torch import pack_padded_sequence as pack_padded_sequence
-from ._torch import pad_packed_sequence as pad_packed_sequence
-from ._torch import plain as plain
-from ._torch import qualified_operator_name as qualified_operator_name
-from ._torch import replace_fake as replace_fake
-from ._torch import storage_id as storage_id
-from ._torch import torch_batches as torch_batches
-from ._torch import torch_pytree_node as torch_pytree_node
-from ._torch import triton_wrapper_class as triton_wrapper_class
-from ._torch import unwrap_compiled as unwrap_compiled
-from ._torch import without_cached_weights as without_cached_weights
-from ._torch import writes as writes
-from ._torch_eager import StorageWeakRef as StorageWeakRef
-from ._torch_eager import address_of as address_of
-from ._torch_eager import has_error_node as has_error_node
-from ._torch_eager import is_shared as is_shared
-from ._torch_eager import node_names as node_names
-from ._torch_eager import replace_memory as replace_memory
-from ._torch_eager import run_backward as run_backward
-from ._torch_eager import storage_of as storage_of
-from ._torch_fields import BACKWARD_HOOKS as BACKWARD_HOOKS
-from ._torch_fields import base_of as base_of
-from ._torch_fields import has_gradient_hooks as has_gradient_hooks
-from ._torch_fields import overload_name as overload_name
-from ._torch_fields import overload_of as overload_of
-from ._torch_fields import schema_of as schema_of
-from ._torch_fields import tensor_of_class as tensor_of_class
-from ._torch_fields import undeclared_writes as undeclared_writes
-from ._torch_fields import write_count as write_count
-from ._torch_library import SingleLevelFunction as SingleLevelFunction
-from ._torch_library import has_dispatch_modes as has_dispatch_modes
-from ._torch_library import has_own_dispatch as has_own_dispatch
-from ._torch_library import mark_constant_for_dynamo as mark_constant_for_dynamo
-from ._torch_library import recording_in_operators as recording_in_operators
-from ._torch_library import recording_outer_levels as recording_outer_levels
-from ._torch_library import redispatch_below_autograd as redispatch_below_autograd
-from ._torch_library import single_level_allowed as single_level_allowed
-from ._tracing import TRACING as TRACING
-from ._tracing import autograd_place as autograd_place
-from ._tracing import decomposition_of as decomposition_of
-from ._tracing import fake_tensors as fake_tensors
-from ._tracing import forget_tensors as forget_tensors
-from ._tracing import forgetting_graph_sources as forgetting_graph_sources
-from ._tracing import last_traced_node as last_traced_node
-from ._tracing import last_traced_node_of as last_traced_node_of
-from ._tracing import lstm_in_operators as lstm_in_operators
-from ._tracing import running_modules as running_modules
-from ._tracing import trace_joint as trace_joint
-from ._tracing import tracing as tracing
-from ._transformers import asked_whether_fake as asked_whether_fake
-from ._transformers import show_as_real as show_as_real
-from ._transformers import taken_for_fake as taken_for_fake
-from ._transformers import watch_questions as watch_questions
-from ._unbacked import known_size as known_size
-from ._unbacked import unbacked_fake_mode as unbacked_fake_mode
+from ._checkpoint import reentrant_checkpoints
+from ._draws import EarlierDraws, draw_source, drawing_from, inside_mode, on_meta, random_state_of, same_generator
+from ._flex_attention import flex_attention_in_operators, flex_attention_scores, is_flex_attention
+from ._forward_mode import (
+    dual,
+    enter_shared_level,
+    exit_shared_level,
+    forward_mode,
+    has_tangent,
+    in_forward_mode,
+    level_is_shared,
+    thread_in_forward_mode,
+)
+from ._interrupts import raise_in_thread
+from ._jax import (
+    ORDERED_EFFECT,
+    InconclusiveDimensionOperation,
+    Primitive,
+    add_host_callback,
+    add_linearization,
+    buffer_call,
+    buffer_call_by_index,
+    call_aval,
+    cudnn_attention,
+    cudnn_backward,
+    cudnn_forward,
+    cudnn_version,
+    is_divided,
+    is_exported,
+    is_for_one_device,
+    jax_is_initialized,
+    replicated,
+    require_devices,
+    spans_devices,
+    unify_varying_axes,
+)
+from ._jax_arrays import ArrayImpl, array_on_device, weakly_typed
+from ._jax_checkpoint import (
+    add_policy_rule,
+    add_pruning,
+    cut_by_policy,
+    is_dropped,
+    is_staging,
+    new_variable,
+    without_unused,
+)
+from ._jax_tools import add_nan_check, refuse_in_jet, register_with_jet
+from ._jax_traces import (
+    Context,
+    concrete_values,
+    current_context,
+    current_trace,
+    outermost_trace,
+    refusing_jax,
+    traced_for,
+)
+from ._module_tables import (
+    HOOK_TABLES,
+    MODULE_TABLES,
+    RNN_WEIGHTS,
+    forward_pre_hooks,
+    non_persistent_buffers,
+    registered_buffers,
+    registered_modules,
+    registered_parameters,
+)
+from ._released import ReleasedTensor, reads_no_values
+from ._shared_tensor import SharedTensor
+from ._symbolic_sizes import broken_assumption, kernels_of_symbolic_sizes, may_equal, symbolic_shapes, symbolic_tensors
+from ._to_dlpack import exports_to_dlpack_seen
+from ._torch import (
+    IMPORTED_BY_FAKE_TENSORS,
+    DataDependentOutputException,
+    DispatchMode,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    HigherOrderOperator,
+    OpOverload,
+    TorchDispatchMode,
+    any_autocast,
+    backwards_that_may_detach,
+    custom_backwards,
+    detached_backwards,
+    differentiating,
+    function_of_triton_operator,
+    functorch_depth,
+    functorch_level,
+    gradients_required,
+    has_batching_rule,
+    has_cpu_kernel,
+    has_lost_gradient,
+    has_saved_tensor_hooks,
+    has_torch_modes,
+    has_unbatched_node,
+    hooks_of_all_modules,
+    in_backward,
+    innermost,
+    inside_functorch,
+    is_lazy,
+    is_tracing_exception,
+    is_zero,
+    mark_as_parameter,
+    materializes_gradients,
+    once_differentiable_in,
+    outside_functorch,
+    outside_modes,
+    pack_padded_sequence,
+    pad_packed_sequence,
+    plain,
+    qualified_operator_name,
+    replace_fake,
+    storage_id,
+    torch_batches,
+    torch_pytree_node,
+    triton_wrapper_class,
+    unwrap_compiled,
+    without_cached_weights,
+    writes,
+)
+from ._torch_eager import (
+    StorageWeakRef,
+    address_of,
+    has_error_node,
+    is_shared,
+    node_names,
+    replace_memory,
+    run_backward,
+    storage_of,
+)
+from ._torch_fields import (
+    BACKWARD_HOOKS,
+    base_of,
+    has_gradient_hooks,
+    overload_name,
+    overload_of,
+    schema_of,
+    tensor_of_class,
+    undeclared_writes,
+    write_count,
+)
+from ._torch_library import (
+    SingleLevelFunction,
+    has_dispatch_modes,
+    has_own_dispatch,
+    mark_constant_for_dynamo,
+    recording_in_operators,
+    recording_outer_levels,
+    redispatch_below_autograd,
+    single_level_allowed,
+)
+from ._tracing import (
+    TRACING,
+    autograd_place,
+    decomposition_of,
+    fake_tensors,
+    forget_tensors,
+    forgetting_graph_sources,
+    last_traced_node,
+    last_traced_node_of,
+    lstm_in_operators,
+    running_modules,
+    trace_joint,
+    tracing,
+)
+from ._transformers import asked_whether_fake, show_as_real, taken_for_fake, watch_questions
+from ._unbacked import known_size, unbacked_fake_mode

@@ -15,33 +15,17 @@ if TYPE_CHECKING:
     from ._registry import choose, may_have_islands, portable, unsupported_reasons
     from .callback import call_on_host, numpy_callback
 
-__all__ = [
-    "Backend",
-    "BackendStatus",
-    "backends",
-    "call_on_host",
-    "called_device",
-    "check_name",
-    "choose",
-    "may_have_islands",
-    "may_use_kernels",
-    "numpy_callback",
-    "order_after_current_streams",
-    "portable",
-    "translates",
-    "unsupported_reasons",
-    "uses_kernels",
-]
-
-_MODULES = {
+# The names that are imported on first use, and their files.
+_FILES = {
     "Backend": "_base",
     "call_on_host": "callback",
     "numpy_callback": "callback",
     "order_after_current_streams": "_dlpack_gpu",
+    **dict.fromkeys(("choose", "may_have_islands", "portable", "unsupported_reasons"), "_registry"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _FILES:
         raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
-    return getattr(importlib.import_module(f".{_MODULES.get(name, '_registry')}", __name__), name)
+    return getattr(importlib.import_module(f".{_FILES[name]}", __name__), name)

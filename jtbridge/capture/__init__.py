@@ -20,33 +20,3 @@ from .modes.exceptions import refuse_higher_order
 from .modes.flex_attention import FlexAttentionInOperators
 from .modes.provenance import origin
 from .rewrites.rounded_once import materialized_tensor
-
-__all__ = [
-    "FUSABLE_FUNCTIONS",
-    "FlexAttentionInOperators",
-    "GraphFunction",
-    "GraphUse",
-    "Split",
-    "TraceRequest",
-    "Trial",
-    "aten_graph",
-    "check_differentiable",
-    "closed_over_modules",
-    "device_closed_over",
-    "draws",
-    "examples",
-    "forward_graph",
-    "from_bytes",
-    "infer",
-    "is_data_dependent",
-    "large_constants",
-    "lift_constants",
-    "materialized_tensor",
-    "origin",
-    "probe_vmap",
-    "refuse_higher_order",
-    "split",
-    "to_bytes",
-    "trace_on",
-    "with_places_for",
-]

@@ -23,15 +23,3 @@ from ._module import JaxModule, module
 from ._sharding import shard, shard_batch, shardings
 from .generation import generate
 from .training import TrainState, TrainStep, train_step
-
-__all__ = [
-    "JaxModule",
-    "TrainState",
-    "TrainStep",
-    "generate",
-    "module",
-    "shard",
-    "shard_batch",
-    "shardings",
-    "train_step",
-]

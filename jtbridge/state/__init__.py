@@ -15,22 +15,3 @@ from ._guard import NO_GUARD, GlobalDraws, StateBeforeRun, StateGuard, saving_st
 from ._kinds import of_library
 from ._reachable import Change, ReachableState
 from ._written_values import WrittenValues
-
-__all__ = [
-    "NO_GUARD",
-    "VALUES",
-    "Change",
-    "GlobalDraws",
-    "PoisonTensor",
-    "ReachableState",
-    "StateBeforeRun",
-    "StateGuard",
-    "WrittenValues",
-    "of_library",
-    "poison_tensor",
-    "replace",
-    "same",
-    "same_tensors",
-    "saving_state_once",
-    "start_over",
-]

@@ -21,28 +21,3 @@ from ._rows import RowAxes, row_axes, with_rows
 from ._vjp import Vjp
 from ._vmap import Vmap, of_results, unbatched
 from ._vmap_guard import SetGuard
-
-__all__ = [
-    "FUSED",
-    "LARGEST_JACOBIAN",
-    "PADDED",
-    "WITHOUT_DOUBLE_BACKWARD",
-    "DetachedBackwardError",
-    "Jvp",
-    "RowAxes",
-    "SetGuard",
-    "Vjp",
-    "Vmap",
-    "conjugate",
-    "have_nan",
-    "of_results",
-    "refuse_lost_gradients",
-    "refuse_once_differentiable",
-    "refuse_wrong_batches",
-    "refused_detached_backwards",
-    "row_axes",
-    "unbatched",
-    "with_differentiable_statistics",
-    "with_rows",
-    "without_nan",
-]

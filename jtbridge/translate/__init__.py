@@ -9,26 +9,3 @@ from ._lower import lower_program
 from ._operators import OperatorCounts
 from ._program import ProgramPart, precision, translate, untranslatable_reason
 from ._symbolic import example_shapes, is_symbolic, symbolic_program, torch_symbolic
-
-__all__ = [
-    "OperatorCounts",
-    "ProgramPart",
-    "Workload",
-    "choose_runner",
-    "closed_over_bytes",
-    "example_shapes",
-    "forced_islands",
-    "is_symbolic",
-    "island_of",
-    "islands_in",
-    "lower_program",
-    "nonlinearity",
-    "precision",
-    "symbolic_program",
-    "torch_island_p",
-    "torch_symbolic",
-    "translate",
-    "untranslatable_reason",
-    "with_constants",
-    "workload_of",
-]

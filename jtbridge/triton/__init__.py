@@ -7,11 +7,9 @@ Triton's private functions are used in this folder alone. Tried on triton 3.6, 3
 triton 3.7 to 3.9 with jax-triton 0.4.1.
 """
 
-from ._assembler import jax_assembler as jax_assembler
-from ._call import triton_call as triton_call
-from ._interception import intercepted_launches as intercepted_launches
-from ._interception import with_intercepted_launches as with_intercepted_launches
-from ._interpreter import LANGUAGE_LOCK as LANGUAGE_LOCK
-from ._interpreter import fixed_interpreter as fixed_interpreter
-from ._ir import COMPILER_OPTIONS as COMPILER_OPTIONS
-from ._versions import unsupported_reason as unsupported_reason
+from ._assembler import jax_assembler
+from ._call import triton_call
+from ._interception import intercepted_launches, with_intercepted_launches
+from ._interpreter import LANGUAGE_LOCK, fixed_interpreter
+from ._ir import COMPILER_OPTIONS
+from ._versions import unsupported_reason

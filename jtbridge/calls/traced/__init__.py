@@ -2,5 +2,3 @@
 
 from ._call import TracedCalls
 from ._verify import difference, tolerance
-
-__all__ = ["TracedCalls", "difference", "tolerance"]

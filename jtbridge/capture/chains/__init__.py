@@ -2,5 +2,3 @@
 
 from ._operators import FUNCTIONS
 from ._recorder import CallRecorder
-
-__all__ = ["FUNCTIONS", "CallRecorder"]

@@ -6,5 +6,3 @@
 """
 
 from ._train_step import TrainState, TrainStep, train_step
-
-__all__ = ["TrainState", "TrainStep", "train_step"]

@@ -11,10 +11,7 @@ them to a kernel are read by the kernel (`_late_scalars.py`).
 Triton is not imported before a kernel is launched; the user's code has imported it by then.
 """
 
-from ._late_scalars import LateScalar as LateScalar
-from ._late_scalars import late_scalars as late_scalars
-from ._late_scalars import may_need_late_scalars as may_need_late_scalars
-from ._launch import Launch as Launch
-from ._operator import find_launch as find_launch
-from ._operator import launch_operator as launch_operator
-from ._primitive import launch as launch
+from ._late_scalars import LateScalar, late_scalars, may_need_late_scalars
+from ._launch import Launch
+from ._operator import find_launch, launch_operator
+from ._primitive import launch
