@@ -78,13 +78,10 @@ def _along(x: jax.Array, axis: int, log: bool) -> jax.Array:
 @functools.cache
 def differentiable_kernel(log: bool) -> DifferentiableKernel:
     """Return softmax over the last dimension, or its logarithm, as a differentiable kernel."""
+    of = functools.partial(functools.partial, log=log)
     return DifferentiableKernel(
-        forward=KernelPrimitive(
-            functools.partial(reference.forward, log=log), functools.partial(_forward, log=log), leading()
-        ),
-        backward=KernelPrimitive(
-            functools.partial(reference.backward, log=log), functools.partial(_backward, log=log), leading()
-        ),
+        forward=KernelPrimitive(of(reference.forward), of(_forward), leading()),
+        backward=KernelPrimitive(of(reference.backward), of(_backward), leading()),
         results=1,
         saved=lambda inputs, outputs: outputs,
     )
