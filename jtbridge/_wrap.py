@@ -163,7 +163,7 @@ class Wrapped:
         """
         if "_traced" in self.__dict__:
             self._traced.clear()
-        jax.jit(self).clear_cache()  # JAX keeps the traces by function, for every `jax.jit` of it
+        jax.jit(self).clear_cache()  # type: ignore[attr-defined]  # JAX keeps the traces by function, for every `jax.jit` of it
 
     def _call_eagerly(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run torch itself; return NotImplemented if the call is to be translated, or torch lacks the device."""

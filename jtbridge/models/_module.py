@@ -288,7 +288,7 @@ class JaxModule:
         Programs of other functions that call it are kept. `jax.clear_caches()` drops these.
         """
         self._wrapped.clear_cache()
-        jax.jit(self).clear_cache()
+        jax.jit(self).clear_cache()  # type: ignore[attr-defined]
 
     def __copy__(self) -> JaxModule:
         return JaxModule(self._module, self._options)
