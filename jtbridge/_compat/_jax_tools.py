@@ -13,8 +13,8 @@ _REFUSALS: dict[Any, Callable[..., NoReturn]] = {}
 def add_nan_check(primitive: Any, describe: Callable[..., tuple[str, int]]) -> None:
     """Make the float checks of ``jax.experimental.checkify`` check the results of a primitive.
 
-    Tried on jax 0.10.2. The table of rules is not public. checkify assumes that a primitive without a rule returns no
-    NaNs.
+    Tried on jax 0.10.2 and 0.11.2; from 0.11 on, rules take a context first. The table of rules is not public. checkify
+    assumes that a primitive without a rule returns no NaNs.
 
     Args:
         primitive: a primitive with several results.
@@ -22,11 +22,13 @@ def add_nan_check(primitive: Any, describe: Callable[..., tuple[str, int]]) -> N
     """
     from jax._src import checkify
 
-    def rule(error: Any, enabled_errors: Any, *operands: Any, **params: Any) -> tuple[Any, Any]:
-        results = primitive.bind(*operands, **params)
+    leading = 3 if hasattr(checkify, "CheckifyContext") else 2  # the context, the error, and the kinds that are enabled
+
+    def rule(*args: Any, **params: Any) -> tuple[Any, Any]:
+        results = primitive.bind(*args[leading:], **params)
         name, count = describe(**params)
         named = types.SimpleNamespace(name=name, multiple_results=True)
-        return checkify.check_nans(named, error, enabled_errors, results[:count]), results
+        return checkify.check_nans(named, *args[:leading], results[:count]), results
 
     checkify.error_checks[primitive] = rule
 

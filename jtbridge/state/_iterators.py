@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import itertools
 import types
 from collections.abc import Callable, Iterator
@@ -30,7 +31,9 @@ def position_of(iterator: Any) -> Any:
     try:
         reduced = iterator.__reduce__()
     except (TypeError, Warning):  # iterators of itertools cannot be copied from Python 3.14 on
-        return repr(iterator) if isinstance(iterator, itertools.count | itertools.repeat) else None
+        if isinstance(iterator, itertools.count | itertools.repeat):
+            return repr(iterator)
+        reduced = tuple(tuple(x) if isinstance(x, list) else x for x in gc.get_referents(iterator))
     return _map_iterators(position_of, reduced)
 
 

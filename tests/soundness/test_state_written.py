@@ -447,6 +447,7 @@ ROUTES: dict[str, Callable[[Callable], Any]] = {
 @pytest.mark.parametrize("make", CASES, ids=lambda make: getattr(make, "__name__", ""))
 @pytest.mark.parametrize("backend", ["xla", "dlpack"])
 @pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.filterwarnings("ignore:Pickle, copy, and deepcopy support will be removed from itertools")  # Python 3.12
 def test_it_is_refused_by_name_and_put_back(make, backend, route):
     case = make()
     before = case.state()
@@ -455,6 +456,19 @@ def test_it_is_refused_by_name_and_put_back(make, backend, route):
     assert case.written in str(caught.value), case.name
     assert 'effects="ordered"' in str(caught.value)
     assert repr(case.state()) == repr(before), case.name
+
+
+class CannotBeCopied(itertools.chain):
+    """An iterator as those of itertools are from Python 3.14 on."""
+
+    def __reduce__(self):
+        raise TypeError("cannot pickle")
+
+
+def test_an_iterator_that_cannot_be_copied_is_refused():
+    numbers = CannotBeCopied([1], [2, 3])
+    with pytest.raises(MutationError, match="`numbers`"):
+        jax.jit(jtbridge.wrap(lambda x: x * next(numbers)))(X)
 
 
 def test_a_generator_that_is_advanced_is_refused():
