@@ -132,8 +132,8 @@ class JaxModule:
                 keeps its own mode.
 
         Raises:
-            ModelError: a tensor of the module is missing, is in both dicts, or is unknown; or the call writes to a
-                parameter.
+            ModelError: a tensor of the module is missing, is in both dicts, or is unknown; a parameter has another
+                shape than the module's; or the call writes to a parameter.
             MutationError: the call changed a Python value in an attribute.
             ArgumentError: ``forward`` has an argument `train` or `rng` of its own, and would not get the value given.
 
@@ -330,7 +330,10 @@ class JaxModule:
         check_own_arguments(self._module, method, args, {"train": train, "rng": rng})
         params, state = dict(params), dict(state)
         key = {} if rng is None else {"rng": rng}
-        (out, changed), written = self._wrapped(params, state, args, kwargs, method, train, self._added, **key)
+        in_parts = bool(jax.sharding.get_abstract_mesh().manual_axes)  # inside `shard_map`
+        (out, changed), written = self._wrapped(
+            params, state, args, kwargs, method, train, self._added, in_parts, **key
+        )
         for name in params:
             if f"params[{name!r}]" in written:
                 raise written_parameter(self.__name__, name)

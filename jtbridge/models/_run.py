@@ -49,6 +49,8 @@ class Run:
     Args:
         module: the torch module. It is read, and never written to.
         purity: "error", "warn" or "allow", if a call changes a number or a string that an attribute holds.
+
+    The argument `in_parts` of a call says whether parameters may be parts of the module's own, as inside `shard_map`.
     """
 
     runs_objects_of_the_user = True  # so the guard of traces looks into the attributes of an instance
@@ -67,6 +69,7 @@ class Run:
         method: str | Callable[..., Any],
         train: bool | None,
         added: frozenset[str],
+        in_parts: bool = False,
     ) -> tuple[Any, dict[str, torch.Tensor]]:
         ties: dict[str, str] = {}
         ties_after: dict[str, str] = {}
@@ -75,6 +78,8 @@ class Run:
         given = {**params, **state}
         tensors = {name: _in_dtype_of(given[name], entry) for name, entry in found.items() if name in given}
         check_names(self.__name__, found, params, state)
+        if not in_parts:
+            self._check_shapes(found, tensors)
         self._check_gradient_hooks(found)
         for name, tensor in tensors.items():
             if found[name].kind in ("parameter", "frozen"):
@@ -93,7 +98,7 @@ class Run:
             RefuseOwnTensors(self.__name__, everything, given.values(), stale.kept, trained),
         ):
             required = [name for name, tensor in trained.items() if innermost(tensor).requires_grad]
-            with self._explained_errors(found, tensors, stale):
+            with self._explained_errors(stale):
                 out = _bound_method(module, method)(*args, **kwargs)
             for name in required:
                 if not innermost(trained[name]).requires_grad:
@@ -122,13 +127,12 @@ class Run:
             ) from error
 
     @contextlib.contextmanager
-    def _explained_errors(self, found: Mapping[str, TensorEntry], tensors: Tensors, stale: Stale) -> Iterator[None]:
-        """Explain an exception of the module's code by parameters of other shapes, or by dropped attributes."""
+    def _explained_errors(self, stale: Stale) -> Iterator[None]:
+        """Explain an exception of the module's code by attributes that the copy of the module does not have."""
         try:
             yield
-        except Exception as error:
-            self._note_other_shapes(error, found, tensors)
-            if not stale.dropped or not isinstance(error, AttributeError | KeyError | TypeError):
+        except (AttributeError, KeyError, TypeError) as error:
+            if not stale.dropped:
                 raise
             names = shown([f"`{name}`" for name in dict.fromkeys(stale.dropped)])
             raise ModelError(
@@ -137,17 +141,18 @@ class Run:
                 "clear it in the torch module."
             ) from error
 
-    def _note_other_shapes(self, error: Exception, found: Mapping[str, TensorEntry], tensors: Tensors) -> None:
-        """Add a note to `error` that lists the parameters whose shapes differ from those in the torch module."""
+    def _check_shapes(self, found: Mapping[str, TensorEntry], tensors: Tensors) -> None:
+        """Refuse parameters of other shapes than in torch, which operators might broadcast."""
         other = [
             f"`{name}` {tuple(tensor.shape)}, in torch {tuple(found[name].tensor.shape)}"
             for name, tensor in tensors.items()
             if found[name].kind in ("parameter", "frozen") and tensor.shape != found[name].tensor.shape
         ]
         if other:
-            error.add_note(
-                f"Parameters of `{self.__name__}` have other shapes than in the torch module: {shown(other)}. Those of "
-                "several models are for `jax.vmap`."
+            raise ModelError(
+                f"Parameters of `{self.__name__}` have other shapes than in the torch module: {shown(other)}. Stacked "
+                "parameters of several models are for `jax.vmap`. For a model of other sizes, make a torch module of "
+                "these sizes: `jtbridge.module(model)`."
             )
 
     def _check_gradient_hooks(self, found: Mapping[str, TensorEntry]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -41,13 +42,33 @@ def test_arguments():
 
 
 @modes
-def test_an_error_names_parameters_of_other_shapes(jit: bool):
+def test_parameters_of_other_shapes_are_refused(jit: bool):
     net = jtbridge.module(nn.Linear(3, 2))
     params, state = net.init()
     stacked = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), params)
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(ModelError, match=r"`weight` \(2, 2, 3\), in torch \(2, 3\), `bias` \(2, 2\), in torch \(2,\)"):
         call(net, stacked, state, X, jit=jit)
-    assert "`weight` (2, 2, 3), in torch (2, 3), `bias` (2, 2), in torch (2,)" in "".join(caught.value.__notes__)
+    for name, shape in (("bias", (1,)), ("bias", ()), ("weight", (1, 3)), ("weight", (5, 3))):
+        with pytest.raises(ModelError, match=f"other shapes than in the torch module: `{name}`"):  # torch would run
+            call(net, params | {name: jnp.ones(shape)}, state, X, jit=jit)
+        with pytest.raises(ModelError, match=f"other shapes than in the torch module: `{name}`"):
+            call(net, {k: v for k, v in params.items() if k != name}, {name: jnp.ones(shape)}, X, jit=jit)
+
+
+@modes
+def test_a_parameter_may_be_a_part_inside_shard_map(jit: bool):
+    net = jtbridge.module(nn.Linear(3, 4))
+    params, state = net.init()
+    mesh = jax.make_mesh((4,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+    whole, part = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("model")
+    columns = jax.shard_map(
+        lambda p, x: net(p, state, x)[0],
+        mesh=mesh,
+        in_specs=(part, whole),
+        out_specs=jax.sharding.PartitionSpec(None, "model"),
+    )
+    found = (jax.jit(columns) if jit else columns)(params, X)
+    np.testing.assert_allclose(found, net(params, state, X)[0], rtol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
