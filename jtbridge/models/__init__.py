@@ -8,6 +8,7 @@
 - `_module.py`: :func:`jtbridge.module` and its result.
 - `_state_dict.py`, `_safetensors.py`: torch's ``state_dict``, and files.
 - `_sharding.py`, `_sharding_presets.py`: :func:`jtbridge.shard` and its relatives, and the axes that presets split.
+- `_optimizer_states.py`: the names and the division of what an optimizer keeps for each parameter.
 - `_release.py`: weights that the torch module gives up, and gets back.
 - `_caches.py`: the caches and outputs of transformers as pytrees.
 - `_programs.py`: compiled programs, as long as the Python state of a module does not change.

@@ -21,12 +21,14 @@ from jtbridge.core.messages import warn_user
 from jtbridge.errors import ArgumentError, ShardingError, ShardingWarning
 
 from ._layout import shown
-from ._sharding_presets import Role, Shape, largest_axis, role_of, tensor_axis, transposed_layers
+from ._optimizer_states import Shape, name_of, spec_of_state
+from ._sharding_presets import Role, largest_axis, role_of, tensor_axis, transposed_layers
 
 Rules = str | Mapping[str, Any]
 _PRESETS = ("replicated", "fsdp", "tensor", "tensor+fsdp")
 _TENSOR_AXES = ("model", "tensor", "tp")
 _FULLY_SHARDED_AXES = ("fsdp", "data")
+_OF_OPTIMIZER = "If it is the state of an optimizer, pass its parameters: `jtbridge.shard(..., params=params)`."
 _WORTH_TELLING = 1 << 16  # a replicated parameter with at least so many elements causes a warning
 
 
@@ -45,7 +47,7 @@ class Leaf:
     is_parameter: bool = True
 
 
-def shard(tree: Any, mesh: Mesh, rules: Rules) -> Any:
+def shard(tree: Any, mesh: Mesh, rules: Rules, *, params: Any = None) -> Any:
     """Distribute parameters over the devices of a mesh, by rules on their names.
 
     Each device gets its part alone. ``net.init(mesh=..., rules=...)`` and ``net.load_safetensors(..., mesh=...,
@@ -71,6 +73,9 @@ def shard(tree: Any, mesh: Mesh, rules: Rules) -> Any:
         mesh: the devices, such as ``jax.make_mesh((2, 4), ("data", "model"))``.
         rules: a preset; or a dict from patterns to a ``PartitionSpec`` or a preset. In a pattern, ``*`` stands for any
             text. The first pattern that matches counts.
+        params: if `tree` is the state of an optimizer, its parameters. The rules are then for their shapes, and an
+            array of the state that has another shape than its parameter is split like the axes that both have: the
+            history of L-BFGS, the means of rows and columns of Adafactor.
 
     Raises:
         ShardingError: a pattern matches no name, a name matches no pattern, a spec names an axis that the mesh does not
@@ -90,16 +95,16 @@ def shard(tree: Any, mesh: Mesh, rules: Rules) -> Any:
         >>> params["weight"].sharding.spec
         P('model', None)
     """
-    return jax.tree.map(place, tree, shardings(tree, mesh, rules))
+    return jax.tree.map(place, tree, shardings(tree, mesh, rules, params=params))
 
 
-def shardings(tree: Any, mesh: Mesh, rules: Rules) -> Any:
+def shardings(tree: Any, mesh: Mesh, rules: Rules, *, params: Any = None) -> Any:
     """Return the sharding of each array as :func:`jtbridge.shard` chooses it, without placing anything.
 
     They are for ``in_shardings`` and ``out_shardings`` of ``jax.jit``, and for restoring a checkpoint.
 
     Args:
-        tree, mesh, rules: as for :func:`jtbridge.shard`; leaves may be ``jax.ShapeDtypeStruct`` too.
+        tree, mesh, rules, params: as for :func:`jtbridge.shard`; leaves may be ``jax.ShapeDtypeStruct`` too.
 
     Example:
         >>> import jax, jtbridge
@@ -108,23 +113,18 @@ def shardings(tree: Any, mesh: Mesh, rules: Rules) -> Any:
         >>> jtbridge.shardings({"weight": shape}, mesh, "fsdp")["weight"].spec
         P(None, 'data')
     """
+    of_params = {name_of(path): tuple(np.shape(value)) for path, value in jax.tree_util.tree_leaves_with_path(params)}
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
-    leaves = []
+    leaves, shapes = [], []
     for path, value in paths:
-        name = _name_of(path)
-        leaves.append(Leaf(name, tuple(np.shape(value)), bool(name) and _is_inexact(value)))
-    return structure.unflatten(shardings_of(leaves, mesh, rules))
-
-
-def _name_of(path: Sequence[Any]) -> str:
-    """Return the last dict keys in a row on a path: those before are groups, as of `optax.multi_transform`."""
-    keys: list[str] = []
-    for step in reversed(path):
-        if isinstance(step, jax.tree_util.DictKey):
-            keys.append(str(step.key))
-        elif keys:
-            break
-    return ".".join(reversed(keys))
+        name, shape = name_of(path), tuple(np.shape(value))
+        leaves.append(Leaf(name, of_params.get(name, shape), bool(name) and _is_inexact(value)))
+        shapes.append(shape)
+    found = [
+        NamedSharding(sharding.mesh, spec_of_state(sharding.spec, leaf.shape, shape))
+        for sharding, leaf, shape in zip(shardings_of(leaves, mesh, rules), leaves, shapes, strict=True)
+    ]
+    return structure.unflatten(found)
 
 
 def shard_batch(batch: Any, mesh: Mesh, *, axis: str | Sequence[str] | None = None, local: bool = False) -> Any:
@@ -270,7 +270,7 @@ def _check_spec(leaf: Leaf, spec: PartitionSpec, mesh: Mesh) -> None:
     if len(spec) > len(leaf.shape):
         raise ShardingError(
             f"The rule {spec} for `{leaf.name}` has {len(spec)} entries, and the shape is {leaf.shape}. Give at "
-            "most one entry for each axis."
+            f"most one entry for each axis. {_OF_OPTIMIZER}"
         )
     for axis, entry in enumerate(spec):
         names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
@@ -279,7 +279,8 @@ def _check_spec(leaf: Leaf, spec: PartitionSpec, mesh: Mesh) -> None:
         if leaf.shape[axis] % size:
             raise ShardingError(
                 f"The rule {spec} for `{leaf.name}` splits axis {axis} into {size} parts, which do not divide its "
-                f"{leaf.shape[axis]} elements: the shape is {leaf.shape}. Split another axis, or use `PartitionSpec()`."
+                f"{leaf.shape[axis]} elements: the shape is {leaf.shape}. Split another axis, or use "
+                f"`PartitionSpec()`. {_OF_OPTIMIZER}"
             )
 
 

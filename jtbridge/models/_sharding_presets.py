@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 
-Shape = tuple[int, ...]
+from ._optimizer_states import Shape
 
 
 class Role(enum.Enum):

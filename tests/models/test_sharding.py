@@ -184,6 +184,50 @@ def test_groups_of_an_optimizer_are_no_part_of_the_names():
                 assert leaf.sharding.is_equivalent_to(params[key.key].sharding, leaf.ndim), path
 
 
+# How the arrays are split that an optimizer keeps for a weight (8, 16), split by its first axis, and a bias (8,).
+OF_OPTIMIZERS: dict[str, dict[tuple[int, ...], Any]] = {
+    "adamw": {(8, 16): P("model", None), (8,): P("model")},
+    "lion": {(8, 16): P("model", None), (8,): P("model")},
+    "adafactor": {(16,): P(), (8,): P("model"), (1,): P()},
+    "lbfgs": {
+        (8, 16): P("model", None),
+        (3, 8, 16): P(None, "model", None),
+        (8,): P("model"),
+        (3, 8): P(None, "model"),
+    },
+    "sm3": {(8, 16): P("model", None), (8,): P("model"), (16,): P()},
+}
+
+
+@pytest.mark.parametrize("name", OF_OPTIMIZERS)
+def test_an_optimizer_may_keep_arrays_of_other_shapes_than_the_parameters(name: str):
+    optax = pytest.importorskip("optax")
+    options: dict[str, Any] = {"adafactor": {"min_dim_size_to_factor": 8}, "lbfgs": {"memory_size": 3}}
+    optimizer = getattr(optax, name)(0.1, **options.get(name, {}))
+    mesh = mesh_of(4)
+    params = {"weight": jnp.ones((8, 16)), "bias": jnp.ones(8)}
+    rules = {"weight": P("model", None), "bias": P("model")}
+    params = jtbridge.shard(params, mesh, rules)
+    state = jtbridge.shard(optimizer.init(params), mesh, rules, params=params)
+    found = {leaf.shape: leaf.sharding for leaf in jax.tree.leaves(state)}
+    for shape, spec in OF_OPTIMIZERS[name].items():
+        assert found[shape].is_equivalent_to(jax.NamedSharding(mesh, spec), len(shape)), shape
+    shapes = jax.eval_shape(optimizer.init, params)
+    assert jtbridge.shardings(shapes, mesh, rules, params=params) == jax.tree.map(lambda leaf: leaf.sharding, state)
+
+
+def test_an_array_of_an_optimizer_that_may_be_one_of_two_axes_is_not_split():
+    mesh = mesh_of(4)
+    params = {"weight": jnp.ones((8, 8))}
+    found = jtbridge.shard([{"weight": jnp.ones(8)}], mesh, {"weight": P("model")}, params=params)
+    assert found[0]["weight"].sharding.spec == P()
+
+
+def test_the_state_of_an_optimizer_that_the_rules_do_not_fit_is_explained():
+    with pytest.raises(ShardingError, match=r"has 2 entries.*`jtbridge.shard\(..., params=params\)`"):
+        jtbridge.shard([{"weight": jnp.ones(8)}], mesh_of(4), {"weight": P("model", None)})
+
+
 def test_shardings_are_those_of_shard_and_place_nothing(model):
     params, _ = jtbridge.module(model).init()
     shapes = jax.eval_shape(lambda: params)

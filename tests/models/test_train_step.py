@@ -238,6 +238,7 @@ def test_optimizers_of_optax_do_what_they_do_by_hand(name: str):
         updates, opt_state = optimizer.update(gradients, opt_state, params, **extra)
         return optax.apply_updates(params, updates), opt_state
 
+    assert programs(step) == 1
     for _ in range(3):
         params, opt_state = by_hand(params, opt_state)
     for key, p in params.items():
@@ -424,6 +425,27 @@ def test_a_step_keeps_the_shardings_of_its_parameters():
         train, _ = step(train, x)
     assert jax.tree.map(lambda leaf: leaf.sharding, (train.params, train.opt_state)) == placed
     assert programs(step) == 1
+
+
+@pytest.mark.parametrize("name", ["lbfgs", "adafactor", "sm3"])
+def test_the_state_of_an_optimizer_is_split_as_its_parameters_are(name: str):
+    mesh = jax.make_mesh((4,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+    options: dict[str, Any] = {"adafactor": {"min_dim_size_to_factor": 8}, "lbfgs": {"memory_size": 3}}
+    net = jtbridge.module(nn.Linear(16, 8))
+    optimizer = getattr(optax, name)(0.1, **options.get(name, {}))
+    step = jtbridge.train_step(net, lambda model, x: (model(x) ** 2).mean(), optimizer)
+    rules = {"weight": PartitionSpec("model", None), "bias": PartitionSpec("model")}
+    train, expected = step.init(KEY, *net.init(mesh=mesh, rules=rules)), step.init(KEY)
+    whole = {leaf.shape for leaf in jax.tree.leaves(train.opt_state) if leaf.sharding.is_fully_replicated}
+    assert not whole & {(8, 16), (8,), (3, 8, 16), (3, 8)}
+    placed = jax.tree.map(lambda leaf: leaf.sharding, train)
+    x = np.random.default_rng(0).normal(size=(4, 16)).astype(np.float32)
+    for _ in range(3):
+        train, metrics = step(train, jax.device_put(x, NamedSharding(mesh, PartitionSpec())))
+        expected, alone = step(expected, x)
+        np.testing.assert_allclose(metrics["loss"], alone["loss"], rtol=1e-4)
+    assert jax.tree.map(lambda leaf: leaf.sharding, train) == placed
+    assert programs(step) == 2
 
 
 def test_a_key_and_a_count_of_other_kinds():

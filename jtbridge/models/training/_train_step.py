@@ -20,6 +20,7 @@ from jtbridge.core.random_numbers import check_key
 from jtbridge.errors import ArgumentError
 from jtbridge.models._layout import entries
 from jtbridge.models._module import Arrays, JaxModule
+from jtbridge.models._optimizer_states import name_of, spec_of_state
 from jtbridge.models._whole_numbers import as_whole_number
 
 from ._bound_model import BoundModel
@@ -101,7 +102,8 @@ class TrainStep:
             params, state = self._net.init()
         kept: Arrays = {name: jnp.asarray(value) for name, value in state.items()}
         first: Arrays = {name: jnp.asarray(value) for name, value in params.items()}
-        trained, opt_state = _without_aliases((first, self._optimizer.init(first)), kept)
+        trained, opt_state = jax.tree.map(_of_strong_type, (first, self._optimizer.init(first)))
+        trained, opt_state = _without_aliases((trained, opt_state), kept)
         return _on_mesh_of(trained, TrainState(trained, kept, opt_state, key, jnp.zeros((), jnp.int32)))
 
     def __call__(self, train: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
@@ -357,6 +359,11 @@ def _split(result: Any) -> tuple[Any, dict[str, Any]]:
     return value, metrics
 
 
+def _of_strong_type(leaf: Any) -> Any:
+    """Return an array that JAX does not type weakly. A step returns such ones, so another would be compiled for."""
+    return leaf.astype(leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
+
+
 def _without_aliases(donated: Any, kept: Any) -> Any:
     """Return `donated` with a copy of each array that occurs twice or is in `kept`: it cannot be donated twice."""
     seen = {id(leaf) for leaf in jax.tree.leaves(kept)}
@@ -371,16 +378,24 @@ def _without_aliases(donated: Any, kept: Any) -> Any:
 
 
 def _on_mesh_of(params: Mapping[str, Any], train: TrainState) -> TrainState:
-    """Replicate arrays of one device over the mesh of the parameters. Else the first step does, and compiles twice."""
-    meshes = [p.sharding.mesh for p in params.values() if isinstance(getattr(p, "sharding", None), NamedSharding)]
-    if not meshes:
+    """Place arrays of one device on the mesh of the parameters. Else the first step does, and compiles twice.
+
+    What an optimizer keeps for a parameter is split as the parameter is, other arrays are replicated.
+    """
+    placed = {name: p for name, p in params.items() if isinstance(getattr(p, "sharding", None), NamedSharding)}
+    if not placed:
         return train
-    whole = NamedSharding(meshes[0], PartitionSpec())
+    mesh = next(iter(placed.values())).sharding.mesh
 
-    def is_spread(leaf: Any) -> bool:
-        return isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1
+    def on_mesh(path: Any, leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
+            return leaf
+        parameter, spec = placed.get(name_of(path)), PartitionSpec()
+        if parameter is not None:
+            spec = spec_of_state(parameter.sharding.spec, parameter.shape, jnp.shape(leaf))
+        return jax.device_put(leaf, NamedSharding(mesh, spec))
 
-    return jax.tree.map(lambda leaf: leaf if is_spread(leaf) else jax.device_put(leaf, whole), train)
+    return jax.tree_util.tree_map_with_path(on_mesh, train)
 
 
 def _placed(value: jax.Array, old: Any, sharding: Any) -> jax.Array:
