@@ -79,8 +79,8 @@ class JaxModule:
                 parameter is ever whole on one device. Presets split parameters; buffers are replicated.
 
         Raises:
-            ModelError: a lazy module has no shapes yet, a parameter shares memory with another tensor, or the weights
-                were released before.
+            ModelError: a lazy module has no shapes yet, a parameter shares memory with another tensor, a tensor is
+                sparse or nested, or the weights were released before.
 
         Example:
             >>> import jtbridge, torch
@@ -102,10 +102,10 @@ class JaxModule:
                 )
             if entry.kind in ("parameter", "frozen"):
                 refuse_own_class(self.__name__, entry.name, entry.tensor)
+        convert = converter(found, mesh, rules)
         overlaps = overlapping(found)
         params: Arrays = {}
         state: Arrays = {}
-        convert = converter(found, mesh, rules)
         names = list(found)
         for name in names:
             entry = found.pop(name)  # a released tensor is freed before the next one is converted

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import torch
 
+from jtbridge.core.array_types import kind_of_layout
 from jtbridge.core.convert import to_jax
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
 from jtbridge.errors import ArgumentError, ModelError
@@ -22,6 +23,13 @@ def converter(
     """Return the function from the name and the value of a tensor to its JAX array."""
     if (mesh is None) != (rules is None):
         raise ArgumentError("`mesh` and `rules` are given together: `init(mesh=mesh, rules=...)`.")
+    for entry in found.values():
+        if entry.tensor.layout is not torch.strided or entry.tensor.is_nested:
+            kind, dense = kind_of_layout(entry.tensor)
+            raise ModelError(
+                f"`{entry.name}` {kind}, which JAX does not have. Store `{dense}` of it in the module. Code that needs "
+                "another layout can convert it in each call."
+            )
     shardings = {}
     if mesh is not None and rules is not None:
         leaves = [

@@ -71,6 +71,30 @@ def test_a_parameter_may_be_a_part_inside_shard_map(jit: bool):
     np.testing.assert_allclose(found, net(params, state, X)[0], rtol=1e-6)
 
 
+LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "mkldnn": lambda: torch.eye(3).to_mkldnn(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+}
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer", "attribute"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")
+def test_a_tensor_of_a_layout_that_jax_does_not_have_is_named(layout: str, kind: str):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Module())
+    tensor = LAYOUTS[layout]()
+    if kind == "parameter":
+        model[1].register_parameter("graph", nn.Parameter(tensor))
+    elif kind == "buffer":
+        model[1].register_buffer("graph", tensor)
+    else:
+        model[1].graph = tensor
+    with pytest.raises(ModelError, match=r"`1\.graph` .* which JAX does not have. Store `\.to_"):
+        jtbridge.module(model).init()
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
 def test_torchscript():
     scripted = torch.jit.trace(nn.Linear(3, 2), torch.ones(1, 3))
