@@ -77,6 +77,35 @@ def mamba() -> Any:
     return _made("MambaForCausalLM", "MambaConfig", vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=8)
 
 
+MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 4}
+
+
+def bamba() -> Any:
+    """Layers of attention beside layers with recurrent states."""
+    return _made("BambaForCausalLM", "BambaConfig", **SIZES, **HEADS, **MAMBA2, attn_layer_indices=[1])
+
+
+def falcon_h1() -> Any:
+    """Attention and recurrent states in each layer."""
+    return _made("FalconH1ForCausalLM", "FalconH1Config", **SIZES, **HEADS, **MAMBA2, head_dim=8, mamba_d_ssm=64)
+
+
+def zamba2() -> Any:
+    """Attention and recurrent states in some layers, and recurrent states alone in others."""
+    types = {"layers_block_type": ["mamba", "mamba", "hybrid"], "adapter_rank": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "attention_hidden_size": 64, "attention_head_dim": 16}
+    states = {"mamba_d_state": 8, "mamba_ngroups": 1, "n_mamba_heads": 8, "mamba_headdim": 8, "chunk_size": 4}
+    sizes = {**SIZES, "num_hidden_layers": 3, "max_position_embeddings": 128}
+    return _made("Zamba2ForCausalLM", "Zamba2Config", **sizes, **heads, **states, **types)
+
+
+def zaya() -> Any:
+    """Recurrent states beside full attention, and beside a window."""
+    experts = {"moe_intermediate_size": 32, "num_experts": 4, "router_hidden_size": 16}
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "head_dim": 8, "sliding_window": 12}
+    return _made("ZayaForCausalLM", "ZayaConfig", **sizes, **HEADS, **experts, layer_types=["hybrid_sliding", "hybrid"])
+
+
 def t5() -> Any:
     sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
     return _made("T5ForConditionalGeneration", "T5Config", 2.0, **sizes, decoder_start_token_id=0)
@@ -115,6 +144,10 @@ CAUSAL: dict[str, Callable[[], Any]] = {
     "phi": phi,
     "mixtral": mixtral,
     "mamba": mamba,
+    "bamba": bamba,
+    "falcon_h1": falcon_h1,
+    "zamba2": zamba2,
+    "zaya": zaya,
 }
 WITH_ENCODER: dict[str, Callable[[], Any]] = {"t5": t5, "bart": bart, "m2m100": m2m100}
 

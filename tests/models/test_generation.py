@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -38,12 +39,16 @@ def test_greedy_tokens_of_padded_prompts_are_those_of_transformers(name: str, le
     np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize("options", [{}, {"early_stopping": True, "length_penalty": 2.0}, {"early_stopping": "never"}])
-@pytest.mark.parametrize("name", ["llama", "mistral", "mamba", "t5", "bart"])
+BEAMS: list[dict[str, Any]] = [{}, {"early_stopping": True, "length_penalty": 2.0}, {"early_stopping": "never"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [*itertools.product(["llama", "mistral", "mamba", "t5", "bart"], BEAMS), ("zamba2", {})]
+)
 def test_beam_search_finds_the_sequences_of_transformers(name: str, options: dict[str, Any]):
     model, net, params, state = net_of(MODELS[name])
     ids = prompts(6)
-    options |= {"max_new_tokens": 10, "num_beams": 3, "eos_token_id": [2, 7, 11, 30]}
+    options = options | {"max_new_tokens": 10, "num_beams": 3, "eos_token_id": [2, 7, 11, 30]}
     actual = jtbridge.generate(net, params, state, ids, **options)
     expected = torch_tokens(model, ids, **options)
     ended = np.cumsum(np.isin(expected, [2, 7, 11, 30])[:, -10:], 1) > 1  # transformers fills with the first end token

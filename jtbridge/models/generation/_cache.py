@@ -15,6 +15,9 @@ from jtbridge.core.pytree import register_class
 from jtbridge.errors import ModelError
 
 STATELESS_LAYER = getattr(cache_utils, "DummyLayer", None)  # transformers 5.17 does not have it yet
+_LINEAR = cache_utils.LinearAttentionLayer
+_HYBRID: Any = getattr(cache_utils, "LinearAttentionAndFullAttentionLayer", _LINEAR)
+_HYBRID_SLIDING: Any = getattr(cache_utils, "LinearAttentionAndSlidingWindowAttentionLayer", _LINEAR)
 
 
 class _FixedLayer(cache_utils.CacheLayerMixin):
@@ -31,7 +34,7 @@ class _FixedLayer(cache_utils.CacheLayerMixin):
     is_compileable = True  # transformers then makes a mask for each token: not all of the buffer is filled
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, length: torch.Tensor, total: int):
-        super().__init__()
+        cache_utils.CacheLayerMixin.__init__(self)  # not that of a layer of transformers beside this one
         self.keys, self.values, self.length, self.total = keys, values, length, total
         self.is_initialized = True
 
@@ -104,7 +107,23 @@ class SlotPositions:
         return torch.where(positions < 0, self._total - 1, positions)
 
 
-for _layer in (FullLayer, RingLayer):
+class _HybridLayer:
+    """A layer with keys and values in buffers, and with the states of linear attention as they are."""
+
+    def take_states(self, layer: Any) -> None:
+        """Take the states of linear attention from the layer that a model made."""
+        vars(self).update({name: vars(layer)[name] for name in vars(_LINEAR())})
+
+
+class HybridFullLayer(_HybridLayer, FullLayer, _HYBRID):
+    """A layer with full and with linear attention."""
+
+
+class HybridRingLayer(_HybridLayer, RingLayer, _HYBRID_SLIDING):
+    """A layer that attends to a window of tokens, and has linear attention."""
+
+
+for _layer in (FullLayer, RingLayer, HybridFullLayer, HybridRingLayer):
     register_class(_layer)
 
 
@@ -130,6 +149,11 @@ def fixed_size(cache: Any, length: int, total: int) -> Any:
     return cache_utils.Cache(layers=[_fixed_layer(layer, length, total) for layer in cache.layers])
 
 
+def has_hybrid_layers(cache: Any) -> bool:
+    """Return whether any layer has keys and values, and recurrent states too."""
+    return any(isinstance(layer, _HybridLayer) for layer in getattr(cache, "layers", ()))
+
+
 def has_buffers(cache: Any) -> bool:
     """Return whether any layer keeps keys and values in a buffer. Layers with recurrent states alone do not."""
     if isinstance(cache, cache_utils.EncoderDecoderCache):
@@ -139,7 +163,7 @@ def has_buffers(cache: Any) -> bool:
 
 def _fixed_layer(layer: Any, length: int, total: int) -> Any:
     kind = type(layer)
-    if kind in (cache_utils.LinearAttentionLayer, STATELESS_LAYER):
+    if kind in (_LINEAR, STATELESS_LAYER):
         return layer  # its size does not depend on the number of tokens
     if kind is cache_utils.DynamicLayer and not layer.is_initialized:
         return layer  # of a layer that uses the keys of another one
@@ -149,17 +173,22 @@ def _fixed_layer(layer: Any, length: int, total: int) -> Any:
             f"The model keeps {stored} tokens of a prompt of {length}, because it adds some of its own, such as those "
             "of an image. `jtbridge.generate` does not know their positions. Write the loop with `jtbridge.module`."
         )
-    if kind is cache_utils.DynamicLayer:
+    if kind in (cache_utils.DynamicLayer, _HYBRID):
         keys, values = (_padded(part, total) for part in (layer.keys, layer.values))
-        return FullLayer(keys, values, _number(length, layer.keys), total)
-    if kind is cache_utils.DynamicSlidingWindowLayer:
+        made: type[_FixedLayer] = HybridFullLayer if kind is _HYBRID else FullLayer
+    elif kind in (cache_utils.DynamicSlidingWindowLayer, _HYBRID_SLIDING):
         size = min(layer.sliding_window, total)
         keys, values = (_ring(part, length, size) for part in (layer.keys, layer.values))
-        return RingLayer(keys, values, _number(length, layer.keys), total)
-    raise ModelError(
-        f"`jtbridge.generate` does not know how to give a cache layer of class {kind.__name__} a fixed size. It knows "
-        "full, sliding-window and chunked attention, and the states of linear attention."
-    )
+        made = HybridRingLayer if kind is _HYBRID_SLIDING else RingLayer
+    else:
+        raise ModelError(
+            f"`jtbridge.generate` does not know how to give a cache layer of class {kind.__name__} a fixed size. It "
+            "knows full, sliding-window and chunked attention, and the states of linear attention."
+        )
+    fixed = made(keys, values, _number(length, layer.keys), total)
+    if isinstance(fixed, _HybridLayer):
+        fixed.take_states(layer)
+    return fixed
 
 
 def _number(value: int, like: torch.Tensor) -> torch.Tensor:

@@ -114,7 +114,7 @@ class Decoder:
 
 def _read(model: Any, ids: torch.Tensor, mask: torch.Tensor, total: int, **inputs: Any) -> Any:
     """Run a torch model on a prompt; return the last scores, the output of the encoder, and a cache of fixed size."""
-    from ._cache import fixed_size, has_buffers  # they need transformers
+    from ._cache import fixed_size, has_buffers, has_hybrid_layers  # they need transformers
 
     model = plain_model(model)
     if not model.config.is_encoder_decoder:
@@ -128,7 +128,9 @@ def _read(model: Any, ids: torch.Tensor, mask: torch.Tensor, total: int, **input
     out = model(**model.prepare_inputs_for_generation(ids, is_first_iteration=True, **_OUTPUTS, **inputs))
     encoded = inputs["encoder_outputs"][0] if model.config.is_encoder_decoder else None
     cache = fixed_size(out[_cache_name(out)], ids.shape[1], total)
-    if has_buffers(cache) and not getattr(model, "_can_compile_fullgraph", True):
+    # Hybrid layers are the only reason why transformers does not compile FalconH1, Zamba and Zamba2.
+    grows = not getattr(model, "_can_compile_fullgraph", True) and not has_hybrid_layers(cache)
+    if has_buffers(cache) and grows:
         raise ModelError(
             f"`{type(model).__name__}` needs a cache that grows (transformers says so by `_can_compile_fullgraph`), "
             "which `jtbridge.generate` does not have. Write the loop with `jtbridge.module`."

@@ -245,6 +245,8 @@ def _check_inputs(model: Any, given: dict[str, Any]) -> None:
 
 
 _INSTEAD = {
+    "generation_config": "Set `model.generation_config` instead, from which settings are read that are no arguments.",
+    "stopping_criteria": "A function of the tokens of each step ends the generation if it returns True: `stream=`.",
     "do_sample": "Tokens are sampled if there is a key: `rng=jax.random.key(0)`.",
     "max_length": "Pass `max_new_tokens`, which does not count the prompt.",
     "streamer": "Pass a function of the tokens of each step: `stream=`.",
