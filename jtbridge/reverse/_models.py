@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -58,6 +59,8 @@ def model_of(f: Any, params: Any, state: Any) -> Model:
     """
     if isinstance(f, torch.nn.Module):
         raise ArgumentError("`to_torch_module` takes a JAX model, but got a torch module.")
+    if params is not None and state is None and _is_of_linen(f, params):
+        return _of_linen(f, params)
     if params is not None:
         return _of_function(f, params, state)
     if state is not None:
@@ -98,6 +101,27 @@ def _of_function(f: Callable[..., Any], params: Any, state: Any) -> Model:
         return params if state is None else (params, given)
 
     return Model(name, params, state, apply, rebuild)
+
+
+def _is_of_linen(f: Any, variables: Any) -> bool:
+    """Return whether a tree has collections of Flax Linen, of which "params" alone is trained."""
+    linen = sys.modules.get("flax.linen")
+    if linen is None or not isinstance(variables, Mapping) or "params" not in variables or len(variables) == 1:
+        return False
+    while isinstance(f, functools.partial):
+        f = f.func
+    return isinstance(getattr(f, "__self__", None), linen.Module) or "batch_stats" in variables
+
+
+def _of_linen(f: Callable[..., Any], variables: Mapping[str, Any]) -> Model:
+    model = _of_function(f, {"params": variables["params"]}, None)
+    others = {name: value for name, value in variables.items() if name != "params"}
+
+    def apply(mode: Any, params: Any, given: Any, args: Any, kwargs: Any) -> Any:
+        result, _, _ = model.apply(mode, {**params, **given}, None, args, kwargs)
+        return result, given, None
+
+    return dataclasses.replace(model, state=others, apply=apply, rebuild=lambda params, given: {**params, **given})
 
 
 def _of_tree(model: Any) -> Model:

@@ -29,7 +29,8 @@ def to_torch_module(f: Any, params: Any = None, state: Any = None, *, int32: str
             such as the ``apply`` of a model of Flax Linen. ``train()`` and ``eval()`` set the mode of models of Equinox
             and Flax NNX, from their first call on.
         params: the parameters of a function: a pytree. Float and complex arrays become parameters. Other arrays and
-            keys become buffers, and other leaves stay as they are.
+            keys become buffers, and other leaves stay as they are. Of the variables of a model of Flax Linen, "params"
+            is trained, and other collections, such as "batch_stats", become buffers that a call only reads.
         state: a pytree of arrays, for a function ``f(params, state, *args, **kwargs)`` that returns
             ``(result, new_state)``. It becomes buffers, to which each call writes the new state. The state of a model
             of Flax NNX (statistics, random streams) is treated in the same way.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 import torch.utils.checkpoint
@@ -105,6 +107,43 @@ def test_linen():
     torch.testing.assert_close(jtbridge.to_torch(got, copy=True), expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(ArgumentError, match=r"to_torch_module\(model.apply, model.init"):
         jtbridge.to_torch_module(Net())
+
+
+@pytest.mark.parametrize("form", ["method", "partial", "function"])
+def test_collections_of_linen_beside_the_parameters_are_not_trained(form: str):
+    nn = pytest.importorskip("flax.linen", reason="flax is in the environment of make test-models")
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, train=False):
+            return nn.BatchNorm(use_running_average=not train)(nn.Dense(2)(x))
+
+    net = Net()
+    variables = net.init(jax.random.key(0), jnp.ones((1, 3)))
+    forms = {
+        "method": net.apply,
+        "partial": functools.partial(net.apply, train=False),
+        "function": lambda variables, x: net.apply(variables, x),
+    }
+    module = jtbridge.to_torch_module(forms[form], variables)
+    assert {name for name, _ in module.named_buffers()} == {
+        "batch_stats.BatchNorm_0.mean",
+        "batch_stats.BatchNorm_0.var",
+    }
+    x = torch.randn(5, 3)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    module(x).square().sum().backward()
+    optimizer.step()
+    trained = module.to_jax()
+    assert jax.tree.structure(trained) == jax.tree.structure(variables)
+    jax.tree.map(np.testing.assert_array_equal, trained["batch_stats"], variables["batch_stats"])
+    gradient = jax.grad(lambda p: (net.apply({**variables, "params": p}, x.numpy()) ** 2).sum())(variables["params"])
+    expected = jax.tree.map(lambda p, g: p - 0.1 * g, variables["params"], gradient)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), trained["params"], expected)
+    if form == "method":
+        out, updates = module(x, train=True, mutable=["batch_stats"])
+        assert out.shape == (5, 2)
+        assert set(updates) == {"batch_stats"}
 
 
 def test_linen_with_state():
