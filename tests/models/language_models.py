@@ -134,6 +134,14 @@ def m2m100() -> Any:
     return _made("M2M100ForConditionalGeneration", "M2M100Config", **BART)
 
 
+def moonshine() -> Any:
+    """An encoder of sound, which hands its mask on to the decoder."""
+    heads = {"encoder_num_attention_heads": 4, "decoder_num_attention_heads": 4}
+    layers = {"encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 2, "decoder_start_token_id": 1}
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 128}
+    return _made("MoonshineForConditionalGeneration", "MoonshineConfig", **sizes, **heads, **layers)
+
+
 CAUSAL: dict[str, Callable[[], Any]] = {
     "gpt2": gpt2,
     "opt": opt,

@@ -94,6 +94,19 @@ def test_a_forced_first_token_comes_first_behind_an_encoder():
     np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.parametrize("beams", [1, 2])
+def test_a_decoder_gets_all_that_its_encoder_returns(beams: int):
+    model, net, params, state = net_of(language_models.moonshine)
+    sound = np.random.default_rng(0).normal(size=(2, 4000)).astype(np.float32)
+    mask = np.ones((2, 4000), int)
+    mask[1, 1500:] = 0
+    options = {"max_new_tokens": 6, "num_beams": beams, "eos_token_id": -1, "pad_token_id": 0}
+    expected = torch_tokens(model, sound, mask, **options)
+    assert (torch_tokens(model, sound, **options)[1] != expected[1]).any()
+    actual = jtbridge.generate(net, params, state, sound, attention_mask=mask, **options)
+    np.testing.assert_array_equal(actual, expected)
+
+
 def test_the_mask_of_a_prompt_is_read_off_its_padding():
     model, net, params, state = net_of(language_models.llama)
     ids = prompts(6)

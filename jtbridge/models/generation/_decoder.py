@@ -43,11 +43,12 @@ class Prompt:
     Attributes:
         mask: which tokens count, of shape ``(batch, total)``: of the decoder, or of the encoder if there is one. An
             encoder may have no mask.
-        encoded: the output of the encoder, if there is one.
+        encoded: the output of the encoder, if there is one: all its fields, because a decoder may read more than the
+            hidden states, such as a mask.
     """
 
     mask: jax.Array | None
-    encoded: jax.Array | None
+    encoded: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +127,7 @@ def _read(model: Any, ids: torch.Tensor, mask: torch.Tensor, total: int, **input
     if takes(model, "logits_to_keep"):
         inputs["logits_to_keep"] = 1
     out = model(**model.prepare_inputs_for_generation(ids, is_first_iteration=True, **_OUTPUTS, **inputs))
-    encoded = inputs["encoder_outputs"][0] if model.config.is_encoder_decoder else None
+    encoded = inputs["encoder_outputs"] if model.config.is_encoder_decoder else None
     cache = fixed_size(out[_cache_name(out)], ids.shape[1], total)
     # Hybrid layers are the only reason why transformers does not compile FalconH1, Zamba and Zamba2.
     grows = not getattr(model, "_can_compile_fullgraph", True) and not has_hybrid_layers(cache)
@@ -142,7 +143,7 @@ def _step(
     model: Any,
     token: torch.Tensor,
     mask: torch.Tensor,
-    encoded: torch.Tensor | None,
+    encoded: Any,
     cache: Any,
     positions: torch.Tensor,
 ) -> Any:
@@ -150,7 +151,7 @@ def _step(
     model = plain_model(model)
     inputs: dict[str, Any] = {"attention_mask": mask}
     if encoded is not None:
-        inputs["encoder_outputs"] = _output(encoded)
+        inputs["encoder_outputs"] = encoded
     if takes(model, "position_ids"):
         inputs["position_ids"] = positions
     name = next(name for name in _CACHES if takes(model, name))
@@ -186,13 +187,7 @@ def _encoded(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     encoder = model.get_encoder()
     given = {name: value for name, value in inputs.items() if name != "attention_mask" or takes(encoder, name)}
     rest = {"attention_mask": inputs["attention_mask"]} if "attention_mask" in inputs else {}
-    return {"encoder_outputs": _output(encoder(**given, return_dict=True)[0]), **rest}
-
-
-def _output(encoded: torch.Tensor) -> Any:
-    from transformers.modeling_outputs import BaseModelOutput
-
-    return BaseModelOutput(last_hidden_state=encoded)
+    return {"encoder_outputs": encoder(**given, return_dict=True), **rest}
 
 
 def plain_model(model: Any) -> Any:
