@@ -374,3 +374,29 @@ def test_nan_of_one_element_stays_there(by: str, jitted: bool, x64: None):
     )
     moved = run(jnp.array([0.5, -1.0, 2.0]), jnp.array([1.0, 1.0, -3.0]))
     np.testing.assert_allclose(moved, [np.exp(-0.5), np.nan, -3 * np.exp(-2.0)], rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["product", "quotient", "divisor", "power", "cross", "view"])
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_number_without_a_tangent_makes_no_nan_of_an_infinite_factor(name: str, batched: bool, backend: str):
+    """Torch's lazy zeros, the tangents of numbers and constants, times infinity are zero."""
+    factors = torch.tensor([float("inf"), 2.0, float("nan")])
+    fn = {
+        "product": lambda x: torch.where(x > 0, x, x * 2) - 1 / x,
+        "quotient": lambda x: x / torch.tensor([0.0, 2.0, 3.0]),
+        "divisor": lambda x: 2 / x + torch.atan2(x, torch.tensor(1.0)),
+        "power": lambda x: x ** torch.full((3,), 2.0),
+        "cross": lambda x: torch.linalg.cross(x, factors),
+        "view": lambda x: x * torch.tensor(2.0).expand(3) * factors,
+    }[name]
+    x, dx = torch.tensor([float("inf"), float("nan"), 0.0]), torch.tensor([1.0, 2.0, 3.0])
+    wrapped = jtbridge.wrap(fn, backend=backend)
+
+    def run(x, dx):
+        return jax.jvp(wrapped, (x,), (dx,))[1]
+
+    expected = torch.func.jvp(fn, (x,), (dx,))[1]
+    if batched:
+        assert_matches(jax.jit(jax.vmap(run))(*jaxes([torch.stack([x, x]), torch.stack([dx, dx])]))[1], expected)
+    else:
+        assert_matches(jax.jit(run)(*jaxes([x, dx])), expected)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from jtbridge._compat import (
     DataDependentOutputException,
@@ -65,6 +66,15 @@ _OTHER_STRIDES = frozenset(
     torch.ops.aten.ldexp.Tensor,
     torch.ops.aten.pow.Scalar,
 }
+# Products, which are lazy zeros if a factor is a lazy zero, whatever the other factor is.
+_PRODUCTS = frozenset(
+    {
+        torch.ops.aten.mul.Tensor,
+        torch.ops.aten.dot.default,
+        torch.ops.aten.vdot.default,
+        torch.ops.aten.linalg_cross.default,
+    }
+)
 # Operators that raise for a fake tensor without elements, such as an empty batch, but not for a real one.
 _FAIL_ON_EMPTY = frozenset(
     getattr(torch.ops.aten, name).default
@@ -86,7 +96,9 @@ class FakeAsReal(TorchDispatchMode):
     """Mode that corrects operators whose behaviour on fake tensors differs from that on real tensors.
 
     - The lazy zeros of autograd, which the gradient of ``sgn`` returns, are traced as zeros with memory. Torch cannot
-      trace operators on lazy zeros.
+      trace operators on lazy zeros. A product with lazy zeros is zero, even if the other factor is infinite or NaN:
+      forward mode multiplies the two factors of ``x * 2`` with each other's tangents, and the tangent of a number is a
+      lazy zero.
     - ``native_dropout`` without training returns a copy of a real tensor, but a fake tensor itself, so that a later
       write to the result would change the argument. It is traced as a copy.
     - The fake results of some operators have other strides than results on a CPU, if an argument is not contiguous.
@@ -107,10 +119,16 @@ class FakeAsReal(TorchDispatchMode):
     def __init__(self, *, refuses: bool = False):
         super().__init__()
         self._dtypes = DtypeChecks() if refuses else None
+        self._lazy_zeros = WeakTensorKeyDictionary()  # a set: the values are None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._efficientzerotensor.default:
-            return torch.ops.aten.zeros.default(*args, **(kwargs or {}))
+            return self._lazy(torch.ops.aten.zeros.default(*args, **(kwargs or {})))
+        if self._lazy_zeros and self._has_lazy_zeros(func, args):
+            out = func(*args, **(kwargs or {}))
+            if not func.is_view:
+                out = torch.ops.aten.zeros.default(out.shape, dtype=out.dtype, device=out.device)
+            return self._lazy(out)
         if func is torch.ops.aten.native_dropout.default and args[2] is False:
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         if func in _PARTS_BY_ENTRIES and args[0].layout is not torch.strided:
@@ -131,6 +149,19 @@ class FakeAsReal(TorchDispatchMode):
         if func in _OTHER_STRIDES:
             return _with_real_strides(func, args, kwargs or {}, out)
         return out
+
+    def _lazy(self, zeros: Any) -> Any:
+        """Record that tensors are lazy zeros, and return them."""
+        for each in jax.tree.leaves(zeros):
+            self._lazy_zeros[each] = None
+        return zeros
+
+    def _has_lazy_zeros(self, func: OpOverload, args: tuple) -> bool:
+        """Return whether torch returns lazy zeros, because an argument is lazy zeros."""
+        lazy = [isinstance(x, torch.Tensor) and x in self._lazy_zeros for x in args]
+        if func is torch.ops.aten.div.Tensor:
+            return lazy[0] and not lazy[1]
+        return any(lazy) and (func in _PRODUCTS or func.is_view)
 
 
 def _is_empty(leaf: Any) -> bool:
