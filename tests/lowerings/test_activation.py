@@ -73,6 +73,14 @@ def test_logits_outside_of_their_domain():
     check(lambda x: torch.logit(x, 0.1), torch.tensor([0.2, 0.05, 0.95]), grad=True)
 
 
+@pytest.mark.parametrize("eps", [None, -0.1, 0.0, 0.2])
+def test_gradients_of_logits_outside_of_their_domain(eps):
+    """A NaN has the gradient NaN. A negative bound is none."""
+    x = torch.tensor([NAN, 0.0, 1.0, 0.3, -0.5, 1.5, 0.01])
+    check(lambda x: torch.logit(x, eps), x, grad=True)
+    check(lambda x: torch.logit(x, eps), x.double(), grad=True)
+
+
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_gated_linear_units(dim):
     check(lambda x: F.glu(x, dim), torch.randn(4, 2, 6), grad=True)

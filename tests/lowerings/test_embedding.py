@@ -48,6 +48,20 @@ def test_embedding_bag(mode, last, padding, dtype):
     check(function, _TABLE.to(dtype), _ROWS, offsets, grad=True)
 
 
+@pytest.mark.parametrize("offsets", [[0, 2, 5], [0, 0, 3], [0, 4, 6]])
+@pytest.mark.parametrize("padding", [None, 0, 2])
+def test_the_maximum_of_a_bag_with_nan(offsets, padding):
+    """Torch ignores a NaN behind the first row of a bag, and so does the gradient."""
+    table = torch.randn(4, 3)
+    table[0, 0] = table[2, 1] = table[1, 2] = table[2, 2] = float("nan")
+    rows = torch.tensor([0, 1, 2, 3, 2, 1])
+
+    def function(w):
+        return functional.embedding_bag(rows, w, torch.tensor(offsets), mode="max", padding_idx=padding)
+
+    check(function, table, grad=True)
+
+
 def test_all_results_of_embedding_bag():
     for mode in (0, 1, 2):
         check(lambda w, i, o, m=mode: torch.embedding_bag(w, i, o, mode=m), _TABLE, _ROWS.int(), _OFFSETS.int())

@@ -77,12 +77,19 @@ def _total(rows: jax.Array, scale: jax.Array | None, bags: jax.Array, count: int
 
 
 def _maximum(rows: jax.Array, indices: jax.Array, bags: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the maximum of each bag and column, and its row number: the first of equal elements. Empty bags give 0."""
+    """Return the maximum of each bag and column, and its row number: the first of equal elements. Empty bags give 0.
+
+    As in torch, which compares each element with the largest one before it, a NaN counts only in the first row of a
+    bag, and is the maximum there.
+    """
     count = size.shape[0]
     shape = (count, rows.shape[1])
-    greatest = jnp.full(shape, -jnp.inf, rows.dtype).at[bags].max(rows, mode="drop")
-    reached = rows == greatest.at[bags].get(mode="clip")
     order = jnp.arange(rows.shape[0])[:, None]
+    opening = jnp.full((count, 1), rows.shape[0]).at[bags].min(order, mode="drop")
+    ignored = jnp.isnan(rows) & (order != opening.at[bags].get(mode="clip"))
+    greatest = jnp.full(shape, -jnp.inf, rows.dtype).at[bags].max(jnp.where(ignored, -jnp.inf, rows), mode="drop")
+    of_row = greatest.at[bags].get(mode="clip")
+    reached = (rows == of_row) | (jnp.isnan(of_row) & ~ignored & jnp.isnan(rows))
     first = jnp.full(shape, rows.shape[0]).at[bags].min(jnp.where(reached, order, rows.shape[0]), mode="drop")
     filled = size[:, None] > 0
     number = indices.at[first].get(mode="clip")
