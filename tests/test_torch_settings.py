@@ -251,3 +251,17 @@ def test_a_tensor_made_in_inference_mode_is_read_anew_when_the_cache_is_cleared(
     assert f(jnp.ones(3)).tolist() == [1, 1, 1]  # as under `jax.jit`
     f.clear_cache()
     assert f(jnp.ones(3)).tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("by", ["dlpack", "callback"])
+def test_subnormal_numbers_are_numbers_in_called_functions(by: str):
+    """XLA's threads take them for zero, and this thread does not."""
+    x = torch.tensor([1e-40, -1e-42, 0.0, 1.0])
+
+    def fn(x):
+        return x > 0, x.sign(), x.abs().log(), x.count_nonzero()
+
+    wrapped = jtbridge.wrap(fn, backend=by)
+    assert_matches(jax.jit(wrapped)(jnp.asarray(x.numpy())), fn(x))
+    assert_matches(wrapped(jnp.asarray(x.numpy())), fn(x))
+    assert jax.jit(lambda x: x * 1.5)(jnp.float32(2.0)) == 3.0

@@ -8,14 +8,18 @@ thread that it runs on.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from jtbridge._compat import Context, current_context, refusing_jax
 from jtbridge.errors import JaxCallError
 
 _RUNNING = threading.local()
+_LEAST_NORMAL = sys.float_info.min
 
 
 def marked(call: Callable[..., Any], *, inside: bool = True) -> Callable[..., Any]:
@@ -41,16 +45,30 @@ def is_inside() -> bool:
     return getattr(_RUNNING, "inside", False)
 
 
+def _flushes_subnormals() -> bool:
+    """Return whether this thread takes subnormal numbers for zero. Torch can set that, and not tell."""
+    return _LEAST_NORMAL / 2 == 0.0
+
+
 def as_xla_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `callback` for XLA: while it runs, :func:`is_in_callback` is true on its thread, and JAX is refused."""
+    """Return `callback` for XLA: while it runs, :func:`is_in_callback` is true on its thread, and JAX is refused.
+
+    XLA's threads take subnormal numbers for zero. The callback takes them as the thread that calls this function does.
+    """
     refusing = refusing_jax(_jax_call_error, callback)
+    flushes = _flushes_subnormals()
 
     def run(*args: Any) -> Any:
         before = getattr(_RUNNING, "callback", False)
+        switched = _flushes_subnormals() is not flushes
         _RUNNING.callback = True
+        if switched:
+            torch.set_flush_denormal(flushes)
         try:
             return refusing(*args)
         finally:
+            if switched:
+                torch.set_flush_denormal(not flushes)
             _RUNNING.callback = before
 
     return run
