@@ -96,3 +96,9 @@ def test_zero_times_the_logarithm_is_zero_unless_it_is_nan():
     check(lambda x: (torch.xlogy(x, 0.0), torch.xlogy(0, x), torch.xlogy(2, x)), FLOATS)
     check(torch.xlogy, torch.tensor([0, 2]), torch.tensor([0, 3]))
     check(torch.xlogy, torch.tensor([0.0, 2.0, 0.0]), torch.tensor([1.0, 3.0, 0.0]), grad=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("exponent", [0.5, -0.5])
+def test_roots_of_negative_infinity_and_zero(dtype, exponent):
+    check(lambda x: x**exponent, torch.tensor([-INF, -0.0, 4.0, -1.0, INF], dtype=dtype))
