@@ -64,6 +64,11 @@ PROGRAMS = {
         expected = torch.func.vmap(torch.func.grad(loss), in_dims=(0, None))(torch.from_numpy(im), torch.from_numpy(g))
         np.testing.assert_allclose(got, expected.numpy(), rtol=1e-3, atol=1e-3)
     """,
+    "gradient of a warp that reflects, at places without numbers": """
+        f = jtbridge.wrap(lambda im, g: F.grid_sample(im, g, "bilinear", "reflection", False).sin().sum())
+        im, g = array(4, 8, 64, 64), np.full((4, 64, 64, 2), np.inf, np.float32)
+        jax.block_until_ready(jax.jit(jax.grad(f, (0, 1)))(im, g))
+    """,
     "the places of maxima, in forward mode": """
         f = jtbridge.wrap(lambda x: F.fractional_max_pool2d(x, 3, output_size=2), backend="xla")
         x, key = array(1, 3, 9, 9), jax.random.key(0)

@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional as F
 
 import jtbridge
+from jtbridge.capture.modes import refused_dtypes
 from jtbridge.errors import ShapeInferenceError, TranslationError
 from tests.compare import assert_matches
 from tests.conformance.convert import to_jax
@@ -233,3 +234,18 @@ def test_writes_through_a_mask():
         write(x, mask, torch.ones(3, 4, dtype=torch.bfloat16))
     with pytest.raises(RuntimeError):
         wrapped(to_jax(x), to_jax(mask), jnp.ones((3, 4), jnp.bfloat16))
+
+
+@pytest.mark.parametrize(
+    "solve",
+    [
+        lambda matrix, pivots, b: torch.linalg.ldl_solve(matrix, pivots, b),
+        lambda matrix, pivots, b: torch.linalg.lu_solve(matrix, pivots, b),
+        lambda matrix, pivots, b: torch.lu_unpack(matrix, pivots)[2] + b,
+    ],
+)
+def test_no_operator_is_run_on_pivots_that_are_made_up(solve, monkeypatch):
+    run = []
+    monkeypatch.setattr(refused_dtypes._Call, "error", lambda call, *_: run.append(call.func))
+    jax.eval_shape(jtbridge.wrap(solve), jnp.eye(3), jnp.ones(3, jnp.int32), jnp.ones((3, 3)))
+    assert not [func for func in run if "lu" in str(func) or "ldl" in str(func)]
