@@ -28,7 +28,7 @@ def add_nan_check(primitive: Any, describe: Callable[..., tuple[str, int]]) -> N
         results = primitive.bind(*args[leading:], **params)
         name, count = describe(**params)
         named = types.SimpleNamespace(name=name, multiple_results=True)
-        return checkify.check_nans(named, *args[:leading], results[:count]), results
+        return checkify.check_nans(named, *args[:leading], results[:count]), results  # type: ignore[call-arg]
 
     checkify.error_checks[primitive] = rule
 

@@ -210,7 +210,8 @@ def workload_for_torch(node: fx.Node) -> Workload | None:
 
 def _may_crash(node: fx.Node) -> bool:
     """Return whether torch ends the process for NaNs, as in the gradient of a `grid_sample` that reflects (2.13)."""
-    return node.target is torch.ops.aten.grid_sampler_2d_backward.default and node.args[4] == _REFLECTION
+    is_gradient = node.target is torch.ops.aten.grid_sampler_2d_backward.default
+    return is_gradient and bool(node.args[4] == _REFLECTION)
 
 
 def _repeats(x: Any) -> bool:

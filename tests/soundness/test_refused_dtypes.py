@@ -240,8 +240,8 @@ def test_writes_through_a_mask():
     "solve",
     [
         lambda matrix, pivots, b: torch.linalg.ldl_solve(matrix, pivots, b),
-        lambda matrix, pivots, b: torch.linalg.lu_solve(matrix, pivots, b),
-        lambda matrix, pivots, b: torch.lu_unpack(matrix, pivots)[2] + b,
+        lambda matrix, pivots, b: torch.linalg.lu_solve(matrix, pivots.int(), b),
+        lambda matrix, pivots, b: torch.lu_unpack(matrix, pivots.int())[2] + b,
     ],
 )
 def test_no_operator_is_run_on_pivots_that_are_made_up(solve, monkeypatch):

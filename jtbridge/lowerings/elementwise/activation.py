@@ -81,7 +81,8 @@ def _logit_backward(grad: jax.Array, x: jax.Array, eps: float | None = None, *, 
     """Return the gradient of `logit`: 0 where the value was clamped, and NaN where it is NaN."""
     upstream, value = operands(node, grad, x)
     clamps = eps is not None and eps >= 0
-    low, high = (number(each, np.dtype(value.dtype)) for each in ((eps, 1 - eps) if clamps else (0.0, 1.0)))
+    margin = eps if eps is not None and clamps else 0.0
+    low, high = (number(each, np.dtype(value.dtype)) for each in (margin, 1 - margin))
     slope = jnp.where((value == 0) | (value == 1), jnp.inf, 1 / (value * (1 - value)))
     outside = jnp.zeros_like(value) if clamps else jnp.full_like(value, jnp.nan)
     return jnp.where((value < low) | (value > high), outside, upstream * slope).astype(out_dtype(node))
