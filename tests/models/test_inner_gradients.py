@@ -151,7 +151,7 @@ def test_a_module_that_calls_a_copy_of_its_layer(call: str):
     net = jtbridge.module(model := Freezes("copy"))
     params, state = net.init()
     found = CALLS[call](net, params, state)
-    np.testing.assert_allclose(found, model(torch.arange(3.0)).detach(), rtol=1e-6)
+    np.testing.assert_allclose(found, model(torch.arange(3.0)).detach(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
@@ -163,7 +163,7 @@ def test_a_copied_layer_has_no_gradient(jit: bool):
     expected = torch.autograd.grad(model(torch.arange(3.0)), model.second.weight)[0]
     assert not found["first.weight"].any()
     assert not found["first.bias"].any()
-    np.testing.assert_allclose(found["second.weight"], expected, rtol=1e-6)
+    np.testing.assert_allclose(found["second.weight"], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("way", "call"), [("for good", call) for call in CALLS] + [("for a while", "grad")])
