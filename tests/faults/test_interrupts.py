@@ -33,6 +33,14 @@ class Slow:
         return x * 2
 
 
+@pytest.fixture(autouse=True)
+def takes_interrupts() -> Iterator[None]:
+    """A shell that starts a command in the background has it ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def interrupt() -> Iterator[threading.Timer]:
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
