@@ -82,7 +82,7 @@ class EarlierDraws:
         return self.cpu if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
 
     def note_new_seed(self) -> None:
-        """Do nothing: the draws go on from the seed, as those of torch do."""
+        """Do nothing: as in torch, the next draws follow from the new seed."""
 
 
 def draw_source() -> DrawSource | None:

@@ -110,7 +110,7 @@ def leaf_paths(structure: Any) -> list[tuple[Any, ...]]:
     except Exception:  # noqa: BLE001  (a constructor of the user's that computes with its children, or tests them)
         return _paths_by_position(structure, ())
     paths = [path for path, leaf in flat if isinstance(leaf, _Place)]
-    # If a constructor left out a child or added one, these paths are not those of the leaves.
+    # If a constructor left out a child or added one, `paths` does not belong to the leaves.
     return paths if len(paths) == len(flat) == len(places) else _paths_by_position(structure, ())
 
 

@@ -120,7 +120,7 @@ class _Seeded:
         return found
 
     def note_new_seed(self) -> None:
-        """Record it. The draws go on from the new seed, as those of torch do."""
+        """Record the new seed. As in torch, the next draws follow from it."""
         self.has_new_seed = True
 
 
@@ -149,7 +149,7 @@ class _Numbered:
         return self._generator
 
     def note_new_seed(self) -> None:
-        """Record it: this generator is seeded by the numbers of draws alone."""
+        """Record the new seed. The seeds of this generator are numbers of draws, so the trace is refused."""
         self.has_new_seed = True
 
 

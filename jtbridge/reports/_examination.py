@@ -62,7 +62,7 @@ class Examination:
         self.name = getattr(wrapped, "__name__", type(self._fn).__name__)
 
     def run(self) -> None:
-        """Run the function two to four times, and record what it does besides computing its result."""
+        """Run the function two to four times, and record its side effects."""
         module = self._fn if isinstance(self._fn, torch.nn.Module) else getattr(self._fn, "__self__", None)
         if isinstance(module, torch.nn.Module):
             count = len([*module.parameters(), *module.buffers()])

@@ -147,10 +147,6 @@ def _write_set(obj: set, contents: set) -> None:
     set.update(obj, contents)
 
 
-def _write_bytes(obj: bytearray, contents: bytes) -> None:
-    obj[:] = contents
-
-
 def has_memory(obj: Any) -> bool:
     """Return whether other objects may write to the memory of an object, as that of an array of `array` or `ctypes`."""
     try:
@@ -166,12 +162,13 @@ def _read_memory(obj: Any) -> bytes:
 
 
 def _write_memory(obj: Any, contents: bytes) -> None:
-    if isinstance(obj, array.array):  # it may have another length now
-        del obj[:]
-        obj.frombytes(contents)
-        return
-    with memoryview(obj) as memory, memory.cast("B") as elements:
-        elements[:] = contents
+    if isinstance(obj, bytearray):
+        obj[:] = contents  # also where it has another length now
+    elif isinstance(obj, array.array):
+        obj[:] = array.array(obj.typecode, contents)
+    else:
+        with memoryview(obj) as memory, memory.cast("B") as elements:
+            elements[:] = contents
 
 
 def _write_array(obj: np.ndarray, contents: np.ndarray) -> None:
@@ -359,7 +356,6 @@ LIST = Kind(
 )
 DEQUE = Kind(list, _write_deque, _compare_sequence, _has_elements)
 SET = Kind(set.copy, _write_set, _compare_sets)
-BYTES = Kind(bytes, _write_bytes, _compare_value)
 MEMORY = Kind(_read_memory, _write_memory, _compare_value)
 ARRAY = Kind(np.copy, _write_array, _compare_value)
 CELL = Kind(read_cell, _write_cell, _compare_value, lambda cell, contents: read_cell(cell) is contents)

@@ -133,7 +133,7 @@ class EffectRecorder:
         self._keep: list[Any] = list(inputs)  # a storage's address may be reused once it is freed
         self._written: set[int] = set()
         self._closed_over: dict[int, torch.Tensor] = {}  # by storage, only while tracing on fake tensors
-        self._shared: set[int] = set()  # storages that stand for memory of NumPy arrays and the like
+        self._shared: set[int] = set()  # storages of fake tensors in the place of tensors from NumPy
         self._fake_mode = fake_mode
         self._refuse_write = refuse_write
         self._saved = saved  # saves tensors before they are written to
@@ -269,9 +269,12 @@ class EffectRecorder:
             raise RuntimeError(f"it writes to memory that a tensor shares with a NumPy array (`{fn}`)")
 
     def note_lift(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        """Record that `out` stands for a new tensor; torch does not own the memory of one from `torch.from_numpy`."""
-        is_fake = isinstance(tensor, FakeTensor) or not isinstance(out, FakeTensor)
-        if not is_fake and not tensor.untyped_storage().resizable():
+        """Record that the fake tensor `out` has the place of `tensor`, if torch does not own the memory of `tensor`.
+
+        Torch does not own the memory of the result of `torch.from_numpy`.
+        """
+        is_real = isinstance(out, FakeTensor) and not isinstance(tensor, FakeTensor)
+        if is_real and not tensor.untyped_storage().resizable():
             self._keep.append(out)
             self._shared |= _storages(out)
 

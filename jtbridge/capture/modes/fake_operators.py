@@ -23,7 +23,7 @@ from .effects import draws
 from .refused_dtypes import DtypeChecks, is_small
 from .refused_shapes import check_shapes
 
-# These operators are wrong for a sparse fake tensor: it has no entries, or those of a tensor that it was computed from.
+# These operators are wrong for a sparse fake tensor, which has no entries, or the entries of its source.
 _FACTS_OF_ENTRIES = frozenset({torch.ops.aten._nnz.default, torch.ops.aten.is_coalesced.default})
 _PARTS_BY_ENTRIES = frozenset(
     getattr(torch.ops.aten, name).default

@@ -129,7 +129,7 @@ def _read(model: Any, ids: torch.Tensor, mask: torch.Tensor, total: int, **input
     out = model(**model.prepare_inputs_for_generation(ids, is_first_iteration=True, **_OUTPUTS, **inputs))
     encoded = inputs["encoder_outputs"] if model.config.is_encoder_decoder else None
     cache = fixed_size(out[_cache_name(out)], ids.shape[1], total)
-    # Hybrid layers are the only reason why transformers does not compile FalconH1, Zamba and Zamba2.
+    # Hybrid layers are the only reason why transformers does not compile FalconH1 and Zamba2.
     grows = not getattr(model, "_can_compile_fullgraph", True) and not has_hybrid_layers(cache)
     if has_buffers(cache) and grows:
         raise ModelError(
