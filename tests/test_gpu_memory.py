@@ -6,7 +6,6 @@ Without a GPU, memory of the CPU stands in for the GPU's.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 import jtbridge
 from jtbridge.calls.eager import _arrays
 from jtbridge.core import gpu_memory
+from jtbridge.errors import DeviceError
 from jtbridge.reverse import _tensors
 
 cpu = pytest.mark.cpu
@@ -26,27 +26,27 @@ cpu = pytest.mark.cpu
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The transfers that were asked for, in their order."""
-    events: list[str] = []
-    shared, copy, imported = jax.dlpack.from_dlpack, jnp.copy, torch.utils.dlpack.from_dlpack
+    """The transfers that were asked for, in their order: of every size by the way of large ones.
 
-    @contextlib.contextmanager
-    def entered(device: torch.device) -> Iterator[None]:
-        events.append("current device")
-        yield
+    JAX's device for a tensor on the CPU is the CPU.
+    """
+    events: list[str] = []
+    monkeypatch.setattr(gpu_memory, "_BY_HOST", 0)
 
     def recorded(name: str, function: Any) -> Any:
-        return lambda x: events.append(name) or function(x)
+        return lambda *args: events.append(name) or function(*args)
 
-    monkeypatch.setattr(torch.cuda, "device", entered)
-    monkeypatch.setattr(jax.dlpack, "from_dlpack", recorded("XLA waits for torch", shared))
-    monkeypatch.setattr(jnp, "copy", recorded("XLA copies", copy))
-    monkeypatch.setattr(torch.utils.dlpack, "from_dlpack", recorded("torch waits for XLA", imported))
+    monkeypatch.setattr(gpu_memory, "gpu", lambda device, what: jax.devices()[0])
+    monkeypatch.setattr(gpu_memory, "wait_for_torch", recorded("wait for torch", lambda device: None))
+    monkeypatch.setattr(torch.cuda, "device", recorded("current device", contextlib.nullcontext))
+    monkeypatch.setattr(jax.dlpack, "from_dlpack", recorded("XLA shares", jax.dlpack.from_dlpack))
+    monkeypatch.setattr(gpu_memory, "shared_with_torch", recorded("torch shares", gpu_memory.shared_with_torch))
+    monkeypatch.setattr(torch.Tensor, "copy_", recorded("torch copies", torch.Tensor.copy_))
     return events
 
 
 X = jnp.linspace(1, 2, 6).reshape(2, 3)
-INTO_XLA = ["current device", "XLA waits for torch", "XLA copies", "torch waits for XLA"]
+INTO_XLA = ["torch shares", "torch copies", "wait for torch"]
 
 
 @cpu
@@ -78,42 +78,91 @@ def test_an_array_has_the_values_of_a_lazy_tensor(events, kind):
 @cpu
 def test_no_elements(events):
     assert gpu_memory.copied_to_xla(torch.zeros(0, 3)).shape == (0, 3)
-    assert events == INTO_XLA[:3]
+    assert events == []
 
 
 @cpu
 def test_a_tensor_has_memory_of_its_own(events):
     array = jnp.arange(64.0)
     tensor = gpu_memory.copied_to_torch(array)
-    assert events == ["torch waits for XLA"]
+    assert events == ["torch shares"]
     tensor.zero_()
     np.testing.assert_array_equal(array, np.arange(64.0))
 
 
 @cpu
-@pytest.mark.parametrize(
-    ("results", "waits"), [("none", True), ("empty", True), ("on the CPU", True), ("there", False)]
-)
-def test_the_memory_of_arguments_is_reused_once_torch_has_read_them(monkeypatch, results, waits):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "bool", "int64", "float8_e4m3fn"])
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_small_array_takes_the_way_by_the_host(events, monkeypatch, dtype, committed):
+    monkeypatch.undo()
+    monkeypatch.setattr(gpu_memory, "gpu", lambda device, what: jax.devices()[0])
+    tensor = torch.arange(6).reshape(2, 3).to(getattr(torch, dtype)).T
+    array = gpu_memory.copied_to_xla(tensor, committed=committed)
+    assert not events
+    assert array.committed == committed
+    np.testing.assert_array_equal(array, jtbridge.to_jax(tensor))
+
+
+@cpu
+@pytest.mark.parametrize("dtype", ["float64", "int64"])
+def test_an_array_has_the_dtype_that_jax_has(events, dtype):
+    tensor = torch.tensor([1, 2**33 + 1], dtype=getattr(torch, dtype))
+    array = gpu_memory.copied_to_xla(tensor)
+    want = jtbridge.to_jax(tensor)
+    assert array.dtype == want.dtype
+    assert array.tolist() == want.tolist()
+
+
+@cpu
+@pytest.mark.parametrize("committed", [False, True])
+def test_an_array_is_committed_if_asked_for(events, committed):
+    array = gpu_memory.copied_to_xla(torch.ones(3), committed=committed)
+    assert array.committed == committed
+    assert array.tolist() == [1, 1, 1]
+
+
+@cpu
+def test_an_array_is_made_while_jax_traces_or_looks_for_nan(events):
+    def f(x: jax.Array) -> jax.Array:
+        array = gpu_memory.copied_to_xla(torch.tensor([1.0, torch.nan]))
+        assert not isinstance(array, jax.core.Tracer)
+        return x + array
+
+    np.testing.assert_array_equal(jax.jit(f)(jnp.ones(2)), [2, np.nan])
+    with jax.debug_nans(True):
+        np.testing.assert_array_equal(gpu_memory.copied_to_xla(torch.tensor([1.0, torch.nan])), [1, np.nan])
+
+
+@cpu
+def test_xla_shares_memory_once_torch_has_written_it(events):
+    tensor = torch.ones(64)
+    array = gpu_memory.shared_with_xla(tensor)
+    assert events == ["wait for torch", "current device", "XLA shares"]
+    assert array.unsafe_buffer_pointer() == tensor.data_ptr()
+
+
+@cpu
+def test_a_gpu_that_jax_does_not_have():
+    with pytest.raises(DeviceError, match=r"A result of `f` lies on `cuda:7`, which JAX does not have here"):
+        gpu_memory.gpu(torch.device("cuda", 7), "A result of `f` lies")
+
+
+@cpu
+def test_the_memory_of_arguments_is_reused_once_torch_has_read_them(monkeypatch):
     waited = []
     monkeypatch.setattr(_arrays, "wait_for_torch", waited.append)
-    gpu = SimpleNamespace(platform="gpu")
-    place = _arrays.Placement([SimpleNamespace(committed=True, device=gpu)])  # type: ignore[list-item]
-    found = {
-        "none": [],
-        "empty": [SimpleNamespace(size=0, device=gpu)],
-        "on the CPU": [jnp.ones(3)],
-        "there": [SimpleNamespace(size=0, device=gpu), SimpleNamespace(size=3, device=gpu)],
-    }[results]
-    place.release(found)  # type: ignore[arg-type]
-    assert waited == [gpu] * waits
+    gpu = SimpleNamespace(committed=True, device=SimpleNamespace(platform="gpu", local_hardware_id=1))
+    _arrays.Placement([gpu]).release()  # type: ignore[list-item]
+    assert waited == [torch.device("cuda", 1)]
+    _arrays.Placement([jnp.ones(3)]).release()
+    assert len(waited) == 1
 
 
 @cpu
 @pytest.mark.parametrize("of", ["a value", "a gradient", "a derivative", "a second derivative"])
 def test_every_eager_call_releases_its_arguments(monkeypatch, of):
     released = []
-    monkeypatch.setattr(_arrays.Placement, "release", lambda self, results: released.append(len(results)))
+    monkeypatch.setattr(_arrays.Placement, "release", lambda self: released.append(self.device))
     f = jtbridge.wrap(lambda x: (x.sin() * x).sum())
     x = jnp.ones((1 << 8, 1 << 8))  # more than the fast path takes
     if of == "a value":
@@ -138,11 +187,11 @@ def test_eager_calls_whose_results_are_copied_to_xla(events, monkeypatch, transf
     want = transform(fn)
     want = want(X) if callable(want) else want
     monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda self: False))
-    monkeypatch.setattr(_arrays, "_array_on_gpu", lambda tensor, name: gpu_memory.copied_to_xla(tensor))
+    monkeypatch.setattr(_arrays.Placement, "_on_gpu", lambda self, tensor, name: gpu_memory.copied_to_xla(tensor))
     got = transform(jtbridge.wrap(fn))
     got = got(X) if callable(got) else got
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-6), got, want)
-    assert events[:4] == INTO_XLA
+    assert events[:3] == INTO_XLA
 
 
 @cpu
@@ -155,7 +204,7 @@ def test_results_of_a_jax_function_are_copied_and_released(events, monkeypatch):
     tensors = _tensors.to_tensors(arrays, device)  # type: ignore[arg-type]
     assert [t.tolist() for t in tensors] == [[1, 1, 1], [], [0, 1, 2]]
     assert [tensors[i].data_ptr() == arrays[i].unsafe_buffer_pointer() for i in (0, 2)] == [False, False]
-    assert waited == [arrays[0].device]
+    assert waited == [device]
 
 
 MANY = 1 << 24

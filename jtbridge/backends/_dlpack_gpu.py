@@ -85,12 +85,12 @@ def _on_stream(stream: int, device: torch.device) -> Iterator[None]:
     XLA's stream first waits for pending work of torch's own stream, for example on weights. Afterwards torch's own
     stream waits for XLA's. Torch's own stream is its default stream: this is a thread of XLA.
     """
-    own = torch.cuda.current_stream(device)
-    xlas = torch.cuda.ExternalStream(stream, device=device)
+    own = torch.cuda.current_stream(device.index)
+    xlas = torch.cuda.ExternalStream(stream, device=device.index)
     _make_context_current(device)
     xlas.wait_stream(own)
     try:
-        with torch.cuda.device(device), torch.cuda.stream(xlas):
+        with torch.cuda.stream(xlas):  # makes its GPU the current one, too
             yield
     finally:
         own.wait_stream(xlas)
@@ -111,8 +111,11 @@ def order_after_current_streams(devices: Iterable[jax.Device]) -> None:  # type:
 
 
 def _by_default_on(device: torch.device, fn: TorchFunction) -> contextlib.AbstractContextManager:
-    """Return a context that puts new tensors on the arguments' device, unless tracing had another default device."""
-    return torch.device(device) if fn.state.device is None else contextlib.nullcontext()
+    """Return a context that puts new tensors on the arguments' device, unless tracing had another default device.
+
+    The context is a mode of torch, which every call of torch enters: code that names devices does without.
+    """
+    return contextlib.nullcontext() if fn.names_devices or fn.state.device is not None else torch.device(device)
 
 
 def _explained(error: torch.OutOfMemoryError) -> DeviceError:

@@ -42,10 +42,20 @@ def lift_constants(module: fx.GraphModule, traced: TracedFunction) -> None:
 
 def copy_literals(module: fx.GraphModule) -> None:
     """Copy the constants of a graph that become literals: somebody may write to them before the graph is translated."""
+    copied = _copied_in_place if any("as_strided" in str(node.target) for node in module.graph.nodes) else torch.clone
     for node, value in _constants(module):
         if value.numel() <= _SMALL or not _crosses(value):
             delattr(module, str(node.target))
-            setattr(module, str(node.target), value.detach().clone())
+            setattr(module, str(node.target), copied(value.detach()))
+
+
+def _copied_in_place(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor that lies at the same place of its storage, for operators that count from its start."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return tensor.clone()
+    place = tensor.shape, tensor.stride(), tensor.storage_offset()
+    whole = tensor.untyped_storage().nbytes() // tensor.itemsize
+    return tensor.as_strided((whole,), (1,), 0).clone().as_strided(*place)
 
 
 def _constants(module: fx.GraphModule) -> list[tuple[fx.Node, torch.Tensor]]:

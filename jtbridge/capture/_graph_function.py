@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable
 
 import torch
@@ -59,6 +60,10 @@ class GraphFunction(TorchFunction):
             return run(*tensors)
 
     @functools.cached_property
+    def names_devices(self) -> bool:  # type: ignore[override]
+        return all(map(_names_device, self.module.graph.nodes))
+
+    @functools.cached_property
     def _is_of_cpu(self) -> bool:
         """Whether the graph has its constants on the CPU and makes its tensors there."""
         attributes = (getattr(self.module, str(x.target)) for x in self.module.graph.find_nodes(op="get_attr"))
@@ -99,6 +104,15 @@ def on_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
                 here = graph.call_function(torch.ops.aten._to_copy.default, (node,), {"device": device})
             node.replace_all_uses_with(here, delete_user_cb=lambda user, here=here: user is not here)
     return fx.GraphModule(attributes, graph)
+
+
+def _names_device(node: fx.Node) -> bool:
+    """Return whether a node makes no tensor on the default device. Operators of a tensor `self` make them there."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return node.op != "call_function" or node.target is operator.getitem
+    names = {argument.name for argument in schema.arguments}
+    return "device" not in names or "self" in names or node.kwargs.get("device") is not None
 
 
 def ready_to_run(graph_module: fx.GraphModule) -> fx.GraphModule:

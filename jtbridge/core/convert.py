@@ -9,15 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-import torch.utils.dlpack
 
 from jtbridge._compat import SharedTensor, is_lazy
 from jtbridge.errors import ArgumentError, DeviceError
 
-from .array_types import ArrayType, as_tensor, kind_of_layout
+from .array_types import ArrayType, kind_of_layout
 from .dtypes import canonical_dtype, numpy_dtype, torch_dtype
-from .gpu_memory import copied_to_xla, shared_with_xla
-from .host_memory import reader, writer
+from .gpu_memory import copied_to_xla, shared_with_torch, shared_with_xla
+from .host_memory import reader, to_canonical_numpy
 
 
 def to_jax(tree: Any, *, copy: bool = True) -> Any:
@@ -121,20 +120,11 @@ def tensor_to_jax(tensor: torch.Tensor, copy: bool, describe: Callable[[], str] 
     if tensor.device.type not in ("cpu", "cuda"):
         raise DeviceError(f"A tensor lies on device `{tensor.device}`, which JAX does not have. Move it with `.cpu()`.")
     if tensor.device.type == "cuda":
-        shares = not copy and not is_lazy(tensor) and tensor.is_contiguous()
+        shares = not copy and dtype == wanted and not is_lazy(tensor) and tensor.is_contiguous()
         return shared_with_xla(tensor) if shares else copied_to_xla(tensor)
     if not copy and dtype == wanted and not is_lazy(tensor) and tensor.is_contiguous() and tensor.numel():
         return jax.dlpack.from_dlpack(tensor)
     return jax.device_put(to_canonical_numpy(tensor))
-
-
-def to_canonical_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """Return a tensor as a NumPy array with memory of its own, in the dtype that JAX has for it."""
-    tensor = as_tensor(tensor).detach()
-    wanted = canonical_dtype(numpy_dtype(tensor.dtype, "a tensor"))
-    memory = np.empty(tuple(tensor.shape), wanted)
-    writer(ArrayType(tuple(tensor.shape), wanted))(memory, tensor.to(torch_dtype(wanted, "a tensor")))
-    return memory
 
 
 def _to_torch(array: jax.Array, copy: bool) -> torch.Tensor:
@@ -153,7 +143,7 @@ def _to_torch(array: jax.Array, copy: bool) -> torch.Tensor:
             f'An array lies on JAX\'s platform "{platform}", which torch does not have here. Move it with '
             "`jax.device_put(x, jax.devices('cpu')[0])`, or pass `copy=True`."
         )
-    return SharedTensor(torch.utils.dlpack.from_dlpack(array.block_until_ready().__dlpack__()))
+    return SharedTensor(shared_with_torch(array))
 
 
 def _copied(array: np.ndarray) -> torch.Tensor:

@@ -40,6 +40,11 @@ class TorchFunction:
     out_types: tuple[ArrayType, ...]
 
     @property
+    def names_devices(self) -> bool:
+        """Return whether the function is known to make no tensor on torch's default device."""
+        return False
+
+    @property
     def base(self) -> TracedFunction:
         """Return the traced function that this function is made from."""
         raise NotImplementedError

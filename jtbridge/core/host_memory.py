@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import torch
 
-from .array_types import ArrayType
-from .dtypes import carrier, numpy_dtype, torch_dtype
+from .array_types import ArrayType, as_tensor
+from .dtypes import canonical_dtype, carrier, numpy_dtype, torch_dtype
 
 # From this size on, torch's parallel copy is faster than NumPy's. Measured on 2 cores, NumPy against torch: 0.33 us
 # against 0.84 us for 16 floats, 190 us against 90 us for a million.
@@ -52,6 +52,15 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """Copy a tensor to a NumPy array of the same dtype."""
     memory = np.empty(tuple(tensor.shape), numpy_dtype(tensor.dtype, "a tensor"))
     writer(ArrayType(tuple(tensor.shape), memory.dtype))(memory, tensor)
+    return memory
+
+
+def to_canonical_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor as a NumPy array with memory of its own, in the dtype that JAX has for it."""
+    tensor = as_tensor(tensor).detach()
+    wanted = canonical_dtype(numpy_dtype(tensor.dtype, "a tensor"))
+    memory = np.empty(tuple(tensor.shape), wanted)
+    writer(ArrayType(tuple(tensor.shape), wanted))(memory, tensor.to(torch_dtype(wanted, "a tensor")))
     return memory
 
 

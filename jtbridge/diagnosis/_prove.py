@@ -58,7 +58,7 @@ def prove(*, timeout: float = 300.0) -> ProofReport:
     process with this chip, driver and these versions of jtbridge, Triton, jax-triton and JAX. The record is a file in
     `$XDG_CACHE_HOME/jtbridge/proofs`. The kernels run in child processes, up to 16 at a time, so that one that
     crashes or does not end fails like one whose result is wrong. A case that fails runs once more with no other beside
-    it, since several at a time may lack memory. Experimental: one GPU has run this.
+    it, since several at a time may lack memory. Experimental: two GPUs have run this.
 
     Args:
         timeout: seconds that a case may take, compilation included, before it counts as one that does not end.

@@ -15,8 +15,8 @@ import torch
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jtbridge.core.convert import to_canonical_numpy
 from jtbridge.core.dtypes import canonical_dtype
+from jtbridge.core.host_memory import to_canonical_numpy
 from jtbridge.core.messages import warn_user
 from jtbridge.errors import ArgumentError, ShardingError, ShardingWarning
 

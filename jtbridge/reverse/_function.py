@@ -22,7 +22,7 @@ def to_torch_function(f: Callable[..., Any] | None = None, *, int32: str = "int6
     ``torch.func`` (``grad``, ``vjp``, ``jvp``, ``vmap``, ``jacrev``, ``jacfwd``, ``hessian``, in any nesting), in
     ``torch.compile`` and in ``torch.export``. Derivatives are JAX's own, in torch's convention for complex numbers. JAX
     compiles the function once for each signature. On a CPU a large argument or result crosses without a copy, if it is
-    contiguous and aligned. GPUs are experimental: one GPU has run this.
+    contiguous and aligned. GPUs are experimental: two GPUs have run this.
 
     Inside a function of :func:`jtbridge.wrap` that is translated, `f` becomes part of the program.
 

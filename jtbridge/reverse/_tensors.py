@@ -12,7 +12,7 @@ import torch.utils.dlpack
 
 from jtbridge._compat import SharedTensor, array_on_device, plain
 from jtbridge.core.dtypes import carrier, numpy_dtype, torch_dtype
-from jtbridge.core.gpu_memory import copied_to_torch, shared_with_xla, wait_for_torch
+from jtbridge.core.gpu_memory import copied_to_torch, gpu, shared_with_xla, wait_for_torch
 from jtbridge.errors import DeviceError
 
 # Smallest size in bytes of a result whose memory a tensor takes over. DLPack takes 20 us, and a copy of 16 floats 2 us.
@@ -45,17 +45,7 @@ def jax_device(device: torch.device, name: str) -> jax.Device:  # type: ignore[v
     """Return JAX's device for a device of torch."""
     if device.type == "cpu":
         return jax.local_devices(backend="cpu")[0]
-    try:
-        devices = jax.local_devices(backend="gpu")
-    except RuntimeError:
-        devices = []
-    index = device.index or 0
-    if device.type != "cuda" or index >= len(devices):
-        raise DeviceError(
-            f"The arguments of `{name}` lie on `{device}`, which JAX does not have here: its devices are "
-            f"{jax.local_devices()}. Move them: `x.cpu()`, or install JAX for this device."
-        )
-    return devices[index]
+    return gpu(device, f"The arguments of `{name}` lie")
 
 
 def to_operands(tensors: Sequence[torch.Tensor], device: jax.Device) -> list[Any]:  # type: ignore[valid-type]
@@ -101,7 +91,7 @@ def to_tensors(arrays: Sequence[jax.Array], device: torch.device) -> list[torch.
     """Return tensors of the values of arrays to which nothing else refers."""
     tensors = [to_tensor(array, device) for array in arrays]
     if device.type != "cpu" and any(array.size for array in arrays):
-        wait_for_torch(arrays[0].device)
+        wait_for_torch(device)
     return tensors
 
 

@@ -82,7 +82,10 @@ def test_parameters_that_are_called_as_options_are(backend):
     f = jtbridge.wrap(options_are_parameters, backend=backend)
     x = jnp.arange(1.0, 9.0)
     by_warps, by_stages = f(x)
-    np.testing.assert_array_equal(by_warps, np.where(np.arange(8) < 2, 3 * x, 0))  # the first configuration's warps
+    # Without a GPU the first configuration is taken; on a GPU, the faster one.
+    warps = int((by_warps != 0).sum()) if ON_GPU else 2
+    assert warps in (2, 4)
+    np.testing.assert_array_equal(by_warps, np.where(np.arange(8) < warps, 3 * x, 0))
     np.testing.assert_array_equal(by_stages, 8 * x)
     with pytest.raises(errors.LaunchError, match=r"`stages_kernel` was launched without its parameters num_warps"):
         jtbridge.wrap(launched_short, backend=backend)(x)

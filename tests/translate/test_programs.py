@@ -260,3 +260,19 @@ def test_products_are_as_precise_as_torchs():
         torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "none"
         torch.set_float32_matmul_precision(before)
     assert precisions(f) == {"HIGHEST"}
+
+
+@pytest.mark.parametrize("rows", [5, 40])
+def test_strides_from_the_start_of_the_memory_of_what_is_closed_over(rows: int):
+    """A copy of a small constant lies at the same place of its storage."""
+    weights = torch.arange(8.0 * rows).reshape(rows, 8)
+    last = weights[1:, 3:]
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + last.as_strided((4,), (8,), last.storage_offset()), x * last.as_strided((4,), (1,), 16)
+
+    f = jtbridge.wrap(fn)
+    x = jnp.ones(4)
+    for g, w in zip(jax.jit(f)(x), f(x), strict=True):
+        np.testing.assert_array_equal(g, w)
+    np.testing.assert_array_equal(f(x)[1], weights[2, :4])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import jax
 import numpy as np
 import torch
-import torch.utils.dlpack
 
 from jtbridge._compat import array_on_device, is_lazy, is_shared
 from jtbridge.core.dtypes import carrier, numpy_dtype, torch_dtype
-from jtbridge.core.gpu_memory import GPU_PLATFORMS, copied_to_xla, wait_for_torch
+from jtbridge.core.gpu_memory import GPU_PLATFORMS, copied_to_xla, shared_with_torch, wait_for_torch
 from jtbridge.errors import DeviceError
 
 # Largest size in bytes of an argument that is copied, so that torch code may write to it. For a larger argument torch
@@ -43,9 +43,7 @@ def shared_tensor(array: jax.Array) -> torch.Tensor:
     if not array.size:
         device = "cpu" if platform == "cpu" else "cuda"
         return torch.empty(array.shape, dtype=torch_dtype(array.dtype, "an argument"), device=device)
-    if platform != "cpu":
-        return torch.from_dlpack(array)
-    return torch.utils.dlpack.from_dlpack(array.block_until_ready().__dlpack__())
+    return shared_with_torch(array)
 
 
 def _platform(array: jax.Array) -> str | None:
@@ -87,7 +85,7 @@ class Placement:
         """
         tensor = results.pop()
         if not tensor.is_cpu:
-            return _array_on_gpu(tensor, name)
+            return self._on_gpu(tensor, name)
         size = tensor.numel() * tensor.itemsize
         owned = (
             size >= _SHARED
@@ -104,19 +102,24 @@ class Placement:
     def copied(self, tensor: torch.Tensor, name: str) -> jax.Array:
         """Return a tensor as an array with memory of its own."""
         if not tensor.is_cpu:
-            return _array_on_gpu(tensor, name)
+            return self._on_gpu(tensor, name)
         return self.array([tensor.detach().clone(memory_format=torch.contiguous_format)], name)
 
-    def release(self, results: list[jax.Array]) -> None:
+    def release(self) -> None:
         """Allow XLA to reuse the memory of arguments on a GPU, from which torch may still read."""
-        device = self.device
-        if device is None or device.platform == "cpu" or any(y.size and y.device == device for y in results):
-            return  # XLA waited for torch when it copied a result
-        wait_for_torch(device)
+        device: Any = self.device
+        if device is not None and device.platform != "cpu":
+            wait_for_torch(torch.device("cuda", device.local_hardware_id))
 
     def empty(self, shape: tuple[int, ...]) -> jax.Array:
         """Return a new array without elements, of dtype uint8."""
         return self._placed(np.empty(shape, np.uint8))
+
+    def _on_gpu(self, tensor: torch.Tensor, name: str) -> jax.Array:
+        what = f"A result of `{name}` lies"
+        if tensor.device.type != "cuda":
+            raise DeviceError(f"{what} on device `{tensor.device}`, which JAX does not have. Move it with `.cpu()`.")
+        return copied_to_xla(tensor, what, committed=self.committed)
 
     def _from_host(self, values: torch.Tensor) -> jax.Array:
         try:
@@ -132,14 +135,4 @@ class Placement:
         device = self.device
         if device is None:
             device = jax.config.jax_default_device or jax.local_devices()[0]  # type: ignore[attr-defined]
-        if device.platform != "cpu":  # a CPU result of a function of arrays on another device, or of no arrays
-            return jax.device_put(memory, device if self.committed else None)
         return array_on_device(memory, device, committed=self.committed)
-
-
-def _array_on_gpu(tensor: torch.Tensor, name: str) -> jax.Array:
-    if tensor.device.type != "cuda":
-        raise DeviceError(
-            f"A result of `{name}` lies on device `{tensor.device}`, which JAX does not have. Move it with `.cpu()`."
-        )
-    return copied_to_xla(tensor)

@@ -101,7 +101,7 @@ def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int])
     # All results are copied: autograd may have saved a result for the backward, and the graph refers to all of them.
     place = Placement(arrays)
     results = [place.copied(y, base.name) for y in graph.outputs]
-    place.release(results)
+    place.release()
     check_results(describe(fn), results)
     return results, graph
 
@@ -114,7 +114,7 @@ def exported(results: list[torch.Tensor], arrays: list[jax.Array], fn: TorchFunc
     place, name = Placement(arrays), eager_function(fn).name
     found = [place.array(results, name) for _ in range(len(results))]
     found.reverse()
-    place.release(found)
+    place.release()
     check_results(describe(fn), found)
     return found
 

@@ -344,7 +344,7 @@ def _recorded_gradients(
         grads = graph.pull(cotangents, innermost_vjp(fn), extra, create_graph=True)
     place = Placement(x)
     results = [place.copied(grad, eager_function(fn).name) for grad in grads]
-    place.release(results)
+    place.release()
     return results, graph.derived([*graph.inputs, *cotangents], grads)
 
 

@@ -62,9 +62,22 @@ class CudaAsCpuMode(TorchFunctionMode):
             raise RuntimeError("it runs under autocast for CUDA, which chooses other dtypes than autocast for a CPU")
         found = self._stand_ins.get(value)
         if found is None:
-            found = self._stand_ins[value] = _stand_in(value)
+            found = self._stand_ins[value] = self._stand_in(value)
             self._real[found] = value
         return found
+
+    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        shape, strides, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
+        if offset and tensor.numel():  # the placeholder begins there, too, in a memory that is another placeholder
+            reach = offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+            whole = tensor.detach().as_strided((reach,), (1,), 0)
+            memory = self._stand_in(whole)
+            self._real[memory] = whole
+            made = memory.as_strided(shape, strides, offset)
+        else:
+            made = torch.empty_strided(shape, strides, dtype=tensor.dtype, device="cpu")
+        _note(tensor)
+        return made.requires_grad_(tensor.requires_grad)
 
 
 class _NodeTensor:
@@ -77,13 +90,12 @@ class _NodeTensor:
         return self
 
 
-def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+def _note(tensor: torch.Tensor) -> None:
+    """Note in the graph that its last node stands for a tensor."""
     node = last_traced_node()
     if node is None:
         raise RuntimeError("a closed-over tensor on a GPU is used outside of a trace")
     node.meta["custom"] = {**(node.meta.get("custom") or {}), _NOTE: _NodeTensor(tensor)}
-    return made.requires_grad_(tensor.requires_grad)
 
 
 def _moved_name(name: str) -> str:
