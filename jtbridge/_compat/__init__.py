@@ -97,6 +97,7 @@ from ._torch import (
     has_batching_rule,
     has_cpu_kernel,
     has_lost_gradient,
+    has_plain_memory,
     has_saved_tensor_hooks,
     has_torch_modes,
     has_unbatched_node,

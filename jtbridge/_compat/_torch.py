@@ -118,6 +118,12 @@ def innermost(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def has_plain_memory(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has memory of its own: it is not fake, and no wrapper. Tried on torch 2.11 and 2.13."""
+    is_wrapper = functorch_bindings.is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor)
+    return not is_wrapper and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+
+
 @contextlib.contextmanager
 def gradients_required(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Let tensors of floating-point and complex numbers require a gradient inside the block, as parameters do.

@@ -34,6 +34,7 @@ from .modes.exceptions import none_caught
 from .modes.fake_operators import FakeAsReal
 from .modes.flex_attention import FlexAttentionInOperators
 from .modes.fused_lstm import WithoutFusedLstm
+from .modes.numpy_views import NumpyViews
 from .modes.overrides import CopiedTensors, HooksWithoutGradient
 from .rewrites.grouped_mm import GroupedProducts
 from .rewrites.indexing import refuse_stale_copies
@@ -92,6 +93,7 @@ def run_on_fakes(
                 HooksWithoutGradient(),
                 none_caught(),
                 FlexAttentionInOperators(),
+                NumpyViews(),
             ):
                 out = request.call(*inputs)
                 leaves, tree = flatten_output(out)

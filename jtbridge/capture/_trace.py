@@ -36,6 +36,7 @@ from .modes.exceptions import none_caught
 from .modes.fake_operators import FakeAsReal
 from .modes.flex_attention import FlexAttentionInOperators
 from .modes.fused_lstm import FusedGradients, WithoutFusedLstm
+from .modes.numpy_views import NumpyViews
 from .modes.overrides import CopiedTensors, HooksWithoutGradient, OverrideMode
 from .modes.provenance import ModulePaths, ProvenanceMode
 from .rewrites.grouped_mm import GroupedProducts
@@ -171,6 +172,7 @@ def _noted(
             none_caught(),
             FlexAttentionInOperators(),
             FakeAsReal(),
+            contextlib.nullcontext() if oracle is None else NumpyViews(),
         ):
             results = fn(*tensors)
             refuse_stale_copies(results)

@@ -11,7 +11,7 @@
 
 from ._comparison import VALUES, same, same_tensors
 from ._escaped import PoisonTensor, poison_tensor, replace
-from ._guard import NO_GUARD, GlobalDraws, StateBeforeRun, StateGuard, saving_state_once, start_over
+from ._guard import NO_GUARD, GlobalDraws, StateBeforeRun, StateGuard, save_values, saving_state_once, start_over
 from ._kinds import of_library
 from ._reachable import Change, ReachableState
 from ._written_values import WrittenValues

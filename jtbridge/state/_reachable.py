@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from jtbridge._compat import outside_modes, writes
+from jtbridge._compat import outside_modes, storage_id, writes
 
 from ._comparison import DEPTH, holds_traced, same
 from ._iterators import position_of
@@ -79,6 +79,15 @@ class ReachableState:
         """Return the tensors in the snapshot, each with its path."""
         kinds = (TENSOR, SMALL_TENSOR, DENSE_TENSOR)
         return ((record.obj, record.path) for record in self._saved.records if record.kind in kinds)
+
+    def save_values(self, tensor: torch.Tensor) -> None:
+        """Save the values of large tensors in the memory of `tensor`, before code takes it and may write to it."""
+        records, storage = self._saved.records, storage_id(tensor)
+        for i, record in enumerate(records):
+            if record.kind is TENSOR and record.obj.layout is torch.strided and storage_id(record.obj) == storage:
+                with outside_modes(), torch.no_grad():
+                    contents = *record.contents, record.obj.detach().clone()
+                records[i] = record._replace(kind=SMALL_TENSOR, contents=contents)
 
     def restore(self) -> None:
         """Restore the state, except Python generators that were advanced and iterators that cannot be copied."""

@@ -72,7 +72,7 @@ from ._kinds import (
 from ._records import EmptyContainers, Path, Position, Record
 
 _MOST_OBJECTS = 200_000
-_MOST_BYTES_OF_A_TENSOR = 1 << 14  # larger tensors are not copied: only a write by NumPy could go unseen
+_MOST_BYTES_OF_A_TENSOR = 1 << 14  # larger tensors are copied only before code takes their memory
 _MOST_BYTES = 1 << 26  # of all arrays and tensors that are copied
 _WRAPPERS = (type(functools.cache(lambda: None)), functools.partial, *METHODS[1:])
 _FOLLOWED = (
@@ -155,6 +155,8 @@ class StateWalk:
                 if is_plain and not isinstance(obj, FakeTensor | PoisonTensor | ReleasedTensor)
                 else _pass_by
             )
+        if module_of(type(obj)).startswith("scipy.sparse"):
+            return self._object  # with arrays, or with lists or dicts
         for types_, visit in (
             (dict, self._dict),
             ((list, collections.deque), self._sequence),
@@ -218,6 +220,8 @@ class StateWalk:
     def _array(self, array: np.ndarray, path: Path) -> None:
         if array.flags.writeable and self._may_copy(array.nbytes):
             self._record(array, ARRAY, path)
+        if array.dtype.hasobject and not array.dtype.names:
+            self._queue_all(path, "item", enumerate(array.flat))
 
     def _memory(self, obj: Any, path: Path) -> None:
         if has_memory(obj) and self._may_copy(memoryview(obj).nbytes):

@@ -307,3 +307,22 @@ def test_float8_that_is_closed_over_is_compared():
     np.testing.assert_array_equal(first, [1, -2])
     np.testing.assert_array_equal(second, [3, 0])
     assert np.signbit(second[1])
+
+
+@pytest.mark.parametrize("taken", [torch.Tensor.numpy, np.asarray, lambda t: t.cpu().numpy()])
+@pytest.mark.parametrize("length", [3, 10_000])
+def test_a_tensor_that_is_taken_as_an_array_is_read_by_the_trace(taken, length):
+    numbers = torch.arange(1.0, length + 1)
+
+    def fn(x):
+        array = taken(numbers)
+        return x[: int(array[1])] * float(array.sum()) + torch.tensor(array[:1])
+
+    f = jtbridge.wrap(fn)
+    x = jnp.arange(5.0)
+    for _ in range(2):
+        want = fn(torch.arange(5.0))
+        for got in (f(x), jax.jit(lambda x: f(x))(x)):
+            np.testing.assert_allclose(got, want, rtol=1e-6)
+        assert "xla" in str(jtbridge.explain(f, x)).split("inside jit")[1].splitlines()[0]
+        numbers.add_(1)

@@ -14,6 +14,7 @@ from queue import Queue
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 import torch
 
 from tests import with_state
@@ -393,6 +394,34 @@ def own_generator(make: Callable[[], Any], draw: Callable[[Any], float], name: s
     return case
 
 
+def array_of(length: int) -> Callable[[], Case]:
+    """A function that writes to a tensor by NumPy: torch does not count the write."""
+
+    def case() -> Case:
+        numbers = torch.zeros(length)
+
+        def f(x):
+            numbers.numpy()[0] += 1
+            return x * 2
+
+        return Case(f"NumPy's array of {length} numbers", f, lambda: numbers[:3].tolist(), "`numbers`")
+
+    return case
+
+
+def sparse(make: Callable[[], Any], written: str) -> Callable[[], Case]:
+    def case() -> Case:
+        matrix = make()
+
+        def f(x):
+            matrix[0, 0] += 1
+            return x * 2
+
+        return Case(type(matrix).__name__, f, lambda: matrix.toarray().tolist(), written)
+
+    return case
+
+
 CASES = [
     *(counting, nonlocal_variable, global_variable, of_another_module, by_helpers, growing_list, list_of_tensors),
     *(set_of_numbers, queue, attribute, attribute_of_a_method, tensor_attribute, rebound_buffer, rebound_constant),
@@ -418,6 +447,11 @@ CASES = [
     memory(lambda: arrays_of_c.array("d", [1.0]), "array.array"),
     memory(lambda: (ctypes.c_double * 2)(1, 2), "an array of ctypes"),
     memory(lambda: mmap.mmap(-1, 8), "mmap"),
+    array_of(3),
+    array_of(10_000),
+    sparse(lambda: scipy.sparse.csr_matrix(np.eye(2)), "`matrix.data`"),
+    sparse(lambda: scipy.sparse.lil_matrix((2, 2)), "`matrix.data[0]`"),
+    sparse(lambda: scipy.sparse.dok_matrix((2, 2)), "`matrix._dict"),
     iterator(lambda: iter([1, 2, 3]), "an iterator over a list"),
     iterator(lambda: iter({1: 0, 2: 0, 3: 0}), "an iterator over a dict"),
     iterator(lambda: itertools.count(1), "itertools.count"),

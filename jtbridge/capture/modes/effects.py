@@ -31,7 +31,7 @@ from jtbridge.core import random_numbers
 from jtbridge.core.inner_autograd import creates_graph, runs_autograd
 from jtbridge.core.overlap import overlapping_write
 from jtbridge.core.writes import written_tensors
-from jtbridge.state import WrittenValues
+from jtbridge.state import WrittenValues, save_values
 from jtbridge.transforms import FUSED
 
 from .branches import ASSERTING
@@ -178,6 +178,7 @@ class EffectRecorder:
         self._note_modules()
         if fn in _READING and not self.is_tracing:
             self._note_read()
+            save_values(args[0])
         if is_text(fn, args):
             self.takes_text = True
         generator = kwargs.get("generator")  # operators get another Python object for the same generator

@@ -1,0 +1,31 @@
+"""NumPy arrays of closed-over tensors, while a function is traced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from jtbridge._compat import has_plain_memory, outside_modes
+
+_AS_NUMPY = frozenset({torch.Tensor.numpy, torch.Tensor.__array__})
+
+
+class NumpyViews(TorchFunctionMode):
+    """Gives code the memory of a closed-over tensor that it takes as a NumPy array.
+
+    Under a mode of fake tensors, torch would take a fake tensor for it and give an array over memory that nobody owns.
+    The array is read-only. Its values are read while the function is traced, as those of a closed-over array are.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in _AS_NUMPY or not has_plain_memory(args[0]):
+            return func(*args, **kwargs)
+        with outside_modes(), torch._C.DisableTorchFunction():
+            array = func(*args, **kwargs)
+        if isinstance(array, np.ndarray) and array.base is not None:
+            array.flags.writeable = False
+        return array
