@@ -19,7 +19,7 @@ from jtbridge.core.signature import ARRAY, argument_names, parameter_names, stat
 from jtbridge.errors import TranslationError
 from jtbridge.state import Change, GlobalDraws, ReachableState, WrittenValues, same
 
-from ._watch import InputWanted, Watch, WriteAndDrawMode
+from ._watch import InputWanted, TakenArrays, Watch, WriteAndDrawMode
 
 
 class _Run(NamedTuple):
@@ -120,7 +120,7 @@ class Examination:
         state, arguments, saved = ReachableState(self._roots), ReachableState(self._containers), WrittenValues()
         try:
             noting = WriteAndDrawMode(self.note, saved, state, arguments, self._seed is not None)
-            with noting, FlexAttentionInOperators():
+            with noting, FlexAttentionInOperators(), TakenArrays(state, arguments):
                 yield state, arguments
         except TranslationError:  # see `infer`
             torch.compiler.reset()

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 
 from jtbridge._compat import DispatchMode, storage_id
 from jtbridge.capture import draws, refuse_higher_order
@@ -143,6 +144,20 @@ class Watch:
             frame = frame.f_back
         if frame is not None and not _imports(frame):
             self._note_line(kind, what, _line(frame))
+
+
+class TakenArrays(TorchFunctionMode):
+    """Mode that saves the values of a tensor in some states before code takes it as an array, and may write to it."""
+
+    def __init__(self, *states: ReachableState):
+        super().__init__()
+        self._states = states
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.numpy, torch.Tensor.__array__):
+            for state in self._states:
+                state.save_values(args[0])
+        return func(*args, **(kwargs or {}))
 
 
 class WriteAndDrawMode(DispatchMode):

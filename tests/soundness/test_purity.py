@@ -110,6 +110,20 @@ def test_a_global_counter():
     assert not report.is_pure
 
 
+@pytest.mark.parametrize("length", [3, 10_000])
+def test_a_tensor_that_numpy_writes_to(length):
+    numbers = torch.zeros(length)
+
+    def f(x):
+        numbers.numpy()[1] += 1
+        return x
+
+    report = jtbridge.purity(f, X)
+    assert "state written" in str(report)
+    assert "`numbers`" in str(report)
+    assert not numbers.any()
+
+
 def test_a_global_that_is_read():
     def f(x):
         return x * SCALE
