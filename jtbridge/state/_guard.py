@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from jtbridge.core.messages import warn_user
-from jtbridge.core.random_numbers import drawing_again
+from jtbridge.core.random_numbers import drawing_again, with_new_seed
 from jtbridge.errors import JtbridgeError, MutationError, PurityWarning, RandomnessError
 
 from ._comparison import same
@@ -89,7 +89,10 @@ class StateGuard:
             before = ReachableState(self.roots)
         draws = GlobalDraws(self.name, refusing=self.purity == "error" and not self.ordered)
         try:
-            with _starting_from(before):
+            with (
+                _starting_from(before),
+                self._seed_kept() if "default_generator" in before.names else contextlib.nullcontext(),
+            ):
                 if not before.may_draw:
                     result = trial()
                 elif self._drew_nothing:
@@ -116,6 +119,23 @@ class StateGuard:
         except Exception:
             before.restore()
             raise
+
+    @contextlib.contextmanager
+    def _seed_kept(self) -> Iterator[None]:
+        """Refuse new seeds of the object `torch.default_generator`, whose methods no mode of torch sees.
+
+        Draws of a trace do not advance it. Other threads may draw from it, so the numbers are put back only after a new
+        seed.
+        """
+        generator = torch.default_generator
+        seed, numbers = generator.initial_seed(), generator.get_state()
+        try:
+            yield
+            if generator.initial_seed() != seed and not self.ordered:
+                self._report(RandomnessError, with_new_seed(self.name))
+        finally:
+            if generator.initial_seed() != seed:
+                generator.set_state(numbers)
 
     def _checked(self, result: Any, before: ReachableState, drew: str, again: Callable[[], Any]) -> Any:
         """Return the result of a run, and restore or refuse the state that it changed.
