@@ -368,7 +368,10 @@ def replace_fake(fake: FakeTensor, tensor: torch.Tensor) -> None:
         RuntimeError: torch's own objects refer to the fake tensor, such as a view of it or an autograd graph.
     """
     fake.fake_mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
-    torch.utils.swap_tensors(fake, tensor)
+    try:
+        torch.utils.swap_tensors(fake, tensor)
+    except AssertionError as error:  # torch looks for the autograd graph of a tensor that has none
+        raise RuntimeError(str(error)) from error
 
 
 def torch_pytree_node(cls: type) -> tuple[Callable, Callable] | None:

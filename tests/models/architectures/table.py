@@ -48,6 +48,7 @@ SAMPLE = (
     "mamba",
     "deberta_v2",
     "modernbert",
+    "yoso",
     "t5",
     "swin",
     "wav2vec2",
