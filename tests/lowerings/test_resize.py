@@ -1,5 +1,6 @@
 """Resizing: which old places a new one takes, and gradients."""
 
+import math
 from typing import Any
 
 import pytest
@@ -16,6 +17,11 @@ SIZES: list[dict[str, Any]] = [
     {"size": (5, 1)},
     {"scale_factor": (1.7, 0.6)},
 ]
+FACTORS: dict[int, list[tuple[float, ...]]] = {
+    1: [(1.03,), (2.03,)],
+    2: [(1.01, 1.04), (2.01, 2.04), (1.1, 2.04)],
+    3: [(1.1, 2.1, 1.04), (1.1, 1.1, 2.04)],
+}
 TIGHT: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -36,6 +42,16 @@ def test_nearest_takes_the_places_that_torch_takes(mode):
     for dtype in (torch.float32, torch.float64):
         x = torch.arange(300, dtype=dtype).reshape(1, 3, 100)
         check(run, x, grad=True, **TIGHT)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+def test_nearest_by_a_factor_that_is_not_the_quotient_of_the_sizes(mode):
+    def run(x):
+        return [F.interpolate(x, scale_factor=factor, mode=mode) for factor in FACTORS[x.ndim - 2]]
+
+    for shape in [(1, 1, 30), (2, 2, 7, 20), (1, 1, 70, 20), (1, 1, 2, 3, 20)]:
+        for dtype in (torch.float32, torch.float64):
+            check(run, torch.arange(math.prod(shape), dtype=dtype).reshape(shape), grad=True)
 
 
 def test_nearest_of_bytes():

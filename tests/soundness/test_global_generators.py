@@ -134,7 +134,9 @@ def seeded_through_the_object(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rand(3)
 
 
-@pytest.mark.parametrize("fn", [seeded, seeded_through_the_object, seeded_without_draws, seeded_apart, seeded_by_a_value])
+@pytest.mark.parametrize(
+    "fn", [seeded, seeded_through_the_object, seeded_without_draws, seeded_apart, seeded_by_a_value]
+)
 @pytest.mark.parametrize("backend", ["auto", "dlpack"])
 @pytest.mark.parametrize("keys", [{}, {"rng": jax.random.key(0)}], ids=["no key", "key"])
 def test_a_seed_of_torch_is_refused_in_a_trace(fn: Callable, backend: str, keys: dict):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -234,6 +236,41 @@ def test_writes_through_a_mask():
         write(x, mask, torch.ones(3, 4, dtype=torch.bfloat16))
     with pytest.raises(RuntimeError):
         wrapped(to_jax(x), to_jax(mask), jnp.ones((3, 4), jnp.bfloat16))
+
+
+NUMBERS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "subtract": lambda x, number: x - number,
+    "alpha": lambda x, number: torch.sub(x, x, alpha=number),
+    "fill": lambda x, number: x.clone().fill_(number),
+    "add_": lambda x, number: x.clone().add_(number),
+    "clamp": lambda x, number: x.clamp(min=number),
+    "lerp": lambda x, number: torch.lerp(x, x + x, number),
+    "add": lambda x, number: x + number,
+    "where": lambda x, number: torch.where(x == 1, x, number),
+}
+
+
+@pytest.mark.parametrize("number", [True, 1j])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_booleans_and_complex_numbers_are_refused_where_torch_refuses_them(name, number):
+    x = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
+    run = functools.partial(NUMBERS[name], number=number)
+    wrapped = jax.jit(jtbridge.wrap(run, backend="xla"))
+    try:
+        expected = run(x)
+    except (RuntimeError, NotImplementedError) as error:
+        with pytest.raises((type(error), ShapeInferenceError), match=re.escape(str(error)[:40])):
+            wrapped(to_jax(x))
+    else:
+        np.testing.assert_array_equal(wrapped(to_jax(x)), expected)
+
+
+def test_one_value_of_another_dtype_is_only_written_through_a_mask():
+    x = torch.tensor([True, False])
+    with pytest.raises(RuntimeError, match="source and destination dtypes match"):
+        jax.jit(jtbridge.wrap(lambda x, value: x.index_put((torch.tensor([0]),), value)))(to_jax(x), jnp.float32(2))
+    write = jax.jit(jtbridge.wrap(lambda x, value: x.index_put((x,), value)))
+    assert write(to_jax(x), jnp.float32(0)).tolist() == [False, False]
 
 
 @pytest.mark.parametrize(

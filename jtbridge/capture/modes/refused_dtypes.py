@@ -8,6 +8,7 @@ run on small tensors of zeros and ones, to see whether it raises.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -73,10 +74,12 @@ class DtypeChecks:
         leaves, tree = jax.tree.flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         dtypes = tuple(tensor.dtype for tensor in tensors)
-        if not tensors or (len({*dtypes}) == 1 and dtypes[0] in _FLOATS) or not _may_be_run(func, leaves, kwargs):
+        plain = _with_plain_numbers(func, args, kwargs)
+        is_safe = len({*dtypes}) == 1 and dtypes[0] in _FLOATS and plain is None
+        if not tensors or is_safe or not _may_be_run(func, leaves, kwargs):
             return
         # A mask may have to select as many elements as there are values, as in `x[mask] = values`.
-        if torch.bool in dtypes and func in _INDEX_PUTS:
+        if func in _INDEX_PUTS and any(x is not None and x.dtype is torch.bool for x in args[1]):
             _check_write(func, args[0], args[2])
             return
         if torch.bool in dtypes and any(isinstance(size, torch.SymInt) for x in tensors for size in x.shape):
@@ -88,7 +91,7 @@ class DtypeChecks:
         if key in self._passed:
             return
         with outside_modes(), torch.no_grad():
-            error = _refusal(call, dtypes)
+            error = _refusal(call, dtypes, plain and _small_call(func, jax.tree.leaves(plain), tree, out))
         if error is not None:
             raise error
         self._passed.add(key)
@@ -147,17 +150,40 @@ def _small_call(func: OpOverload, leaves: Sequence[Any], tree: Any, out: Any) ->
     return _Call(func, tree, tuple(isinstance(leaf, torch.Tensor) for leaf in leaves), shapes, statics)
 
 
-def _refusal(call: _Call, dtypes: tuple[torch.dtype, ...]) -> Exception | None:
-    """Return the exception of torch if it refuses the dtypes; None if it accepts them, or may refuse the values."""
+def _refusal(call: _Call, dtypes: tuple[torch.dtype, ...], plain: _Call | None) -> Exception | None:
+    """Return the exception of torch if it refuses the dtypes; None if it accepts them, or may refuse the values.
+
+    Args:
+        call: the call of the operator.
+        dtypes: the dtypes of its tensors.
+        plain: the same call without Booleans and complex numbers among its numbers, if it has any.
+    """
     error = call.error(dtypes)
     # Integers cannot be divided by zero: `call.error` runs the operator on zeros.
     if error is None or "ZeroDivisionError" in str(error) or call.error(dtypes, _one_unless_index) is None:
         return None
-    if all(call.error(other) is not None for other in _others(dtypes)):
+    refuses_numbers = plain is not None and any(plain.error(other) is None for other in (dtypes, *_others(dtypes)))
+    if not refuses_numbers and all(call.error(other) is not None for other in _others(dtypes)):
         return None
     wide = tuple(map(_wide, dtypes))
     lacks_kernel = _NO_KERNEL.search(str(error)) and wide != dtypes and call.error(wide) is None
     return None if lacks_kernel else error
+
+
+def _with_plain_numbers(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict] | None:
+    """Return the arguments with 1 for each number that is a Boolean or complex; None if there is no such number."""
+    if not any(type(value) in (bool, complex) for value in (*args, *kwargs.values())):
+        return None
+    types = {argument.name: str(argument.type) for argument in schema_of(func).arguments}
+
+    def plain(kind: str, value: Any) -> Any:
+        may_be_number = "number" in kind or "Tensor" in kind  # as in `aten.sub.Tensor(x, True)`
+        return 1 if may_be_number and type(value) in (bool, complex) else value
+
+    found = [plain(kind, value) for kind, value in zip(types.values(), args, strict=False)]
+    named = {name: plain(types[name], value) for name, value in kwargs.items()}
+    is_same = all(map(operator.is_, found, args)) and all(named[name] is kwargs[name] for name in kwargs)
+    return None if is_same else ((*found,), named)
 
 
 def _check_write(func: OpOverload, target: torch.Tensor, values: torch.Tensor) -> None:

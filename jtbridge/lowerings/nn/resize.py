@@ -20,6 +20,7 @@ from jtbridge.lowerings._registry import register_lowering
 
 Sizes = Sequence[int]
 Taps = tuple[np.ndarray, np.ndarray]  # (output element, tap): indices of input elements, and their weights
+_SMALL_IMAGE = 128  # height and width of the result together, up to which torch has another kernel for nearest elements
 
 
 def _precision(x: jax.Array) -> Any:
@@ -40,10 +41,10 @@ def _nearest_index(length: int, count: int, factor: float | None, exact: bool, d
     return np.minimum(np.floor(place.astype(np.float32)).astype(np.int64), length - 1)
 
 
-def _backward_nearest_index(length: int, count: int, factor: float | None, exact: bool, dtype: Any) -> np.ndarray:
-    """Return the input index of each output element for the backward. Torch computes it differently in the forward."""
+def _nearest_index_of_loops(length: int, count: int, factor: float | None, exact: bool, dtype: Any) -> np.ndarray:
+    """Return the input index of each output element in torch's second way: that of backwards and of small images."""
     del dtype
-    if count == length or (count == 2 * length and not exact):
+    if count in (length, 2 * length) and not exact:
         return np.arange(count) * length // count
     return _nearest_index(length, count, factor, exact, np.float32)
 
@@ -176,12 +177,14 @@ def _resized(
 def _register_nearest(name: str, rank: int, exact: bool) -> None:
     @register_lowering(name)
     def _(x: jax.Array, output_size: Sizes, *factors: float | None) -> jax.Array:
-        return _nearest(x, output_size, _padded(factors, rank), exact, _nearest_index)
+        is_small = rank == 2 and sum(output_size) <= _SMALL_IMAGE
+        places = _nearest_index_of_loops if is_small else _nearest_index
+        return _nearest(x, output_size, _padded(factors, rank), exact, places)
 
     @register_lowering(f"{name}_backward")
     def _(grad: jax.Array, output_size: Sizes, input_size: Sizes, *factors: float | None) -> jax.Array:
         how = _padded(factors, rank)
-        return _transposed(lambda x: _nearest(x, output_size, how, exact, _backward_nearest_index), grad, input_size)
+        return _transposed(lambda x: _nearest(x, output_size, how, exact, _nearest_index_of_loops), grad, input_size)
 
 
 def _register_weighted(name: str, rank: int, taps: Callable[..., Taps]) -> None:
