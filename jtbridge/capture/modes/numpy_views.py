@@ -24,7 +24,7 @@ class NumpyViews(TorchFunctionMode):
         kwargs = kwargs or {}
         if func not in _AS_NUMPY or not has_plain_memory(args[0]):
             return func(*args, **kwargs)
-        with outside_modes(), torch._C.DisableTorchFunction():
+        with outside_modes():
             array = func(*args, **kwargs)
         if isinstance(array, np.ndarray) and array.base is not None:
             array.flags.writeable = False
