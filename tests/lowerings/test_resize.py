@@ -45,6 +45,17 @@ def test_nearest_takes_the_places_that_torch_takes(mode):
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("channels", [3, 4])
+def test_nearest_of_channels_last(mode, channels):
+    def run(x):
+        wide = x.to(memory_format=torch.channels_last if x.ndim == 4 else torch.channels_last_3d)
+        return [F.interpolate(wide, scale_factor=factor, mode=mode) for factor in FACTORS[x.ndim - 2]]
+
+    for shape in [(2, channels, 70, 20), (2, channels, 7, 20), (1, channels, 2, 3, 20)]:
+        check(run, torch.arange(float(math.prod(shape))).reshape(shape), grad=True)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
 def test_nearest_by_a_factor_that_is_not_the_quotient_of_the_sizes(mode):
     def run(x):
         return [F.interpolate(x, scale_factor=factor, mode=mode) for factor in FACTORS[x.ndim - 2]]

@@ -12,15 +12,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import lax
+from torch import fx
 
 from jtbridge.errors import TranslationError
-from jtbridge.lowerings._common import computed_once, opmath
+from jtbridge.lowerings._common import computed_once, input_value, opmath
 from jtbridge.lowerings._registry import register_lowering
 
 Sizes = Sequence[int]
 Taps = tuple[np.ndarray, np.ndarray]  # (output element, tap): indices of input elements, and their weights
 _SMALL_IMAGE = 128  # height and width of the result together, up to which torch has another kernel for nearest elements
+
+
+_CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+
+
+def _is_channels_last(x: torch.Tensor, memory_format: torch.memory_format) -> bool:
+    """Return whether torch resizes all channels of a place together, as in its loops over small images."""
+    return x.shape[1] > 3 and x.is_contiguous(memory_format=memory_format)
 
 
 def _precision(x: jax.Array) -> Any:
@@ -42,7 +52,10 @@ def _nearest_index(length: int, count: int, factor: float | None, exact: bool, d
 
 
 def _nearest_index_of_loops(length: int, count: int, factor: float | None, exact: bool, dtype: Any) -> np.ndarray:
-    """Return the input index of each output element in torch's second way: that of backwards and of small images."""
+    """Return the input index of each output element in torch's second way.
+
+    It is that of backwards, of small images, and of images whose channels are last in memory.
+    """
     del dtype
     if count in (length, 2 * length) and not exact:
         return np.arange(count) * length // count
@@ -175,10 +188,11 @@ def _resized(
 
 
 def _register_nearest(name: str, rank: int, exact: bool) -> None:
-    @register_lowering(name)
-    def _(x: jax.Array, output_size: Sizes, *factors: float | None) -> jax.Array:
+    @register_lowering(name, node=True)
+    def _(x: jax.Array, output_size: Sizes, *factors: float | None, node: fx.Node) -> jax.Array:
         is_small = rank == 2 and sum(output_size) <= _SMALL_IMAGE
-        places = _nearest_index_of_loops if is_small else _nearest_index
+        loops = is_small or (rank in _CHANNELS_LAST and _is_channels_last(input_value(node, 0), _CHANNELS_LAST[rank]))
+        places = _nearest_index_of_loops if loops else _nearest_index
         return _nearest(x, output_size, _padded(factors, rank), exact, places)
 
     @register_lowering(f"{name}_backward")
