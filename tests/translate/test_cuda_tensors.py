@@ -80,21 +80,25 @@ def test_weights_that_are_differentiated_inside(there: list[torch.Tensor]):
     np.testing.assert_allclose(f(X), want, rtol=1e-5)
 
 
+@pytest.mark.parametrize("start", [0, 3])
 @pytest.mark.parametrize("detached", [False, True])
-def test_a_part_of_a_tensor_begins_where_it_begins(there: list[torch.Tensor], detached: bool):
+def test_a_part_of_a_tensor_begins_where_it_begins(there: list[torch.Tensor], detached: bool, start: int):
     """Kernels, and `as_strided`, reach the memory of a tensor by its place in the storage."""
     weights = torch.arange(200.0).reshape(5, 40)
-    last = weights[1:, 3:].detach() if detached else weights[1:, 3:]
+    last = weights[start // 3 :, start:37]
+    last = last.detach() if detached else last
     there.append(last)
 
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         row = last.as_strided((4,), (40,), last.storage_offset())
         first = last.as_strided((4,), (1,), 0)
-        return x[:4, 3:] + last, row, first, last.as_strided((2,), (1,)), last.sum(0)
+        behind = last.as_strided((2,), (1,), 198)
+        return x[: len(last), start:37] + last, row, first, last.as_strided((2,), (1,)), last.sum(0), behind
 
     f = jtbridge.wrap(fn, backend="xla")
     for _ in range(2):
-        want = (X[:4, 3:] + last.numpy(), last[:, 0], weights[0, :4], last[0, :2], last.sum(0))
+        rest = last[:4, 0], weights[0, :4], last[0, :2], last.sum(0), weights[4, 38:]
+        want = (X[: len(last), start:37] + last.numpy(), *rest)
         for g, w in zip(jax.jit(lambda x: f(x))(X), want, strict=True):
             np.testing.assert_allclose(g, w, rtol=1e-6)
         weights.mul_(2)  # the next trace reads it

@@ -68,9 +68,10 @@ class CudaAsCpuMode(TorchFunctionMode):
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         shape, strides, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
-        if offset and tensor.numel():  # the placeholder begins there, too, in a memory that is another placeholder
-            reach = offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-            whole = tensor.detach().as_strided((reach,), (1,), 0)
+        length = tensor.untyped_storage().nbytes() // tensor.itemsize
+        if tensor.numel() and (offset or length != tensor.numel()):
+            # A part of a storage has the same place in a placeholder of all of it, which kernels may reach.
+            whole = tensor.detach().as_strided((length,), (1,), 0)
             memory = self._stand_in(whole)
             self._real[memory] = whole
             made = memory.as_strided(shape, strides, offset)
