@@ -182,7 +182,7 @@ class Writer:
 
     def pick(self, test: Callable[[torch.Tensor], bool] = lambda x: True) -> str:
         """A variable whose value passes a test; later ones are more likely."""
-        found = [name for name, x in self.values.items() if isinstance(x, torch.Tensor) and test(x)]
+        found = [name for name, x in self.values.items() if isinstance(x, torch.Tensor) and _passes(test, x)]
         if not found:
             raise NoChoice
         return self.rng.choices(found, [1 + i for i in range(len(found))])[0]
@@ -350,3 +350,11 @@ def _names_in(statement: Statement, right: bool = False) -> list[str]:
     """The variables that a statement mentions; with `right`, those that it reads."""
     found = dict.fromkeys(_NAME.findall(str(statement)))
     return [name for name in found if not (right and name in statement.defines)]
+
+
+def _passes(test: Callable[[torch.Tensor], bool], x: torch.Tensor) -> bool:
+    """Return whether a value passes a test. Torch refuses to read a result of `split` after a write to another one."""
+    try:
+        return test(x)
+    except RuntimeError:
+        return False
