@@ -10,6 +10,7 @@ from torch import fx
 from jtbridge._compat import FakeTensor, is_zero
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
 from jtbridge.core.functions import TracedFunction
+from jtbridge.core.overlap import whole_storage
 
 _SMALL = 256  # elements: a constant of up to this size is written into the program
 
@@ -54,8 +55,7 @@ def _copied_in_place(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided or not tensor.numel():
         return tensor.clone()
     place = tensor.shape, tensor.stride(), tensor.storage_offset()
-    whole = tensor.untyped_storage().nbytes() // tensor.itemsize
-    return tensor.as_strided((whole,), (1,), 0).clone().as_strided(*place)
+    return whole_storage(tensor).clone().as_strided(*place)
 
 
 def _constants(module: fx.GraphModule) -> list[tuple[fx.Node, torch.Tensor]]:

@@ -48,6 +48,18 @@ def writer(type_: ArrayType) -> Callable[[np.ndarray, torch.Tensor], None]:
     return write_small
 
 
+def shared_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """Return a NumPy array over the memory of a contiguous CPU tensor that is neither lazy nor requires grad."""
+    try:
+        return tensor.numpy()
+    except TypeError:  # NumPy does not have the dtype
+        dtype = numpy_dtype(tensor.dtype, "a tensor")
+        carried = carrier(dtype)
+        if carried is None:
+            raise
+        return tensor.view(carried[1]).numpy().view(dtype)
+
+
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """Copy a tensor to a NumPy array of the same dtype."""
     memory = np.empty(tuple(tensor.shape), numpy_dtype(tensor.dtype, "a tensor"))

@@ -124,3 +124,9 @@ def _elements(memory: np.ndarray, tensor: torch.Tensor, start: int) -> np.ndarra
     """Return the elements of a tensor as a view of `memory`, an array for the storage from the offset `start`."""
     here = memory[tensor.storage_offset() - start :]
     return np.lib.stride_tricks.as_strided(here, tuple(tensor.shape), tensor.stride())
+
+
+def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a tensor's storage in one dimension, as a view in the tensor's dtype."""
+    length = tensor.untyped_storage().nbytes() // tensor.itemsize
+    return tensor.detach().as_strided((length,), (1,), 0)

@@ -10,6 +10,9 @@ import torch
 
 from jtbridge._compat import OpOverload, schema_of, undeclared_writes
 
+# Functions that give a NumPy array over a tensor's memory, to which code may write without an operator.
+AS_NUMPY = frozenset({torch.Tensor.numpy, torch.Tensor.__array__})
+
 
 def written_tensors(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Return the arguments that an operator writes to."""

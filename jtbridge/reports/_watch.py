@@ -21,7 +21,7 @@ from jtbridge._compat import DispatchMode, storage_id
 from jtbridge.capture import draws, refuse_higher_order
 from jtbridge.core import random_numbers
 from jtbridge.core.definitions import module_of
-from jtbridge.core.writes import written_tensors
+from jtbridge.core.writes import AS_NUMPY, written_tensors
 from jtbridge.state import Change, ReachableState, WrittenValues, of_library
 
 _TENSOR_REMEDY = (
@@ -154,7 +154,7 @@ class TakenArrays(TorchFunctionMode):
         self._states = states
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.Tensor.numpy, torch.Tensor.__array__):
+        if func in AS_NUMPY:
             for state in self._states:
                 state.save_values(args[0])
         return func(*args, **(kwargs or {}))

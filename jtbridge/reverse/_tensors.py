@@ -11,8 +11,9 @@ import torch
 import torch.utils.dlpack
 
 from jtbridge._compat import SharedTensor, array_on_device, plain
-from jtbridge.core.dtypes import carrier, numpy_dtype, torch_dtype
+from jtbridge.core.dtypes import carrier, torch_dtype
 from jtbridge.core.gpu_memory import copied_to_torch, gpu, shared_with_xla, wait_for_torch
+from jtbridge.core.host_memory import shared_numpy
 from jtbridge.errors import DeviceError
 
 # Smallest size in bytes of a result whose memory a tensor takes over. DLPack takes 20 us, and a copy of 16 floats 2 us.
@@ -77,14 +78,7 @@ def _memory(tensor: torch.Tensor) -> np.ndarray:
     values = plain(tensor)
     if not values.is_contiguous():
         values = values.contiguous()
-    try:
-        return values.numpy()
-    except TypeError:  # NumPy does not have the dtype
-        dtype = numpy_dtype(values.dtype, "an argument")
-        carried = carrier(dtype)
-        if carried is None:
-            raise
-        return values.view(carried[1]).numpy().view(dtype)
+    return shared_numpy(values)
 
 
 def to_tensors(arrays: Sequence[jax.Array], device: torch.device) -> list[torch.Tensor]:

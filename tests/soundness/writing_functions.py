@@ -1,4 +1,4 @@
-"""Functions that write to state, each with the state and the name of what it writes."""
+"""Functions that write to state. Each case has the function, a reader of the state, and the name of the state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ calls = 0
 
 
 class Case:
-    """A function that writes to state: `state` is what it writes, as a value to compare."""
+    """A function that writes to state. `state()` returns the present state, as a value to compare."""
 
     def __init__(self, name: str, fn: Callable[..., Any], state: Callable[[], Any], written: str):
         self.name, self.fn, self.state, self.written = name, fn, state, written

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from jtbridge._compat import array_on_device, is_lazy, is_shared
-from jtbridge.core.dtypes import carrier, numpy_dtype, torch_dtype
+from jtbridge.core.dtypes import carrier, torch_dtype
 from jtbridge.core.gpu_memory import GPU_PLATFORMS, copied_to_xla, shared_with_torch, wait_for_torch
+from jtbridge.core.host_memory import shared_numpy
 from jtbridge.errors import DeviceError
 
 # Largest size in bytes of an argument that is copied, so that torch code may write to it. For a larger argument torch
@@ -97,7 +98,7 @@ class Placement:
         values = tensor.detach() if tensor.requires_grad else tensor
         if not owned:
             values = values.clone(memory_format=torch.contiguous_format) if size else values
-        return self._from_host(values.resolve_conj().resolve_neg().contiguous())
+        return self._placed(shared_numpy(values.resolve_conj().resolve_neg().contiguous()))
 
     def copied(self, tensor: torch.Tensor, name: str) -> jax.Array:
         """Return a tensor as an array with memory of its own."""
@@ -120,16 +121,6 @@ class Placement:
         if tensor.device.type != "cuda":
             raise DeviceError(f"{what} on device `{tensor.device}`, which JAX does not have. Move it with `.cpu()`.")
         return copied_to_xla(tensor, what, committed=self.committed)
-
-    def _from_host(self, values: torch.Tensor) -> jax.Array:
-        try:
-            memory = values.numpy()
-        except TypeError:  # NumPy does not have the dtype
-            dtype = numpy_dtype(values.dtype, "a result")
-            carried = carrier(dtype)
-            assert carried is not None
-            memory = values.view(carried[1]).numpy().view(dtype)
-        return self._placed(memory)
 
     def _placed(self, memory: np.ndarray) -> jax.Array:
         device = self.device

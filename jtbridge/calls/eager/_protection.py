@@ -19,13 +19,12 @@ from jtbridge._compat import (
     storage_id,
     storage_of,
 )
-from jtbridge.core.writes import written_tensors
+from jtbridge.core.writes import AS_NUMPY, written_tensors
 
 # Functions that give access to a tensor's memory, which can then be written to without an operator.
 _EXPOSING = frozenset(
     {
-        torch.Tensor.numpy,
-        torch.Tensor.__array__,
+        *AS_NUMPY,
         torch.Tensor.data_ptr,
         torch.Tensor.untyped_storage,
         torch.Tensor.storage,

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from jtbridge._compat import FakeTensor, last_traced_node
+from jtbridge.core.overlap import whole_storage
 
 _NOTE = "closed_over"  # in `node.meta["custom"]`: the tensor that the node stands for
 _TO = (torch.Tensor.to, torch.Tensor.type)
@@ -68,10 +69,9 @@ class CudaAsCpuMode(TorchFunctionMode):
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         shape, strides, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
-        length = tensor.untyped_storage().nbytes() // tensor.itemsize
-        if tensor.numel() and (offset or length != tensor.numel()):
+        if tensor.numel() and (offset or tensor.untyped_storage().nbytes() != tensor.nbytes):
             # A part of a storage has the same place in a placeholder of all of it, which kernels may reach.
-            whole = tensor.detach().as_strided((length,), (1,), 0)
+            whole = whole_storage(tensor)
             memory = self._stand_in(whole)
             self._real[memory] = whole
             made = memory.as_strided(shape, strides, offset)
@@ -92,7 +92,7 @@ class _NodeTensor:
 
 
 def _note(tensor: torch.Tensor) -> None:
-    """Note in the graph that its last node stands for a tensor."""
+    """Record in the last node of the graph which tensor replaces the node after the trace."""
     node = last_traced_node()
     if node is None:
         raise RuntimeError("a closed-over tensor on a GPU is used outside of a trace")

@@ -30,7 +30,7 @@ from jtbridge._compat import (
 from jtbridge.core import random_numbers
 from jtbridge.core.inner_autograd import creates_graph, runs_autograd
 from jtbridge.core.overlap import overlapping_write
-from jtbridge.core.writes import written_tensors
+from jtbridge.core.writes import AS_NUMPY, written_tensors
 from jtbridge.state import WrittenValues, save_values
 from jtbridge.transforms import FUSED
 
@@ -78,7 +78,7 @@ _WRONG_FORWARD_MODE = frozenset(
 _SCATTER_REDUCE = frozenset({torch.ops.aten.scatter_reduce.two, torch.ops.aten.scatter_reduce_.two})
 _MOST_READS, _MOST_SECONDS = 5_000, 20.0  # reads of values, and seconds, in one run on example arguments
 # Functions that read a tensor's values, besides the operator `_local_scalar_dense`.
-_READING = frozenset({torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.__dlpack__})
+_READING = AS_NUMPY | {torch.Tensor.tolist, torch.Tensor.__dlpack__}
 
 
 class EndlessLoopError(RuntimeError):
@@ -178,7 +178,8 @@ class EffectRecorder:
         self._note_modules()
         if fn in _READING and not self.is_tracing:
             self._note_read()
-            save_values(args[0])
+            if fn is not torch.Tensor.tolist:  # the others give memory, to which code may write
+                save_values(args[0])
         if is_text(fn, args):
             self.takes_text = True
         generator = kwargs.get("generator")  # operators get another Python object for the same generator

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch.overrides import TorchFunctionMode
 
 from jtbridge._compat import has_plain_memory, outside_modes
-
-_AS_NUMPY = frozenset({torch.Tensor.numpy, torch.Tensor.__array__})
+from jtbridge.core.writes import AS_NUMPY
 
 
 class NumpyViews(TorchFunctionMode):
@@ -22,7 +20,7 @@ class NumpyViews(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in _AS_NUMPY or not has_plain_memory(args[0]):
+        if func not in AS_NUMPY or not has_plain_memory(args[0]):
             return func(*args, **kwargs)
         with outside_modes():
             array = func(*args, **kwargs)

@@ -23,8 +23,6 @@ from jtbridge.lowerings._registry import register_lowering
 Sizes = Sequence[int]
 Taps = tuple[np.ndarray, np.ndarray]  # (output element, tap): indices of input elements, and their weights
 _SMALL_IMAGE = 128  # height and width of the result together, up to which torch has another kernel for nearest elements
-
-
 _CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
 
