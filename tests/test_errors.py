@@ -296,31 +296,3 @@ def test_effects_error(make: Callable):
     with pytest.raises(errors.EffectsError, match='`sin` is wrapped with effects="ordered" and cannot be '):
         make(f)(X)
     assert_matches(jax.jit(f)(X), torch.sin(torch.tensor([1.0, 2.0])))
-
-
-def _cond(x: torch.Tensor) -> torch.Tensor:
-    return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
-
-
-def _while_loop(x: torch.Tensor) -> torch.Tensor:
-    from torch._higher_order_ops import while_loop
-
-    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))[1]
-
-
-@pytest.mark.parametrize("f", [_cond, _while_loop])
-def test_operators_that_take_functions(f: Callable):
-    """They run eagerly and with ordered effects, are refused in a trace, and torch can still call them afterwards."""
-    expected = f(torch.tensor([1.0, 2.0]))
-    assert_matches(jtbridge.wrap(f)(X), expected)
-    with pytest.raises(
-        errors.TranslationError, match="is an operator that takes functions, and is not supported under"
-    ):
-        jax.jit(jtbridge.wrap(f))(X)
-    with pytest.raises(errors.TranslationError, match="is an operator that takes functions"):
-        jtbridge.explain(f, X)
-    with pytest.raises(errors.TranslationError, match="is an operator that takes functions"):
-        jtbridge.purity(f, X)
-    torch.testing.assert_close(f(torch.tensor([1.0, 2.0])), expected)
-    ordered = jtbridge.wrap(f, effects="ordered", output_shapes=jax.ShapeDtypeStruct(X.shape, X.dtype))
-    assert_matches(jax.jit(ordered)(X), expected)

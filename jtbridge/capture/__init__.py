@@ -17,6 +17,6 @@ from ._trace import examples, trace_on
 from .chains import FUNCTIONS as FUSABLE_FUNCTIONS
 from .modes.effects import draws
 from .modes.exceptions import refuse_higher_order
-from .modes.flex_attention import FlexAttentionInOperators
+from .modes.higher_order import HigherOrderInOperators
 from .modes.provenance import origin
 from .rewrites.rounded_once import materialized_tensor

@@ -32,8 +32,8 @@ from .modes.constant_eval import ConstantEvalMode
 from .modes.effects import EffectRecorder
 from .modes.exceptions import none_caught
 from .modes.fake_operators import FakeAsReal
-from .modes.flex_attention import FlexAttentionInOperators
 from .modes.fused_lstm import WithoutFusedLstm
+from .modes.higher_order import HigherOrderInOperators
 from .modes.numpy_views import NumpyViews
 from .modes.overrides import CopiedTensors, HooksWithoutGradient
 from .rewrites.grouped_mm import GroupedProducts
@@ -92,7 +92,7 @@ def run_on_fakes(
                 CopiedTensors(),
                 HooksWithoutGradient(),
                 none_caught(),
-                FlexAttentionInOperators(),
+                HigherOrderInOperators(),
                 NumpyViews(),
             ):
                 out = request.call(*inputs)
@@ -139,7 +139,7 @@ def run_on_values(request: TraceRequest, inputs: Sequence[torch.Tensor]) -> tupl
                 watchdog,
                 recorder.watching(),
                 intercepted_launches() as recorder.launches,
-                FlexAttentionInOperators(),
+                HigherOrderInOperators(),
             ):
                 return request.call(*copies), recorder
     finally:

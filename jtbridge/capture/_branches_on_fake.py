@@ -31,7 +31,7 @@ from jtbridge.triton import intercepted_launches
 from ._abstract import run_on_values
 from ._examples import EXAMPLES, Example
 from ._request import TraceRequest
-from .modes.flex_attention import FlexAttentionInOperators
+from .modes.higher_order import HigherOrderInOperators
 from .rewrites.grouped_mm import GroupedProducts
 
 Result = TypeVar("Result")
@@ -107,7 +107,7 @@ def _logged(request: TraceRequest, example: Example) -> _FakeOperators:
                 is_fake = dtype.is_floating_point or dtype.is_complex
                 with mode if is_fake else contextlib.nullcontext():
                     tensors.append((torch.empty if is_fake else example)(shape, dtype=dtype, device=request.device))
-            with GroupedProducts(), log, _MaskRecordingMode(log), FlexAttentionInOperators():
+            with GroupedProducts(), log, _MaskRecordingMode(log), HigherOrderInOperators():
                 out = request.call(*tensors)
         log.entries.append(log.key(tuple(flatten_output(out)[0])))
     finally:

@@ -34,8 +34,8 @@ from .modes.compared_numbers import ComparedNumbers
 from .modes.constant_eval import ConstantEvalMode
 from .modes.exceptions import none_caught
 from .modes.fake_operators import FakeAsReal
-from .modes.flex_attention import FlexAttentionInOperators
 from .modes.fused_lstm import FusedGradients, WithoutFusedLstm
+from .modes.higher_order import HigherOrderInOperators
 from .modes.numpy_views import NumpyViews
 from .modes.overrides import CopiedTensors, HooksWithoutGradient, OverrideMode
 from .modes.provenance import ModulePaths, ProvenanceMode
@@ -170,7 +170,7 @@ def _noted(
             known,
             recorder(),
             none_caught(),
-            FlexAttentionInOperators(),
+            HigherOrderInOperators(),
             FakeAsReal(),
             contextlib.nullcontext() if oracle is None else NumpyViews(),
         ):

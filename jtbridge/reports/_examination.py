@@ -11,7 +11,7 @@ import torch
 
 from jtbridge._compat import outside_modes
 from jtbridge._wrap import Wrapped
-from jtbridge.capture import FlexAttentionInOperators
+from jtbridge.capture import HigherOrderInOperators
 from jtbridge.core import random_numbers
 from jtbridge.core.convert import to_torch
 from jtbridge.core.pytree import flatten_output
@@ -120,7 +120,7 @@ class Examination:
         state, arguments, saved = ReachableState(self._roots), ReachableState(self._containers), WrittenValues()
         try:
             noting = WriteAndDrawMode(self.note, saved, state, arguments, self._seed is not None)
-            with noting, FlexAttentionInOperators(), TakenArrays(state, arguments):
+            with noting, HigherOrderInOperators(), TakenArrays(state, arguments):
                 yield state, arguments
         except TranslationError:  # see `infer`
             torch.compiler.reset()

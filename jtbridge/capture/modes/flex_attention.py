@@ -1,7 +1,4 @@
-"""A mode that traces `flex_attention` as its operators on the whole matrix of scores.
-
-Torch has one operator for it, which takes the score and mask functions and which no dispatch mode can trace.
-"""
+"""`flex_attention` as operators on the whole matrix of scores: products, the user's functions and a softmax."""
 
 from __future__ import annotations
 
@@ -9,33 +6,11 @@ import math
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import flex_attention_in_operators, flex_attention_scores, is_flex_attention
-
-
-class FlexAttentionInOperators(TorchFunctionMode):
-    """Traces `flex_attention` as products, the user's functions and a softmax."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._calls = flex_attention_in_operators()
-
-    def __enter__(self) -> Any:
-        self._calls.__enter__()
-        return super().__enter__()
-
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
-        self._calls.__exit__(*exception)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_flex_attention(func):
-            return _attention(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+from jtbridge._compat import flex_attention_scores
 
 
-def _attention(
+def attention_in_operators(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: Any, block_mask: tuple, *rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the result, the log-sum-exp and the greatest score of each row, both divided by ``log(2)``.

@@ -1,0 +1,149 @@
+"""`torch.cond` and `while_loop` in a trace: as `if` and `while`. Other operators with functions are refused."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch._higher_order_ops import scan, utils, while_loop
+
+import jtbridge
+from jtbridge import errors
+from tests.compare import assert_matches
+
+in_operators = pytest.mark.skipif(
+    not hasattr(utils, "_hop_compile_and_call"), reason="torch 2.11 compiles control flow by other functions"
+)
+X = jnp.array([0.5, 1.5, 2.5])
+WEIGHT = torch.nn.Parameter(torch.eye(3) * 2)
+
+
+def cond(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x.sin() * x, lambda x: (x @ WEIGHT).exp(), (x,))
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() * x if x.sum() > 0 else (x @ WEIGHT).exp()
+
+
+def nested(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x[0] > 0, cond, lambda x: x * x, (x,))
+
+
+def plain_nested(x: torch.Tensor) -> torch.Tensor:
+    return plain(x) if x[0] > 0 else x * x
+
+
+def counted(x: torch.Tensor) -> torch.Tensor:
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 1.5), (torch.tensor(0), x))[1]
+
+
+def until_large(x: torch.Tensor) -> torch.Tensor:
+    return while_loop(lambda x: x.sum() < 100, lambda x: (x * 2,), (x,))[0]
+
+
+def running_sum(x: torch.Tensor) -> torch.Tensor:
+    return scan(lambda total, y: (total + y, total * y), torch.zeros(()), x)[1]
+
+
+ways = pytest.mark.parametrize("x", [X, -X, X * jnp.array([1.0, -9.0, 1.0])], ids=["first", "second", "mixed"])
+functions = pytest.mark.parametrize(("fn", "same"), [(cond, plain), (nested, plain_nested)], ids=["cond", "nested"])
+
+
+@in_operators
+@ways
+@functions
+@pytest.mark.parametrize("backend", ["auto", "xla"])
+def test_cond_is_translated(fn, same, x: jax.Array, backend: str):
+    f, tensor = jtbridge.wrap(fn, backend=backend), torch.tensor(np.array(x), requires_grad=True)
+    want = same(tensor)
+    (gradient,) = torch.autograd.grad(want.sum(), tensor)
+    assert "custom_call" not in jax.jit(f).lower(x).as_text()
+    assert_matches(jax.jit(f)(x), want)
+    assert_matches(jax.jit(jax.grad(lambda x: f(x).sum()))(x), gradient)
+    assert_matches(jax.jit(lambda x: jax.jvp(f, (x,), (x,))[1].sum())(x), (gradient * tensor).sum())
+    assert_matches(jax.jit(jax.vmap(f))(jnp.stack([x, -x])), torch.stack([want, same(-tensor)]))
+    assert_matches(jtbridge.wrap(fn)(x), want)
+
+
+@in_operators
+def test_a_loop_of_a_known_length_is_translated():
+    f = jtbridge.wrap(counted)
+    assert "custom_call" not in jax.jit(f).lower(X).as_text()
+    assert_matches(jax.jit(f)(X), counted(torch.tensor(np.array(X))))
+    assert_matches(jax.jit(jax.grad(lambda x: f(x).sum()))(X), torch.full((3,), 1.5**3))
+
+
+@in_operators
+def test_a_loop_whose_length_depends_on_values_is_called():
+    f = jtbridge.wrap(until_large)
+    with pytest.warns(errors.CalledWarning, match="needs the values of tensors"):
+        got = jax.jit(f)(X)
+    assert_matches(got, until_large(torch.tensor(np.array(X))))
+    with pytest.raises(errors.TranslationError, match="needs the values of tensors"):
+        jax.jit(jtbridge.wrap(until_large, backend="xla"))(X)
+
+
+@in_operators
+def test_branches_with_other_shapes_are_refused():
+    f = jtbridge.wrap(lambda x: torch.cond(x.sum() > 0, lambda x: x[:2] * 2, lambda x: x * 2, (x,)))
+    with pytest.raises(errors.DataDependentShapeError, match="2 or 3 for different values"):
+        jax.jit(f)(X)
+
+
+@in_operators
+def test_a_condition_on_a_shape_takes_one_branch():
+    f = jtbridge.wrap(lambda x: torch.cond(x.shape[0] > 2, lambda x: x * 2, lambda x: x.sin(), (x,)))
+    assert "sine" not in jax.jit(f).lower(X).as_text()
+    assert_matches(jax.jit(f)(X), torch.tensor(np.array(X)) * 2)
+
+
+@in_operators
+def test_reports_follow_the_branches():
+    assert "every branch" in str(jtbridge.explain(cond, X))
+    assert jtbridge.purity(cond, X).is_pure
+
+
+def test_torchs_own_is_compiled_afterwards_and_on_other_threads():
+    want, compiled, inside, end = cond(torch.tensor(np.array(X))), [], threading.Event(), threading.Event()
+
+    def waits(x: torch.Tensor) -> torch.Tensor:
+        inside.set()
+        assert end.wait(60)
+        return x.sin()
+
+    tracing = threading.Thread(target=lambda: jax.jit(jtbridge.wrap(waits))(X))
+    tracing.start()
+    assert inside.wait(60)
+
+    def noting(fn, *args, **kwargs):
+        compiled.append(fn)
+        return fn
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setattr(torch, "compile", noting)
+        got = cond(torch.tensor(np.array(X)))
+    end.set()
+    tracing.join()
+    assert len(compiled) == 1
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(cond(torch.tensor(np.array(X))), want)
+
+
+def test_another_operator_with_functions_is_refused_under_jit():
+    want = running_sum(torch.tensor(np.array(X)))
+    assert_matches(jtbridge.wrap(running_sum)(X), want)
+    for traced in (jax.jit(jtbridge.wrap(running_sum)), lambda x: jtbridge.explain(running_sum, x)):
+        with pytest.raises(errors.TranslationError, match="`scan` is an operator that takes functions, and is not"):
+            traced(X)
+    with pytest.raises(errors.TranslationError, match="is an operator that takes functions"):
+        jtbridge.purity(running_sum, X)
+    torch.testing.assert_close(running_sum(torch.tensor(np.array(X))), want)
+    ordered = jtbridge.wrap(running_sum, effects="ordered", output_shapes=jax.ShapeDtypeStruct(X.shape, X.dtype))
+    assert_matches(jax.jit(ordered)(X), want)
