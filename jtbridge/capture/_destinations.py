@@ -1,14 +1,17 @@
 """Graphs that write their results into given destinations, instead of into new memory from which they are copied.
 
-The operator that computes a result is replaced by its ``out=`` overload on a view of the destination. Only operators
-with a kernel of their own for ``out=`` are replaced: the others would compute into new memory and copy all the same.
+The operator that computes a result is replaced by its overload that takes the result as an argument, such as ``out=``,
+a view of the destination. Only operators with a kernel of their own for it are replaced: the others would compute into
+new memory and copy all the same.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import fx
@@ -16,10 +19,25 @@ from torch import fx
 from jtbridge._compat import OpOverload, has_cpu_kernel, schema_of
 
 _aten = torch.ops.aten
-_VIEWS = (_aten.reshape.default, _aten.unsqueeze.default, _aten.squeeze.dim)
+_VIEWS = (_aten.view.default, _aten.reshape.default, _aten.unsqueeze.default, _aten.squeeze.dim)
 
 # A method of torch.Tensor and its arguments.
 _Step = tuple[str, tuple[Any, ...]]
+
+
+class _Writer(NamedTuple):
+    """A function that writes the results of an operator to arguments of these names."""
+
+    function: Callable[..., Any]
+    names: tuple[str, ...]
+
+
+class _Source(NamedTuple):
+    """Where a result is computed: a node, which of its tensors, and the steps from the result's shape to its own."""
+
+    node: fx.Node
+    index: int
+    steps: tuple[_Step, ...]
 
 
 def with_destinations(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[int, ...]]:
@@ -32,37 +50,47 @@ def with_destinations(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tup
     (output,) = graph.find_nodes(op="output")
     body = next(node for node in graph.nodes if node.op != "placeholder")
     positions: list[int] = []
-    taken: set[fx.Node] = set()
-    for position in range(len(cast(Sequence[Any], output.args[0]))):
-        result = cast(Sequence[Any], output.args[0])[position]  # read again for each result: the loop replaces nodes
-        found = _source(result) if isinstance(result, fx.Node) else None
-        if found is None or found[0] in taken:
-            continue
-        source, write, steps = found
-        with graph.inserting_before(body):
-            destination = graph.placeholder(f"destination_{position}")
+    for source, results in _written_results(cast(Sequence[Any], output.args[0])).items():
+        writer = _writer(cast(OpOverload, source.target))
+        assert writer is not None  # `_source` has asked
+        views: dict[int, fx.Node] = {}
+        for position, index, steps in results:
+            with graph.inserting_before(body):
+                destination = graph.placeholder(f"destination_{position}")
+            with graph.inserting_before(source):
+                views[index] = graph.call_function(_take_back, (destination, steps))
+            positions.append(position)
         with graph.inserting_before(source):
-            view = graph.call_function(_take_back, (destination, steps))
-            written = graph.call_function(write, source.args, {**source.kwargs, "out": view})
+            outs = {
+                name: views[i] if i in views else _empty(graph, value)
+                for i, (name, value) in enumerate(zip(writer.names, _values(source), strict=True))
+            }
+            written = graph.call_function(writer.function, source.args, {**source.kwargs, **outs})
         written.meta = source.meta
         source.replace_all_uses_with(written)
         if source is body:
-            body = view
+            body = next(iter(views.values()))
         graph.erase_node(source)
-        taken.add(written)
-        positions.append(position)
     graph.lint()
     graph_module.recompile()
     return graph_module, tuple(positions)
 
 
-def _source(result: fx.Node) -> tuple[fx.Node, Callable[..., Any], tuple[_Step, ...]] | None:
-    """Find the operator that computes a result, through views.
+def _written_results(results: Sequence[Any]) -> dict[fx.Node, list[tuple[int, int, tuple[_Step, ...]]]]:
+    """Return the operators that can write results, each with these results' positions, tensors and steps."""
+    found: dict[fx.Node, list[tuple[int, int, tuple[_Step, ...]]]] = {}
+    for position, result in enumerate(results):
+        source = _source(result) if isinstance(result, fx.Node) else None
+        if source is None:
+            continue
+        written = found.setdefault(source.node, [])
+        if all(index != source.index for _, index, _ in written):  # a tensor has one destination
+            written.append((position, source.index, source.steps))
+    return found
 
-    Returns:
-        The node of the operator, the function that writes to ``out``, and the steps from the result's shape to the
-        operator's. None if the result cannot be written to a destination.
-    """
+
+def _source(result: fx.Node) -> _Source | None:
+    """Find the operator that computes a result, through views; None if it cannot write to a destination."""
     node, steps = result, []
     while node.op == "call_function":
         step = _inverse(node)
@@ -70,9 +98,14 @@ def _source(result: fx.Node) -> tuple[fx.Node, Callable[..., Any], tuple[_Step, 
             break
         steps.append(step)
         node = cast(fx.Node, node.args[0])
-    write = _writer(node.target) if isinstance(node.target, OpOverload) else None
-    wanted, computed = result.meta.get("val"), node.meta.get("val")
-    if write is None or not isinstance(wanted, torch.Tensor) or not isinstance(computed, torch.Tensor):
+    index = 0
+    if node.target is operator.getitem:
+        node, index = cast(tuple[fx.Node, int], node.args)
+    writer, values = _writer(node.target) if isinstance(node.target, OpOverload) else None, _values(node)
+    if writer is None or len(values) != len(writer.names):
+        return None
+    wanted, computed = result.meta.get("val"), values[index]
+    if not isinstance(wanted, torch.Tensor) or not all(isinstance(value, torch.Tensor) for value in values):
         return None
     try:
         view = _take_back(torch.empty(wanted.shape, device="meta"), tuple(steps))
@@ -80,7 +113,18 @@ def _source(result: fx.Node) -> tuple[fx.Node, Callable[..., Any], tuple[_Step, 
         return None
     if view.shape != computed.shape or wanted.dtype != computed.dtype:
         return None
-    return node, write, tuple(steps)
+    return _Source(node, index, tuple(steps))
+
+
+def _empty(graph: fx.Graph, value: torch.Tensor) -> fx.Node:
+    """Return a node that makes a tensor for a result that has no destination."""
+    return graph.call_function(torch.empty, (tuple(value.shape),), {"dtype": value.dtype})
+
+
+def _values(node: fx.Node) -> Sequence[Any]:
+    """Return the tensors that a node computes, as they were when it was traced."""
+    value = node.meta.get("val")
+    return value if isinstance(value, list | tuple) else [value]
 
 
 def _inverse(node: fx.Node) -> _Step | None:
@@ -117,26 +161,46 @@ def _embedding_gradient(
     return out
 
 
-_WRITERS: dict[OpOverload, Callable[..., torch.Tensor]] = {_aten.embedding_dense_backward.default: _embedding_gradient}
+def _converted(x: torch.Tensor, *, out: torch.Tensor, **_: Any) -> torch.Tensor:
+    """Compute ``aten._to_copy`` or ``aten.clone`` into `out`."""
+    return out.copy_(x)
 
 
-def _writer(target: OpOverload) -> Callable[..., torch.Tensor] | None:
-    """Return the function that writes the single result of an operator to ``out``.
+_WRITERS: dict[OpOverload, Callable[..., torch.Tensor]] = {
+    _aten.embedding_dense_backward.default: _embedding_gradient,
+    _aten._to_copy.default: _converted,
+    _aten.clone.default: _converted,
+}
+# Operators of two results that compute into `out`. Others resize it meanwhile, or compute elsewhere and copy.
+_OF_TWO_RESULTS = (
+    *(_aten.topk.default, _aten.sort.stable, _aten.kthvalue.default, _aten.cummax.default, _aten.cummin.default),
+    *(_aten.max.dim, _aten.min.dim, _aten.median.dim, _aten.nanmedian.dim, _aten.mode.default, _aten.aminmax.default),
+    *(_aten.max_pool2d_with_indices.default, _aten.max_pool3d_with_indices.default),
+    *(_aten.adaptive_max_pool2d.default, _aten.adaptive_max_pool3d.default),
+)
 
-    That is an entry of `_WRITERS`, or the operator's ``out=`` overload if it has a CPU kernel; None without either.
+
+@functools.cache
+def _writer(target: OpOverload) -> _Writer | None:
+    """Return what writes the results of an operator to destinations.
+
+    That is an entry of `_WRITERS`, or the operator's overload that takes the results as arguments; None without either.
     """
     if target in _WRITERS:
-        return _WRITERS[target]
+        return _Writer(_WRITERS[target], ("out",))
     arguments = [(argument.name, str(argument.type)) for argument in schema_of(target).arguments]
     # Losses resize `out` to compute their terms there, and then compute the sum or mean of the terms.
-    if len(schema_of(target).returns) != 1 or any(name == "reduction" for name, _ in arguments):
+    if any(name == "reduction" for name, _ in arguments):
+        return None
+    several = target in _OF_TWO_RESULTS
+    if len(schema_of(target).returns) != 1 and not several:
         return None
     packet = target.overloadpacket
     for name in packet.overloads():
         schema = schema_of(getattr(packet, name))
-        if not schema.arguments or schema.arguments[-1].name != "out":
-            continue
-        others = schema.arguments[:-1]
-        if [(argument.name, str(argument.type)) for argument in others] == arguments and has_cpu_kernel(schema):
-            return getattr(packet, name)
+        written = tuple(argument.name for argument in schema.arguments if argument.is_out)
+        others = [(argument.name, str(argument.type)) for argument in schema.arguments if not argument.is_out]
+        fits = others == arguments and len(written) == len(schema_of(target).returns)
+        if fits and (several or has_cpu_kernel(schema)):
+            return _Writer(getattr(packet, name), written)
     return None
