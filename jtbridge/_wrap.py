@@ -96,6 +96,10 @@ class Wrapped:
             )
         return self._fn(*self._prefix, *args, **{**self._keywords, **kwargs})
 
+    def objects_of_the_user(self) -> list[tuple[str, Any]]:
+        """Return what a call runs, into which the guard of traces of an enclosing wrapped function looks."""
+        return [("", self._fn), *(("", value) for value in (*self._prefix, *self._keywords.values()))]
+
     @property
     def function(self) -> Callable[..., Any]:
         """Return the torch function, without the arguments that a ``functools.partial`` fixed."""

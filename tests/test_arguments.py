@@ -298,3 +298,13 @@ def test_names_within_a_container_that_refuses_placeholders():
     for run in (f, jax.jit(f)):
         _, mutated = run({"b": Checked(jnp.ones(3)), "a": [jnp.ones(2)]})
         assert sorted(mutated) == ["tree['a'][0]", "tree['b'][<flat index 0>]"]
+
+
+@pytest.mark.parametrize(
+    "transform", [lambda f: torch.func.grad(lambda x: f(x).sum()), torch.vmap], ids=["grad", "vmap"]
+)
+def test_a_tensor_of_a_torch_transformation_is_refused(transform):
+    f = jtbridge.wrap(lambda x: x * 2)
+    with pytest.raises(ArgumentError, match=r"a tensor of a transformation of `torch.func`.*call its `.function`"):
+        transform(f)(torch.ones(3))
+    torch.testing.assert_close(transform(f.function)(torch.ones(3)), transform(lambda x: x * 2)(torch.ones(3)))

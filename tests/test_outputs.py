@@ -244,3 +244,12 @@ def test_arrays_of_jax_among_results():
         np.testing.assert_array_equal(run(X, 3 * X)[1], 3 * X)
     for run in (jax.grad, lambda f: jax.jit(jax.grad(f))):
         np.testing.assert_array_equal(run(lambda y: from_outside(X, y)[1].sum())(X), jnp.ones_like(X))
+
+
+def test_a_size_is_a_tuple_in_a_trace():
+    f = jtbridge.wrap(lambda x: {"double": x * 2, "shape": x.shape})
+    out = jax.jit(f)(jnp.ones((2, 3)))
+    assert type(out["shape"]) is tuple
+    assert tuple(map(int, out["shape"])) == (2, 3)
+    assert jax.eval_shape(f, jnp.ones((2, 3)))["double"].shape == (2, 3)
+    assert type(f(jnp.ones((2, 3)))["shape"]) is torch.Size

@@ -267,17 +267,26 @@ def lstm_in_operators(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute ``torch.lstm`` by torch's decomposition into steps. Tried on torch 2.13, where it has no public name."""
+    """Compute ``torch.lstm`` by torch's decomposition into steps. Tried on torch 2.13, where it has no public name.
+
+    The decomposition is called for each layer: for several layers it leaves the dropout between them out.
+    """
     from torch._decomp import decompositions
 
-    layers = decompositions.gather_params(params, has_biases, hx[0].size(2) != hx[1].size(2))
+    weights = decompositions.gather_params(params, has_biases, hx[0].size(2) != hx[1].size(2))
     states = list(zip(hx[0], hx[1], strict=True))
-    step = decompositions.one_layer_lstm
-    out, last = decompositions._rnn_helper(
-        input, states, layers, has_biases, num_layers, dropout, train, bidirectional, batch_first, step
-    )
+    step, directions = decompositions.one_layer_lstm, 2 if bidirectional else 1
+    out, last = input.transpose(0, 1) if batch_first else input, []
+    for start in range(0, num_layers * directions, directions):
+        part = slice(start, start + directions)
+        out, state = decompositions._rnn_helper(
+            out, states[part], weights[part], has_biases, 1, 0.0, train, bidirectional, False, step
+        )
+        last += state
+        if dropout and train and start + directions < len(states):
+            out = torch.dropout(out, dropout, train=True)
     hidden, cell = zip(*last, strict=True)
-    return out, torch.stack(hidden, 0), torch.stack(cell, 0)
+    return out.transpose(0, 1) if batch_first else out, torch.stack(hidden, 0), torch.stack(cell, 0)
 
 
 _MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__

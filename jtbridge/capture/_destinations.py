@@ -33,10 +33,10 @@ class _Writer(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """Where a result is computed: a node, which of its tensors, and the steps from the result's shape to its own."""
+    """Where a result is computed: a node, the number of its tensor, and the steps from the result's shape to its own."""
 
     node: fx.Node
-    index: int
+    number: int
     steps: tuple[_Step, ...]
 
 
@@ -84,8 +84,8 @@ def _written_results(results: Sequence[Any]) -> dict[fx.Node, list[tuple[int, in
         if source is None:
             continue
         written = found.setdefault(source.node, [])
-        if all(index != source.index for _, index, _ in written):  # a tensor has one destination
-            written.append((position, source.index, source.steps))
+        if all(index != source.number for _, index, _ in written):  # a tensor has one destination
+            written.append((position, source.number, source.steps))
     return found
 
 

@@ -23,6 +23,12 @@ def zero_tangents(results: Sequence[Any]) -> list[Any]:
     return [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
 
 
+def sharded_like(value: Any, aval: Any) -> Any:
+    """Return an array with the sharding of a type, which a type has on a mesh with explicit axes."""
+    wanted = aval.sharding
+    return value if wanted.mesh.empty or jax.typeof(value).sharding == wanted else jax.sharding.reshard(value, wanted)
+
+
 def nonzero_inputs(types: Sequence[ArrayType], nonzeros: Sequence[bool]) -> tuple[int, ...]:
     """Return the positions of the float and complex inputs whose tangent is not symbolically zero."""
     return tuple(i for i, (type_, nz) in enumerate(zip(types, nonzeros, strict=True)) if nz and type_.differentiable)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from jtbridge._compat import innermost
 from jtbridge.errors import ArgumentError, DTypeError
 
 from .convert import tensor_to_jax
@@ -125,6 +126,11 @@ def _as_array(leaf: Any, describe: Callable[[], str]) -> jax.Array:
     if isinstance(leaf, jax.Array):
         return leaf
     if isinstance(leaf, torch.Tensor):
+        if innermost(leaf) is not leaf:
+            raise ArgumentError(
+                f"{describe()} is a tensor of a transformation of `torch.func`, but a wrapped function is one of JAX. "
+                "Transform it by JAX (`jax.vmap`, `jax.grad`), or call its `.function`, the torch function."
+            )
         return tensor_to_jax(leaf, copy=True, describe=describe)
     if leaf.dtype.kind in "OUSMm" or leaf.dtype.names is not None:
         raise ArgumentError(

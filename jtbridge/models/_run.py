@@ -53,12 +53,14 @@ class Run:
     The argument `in_parts` of a call says whether parameters may be parts of the module's own, as inside `shard_map`.
     """
 
-    runs_objects_of_the_user = True  # so the guard of traces looks into the attributes of an instance
-
     def __init__(self, module: torch.nn.Module, purity: str):
         self.module = module
         self.purity = purity
         self.__name__ = type(module).__name__
+
+    def objects_of_the_user(self) -> list[tuple[str, Any]]:
+        """Return the module, into which the guard of traces looks."""
+        return [("module", self.module)]
 
     def __call__(
         self,

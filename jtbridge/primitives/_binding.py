@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from jax.interpreters import ad
 
 from jtbridge.capture import check_differentiable
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.positions import replaced
-from jtbridge.core.primitive_rules import differentiable, nonzero_inputs, zero_tangents
+from jtbridge.core.primitive_rules import differentiable, nonzero_inputs, sharded_like, zero_tangents
 from jtbridge.transforms import Jvp, Vjp
 
 from ._common import bind, new_primitive
@@ -70,5 +71,6 @@ def tangents_out(
     if wrt and outs:
         check_differentiable(fn, wrt, again=True)
         derivatives = differential(fn, wrt, args, [tangents[i] for i in wrt], backend=backend)
-        return replaced(out, outs, derivatives)
+        types = [jax.typeof(results[o]) for o in outs]
+        return replaced(out, outs, list(map(sharded_like, derivatives, types)))
     return out

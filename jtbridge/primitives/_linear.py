@@ -13,7 +13,7 @@ from typing import Any
 from jax.interpreters import ad, batching
 
 from jtbridge.core.functions import TorchFunction
-from jtbridge.core.primitive_rules import batch_first, batch_size, to_front
+from jtbridge.core.primitive_rules import batch_first, batch_size, sharded_like, to_front
 from jtbridge.transforms import Vmap, of_results
 
 from ._backward import torch_backward_p
@@ -64,7 +64,7 @@ def _transpose(
             backend=backend,
         )
     return [None] * (inputs + saved) + [
-        grad if ad.is_undefined_primal(t) else None for grad, t in zip(grads, linear, strict=True)
+        sharded_like(grad, t.aval) if ad.is_undefined_primal(t) else None for grad, t in zip(grads, linear, strict=True)
     ]
 
 

@@ -16,7 +16,7 @@ from jax.interpreters import ad
 from jtbridge.capture import check_differentiable
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.positions import replaced
-from jtbridge.core.primitive_rules import describe, differentiable
+from jtbridge.core.primitive_rules import describe, differentiable, sharded_like
 from jtbridge.errors import DifferentiationError
 from jtbridge.transforms import Vjp
 from jtbridge.translate import nonlinearity
@@ -58,4 +58,4 @@ def transpose_linear(fn: TorchFunction, cotangents: Sequence[Any], operands: Seq
         for operand, linear in zip(operands, is_linear, strict=True)
     ]
     grads = torch_call(*at_zero, *(cotangents[o] for o in outs), fn=Vjp(fn, wrt, outs), backend=backend)
-    return replaced(found, wrt, grads)
+    return replaced(found, wrt, [sharded_like(grad, operands[i].aval) for grad, i in zip(grads, wrt, strict=True)])

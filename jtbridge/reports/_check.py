@@ -18,7 +18,7 @@ from jtbridge.calls.traced import difference, tolerance
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.convert import to_torch
 from jtbridge.core.fork import check_not_forked
-from jtbridge.core.functions import TorchFunction, TracedFunction
+from jtbridge.core.functions import Tensors, TorchFunction, TracedFunction
 from jtbridge.core.host_memory import to_numpy
 from jtbridge.core.messages import summary_of
 from jtbridge.core.positions import of_differentiated
@@ -43,7 +43,8 @@ class Comparison:
         ok: whether the difference is within rounding of the dtype. For a function that draws: whether the same key
             gives the same result. True for a mode that did not run because there is nothing to differentiate, or
             because the backend cannot translate the function.
-        note: why there is no difference, or the error of the backend; else empty.
+        note: why there is no difference; the error of the backend; or that a forward derivative is that of torch's
+            forward mode, and not the transpose of the gradient. Else empty.
     """
 
     backend: str
@@ -212,9 +213,17 @@ def _comparison(backend: str, mode: str, traced: TracedFunction, case: _Case) ->
     with case.reference.state.applied():
         tensors = tuple(to_torch(x, copy=True) for x in case.inputs)
         expected = case.reference.by_loop(tensors) if isinstance(case.reference, Vmap) else case.reference(*tensors)
+        by_gradient = case.reference.by_gradient(*tensors) if isinstance(case.reference, Jvp) else expected
+    worst, same = _difference(got, expected)
+    from_gradient, agrees = _difference(got, by_gradient)
+    note = "" if agrees or not same else f"torch's forward mode; its gradient differs by {from_gradient:.1e}"
+    return Comparison(backend, mode, worst, same, note)
+
+
+def _difference(got: Sequence[jax.Array], expected: Tensors) -> tuple[float, bool]:
+    """Return the greatest difference, and whether each result is within the tolerance of its dtype."""
     differences = [difference(np.asarray(a), to_numpy(b.detach())) for a, b in zip(got, expected, strict=True)]
-    worst = max(differences, default=0.0)
-    return Comparison(backend, mode, worst, all(d <= tolerance(a.dtype) for d, a in zip(differences, got, strict=True)))
+    return max(differences, default=0.0), all(d <= tolerance(a.dtype) for d, a in zip(differences, got, strict=True))
 
 
 def _differentiated(traced: TracedFunction) -> tuple[tuple[int, ...], tuple[int, ...]]:

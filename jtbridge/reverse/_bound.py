@@ -19,8 +19,8 @@ from jtbridge.core.pytree import in_order
 from jtbridge.errors import ArgumentError, DTypeError
 
 from ._arguments import Arguments, split
-from ._jax_function import JaxFunction, Types, in_own_memory, store, types_of
-from ._operator import call, tensor_types
+from ._jax_function import JaxFunction, Types, in_own_memory, store, tensor_types, types_of
+from ._operator import call
 
 _MOST_SIGNATURES = 128  # flat functions that one torch function keeps
 
@@ -86,6 +86,10 @@ class Caller:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # `self` may be a keyword of the function
         results, tree = self.flat(args, kwargs)
         return tree.unflatten(results)
+
+    def objects_of_the_user(self) -> list[tuple[str, Any]]:
+        """Return the JAX function, into which the guard of traces of an enclosing wrapped function looks."""
+        return [("", self._function)]
 
     def flat(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Any]:
         """Return the leaves of the result, and its structure."""

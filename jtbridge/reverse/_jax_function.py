@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax.extend.core import jaxpr_as_fun
 
 from jtbridge._compat import Context, current_context, outside_functorch
-from jtbridge.core.dtypes import is_differentiable, torch_dtype
+from jtbridge.core.dtypes import is_differentiable, numpy_dtype, torch_dtype
 from jtbridge.core.fork import check_not_forked
 from jtbridge.core.jax_calls import HANDLES
 from jtbridge.core.nested_calls import is_in_callback
@@ -108,6 +109,26 @@ class JaxFunction:
         """Return the shapes and dtypes of the results for arguments of some types."""
         return _cached(self._types, types, lambda: types_of(self.shapes(types)))
 
+    def as_traced(self, tensors: Sequence[torch.Tensor]) -> Callable[..., list[Any]]:
+        """Return the function as JAX traces it now for arguments like `tensors`, and for others when it is called.
+
+        JAX traces a function where it is called. A graph runs it when the graph is lowered: what the function closes
+        over may have other values then.
+        """
+        types = tensor_types(tensors)
+        structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
+        with outside_functorch(), self._with_x64():
+            traced = self._jitted.trace(*structs)
+        program = jaxpr_as_fun(traced.jaxpr)
+
+        def run(*arrays: Any) -> list[Any]:
+            if types_of(arrays) != types:
+                return self(*arrays)
+            with self._with_x64():
+                return program(*arrays)
+
+        return run
+
     def vjp(self, wrt: tuple[int, ...], outs: tuple[int, ...]) -> JaxFunction:
         """Return the function ``(*arguments, *cotangents of outs) -> gradients of wrt``, in torch's convention."""
         return self._derive(("vjp", wrt, outs), lambda: _vjp(self, wrt, outs))
@@ -175,6 +196,11 @@ def store(table: dict[Any, Value], key: Any, value: Value) -> None:
 def types_of(values: Sequence[Any]) -> Types:
     """Return the shapes and dtypes of arrays or tracers."""
     return tuple((tuple(x.shape), x.dtype) for x in values)
+
+
+def tensor_types(tensors: Sequence[torch.Tensor]) -> Types:
+    """Return the shapes and dtypes of tensors. Symbolic sizes of a graph become constants of the graph."""
+    return tuple((tuple(map(int, x.shape)), numpy_dtype(x.dtype, "an argument")) for x in tensors)
 
 
 def is_inexact(tensor: torch.Tensor) -> bool:

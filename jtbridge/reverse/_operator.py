@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from jtbridge._compat import in_forward_mode, redispatch_below_autograd, single_level_allowed
-from jtbridge.core.dtypes import numpy_dtype
 from jtbridge.core.jax_calls import OPERATOR
 from jtbridge.errors import DifferentiationError
 
 from ._autograd import Differentiated
-from ._jax_function import JaxFunction, Types, empty_results, find
+from ._jax_function import JaxFunction, empty_results, find, tensor_types
 from ._tensors import common_device
 
 _NAME = OPERATOR.partition("::")[2]
@@ -25,11 +24,6 @@ JAX_CALL = torch.ops.jtbridge.jax_call.default
 def call(function: JaxFunction, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Call a JAX function by the operator, so that every transformation of torch sees the call."""
     return JAX_CALL(list(tensors), function.handle)
-
-
-def tensor_types(tensors: Sequence[torch.Tensor]) -> Types:
-    """Return the shapes and dtypes of tensors. Symbolic sizes of a graph become constants of the graph."""
-    return tuple((tuple(map(int, x.shape)), numpy_dtype(x.dtype, "an argument")) for x in tensors)
 
 
 def _run(tensors: Sequence[torch.Tensor], function: str) -> list[torch.Tensor]:

@@ -9,10 +9,12 @@ import contextvars
 import ctypes
 import functools
 import operator
+import os
 import random
 import sys
 import types
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +32,11 @@ _LIBRARIES = sys.stdlib_module_names | {
     *("typing_extensions", "ml_dtypes", "pytest", "_pytest", "pluggy", "hypothesis"),
     "tqdm",  # its monitor, a thread, writes the time to itself
 }
-METHODS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
+_STANDARD_LIBRARY = Path(os.__file__).parent
+METHODS = (
+    *(types.FunctionType, staticmethod, classmethod, property, functools.cached_property),
+    *(functools.partialmethod, functools.singledispatchmethod),
+)
 
 # Torch's old hooks that compute a weight from others before each call, and assign it to the module.
 _DERIVING_HOOKS = (WeightNorm, SpectralNorm)
@@ -51,7 +57,17 @@ class Kind(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def of_library(module: str) -> bool:
     """Return whether a module belongs to the standard library, or to a library that holds no state of users."""
-    return module.partition(".")[0] in _LIBRARIES or module == "builtins"
+    name = module.partition(".")[0]
+    return name in _LIBRARIES and not (name in sys.stdlib_module_names and _is_elsewhere(name))
+
+
+def _is_elsewhere(name: str) -> bool:
+    """Return whether a module with the name of one of the standard library is another one, of the user."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None:  # it is built in, or not imported
+        return False
+    path = Path(file)
+    return not path.is_relative_to(_STANDARD_LIBRARY) or "site-packages" in path.parts
 
 
 def slots(cls: type) -> list[str]:

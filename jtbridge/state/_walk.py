@@ -181,8 +181,7 @@ class StateWalk:
         if has_memory(obj):
             return self._memory
         if of_library(module_of(type(obj))) and not isinstance(obj, _FOLLOWED):
-            # A function of this package that runs objects of the user says so.
-            return self._object if getattr(type(obj), "runs_objects_of_the_user", False) else _pass_by
+            return self._runner if hasattr(type(obj), "objects_of_the_user") else _pass_by
         for base in type(obj).__mro__:
             self._class(base, Path(None, "root", base.__name__))
         return self._object_with_slots if slots(type(obj)) else self._object
@@ -285,7 +284,8 @@ class StateWalk:
         self._attributes(tensor, path)
 
     def _function(self, fn: types.FunctionType, path: Path) -> None:
-        if of_library(module_of(fn)):
+        # `functools.wraps` gives a user's function the `__module__` of a library, and a library's the user's.
+        if of_library(module_of(fn)) and of_library(fn.__globals__.get("__name__") or ""):
             return
         self._record(fn, FUNCTION, Path(None, "root", fn.__name__))
         for variable, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
@@ -294,6 +294,10 @@ class StateWalk:
                 place = Path(None, "root", variable)
                 self._record(cell, CELL, place)
                 self._queue.append((read_cell(cell), place))
+        if fn.__kwdefaults__ and id(fn.__kwdefaults__) not in self._seen:
+            self._seen[id(fn.__kwdefaults__)] = fn.__kwdefaults__
+            place = Path(Path(None, "root", fn.__name__), "attribute", "__kwdefaults__")
+            self._record(fn.__kwdefaults__, kind_of_dict(fn.__kwdefaults__), place)
         defaults = fn.__defaults__ or ()
         names = fn.__code__.co_varnames[fn.__code__.co_argcount - len(defaults) :]
         for name, value in [*zip(names, defaults, strict=False), *(fn.__kwdefaults__ or {}).items()]:
@@ -319,6 +323,9 @@ class StateWalk:
                     self._queue.extend((inner, place) for inner in _functions_of(method))
             for scope in self._modules:
                 self._scope(scope, new)
+        clear = getattr(fn, "_clear_cache", None)  # of `functools.singledispatch`, which caches the types it has met
+        if isinstance(clear, types.MethodType):
+            self._seen[id(clear.__self__)] = clear.__self__
         self._attributes(fn, Path(None, "root", fn.__name__))
 
     def _scope(self, scope: dict[str, Any], names: Set[str]) -> None:
@@ -354,6 +361,11 @@ class StateWalk:
             self._record(obj, PARTIAL, path)
             self._queue.extend((value, path) for value in (obj.func, *obj.args, *obj.keywords.values()))
         self._queue.extend((fn, path) for fn in _functions_of(obj))
+
+    def _runner(self, obj: Any, path: Path) -> None:
+        """Visit the objects of the user that a function of this package runs, such as a wrapped function inside."""
+        for name, part in obj.objects_of_the_user():
+            self._queue.append((part, Path(_or_self(path), "attribute", name) if name else path))
 
     def _object(self, obj: Any, path: Path) -> None:
         self._attributes(obj, _or_self(path))
@@ -396,7 +408,8 @@ def _or_self(path: Path) -> Path:
 
 def _functions_of(method: Any) -> list[types.FunctionType]:
     """Return the functions behind a method, a property or a cached function."""
-    parts = [method, *(getattr(method, name, None) for name in ("__func__", "fget", "func", "__wrapped__"))]
+    names = ("__func__", "fget", "func", "__wrapped__", "dispatcher")
+    parts = [method, *(getattr(method, name, None) for name in names)]
     return [part for part in parts if isinstance(part, types.FunctionType)]
 
 

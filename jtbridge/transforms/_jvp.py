@@ -70,6 +70,12 @@ class Jvp(Derived):
             self.base.cache.double_reverse.add(self)
             return result
 
+    @marked
+    def by_gradient(self, *tensors: torch.Tensor) -> Tensors:
+        """Compute the product as the transpose of the gradient, with which forward mode is compared."""
+        with differentiable_norms(self):
+            return self.by_reverse_mode(tensors)
+
     def _may_use_forward_mode(self, tensors: Tensors) -> bool:
         traits = self.base.traits
         return not (

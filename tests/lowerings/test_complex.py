@@ -50,3 +50,8 @@ def test_gradients_through_complex_numbers():
 
     check(function, torch.tensor([1.0, -2.0]), torch.tensor([0.5, 3.0]), grad=True)
     check(lambda x, y: torch.complex(x, y).abs(), torch.zeros(2), torch.zeros(2), grad=True)
+
+
+def test_the_absolute_value_of_an_infinite_number_is_infinite():
+    x = torch.tensor([complex("inf+nanj"), complex("nan-infj"), complex("nan+1j"), 3 + 4j])
+    check(torch.abs, x)

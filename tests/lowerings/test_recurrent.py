@@ -4,6 +4,8 @@ import contextlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -210,3 +212,38 @@ def test_batches_and_second_derivatives_of_called_gradients():
     expected = (slope(x + step * along) - slope(x - step * along)) / (2 * step)  # the Hessian is symmetric
     found = jtbridge.to_torch(second(*jtbridge.to_jax([x, along])))
     torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"proj_size": proj, "bidirectional": both, "num_layers": layers, "batch_first": both}
+        for proj, both, layers in [(0, False, 2), (0, True, 3), (2, False, 3), (2, True, 2)]
+    ],
+    ids=str,
+)
+def test_dropout_between_the_layers_of_an_lstm(options: dict[str, Any]):
+    """Each derivative is of the value that the same key gives."""
+    torch.manual_seed(0)
+    network = torch.nn.LSTM(2, 3, dropout=0.5, **options).double().train()
+    before = torch.get_rng_state()
+    with jax.enable_x64(True):
+        f = jtbridge.wrap(lambda x: network(x)[0].sum())
+        x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 3, 2)))
+        step, key = jnp.cos(x), jax.random.key(7)
+
+        def of(x):
+            return f(x, rng=key)
+
+        value = jax.jit(of)
+        assert value(x) == value(x)
+        assert value(x) != jax.jit(lambda x: f(x, rng=jax.random.key(8)))(x)
+        by_difference = (value(x + 1e-6 * step) - value(x - 1e-6 * step)) / 2e-6
+        by_gradient = (jax.jit(jax.grad(of))(x) * step).sum()
+        tangent = jax.jit(lambda x: jax.jvp(of, (x,), (step,))[1])(x)
+        linear = jax.jit(lambda x: jax.linearize(of, x)[1](step))(x)
+        np.testing.assert_allclose([by_gradient, tangent, linear], [by_difference] * 3, rtol=1e-6)
+        with pytest.raises(jtbridge.errors.RandomnessError):
+            jax.jit(f)(x)
+    assert torch.equal(before, torch.get_rng_state())

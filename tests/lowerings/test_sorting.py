@@ -1,7 +1,11 @@
 """Sorting and searching: NaN, ties and the places of elements."""
 
+import jax
+import numpy as np
 import pytest
 import torch
+
+import jtbridge
 
 from .harness import check
 
@@ -131,3 +135,16 @@ def test_histogram(density):
 def test_histc(low, high):
     check(lambda x: torch.histc(x, 5, low, high), torch.tensor([0.0, 0.5, 1.0, 1.0, 7.0, -1.0, 0.999]))
     check(lambda x: torch.histc(x, 5, low, high), torch.ones(3))
+
+
+@pytest.mark.parametrize("end", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "counts", [lambda x: torch.histc(x, 3), lambda x: torch.histogram(x, 4)[0], lambda x: torch.histogram(x, 4)[1]]
+)
+def test_histogram_whose_range_is_not_finite(end, counts):
+    """Torch raises, which a program cannot."""
+    x = torch.tensor([0.0, 1.0, end])
+    with pytest.raises(RuntimeError, match="is not finite"):
+        counts(x)
+    assert np.isnan(jax.jit(jtbridge.wrap(counts))(x.numpy())).all()
+    check(lambda x: torch.histc(x, 3, 0, 2), x)

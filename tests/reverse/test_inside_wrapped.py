@@ -159,3 +159,31 @@ def test_a_wrapped_function_inside_a_jax_function_that_torch_func_traces_first()
     x = torch.rand(2, 3)
     got = torch.func.vmap(torch.func.hessian(lambda x: f(x).sum()))(x)
     torch.testing.assert_close(got, torch.diag_embed(-2 * torch.sin(2 * x)))
+
+
+@pytest.mark.parametrize("transform", ["call", "grad", "jvp"])
+def test_a_jax_function_reads_its_state_where_it_is_called(transform: str):
+    scale = [1.0]
+    inside = jtbridge.to_torch_function(lambda x: x * scale[0])
+    f = jtbridge.wrap(lambda x: inside(x).sum())
+    changed = {
+        "call": lambda x: f(x) / X.sum(),
+        "grad": lambda x: jax.grad(f)(x)[0],
+        "jvp": lambda x: jax.jvp(f, (x,), (jnp.ones(3) / 3,))[1],
+    }[transform]
+
+    def program(x):
+        scale[0] = 10.0
+        try:
+            return changed(x)
+        finally:
+            scale[0] = 1.0
+
+    np.testing.assert_allclose(jax.jit(program)(X), 10.0, rtol=1e-6)
+
+
+def test_a_jax_function_is_traced_once():
+    calls = []
+    inside = jtbridge.to_torch_function(lambda x: (calls.append(1), x * len(calls))[1])
+    np.testing.assert_array_equal(jax.jit(jtbridge.wrap(lambda x: inside(x)))(X), X)
+    assert calls == [1]

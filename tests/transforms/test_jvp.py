@@ -400,3 +400,34 @@ def test_a_number_without_a_tangent_makes_no_nan_of_an_infinite_factor(name: str
         assert_matches(jax.jit(jax.vmap(run))(*jaxes([torch.stack([x, x]), torch.stack([dx, dx])]))[1], expected)
     else:
         assert_matches(jax.jit(run)(*jaxes([x, dx])), expected)
+
+
+POWERS = {
+    "complex exponent": lambda x, z: x ** (1 + 2j),
+    "complex exponents": lambda x, z: x**z,
+    "complex bases": lambda x, z: z**x,
+    "complex base": lambda x, z: (1 + 1j) ** x,
+    "base without axes": lambda x, z: x[0] ** z,
+    "in place": lambda x, z: z.clone().pow_(x),
+}
+
+
+@pytest.mark.parametrize("name", POWERS)
+@pytest.mark.parametrize("backend", ["auto", "xla", "dlpack"])
+def test_complex_powers_of_and_by_real_numbers(name: str, backend: str, x64: None):
+    """Torch's forward mode loses the imaginary part (torch 2.13)."""
+    f = jtbridge.wrap(POWERS[name], backend=backend)
+    x, z = jnp.array([1.5, 0.7]), jnp.array([1 + 2j, 0.5 - 1j])
+    step = jnp.array([1.0, -0.5])
+    value = jax.jit(lambda x: f(x, z))
+    by_difference = (value(x + 1e-6 * step) - value(x - 1e-6 * step)) / 2e-6
+    for jitted in (jax.jit, lambda g: g):
+        tangent = jitted(lambda x: jax.jvp(lambda x: f(x, z), (x,), (step,))[1])(x)
+        np.testing.assert_allclose(tangent, by_difference, rtol=1e-7)
+
+
+@pytest.mark.parametrize("backend", ["auto", "xla", "dlpack"])
+def test_an_angle_at_the_origin_does_not_move(backend: str):
+    f, zero = jtbridge.wrap(torch.atan2, backend=backend), jnp.zeros(2)
+    assert_trees_close(jax.jit(lambda x: jax.jvp(f, (x, x), (x + 1, x + 1))[1])(zero), zero)
+    assert_trees_close(jax.jit(jax.grad(lambda x: f(x, x).sum()))(zero), zero)

@@ -74,3 +74,11 @@ def test_a_function_with_ordered_effects_is_refused():
     with pytest.raises(EffectsError, match="`check` runs a function many times"):
         jtbridge.check(f, X)
     assert not calls
+
+
+def test_a_forward_derivative_that_is_not_that_of_the_gradient_is_told():
+    report = jtbridge.check(torch.linalg.cholesky, jnp.eye(3))  # along a matrix that is not symmetric
+    notes = {each.note for each in report.comparisons if each.mode == "jvp"}
+    assert all("torch's forward mode; its gradient differs by" in note for note in notes)
+    assert report.ok
+    assert {each.note for each in jtbridge.check(torch.sin, X).comparisons} == {""}

@@ -28,6 +28,7 @@ from jtbridge.core.primitive_rules import (
     batch_size,
     differentiable,
     nonzero_inputs,
+    sharded_like,
     to_front,
     zero_tangents,
 )
@@ -100,7 +101,8 @@ def tangents_out(
     outs = differentiable(fn.out_types)
     if wrt and outs:
         derivatives = _differential(fn, wrt, args, token, [tangents[i] for i in wrt], spread)
-        return replaced(out, outs, derivatives)
+        types = [jax.typeof(results[o]) for o in outs]
+        return replaced(out, outs, list(map(sharded_like, derivatives, types)))
     return out
 
 
@@ -216,7 +218,7 @@ def _linear_transpose(
             *x, token, *ct, fn=transpose, count=count, levels=levels, spread=spread, keep=(), batch=()
         )
     return [None] * (count + 1) + [
-        grad if ad.is_undefined_primal(t) else None for grad, t in zip(grads, linear, strict=True)
+        sharded_like(grad, t.aval) if ad.is_undefined_primal(t) else None for grad, t in zip(grads, linear, strict=True)
     ]
 
 

@@ -14,7 +14,7 @@ import jax.core
 import numpy as np
 import torch
 
-from jtbridge._compat import TRACING, outermost_trace
+from jtbridge._compat import TRACING, Context, current_context, outermost_trace
 from jtbridge.backends import called_device, may_have_islands, translates, uses_kernels
 from jtbridge.capture import TraceRequest, closed_over_modules, device_closed_over, infer
 from jtbridge.core import random_numbers
@@ -97,6 +97,8 @@ class TracedCalls:
                 verify_result(traced, operands, results)
         count = len(traced.out_tree.array_positions)
         out = traced.out_tree.unflatten(results[:count])
+        if torch.Size in map(type, traced.out_tree.statics) and current_context() is not Context.EAGER:
+            out = jax.tree.map(lambda leaf: tuple(leaf) if type(leaf) is torch.Size else leaf, out)  # as JAX knows it
         if not traced.return_mutated:
             return out
         names = [traced.argument_names[i] for i in traced.traits.effects.mutated]

@@ -58,9 +58,11 @@ _LIFTS = frozenset(
 # of a matrix that it does not read for one that it reads. The formula of cholesky_inverse is wrong for every tangent. A
 # view that is transposed in place transposes the tangent of the tensor that it is a view of. The results of frac, of
 # remainders by a number and of copied views have their tangents in the memory of the argument's, and a later write in
-# place writes to it.
+# place writes to it. The derivative of atan2 at the origin is NaN, where the gradient is 0.
 _WRONG_FORWARD_MODE = frozenset(
     {
+        torch.ops.aten.atan2.default,
+        torch.ops.aten.atan2_.default,
         torch.ops.aten.cholesky_inverse.default,
         torch.ops.aten.fmod.Scalar,
         torch.ops.aten.frac.default,
@@ -72,6 +74,13 @@ _WRONG_FORWARD_MODE = frozenset(
         ),
         torch.ops.aten.squeeze_.dim,
         torch.ops.aten.squeeze_.dims,
+    }
+)
+# It loses the imaginary part of a power of a real tensor, or to the power of one, that is complex.
+_POWERS = frozenset(
+    {
+        *(torch.ops.aten.pow.Tensor_Tensor, torch.ops.aten.pow.Tensor_Scalar, torch.ops.aten.pow.Scalar),
+        *(torch.ops.aten.pow_.Tensor, torch.ops.aten.pow_.Scalar),
     }
 )
 # It is 0 for the reduction "prod".
@@ -226,6 +235,7 @@ class EffectRecorder:
             fn in _WRONG_FORWARD_MODE
             or torch.Tag.view_copy in fn.tags
             or (fn in _SCATTER_REDUCE and args[4] == "prod")
+            or (fn in _POWERS and _is_complex(args[0]) != _is_complex(args[1]))
             or (fn is torch.ops.aten.native_dropout.default and args[2] is False)  # it copies, as `frac` does
         ):
             self.wrong_forward_mode = str(fn)
@@ -427,6 +437,11 @@ class _OperatorRecordingMode(TorchDispatchMode):
         if func in _LIFTS:
             self._recorder.note_lift(args[0], out)
         return out
+
+
+def _is_complex(operand: Any) -> bool:
+    """Return whether a tensor or a number is complex."""
+    return operand.is_complex() if isinstance(operand, torch.Tensor) else isinstance(operand, complex)
 
 
 def _storages(tensor: torch.Tensor) -> set[int]:

@@ -8,7 +8,7 @@ The origin of a node is in ``node.meta["custom"]``, which torch keeps when a gra
 - ``draw``: the number of a random operator among the draws of the function, as a tuple. The forward and its
   recomputation have the same number.
 - ``launch``: the launch of a Triton kernel.
-- ``jax_function``: the JAX function that a node calls, which the note keeps alive.
+- ``jax_function``: the JAX function that a node calls, as JAX traced it, which the note keeps alive.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ProvenanceMode(TorchDispatchMode):
         if func is _LAUNCH:
             notes["launch"] = find_launch(args[1])
         elif func.name() == JAX_CALL:
-            notes["jax_function"] = HANDLES[args[1]]
+            notes["jax_function"] = HANDLES[args[1]].as_traced(args[0])
         out = func(*args, **(kwargs or {}))
         node = last_traced_node_of(func)
         if node is not None:

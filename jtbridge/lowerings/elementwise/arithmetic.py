@@ -135,7 +135,11 @@ def _lerp(start: jax.Array, end: jax.Array, weight: jax.Array) -> jax.Array:
 
 @register_lowering("abs", "prims::abs", node=True)
 def _abs(x: jax.Array, *, node: fx.Node) -> jax.Array:
-    return jnp.abs(x.astype(opmath(np.dtype(x.dtype)))).astype(out_dtype(node))
+    x = x.astype(opmath(np.dtype(x.dtype)))
+    size = jnp.abs(x)
+    if jnp.iscomplexobj(x):  # the absolute value of inf+nanj is inf
+        size = jnp.where(jnp.isinf(jnp.real(x)) | jnp.isinf(jnp.imag(x)), jnp.inf, size)
+    return size.astype(out_dtype(node))
 
 
 @elementwise("sign", "sgn", "prims::sign")

@@ -1,4 +1,7 @@
-"""Histograms: counts of elements in bins."""
+"""Histograms: counts of elements in bins.
+
+Where the smallest or largest element is not finite and gives the range, torch raises, and a program has NaN.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from torch import fx
 
 from jtbridge.lowerings._common import out_dtype, size_of
 from jtbridge.lowerings._registry import register_lowering
+from jtbridge.lowerings.indexing._out_of_range import no_number
 
 Ends = tuple[jax.Array, jax.Array]
 
@@ -25,7 +29,8 @@ def _histc(x: jax.Array, bins: int = 100, min: Any = 0, max: Any = 0, *, node: f
         low, high = _widened((jnp.min(x), jnp.max(x)) if x.size else (low, high), 1.0)
     place = ((x - low) * bins / (high - low)).astype(np.int64)
     place = jnp.where((x >= low) & (x <= high), jnp.clip(place, 0, bins - 1), bins)
-    return jnp.zeros(bins, dtype).at[place].add(jnp.ones((), dtype), mode="drop")
+    counts = jnp.zeros(bins, dtype).at[place].add(jnp.ones((), dtype), mode="drop")
+    return jnp.where(jnp.isfinite(low) & jnp.isfinite(high), counts, jnp.asarray(no_number(dtype), dtype))
 
 
 def _widened(ends: Ends, by: float) -> Ends:
@@ -82,6 +87,7 @@ def _even_edges(points: jax.Array, bins: Sequence[int], range: Any) -> list[jax.
             low, high = (jnp.asarray(end, points.dtype) for end in range[2 * dim : 2 * dim + 2])
         elif size_of(points):
             low, high = jnp.min(column), jnp.max(column)
+            low = jnp.where(jnp.isfinite(low) & jnp.isfinite(high), low, jnp.nan)
         else:
             low, high = jnp.zeros((), points.dtype), jnp.ones((), points.dtype)
         edges.append(_spaced(*_widened((low, high), 0.5), count + 1))
@@ -110,6 +116,8 @@ def _counts(points: jax.Array, edges: Sequence[jax.Array], weight: jax.Array | N
     total = int(np.prod(shape))
     amounts = jnp.ones(points.shape[0], points.dtype) if weight is None else weight.reshape(-1).astype(points.dtype)
     found = jnp.zeros(total, points.dtype).at[jnp.where(inside, flat, total)].add(amounts, mode="drop").reshape(shape)
+    for line in edges:
+        found = jnp.where(jnp.isnan(line[0]), jnp.nan, found)
     if not density:
         return found
     found = found / jnp.sum(found)
