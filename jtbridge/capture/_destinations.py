@@ -33,7 +33,7 @@ class _Writer(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """Where a result is computed: a node, the number of its tensor, and the steps from the result's shape to its own."""
+    """Where a result is computed: a node, the number of its tensor, and the steps from the result's shape to it."""
 
     node: fx.Node
     number: int
