@@ -87,7 +87,7 @@ class TranslationError(JtbridgeError):
 
 
 class LoweringError(JtbridgeError, ValueError):
-    """A lowering was registered for an operator that does not exist, or that already has a lowering."""
+    """A lowering cannot be registered; or a user's lowering fails, or gives other shapes or dtypes than torch."""
 
 
 class LaunchError(JtbridgeError):

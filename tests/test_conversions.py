@@ -178,3 +178,8 @@ def test_what_cannot_be_converted():
         jtbridge.to_jax(torch.zeros(2, dtype=torch.complex64).to(torch.complex32))
     with pytest.raises(DTypeError, match=r"an array has JAX dtype `int4`, which torch does not have"):
         jtbridge.to_torch(jnp.zeros(2, jnp.int4))
+
+
+def test_to_torch_of_a_traced_array_says_what_to_do():
+    with pytest.raises(ArgumentError, match=r"got an array that JAX traces\. Pass it as an argument of a wrapped"):
+        jax.jit(jtbridge.to_torch)(jnp.ones(3))

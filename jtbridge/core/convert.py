@@ -84,7 +84,7 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
     Raises:
         DTypeError: torch has no such dtype.
         DeviceError: the array lies on a device that torch does not have here.
-        ArgumentError: `tree` is a function.
+        ArgumentError: `tree` is a function, or has an array that JAX traces, as inside ``jax.jit``.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge
@@ -95,6 +95,11 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
     """
 
     def convert(leaf: Any) -> Any:
+        if isinstance(leaf, jax.core.Tracer):
+            raise ArgumentError(
+                "`to_torch` converts arrays with values, but got an array that JAX traces. Pass it as an argument of a "
+                "wrapped function, which gets it as a tensor."
+            )
         if isinstance(leaf, jax.Array):
             return _to_torch(leaf, copy)
         if isinstance(leaf, np.ndarray):

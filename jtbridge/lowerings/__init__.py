@@ -5,6 +5,7 @@ The registry imports these modules before it first looks up a lowering, or regis
 module whose name begins with an underscore holds helpers that several lowerings share.
 """
 
+from ._registry import Lowering as Lowering
 from ._registry import find as find
 from ._registry import find_kernel as find_kernel
 from ._registry import register_lowering as register_lowering

@@ -92,6 +92,11 @@ class JaxModule:
         if (args or kwargs) and has_lazy(found):
             call_once(self._module, *to_torch((args, kwargs)))
             found = entries(self._module)
+        elif any(_is_key(leaf) for leaf in jax.tree.leaves((args, kwargs))):
+            raise ArgumentError(
+                f"`{self.__name__}`: `init` takes no JAX key, because the weights are those of the torch module. For "
+                "other ones call `torch.manual_seed(...)` before the module is made."
+            )
         check_initialized(found)
         for entry in found.values():
             if isinstance(entry.tensor, ReleasedTensor):
@@ -361,6 +366,10 @@ class JaxModule:
         arrays = {**params, **state}
         bound(self._module, found, arrays, self._added)  # raises for a name that the module does not have
         return arrays
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 class BoundMethod:

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import jax
 import torch
 
 from jtbridge._compat import (
@@ -32,6 +33,7 @@ from ._python_state import python_changes
 
 Tensors = Mapping[str, torch.Tensor]
 _MISSING = object()
+_NARROWED = {torch.float64: torch.float32, torch.complex128: torch.complex64}  # what JAX has while x64 is off
 # Such a layer is often one of a library, whose code a user cannot change.
 _FIRST_CALL = (
     "If only the first call does so, as that of a layer that initializes itself from data or fills a cache, call the "
@@ -114,7 +116,7 @@ class Run:
             name: entry.tensor
             for name, entry in after.items()
             if entry.tensor is not tensors.get(name, given.get(name))
-            or (name in before and write_count(entry.tensor) != before[name])
+            or (name in before and (write_count(entry.tensor) != before[name] or _may_be_written(entry)))
         }
         self._check_changed(changed, found, params, given.keys() - after.keys())
         self._check_new_parameters(after, found, given)
@@ -314,8 +316,18 @@ def _unexpected(module: torch.nn.Module, name: str) -> ModelError:
     )
 
 
+def _may_be_written(entry: TensorEntry) -> bool:
+    """Return whether a call may have written to a converted tensor: torch does not count the writes of a batch norm."""
+    return entry.kind not in ("parameter", "frozen") and entry.tensor.dtype in _NARROWED
+
+
 def _in_dtype_of(tensor: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
-    """Return an int64 tensor as int32 if the module's own is: while x64 is off, JAX has int32 for both."""
-    if tensor.dtype is torch.int64 and entry.tensor.dtype is torch.int32:
-        return tensor.to(torch.int32)
-    return tensor
+    """Return a tensor in the dtype of the module's own, if JAX has another one for it while x64 is off.
+
+    JAX has int32 for int64, which reaches torch as int64, and narrower floats and complex numbers for 64-bit parts.
+    """
+    own = entry.tensor.dtype
+    if tensor.dtype is torch.int64 and own is torch.int32:
+        return tensor.to(own)
+    narrowed = not jax.config.jax_enable_x64 and _NARROWED.get(own) is tensor.dtype  # type: ignore[attr-defined]
+    return tensor.to(own) if narrowed else tensor

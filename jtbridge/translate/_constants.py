@@ -43,7 +43,13 @@ def with_constants(traced: TracedFunction) -> TracedFunction:
     if islands == "auto":
         islands = "auto" if share_without_lowering(module) <= _MOST_ISLANDS else "faster"
         if islands == "faster" and (reason := obstacle(module)) is not None:
-            return _untranslatable(traced, TranslationError(f"`{traced.name}`: {reason}"))
+            return _untranslatable(
+                traced,
+                TranslationError(
+                    f"`{traced.name}`: {reason}. More than an eighth of the operators have none, so torch runs the "
+                    'whole function; with `islands="needed"` it runs these operators alone'
+                ),
+            )
     constants = large_constants(module)
     types = tuple(array_type(t, "a constant") for t in constants)
     first = traced.first_constant

@@ -22,7 +22,7 @@ from jtbridge.core.host_memory import to_numpy
 from jtbridge.core.materialized import materialized
 from jtbridge.core.runner import escaped_tensor_error
 from jtbridge.errors import LoweringError, TranslationError
-from jtbridge.lowerings import find, find_kernel
+from jtbridge.lowerings import Lowering, find, find_kernel
 
 from ._blocks import Keys, graph_of_block, run_blocks
 from ._decompose import batched_decomposition, decomposition, tensor_inputs
@@ -192,10 +192,10 @@ class Interpretation:
                     f"`{self._name}`: the lowering of {describe(node)} does not take these symbolic sizes. Give the "
                     "size as a number, or write the operator in another way."
                 ) from error
-            raise TranslationError(
+            raise _failure(lowering)(
                 f"`{self._name}`: the lowering of {describe(node)} failed: {type(error).__name__}: {error}"
             ) from error
-        _check(node, value)
+        _check(node, value, _failure(lowering))
         return value
 
     def _island_reason(self, node: fx.Node) -> str | None:
@@ -276,19 +276,22 @@ def _scope(node: fx.Node) -> str:
     return f"{path}/{name}" if path else name
 
 
-def _check(node: fx.Node, value: Any) -> None:
+def _failure(lowering: Lowering | None) -> type[TranslationError | LoweringError]:
+    """Return the class of the error of a lowering that fails. Torch runs an operator instead of one of jtbridge's."""
+    return TranslationError if lowering is None or lowering.is_own else LoweringError
+
+
+def _check(node: fx.Node, value: Any, error: type[TranslationError | LoweringError] = TranslationError) -> None:
     """Raise unless a node's value has the shapes and dtypes that torch gave the node."""
     got, expected = _flat(value), _flat(node.meta.get("val"))
     if len(got) != len(expected):
-        raise TranslationError(
-            f"the lowering of {describe(node)} gave {len(got)} results where torch has {len(expected)}"
-        )
+        raise error(f"the lowering of {describe(node)} gave {len(got)} results where torch has {len(expected)}")
     for array, tensor in zip(got, expected, strict=True):
         if array is None or not isinstance(tensor, torch.Tensor):
             continue
         shape, dtype = tuple(tensor.shape), numpy_dtype(tensor.dtype, "a result")
         if not _same_shape(jnp.shape(array), shape) or array.dtype != dtype:
-            raise TranslationError(
+            raise error(
                 f"the lowering of {describe(node)} gave {array.dtype}{list(jnp.shape(array))} where torch has "
                 f"{dtype}{list(shape)}"
             )

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import jtbridge
+from jtbridge.errors import ArgumentError
 from tests.models.zoo import MODULES, make
 
 OLD_STYLE = "ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning"
@@ -328,3 +329,46 @@ def test_methods_are_explained():
     explanation = jtbridge.explain(net.method("encode"), params, state, jtbridge.to_jax(ids))
     assert explanation.backend == "xla"
     assert explanation.function.startswith("encode(")
+
+
+class InDouble(torch.nn.Module):
+    """A module of 64-bit parameters and buffers, whose dtypes must agree with those of constants inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 2).double()
+        self.norm = torch.nn.BatchNorm1d(2).double()
+
+    def forward(self, x):
+        return self.norm(self.linear(x.double())) * torch.ones(2, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_a_module_in_double_while_x64_is_off(jitted: bool, train: bool):
+    module = InDouble()
+    net = jtbridge.module(module)
+    params, state = net.init()
+    x = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
+
+    def loss(params, state, x):
+        out, changed = net(params, state, x, train=train)
+        return (out**3).sum(), state | changed
+
+    value_and_grad = jax.value_and_grad(loss, has_aux=True)
+    (value, new), grads = (jax.jit if jitted else lambda f: f)(value_and_grad)(params, state, x)
+    want = copy.deepcopy(module).train(train)
+    (want(torch.from_numpy(x)) ** 3).sum().backward()
+    for name, parameter in want.named_parameters():
+        assert grads[name].dtype == jnp.float32
+        np.testing.assert_allclose(grads[name], parameter.grad, rtol=1e-4, atol=1e-6)
+    for name, buffer in want.named_buffers():
+        np.testing.assert_allclose(new[name], buffer, rtol=1e-5)
+    assert np.isfinite(value)
+
+
+def test_a_key_for_init_is_refused():
+    with pytest.raises(
+        ArgumentError, match="`init` takes no JAX key, because the weights"
+    ):
+        jtbridge.module(torch.nn.Linear(2, 2)).init(jax.random.key(0))

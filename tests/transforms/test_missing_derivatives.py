@@ -128,3 +128,26 @@ def test_distances_in_forward_mode_and_twice(backend, p):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
     got = jax.jit(jax.hessian(lambda a: (f(a, b) ** 3).sum()))(a)
     np.testing.assert_allclose(got, jax.hessian(lambda a: (formula(a, b) ** 3).sum())(a), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("backend", ["auto", "xla", "dlpack"])
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, float("inf")])
+def test_second_derivatives_of_distances_of_points_that_coincide(p: float, backend: str, x64: None):
+    """Each point coincides with itself; two of them with each other."""
+    points = np.random.default_rng(0).standard_normal((4, 3))
+    points[3] = points[0]
+    x, weights = jnp.asarray(points), jnp.cos(jnp.arange(12.0)).reshape(4, 3)
+    apart = (points[:, None] != points).any(-1)
+
+    def energy(x):  # the same without the pairs that coincide
+        differences = jnp.where(apart[..., None], x[:, None] - x, 1.0)
+        sizes = jnp.abs(differences)
+        distances = sizes.max(-1) if p == float("inf") else (sizes**p).sum(-1) ** (1 / p)
+        return jnp.sum(jnp.where(apart, jnp.sin(distances), 0.0))
+
+    f = jtbridge.wrap(lambda x: torch.cdist(x, x, p).sin().sum(), backend=backend)
+
+    def twice(f):
+        return jax.jit(jax.grad(lambda x: (jax.grad(f)(x) * weights).sum()))(x)
+
+    np.testing.assert_allclose(twice(f), twice(energy), rtol=1e-8, atol=1e-9)

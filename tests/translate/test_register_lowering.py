@@ -112,8 +112,36 @@ def _(x):
 
 def test_a_lowering_of_another_shape_or_dtype_is_refused():
     jtbridge.register_lowering(wrong)(lambda x: x.sum())
-    with pytest.raises(TranslationError, match=r"gave float32\[\] where torch has float32\[2, 3\]"):
-        jtbridge.wrap(wrong, backend="xla")(X)
+    for call in (jtbridge.wrap(wrong, backend="xla"), jax.jit(jtbridge.wrap(wrong))):
+        with pytest.raises(LoweringError, match=r"gave float32\[\] where torch has float32\[2, 3\]"):
+            call(X)
+    report = jtbridge.check(jtbridge.wrap(wrong), X)
+    assert not report.ok
+
+
+@torch.library.custom_op("jtbridge_lowering_tests::choosy", mutates_args=())
+def choosy(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@choosy.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+@jtbridge.register_lowering(choosy)
+def choosy_in_jax(x):
+    if x.ndim == 1:
+        raise TranslationError("vectors are for torch")
+    return x.twice
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+def test_torch_runs_what_a_lowering_refuses_and_an_exception_is_told():
+    f = jax.jit(jtbridge.wrap(choosy))
+    np.testing.assert_array_equal(f(X[0]), 2 * X[0])
+    with pytest.raises(LoweringError, match=r"the lowering of operator .*choosy.* failed: AttributeError"):
+        f(X)
 
 
 @torch.library.custom_op("jtbridge_lowering_tests::noise", mutates_args=(), tags=[torch.Tag.nondeterministic_seeded])

@@ -283,7 +283,7 @@ def _language_model(net: Any) -> Any:
     model = plain_model(net.module)
     if not (hasattr(model, "prepare_inputs_for_generation") and hasattr(model, "generation_config")):
         raise ModelError(
-            f"`{net.__name__}` is no model of transformers that can generate, such as `LlamaForCausalLM`: it has no "
+            f"`{net.__name__}` is not a model of transformers that can generate, such as `LlamaForCausalLM`: it has no "
             "`generation_config`."
         )
     adapters: Any = net.module
