@@ -405,3 +405,19 @@ def test_a_backward_that_writes_to_an_argument(function: Callable):
     grad = jax.grad(jtbridge.wrap(function))(x)
     assert grad[:2].tolist() == [2, 4]
     assert x[:2].tolist() == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+def test_a_write_by_numpy_to_an_argument_is_returned(backend: str):
+    def f(x, y):
+        x.detach().numpy()[0] = 7.0
+        return x + y
+
+    x, y = jnp.ones(2), jnp.ones(2)
+    for call in (lambda f: f, jax.jit):
+        out, mutated = call(jtbridge.wrap(f, backend=backend, return_mutated=True))(x, y)
+        np.testing.assert_array_equal(out, [8.0, 2.0])
+        assert list(mutated) == ["x"]
+        np.testing.assert_array_equal(mutated["x"], [7.0, 1.0])
+    np.testing.assert_array_equal(x, [1.0, 1.0])

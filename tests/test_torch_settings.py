@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge.errors import CalledWarning, MutationError, TranslationError
+from jtbridge.errors import CalledWarning, JtbridgeError, MutationError, TranslationError
 
 from .compare import assert_matches
 
@@ -265,3 +265,39 @@ def test_subnormal_numbers_are_numbers_in_called_functions(by: str):
     assert_matches(jax.jit(wrapped)(jnp.asarray(x.numpy())), fn(x))
     assert_matches(wrapped(jnp.asarray(x.numpy())), fn(x))
     assert jax.jit(lambda x: x * 1.5)(jnp.float32(2.0)) == 3.0
+
+
+def in_double_inside(x):
+    torch.set_default_dtype(torch.float64)
+    small, one = torch.full((3,), 1e-9), torch.ones(3)
+    torch.set_default_dtype(torch.float32)
+    return (((small + one) - 1) * 1e9 * x).float()
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+def test_another_default_dtype_inside(backend: str):
+    f, x = jtbridge.wrap(in_double_inside, backend=backend), jnp.arange(3.0)
+    want = in_double_inside(torch.arange(3.0)).numpy()
+    np.testing.assert_allclose(jax.jit(f)(x), want)
+    np.testing.assert_allclose(jax.jit(lambda x: jax.vjp(f, x)[1](x)[0])(x), want)
+    np.testing.assert_allclose(f(x), want)
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_settings_that_a_failing_trace_leaves_half_done_are_put_back():
+    def f(x):
+        torch.set_default_dtype(torch.float64)
+        torch.use_deterministic_algorithms(True)
+        torch.set_float32_matmul_precision("high")
+        y = x[x > 0] * 2  # its size depends on data
+        torch.set_float32_matmul_precision("highest")
+        torch.use_deterministic_algorithms(False)
+        torch.set_default_dtype(torch.float32)
+        return y
+
+    with pytest.raises(JtbridgeError):
+        jax.jit(jtbridge.wrap(f, backend="xla"))(jnp.arange(3.0))
+    assert torch.get_default_dtype() is torch.float32
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.get_float32_matmul_precision() == "highest"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,6 +68,25 @@ def write_count(tensor: torch.Tensor) -> int:
 def tensor_of_class(subclass: type[torch.Tensor]) -> torch.Tensor:
     """Return an empty tensor of a subclass, without memory."""
     return torch.Tensor._make_wrapper_subclass(subclass, (0,))  # type: ignore[attr-defined]
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def hooks_of_leaf(tensor: torch.Tensor) -> dict[str, dict[int, Any]]:
+    """Return the hooks of a leaf of autograd by the names of their attributes. Tried on torch 2.13; no public query."""
+    return {name: dict(getattr(tensor, name) or {}) for name in _HOOKS}
+
+
+def set_hooks_of_leaf(tensor: torch.Tensor, hooks: dict[str, dict[int, Any]]) -> None:
+    """Set the hooks of a leaf of autograd to those that `hooks_of_leaf` returned."""
+    for name, table in hooks.items():
+        present = getattr(tensor, name)
+        if present is None and table:
+            setattr(tensor, name, collections.OrderedDict(table))
+        elif present is not None:  # handles that remove hooks refer to it
+            present.clear()
+            present.update(table)
 
 
 def has_gradient_hooks(tensor: torch.Tensor) -> bool:

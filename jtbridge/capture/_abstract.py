@@ -92,7 +92,7 @@ def run_on_fakes(
                 CopiedTensors(),
                 HooksWithoutGradient(),
                 none_caught(),
-                HigherOrderInOperators(),
+                HigherOrderInOperators() as higher_order,
                 NumpyViews(),
             ):
                 out = request.call(*inputs)
@@ -100,6 +100,7 @@ def run_on_fakes(
                 refuse_stale_copies(leaves)
                 recorder.calls.add_results(leaves)
                 recorder.result_order = key_order(out)
+        recorder.wrong_forward_mode = recorder.wrong_forward_mode or higher_order.control_flow
         leaves = [_type_of(leaf) if path is None else path.type_of(leaf) for leaf in leaves]
     finally:
         known.materialize()
@@ -139,9 +140,12 @@ def run_on_values(request: TraceRequest, inputs: Sequence[torch.Tensor]) -> tupl
                 watchdog,
                 recorder.watching(),
                 intercepted_launches() as recorder.launches,
-                HigherOrderInOperators(),
+                HigherOrderInOperators() as higher_order,
             ):
-                return request.call(*copies), recorder
+                out = request.call(*copies)
+            recorder.wrong_forward_mode = recorder.wrong_forward_mode or higher_order.control_flow
+            recorder.note_unseen_writes(inputs, copies)
+            return out, recorder
     finally:
         if saved is not None:
             with request.state.without_grad().applied():

@@ -17,6 +17,7 @@ from jtbridge.transforms import Jvp, Vjp, Vmap, refuse_once_differentiable
 from ._trace import examples
 from .modes.fake_operators import FakeAsReal
 from .modes.graph_reads import GraphReads
+from .modes.higher_order import HigherOrderInOperators
 
 
 def probe_vmap(fn: Vmap) -> None:
@@ -53,6 +54,7 @@ def _vmap_fails(fn: Vmap) -> str | None:
             fn.state.by_default_on(fn.base.device).applied(),
             random_numbers.counting_draws(),
             FakeAsReal(),
+            HigherOrderInOperators(),
         ):
             fn.by_torch_vmap(tuple(examples(fn.in_types, fn.base.device)))
     except Exception as error:  # noqa: BLE001  (any failure means: row by row)
@@ -112,7 +114,7 @@ def _examine_graph(traced: TracedFunction, wrt: tuple[int, ...]) -> None:
             x.requires_grad_().clone() if i in wrt else x  # a clone, because the function may write to it
             for i, x in enumerate(examples(traced.in_types, traced.device))
         ]
-        with GraphReads() as reads:
+        with GraphReads() as reads, HigherOrderInOperators():
             results = traced(*inputs)
     traced.cache.reads_graph = traced.cache.reads_graph or reads.found
     if traced.traits.autograd.breaks_inner_graph:

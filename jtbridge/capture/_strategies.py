@@ -155,7 +155,7 @@ def _with_least_recording(
         return out, recorder, False
     try:
         with mode():
-            again, watched = run_on_fakes(request, request.state.without_grad(), start=False)
+            again, watched = run_on_fakes(request, request.state.without_grad())
     except Exception:  # noqa: BLE001  (it differentiates inside: recording stays on)
         return out, recorder, False
     return out, recorder, _same_trace((out, recorder), (again, watched))

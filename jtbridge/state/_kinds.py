@@ -22,7 +22,7 @@ import torch
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from jtbridge._compat import RNN_WEIGHTS, forward_pre_hooks
+from jtbridge._compat import RNN_WEIGHTS, forward_pre_hooks, hooks_of_leaf, set_hooks_of_leaf
 from jtbridge.core.definitions import module_of, slot_names
 
 from ._comparison import MISSING, read_cell, same, same_tensors
@@ -355,6 +355,7 @@ def _write_variables(variables: MutableMapping[str, Any], contents: dict[str, An
     variables.update({name: value for name, value in contents.items() if variables.get(name, MISSING) is not value})
 
 
+LEAF_HOOKS = Kind(hooks_of_leaf, set_hooks_of_leaf, _compare_items("attribute"))
 NO_DISPATCH = torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 CONTAINERS = (dict, collections.OrderedDict, set)
 _DICT = Kind(dict.copy, _write_dict(dict), _compare_items("item"), _has_items)

@@ -50,6 +50,7 @@ from ._kinds import (
     GLOBAL_NUMPY_RANDOM,
     GLOBAL_RANDOM,
     GLOBALS,
+    LEAF_HOOKS,
     LIST,
     MEMORY,
     METHODS,
@@ -279,6 +280,8 @@ class StateWalk:
         else:
             kind = DENSE_TENSOR if tensor.is_contiguous() else SMALL_TENSOR
         self._record(tensor, kind, path)
+        if tensor.is_leaf and tensor.requires_grad:
+            self._record(tensor, LEAF_HOOKS, path)
         if tensor.is_leaf and tensor.grad is not None:
             self._queue.append((tensor.grad, Path(path, "attribute", "grad")))
         self._attributes(tensor, path)

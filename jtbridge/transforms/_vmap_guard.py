@@ -33,7 +33,7 @@ _KINDS = {
     **dict.fromkeys(("__setitem__", "__set__"), "write"),
     **dict.fromkeys(("__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"), "write"),  # += calls add_
     **dict.fromkeys(("as_strided_scatter", "as_strided_copy", "_reshape_alias"), "wrong"),
-    **dict.fromkeys(("resize_", "resize", "resize_as_", "resize_as", "as_strided_"), "wrong"),
+    **dict.fromkeys(("resize_", "resize", "resize_as_", "resize_as", "as_strided_", "_version"), "wrong"),
     **dict.fromkeys(("_base", "_is_view"), "tells views"),
     **dict.fromkeys(("__repr__", "__format__"), "shows values"),
     **dict.fromkeys(("requires_grad", "is_leaf", "output_nr", "grad_fn"), "reads graph"),

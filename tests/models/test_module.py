@@ -368,7 +368,5 @@ def test_a_module_in_double_while_x64_is_off(jitted: bool, train: bool):
 
 
 def test_a_key_for_init_is_refused():
-    with pytest.raises(
-        ArgumentError, match="`init` takes no JAX key, because the weights"
-    ):
+    with pytest.raises(ArgumentError, match="`init` takes no JAX key, because the weights"):
         jtbridge.module(torch.nn.Linear(2, 2)).init(jax.random.key(0))

@@ -226,3 +226,37 @@ def test_a_users_module_with_the_name_of_a_standard_one(tmp_path, monkeypatch):
     finally:
         of_library.cache_clear()
         monkeypatch.delitem(sys.modules, "code", raising=False)
+
+
+@pytest.mark.parametrize("backend", ["auto", "dlpack", "callback"])
+def test_a_write_that_the_next_run_undoes(backend: str):
+    """The result requires a gradient, so the function is traced with and without recording."""
+    layer, state = torch.nn.Linear(3, 3), {"flag": True}
+
+    def f(x):
+        state["flag"] = not state["flag"]
+        return layer(x) * (2 if state["flag"] else 3)
+
+    with pytest.raises(MutationError, match="flag"):
+        jax.jit(jtbridge.wrap(f, backend=backend))(X)
+    assert state == {"flag": True}
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+def test_hooks_of_closed_over_tensors(register: str, backend: str):
+    weight = torch.ones(3, requires_grad=True)
+    first = weight.register_hook(lambda grad: grad * 5)
+
+    def f(x):
+        getattr(weight, register)(lambda grad: None)
+        return x * weight
+
+    with pytest.raises(MutationError, match="hooks"):
+        jax.jit(jtbridge.wrap(f, backend=backend))(X)
+    (weight * 1).sum().backward()
+    torch.testing.assert_close(weight.grad, torch.full((3,), 5.0))
+    first.remove()
+    weight.grad = None
+    (weight * 1).sum().backward()
+    torch.testing.assert_close(weight.grad, torch.ones(3))

@@ -431,3 +431,37 @@ def test_an_angle_at_the_origin_does_not_move(backend: str):
     f, zero = jtbridge.wrap(torch.atan2, backend=backend), jnp.zeros(2)
     assert_trees_close(jax.jit(lambda x: jax.jvp(f, (x, x), (x + 1, x + 1))[1])(zero), zero)
     assert_trees_close(jax.jit(jax.grad(lambda x: f(x, x).sum()))(zero), zero)
+
+
+class SquaresWithOwnTangent(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x**2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0])
+        ctx.save_for_forward(inputs[0])
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2 * ctx.saved_tensors[0]
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent * 2 * ctx.saved_tensors[0]
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
+@pytest.mark.parametrize("backend", ["auto", "xla", "dlpack"])
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_a_tangent_inside_of_a_function_with_its_own(jitted: bool, backend: str, x64: None):
+    """Torch's forward mode of a forward mode takes the tangent of such a function for 0 (torch 2.13)."""
+
+    def fn(x):
+        return torch.func.jvp(lambda u: SquaresWithOwnTangent.apply(u) * u, (x,), (x.cos(),))[1]
+
+    f, x = jtbridge.wrap(fn, backend=backend), jnp.array([0.3, 0.7])
+    want = jax.jacfwd(lambda x: 3 * x**2 * jnp.cos(x))(x)
+    got = (jax.jit if jitted else lambda g: g)(jax.jacfwd(f))(x)
+    np.testing.assert_allclose(got, want, rtol=1e-7, atol=1e-12)

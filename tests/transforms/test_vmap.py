@@ -227,3 +227,16 @@ def test_caught_errors(name: str):
     gradients = [torch.autograd.grad(y.sum(), x)[0] for x, y in zip(tensors, results, strict=True)]
     for have, want in zip(found, [results, gradients], strict=True):
         np.testing.assert_allclose(have, torch.stack(want).detach(), rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
+@pytest.mark.parametrize("backend", ["auto", "xla", "dlpack"])
+def test_the_number_of_writes_to_a_tensor(backend: str):
+    def f(x):
+        y = x * 1
+        before = y._version
+        y.add_(1)
+        return y * (y._version - before)
+
+    rows = jnp.arange(6.0).reshape(3, 2)
+    np.testing.assert_array_equal(jax.vmap(jtbridge.wrap(f, backend=backend))(rows), rows + 1)

@@ -147,3 +147,16 @@ def test_another_operator_with_functions_is_refused_under_jit():
     torch.testing.assert_close(running_sum(torch.tensor(np.array(X))), want)
     ordered = jtbridge.wrap(running_sum, effects="ordered", output_shapes=jax.ShapeDtypeStruct(X.shape, X.dtype))
     assert_matches(jax.jit(ordered)(X), want)
+
+
+@in_operators
+def test_torchs_own_loop_runs_after_every_derivative():
+    tensor = torch.tensor(np.array(X))
+    want = counted(tensor)
+    for backend in ("auto", "dlpack"):
+        f = jtbridge.wrap(counted, backend=backend)
+        assert_matches(jax.jit(lambda x, f=f: jax.jvp(f, (x,), (x,))[1])(X), want)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", errors.SequentialVmapWarning)
+            assert_matches(jax.jit(jax.vmap(f))(X[None]), want[None])
+        torch.testing.assert_close(counted(tensor), want)

@@ -81,3 +81,23 @@ def test_the_gradients_are_those_of_torch(function):
     (want,) = torch.autograd.grad(loss(x), x)
     gradient = jax.grad(jtbridge.wrap(loss, backend="xla"))
     np.testing.assert_array_equal(jax.jit(gradient)(jnp.asarray(X)), want)
+
+
+def accumulated(x):
+    total = torch.tensor(0.0)
+    for row in x:
+        total += row.sum()
+    return total
+
+
+def assigned(x):
+    values = torch.tensor([1.0, 2.0, 3.0])
+    values[0] = x.sum()
+    return values.mul_(torch.as_tensor([1.0, 10.0, 100.0]))
+
+
+@pytest.mark.parametrize("fn", [accumulated, assigned])
+def test_a_literal_is_written_to_in_place(fn):
+    f = jax.jit(jtbridge.wrap(fn))  # a function that is called warns, which is an error here
+    for x in (torch.ones(2, 3), torch.arange(6.0).view(2, 3)):
+        np.testing.assert_array_equal(f(x.numpy()), fn(x))

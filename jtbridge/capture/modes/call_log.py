@@ -75,4 +75,5 @@ class CallLog:
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
     with outside_modes():
-        return to_bytes(tensor.detach().cpu()).numpy().tobytes()
+        # A copy: after `numpy()` the memory of a tensor cannot be resized, as that of a tensor from NumPy.
+        return to_bytes(tensor.detach().cpu().clone()).numpy().tobytes()

@@ -31,7 +31,7 @@ from jtbridge.core import random_numbers
 from jtbridge.core.inner_autograd import creates_graph, runs_autograd
 from jtbridge.core.overlap import overlapping_write
 from jtbridge.core.writes import AS_NUMPY, written_tensors
-from jtbridge.state import WrittenValues, save_values
+from jtbridge.state import WrittenValues, same_tensors, save_values
 from jtbridge.transforms import FUSED
 
 from .branches import ASSERTING
@@ -168,6 +168,12 @@ class EffectRecorder:
         """Return the positions of the inputs that were written to."""
         return tuple(i for i, storages in enumerate(self._inputs) if storages & self._written)
 
+    def note_unseen_writes(self, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> None:
+        """Record the inputs that have other values after a run, as code without torch may write to them."""
+        for storages, was, now in zip(self._inputs, before, after, strict=True):
+            if was.shape == now.shape and not same_tensors(was, now.detach()):
+                self._written |= storages
+
     @property
     def is_tracing(self) -> bool:
         """Whether the function runs on tensors without values."""
@@ -210,8 +216,15 @@ class EffectRecorder:
             self.keeps_inner_graph |= creates_graph(fn, args, kwargs)
 
     def note_operator(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Record an ATen or custom operator that is about to run."""
+        """Record an ATen or custom operator that is about to run.
+
+        Raises:
+            RuntimeError: while tracing, the function has set another default dtype. A graph does not contain that.
+        """
         self.operators += 1
+        if self.is_tracing and torch.get_default_dtype() is not self._default_dtypes[0]:
+            torch.set_default_dtype(self._default_dtypes[0])  # the function does not get to that
+            raise RuntimeError("it calls operators while it has set another default dtype of torch")
         if fn is torch.ops.aten._local_scalar_dense.default and not self.is_tracing:
             self._note_read()
         self._note_modules()

@@ -22,10 +22,16 @@ from .flex_attention import attention_in_operators
 
 
 class HigherOrderInOperators(TorchFunctionMode):
-    """Traces `flex_attention` as operators, and `torch.cond` and `while_loop` as Python's `if` and `while`."""
+    """Traces `flex_attention` as operators, and `torch.cond` and `while_loop` as Python's `if` and `while`.
+
+    Attributes:
+        control_flow: the name of the first operator of control flow that was called; None if there was none. Torch has
+            no forward mode of it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.control_flow: str | None = None
         self._uncompiled = contextlib.ExitStack()
 
     def __enter__(self) -> Any:
@@ -40,6 +46,8 @@ class HigherOrderInOperators(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_flex_attention(func):
             return attention_in_operators(*args, **(kwargs or {}))
+        if func is COND or func is WHILE_LOOP:
+            self.control_flow = self.control_flow or str(func)
         if func is COND:
             return _cond(*args, **(kwargs or {}))
         if func is WHILE_LOOP:
