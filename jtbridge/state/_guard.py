@@ -212,13 +212,12 @@ def saving_state_once() -> Iterator[None]:
 @contextlib.contextmanager
 def _settings_put_back_if_it_fails() -> Iterator[None]:
     """Put settings of torch back if the block raises: an error of a trace may leave code that sets them half done."""
-    dtype, precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    dtype = torch.get_default_dtype()
     deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     try:
         yield
     except BaseException:
         torch.set_default_dtype(dtype)
-        torch.set_float32_matmul_precision(precision)
         torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
         raise
 
