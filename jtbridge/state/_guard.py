@@ -217,8 +217,10 @@ def _settings_put_back_if_it_fails() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        torch.set_default_dtype(dtype)
-        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+        if torch.get_default_dtype() is not dtype:
+            torch.set_default_dtype(dtype)
+        if torch.are_deterministic_algorithms_enabled() is not deterministic[0]:  # setting it imports much of torch
+            torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
         raise
 
 

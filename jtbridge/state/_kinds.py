@@ -9,9 +9,9 @@ import contextvars
 import ctypes
 import functools
 import operator
-import os
 import random
 import sys
+import sysconfig
 import types
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from pathlib import Path
@@ -32,7 +32,6 @@ _LIBRARIES = sys.stdlib_module_names | {
     *("typing_extensions", "ml_dtypes", "pytest", "_pytest", "pluggy", "hypothesis"),
     "tqdm",  # its monitor, a thread, writes the time to itself
 }
-_STANDARD_LIBRARY = Path(os.__file__).parent
 METHODS = (
     *(types.FunctionType, staticmethod, classmethod, property, functools.cached_property),
     *(functools.partialmethod, functools.singledispatchmethod),
@@ -66,8 +65,8 @@ def _is_elsewhere(name: str) -> bool:
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is None:  # it is built in, or not imported
         return False
-    path = Path(file)
-    return not path.is_relative_to(_STANDARD_LIBRARY) or "site-packages" in path.parts
+    path, folders = Path(file), [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+    return not any(map(path.is_relative_to, folders)) or "site-packages" in path.parts
 
 
 def slots(cls: type) -> list[str]:
