@@ -14,7 +14,7 @@ _REMEDIES = {
     "argument mutated": "Return the new value; for a tensor `wrap(..., return_mutated=True)` does.",
     "state written": 'Return the new value and pass it to the next call, or wrap with `effects="ordered"`.',
     "lazily built": "Nothing to do: it is a constant, built in the first call.",
-    "state read": "Read when JAX traces: pass as an argument what changes; for a module, `jtbridge.module(model)`.",
+    "state read": "Read when JAX traces: pass it as an argument if it changes, a module by `jtbridge.module(model)`.",
     "random numbers": "Pass a JAX key as `rng=`, from which torch then draws, or pass the numbers as an argument.",
     "output": 'Under `jit` it runs when JAX traces: use `jax.debug.print`, or wrap with `effects="ordered"`.',
     "file": "Open it outside and pass what it holds as an argument.",

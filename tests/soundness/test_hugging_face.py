@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -162,18 +163,17 @@ def test_a_model_that_computes_something_else_for_a_fake_mask_is_called(model):
 
 def test_a_model_that_warns_about_padding_is_traced_without_further_runs(monkeypatch):
     """It runs for the types of its results, where torch may raise inside an exception handler, and for its graph."""
-    ended = []
+    ended = io.StringIO()  # whose contents are not state of the function
     forward = transformers.GPT2Model.forward
 
     def counted(self, *args, **kwargs):
         result = forward(self, *args, **kwargs)
-        ended.append(self)
+        ended.write(".")
         return result
 
-    counted.__module__ = "torch"  # its list is not state of the function
     monkeypatch.setattr(transformers.GPT2Model, "forward", counted)
     config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, pad_token_id=0)
     model = transformers.GPT2Model(config).eval()
     f = jtbridge.wrap(lambda tokens: model(tokens).last_hidden_state, backend="xla")
     jax.jit(f).trace(jnp.asarray(TOKENS))
-    assert len(ended) <= 3
+    assert len(ended.getvalue()) <= 3
