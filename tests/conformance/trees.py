@@ -18,9 +18,13 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def skeleton(tree: Any) -> str:
-    """The containers of a result by class, with `*` for a leaf: ``tuple(*, list(*, *))``."""
+    """The containers of a result by class, with `*` for a leaf: ``tuple(*, list(*, *))``.
+
+    A `torch.Size` counts as a tuple, which a trace returns for it: JAX knows no other.
+    """
     if isinstance(tree, (tuple, list)):
-        return f"{type(tree).__name__}({', '.join(skeleton(child) for child in tree)})"
+        name = "tuple" if type(tree) is torch.Size else type(tree).__name__
+        return f"{name}({', '.join(skeleton(child) for child in tree)})"
     if isinstance(tree, Mapping):
         return f"{type(tree).__name__}({', '.join(f'{key}: {skeleton(tree[key])}' for key in sorted(tree))})"
     return "None" if tree is None else "*"
