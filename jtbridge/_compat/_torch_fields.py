@@ -79,7 +79,7 @@ def hooks_of_leaf(tensor: torch.Tensor) -> dict[str, dict[int, Any]]:
 
 
 def set_hooks_of_leaf(tensor: torch.Tensor, hooks: dict[str, dict[int, Any]]) -> None:
-    """Set the hooks of a leaf of autograd to those that `hooks_of_leaf` returned."""
+    """Set the hooks of a leaf of autograd to `hooks`, which `hooks_of_leaf` returned earlier."""
     for name, table in hooks.items():
         present = getattr(tensor, name)
         if present is None and table:

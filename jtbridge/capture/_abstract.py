@@ -50,7 +50,6 @@ def run_on_fakes(
     oracle: BranchOracle | None = None,
     *,
     path: PathTrace | None = None,
-    start: bool = True,
 ) -> tuple[Any, EffectRecorder]:
     """Run the function on fake tensors; return the leaves and the tree of the result, and the recorder of its effects.
 
@@ -61,13 +60,10 @@ def run_on_fakes(
         state: torch's settings for the run.
         oracle: answers branches on data.
         path: makes symbols for sizes and values that depend on data.
-        start: whether to restore the state that the function had at first. If not, the run starts from the state that
-            an earlier attempt left.
     """
     # A function with side effects may change a tensor that it stores: its value in the next call is unknown.
     known = ConstantEvalMode(answers=not request.ordered)
-    if start:
-        start_over()
+    start_over()
     mode = FakeTensorMode(allow_non_fake_inputs=True) if path is None else path.mode
     try:
         with mode as known.mode, tracing(), random_numbers.counting_draws(), state.applied():

@@ -138,7 +138,8 @@ def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: Any
     differences = x1.unsqueeze(-2) - x2.unsqueeze(-3)
     if not differences.shape[-1]:
         return differences.sum(-1)
-    # All derivatives are 0 where two points coincide, as torch's gradient is: those of a norm are NaN there.
+    # Where two points coincide, the derivatives of a norm are NaN. Torch's gradient of `cdist` is 0 there, so the
+    # higher derivatives are 0 too.
     apart = (differences != 0).any(-1)
     padded = torch.where(apart.unsqueeze(-1), differences, 1.0)
     return torch.where(apart, torch.linalg.vector_norm(padded, p, -1), 0.0)

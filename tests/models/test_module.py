@@ -332,7 +332,7 @@ def test_methods_are_explained():
 
 
 class InDouble(torch.nn.Module):
-    """A module of 64-bit parameters and buffers, whose dtypes must agree with those of constants inside."""
+    """A module with parameters and buffers in float64, which it multiplies by a float64 constant."""
 
     def __init__(self):
         super().__init__()

@@ -48,10 +48,7 @@ class HigherOrderInOperators(TorchFunctionMode):
             return attention_in_operators(*args, **(kwargs or {}))
         if func is COND or func is WHILE_LOOP:
             self.control_flow = self.control_flow or str(func)
-        if func is COND:
-            return _cond(*args, **(kwargs or {}))
-        if func is WHILE_LOOP:
-            return _while_loop(*args, **(kwargs or {}))
+            func = _cond if func is COND else _while_loop
         return func(*args, **(kwargs or {}))
 
 
