@@ -207,6 +207,23 @@ def test_results_of_a_jax_function_are_copied_and_released(events, monkeypatch):
     assert waited == [device]
 
 
+@cpu
+@pytest.mark.parametrize("can_replace", [False, True])
+def test_an_argument_is_copied_where_its_memory_cannot_be_replaced_later(monkeypatch, can_replace):
+    """In torch 2.11 the memory of a storage on a GPU stays where it is."""
+    monkeypatch.setattr(_arrays, "_platform", lambda array: "cuda")
+    monkeypatch.setattr(_arrays, "can_replace_memory", lambda device: device == "cpu" or can_replace)
+    x = jnp.ones(1 << 17)
+    assert _arrays.is_copied(x) != can_replace
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2).sum()
+
+    assert jax.value_and_grad(jtbridge.wrap(f))(x)[0] == 2 << 17
+    assert float(jtbridge.wrap(f)(x)) == 2 << 17
+    assert x[:2].tolist() == [1, 1]
+
+
 MANY = 1 << 24
 BEHIND = 200_000_000  # cycles of a GPU, a tenth of a second
 
@@ -283,3 +300,54 @@ def test_eager_calls_on_every_gpu():
         tensor = torch.ones(3, device=f"cuda:{i}")
         assert jtbridge.to_jax(tensor).devices() == jtbridge.to_jax(tensor, copy=False).devices() == {device}
         assert double(tensor).device == tensor.device
+
+
+WRITES = {
+    "operator": lambda x: x.zero_(),
+    "part": lambda x: x[1:].zero_(),
+    "data": lambda x: x.data.zero_(),
+    "detached": lambda x: x.detach().zero_(),
+    "storage": lambda x: x.untyped_storage().fill_(0),
+    "dlpack": lambda x: torch.from_dlpack(x.detach()).zero_(),
+    "set": lambda x: torch.empty(0, device="cuda").set_(x.untyped_storage(), 0, (4,)).zero_(),
+}
+CALLS = {
+    "value": lambda f, x: f(x),
+    "gradient": lambda f, x: jax.grad(f)(x),
+    "batch": lambda f, x: jax.vmap(f)(x[None]),
+    "derivative": lambda f, x: jax.jvp(f, (x,), (x,)),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_to_an_argument_leaves_the_callers_array(write, call):
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = (x * x).sum()
+        with torch.no_grad():
+            WRITES[write](x)
+        return y
+
+    x = jnp.ones(1 << 18)
+    # torch may refuse to differentiate or to batch such a write: that leaves the array too
+    with contextlib.suppress(Exception):
+        CALLS[call](jtbridge.wrap(f), x)
+    assert float((x + 0).sum()) == 1 << 18
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", ["value", "gradient", "derivative"])
+@pytest.mark.parametrize("keep", [lambda x: x, lambda x: x.detach(), lambda x: x.detach()[1:]])
+def test_a_write_after_the_call_to_a_kept_argument_leaves_the_callers_array(keep, call):
+    kept = []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        kept.append(keep(x))
+        return (x**2).sum()
+
+    x = jnp.ones(1 << 18)
+    CALLS[call](jtbridge.wrap(f), x)
+    with torch.no_grad():
+        kept[0].zero_()
+    assert float((x + 0).sum()) == 1 << 18

@@ -130,6 +130,7 @@ from ._torch import (
 from ._torch_eager import (
     StorageWeakRef,
     address_of,
+    can_replace_memory,
     has_error_node,
     is_shared,
     node_names,

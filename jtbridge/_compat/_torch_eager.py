@@ -64,6 +64,14 @@ def storage_of(reference: StorageWeakRef) -> torch.UntypedStorage | None:
     return torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
 
 
+def can_replace_memory(device: str) -> bool:
+    """Return whether :func:`replace_memory` can replace memory of a kind of device, such as "cuda".
+
+    Tried on torch 2.11, where `share_memory_` leaves the memory of a GPU as it is, and 2.13.
+    """
+    return device == "cpu" or hasattr(torch.UntypedStorage, "_swap_data_ptr_")
+
+
 def replace_memory(storage: torch.UntypedStorage) -> None:
     """Replace the memory of a storage, and so of every tensor over it, by a copy.
 
@@ -74,8 +82,11 @@ def replace_memory(storage: torch.UntypedStorage) -> None:
     with outside_modes(), torch._C.DisableTorchFunction():  # the copy is made by tensors, which modes would change
         if swap is None:
             storage.share_memory_()
-        else:
-            swap(storage.clone())
+            return
+        copy = storage.clone()
+        if storage.device.type == "cuda":  # another library may reuse the memory as soon as the storage drops it
+            torch.cuda.current_stream(storage.device).synchronize()
+        swap(copy)
 
 
 def node_names(tensors: Sequence[torch.Tensor]) -> set[str]:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import torch
 
-from jtbridge._compat import array_on_device, is_lazy, is_shared
+from jtbridge._compat import array_on_device, can_replace_memory, is_lazy, is_shared
 from jtbridge.core.dtypes import carrier, torch_dtype
 from jtbridge.core.gpu_memory import GPU_PLATFORMS, copied_to_xla, shared_with_torch, wait_for_torch
 from jtbridge.core.host_memory import shared_numpy
@@ -20,6 +20,12 @@ from jtbridge.errors import DeviceError
 COPIED = 1 << 18
 # Smallest size in bytes of a result whose memory the array takes over, if nothing else refers to the memory.
 _SHARED = 1 << 16
+
+
+def is_copied(array: jax.Array) -> bool:
+    """Return whether an argument is copied: a small one, and one whose memory cannot be replaced at the first write."""
+    platform = _platform(array)
+    return array.nbytes <= COPIED or not can_replace_memory("cuda" if platform in GPU_PLATFORMS else "cpu")
 
 
 def copied_tensor(array: jax.Array) -> torch.Tensor:

@@ -22,7 +22,7 @@ from jtbridge.errors import SequentialVmapWarning
 from jtbridge.state import StateBeforeRun
 from jtbridge.transforms import SetGuard
 
-from ._arrays import COPIED, Placement, copied_tensor, shared_tensor
+from ._arrays import COPIED, Placement, copied_tensor, is_copied, shared_tensor
 from ._function import EagerFunction, InnerAutograd, as_captured
 from ._graph import AutogradGraph, eager_function, recording
 from ._protection import Loan, protected
@@ -183,8 +183,9 @@ def is_batched(fn: TorchFunction) -> bool:
 
 def _imported(arrays: Sequence[jax.Array]) -> tuple[list[torch.Tensor], Loan]:
     """Return arrays as tensors, the small ones copied, and the loan of the memory of the large ones."""
-    tensors = [copied_tensor(array) if array.nbytes <= COPIED else shared_tensor(array) for array in arrays]
-    return tensors, Loan([tensor for tensor, array in zip(tensors, arrays, strict=True) if array.nbytes > COPIED])
+    copied = [is_copied(array) for array in arrays]
+    tensors = [copied_tensor(x) if copy else shared_tensor(x) for x, copy in zip(arrays, copied, strict=True)]
+    return tensors, Loan([tensor for tensor, copy in zip(tensors, copied, strict=True) if not copy])
 
 
 class _Alias(torch.autograd.Function):
