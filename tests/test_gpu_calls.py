@@ -301,6 +301,60 @@ def dropout_of_products(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.dropout(torch.tanh(x @ w), 0.5) + torch.arange(w.shape[1], device=x.device)
 
 
+def test_an_error_about_devices_in_a_call_by_the_host_says_what_to_do():
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if jtbridge_runs:
+            raise RuntimeError("Expected all tensors to be on the same device, but got mat1 is on cpu")
+        return x * 1
+
+    jtbridge_runs = False
+    compiled = jax.jit(jtbridge.wrap(f, backend="callback")).lower(jnp.ones(2)).compile()
+    jtbridge_runs = True
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"`model\(x\.to\(\"cuda\"\)\)\.cpu\(\)`"):
+        compiled(jnp.ones(2)).block_until_ready()
+
+
+def test_an_ordered_call_of_a_program_computes_where_the_functions_tensors_lie(monkeypatch):
+    """The meta device stands in for a GPU."""
+    monkeypatch.setattr(sys.modules["jtbridge.calls.traced._call"], "device_closed_over", lambda fn: "meta")
+    seen = []
+
+    @jtbridge.wrap(effects="ordered", output_shapes=jax.ShapeDtypeStruct((2,), jnp.float32))
+    def f(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.device.type)
+        return x
+
+    with pytest.raises(Exception, match="Cannot copy out of meta tensor"):
+        jax.jit(f)(jnp.ones(2)).block_until_ready()
+    assert seen == ["meta"]
+
+
+@pytest.mark.gpu
+def test_an_ordered_training_step_on_a_gpu():
+    model = torch.nn.Linear(3, 1).to("cuda")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+    @jtbridge.wrap(effects="ordered")
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    for run in (step, jax.jit(step)):
+        losses = [float(run(jnp.ones((4, 3)))) for _ in range(3)]
+        assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_function_is_checked_where_its_tensors_lie(device):
+    model = torch.nn.Linear(3, 2).to(device)
+    report = jtbridge.check(lambda x: model(x).square().sum(), jnp.ones((4, 3)))
+    assert {each.backend for each in report.comparisons if each.ok} >= {"xla"}, report
+
+
 @pytest.mark.gpu
 def test_values_and_gradients_on_a_gpu():
     def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

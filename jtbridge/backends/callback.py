@@ -12,6 +12,7 @@ from jax.interpreters import mlir
 
 from jtbridge._compat import is_divided, replicated
 from jtbridge.core.functions import TorchFunction
+from jtbridge.core.gpu_errors import add_host_note
 from jtbridge.core.host_memory import placed, reader, writer
 from jtbridge.core.nested_calls import as_xla_callback
 from jtbridge.core.runner import as_call_error, runner
@@ -52,9 +53,11 @@ class CallbackBackend(Backend):
         return placed(outs, arrays)
 
 
-def call_on_host(fn: TorchFunction, callback: Callable[..., Any], arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Run `fn` through one of JAX's callbacks, ``callback(host function, result types, *arrays)``."""
-    host = numpy_callback(fn)
+def call_on_host(
+    fn: TorchFunction, callback: Callable[..., Any], arrays: Sequence[jax.Array], device: str = "cpu"
+) -> list[jax.Array]:
+    """Run `fn` on a device through one of JAX's callbacks, ``callback(host function, result types, *arrays)``."""
+    host = numpy_callback(fn, device)
 
     def on_words(*words: Any) -> tuple[np.ndarray, ...]:
         results = host(*map(from_words, map(np.asarray, words), fn.in_types))
@@ -64,31 +67,34 @@ def call_on_host(fn: TorchFunction, callback: Callable[..., Any], arrays: Sequen
     return list(map(unpack, words, fn.out_types))
 
 
-def numpy_callback(fn: TorchFunction, *, as_is: bool = False) -> Callable[..., tuple[np.ndarray, ...]]:
-    """Return a function that runs `fn` on copies of NumPy arrays and returns NumPy arrays.
+def numpy_callback(
+    fn: TorchFunction, device: str = "cpu", *, as_is: bool = False
+) -> Callable[..., tuple[np.ndarray, ...]]:
+    """Return a function that runs `fn` on copies of NumPy arrays on a device and returns NumPy arrays.
 
     Exceptions of `fn` are converted to a form that survives XLA, or raised unchanged with `as_is`.
     """
-    run = _on_copies(fn)
-    if as_is:
-        return run
+    run = _on_copies(fn, device)
 
     def callback(*arrays: Any) -> tuple[np.ndarray, ...]:
         try:
             return run(*arrays)
-        except BaseException as error:  # noqa: BLE001  (whatever the user's function raises; XLA knows no types)
+        except BaseException as error:
+            add_host_note(error)
+            if as_is:
+                raise
             raise as_call_error(fn, error) from None
 
     return callback
 
 
-def _on_copies(fn: TorchFunction) -> Callable[..., tuple[np.ndarray, ...]]:
+def _on_copies(fn: TorchFunction, device: str) -> Callable[..., tuple[np.ndarray, ...]]:
     run = runner(fn)
     readers = [reader(type_) for type_ in fn.in_types]
     writers = [writer(type_) for type_ in fn.out_types]
 
     def call(*arrays: Any) -> tuple[np.ndarray, ...]:
-        outs = run(lambda: [read(np.array(array)) for read, array in zip(readers, arrays, strict=True)])
+        outs = run(lambda: [read(np.array(array)).to(device) for read, array in zip(readers, arrays, strict=True)])
         results = []
         for type_, write, out in zip(fn.out_types, writers, outs, strict=True):
             memory = np.empty(type_.shape, type_.dtype)

@@ -119,7 +119,9 @@ class TracedFunction(TorchFunction):
     # Which nodes torch may run inside its translated programs: "never" any, "needed" those without a lowering, "faster"
     # those that torch runs faster, "auto" both.
     islands: str = "never"
-    device: str = "cpu"  # the type of the device that its called graphs are captured for: graphs differ between devices
+    # The type of the device that its called graphs are captured for, for graphs differ between devices. With ordered
+    # effects: of the device that the function runs on.
+    device: str = "cpu"
     # Closed-over tensors that are inputs too, for backends that translate. A call of torch ignores these inputs.
     constants: tuple[torch.Tensor, ...] = ()
     graph: Any = None  # the captured graph, if there is one already

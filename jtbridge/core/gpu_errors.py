@@ -25,3 +25,13 @@ def add_device_note(error: RuntimeError, inputs: Sequence[torch.Tensor]) -> None
         'arguments on the CPU (`jax.device_put(x, jax.devices("cpu")[0])`). A function that is translated under '
         "`jax.jit` may use tensors of any device."
     )
+
+
+def add_host_note(error: BaseException) -> None:
+    """Add a note to an error about tensors on different devices, raised in a call on copies of the host's arrays."""
+    if isinstance(error, RuntimeError) and _MIXED.search(str(error)):
+        error.add_note(
+            'A function with `backend="callback"` gets its arguments on the CPU, wherever JAX has them, and one with '
+            '`effects="ordered"` where the modules and tensors lie that its code names. Move the arguments inside the '
+            'function, as in `model(x.to("cuda")).cpu()`.'
+        )

@@ -34,7 +34,7 @@ def torch_ordered(*args: Any, fn: TracedFunction) -> list[Any]:
 
 def _impl(*args: Any, fn: TracedFunction) -> list[jax.Array]:
     jax.effects_barrier()  # ordered calls of compiled programs that are still under way come first
-    results = jax.device_put(list(numpy_callback(fn, as_is=True)(*args)))
+    results = jax.device_put(list(numpy_callback(fn, fn.device, as_is=True)(*args)))
     check_results(f"`{fn.name}`", results)
     return results
 
@@ -45,7 +45,7 @@ def _abstract_eval(*avals: Any, fn: TracedFunction) -> tuple[list[Any], set[Any]
 
 def _lowering(ctx: mlir.LoweringRuleContext, *operands: Any, fn: TracedFunction) -> Sequence[Any]:
     def call(*arrays: jax.Array) -> list[jax.Array]:
-        return call_on_host(fn, functools.partial(io_callback, ordered=True), arrays)
+        return call_on_host(fn, functools.partial(io_callback, ordered=True), arrays, fn.device)
 
     return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
 

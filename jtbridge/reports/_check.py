@@ -15,6 +15,7 @@ from jtbridge._config import config
 from jtbridge._wrap import Wrapped, as_wrapped
 from jtbridge.backends import backends
 from jtbridge.calls.traced import difference, tolerance
+from jtbridge.capture import device_closed_over
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.convert import to_torch
 from jtbridge.core.fork import check_not_forked
@@ -120,6 +121,7 @@ def check(fn: Any, *args: Any, **kwargs: Any) -> CheckReport:
 
 def _compared(backend: str, wrapped: Wrapped, args: tuple, kwargs: dict[str, Any]) -> list[Comparison]:
     traced, operands = wrapped.prepared(args, dict(kwargs))
+    device = device_closed_over(wrapped.function)
     found = []
     for mode in _MODES:
         case = _CASES[mode](traced, operands)
@@ -127,7 +129,7 @@ def _compared(backend: str, wrapped: Wrapped, args: tuple, kwargs: dict[str, Any
             found.append(Comparison(backend, mode, None, True, "nothing to differentiate"))
             continue
         try:
-            found.append(_comparison(backend, mode, traced, case))
+            found.append(_comparison(backend, mode, traced, case, device))
         except TranslationError as error:
             found.append(Comparison(backend, mode, None, True, f"not run: {error}"))
         except Exception as error:  # noqa: BLE001  (whatever a backend raises is what the report is about)
@@ -204,14 +206,14 @@ _CASES: dict[str, Callable[[TracedFunction, list[Any]], _Case | None]] = {
 }
 
 
-def _comparison(backend: str, mode: str, traced: TracedFunction, case: _Case) -> Comparison:
+def _comparison(backend: str, mode: str, traced: TracedFunction, case: _Case, device: str) -> Comparison:
     program = jax.jit(case.program(lambda *operands: torch_call(*operands, fn=traced, backend=backend)))
     got = list(program(*case.inputs))
     if traced.traits.effects.random_operator is not None:
         same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(got, program(*case.inputs), strict=True))
         return Comparison(backend, mode, None, same, "draws: repeats itself" if same else "draws: DOES NOT REPEAT")
     with case.reference.state.applied():
-        tensors = tuple(to_torch(x, copy=True) for x in case.inputs)
+        tensors = tuple(to_torch(x, copy=True).to(device) for x in case.inputs)
         expected = case.reference.by_loop(tensors) if isinstance(case.reference, Vmap) else case.reference(*tensors)
         by_gradient = case.reference.by_gradient(*tensors) if isinstance(case.reference, Jvp) else expected
     worst, same = _difference(got, expected)
@@ -222,7 +224,7 @@ def _comparison(backend: str, mode: str, traced: TracedFunction, case: _Case) ->
 
 def _difference(got: Sequence[jax.Array], expected: Tensors) -> tuple[float, bool]:
     """Return the greatest difference, and whether each result is within the tolerance of its dtype."""
-    differences = [difference(np.asarray(a), to_numpy(b.detach())) for a, b in zip(got, expected, strict=True)]
+    differences = [difference(np.asarray(a), to_numpy(b.detach().cpu())) for a, b in zip(got, expected, strict=True)]
     return max(differences, default=0.0), all(d <= tolerance(a.dtype) for d, a in zip(differences, got, strict=True))
 
 

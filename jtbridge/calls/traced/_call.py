@@ -135,7 +135,7 @@ class TracedCalls:
         translating = translates(backend) and not self._ordered
         fuses = translating and uses_kernels(backend)
         islands = self._islands(islands, backend) if translating else "never"
-        device = "cpu" if self._ordered else called_device(backend)
+        device = device_closed_over(self._fn) if self._ordered else called_device(backend)
         key = (signature, state, seeded, translating, fuses, islands, device, canonical_dtype(np.dtype(np.int64)))
         traced = cache.get(key)
         # State may change between two calls in one trace. An eager call of a backend that translates keeps its trace.
