@@ -24,7 +24,7 @@
 #   make soundness               the table of cases that are easily wrong, counted by mode and backend
 #   make bench                   the table of timings; ARGS="--quick --only bert" narrows it
 #   make bench-operators         single operators in torch, in XLA and as islands; ARGS="--only sort --write" stores them
-#   make test-gpu                the proof of the kernels, then the tests of kernels and of zero-copy calls, run by a GPU;
+#   make test-gpu                the proof of the kernels, then the tests of kernels, calls and memory, run by a GPU;
 #                                VENV=.venv-gpu CUDA=cuda12 installs what it needs beside .venv
 #   make test-gpu VENV=.venv-gpu PYTHON=python3.12 TORCH=torch==2.11.0 JAX=jax==0.11.2 TRITON=triton==3.6.0
 #                                the same with other versions; its first line prints those that it runs
@@ -79,7 +79,7 @@ long-tests := tests/islands tests/reverse tests/diagnosis tests/translate/test_p
 	test_vmap_of_grad.py test_grad_of_vmap.py test_results.py test_linearize.py)
 # The assemblers of CUDA 12 and 13 that XLA uses.
 assemblers := nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cuda-nvcc==13.5.37
-gpu-tests := tests/kernels tests/launches tests/test_gpu_calls.py tests/test_gpu_memory.py
+gpu-tests := tests/kernels tests/launches tests/test_gpu_calls.py tests/test_gpu_memory.py tests/test_uses_of_a_gpu.py
 
 # One process keeps one core busy: pytest runs $(JOBS) of them, and torch would start a thread per core in each.
 threads := OMP_NUM_THREADS=1
@@ -231,7 +231,8 @@ soundness: $(test-deps)
 # what wants a CPU, and what is compiled for GPUs that need not be there, side by side.
 test-gpu: $(gpu-deps)
 	$(PY) -m tests.gpu
-	$(PY) -m pytest -m 'gpu or not (compiles or cpu)' $(gpu-tests) $(ARGS)
+	XLA_PYTHON_CLIENT_PREALLOCATE=false $(PY) -m pytest -n $(JOBS) -m 'gpu or not (compiles or cpu)' \
+		$(gpu-tests) $(ARGS)
 	$(threads) JAX_PLATFORMS=cpu CUDA_VISIBLE_DEVICES= $(PY) -m pytest -n $(JOBS) -m '(compiles or cpu) and not gpu' \
 		$(gpu-tests) $(ARGS)
 
