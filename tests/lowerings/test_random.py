@@ -110,6 +110,53 @@ def test_the_gradient_of_a_gamma_draw():
     np.testing.assert_allclose(found, torch._standard_gamma_grad(alpha, y), rtol=2e-3)  # torch's is approximate
 
 
+def test_the_gradient_of_a_beta_draw():
+    """It is that of the quantile at which the draw lies."""
+    grid = np.array([(a, b) for a in (0.03, 0.4, 1.0, 3.0, 80.0, 900.0) for b in (0.03, 0.4, 1.0, 3.0, 80.0, 900.0)])
+    a, b = np.repeat(grid, 3, axis=0).T
+    q = np.tile([0.1, 0.5, 0.8], len(grid))
+    x = scipy.stats.beta.ppf(q, a, b)
+    inside = (x > 1e-8) & (x < 1 - 1e-8)
+    a, b, q, x = a[inside], b[inside], q[inside], x[inside]
+    step = 1e-3 * a
+    above, below = (scipy.stats.beta.ppf(q, a + sign * step, b) for sign in (1, -1))
+    wide_above, wide_below = (scipy.stats.beta.ppf(q, a + 2 * sign * step, b) for sign in (1, -1))
+    slope = (8 * (above - below) - (wide_above - wide_below)) / (12 * step)
+    found = draw(lambda *args: torch._dirichlet_grad(*args), *(torch.tensor(v) for v in (x, a, a + b)))
+    assert len(x) > 60
+    np.testing.assert_allclose(found * (1 - x), slope, rtol=1e-6)
+    theirs = torch._dirichlet_grad(*(torch.tensor(v) for v in (x, a, a + b)))
+    np.testing.assert_allclose(found, theirs, rtol=2e-3)  # torch's is approximate
+
+
+def test_a_beta_draw_that_was_rounded_to_an_end():
+    ends = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float32)
+    args = (ends, torch.tensor([2.0, 100.0, 2.0]), torch.tensor([5.0, 101.0, 5.0]))
+    np.testing.assert_allclose(
+        draw(lambda *x: torch._dirichlet_grad(*x), *args), torch._dirichlet_grad(*args), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("kind", ["beta", "dirichlet"])
+def test_gradients_of_beta_and_dirichlet_samples_under_jit(kind):
+    def sample(c: torch.Tensor) -> torch.Tensor:
+        if kind == "beta":
+            return torch.distributions.Beta(c[:, 0], c[:, 1]).rsample()
+        return torch.distributions.Dirichlet(c).rsample()
+
+    f = jtbridge.wrap(sample)
+    c = np.random.default_rng(0).uniform(0.5, 4, (50, 2 if kind == "beta" else 3)).astype(np.float32)
+    x, pull = jax.vjp(lambda c: jax.jit(f)(c, rng=jax.random.key(0)), c)
+    weights = np.cos(np.arange(x.size, dtype=np.float32)).reshape(x.shape)
+    (got,) = pull(weights)
+
+    x, c, w = (torch.tensor(np.asarray(v)).double() for v in (x, c, weights))
+    if kind == "beta":  # torch draws it as the first of two Dirichlet numbers
+        x, w = torch.stack([x, 1 - x], 1), torch.stack([w, torch.zeros_like(w)], 1)
+    want = torch._dirichlet_grad(x, c, c.sum(-1, True).expand_as(c)) * (w - (x * w).sum(-1, True))
+    np.testing.assert_allclose(got, want, rtol=2e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("f", "wrong", "right"),
     [

@@ -6,6 +6,7 @@ Where a parameter is one for which torch raises, such as a probability above 1, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -240,6 +241,45 @@ def _sample_dirichlet(x: jax.Array, generator: Any = None, *, node: fx.Node, key
     logs = jax.random.loggamma(key(), x.astype(wide), out_shape(node), wide)
     drawn = jax.nn.softmax(logs, axis=-1).astype(x.dtype)
     return jnp.maximum(drawn, jnp.finfo(x.dtype).tiny)
+
+
+_POINTS = 128  # of a double exponential rule
+_VANISHES = 40.0  # the exponent from which numbers do not count
+
+
+@register_lowering("_dirichlet_grad")
+def _dirichlet_grad(x: jax.Array, alpha: jax.Array, total: jax.Array) -> jax.Array:
+    """Return the derivative of a Beta sample by `alpha`, over ``1 - x``; the other concentration is ``total - alpha``.
+
+    It is ``-dF(x; alpha, beta)/dalpha / pdf(x) / (1 - x)``. The derivative of F is an integral over the smaller tail,
+    with a relative error below 1e-9; torch's approximations have one of up to 6e-4.
+    """
+    dtype, wide = x.dtype, opmath(x.dtype)
+    tiny = jnp.finfo(wide).tiny
+    x, alpha, beta = x.astype(wide), alpha.astype(wide), (total - alpha).astype(wide)
+    x, y = jnp.maximum(x, tiny), jnp.maximum(1 - x, jnp.finfo(wide).eps / 2)
+    mean_log = jax.scipy.special.digamma(alpha) - jax.scipy.special.digamma(alpha + beta)
+    is_left = x * beta < y * alpha
+    # The tail has its end at `near`, where its density falls to a power of `a`; that of the other end is `b`.
+    near, far = jnp.where(is_left, x, y), jnp.where(is_left, y, x)
+    a, b = jnp.where(is_left, alpha, beta), jnp.where(is_left, beta, alpha)
+    # In s = -log(t / near), the logarithm of the density falls by -slope s - curvature s^2 / 2 near 0.
+    slope = jnp.maximum(a - (b - 1) * near / far, 0) / 2
+    curvature = jnp.maximum((b - 1) * near / far**2, 0)
+    unit = 1 / (slope + jnp.sqrt(curvature + slope**2) + tiny)
+    first = -math.log(_VANISHES)
+    step = (math.log(_VANISHES) + jnp.maximum(-jnp.log(a * unit), 0) - first) / (_POINTS - 1)
+
+    def add(i: jax.Array, sum_: jax.Array) -> jax.Array:
+        v = first + step * i
+        s = unit * jnp.exp(v - jnp.exp(-v))
+        gone = -near * jnp.expm1(-s)
+        log_of_t = jnp.where(is_left, jnp.log(near) - s, jnp.log1p(gone - near))
+        density = jnp.exp(-a * s + (b - 1) * jnp.log1p(gone / far))
+        return sum_ + density * (log_of_t - mean_log) * s * (1 + jnp.exp(-v))
+
+    integral = jax.lax.fori_loop(0, _POINTS, add, jnp.zeros_like(x)) * near * step
+    return (jnp.where(is_left, -integral, integral) / y).astype(dtype)
 
 
 @register_lowering("multinomial", node=True, key=True)
