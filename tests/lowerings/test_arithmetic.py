@@ -92,6 +92,10 @@ def test_nan_and_infinity_times_false_are_nan(dtype):
         check(lambda x, m: (m.to(x.dtype) @ x, x * (x > 2), 1 / (x * m)), x, mask)
 
 
+def test_a_power_of_bools_is_bool():
+    check(lambda x: (x**True, x**False, x**2), TRUTHS)
+
+
 def test_signs_of_integers_and_bools():
     check(lambda x, y, z: (torch.sign(x), torch.sign(y), torch.sign(z)), INTEGERS, BYTES, TRUTHS)
 

@@ -101,6 +101,7 @@ class FakeAsReal(TorchDispatchMode):
       lazy zero.
     - ``native_dropout`` without training returns a copy of a real tensor, but a fake tensor itself, so that a later
       write to the result would change the argument. It is traced as a copy.
+    - A power of Boolean numbers by `True` or `False` is Boolean, and fake results are integers.
     - The fake results of some operators have other strides than results on a CPU, if an argument is not contiguous.
       They get the strides of the CPU, because ``reshape`` returns a view for some strides and a copy for others.
     - Some operators, such as ``max``, raise for a real tensor without elements, but not for a fake one. Others, such as
@@ -131,6 +132,8 @@ class FakeAsReal(TorchDispatchMode):
             return self._lazy(out)
         if func is torch.ops.aten.native_dropout.default and args[2] is False:
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        if func is torch.ops.aten.pow.Tensor_Scalar and args[0].dtype is torch.bool and isinstance(args[1], bool):
+            return args[0].clone() if args[1] else torch.ones_like(args[0])
         if func in _PARTS_BY_ENTRIES and args[0].layout is not torch.strided:
             raise DynamicOutputShapeException(func)
         if func in _FACTS_OF_ENTRIES and args[0].layout is not torch.strided:
