@@ -120,7 +120,9 @@ def _traced(request: TraceRequest, mode: Callable[[], contextlib.AbstractContext
         request: the function.
         mode: makes the mode to trace in, anew for each trace.
     """
-    (leaves, tree), recorder, without_grad = request.guard.run(lambda: _with_least_recording(request, mode))
+    (leaves, tree), recorder, without_grad = request.guard.run(
+        lambda: _with_least_recording(request, mode), on_values=as_in_program(lambda: _on_example_values(request))
+    )
 
     def once_more() -> list[_Trace]:
         with mode():
@@ -139,6 +141,12 @@ def _traced(request: TraceRequest, mode: Callable[[], contextlib.AbstractContext
     traits = traits_of(request, recorder, reason, without_grad)
     only_asserts = recorder.asserts and not recorder.sets_data and not recorder.own_generator
     return AbstractResult(out_types, out_tree, dataclasses.replace(traits, only_branches=only_asserts))
+
+
+def _on_example_values(request: TraceRequest) -> list[Any]:
+    """Run the function on example values, and return its results."""
+    *_, inputs = example_arguments(request.shapes, request.dtypes, request.device)
+    return flatten_output(run_on_values(request, inputs)[0])[0]
 
 
 def _with_least_recording(

@@ -17,7 +17,7 @@ from jtbridge.core.convert import to_torch
 from jtbridge.core.pytree import flatten_output
 from jtbridge.core.signature import ARRAY, argument_names, parameter_names, static_arguments
 from jtbridge.errors import TranslationError
-from jtbridge.state import Change, GlobalDraws, ReachableState, WrittenValues, same
+from jtbridge.state import Change, GlobalDraws, ReachableState, WrittenValues, same, same_results
 
 from ._watch import InputWanted, TakenArrays, Watch, WriteAndDrawMode
 
@@ -137,17 +137,17 @@ class Examination:
     def _is_constant(self, first: _Run) -> bool:
         """Return whether a run wrote only lazily built constants.
 
-        On other arguments the function must write the same values, and in a further run nothing.
+        On other arguments the function must write the same values, and in a further run nothing, with the same results.
         """
         for tensor in self._tensors:
             if tensor.is_floating_point():
                 tensor.mul_(0.5).add_(0.25)
         with contextlib.suppress(Exception):  # on other values the function may fail
             with self._put_back() as (state, _):
-                self._call()
+                result = self._call()
                 others = {str(change): change.after for change in state.differences()}
                 again = self._run()
             written = {str(change): change.after for change in first.changes}
-            settled = again is not None and not again.changes
+            settled = again is not None and not again.changes and same_results(result, again.result)
             return settled and written.keys() == others.keys() and all(same(written[k], others[k]) for k in written)
         return False

@@ -9,7 +9,7 @@
 - `_escaped.py` replaces fake tensors that a function stored while it was traced.
 """
 
-from ._comparison import VALUES, same, same_tensors
+from ._comparison import VALUES, same, same_results, same_tensors
 from ._escaped import PoisonTensor, poison_tensor, replace
 from ._guard import NO_GUARD, GlobalDraws, StateBeforeRun, StateGuard, save_values, saving_state_once, start_over
 from ._kinds import of_library

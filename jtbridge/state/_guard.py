@@ -1,7 +1,8 @@
 """Guard for traces: it restores the state that a function writes while it is traced, and raises an error.
 
 A lazily built constant is allowed. The guard recognises it by a second run of the function: the written value does not
-depend on the arguments, and the second run changes nothing. The constant is kept, as when torch runs the function.
+depend on the arguments, the second run changes nothing, and on example values it has the results of the first one. The
+constant is kept, as when torch runs the function.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from jtbridge.core.messages import warn_user
 from jtbridge.core.random_numbers import drawing_again, with_new_seed
 from jtbridge.errors import JtbridgeError, MutationError, PurityWarning, RandomnessError
 
-from ._comparison import same
+from ._comparison import same, same_results
 from ._kinds import GLOBAL_NUMPY_RANDOM, GLOBAL_RANDOM
 from ._reachable import Change, ReachableState
 from ._walk import names_in
@@ -72,12 +73,19 @@ class StateGuard:
         known = self._remembered
         return contextlib.nullcontext() if known is None or not known.differences() else known.restored()
 
-    def run(self, trial: Callable[[], Result], *, again: Callable[[], Result] | None = None) -> Result:
+    def run(
+        self,
+        trial: Callable[[], Result],
+        *,
+        again: Callable[[], Result] | None = None,
+        on_values: Callable[[], list[Any]] | None = None,
+    ) -> Result:
         """Return the result of `trial`, which runs the function; restore the state that the function writes.
 
         Args:
             trial: runs the function without need for its side effects, for example to trace it.
             again: runs the function once more, on other values if `trial` computes with values; `trial` by default.
+            on_values: runs the function on example values and returns its results.
 
         Raises:
             MutationError: the function writes to state that it reaches. The state is restored.
@@ -114,7 +122,7 @@ class StateGuard:
                 self._report(MutationError, self._message(changes), error)
             raise
         try:
-            return self._checked(result, before, draws.message, again or trial)
+            return self._checked(result, before, draws.message, again or trial, on_values)
         except JtbridgeError:
             raise
         except Exception:
@@ -138,7 +146,14 @@ class StateGuard:
             if generator.initial_seed() != seed:
                 generator.set_state(numbers)
 
-    def _checked(self, result: Any, before: ReachableState, drew: str, again: Callable[[], Any]) -> Any:
+    def _checked(
+        self,
+        result: Any,
+        before: ReachableState,
+        drew: str,
+        again: Callable[[], Any],
+        on_values: Callable[[], list[Any]] | None,
+    ) -> Any:
         """Return the result of a run, and restore or refuse the state that it changed.
 
         Args:
@@ -146,6 +161,7 @@ class StateGuard:
             before: the state from which the run started.
             drew: a message about its draws from global generators; empty if it drew nothing.
             again: runs the function once more.
+            on_values: runs the function on example values and returns its results.
         """
         before.restore_derived()
         if drew and not self.ordered:
@@ -157,13 +173,37 @@ class StateGuard:
             if saved is not None:
                 saved[self] = before
             return result
-        if self.ordered:
+        # A derivative assigns its own form of a constant that the function assigns in each call.
+        is_constant = self._remembered is not None and all(change.is_escaped_constant for change in changes)
+        if self.ordered or is_constant:
             before.restore()
             return result
-        if any(change.depends_on_arguments for change in changes) or not self._changes_nothing(again):
+        is_built = not any(change.depends_on_arguments for change in changes) and self._changes_nothing(again)
+        if is_built and on_values is not None and not all(change.adds_array for change in changes):
+            is_built = self._has_no_influence(before, on_values)
+        if not is_built:
             before.restore()
             self._report(MutationError, self._message(changes))
         return result
+
+    def _has_no_influence(self, before: ReachableState, on_values: Callable[[], list[Any]]) -> bool:
+        """Return whether the function has the same results from the state `before` as from the present one.
+
+        A function that fails on the example values from both is taken to have.
+        """
+        now = ReachableState(self.roots)
+        results: list[list[Any] | None] = []
+        for state in (now, before):
+            state.restore()
+            try:
+                with _starting_from(state):
+                    results.append(on_values())
+            except Exception:  # noqa: BLE001  (the example values may not be valid arguments)
+                results.append(None)
+        before.restore()
+        now.restore()
+        first, second = results
+        return first is second if first is None or second is None else same_results(first, second)
 
     def _changes_nothing(self, again: Callable[[], Any]) -> bool:
         """Return whether one more run of the function changes no state."""

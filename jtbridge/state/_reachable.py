@@ -11,11 +11,12 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from jtbridge._compat import outside_modes, storage_id, writes
+from jtbridge._compat import innermost, outside_modes, storage_id, writes
 
-from ._comparison import DEPTH, holds_traced, same
+from ._comparison import DEPTH, MISSING, holds_traced, same
 from ._iterators import position_of
 from ._kinds import ALL_GLOBALS, DENSE_TENSOR, GLOBALS, SMALL_TENSOR, TENSOR
 from ._records import Path, Position, Record
@@ -33,6 +34,19 @@ class Change(NamedTuple):
     def depends_on_arguments(self) -> bool:
         """Return whether the new value holds a tensor of the trace that depends on the arguments."""
         return holds_traced(self.after, DEPTH)
+
+    @property
+    def adds_array(self) -> bool:
+        """Return whether there was nothing, or None, where a tensor or an array is now."""
+        return (self.before is MISSING or self.before is None) and isinstance(self.after, torch.Tensor | np.ndarray)
+
+    @property
+    def is_escaped_constant(self) -> bool:
+        """Return whether a tensor was replaced by one of its type that escaped from a transform of `torch.func`."""
+        tensors = self.before, self.after
+        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors) or innermost(self.after) is self.after:
+            return False
+        return self.before.shape == self.after.shape and self.before.dtype == self.after.dtype
 
     def __str__(self) -> str:
         return f"{'global ' if self.path.is_global else ''}`{self.path}`"

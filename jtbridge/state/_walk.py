@@ -29,7 +29,7 @@ from typing import Any, Generic, Protocol
 import numpy as np
 import torch
 
-from jtbridge._compat import RNN_WEIGHTS, FakeTensor, ReleasedTensor, outside_modes, writes
+from jtbridge._compat import RNN_WEIGHTS, FakeTensor, ReleasedTensor, innermost, outside_modes, writes
 from jtbridge.core.definitions import module_of
 
 from ._comparison import PLAIN, VALUES, read_cell
@@ -272,6 +272,8 @@ class StateWalk:
         return self._bytes <= _MOST_BYTES
 
     def _tensor(self, tensor: torch.Tensor, path: Path) -> None:
+        if innermost(tensor) is not tensor:  # it escaped from a transform of torch.func, and cannot be used any more
+            return
         is_dense = tensor.layout is torch.strided and not tensor.is_nested
         is_small = is_dense and tensor.is_cpu and tensor.nbytes <= _MOST_BYTES_OF_A_TENSOR
         if not (is_small and self._may_copy(tensor.nbytes)):
@@ -345,8 +347,8 @@ class StateWalk:
             return
         self._classes.add(cls)
         self._record(cls, CLASS, path)
-        for meta in inspect.getmro(type(cls)):
-            self._class(meta, Path(None, "root", meta.__name__))
+        for other in (*inspect.getmro(type(cls)), *cls.__mro__[1:]):  # `cls.name` may be an attribute of a base
+            self._class(other, Path(None, "root", other.__name__))
         # A class of a library may call any method, as torch calls the `backward` of an `autograd.Function`.
         is_called = any(of_library(module_of(base)) and base not in _CALLING_FORWARD_ALONE for base in cls.__mro__)
         for name, value in vars(cls).items():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
+from types import EllipsisType
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -40,11 +42,16 @@ _KINDS = {
     "as_strided": "as_strided",
     "_cdist_backward": "wrong for a gradient",
     **dict.fromkeys(("addr", "select_scatter", "linear_cross_entropy"), "wrong"),  # their gradients are
+    **dict.fromkeys(("index_put", "_unsafe_index_put"), "by indices"),
     **dict.fromkeys(("batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm"), "statistics"),
     **dict.fromkeys(("_native_batch_norm_legit", "_batch_norm_with_update", "batch_norm_update_stats"), "statistics"),
 }
 # For a tensor without dimensions, torch.vmap is wrong for these functions and their in-place forms.
 _WRONG_FOR_SCALARS = frozenset({"roll", "index_select", "index_fill"})
+# Writes whose second argument is an index.
+_WITH_INDICES = frozenset(
+    {"__setitem__", "index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put"}
+)
 # These functions take tensors that belong to a graph, so they cannot be called on other tensors as a test.
 _OF_GRAPH = frozenset({"grad", "backward"})
 
@@ -136,6 +143,8 @@ class VmapGuard(TorchFunctionMode):
             raise NotImplementedError(f"torch.vmap is wrong for {func.__name__} if the gradient alone is a batch")
         if kwargs.get("generator") is not None:  # the function may have seeded it, and each row would do so
             raise NotImplementedError("the rows draw from a generator of the function")
+        if func.__name__.partition(".")[0] in _WITH_INDICES and _is_behind_a_slice(args[1]):
+            raise NotImplementedError("torch.vmap is wrong for a write at indices behind a slice")
         if kind == "write" or kwargs.get("inplace") or kwargs.get("out") is not None:
             written = (
                 _assigned_part(args[0], args[1]) if func.__name__ == "__setitem__" else [*args, *kwargs.values()][:1]
@@ -298,6 +307,17 @@ def _assigned_part(x: torch.Tensor, index: Any) -> torch.Tensor:
     """Return what ``x[index] = y`` writes to: the view ``x[index]``, or `x` for an index that makes a copy."""
     part = x if _tensors(index) else x[index]
     return part if storage_id(innermost(part)) == storage_id(innermost(x)) else x
+
+
+def _is_behind_a_slice(index: Any) -> bool:
+    """Return whether an index by tensors or lists has a slice before one of them."""
+    parts = list(index) if isinstance(index, tuple | list) else [index]
+    by_tensors = [i for i, part in enumerate(parts) if _is_index_of_elements(part)]
+    return bool(by_tensors) and any(part is None or isinstance(part, slice | EllipsisType) for part in parts[: by_tensors[-1]])
+
+
+def _is_index_of_elements(part: Any) -> bool:
+    return isinstance(part, list | np.ndarray | range) or (isinstance(part, torch.Tensor) and part.dim() > 0)
 
 
 def _has_index_tensor(index: Any) -> bool:
