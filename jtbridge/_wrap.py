@@ -63,7 +63,7 @@ class Wrapped:
             or self._keywords
             or options["return_mutated"]
             or options["effects"]
-            or options["output_shapes"]
+            or options["output_shapes"] is not None
         )
         self._notices: set[str] = set()  # keys of the warnings already given about this function
         self._clean_batches: set[Any] = set()  # see `row_by_row_if_needed`

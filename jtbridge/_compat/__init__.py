@@ -95,6 +95,7 @@ from ._torch import (
     functorch_depth,
     functorch_level,
     gradients_required,
+    graph_nodes,
     has_batching_rule,
     has_cpu_kernel,
     has_lost_gradient,
@@ -160,6 +161,7 @@ from ._torch_library import (
     recording_outer_levels,
     redispatch_below_autograd,
     single_level_allowed,
+    with_autograd,
 )
 from ._tracing import (
     TRACING,

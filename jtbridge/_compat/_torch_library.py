@@ -73,3 +73,9 @@ def recording_in_operators() -> Iterator[None]:
     excluded = torch._C._dispatch_tls_local_exclude_set()
     with torch._C._ForceDispatchKeyGuard(included, excluded - keys):
         yield
+
+
+def with_autograd() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which autograd records, also where the thread runs the implementation of an operator."""
+    is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)  # type: ignore[attr-defined]
+    return recording_in_operators() if is_excluded else contextlib.nullcontext()

@@ -35,7 +35,7 @@ from .modes.fake_operators import FakeAsReal
 from .modes.fused_lstm import WithoutFusedLstm
 from .modes.higher_order import HigherOrderInOperators
 from .modes.numpy_views import NumpyViews
-from .modes.overrides import CopiedTensors, HooksWithoutGradient
+from .modes.overrides import AsOnValues, CopiedTensors, HooksWithoutGradient
 from .rewrites.grouped_mm import GroupedProducts
 from .rewrites.indexing import refuse_stale_copies
 
@@ -86,6 +86,7 @@ def run_on_fakes(
                 following,
                 known,
                 CopiedTensors(),
+                AsOnValues(),
                 HooksWithoutGradient(),
                 none_caught(),
                 HigherOrderInOperators() as higher_order,

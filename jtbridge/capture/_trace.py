@@ -37,7 +37,7 @@ from .modes.fake_operators import FakeAsReal
 from .modes.fused_lstm import FusedGradients, WithoutFusedLstm
 from .modes.higher_order import HigherOrderInOperators
 from .modes.numpy_views import NumpyViews
-from .modes.overrides import CopiedTensors, HooksWithoutGradient, OverrideMode
+from .modes.overrides import AsOnValues, CopiedTensors, HooksWithoutGradient, OverrideMode
 from .modes.provenance import ModulePaths, ProvenanceMode
 from .rewrites.grouped_mm import GroupedProducts
 from .rewrites.indexing import refuse_stale_copies
@@ -126,6 +126,7 @@ def _trace_one_way(
         ComparedNumbers(oracle) if oracle is not None and compares else contextlib.nullcontext(),
         on_cpu or contextlib.nullcontext(),
         CopiedTensors(),
+        AsOnValues(),
         HooksWithoutGradient(),
     ):
         try:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from jtbridge._compat import Context, current_context, refusing_jax
+from jtbridge._compat import Context, current_context, refusing_jax, with_autograd
 from jtbridge.errors import JaxCallError
 
 _RUNNING = threading.local()
@@ -65,7 +65,8 @@ def as_xla_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
         if switched:
             torch.set_flush_denormal(flushes)
         try:
-            return refusing(*args)
+            with with_autograd():  # this may be the thread of a program that runs in the implementation of an operator
+                return refusing(*args)
         finally:
             if switched:
                 torch.set_flush_denormal(not flushes)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
+import types
 from collections.abc import Iterator, Set, ValuesView
 from typing import Any
 
@@ -255,6 +257,36 @@ def _refuse_hidden_tensors(leaf: Any) -> None:
             f"A torch function returned {kind_of(leaf)}, whose tensors JAX cannot find. Return a list or a tuple: "
             "`return [*result]`."
         )
+
+
+def holds_derivative(value: Any, depth: int = 4) -> bool:
+    """Return whether an object that is no pytree node holds a tensor that autograd has computed, down to a depth."""
+    if isinstance(value, torch.Tensor):
+        return value.requires_grad and not value.is_leaf
+    if depth == 0 or isinstance(value, type | types.ModuleType | torch.nn.Module | str | bytes | int | float | None):
+        return False
+    parts: list[Any] = []
+    if isinstance(value, dict):
+        parts += dict.values(value)
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts += value
+    elif isinstance(value, types.FunctionType):
+        parts += [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+    elif isinstance(value, functools.partial):
+        parts += [*value.args, *value.keywords.values()]
+    elif isinstance(value, types.MethodType):
+        parts.append(value.__self__)
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(attributes, dict) and not isinstance(value, types.FunctionType):
+        parts += attributes.values()
+    return any(holds_derivative(part, depth - 1) for part in parts)
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
 
 
 def refuse_unsortable(tree: Any, name: str) -> None:

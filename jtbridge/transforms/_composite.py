@@ -3,12 +3,13 @@
 Torch's fused normalisations save the mean and the deviation of the forward. When their backward is differentiated more
 than once, or is differentiated under torch.vmap, torch treats the saved values as constants, and the result is silently
 wrong (torch 2.13: layer_norm, batch_norm in training, and instance_norm, which calls batch_norm; group_norm saves the
-same values). For `cdist` torch has a gradient only: no second derivative, and no forward mode. The second
+same values). For `cdist` and attention torch has a gradient only: no second derivative, and no forward mode. The second
 derivative of `logcumsumexp` is NaN wherever its cotangent is 0.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ class ReplacementMode(TorchFunctionMode):
 # The operators that this file replaces, by the end of their name in a graph.
 FUSED = (
     *("layer_norm", "batch_norm", "group_norm", "_batch_norm_legit", "_batch_norm_with_update"),
-    *("_cdist_forward", "logcumsumexp"),
+    *("_cdist_forward", "logcumsumexp", "_scaled_dot_product_flash_attention_for_cpu"),
 )
 
 
@@ -165,6 +166,27 @@ def _logcumsumexp(input: torch.Tensor, dim: int) -> torch.Tensor:
     return sums.movedim(0, dim).to(input.dtype)
 
 
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    if dropout_p:  # torch writes it out itself, and draws
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        allowed = attn_mask
+        attn_mask = torch.zeros_like(allowed, dtype=query.dtype).masked_fill(~allowed, -math.inf)
+    written_out = torch.ops.aten._scaled_dot_product_attention_math
+    return written_out(query, key, value, attn_mask, 0.0, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
+
+
 def per_channel(input: torch.Tensor) -> tuple[int, ...]:
     return (1, -1, *(1,) * (input.dim() - 2))
 
@@ -180,6 +202,9 @@ COMPOSITE = {
     torch.cdist: _cdist,
     torch.logcumsumexp: _logcumsumexp,
     torch.Tensor.logcumsumexp: _logcumsumexp,
+    F.scaled_dot_product_attention: _attention,
 }
+# Functions that have a gradient alone: their forward derivative is that of what they are replaced by.
+WITH_A_GRADIENT_ALONE = {F.scaled_dot_product_attention: _attention}
 # Functions whose gradient cannot be differentiated even once, as forward derivatives by two reverse modes do.
 WITHOUT_DOUBLE_BACKWARD = {f: COMPOSITE[f] for f in (torch.logcumsumexp, torch.Tensor.logcumsumexp)}

@@ -13,7 +13,7 @@ from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.torch_state import TorchState
 from jtbridge.errors import DifferentiationError
 
-from ._composite import COMPOSITE, ReplacementMode
+from ._composite import COMPOSITE, WITH_A_GRADIENT_ALONE, ReplacementMode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +34,10 @@ class Derived(TorchFunction):
 
 
 def differentiable_norms(fn: TorchFunction) -> contextlib.AbstractContextManager:
-    """Write normalisations out inside the block, if `fn` is a derivative beyond the first."""
-    needed = fn.order > 1 and fn.base.traits.autograd.fused_norm is not None
-    return ReplacementMode(COMPOSITE) if needed else contextlib.nullcontext()
+    """Write normalisations and attention out inside the block, where `fn` takes the derivative of a gradient."""
+    if fn.base.traits.autograd.fused_norm is None:
+        return contextlib.nullcontext()
+    return ReplacementMode(COMPOSITE if fn.order > 1 else WITH_A_GRADIENT_ALONE)
 
 
 def refuse_once_differentiable(traced: TracedFunction, order: int) -> None:

@@ -58,7 +58,8 @@ class Vjp(Derived):
         refuse_once_differentiable(self.base, self.order)
         count = len(self.fn.in_types)
         primals, cotangents = tensors[:count], [conjugate(ct) for ct in tensors[count:]]
-        with differentiable_norms(self), intercepted_launches():  # a backward may launch kernels of its own
+        written_out = differentiable_norms(self) if self.order > 1 else contextlib.nullcontext()
+        with written_out, intercepted_launches():  # a backward may launch kernels of its own
             if inside_functorch():
                 grads = self._by_functorch(primals, cotangents)
             else:

@@ -313,7 +313,9 @@ def _is_behind_a_slice(index: Any) -> bool:
     """Return whether an index by tensors or lists has a slice before one of them."""
     parts = list(index) if isinstance(index, tuple | list) else [index]
     by_tensors = [i for i, part in enumerate(parts) if _is_index_of_elements(part)]
-    return bool(by_tensors) and any(part is None or isinstance(part, slice | EllipsisType) for part in parts[: by_tensors[-1]])
+    return bool(by_tensors) and any(
+        part is None or isinstance(part, slice | EllipsisType) for part in parts[: by_tensors[-1]]
+    )
 
 
 def _is_index_of_elements(part: Any) -> bool:

@@ -24,7 +24,7 @@ from jtbridge.transforms import SetGuard
 
 from ._arrays import COPIED, Placement, copied_tensor, is_copied, shared_tensor
 from ._function import EagerFunction, InnerAutograd, as_captured
-from ._graph import AutogradGraph, eager_function, recording
+from ._graph import FAMILIES, AutogradGraph, Family, eager_function, new_leaf, recording, refuse_other_graphs
 from ._protection import Loan, protected
 
 Result = TypeVar("Result")
@@ -74,7 +74,9 @@ def run(fn: TorchFunction, operands: Sequence[Any]) -> list[jax.Array]:
             tensors, loan = _imported(arrays)
             loans.append(loan)
             with protected():
-                return list(fn(*tensors))
+                results = list(fn(*tensors))
+            refuse_other_graphs(eager_function(fn).name, results, None)
+            return results
 
     return exported(row_by_row_if_needed(fn, once), arrays, fn)
 
@@ -85,17 +87,21 @@ def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int])
     base = eager_function(fn)
 
     def once() -> AutogradGraph:
+        family = Family()
         with recording():
             inputs, loan = _imported(arrays)
         with recording(), protected(), InnerAutograd() as inner:
             given = list(inputs)
             for i in wrt:
-                inputs[i] = inputs[i].detach().requires_grad_()
+                inputs[i] = new_leaf(inputs[i], family)
                 given[i] = _not_a_leaf(inputs[i])
             outputs = fn(*given)
         if inner.breaks_graph:
             _refuse_broken_graph(base, outputs)
-        return AutogradGraph(inputs, outputs, fn.order, loan, has_hooks=inner.has_hooks)
+        base.refuse_hidden_tensors()
+        refuse_other_graphs(base.name, outputs, family)
+        FAMILIES.add(family)
+        return AutogradGraph(inputs, outputs, fn.order, loan, family, has_hooks=inner.has_hooks)
 
     graph = row_by_row_if_needed(fn, once)
     # All results are copied: autograd may have saved a result for the backward, and the graph refers to all of them.

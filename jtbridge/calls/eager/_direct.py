@@ -17,6 +17,7 @@ from jtbridge.triton import intercepted_launches
 from ._arrays import COPIED
 from ._common import exported
 from ._function import EagerFunction
+from ._graph import refuse_other_graphs
 
 # NumPy's codes of the dtypes that need no conversion, whether or not x64 is on: bool, float32, float16, complex64, and
 # 8 and 16 bit integers. Other dtypes may change their width, or have no NumPy dtype.
@@ -71,6 +72,8 @@ def call_directly(fn: Callable[..., Any], name: str, args: tuple[Any, ...]) -> A
         return NotImplemented
     with intercepted_launches():
         out = fn(*tensors)
+    if isinstance(out, torch.Tensor) and out.requires_grad:
+        refuse_other_graphs(name, [out], None)
     array = small_array(out, args)
     if array is not None:
         return array

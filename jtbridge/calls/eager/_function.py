@@ -26,12 +26,12 @@ from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from jtbridge.core.functions import TorchFunction, TraceCache, TracedFunction
 from jtbridge.core.gpu_errors import add_device_note
 from jtbridge.core.inner_autograd import HOOKING, creates_graph, runs_autograd
-from jtbridge.core.pytree import flatten_output, key_order
+from jtbridge.core.pytree import flatten_output, holds_derivative, key_order
 from jtbridge.core.runner import escaped_tensor_error
 from jtbridge.core.torch_state import TorchState
 from jtbridge.core.traits import AutogradTraits, FunctionTraits
 from jtbridge.core.writes import written_tensors
-from jtbridge.errors import DeviceError, OutputMismatchError
+from jtbridge.errors import DeviceError, DifferentiationError, OutputMismatchError
 from jtbridge.transforms import (
     PADDED,
     WITHOUT_DOUBLE_BACKWARD,
@@ -138,6 +138,15 @@ class EagerFunction(TorchFunction):
         assert self._out_types is not None, "the types of the results are known once the function has run"
         return self._out_types
 
+    def promote(self, rows: Sequence[tuple[ArrayType, ...]]) -> None:
+        """Let the results have the dtypes to which the dtypes of several rows are promoted."""
+        found = []
+        for column in zip(*rows, strict=True):
+            dtypes = [torch_dtype(type_.dtype, "a result") for type_ in column]
+            dtype = functools.reduce(torch.promote_types, dtypes)
+            found.append(ArrayType(column[0].shape, numpy_dtype(dtype, "a result")))
+        self._out_types = tuple(found)
+
     def captured(self) -> TracedFunction:
         """Return the same function as a traced function. The first call makes it, from the state at that time."""
         if self._captured is None:
@@ -206,6 +215,20 @@ class EagerFunction(TorchFunction):
         wanted = canonical_dtype(numpy_dtype(dtype, f"Result {number} of `{self.name}`"))
         return tensor.to(torch_dtype(wanted, "a result"))
 
+    def refuse_hidden_tensors(self) -> None:
+        """Raise if an object in the result, which JAX takes for a constant, holds a tensor that has a derivative.
+
+        Raises:
+            DifferentiationError: there is such an object.
+        """
+        for value in self._statics:
+            if holds_derivative(value):
+                raise DifferentiationError(
+                    f"`{self.name}` returned an object of type `{type(value).__name__}` that holds tensors, and JAX does "
+                    "not know its type: their derivative would be lost. Return a dict, a list or a tuple, or register "
+                    "the type as a pytree node with JAX."
+                )
+
     def unflatten(self, arrays: Sequence[Any]) -> Any:
         """Return the result for the caller, with arrays in the place of tensors."""
         count = len(self._positions)
@@ -232,6 +255,19 @@ class EagerVmap(Vmap):
             return tuple(y.expand(self.size, *y.shape) for y in self.fn(*tensors))
         # As in torch, rows of a function without a key draw different numbers; with one key for all, the same ones.
         return self.by_torch_vmap(tensors, "same" if base.seeded else "different")
+
+    def by_loop(self, tensors: Tensors) -> Tensors:
+        """Run the rows one after another. A row may return a number of another dtype than a tensor of another row."""
+        base: Any = self.base
+        rows, types = [], []
+        for i in range(self.size):
+            rows.append(self.fn(*self._arguments_of_row(tensors, i)))
+            types.append(base.out_types)
+        columns = list(zip(*rows, strict=True))
+        dtypes = [functools.reduce(torch.promote_types, [y.dtype for y in column]) for column in columns]
+        if any(each != types[0] for each in types) and len({len(each) for each in types}) == 1:
+            base.promote(types)
+        return tuple(torch.stack([y.to(dtype) for y in column]) for column, dtype in zip(columns, dtypes, strict=True))
 
     def _arguments_of_row(self, tensors: Tensors, i: int) -> list[torch.Tensor]:
         # An argument without a batch axis is copied too, because the row may write to it.

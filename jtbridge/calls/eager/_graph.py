@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import torch
 
-from jtbridge._compat import custom_backwards, has_error_node, node_names, reentrant_checkpoints, run_backward
+from jtbridge._compat import (
+    custom_backwards,
+    graph_nodes,
+    has_error_node,
+    node_names,
+    reentrant_checkpoints,
+    run_backward,
+    with_autograd,
+)
 from jtbridge.core import random_numbers
 from jtbridge.core.functions import TorchFunction
 from jtbridge.errors import DifferentiationError
@@ -33,6 +42,49 @@ from ._function import EagerFunction
 from ._protection import Loan, protected
 
 
+class Family:
+    """The graph of a run and the graphs of its derivatives, which share their leaves."""
+
+    __slots__ = ("__weakref__",)
+
+
+FAMILIES: weakref.WeakSet[Family] = weakref.WeakSet()  # of the graphs that exist
+
+
+def new_leaf(tensor: torch.Tensor, family: Family) -> torch.Tensor:
+    """Return a leaf of a new graph with the values of a tensor."""
+    leaf = tensor.detach().requires_grad_()
+    leaf._jtbridge_family = weakref.ref(family)  # type: ignore[attr-defined]
+    return leaf
+
+
+def refuse_other_graphs(name: str, results: Sequence[torch.Tensor], own: Family | None) -> None:
+    """Raise if results depend on the arguments of another differentiated call.
+
+    JAX does not know of that: the derivative would lack a part.
+
+    Args:
+        name: the name of the function.
+        results: its results.
+        own: the family of its graph; None for a call that is not differentiated, which is wrong only while the other
+            call's derivative is under way.
+
+    Raises:
+        DifferentiationError: a result does.
+    """
+    if own is None and not FAMILIES:
+        return
+    for node in graph_nodes(results):
+        family = getattr(getattr(node, "variable", None), "_jtbridge_family", None)
+        if family is None or family() is own is not None or (own is None and family() is None):
+            continue
+        raise DifferentiationError(
+            f"`{name}` reads a tensor that an earlier call computed from its own arguments, and JAX differentiates that "
+            "call. JAX does not see such tensors, so the derivative would lack a part. Return the tensor from the earlier "
+            "call, in a container that JAX knows, and pass it as an argument; or store `tensor.detach()`."
+        )
+
+
 class AutogradGraph:
     """The inputs and results of a run that autograd recorded.
 
@@ -41,10 +93,11 @@ class AutogradGraph:
         outputs: a tensor for each result.
         order: how often the function has been differentiated in this graph: 0 for a run of the function.
         loan: the memory of arrays that the graph uses.
+        family: what this graph has in common with the graphs of its derivatives.
         has_hooks: whether the run may have registered hooks for the backward.
     """
 
-    __slots__ = ("__weakref__", "has_hooks", "inputs", "loan", "order", "outputs")
+    __slots__ = ("__weakref__", "family", "has_hooks", "inputs", "loan", "order", "outputs")
 
     def __init__(
         self,
@@ -52,9 +105,11 @@ class AutogradGraph:
         outputs: Sequence[torch.Tensor],
         order: int,
         loan: Loan,
+        family: Family,
         *,
         has_hooks: bool,
     ):
+        self.family = family
         self.inputs = list(inputs)
         self.outputs = list(outputs)
         self.order = order
@@ -68,7 +123,7 @@ class AutogradGraph:
 
     def derived(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> AutogradGraph:
         """Return the graph of a derivative that this graph computed."""
-        return AutogradGraph(inputs, outputs, self.order + 1, self.loan, has_hooks=self.has_hooks)
+        return AutogradGraph(inputs, outputs, self.order + 1, self.loan, self.family, has_hooks=self.has_hooks)
 
     def pull(
         self,
@@ -106,7 +161,8 @@ class AutogradGraph:
             extra = reentrant_checkpoints(outputs, inputs)
             watched = refused_detached_backwards(of.base.name, outputs) if create_graph else contextlib.nullcontext()
             # A backward may draw, and launch Triton kernels.
-            with watched, self._protected(outputs), self._seeded_again(eager_function(of)), intercepted_launches():
+            seeded = self._seeded_again(eager_function(of))
+            with with_autograd(), watched, self._protected(outputs), seeded, intercepted_launches():
                 found = run_backward(outputs, [conjugate(ct) for ct in cts], inputs, create_graph=create_graph)
                 if create_graph:
                     refuse_lost_gradients(of.base.name, [grad for grad in found if grad is not None])
@@ -239,7 +295,7 @@ def innermost_vjp(fn: TorchFunction) -> Vjp:
 def recording() -> Iterator[None]:
     """Record autograd's graph inside the block, whatever grad mode or inference mode the caller has set."""
     inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
-    with inference, torch.enable_grad():
+    with inference, with_autograd(), torch.enable_grad():
         yield
 
 

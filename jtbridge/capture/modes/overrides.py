@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from jtbridge._compat import FakeTensor, thread_in_forward_mode
+from jtbridge._compat import FakeTensor, innermost, storage_id, thread_in_forward_mode
 from jtbridge.capture.rewrites import REPLACEMENTS
 from jtbridge.capture.rewrites.indexing import CopiedViews
 
@@ -62,6 +63,55 @@ class CopiedTensors(TorchFunctionMode):
                 memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
             return memo[id(tensor)]
         return func(*args, **(kwargs or {}))
+
+
+class AsOnValues(TorchFunctionMode):
+    """Replaces calls whose graph, or run without values, would not do what torch does.
+
+    - The results of ``torch.unsafe_split`` and its kin share memory with the argument, and torch's graph says they do
+      not.
+    - ``torch._foreach_mul_(xs, ys)`` and its kin write to one tensor after another. Torch's graph reads all of them
+      first, which differs if they share memory.
+
+    Raises:
+        RuntimeError: ``Tensor.apply_``, ``map_`` and ``map2_`` call Python for each element. On a tensor without values
+            they would end the process.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _BY_PYTHON and isinstance(args[0], FakeTensor):
+            raise RuntimeError(f"`Tensor.{func.__name__}` calls Python for each element")
+        if func in _UNSAFE:
+            return _UNSAFE[func](*args, **kwargs)
+        if (
+            getattr(func, "__name__", "").startswith("_foreach_")
+            and func.__name__.endswith("_")
+            and _share_memory(args)
+        ):
+            count = len(args[0])
+            for i in range(count):
+                func(*([x[i]] if isinstance(x, list | tuple) and len(x) == count else x for x in args), **kwargs)
+            return args[0]
+        return func(*args, **kwargs)
+
+
+def _share_memory(lists: Sequence[Any]) -> bool:
+    """Return whether two of the tensors in some lists share memory."""
+    tensors = [x for part in lists if isinstance(part, list | tuple) for x in part if isinstance(x, torch.Tensor)]
+    dense = [x for x in tensors if x.layout is torch.strided]
+    return len({storage_id(innermost(x)) for x in dense}) < len(dense)
+
+
+_BY_PYTHON = (torch.Tensor.apply_, torch.Tensor.map_, torch.Tensor.map2_)
+_UNSAFE = {
+    torch.unsafe_split: torch.split,
+    torch.Tensor.unsafe_split: torch.Tensor.split,
+    torch.unsafe_chunk: torch.chunk,
+    torch.Tensor.unsafe_chunk: torch.Tensor.chunk,
+    torch.unsafe_split_with_sizes: torch.split,
+    torch.Tensor.unsafe_split_with_sizes: torch.Tensor.split,
+}
 
 
 class HooksWithoutGradient(TorchFunctionMode):
