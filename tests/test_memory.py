@@ -137,3 +137,23 @@ def test_translated_functions_called_eagerly_are_freed(use: str):
     ref = weakref.ref(fn)
     del fn, wrapped
     assert is_freed(ref)
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning", "ignore::jtbridge.errors.SequentialVmapWarning")
+@pytest.mark.parametrize("transform", [jax.grad, jax.hessian, lambda f: lambda x: jax.jvp(f, (x,), (x,))])
+def test_constants_beside_a_called_function_are_freed(transform):
+    """The error of a failed translation would keep the tracers of its trace alive."""
+
+    def once() -> weakref.ref:
+        f = jtbridge.wrap(lambda x: torch.sin(x[x > -100]).reshape(x.shape) * x)
+        constant = jnp.ones(10_000)
+        jax.jit(transform(lambda x: (f(x) * constant[:3]).sum()))(jnp.ones(3))
+        return weakref.ref(constant)
+
+    found = once()
+    jax.clear_caches()
+    gc.collect()
+    assert found() is None
+    f = jtbridge.wrap(lambda x: torch.sin(x[x > -100]).reshape(x.shape) * x)
+    with jax.checking_leaks():
+        jax.jit(transform(lambda x: f(x).sum()))(jnp.ones(3))

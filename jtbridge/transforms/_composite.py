@@ -187,6 +187,20 @@ def _attention(
     return written_out(query, key, value, attn_mask, 0.0, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
 
 
+_POSITIONS, _DROPOUT = 13, 10  # of `F.multi_head_attention_forward`: the arguments before `training`, and `dropout_p`
+
+
+def _multi_head_attention(*args: Any, need_weights: bool = True, **kwargs: Any) -> tuple[torch.Tensor, Any]:
+    """Compute the weights, although they are not needed: torch then writes the attention out.
+
+    No mode sees the functions that `F.multi_head_attention_forward` calls.
+    """
+    draws = len(args) != _POSITIONS or (args[_DROPOUT] and kwargs.get("training", True))
+    if need_weights or draws:
+        return F.multi_head_attention_forward(*args, need_weights=need_weights, **kwargs)
+    return F.multi_head_attention_forward(*args, need_weights=True, **kwargs)[0], None
+
+
 def per_channel(input: torch.Tensor) -> tuple[int, ...]:
     return (1, -1, *(1,) * (input.dim() - 2))
 
@@ -203,8 +217,12 @@ COMPOSITE = {
     torch.logcumsumexp: _logcumsumexp,
     torch.Tensor.logcumsumexp: _logcumsumexp,
     F.scaled_dot_product_attention: _attention,
+    F.multi_head_attention_forward: _multi_head_attention,
 }
 # Functions that have a gradient alone: their forward derivative is that of what they are replaced by.
-WITH_A_GRADIENT_ALONE = {F.scaled_dot_product_attention: _attention}
+WITH_A_GRADIENT_ALONE = {
+    F.scaled_dot_product_attention: _attention,
+    F.multi_head_attention_forward: _multi_head_attention,
+}
 # Functions whose gradient cannot be differentiated even once, as forward derivatives by two reverse modes do.
 WITHOUT_DOUBLE_BACKWARD = {f: COMPOSITE[f] for f in (torch.logcumsumexp, torch.Tensor.logcumsumexp)}

@@ -64,7 +64,8 @@ class Jvp(Derived):
             return self._by_forward_mode(tensors)
         except Exception as error:  # noqa: BLE001  (if the function itself is at fault, reverse mode raises too)
             try:
-                result = self.by_reverse_mode(tensors)
+                with differentiable_norms(self):
+                    result = self.by_reverse_mode(tensors)
             except Exception as other:
                 raise other from error
             self.base.cache.double_reverse.add(self)

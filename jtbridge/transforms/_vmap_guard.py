@@ -312,10 +312,8 @@ def _assigned_part(x: torch.Tensor, index: Any) -> torch.Tensor:
 def _is_behind_a_slice(index: Any) -> bool:
     """Return whether an index by tensors or lists has a slice before one of them."""
     parts = list(index) if isinstance(index, tuple | list) else [index]
-    by_tensors = [i for i, part in enumerate(parts) if _is_index_of_elements(part)]
-    return bool(by_tensors) and any(
-        part is None or isinstance(part, slice | EllipsisType) for part in parts[: by_tensors[-1]]
-    )
+    last = max((i for i, part in enumerate(parts) if _is_index_of_elements(part)), default=0)
+    return any(part is None or isinstance(part, slice | EllipsisType) for part in parts[:last])
 
 
 def _is_index_of_elements(part: Any) -> bool:

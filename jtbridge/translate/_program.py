@@ -8,6 +8,7 @@ is rewritten as a batch of derivatives, so torch.vmap is never needed.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -89,14 +90,14 @@ def translate(fn: TorchFunction, *, kernels: bool | frozenset[str] = False) -> C
             with _only(kernels):
                 cache[key] = _traced_in_jax(_run_of(_normalised(fn), kernels is not False), fn)
         except TranslationError as error:
-            cache[key] = error.with_traceback(None)
+            cache[key] = copy.copy(error)  # without its traceback
         except JtbridgeError:  # the error is addressed to the user, and other backends would raise it too
             raise
         except Exception as error:  # noqa: BLE001  (whatever the reason, another backend may run it)
             cache[key] = TranslationError(f"`{fn.base.name}` cannot be translated: {type(error).__name__}: {error}")
     found = cache[key]
     if isinstance(found, TranslationError):
-        raise found
+        raise copy.copy(found)  # one that was raised refers to frames, and so to JAX's tracers and constants
     return found
 
 

@@ -224,9 +224,9 @@ class EagerFunction(TorchFunction):
         for value in self._statics:
             if holds_derivative(value):
                 raise DifferentiationError(
-                    f"`{self.name}` returned an object of type `{type(value).__name__}` that holds tensors, and JAX does "
-                    "not know its type: their derivative would be lost. Return a dict, a list or a tuple, or register "
-                    "the type as a pytree node with JAX."
+                    f"`{self.name}` returned an object of type `{type(value).__name__}` that holds tensors, and JAX "
+                    "does not know its type: their derivative would be lost. Return a dict, a list or a tuple, or "
+                    "register the type as a pytree node with JAX."
                 )
 
     def unflatten(self, arrays: Sequence[Any]) -> Any:

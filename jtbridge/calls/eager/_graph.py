@@ -79,9 +79,9 @@ def refuse_other_graphs(name: str, results: Sequence[torch.Tensor], own: Family 
         if family is None or family() is own is not None or (own is None and family() is None):
             continue
         raise DifferentiationError(
-            f"`{name}` reads a tensor that an earlier call computed from its own arguments, and JAX differentiates that "
-            "call. JAX does not see such tensors, so the derivative would lack a part. Return the tensor from the earlier "
-            "call, in a container that JAX knows, and pass it as an argument; or store `tensor.detach()`."
+            f"`{name}` reads a tensor that an earlier call computed from its own arguments, and JAX differentiates "
+            "that call. JAX does not see such tensors, so the derivative would lack a part. Return the tensor from the "
+            "earlier call, in a container that JAX knows, and pass it as an argument; or store `tensor.detach()`."
         )
 
 

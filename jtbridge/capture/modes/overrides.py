@@ -84,11 +84,8 @@ class AsOnValues(TorchFunctionMode):
             raise RuntimeError(f"`Tensor.{func.__name__}` calls Python for each element")
         if func in _UNSAFE:
             return _UNSAFE[func](*args, **kwargs)
-        if (
-            getattr(func, "__name__", "").startswith("_foreach_")
-            and func.__name__.endswith("_")
-            and _share_memory(args)
-        ):
+        name = getattr(func, "__name__", "")
+        if name.startswith("_foreach_") and name.endswith("_") and _share_memory(args):
             count = len(args[0])
             for i in range(count):
                 func(*([x[i]] if isinstance(x, list | tuple) and len(x) == count else x for x in args), **kwargs)
