@@ -1,4 +1,4 @@
-"""Writes of a first call after which nothing more is written: constants are kept, what changes the result is refused."""
+"""Writes of a first call after which nothing more is written: constants are kept, and what changes the result is not."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import torch
 
 import jtbridge
 
-I, J = torch.tensor([1, 0]), torch.tensor([0, 1])
+FIRST, SECOND = torch.tensor([1, 0]), torch.tensor([0, 1])
 
 
 def _write(y: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
@@ -33,8 +33,8 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...], tuple[int, 
     "behind a number and a slice": (lambda y, i, v: _write(y, (0, slice(None), i), v), (2, 2, 2), (2, 2)),
     "before a slice": (lambda y, i, v: _write(y, (slice(None), i, slice(1, 3)), v[:, :, None]), (2, 2, 4), (2, 2)),
     "two behind a slice": (lambda y, i, v: _write(y, (slice(None), i, i), v), (2, 3, 4), (2, 2)),
-    "apart": (lambda y, i, v: _write(y, (I, slice(None), J), v), (2, 3, 2), (2, 3)),
-    "apart, added": (lambda y, i, v: _add(y, (i, slice(1, None), J), v[:, :1]), (2, 3, 4), (2, 2)),
+    "apart": (lambda y, i, v: _write(y, (FIRST, slice(None), SECOND), v), (2, 3, 2), (2, 3)),
+    "apart, added": (lambda y, i, v: _add(y, (i, slice(1, None), SECOND), v[:, :1]), (2, 3, 4), (2, 2)),
     "a list": (lambda y, i, v: _write(y, (slice(None), [1, 0]), v), (2, 2), (2, 2)),
     "index_put_": (lambda y, i, v: torch.ops.aten.index_put_(y, [None, i], v), (2, 2), (2, 2)),
     "index_put": (lambda y, i, v: torch.ops.aten.index_put(y, [None, i], v, True), (2, 2), (2, 2)),
