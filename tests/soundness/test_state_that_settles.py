@@ -1,4 +1,4 @@
-"""Writes of a first call after which nothing more is written: constants are kept, and what changes the result is not."""
+"""Writes of a first call after which nothing more is written: constants are kept, what changes a result is refused."""
 
 from __future__ import annotations
 
