@@ -24,6 +24,7 @@ FACTORS = {
     ("linalg.eig", "jvp"): 5.0,
     ("linalg.eig", "gradgrad"): 5.0,
     ("linalg.householder_product", "jvp"): 10.0,
+    ("linalg.pinv.hermitian", "gradgrad"): 5.0,
 }
 PROPORTION = 10.0
 ULPS = 4.0
