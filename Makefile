@@ -228,7 +228,7 @@ soundness: $(test-deps)
 	$(threads) $(PY) -m tests.soundness --details $(ARGS)
 
 # The first line fails where no kernel runs on a GPU. The second runs on the GPU what can. The third runs, without it,
-# what wants a CPU, and what is compiled for GPUs that need not be there, side by side.
+# what wants a CPU, and what is compiled for GPUs that need not be there. Both run several tests side by side.
 test-gpu: $(gpu-deps)
 	$(PY) -m tests.gpu
 	XLA_PYTHON_CLIENT_PREALLOCATE=false $(PY) -m pytest -n $(JOBS) -m 'gpu or not (compiles or cpu)' \

@@ -219,10 +219,9 @@ COMPOSITE = {
     F.scaled_dot_product_attention: _attention,
     F.multi_head_attention_forward: _multi_head_attention,
 }
-# Functions that have a gradient alone: their forward derivative is that of what they are replaced by.
-WITH_A_GRADIENT_ALONE = {
-    F.scaled_dot_product_attention: _attention,
-    F.multi_head_attention_forward: _multi_head_attention,
-}
+# Functions for which torch has a gradient, but no forward mode and no second derivative. The forward derivative of such
+# a function is computed from its replacement.
+_ATTENTION = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+WITH_A_GRADIENT_ALONE = {f: COMPOSITE[f] for f in _ATTENTION}
 # Functions whose gradient cannot be differentiated even once, as forward derivatives by two reverse modes do.
 WITHOUT_DOUBLE_BACKWARD = {f: COMPOSITE[f] for f in (torch.logcumsumexp, torch.Tensor.logcumsumexp)}
