@@ -76,7 +76,7 @@ def refuse_other_graphs(name: str, results: Sequence[torch.Tensor], own: Family 
         return
     for node in graph_nodes(results):
         family = getattr(getattr(node, "variable", None), "_jtbridge_family", None)
-        if family is None or family() is own is not None or (own is None and family() is None):
+        if family is None or family() is own:  # without a graph of its own: one whose derivative is over
             continue
         raise DifferentiationError(
             f"`{name}` reads a tensor that an earlier call computed from its own arguments, and JAX differentiates "
