@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import jtbridge
 
@@ -153,6 +154,43 @@ def test_random_numbers(way, x):
     value, pull = jax.vjp(lambda v: way(f)(v, rng=key), array)
     np.testing.assert_array_equal(np.asarray(value) == 0, np.asarray(pull(jnp.ones_like(value))[0]) == 0)
     assert torch.equal(before, torch.cuda.get_rng_state() if DEVICE == "cuda" else torch.get_rng_state())
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+@ways
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+def test_a_checkpoint_draws_the_mask_of_its_forward_again(way, backend, reentrant):
+    f = jtbridge.wrap(
+        lambda v: checkpoint(lambda u: F.dropout(u, 0.5, True), v, use_reentrant=reentrant), backend=backend
+    )
+    key, ones = jax.random.key(0), jnp.ones((6, 8))
+    with_key = way(lambda v: f(v, rng=key))
+    for call in (with_key, with_key if way is jax.jit else f):  # outside of jit a key is optional
+        value, pull = jax.vjp(call, ones)
+        assert 0 < int((value == 0).sum()) < value.size
+        np.testing.assert_array_equal(pull(ones)[0], value)
+
+
+@ways
+def test_a_seed_set_inside_of_a_call_with_a_key_is_that_calls_alone(way):
+    def fn(v):
+        torch.cuda.manual_seed(3)
+        return torch.rand_like(v)
+
+    f = jtbridge.wrap(fn, backend="dlpack")
+    call = way(lambda v, key: f(v, rng=key))
+    before = torch.cuda.get_rng_state() if DEVICE == "cuda" else None
+    first = call(jnp.ones(8), jax.random.key(0))
+    if DEVICE == "cuda":
+        np.testing.assert_array_equal(first, call(jnp.ones(8), jax.random.key(1)))
+        assert torch.equal(before, torch.cuda.get_rng_state())
+
+
+def test_one_key_gives_two_draws_two_results():
+    f = jtbridge.wrap(lambda v: (torch.rand(8, device=DEVICE), torch.rand_like(v)))
+    a, b = f(jnp.ones(8), rng=jax.random.key(0))
+    assert (np.asarray(a) != np.asarray(b)).any()
 
 
 OPERATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

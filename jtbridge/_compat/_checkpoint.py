@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import set_device_states
 
 from ._draws import EarlierDraws, draw_source, drawing_from
 from ._torch import graph_nodes
@@ -111,11 +112,14 @@ def _run_again(ctx: Any, arguments: Sequence[Any]) -> tuple[Any, ...]:
     """Run the checkpointed function under the random state and the autocast settings of its forward."""
     with contextlib.ExitStack() as stack:
         if ctx.preserve_rng_state:
-            if draw_source() is None:  # other threads use the default generator too
-                stack.enter_context(drawing_from(EarlierDraws(ctx.fwd_cpu_state)))
+            gpus, states = (ctx.fwd_devices, ctx.fwd_device_states) if ctx.had_device_in_fwd else ([], [])
+            if draw_source() is None:  # other threads use the default generators too
+                on_gpus = {torch.device("cuda", gpu): state for gpu, state in zip(gpus, states, strict=True)}
+                stack.enter_context(drawing_from(EarlierDraws(ctx.fwd_cpu_state, on_gpus)))
             else:
-                stack.enter_context(torch.random.fork_rng(devices=[]))
+                stack.enter_context(torch.random.fork_rng(devices=gpus))
                 torch.set_rng_state(ctx.fwd_cpu_state)
+                set_device_states(gpus, states, device_type="cuda")
         if ctx.device_autocast_kwargs is not None:
             stack.enter_context(torch.amp.autocast(ctx.device_type, **ctx.device_autocast_kwargs))
         stack.enter_context(torch.amp.autocast("cpu", **ctx.cpu_autocast_kwargs))

@@ -18,7 +18,7 @@ import ctypes
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -68,21 +68,41 @@ class DrawSource(Protocol):
 
 
 class EarlierDraws:
-    """A source that repeats the draws of the CPU's default generator from an earlier state; other devices draw on."""
+    """A source that repeats the draws of default generators from earlier states.
 
-    def __init__(self, state: torch.Tensor):
-        self.cpu = torch.Generator()
-        self.cpu.set_state(state)
+    Args:
+        state: the state of the CPU's generator.
+        on_gpus: the states of the generators of GPUs. On other GPUs the default generators are drawn from.
+    """
+
+    def __init__(self, state: torch.Tensor, on_gpus: Mapping[torch.device, torch.Tensor] | None = None):
+        self.generators: dict[torch.device, torch.Generator] = {}
+        for device, earlier in {_CPU: state, **(on_gpus or {})}.items():
+            self.generators[device] = torch.Generator(device)
+            self.generators[device].set_state(earlier)
 
     def generator(self, device: torch.device, operator: str) -> torch.Generator:
         del operator
         return self.state_generator(device)
 
     def state_generator(self, device: torch.device) -> torch.Generator:
-        return self.cpu if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+        return self.generators.get(device) or default_generator(device)
 
     def note_new_seed(self) -> None:
         """Do nothing: as in torch, the next draws follow from the new seed."""
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """Return torch's own default generator of a device, whatever this thread draws from."""
+    if device.type == "cpu":
+        return torch.default_generator
+    return tuple.__getitem__(torch.cuda.default_generators, device.index)
+
+
+def states_on_gpus() -> dict[torch.device, torch.Tensor]:
+    """Return the states of the default generators of GPUs; none if torch has not used a GPU yet."""
+    devices = (torch.device("cuda", index) for index in range(len(torch.cuda.default_generators)))
+    return {device: default_generator(device).get_state() for device in devices}
 
 
 def draw_source() -> DrawSource | None:
@@ -167,7 +187,8 @@ def _install() -> None:
             operator.fallthrough(_KEY)
         _seen_higher_order = len(higher_order)
         if not _libraries:
-            torch.random.default_generator = _GeneratorOfThread()  # type: ignore[assignment]
+            torch.random.default_generator = _GeneratorOfThread(_CPU)  # type: ignore[assignment]
+            torch.cuda._lazy_call(_watch_gpus)  # at once, or when torch first uses a GPU
             _libraries.extend(_registered())
 
 
@@ -325,8 +346,7 @@ def _with_default_generator_replaced(operator: OpOverload) -> Callable[..., Any]
             if not probability or source is None:
                 return operator(*args, **kwargs)
             device = _device_of(args, kwargs)
-            ours = source.generator(device, str(operator))
-            theirs = torch.cuda.default_generators[device.index or 0]
+            ours, theirs = source.generator(device, str(operator)), default_generator(device)
             with _INSTALLING:
                 state = theirs.get_state()
                 theirs.set_state(ours.get_state())
@@ -340,23 +360,48 @@ def _with_default_generator_replaced(operator: OpOverload) -> Callable[..., Any]
 
 
 def _device_of(args: Any, kwargs: dict[str, Any]) -> torch.device:
+    """Return the device on which an operator draws, with its index."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):
             return value.device
-    return torch.device(kwargs.get("device") or _CPU)
+    device = torch.device(kwargs.get("device") or _CPU)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 class _GeneratorOfThread:
-    """A stand-in for the CPU's default generator in ``torch.get_rng_state``, ``torch.manual_seed`` etc.
+    """A stand-in for a default generator in ``torch.get_rng_state``, ``torch.cuda.manual_seed`` etc.
 
     On a thread with a source of draws it is the generator of that source, so ``torch.utils.checkpoint`` rewinds the
     draws of this thread alone. On any other thread it is the default generator.
     """
 
+    def __init__(self, device: torch.device):
+        self._device = device
+
     def __getattr__(self, name: str) -> Any:
         source = draw_source()
         if source is None:
-            return getattr(torch.default_generator, name)
+            return getattr(default_generator(self._device), name)
         if name in ("manual_seed", "seed"):
             source.note_new_seed()
-        return getattr(source.state_generator(_CPU), name)
+        return getattr(source.state_generator(self._device), name)
+
+
+class _GeneratorsOfGpus(tuple[torch.Generator, ...]):
+    """The default generators of the GPUs. On a thread with a source of draws, stand-ins for them."""
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        if draw_source() is None or not isinstance(found, torch.Generator):
+            return found
+        return _GeneratorOfThread(found.device)
+
+
+def _watch_gpus() -> None:
+    """Put :class:`_GeneratorsOfGpus` in the place of ``torch.cuda.default_generators``, which torch indexes.
+
+    Tried on torch 2.11 and 2.13.
+    """
+    torch.cuda.default_generators = _GeneratorsOfGpus(torch.cuda.default_generators)

@@ -16,7 +16,15 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from jtbridge._compat import EarlierDraws, draw_source, drawing_from, random_state_of, same_generator
+from jtbridge._compat import (
+    EarlierDraws,
+    default_generator,
+    draw_source,
+    drawing_from,
+    random_state_of,
+    same_generator,
+    states_on_gpus,
+)
 from jtbridge.errors import ArgumentError, RandomnessError
 
 from .messages import kind_of
@@ -77,13 +85,14 @@ def drawing_again(state: torch.Tensor) -> Iterator[None]:
         with drawing_from(source):
             yield
     finally:
-        if not torch.equal(source.cpu.get_state(), state):
-            torch.default_generator.set_state(source.cpu.get_state())
+        left = source.generators[_CPU].get_state()
+        if not torch.equal(left, state):
+            torch.default_generator.set_state(left)
 
 
 def drawing_apart() -> contextlib.AbstractContextManager[None]:
-    """Draw inside the block the numbers that the CPU's default generator would give, without advancing it."""
-    return drawing_from(EarlierDraws(torch.get_rng_state()))
+    """Draw inside the block the numbers that the default generators would give, without advancing them."""
+    return drawing_from(EarlierDraws(torch.get_rng_state(), states_on_gpus()))
 
 
 def first_operator_seeded() -> str | None:
@@ -95,8 +104,7 @@ def first_operator_seeded() -> str | None:
 def is_seeded_generator(generator: torch.Generator) -> bool:
     """Return whether :func:`seeded` or :func:`drawing_apart` gave this generator to the draws of this thread."""
     source = draw_source()
-    own = [*source.generators.values()] if isinstance(source, _Seeded) else []
-    own += [source.cpu] if isinstance(source, EarlierDraws) else []
+    own = source.generators.values() if isinstance(source, _Seeded | EarlierDraws) else ()
     return any(same_generator(generator, each) for each in own)
 
 
@@ -164,8 +172,7 @@ class _Refusing:
         raise RandomnessError(without_key(self._name, operator))
 
     def state_generator(self, device: torch.device) -> torch.Generator:
-        del device
-        return torch.default_generator
+        return default_generator(device)
 
     def note_new_seed(self) -> None:
         """Refuse a new seed."""
