@@ -172,19 +172,33 @@ def test_a_checkpoint_draws_the_mask_of_its_forward_again(way, backend, reentran
         np.testing.assert_array_equal(pull(ones)[0], value)
 
 
-@ways
-def test_a_seed_set_inside_of_a_call_with_a_key_is_that_calls_alone(way):
+def test_a_seed_set_inside_of_a_call_with_a_key_is_that_calls_alone():
     def fn(v):
         torch.cuda.manual_seed(3)
         return torch.rand_like(v)
 
     f = jtbridge.wrap(fn, backend="dlpack")
-    call = way(lambda v, key: f(v, rng=key))
-    before = torch.cuda.get_rng_state() if DEVICE == "cuda" else None
-    first = call(jnp.ones(8), jax.random.key(0))
-    if DEVICE == "cuda":
-        np.testing.assert_array_equal(first, call(jnp.ones(8), jax.random.key(1)))
-        assert torch.equal(before, torch.cuda.get_rng_state())
+    before = torch.cuda.get_rng_state()
+    first, second = (f(jnp.ones(8), rng=jax.random.key(seed)) for seed in (0, 1))
+    np.testing.assert_array_equal(first, second)
+    with pytest.raises(jtbridge.errors.RandomnessError, match="seeds torch's generator"):
+        jax.jit(lambda v: f(v, rng=jax.random.key(0)))(jnp.ones(8))
+    assert torch.equal(before, torch.cuda.get_rng_state())
+
+
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+@ways
+def test_dropout_between_layers_of_an_lstm_follows_from_the_key(way, backend):
+    net = torch.nn.LSTM(8, 16, num_layers=2, dropout=0.5).to(DEVICE).train()
+    f = jtbridge.wrap(lambda v: net(v)[0], backend=backend)
+    call = way(lambda v, seed: f(v, rng=jax.random.key(seed)))
+    x = jnp.asarray(SMALL)
+    np.testing.assert_allclose(call(x, 0), call(x, 0), rtol=1e-5, atol=1e-6)
+    assert np.abs(np.asarray(call(x, 0)) - np.asarray(call(x, 1))).max() > 1e-3
+    value, pull = jax.vjp(lambda v: call(v, 0).sum(), x)
+    slope = (float(call(1.01 * x, 0).sum()) - float(call(0.99 * x, 0).sum())) / 0.02
+    np.testing.assert_allclose(value, call(x, 0).sum(), rtol=1e-4)
+    np.testing.assert_allclose(jnp.vdot(x, pull(jnp.ones(()))[0]), slope, rtol=0, atol=5e-2)
 
 
 def test_one_key_gives_two_draws_two_results():

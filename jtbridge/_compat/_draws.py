@@ -96,6 +96,7 @@ def default_generator(device: torch.device) -> torch.Generator:
     """Return torch's own default generator of a device, whatever this thread draws from."""
     if device.type == "cpu":
         return torch.default_generator
+    torch.cuda.init()
     return tuple.__getitem__(torch.cuda.default_generators, device.index)
 
 
@@ -220,6 +221,7 @@ def _kernels() -> Iterator[tuple[OpOverload, Callable[..., Any]]]:
         elif schema.name.removeprefix("aten::") in _FUSED_ATTENTION:
             yield (operator := _operator(schema)), _with_default_generator_replaced(operator)
     yield torch.ops.aten.native_dropout.default, _native_dropout
+    yield torch.ops.aten._cudnn_rnn.default, _cudnn_rnn
 
 
 def _takes_generator(schema: Any) -> bool:
@@ -319,22 +321,43 @@ def _filling(operator: OpOverload) -> Callable[..., Any]:
 
 
 def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
-    """Compute ``native_dropout``, which has no overload with a generator, by the formula of torch's kernel."""
+    """Compute ``native_dropout``, which has no overload with a generator.
+
+    The formula is that of torch's kernel on a CPU. The kernel on a GPU draws other numbers.
+    """
     operator = torch.ops.aten.native_dropout.default
     with torch._C._ExcludeDispatchKeyGuard(_KEYS):
         source = _source_for_drawing((x,), {})
         if source is None or train is False or p == 0:
             return operator(x, p, train)
         generator = source.generator(x.device, str(operator))
+        if isinstance(source, EarlierDraws) and x.is_cuda:
+            with _lent_to_default(generator):
+                return operator(x, p, train)
         mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=generator)
         return (x * mask).mul(0.0 if p == 1 else 1 / (1 - p)), mask
 
 
-def _with_default_generator_replaced(operator: OpOverload) -> Callable[..., Any]:
-    """Return a kernel that gives the default generator the state of this thread's generator around a CUDA operator.
+def _cudnn_rnn(*args: Any) -> Any:
+    """Compute ``_cudnn_rnn`` with a state of its dropout between layers that follows from this thread's source.
 
-    This is the only place where a default generator is written to: fused attention with dropout takes no `generator`.
+    Torch makes this state at the first call of a process, and cuDNN advances it in every call.
     """
+    operator = torch.ops.aten._cudnn_rnn.default
+    with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+        *others, dropout, train, bidirectional, sizes, _ = args
+        source = _source_for_drawing(args, {})
+        if source is None or isinstance(source, EarlierDraws) or not (dropout and train):
+            return operator(*args)
+        seed = torch.empty((), dtype=torch.int64).random_(generator=source.generator(_CPU, str(operator)))
+        state = torch.ops.aten._cudnn_init_dropout_state.default(
+            dropout, train, int(seed), dtype=torch.uint8, device=args[0].device
+        )
+        return operator(*others, dropout, train, bidirectional, sizes, state)
+
+
+def _with_default_generator_replaced(operator: OpOverload) -> Callable[..., Any]:
+    """Return a kernel for fused attention with dropout on a GPU, which takes no `generator`."""
     names = [argument.name for argument in operator._schema.arguments]
     position = names.index("dropout_p")
     default = operator._schema.arguments[position].default_value
@@ -345,18 +368,30 @@ def _with_default_generator_replaced(operator: OpOverload) -> Callable[..., Any]
             source = _source_for_drawing(args, kwargs)
             if not probability or source is None:
                 return operator(*args, **kwargs)
-            device = _device_of(args, kwargs)
-            ours, theirs = source.generator(device, str(operator)), default_generator(device)
-            with _INSTALLING:
-                state = theirs.get_state()
-                theirs.set_state(ours.get_state())
-                try:
-                    return operator(*args, **kwargs)
-                finally:
-                    ours.set_state(theirs.get_state())
-                    theirs.set_state(state)
+            with _lent_to_default(source.generator(_device_of(args, kwargs), str(operator))):
+                return operator(*args, **kwargs)
 
     return kernel
+
+
+@contextlib.contextmanager
+def _lent_to_default(generator: torch.Generator) -> Iterator[None]:
+    """Give the default generator of a GPU the state of another one inside the block, which draws on.
+
+    This is the only place where a default generator is written to.
+    """
+    theirs = default_generator(generator.device)
+    if same_generator(generator, theirs):
+        yield
+        return
+    with _INSTALLING:
+        state = theirs.get_state()
+        theirs.set_state(generator.get_state())
+        try:
+            yield
+        finally:
+            generator.set_state(theirs.get_state())
+            theirs.set_state(state)
 
 
 def _device_of(args: Any, kwargs: dict[str, Any]) -> torch.device:

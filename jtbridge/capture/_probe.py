@@ -46,20 +46,32 @@ def probe_vmap(fn: Vmap) -> None:
 
 
 def _vmap_fails(fn: Vmap) -> str | None:
-    """Return why torch.vmap fails on fake tensors; None if it does not."""
-    try:
-        with (
-            fake_tensors(),
-            tracing(),
-            fn.state.by_default_on(fn.base.device).applied(),
-            random_numbers.counting_draws(),
-            FakeAsReal(),
-            HigherOrderInOperators(),
-        ):
-            fn.by_torch_vmap(tuple(examples(fn.in_types, fn.base.device)))
-    except Exception as error:  # noqa: BLE001  (any failure means: row by row)
-        return summary_of(error)
-    return None
+    """Return why torch.vmap fails on fake tensors on every device; None if it does not."""
+    reason = None
+    for device in _devices(fn.base):
+        try:
+            with (
+                fake_tensors(),
+                tracing(),
+                fn.state.by_default_on(device).applied(),
+                random_numbers.counting_draws(),
+                FakeAsReal(),
+                HigherOrderInOperators(),
+            ):
+                fn.by_torch_vmap(tuple(examples(fn.in_types, device)))
+        except Exception as error:  # noqa: BLE001  (any failure means: row by row)
+            reason = reason or summary_of(error)
+        else:
+            return None
+    return reason
+
+
+def _devices(traced: TracedFunction) -> tuple[str, ...]:
+    """Return the devices to examine a function on: that of its called graphs, and that of its translated graphs.
+
+    A function whose module lies on the CPU can be translated in a program for a GPU, and cannot be called there.
+    """
+    return tuple(dict.fromkeys((traced.device, "cpu")))
 
 
 def check_differentiable(fn: TorchFunction, wrt: tuple[int, ...], *, again: bool) -> None:
@@ -93,26 +105,28 @@ def _try_to_examine(traced: TracedFunction, wrt: tuple[int, ...]) -> bool:
     Raises:
         DifferentiationError: torch would compute the derivative as zero.
     """
-    try:
-        traced.guarded(lambda: _examine_graph(traced, wrt))
-    except DifferentiationError:
-        raise
-    except Exception:  # noqa: BLE001  (forward mode may still have a derivative)
-        return False
-    return True
+    for device in _devices(traced):
+        try:
+            traced.guarded(lambda device=device: _examine_graph(traced, wrt, device))
+        except DifferentiationError:
+            raise
+        except Exception:  # noqa: BLE001  (forward mode may still have a derivative)
+            continue
+        return True
+    return False
 
 
-def _examine_graph(traced: TracedFunction, wrt: tuple[int, ...]) -> None:
+def _examine_graph(traced: TracedFunction, wrt: tuple[int, ...], device: str) -> None:
     """Run a function on fake tensors, and record the facts of its autograd graph that derivatives depend on."""
     with (
         fake_tensors(),
         tracing(),
-        traced.trace_state.differentiable().by_default_on(traced.device).applied(),
+        traced.trace_state.differentiable().by_default_on(device).applied(),
         random_numbers.counting_draws(),
     ):
         inputs = [
             x.requires_grad_().clone() if i in wrt else x  # a clone, because the function may write to it
-            for i, x in enumerate(examples(traced.in_types, traced.device))
+            for i, x in enumerate(examples(traced.in_types, device))
         ]
         with GraphReads() as reads, HigherOrderInOperators():
             results = traced(*inputs)

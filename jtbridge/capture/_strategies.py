@@ -35,7 +35,7 @@ from ._unbacked import PathTrace, explored
 from .modes.branches import BranchOracle, all_paths
 from .modes.caught import MOST_PLACES, RaisingAt
 from .modes.closed_over import may_be_on_gpu
-from .modes.effects import EffectRecorder
+from .modes.effects import EffectRecorder, SharedMemoryError
 from .modes.overrides import OverrideMode
 from .modes.texts import OtherText
 
@@ -435,8 +435,9 @@ def _reads_memory(cause: Exception | None) -> bool:
     return isinstance(cause, RuntimeError) and "its data is not allocated yet" in str(cause)
 
 
-def _needs_gpu(request: TraceRequest) -> bool:
-    return request.device == "cpu" and may_be_on_gpu()
+def _needs_gpu(request: TraceRequest, cause: Exception | None) -> bool:
+    """Return whether a trace with the arguments on a GPU may succeed. There a tensor shares no memory with NumPy."""
+    return request.device == "cpu" and may_be_on_gpu() and not isinstance(cause, SharedMemoryError)
 
 
 STRATEGIES = (
@@ -456,12 +457,12 @@ STRATEGIES = (
     ),
     Strategy(
         "fake tensors on a GPU",
-        lambda request, _: _needs_gpu(request),
+        _needs_gpu,
         lambda request, cause: _plain(request.on_device("cuda"), cause),
     ),
     Strategy(
         "fake tensors on a GPU, with overrides",
-        lambda request, _: _needs_gpu(request),
+        _needs_gpu,
         _overridden_on_gpu,
     ),
     Strategy(

@@ -65,6 +65,18 @@ def seeded(seed: torch.Tensor) -> contextlib.AbstractContextManager[None]:
     return seeded_by(low, high)
 
 
+def seeded_again(seed: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """Seed the draws of a backward inside the block: other numbers than the forward drew from `seed` (uint32[2]).
+
+    A ``torch.utils.checkpoint`` in it draws the numbers of the forward again. Nothing is seeded for the seeds of
+    several rows, and inside :func:`counting_draws`.
+    """
+    if is_counting_draws() or seed.shape != SEED_SHAPE:
+        return contextlib.nullcontext()
+    low, high = seed.tolist()
+    return seeded_by(low ^ 0xFFFFFFFF, high)
+
+
 def seeded_by(low: int, high: int) -> contextlib.AbstractContextManager[None]:
     """Seed the draws of this thread inside the block by the two words of a seed as Python ints; see :func:`seeded`."""
     return contextlib.nullcontext() if is_counting_draws() else drawing_from(_Seeded((high << 32) | low))

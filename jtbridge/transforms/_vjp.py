@@ -16,6 +16,7 @@ from jtbridge._compat import (
     once_differentiable_in,
     reentrant_checkpoints,
 )
+from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.nested_calls import marked
 from jtbridge.core.positions import of_differentiated
@@ -92,7 +93,8 @@ class Vjp(Derived):
             if not pairs:
                 return results, tuple(torch.zeros_like(primals[i]) for i in self.wrt)
             outputs, cts = [y for y, _ in pairs], [ct for _, ct in pairs]
-            return results, self._gradients(outputs, [inputs[i] for i in self.wrt], cts, again)
+            with self._seeded_again(primals):
+                return results, self._gradients(outputs, [inputs[i] for i in self.wrt], cts, again)
 
     def _gradients(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], cts: list[torch.Tensor], again: bool
@@ -144,7 +146,13 @@ class Vjp(Derived):
             return results
 
         pullback = torch.func.vjp(with_gradients, *(primals[i] for i in self.wrt))[1]
-        return pullback(tuple(cotangents))
+        with self._seeded_again(primals):
+            return pullback(tuple(cotangents))
+
+    def _seeded_again(self, primals: Tensors) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which a backward draws from the key of the call, not from generators of the process."""
+        position = self.base.seed_position
+        return contextlib.nullcontext() if position is None else random_numbers.seeded_again(primals[position])
 
 
 def _dense(grad: torch.Tensor) -> torch.Tensor:

@@ -465,3 +465,15 @@ def test_a_tangent_inside_of_a_function_with_its_own(jitted: bool, backend: str,
     want = jax.jacfwd(lambda x: 3 * x**2 * jnp.cos(x))(x)
     got = (jax.jit if jitted else lambda g: g)(jax.jacfwd(f))(x)
     np.testing.assert_allclose(got, want, rtol=1e-7, atol=1e-12)
+
+
+def test_a_hook_of_a_module_that_cannot_be_called_where_the_program_runs(monkeypatch: pytest.MonkeyPatch):
+    """On a machine with a GPU, functions are examined there. A module on the CPU can only be translated."""
+    module = torch.nn.Linear(3, 2)
+    module.register_full_backward_hook(lambda module, inputs, outputs: (10 * inputs[0],))
+    monkeypatch.setattr("jtbridge.calls.traced._call.called_device", lambda backend: "meta")
+    f = jtbridge.wrap(lambda x: module(x).sum(), backend="xla")
+    x = jnp.ones(3)
+    wanted = 10 * module.weight.detach().numpy().sum(0)
+    np.testing.assert_allclose(jax.jit(jax.jacfwd(f))(x), wanted, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(jax.grad(f))(x), wanted, rtol=1e-5)

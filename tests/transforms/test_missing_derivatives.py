@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,6 +69,24 @@ def test_dropout_in_a_reentrant_checkpoint_has_one_mask(backend):
     value, pullback = jax.vjp(lambda v: f(v, rng=key), v)
     assert 0 < int((value == 0).sum()) < 64
     np.testing.assert_array_equal(pullback(jnp.ones(64))[0], value)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_in_a_program_leaves_the_default_generator_alone(reentrant):
+    """Other threads draw from it."""
+    seen = queue.SimpleQueue()
+
+    def inner(x):
+        seen.put(torch.default_generator.get_state())
+        return torch.dropout(x, 0.5, True)
+
+    f = jtbridge.wrap(lambda v: checkpoint(inner, v, use_reentrant=reentrant), backend="dlpack")
+    key, v = jax.random.key(0), jnp.ones(64)
+    value, pullback = jax.vjp(jax.jit(lambda v: f(v, rng=key)), v)
+    np.testing.assert_array_equal(pullback(jnp.ones(64))[0], value)
+    states = [seen.get() for _ in range(seen.qsize())]
+    assert len(states) > 2
+    assert all(torch.equal(state, states[0]) for state in states)
 
 
 @backends

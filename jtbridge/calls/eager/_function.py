@@ -124,6 +124,11 @@ class EagerFunction(TorchFunction):
         return TraceCache(reads_graph=True)
 
     @property
+    def seed_position(self) -> int | None:
+        """Return the position of the seed among the arguments, as in every derivative; None without a seed."""
+        return len(self.in_types) - 1 if self.seeded else None
+
+    @property
     def order(self) -> int:
         return 0
 
@@ -248,7 +253,7 @@ class EagerVmap(Vmap):
         base: Any = self.base
         if self.size == 0:
             return self._of_no_rows(tensors)
-        own_seeds = base.seeded and self.dims[len(base.in_types) - 1] is not None
+        own_seeds = base.seeded and self.dims[base.seed_position] is not None
         if base.row_by_row or own_seeds:
             return self.by_loop(tensors)
         if all(dim is None for dim in self.dims):

@@ -188,11 +188,7 @@ class AutogradGraph:
 
     def _seeded_again(self, fn: EagerFunction) -> contextlib.AbstractContextManager[None]:
         """Return a context in which a backward draws from the key of its call, other numbers than the forward drew."""
-        seed = self.inputs[-1] if fn.seeded else None
-        if seed is None or seed.shape != random_numbers.SEED_SHAPE:
-            return contextlib.nullcontext()
-        low, high = seed.tolist()
-        return random_numbers.seeded_by(low ^ 0xFFFFFFFF, high)
+        return random_numbers.seeded_again(self.inputs[-1]) if fn.seeded else contextlib.nullcontext()
 
 
 def _sum_of(*gradients: torch.Tensor | None) -> torch.Tensor | None:

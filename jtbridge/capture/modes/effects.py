@@ -94,6 +94,10 @@ class EndlessLoopError(RuntimeError):
     """A function reads values of example arguments so often that it may never end."""
 
 
+class SharedMemoryError(RuntimeError):
+    """A trace writes to memory that a tensor shares with a NumPy array, where it has no values to write."""
+
+
 class EffectRecorder:
     """Records the effects of a function that runs inside :meth:`watching`.
 
@@ -291,7 +295,7 @@ class EffectRecorder:
             self._refuse_write(written_to)
         if _storages(tensor) & self._shared:
             # This trace fails; inference then tries the function on example values.
-            raise RuntimeError(f"it writes to memory that a tensor shares with a NumPy array (`{fn}`)")
+            raise SharedMemoryError(f"it writes to memory that a tensor shares with a NumPy array (`{fn}`)")
 
     def note_lift(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
         """Record that the fake tensor `out` has the place of `tensor`, if torch does not own the memory of `tensor`.
@@ -362,7 +366,7 @@ class EffectRecorder:
             self._refuse_write(written_to)
         if written_to is not None and self._fake_mode is not None:
             # This trace fails; inference then tries the function on example values.
-            raise RuntimeError(f"`.data` of {written_to} is assigned to")
+            raise SharedMemoryError(f"`.data` of {written_to} is assigned to")
 
     def kept_apart(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Return the arguments for an operator, as fake tensors if the operator writes to a closed-over tensor.
