@@ -214,11 +214,18 @@ def test_states_before_and_after():
         return naive(q, unit(k), v, b, g, initial_state=state, output_final_state=True)
 
     state = normal(1, HEADS, WIDTH, WIDTH, seed=5)
-    assert_is_the_formula(theirs, formula, (*queries_keys_values(), gates(), strengths(), state))
+    try:
+        assert_is_the_formula(theirs, formula, (*queries_keys_values(), gates(), strengths(), state))
+    except jtbridge.TranslationError as error:
+        if "on Hopper GPUs produces incorrect results" not in str(error):
+            raise
+        pytest.skip(f"the library refuses the gradient with this Triton: {error}")
 
 
 @pytest.mark.parametrize("name", ["retention", "hgrn"])
-def test_batches(name):
+def test_batches(name, monkeypatch: pytest.MonkeyPatch):
+    if name == "retention":  # whose gradient is off by 1.8 % of its largest number with products in TF32
+        monkeypatch.setenv("TRITON_F32_DEFAULT", "ieee")
     theirs, formula, arguments = CASES[name]
     args = arguments()
     f = jtbridge.wrap(theirs, backend="xla")
