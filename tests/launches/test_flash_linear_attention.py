@@ -216,7 +216,7 @@ def test_states_before_and_after():
     state = normal(1, HEADS, WIDTH, WIDTH, seed=5)
     try:
         assert_is_the_formula(theirs, formula, (*queries_keys_values(), gates(), strengths(), state))
-    except jtbridge.TranslationError as error:
+    except jtbridge.errors.TranslationError as error:
         if "on Hopper GPUs produces incorrect results" not in str(error):
             raise
         pytest.skip(f"the library refuses the gradient with this Triton: {error}")
