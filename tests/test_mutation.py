@@ -421,3 +421,51 @@ def test_a_write_by_numpy_to_an_argument_is_returned(backend: str):
         assert list(mutated) == ["x"]
         np.testing.assert_array_equal(mutated["x"], [7.0, 1.0])
     np.testing.assert_array_equal(x, [1.0, 1.0])
+
+
+def _with_other_data(x):
+    x.data = torch.ones(3) * 5
+    return x.sum()
+
+
+def _with_an_axis(x):
+    x.unsqueeze_(0).t_()
+    x[0] = 1
+    return (x**2).sum()
+
+
+def _shorter(x):
+    x.resize_(2)
+    return x.sum()
+
+
+def _with_other_memory(x):
+    x.set_(torch.ones(3))
+    return x.sum()
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning", "ignore::jtbridge.errors.SequentialVmapWarning")
+@pytest.mark.parametrize("by", ["auto", "dlpack"])
+@pytest.mark.parametrize("fn", [_with_other_data, _with_an_axis, _shorter, _with_other_memory])
+def test_an_argument_with_another_shape_or_memory(fn, by):
+    rows = torch.arange(6.0).reshape(2, 3)
+    written = [row.clone() for row in rows]
+    values = [fn(row) for row in written]
+    f = jtbridge.wrap(fn, backend=by, return_mutated=True)
+    x = jnp.asarray(rows.numpy())
+    for call in (f, jax.jit(f)):
+        value, mutated = call(x[1])
+        assert_matches((value, mutated["x"]), (values[1], written[1]))
+    for call in (jax.vmap(f), jax.jit(jax.vmap(f))):
+        value, mutated = call(x)
+        assert_matches((value, mutated["x"]), (torch.stack(values), torch.stack(written)))
+
+
+def test_a_shape_that_values_decide_is_refused():
+    def fn(x):
+        x.resize_(2 if x.sum() > 1 else 1)
+        return x.sum() * 0
+
+    f = jax.jit(jtbridge.wrap(fn, backend="dlpack", return_mutated=True))
+    with pytest.raises(Exception, match="left its argument `x` with the shape"):
+        [np.asarray(f(v)[0]) for v in (jnp.zeros(3), jnp.ones(3))]

@@ -191,8 +191,14 @@ def traits_of(
             )
         if recorder.random_operator is not None and not request.seeded:
             raise RandomnessError(random_numbers.without_key(request.name, recorder.random_operator))
+    mutated = recorder.mutated_inputs()
     effects = Effects(
-        mutated=recorder.mutated_inputs(),
+        mutated=mutated,
+        reshaped=tuple(
+            (i, ArrayType(shape, canonical_dtype(numpy_dtype(dtype, f"Argument {i} of `{request.name}`"))))
+            for i, (shape, dtype) in recorder.reshaped.items()
+            if i in mutated
+        ),
         random_operator=recorder.random_operator,
         launches=next(iter([*recorder.launches, *recorder.operators_of_kernels]), None),
         modules=tuple({id(module): weakref.ref(module) for module in recorder.modules}.values()),

@@ -304,6 +304,13 @@ class TracedFunction(TorchFunction):
 
     def _checked(self, i: int, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         expected = self.out_types[i]
+        if tensor.shape != expected.shape and i >= len(self.out_tree.array_positions):
+            written = self.argument_names[self.traits.effects.mutated[i - len(self.out_tree.array_positions)]]
+            raise OutputMismatchError(
+                f"`{self.name}` left its argument `{written}` with the shape {tuple(tensor.shape)}, and not "
+                f"{expected.shape}, as when it was traced. With `return_mutated=True` that shape may not depend on "
+                "values: return the tensor instead of changing its shape in place."
+            )
         if tensor.shape != expected.shape:
             raise OutputMismatchError(
                 f"Result {i} of `{self.name}` has shape {tuple(tensor.shape)} but {expected.shape} was expected"

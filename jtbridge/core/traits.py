@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import weakref
 
+from .array_types import ArrayType
+
 
 @dataclasses.dataclass(frozen=True)
 class Effects:
@@ -12,12 +14,15 @@ class Effects:
 
     Attributes:
         mutated: positions of the arguments that the function writes to.
+        reshaped: the positions of the arguments that have another type afterwards, as by ``x.unsqueeze_(0)``, with that
+            type.
         random_operator: an operator that draws random numbers, if any.
         launches: a Triton kernel that the function launches, if any.
         modules: weak references to the modules that the function calls.
     """
 
     mutated: tuple[int, ...] = ()
+    reshaped: tuple[tuple[int, ArrayType], ...] = ()
     random_operator: str | None = None
     launches: str | None = None
     modules: tuple[weakref.ref, ...] = ()

@@ -230,7 +230,8 @@ class TracedCalls:
         draws = traits.effects.random_operator is not None or (traits.untraceable is not None and not traits.by_data)
         seeded = seeded and (draws or keep_seed)
         return_mutated = self._options["return_mutated"]
-        mutated = tuple(in_types[i] for i in traits.effects.mutated) if return_mutated else ()
+        types = {**dict(enumerate(in_types)), **dict(traits.effects.reshaped)}
+        mutated = tuple(types[i] for i in traits.effects.mutated) if return_mutated else ()
         out_types = (*found.out_types, *mutated)
         batched = batched_inputs(
             self._name, self._options["batched"], parameter_names(self._fn), names, in_types, out_types

@@ -40,8 +40,14 @@ from .caught import place_that_may_raise
 from .exceptions import refuse_higher_order
 from .texts import is_text
 
-# Torch's batching rule for these is wrong: it applies the strides of one row to the batch (torch 2.13).
-_UNBATCHABLE = frozenset({torch.ops.aten.as_strided_scatter.default})
+# Torch's batching rules for these are wrong: one applies the strides of a row to the batch, the other leaves the tensor as
+# it is (torch 2.13).
+_UNBATCHABLE = frozenset(
+    {
+        torch.ops.aten.as_strided_scatter.default,
+        *(getattr(torch.ops.aten.set_, overload) for overload in torch.ops.aten.set_.overloads()),
+    }
+)
 
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 # Calls after which autograd may keep a tensor, and does not notice that it is written to.
@@ -94,8 +100,11 @@ class EndlessLoopError(RuntimeError):
     """A function reads values of example arguments so often that it may never end."""
 
 
+_Type = tuple[tuple[int, ...], torch.dtype]
+
+
 class SharedMemoryError(RuntimeError):
-    """A trace writes to memory that a tensor shares with a NumPy array, where it has no values to write."""
+    """A trace would change a tensor from outside of it, or a NumPy array whose memory a tensor shares."""
 
 
 class EffectRecorder:
@@ -138,11 +147,14 @@ class EffectRecorder:
         self.takes_text = False  # of a tensor without values
         self.may_raise: dict[str, None] = {}  # places, as file and line, inside exception handlers
         self.keeps_inner_graph = False
+        self.reshaped: dict[int, _Type] = {}  # the inputs that have another shape or dtype after the run
         self.calls = CallLog(inputs)
         self.result_order: Any = None  # see `key_order`
         self._modules: dict[int, torch.nn.Module] = {}  # by id: the modules that are running when torch is called
         self._base: types.FrameType | None = None
         self._inputs = [_storages(tensor) for tensor in inputs]
+        self._input_tensors = list(inputs)
+        self._types = _types_of(inputs)  # of the inputs before the run
         self._keep: list[Any] = list(inputs)  # a storage's address may be reused once it is freed
         self._written: set[int] = set()
         self._closed_over: dict[int, torch.Tensor] = {}  # by storage, only while tracing on fake tensors
@@ -160,8 +172,11 @@ class EffectRecorder:
                 yield
                 self.has_new_seed = random_numbers.has_new_seed()
         finally:
+            before, after = self._types, _types_of(self._input_tensors)
+            self.reshaped = {i: new for i, (old, new) in enumerate(zip(before, after, strict=True)) if new != old}
             self._base = None
             self._keep.clear()
+            self._input_tensors.clear()
 
     @property
     def modules(self) -> list[torch.nn.Module]:
@@ -357,6 +372,8 @@ class EffectRecorder:
     def _note_new_memory(self, tensor: torch.Tensor) -> None:
         """Record ``tensor.data = ...``: a write that no operator makes, and no graph shows."""
         self.sets_data = True
+        if any(tensor is each for each in self._input_tensors):
+            self._written |= _storages(tensor)
         if self._saved is not None:
             self._saved.save_memory(tensor)
         written_to = self._describe_if_closed_over(tensor)
@@ -465,6 +482,10 @@ def _storages(tensor: torch.Tensor) -> set[int]:
     if tensor.layout is not torch.strided:
         return set()
     return {storage_id(tensor)}
+
+
+def _types_of(tensors: Sequence[torch.Tensor]) -> list[_Type]:
+    return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
 
 
 def draws(fn: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
