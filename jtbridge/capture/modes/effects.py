@@ -40,8 +40,8 @@ from .caught import place_that_may_raise
 from .exceptions import refuse_higher_order
 from .texts import is_text
 
-# Torch's batching rules for these are wrong: one applies the strides of a row to the batch, the other leaves the tensor as
-# it is (torch 2.13).
+# Torch's batching rules for these are wrong: one applies the strides of a row to the batch, the other leaves the tensor
+# as it is (torch 2.13).
 _UNBATCHABLE = frozenset(
     {
         torch.ops.aten.as_strided_scatter.default,
