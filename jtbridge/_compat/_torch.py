@@ -27,6 +27,9 @@ from torch.nn.utils import parametrize
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
+# Tried on torch 2.11 and 2.13. The type of `iter(DataLoader(...))`.
+from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
+
 
 class DispatchMode(TorchDispatchMode):
     """A dispatch mode that does not import torch's compiler, which takes seconds. Tried on torch 2.13.
@@ -70,6 +73,11 @@ pad_packed_sequence: Callable = torch._pad_packed_sequence
 
 # Tried on torch 2.13. Returns whether autocast is on for any device. The public query takes 0.2 us per device type.
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+
+
+def batches_taken(iterator: LoaderIterator) -> int:
+    """Return how many batches a DataLoader's iterator has given. Tried on torch 2.11 and 2.13; no public query."""
+    return iterator._num_yielded
 
 
 def hooks_of_all_modules() -> dict[str, Any]:

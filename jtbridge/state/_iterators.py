@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import collections
+import csv
 import gc
+import io
 import itertools
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
+
+from jtbridge._compat import LoaderIterator, batches_taken
 
 _ITERTOOLS = (
     *("accumulate", "batched", "chain", "combinations", "combinations_with_replacement", "compress", "count", "cycle"),
     *("dropwhile", "filterfalse", "groupby", "islice", "pairwise", "permutations", "product", "repeat", "starmap"),
     *("takewhile", "zip_longest"),
 )
+# Iterators that tell their position and have no copy. What is left of a text to read changes when it is read, and not
+# when text is added at its end.
+_WITH_POSITION: dict[type, Callable[[Any], Any]] = {
+    type(csv.reader(())): lambda reader: reader.line_num,
+    np.flatiter: lambda flat: flat.index,
+    np.ndenumerate: lambda pairs: pairs.iter.index,
+    LoaderIterator: batches_taken,
+    io.StringIO: lambda text: None if text.closed else len(text.getvalue()) - text.tell(),
+    io.BytesIO: lambda text: None if text.closed else text.getbuffer().nbytes - text.tell(),
+}
 ITERATORS = (
+    *_WITH_POSITION,
+    type(iter(np.zeros(1))),
     *(type(iter(made)) for made in ([], (), "", "é", b"", bytearray(), set(), range(0), range(1 << 70))),
     *(type(iter(made)) for made in ({}, {}.values(), {}.items(), collections.deque(), collections.OrderedDict())),
     *(type(reversed(made)) for made in ([], {}, {}.values(), {}.items(), ())),  # type: ignore[call-overload]
-    *(enumerate, zip, map, filter),
+    *(enumerate, zip, map, filter, type(iter(input, None)), type(itertools.tee(())[0])),
     *(getattr(itertools, name) for name in _ITERTOOLS if hasattr(itertools, name)),
 )
 
@@ -28,6 +46,9 @@ def position_of(iterator: Any) -> Any:
     if isinstance(iterator, types.GeneratorType):
         frame = iterator.gi_frame
         return () if frame is None else (frame.f_lasti, tuple(frame.f_locals.values()))
+    for type_, tell in _WITH_POSITION.items():
+        if isinstance(iterator, type_):
+            return (tell(iterator),)
     try:
         reduced = iterator.__reduce__()
     except (TypeError, Warning):  # iterators of itertools cannot be copied from Python 3.14 on
@@ -39,7 +60,7 @@ def position_of(iterator: Any) -> Any:
 
 def copy_of(iterator: Any) -> Any:
     """Return an iterator at the same position; None if it cannot be copied."""
-    if isinstance(iterator, types.GeneratorType):
+    if isinstance(iterator, (*_WITH_POSITION, types.GeneratorType)):
         return None
     try:
         make, args, *state = _map_iterators(copy_of, iterator.__reduce__())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import functools
+import io
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -199,3 +201,37 @@ def test_state_behind_a_bound_method_of_c_is_read_anew():
 
     for got, factor in zip(jax.jit(both)(X), (1, 3), strict=True):
         np.testing.assert_array_equal(got, factor * X)
+
+
+@pytest.mark.parametrize(
+    ("make", "take"),
+    [
+        (lambda: iter(torch.utils.data.DataLoader(torch.arange(1.0, 9.0), batch_size=1)), lambda each: next(each)[0]),
+        (lambda: csv.reader(["1", "2", "3"]), lambda each: float(next(each)[0])),
+        (lambda: np.ndenumerate(np.arange(3.0)), lambda each: next(each)[1]),
+        (lambda: np.arange(3.0).flat, next),
+        (lambda: io.StringIO("1\n2\n3"), lambda each: float(each.readline())),
+        (lambda: io.BytesIO(b"123"), lambda each: float(each.read(1))),
+    ],
+    ids=["DataLoader", "csv", "ndenumerate", "flat", "StringIO", "BytesIO"],
+)
+@pytest.mark.parametrize("by", ["auto", "dlpack"])
+def test_what_is_read_and_has_no_copy_is_refused(make, take, by):
+    numbers = make()
+    with pytest.raises(MutationError, match="`numbers`"):
+        jax.jit(jtbridge.wrap(lambda x: x * take(numbers), backend=by))(X)
+    others = make()
+    taken = [float(take(others)) for _ in range(2)]
+    f = jtbridge.wrap(lambda x: x * take(numbers), backend=by)
+    numbers = make()
+    assert [float(f(X)[0]) for _ in range(2)] == taken  # an eager call reads on
+
+
+def test_a_text_that_is_written_to_is_no_state():
+    text = io.StringIO()
+
+    def f(x):
+        print("traced", file=text)
+        return x * 2
+
+    assert jax.jit(jtbridge.wrap(f))(X).tolist() == [2, 4, 8]

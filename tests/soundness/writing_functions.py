@@ -457,6 +457,9 @@ CASES = [
     iterator(lambda: itertools.count(1), "itertools.count"),
     iterator(lambda: itertools.cycle([1, 2, 3]), "itertools.cycle"),
     iterator(lambda: map(float, [1, 2, 3]), "map"),
+    iterator(lambda: itertools.tee([1, 2, 3])[0], "itertools.tee"),
+    iterator(lambda: iter([3, 2, 1].pop, 0), "iter(callable, sentinel)"),
+    iterator(lambda: iter(np.arange(1.0, 4.0)), "an iterator over an array"),
     own_generator(lambda: random.Random(0), lambda source: source.random(), "random.Random"),
     own_generator(lambda: np.random.default_rng(0), lambda source: source.random(), "numpy.random.Generator"),
     own_generator(
