@@ -318,6 +318,42 @@ def outside_functorch() -> Iterator[None]:
         yield
 
 
+_FAKING = tuple(getattr(torch._C._TorchDispatchModeKey, key) for key in ("FAKE", "PROXY", "FUNCTIONAL"))
+
+
+def is_transforming() -> bool:
+    """Return whether a torch.func transform, or a mode of torch's dispatch, is active. Tried on torch 2.11 and 2.13."""
+    return functorch_bindings.maybe_current_level() is not None or torch._C._len_torch_dispatch_stack() > 0
+
+
+@contextlib.contextmanager
+def _outside_transforms() -> Iterator[None]:
+    """Leave, inside the block, the torch.func transforms and the modes of this thread that trace or give no values.
+
+    A user's own mode stays active. Tried on torch 2.11 and 2.13; torch has no public way to leave a mode for a while.
+    """
+    with outside_functorch():
+        left = [mode for key in _FAKING if (mode := torch._C._unset_dispatch_mode(key)) is not None]
+        try:
+            yield
+        finally:
+            for mode in reversed(left):
+                torch._C._set_dispatch_mode(mode)
+
+
+def apart(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a function that computes on values run outside of the transforms and modes of torch that call it."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not is_transforming():
+            return function(*args, **kwargs)
+        with _outside_transforms():
+            return function(*args, **kwargs)
+
+    return call
+
+
 def functorch_depth() -> int:
     """Return how many torch.func transforms are running on this thread. Tried on torch 2.13; no public query."""
     return functorch_bindings.maybe_current_level() or 0

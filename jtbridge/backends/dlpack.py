@@ -12,7 +12,7 @@ import torch.utils.dlpack
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import mlir
 
-from jtbridge._compat import buffer_call, is_divided, is_exported, is_for_one_device
+from jtbridge._compat import apart, buffer_call, is_divided, is_exported, is_for_one_device
 from jtbridge.capture import GraphFunction, forward_graph
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.host_memory import placed, reader, writer
@@ -50,6 +50,7 @@ class DlpackBackend(Backend):
         callback = gpu_callback(fn) if gpu else buffer_callback(fn)
         return buffer_call(ctx, callback, operands, gpu=gpu, always=has_assumed_empty_results(fn))
 
+    @apart
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         # No copy: the capsule is a view of JAX's memory, and an argument that `fn` writes to is copied first.
         outs = runner(fn)(lambda: [torch.utils.dlpack.from_dlpack(x.block_until_ready().__dlpack__()) for x in arrays])

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from jtbridge._compat import asked_whether_fake, watch_questions
+from jtbridge._compat import apart, asked_whether_fake, watch_questions
 from jtbridge.errors import JtbridgeError, TranslationError
 from jtbridge.triton.launches import may_need_late_scalars
 
@@ -14,6 +14,7 @@ from ._request import AbstractResult, TraceRequest, Trial
 from ._strategies import STRATEGIES, reason_of
 
 
+@apart
 def infer(request: TraceRequest) -> AbstractResult:
     """Infer the result types and the traits of a function by the first strategy that succeeds.
 

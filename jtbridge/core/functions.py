@@ -17,7 +17,7 @@ from typing import Any
 import jax.core
 import torch
 
-from jtbridge._compat import TRACING
+from jtbridge._compat import TRACING, apart
 from jtbridge.errors import DeviceError, OutputMismatchError
 
 from . import random_numbers
@@ -188,6 +188,7 @@ class TracedFunction(TorchFunction):
     def order(self) -> int:
         return 0
 
+    @apart
     def guarded(self, trace: Callable[[], Any], *, of_trace: bool = False) -> Any:
         """Return the result of `trace`, which traces this function or a derivative; restore the state that it changes.
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from jtbridge._compat import Context, current_context, refusing_jax, with_autograd
+from jtbridge._compat import Context, apart, current_context, refusing_jax, with_autograd
 from jtbridge.errors import JaxCallError
 
 _RUNNING = threading.local()
@@ -55,7 +55,7 @@ def as_xla_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
 
     XLA's threads take subnormal numbers for zero. The callback takes them as the thread that calls this function does.
     """
-    refusing = refusing_jax(_jax_call_error, callback)
+    refusing = apart(refusing_jax(_jax_call_error, callback))
     flushes = _flushes_subnormals()
 
     def run(*args: Any) -> Any:

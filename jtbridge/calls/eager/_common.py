@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jax.interpreters import ad, mlir
 
-from jtbridge._compat import ArrayImpl, Primitive, call_aval
+from jtbridge._compat import ArrayImpl, Primitive, apart, call_aval
 from jtbridge.core.debug import check_results
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction
 from jtbridge.core.inner_autograd import broken_graph_error
@@ -63,6 +63,7 @@ def _is_token(array: jax.Array) -> bool:
     return not array.size and array.dtype == np.uint8
 
 
+@apart
 def run(fn: TorchFunction, operands: Sequence[Any]) -> list[jax.Array]:
     """Return the results of a function on concrete arrays, under this thread's settings of torch."""
     arrays = as_arrays(operands)
@@ -81,6 +82,7 @@ def run(fn: TorchFunction, operands: Sequence[Any]) -> list[jax.Array]:
     return exported(row_by_row_if_needed(fn, once), arrays, fn)
 
 
+@apart
 def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int]) -> tuple[list[jax.Array], Any]:
     """Return the results of a function on concrete arrays, and the graph that autograd recorded of the run."""
     arrays = as_arrays(operands)

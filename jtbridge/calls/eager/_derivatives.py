@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from jax.interpreters import ad, batching, mlir
 
-from jtbridge._compat import Context, add_linearization, current_context
+from jtbridge._compat import Context, add_linearization, apart, current_context
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.positions import replaced
 from jtbridge.core.primitive_rules import (
@@ -289,7 +289,7 @@ def _linear_traced(*args: Any, forward: Any, transpose: Any, levels: Any, spread
     return traced(forward, [*args[:count], *args[count + 1 :]])
 
 
-eager_linear_p.def_impl(_linear_impl)
+eager_linear_p.def_impl(apart(_linear_impl))
 eager_linear_p.def_abstract_eval(lambda *avals, forward, **_: result_avals(forward, avals))
 mlir.register_lowering(eager_linear_p, lower_as(_linear_traced))
 ad.primitive_jvps[eager_linear_p] = _linear_jvp
@@ -429,7 +429,7 @@ def _pullback_traced(*args: Any, fn: Any, count: int, levels: Any, spread: Any, 
     return [*traced(fn, _without(args, count)), jax.numpy.zeros((*batch, 0), np.uint8)]
 
 
-eager_pullback_p.def_impl(_pullback_impl)
+eager_pullback_p.def_impl(apart(_pullback_impl))
 eager_pullback_p.def_abstract_eval(lambda *avals, fn, batch, **_: [*result_avals(fn, avals), token_aval(batch, avals)])
 mlir.register_lowering(eager_pullback_p, lower_as(_pullback_traced))
 ad.primitive_jvps[eager_pullback_p] = _pullback_jvp

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import torch
 
-from jtbridge._compat import ArrayImpl, array_on_device
+from jtbridge._compat import ArrayImpl, array_on_device, is_transforming
 from jtbridge.core.debug import wanted_checks
 from jtbridge.triton import intercepted_launches
 
@@ -37,7 +37,7 @@ def only_device() -> jax.Device | None:  # type: ignore[valid-type]
 def small_tensors(args: tuple[Any, ...]) -> list[torch.Tensor] | None:
     """Return the arguments of a call as tensors in memory of their own; None if the fast path does not support one."""
     device = only_device()
-    if device is None:
+    if device is None or is_transforming():
         return None
     tensors = []
     for x in args:
