@@ -11,6 +11,7 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from jtbridge._compat import (
+    RNN_WEIGHTS,
     forward_pre_hooks,
     non_persistent_buffers,
     registered_buffers,
@@ -96,7 +97,7 @@ OF_TORCH = frozenset(vars(torch.nn.Module()))  # the attributes of every module
 
 def plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
     """Return the attributes of a module that a user set, except those that each call computes again."""
-    derived = derived_attributes(module)
+    derived = derived_attributes(module) | RNN_WEIGHTS
     return {key: value for key, value in vars(module).items() if key not in OF_TORCH and key not in derived}
 
 

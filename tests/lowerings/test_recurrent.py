@@ -247,3 +247,23 @@ def test_dropout_between_the_layers_of_an_lstm(options: dict[str, Any]):
         with pytest.raises(jtbridge.errors.RandomnessError):
             jax.jit(f)(x)
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"proj_size": 2}], ids=str)
+@pytest.mark.parametrize("by", ["auto", "xla", "dlpack"])
+def test_an_lstm_under_autocast_has_the_dtype_and_values_of_torchs(by: str, options: dict[str, Any]):
+    layer = torch.nn.LSTM(3, 4, **options)
+    x = torch.randn(5, 2, 3)
+
+    def fn(t: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return layer(t)[0]
+
+    f = jtbridge.wrap(fn, backend=by)
+    got, wanted = jax.jit(f)(jnp.asarray(x.numpy())), fn(x)
+    assert str(got.dtype) == str(wanted.dtype).removeprefix("torch.")
+    np.testing.assert_allclose(np.asarray(got, np.float32), wanted.detach().float(), rtol=0, atol=8e-3)
+    leaf = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad((fn(leaf).float() ** 2).sum(), leaf)
+    gradient = jax.jit(jax.grad(lambda v: (f(v).astype(jnp.float32) ** 2).sum()))(jnp.asarray(x.numpy()))
+    np.testing.assert_allclose(gradient, slope, rtol=0, atol=0.02 * float(slope.abs().max()))

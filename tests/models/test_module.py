@@ -370,3 +370,14 @@ def test_a_module_in_double_while_x64_is_off(jitted: bool, train: bool):
 def test_a_key_for_init_is_refused():
     with pytest.raises(ArgumentError, match="`init` takes no JAX key, because the weights"):
         jtbridge.module(torch.nn.Linear(2, 2)).init(jax.random.key(0))
+
+
+def test_a_recurrent_module_after_a_functional_call():
+    """It leaves the weights of the call in the module's list of weights until the next call."""
+    layer = torch.nn.LSTM(3, 4)
+    x = torch.randn(5, 2, 3)
+    torch.func.functional_call(layer, {name: 2 * p.detach() for name, p in layer.named_parameters()}, (x,))
+    net = jtbridge.module(layer)
+    params, state = net.init()
+    got = net(params, state, jnp.asarray(x.numpy()))[0][0]
+    np.testing.assert_allclose(got, layer(x)[0].detach(), rtol=1e-5, atol=1e-6)

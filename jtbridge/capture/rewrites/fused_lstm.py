@@ -143,7 +143,7 @@ def called(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     x, states, params = args[:3]
     is_packed = not isinstance(params, list | tuple) or (func is torch.lstm and isinstance(states, torch.Tensor))
-    if is_packed or not isinstance(x, torch.Tensor) or x.device.type != "cpu":
+    if is_packed or not isinstance(x, torch.Tensor) or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return NotImplemented
     with using(fused_layer):
         return ours(*args)

@@ -373,6 +373,23 @@ def _is_supported(
     )
 
 
+def _is_cast_by_autocast(x: Any, h: torch.Tensor, c: torch.Tensor) -> bool:
+    """Return whether torch computes an LSTM by oneDNN under autocast, which then computes in autocast's dtype.
+
+    Without oneDNN, and with projections, autocast applies to each operator of the LSTM.
+    """
+    return (
+        isinstance(x, torch.Tensor)
+        and torch.is_autocast_enabled("cpu")
+        and x.device.type == "cpu"
+        and x.dtype is torch.float32
+        and x.numel() > 0
+        and h.shape == c.shape
+        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.enabled
+    )
+
+
 def _lstm(x: Any, states: Any, params: Any, *how: Any) -> Any:
     if isinstance(states, torch.Tensor):  # a packed sequence: batch sizes, states, parameters
         return _of_packed(x, states, params[0], params[1], how[0], "lstm", how[1:])
@@ -380,6 +397,11 @@ def _lstm(x: Any, states: Any, params: Any, *how: Any) -> Any:
         return NotImplemented
     has_biases, num_layers, _, _, bidirectional, batch_first = how
     h, c = states
+    if _is_cast_by_autocast(x, h, c):
+        dtype = torch.get_autocast_dtype("cpu")
+        cast = [t.to(dtype) for t in (x, h, c, *params)]
+        with torch.autocast("cpu", enabled=False):
+            return _lstm(cast[0], cast[1:3], cast[3:], *how)
     if not _is_supported(x, h, c, params, has_biases, num_layers, bidirectional, batch_first):
         return NotImplemented
     return _network(x, h, c, params, ("lstm", *how))
