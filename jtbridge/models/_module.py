@@ -342,7 +342,10 @@ class JaxModule:
         for name in params:
             if f"params[{name!r}]" in written:
                 raise written_parameter(self.__name__, name)
-        changed.update((name, written[place]) for name in state if (place := f"state[{name!r}]") in written)
+        # A tensor that was written to and then replaced is no part of the new state: what replaced it is.
+        for name in state:
+            if name not in changed and (place := f"state[{name!r}]") in written:
+                changed[name] = written[place]
         self._check_overlap(changed)
         self._added |= changed.keys() - state.keys()
         return out, changed

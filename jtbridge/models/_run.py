@@ -11,6 +11,7 @@ import jax
 import torch
 
 from jtbridge._compat import (
+    DispatchMode,
     gradients_required,
     has_gradient_hooks,
     innermost,
@@ -23,6 +24,7 @@ from jtbridge._compat import (
     write_count,
 )
 from jtbridge.core.messages import warn_user
+from jtbridge.core.writes import written_tensors
 from jtbridge.errors import ModelError, MutationError, PurityWarning
 
 from ._aliases import refuse_new_overlaps, refuse_new_ties
@@ -96,10 +98,12 @@ class Run:
         if train is not None:
             self._set_mode(module, train)
         trained = {name: tensors[name] for name in params if name in tensors}
+        converted = {name: tensor for name, tensor in trained.items() if tensor is not given[name]}
         with (
             gradients_required(trained.values()),  # under `jax.grad` they do so already
             without_cached_weights(),
             RefuseOwnTensors(self.__name__, everything, given.values(), stale.kept, trained),
+            RefuseWrites(self.__name__, converted) if converted else contextlib.nullcontext(),
         ):
             required = [name for name, tensor in trained.items() if innermost(tensor).requires_grad]
             with self._explained_errors(stale):
@@ -227,6 +231,25 @@ def _bound_method(module: torch.nn.Module, method: str | Callable[..., Any]) -> 
     return module if method == "forward" else getattr(module, method)
 
 
+class RefuseWrites(DispatchMode):
+    """A mode that raises an error for an operator that writes to a parameter of another dtype than JAX's.
+
+    Such a parameter is a copy of an argument, so a write is none to an argument, and torch does not count all writes.
+    """
+
+    def __init__(self, module: str, parameters: Tensors):
+        super().__init__()
+        self._module = module
+        self._names = {storage_id(innermost(tensor)): name for name, tensor in parameters.items()}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for tensor in written_tensors(func, args, kwargs):
+            if tensor.layout is torch.strided and (name := self._names.get(storage_id(tensor))) is not None:
+                raise written_parameter(self._module, name)
+        return func(*args, **kwargs)
+
+
 def written_parameter(module: str, name: str) -> ModelError:
     """Return the error for a call that writes to a parameter."""
     return ModelError(
@@ -317,8 +340,8 @@ def _unexpected(module: torch.nn.Module, name: str) -> ModelError:
 
 
 def _may_be_written(entry: TensorEntry) -> bool:
-    """Return whether a call may have written to a converted tensor: torch does not count the writes of a batch norm."""
-    return entry.kind not in ("parameter", "frozen") and entry.tensor.dtype in _NARROWED
+    """Return whether a call may have written to a converted tensor: torch does not count all writes."""
+    return entry.kind not in ("parameter", "frozen") and entry.tensor.dtype in (*_NARROWED, torch.int32)
 
 
 def _in_dtype_of(tensor: torch.Tensor, entry: TensorEntry) -> torch.Tensor:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge.errors import ArgumentError
+from jtbridge.errors import ArgumentError, ModelError
 from tests.models.zoo import MODULES, make
 
 OLD_STYLE = "ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning"
@@ -381,3 +381,112 @@ def test_a_recurrent_module_after_a_functional_call():
     params, state = net.init()
     got = net(params, state, jnp.asarray(x.numpy()))[0][0]
     np.testing.assert_allclose(got, layer(x)[0].detach(), rtol=1e-5, atol=1e-6)
+
+
+class _Swapped(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("a", torch.zeros(2))
+        self.register_buffer("b", torch.full((2,), 10.0))
+
+    def forward(self, x):
+        self.a, self.b = self.b, self.a
+        self.a.add_(x)
+        return self.a - self.b
+
+
+class _Flushed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(2))
+
+    def forward(self, x):
+        self.total += x
+        out = self.total * 1
+        self.total = torch.zeros(2)
+        return out
+
+
+class _WrittenAfterwards(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("a", torch.ones(2))
+
+    def forward(self, x):
+        old = self.a
+        self.a = old * 2
+        old.add_(x)
+        return old + self.a
+
+
+class _Rotated(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kept = [torch.zeros(2), torch.ones(2), torch.full((2,), 2.0)]
+
+    def forward(self, x):
+        self.kept.append(self.kept.pop(0))
+        self.kept[0].add_(x)
+        return sum(self.kept)
+
+
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+@pytest.mark.parametrize("kind", [_Swapped, _Flushed, _WrittenAfterwards, _Rotated])
+def test_tensors_that_are_written_to_and_exchanged(kind, backend):
+    theirs, net = kind(), jtbridge.module(kind(), backend=backend)
+    for call in (net, jax.jit(net)):
+        theirs = kind()
+        params, state = net.init()
+        for step in range(3):
+            out, changed = call(params, state, jnp.full(2, step + 1.0))
+            state |= changed
+            np.testing.assert_allclose(out, theirs(torch.full((2,), step + 1.0)))
+            after = dict(theirs.named_buffers()) or {f"kept.{i}": each for i, each in enumerate(theirs.kept)}
+            assert state.keys() == after.keys()
+            for name, value in after.items():
+                np.testing.assert_allclose(state[name], value)
+
+
+UNCOUNTED = {
+    "foreach": lambda n: torch._foreach_add_([n], 1),
+    "data": lambda n: n.data.add_(1),
+    "detached": lambda n: torch._foreach_add_([n.detach()], 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float64, torch.float32])
+@pytest.mark.parametrize("write", UNCOUNTED)
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+def test_writes_that_torch_does_not_count(write, dtype):
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("n", torch.zeros(2, dtype=dtype))
+
+        def forward(self, x):
+            UNCOUNTED[write](self.n)
+            return x + self.n
+
+    net = jtbridge.module(Counting())
+    for call in (net, jax.jit(net)):
+        params, state = net.init()
+        for _ in range(3):
+            out, changed = call(params, state, jnp.zeros(2))
+            state |= changed
+        assert state["n"].tolist() == out.tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("write", ["data", "detached"])
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+def test_such_a_write_to_a_parameter_is_refused(write, dtype):
+    class Clamped(torch.nn.Linear):
+        def forward(self, x):
+            UNCOUNTED[write](self.weight)
+            return super().forward(x.to(self.weight.dtype))
+
+    net = jtbridge.module(Clamped(2, 1).to(dtype))
+    params, state = net.init()
+    for call in (net, jax.jit(net)):
+        with pytest.raises(ModelError, match="writes to `weight`"):
+            call(params, state, jnp.ones((1, 2)))
