@@ -96,6 +96,13 @@ def test_equal_static_values_of_different_types_are_told_apart(first: Any, secon
         assert np.signbit(np.asarray(got, float)).tolist() == np.signbit(expected.numpy().astype(float)).tolist()
 
 
+@pytest.mark.parametrize("make", [jtbridge.wrap, jtbridge.to_torch_function])
+def test_equal_ranges_that_are_written_differently_are_told_apart(make):
+    f = make(lambda x, r: x * r.stop)
+    x = jnp.ones(1) if make is jtbridge.wrap else torch.ones(1)
+    assert [float(f(x, r)[0]) for r in (range(0, 3, 2), range(0, 4, 2), range(0, 3, 2))] == [3, 4, 3]
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Scaled:

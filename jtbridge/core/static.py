@@ -46,6 +46,8 @@ def _key(value: Any, inside: tuple[int, ...]) -> Any:
     kind = type(value)
     if kind in _PLAIN or isinstance(value, _BY_EQUALITY):
         return kind, value
+    if isinstance(value, range):  # equal ranges may be written differently, as range(0, 3, 2) and range(0, 4, 2)
+        return kind, value.start, value.stop, value.step
     if isinstance(value, float):
         return kind, struct.pack("d", value)
     if isinstance(value, complex):
@@ -70,7 +72,7 @@ def _key(value: Any, inside: tuple[int, ...]) -> Any:
     return kind, _Equality(value), _attributes(value, inside)
 
 
-_PLAIN = (int, bool, str, bytes, type(None), type(...), range)
+_PLAIN = (int, bool, str, bytes, type(None), type(...))
 _BY_EQUALITY = (type, enum.Enum, types.FunctionType, types.MethodType, types.BuiltinFunctionType, torch.dtype)
 
 

@@ -104,6 +104,14 @@ def test_models_whose_attention_depends_on_the_length_of_the_cache_are_refused()
         jtbridge.generate(net, *net.init(), prompts(12), max_new_tokens=8)
 
 
+def test_a_falcon_whose_positions_are_biases_of_attention_is_refused():
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.FalconConfig(**sizes, alibi=True, new_decoder_architecture=False)
+    net = jtbridge.module(transformers.FalconForCausalLM(config))
+    with pytest.raises(ModelError, match="`alibi`"):
+        jtbridge.generate(net, *net.init(), prompts(4), max_new_tokens=4)
+
+
 @pytest.mark.parametrize("name", ["bart", "m2m100"])
 def test_more_tokens_than_the_positions_behind_an_encoder_are_refused(name: str):
     _, net, params, state = net_of(language_models.WITH_ENCODER[name])

@@ -290,6 +290,11 @@ def _language_model(net: Any) -> Any:
     if model is not adapters and adapters.active_peft_config.is_prompt_learning:
         raise ModelError("`jtbridge.generate` takes adapters such as LoRA, but no prompts that are learned.")
     _refuse_changing_positions(model)
+    if model.config.model_type == "falcon" and model.config.alibi:
+        raise ModelError(
+            f"`{type(model).__name__}` with `alibi` computes its positions from a mask that a cache of a fixed size, "
+            "which `jtbridge.generate` needs, does not have. Write the loop with `jtbridge.module`."
+        )
     own = own_generation(model)
     if own is not None:
         raise ModelError(
