@@ -386,7 +386,7 @@ def _is_cast_by_autocast(x: Any, h: torch.Tensor, c: torch.Tensor) -> bool:
         and x.numel() > 0
         and h.shape == c.shape
         and torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.enabled)
     )
 
 
