@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -74,7 +74,7 @@ def run_on_fakes(
             recorder = EffectRecorder(inputs, known.mode, _write_refusal(request))
             answering = contextlib.nullcontext() if oracle is None else BranchReplayMode(oracle)
             comparing = contextlib.nullcontext() if oracle is None else ComparedNumbers(oracle)
-            following = contextlib.nullcontext() if path is None else path.watching()
+            following = contextlib.nullcontext() if path is None else _followed(path, recorder)
             with (
                 WithoutFusedLstm(only_with_projections=True),
                 GroupedProducts(),
@@ -114,6 +114,13 @@ def run_on_fakes(
                 "(`device=x.device`)."
             )
     return (leaves, tree), recorder
+
+
+@contextlib.contextmanager
+def _followed(path: PathTrace, recorder: EffectRecorder) -> Iterator[None]:
+    """Follow a trace with symbols, and end it if torch takes too long for numbers computed from each other."""
+    with path.watching(), ended_if_endless(lambda: recorder.operators):
+        yield
 
 
 def _type_of(leaf: Any) -> Any:

@@ -124,18 +124,16 @@ def _traced(request: TraceRequest, mode: Callable[[], contextlib.AbstractContext
         lambda: _with_least_recording(request, mode), on_values=as_in_program(lambda: _on_example_values(request))
     )
 
-    def once_more() -> list[_Trace]:
+    def trace(attempt: TraceRequest) -> _Trace:
         with mode():
-            return [run_on_fakes(request, request.state)]
+            return run_on_fakes(attempt, request.state)
 
-    _refuse_used_text(request, [((leaves, tree), recorder)], once_more)
+    _refuse_used_text(request, [((leaves, tree), recorder)], lambda: [trace(request)])
     out_tree, out_types = output_types(request, leaves, tree, recorder.result_order, untraceable=False)
     if request.output_shapes is not None:
         check_declared(declared_types(request.output_shapes)[0], out_types, request.name)
     is_asked = asked_whether_fake()
-    reason = _not_in_a_graph(recorder) or _depends_on_what_torch_raises(
-        request, recorder.may_raise, lambda attempt: run_on_fakes(attempt, request.state)
-    )
+    reason = _not_in_a_graph(recorder) or _depends_on_what_torch_raises(request, recorder.may_raise, trace)
     if reason is None and is_asked and differs_if_fake(request):
         reason = _DIFFERS_IF_FAKE
     traits = traits_of(request, recorder, reason, without_grad)
@@ -249,7 +247,9 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
 
     def guarded(oracle: BranchOracle) -> _Trace:  # one guard for all paths would miss what an earlier one wrote
         return request.guard.run(
-            lambda: _with_overrides(request, oracle), again=lambda: _with_overrides(request, BranchOracle(oracle.given))
+            lambda: _with_overrides(request, oracle),
+            again=lambda: _with_overrides(request, BranchOracle(oracle.given)),
+            on_values=as_in_program(lambda: _on_example_values(request)),
         )
 
     try:
@@ -306,7 +306,11 @@ def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
             return run_on_fakes(request, request.state, path=path)
 
     def run(path: PathTrace) -> PathOutcome:
-        (leaves, tree), recorder = request.guard.run(lambda: trace(path), again=lambda: trace(path.again()))
+        (leaves, tree), recorder = request.guard.run(
+            lambda: trace(path),
+            again=lambda: trace(path.again()),
+            on_values=as_in_program(lambda: _on_example_values(request)),
+        )
         traits = traits_of(request, recorder, reason_of(cause), False)
         return PathOutcome(
             leaves, tree, dataclasses.replace(traits, by_data=in_a_graph(path, recorder)), recorder.result_order

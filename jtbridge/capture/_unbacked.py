@@ -26,6 +26,7 @@ from jtbridge.errors import JtbridgeError
 
 from ._frames import user_line
 from ._path_outcomes import DependentTensor
+from .modes.effects import EndlessLoopError
 from .rewrites.least_squares import LEAST_SQUARES, least_squares_results
 
 _PATHS = 6  # traces of one function
@@ -117,6 +118,7 @@ def explored(run: Callable[[PathTrace], Result], most: int = _PATHS) -> list[Res
 
     Raises:
         JtbridgeError: a trace raised it.
+        EndlessLoopError: a trace computes numbers from symbols for too long.
         BaseException: the exception of the first trace, if all traces raise.
     """
     results: list[Result] = []
@@ -126,7 +128,7 @@ def explored(run: Callable[[PathTrace], Result], most: int = _PATHS) -> list[Res
         trace = PathTrace(choices, rest)
         try:
             results.append(run(trace))
-        except JtbridgeError:
+        except (JtbridgeError, EndlessLoopError):  # another trace may run as long
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  (torch raises on such data too, or tracing fails)
             errors.append(error)

@@ -7,8 +7,10 @@ A loop such as ``while np.linalg.norm(x) > tol: x = step(x)`` may never end for 
 from __future__ import annotations
 
 import contextlib
+import dis
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 
 from jtbridge._compat import raise_in_thread
@@ -21,6 +23,13 @@ _SAMPLES = 8
 
 class _StillRunningError(BaseException):
     """Ends a run. It is not an `Exception`, which the user's code could catch."""
+
+
+def _is_at_jump(frame: types.FrameType) -> bool:
+    """Return whether the instruction that runs in a frame is a jump, or a comparison before one."""
+    code, at = frame.f_code.co_code, frame.f_lasti
+    names = [name for i in range(at, len(code), 2) if (name := dis.opname[code[i]]) != "CACHE"]
+    return "JUMP" in names[0] or (names[0] == "COMPARE_OP" and "JUMP" in "".join(names[1:2]))
 
 
 @contextlib.contextmanager
@@ -45,11 +54,13 @@ def ended_if_endless(operators: Callable[[], int]) -> Iterator[None]:
             if operators() != called or frame is None:
                 called, places, samples = operators(), set(), 0
                 continue
-            # A long call of a compiled library stays at one place, and cannot be ended.
+            # A long call of a compiled library stays at one place, and cannot be ended. A small loop is always seen at
+            # its jump back, where Python lets another thread run.
             places.add((id(frame), frame.f_lasti))
+            loops = _is_at_jump(frame)
             samples += 1
             del frame
-            if samples >= _SAMPLES and len(places) > 1:
+            if samples >= _SAMPLES and (loops or len(places) > 1):
                 with lock:
                     if not done.is_set():
                         ended = True

@@ -12,13 +12,13 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax.core
 import torch
 
-from jtbridge._compat import TRACING, apart
-from jtbridge.errors import DeviceError, OutputMismatchError
+from jtbridge._compat import TRACING, apart, writes
+from jtbridge.errors import DeviceError, MutationError, OutputMismatchError
 
 from . import random_numbers
 from .array_types import ArrayType, OutputTree, Tensors, as_tensor
@@ -259,7 +259,25 @@ class TracedFunction(TorchFunction):
                 inputs[i] = inputs[i].to(dtype)
             for i in self._copied:
                 inputs[i] = inputs[i].clone()
-            return finish(self.call(*inputs), inputs)
+            before = [writes(tensor) for tensor in inputs] if self._may_write_more else []
+            out = self.call(*inputs)
+            for i, count in enumerate(before):
+                if i not in self.traits.effects.mutated and writes(inputs[i]) != count:
+                    self._refuse_write(i)
+            return finish(out, inputs)
+
+    @property
+    def _may_write_more(self) -> bool:
+        """Return whether an argument may be written to that no run on example values wrote to, and must be returned."""
+        return self.return_mutated and self.traits.untraceable is not None
+
+    def _refuse_write(self, position: int) -> NoReturn:
+        name = self.argument_names[position]
+        raise MutationError(
+            f"`{self.name}` writes to its argument `{name}` for these values, and did not for the example values with "
+            "which the result types of the program were found, so the program cannot return it. Write to it for all "
+            "values, as by `torch.where`, or return the new value as a result."
+        )
 
     def is_expected(self, out: Any) -> bool:
         """Return whether a result of a `direct` function is a CPU tensor of the expected type, ready to copy out."""

@@ -123,9 +123,7 @@ class StateGuard:
             raise
         try:
             return self._checked(result, before, draws.message, again or trial, on_values)
-        except JtbridgeError:
-            raise
-        except Exception:
+        except BaseException:
             before.restore()
             raise
 

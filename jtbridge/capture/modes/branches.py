@@ -71,7 +71,7 @@ class BranchOracle:
         number = len(self.conditions)
         if number >= _MOST_CONDITIONS:
             raise TranslationError(f"it branches on data more than {_MOST_CONDITIONS} times")
-        self.conditions.append(condition.detach())
+        self.conditions.append(condition.detach().clone())  # the function may write to the tensor later
         return self.given[number] if number < len(self.given) else True
 
 

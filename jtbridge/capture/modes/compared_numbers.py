@@ -48,6 +48,9 @@ class ComparedNumber(LateScalar):
     def __reduce_ex__(self, protocol: Any) -> Any:
         self._value()
 
+    def __format__(self, spec: str) -> str:
+        return self._value()
+
     def __getattr__(self, name: str) -> Any:
         if hasattr(self.__class__, name):  # such as `is_integer`
             self._value()

@@ -259,7 +259,7 @@ class EffectRecorder:
                 self.operators_of_kernels.append(str(fn))
         if fn in ASSERTING:
             self.asserts = True
-        if (place := place_that_may_raise(fn)) is not None:
+        if (place := place_that_may_raise(fn, args, kwargs)) is not None:
             self.may_raise[place] = None
         if fn in _UNBATCHABLE or (fn is torch.ops.aten.roll.default and args[0].dim() == 0):  # vmap rolls the batch
             self.unbatchable = str(fn)
