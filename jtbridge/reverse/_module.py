@@ -77,7 +77,7 @@ class TorchModule(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of the JAX model; the new state goes to the buffers."""
-        params, state = (tree.tensors(self._model.name) for tree in self._trees)
+        params, state = (tree.tensors(self, self._model.name) for tree in self._trees)
         if (state or self._written) and not torch.compiler.is_compiling() and in_backward():
             self._check_recomputed(params, state, args, kwargs)
         # The backward needs copies of the tensors that are written to.
@@ -117,7 +117,7 @@ class TorchModule(torch.nn.Module):
         Returns:
             A model of Equinox or Flax NNX as such. For a function, its parameters; with a state, both.
         """
-        return self._model.rebuild(*(tree.arrays() for tree in self._trees))
+        return self._model.rebuild(*(tree.arrays(self, self._model.name) for tree in self._trees))
 
 
 def _tensor_function(model: Model, params: TensorTree, state: TensorTree, int32: str) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -21,21 +20,27 @@ from jtbridge.errors import ModelError
 
 @dataclasses.dataclass(frozen=True)
 class ArrayEntry:
-    """One array of a tree: the module that holds it, its name there, and how it becomes an array again."""
+    """One array of a tree: where its tensor is in the module, and how that becomes an array again."""
 
-    holder: torch.nn.Module
-    name: str
+    path: tuple[str, ...]  # the names of the submodules that lead to the tensor, and the tensor's name
     key: str | None  # the implementation of a random key; None for other arrays
     dtype: np.dtype
     weak: bool  # whether the dtype gives way to others
 
     @property
-    def tensor(self) -> torch.Tensor:
-        return getattr(self.holder, self.name)
+    def name(self) -> str:
+        return ".".join(self.path)
 
-    def array(self) -> jax.Array:
+    def tensor(self, module: torch.nn.Module) -> torch.Tensor | None:
+        """Return the present tensor of a module, whose submodules and tensors may have been replaced."""
+        found: Any = module
+        for name in self.path:
+            found = getattr(found, name, None)
+        return found
+
+    def array(self, tensor: torch.Tensor) -> jax.Array:
         """Return a copy of the tensor as the array that it was made from."""
-        array = to_jax(self.tensor.cpu())
+        array = to_jax(tensor.cpu())
         return self.restored(array.astype(self.dtype))
 
     def restored(self, array: Any) -> Any:
@@ -70,10 +75,7 @@ class TensorTree:
         self._places = [i for i, (_, leaf) in enumerate(paths) if isinstance(leaf, jax.Array | np.ndarray)]
 
     def __deepcopy__(self, memo: Any) -> TensorTree:
-        """Return the tree of a copy of the module. It keeps static values, some of which are known by identity."""
-        copied = copy.copy(self)
-        copied.entries = copy.deepcopy(self.entries, memo)
-        return copied
+        return self  # nothing writes to it, and static values may be known by identity
 
     def rebuild(self, arrays: Any) -> Any:
         """Return the tree with arrays in the places of the entries; those of random keys are given as their bits."""
@@ -115,26 +117,28 @@ class TensorTree:
                 _check_kept(f"`{name}` returned the state `{entry.name}`", jnp.asarray(found[i]), given[i])
         return found
 
-    def tensors(self, name: str) -> list[torch.Tensor]:
-        """Return the tensors, in the order of the tree.
+    def tensors(self, module: torch.nn.Module, name: str) -> list[torch.Tensor]:
+        """Return the present tensors of the module, in the order of the tree.
 
         Raises:
             ModelError: the tensor of an entry was removed from the module of the model `name`.
         """
-        tensors = [entry.tensor for entry in self.entries]
-        for entry, tensor in zip(self.entries, tensors, strict=True):
+        tensors = []
+        for entry in self.entries:
+            tensor = entry.tensor(module)
             if tensor is None:
                 raise ModelError(
-                    f"`{name}` needs the tensor `{entry.name}`, but it was set to None. Set it to zeros, or make a "
-                    "model without it."
+                    f"`{name}` needs the tensor `{entry.name}`, but it was set to None or removed. Set it to zeros, or "
+                    "make a model without it."
                 )
+            tensors.append(tensor)
         return tensors
 
-    def arrays(self) -> Any:
+    def arrays(self, module: torch.nn.Module, name: str) -> Any:
         """Return the tree with copies of the tensors as arrays."""
-        leaves = list(self._leaves)
-        for place, entry in zip(self._places, self.entries, strict=True):
-            leaves[place] = entry.array()
+        leaves, tensors = list(self._leaves), self.tensors(module, name)
+        for place, entry, tensor in zip(self._places, self.entries, tensors, strict=True):
+            leaves[place] = entry.array(tensor)
         return self.structure.unflatten(leaves)
 
 
@@ -154,13 +158,14 @@ def _name(step: Any) -> str:
 
 def _add(module: torch.nn.Module, path: list[str], leaf: Any, train: bool) -> ArrayEntry:
     """Add a tensor to the module that a path names, and make the modules on the way."""
-    holder = module
+    holder, steps = module, []
     for name in path[:-1]:
         children = dict(holder.named_children())
         name = _free(holder, name, children)
         if name not in children:
             holder.add_module(name, torch.nn.Module())
         holder = holder.get_submodule(name)
+        steps.append(name)
     name = _free(holder, path[-1], {})
     key, weak = None, getattr(leaf, "weak_type", False)
     if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -170,7 +175,7 @@ def _add(module: torch.nn.Module, path: list[str], leaf: Any, train: bool) -> Ar
         holder.register_parameter(name, torch.nn.Parameter(tensor))
     else:
         holder.register_buffer(name, tensor)
-    return ArrayEntry(holder, name, key, np.dtype(leaf.dtype), weak)
+    return ArrayEntry((*steps, name), key, np.dtype(leaf.dtype), weak)
 
 
 def _free(holder: torch.nn.Module, name: str, known: Any) -> str:

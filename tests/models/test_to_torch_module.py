@@ -368,6 +368,46 @@ def test_nnx_under_torch_func(train: bool):
     torch.testing.assert_close(of_each["norm.scale"].sum(0), module.norm.scale.grad)
 
 
+def _two_layers(params, state, x):
+    return x @ params["a"]["w"] + 2 * x @ params["b"]["w"], {"sums": {"x": state["sums"]["x"] + x.sum()}}
+
+
+def _layers():
+    params = {name: {"w": jnp.full((3, 2), value)} for name, value in (("a", 1.0), ("b", 10.0))}
+    return jtbridge.to_torch_module(_two_layers, params, {"sums": {"x": jnp.zeros(())}})
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled"])
+def test_replaced_submodules_are_used(how: str):
+    torch.compiler.reset()
+    module, other, x = _layers(), _layers(), torch.ones(3)
+    call = torch.compile(module, backend="eager") if how == "compiled" else module
+    assert call(x).tolist() == [63.0, 63.0]
+    with torch.no_grad():
+        other.a.w.fill_(2)
+    module.a, module.sums = other.a, other.sums
+    call(x).sum().backward()
+    assert call(x).tolist() == [66.0, 66.0]
+    assert other.a.w.grad is not None
+    assert other.a.w.grad.tolist() == [[1.0, 1.0]] * 3
+    assert other.sums.x.item() == 6
+    params, state = module.to_jax()
+    assert params["a"]["w"].tolist() == [[2.0, 2.0]] * 3
+    assert state["sums"]["x"] == 6
+    module.b = module.a  # tied
+    module.a.w.grad = None
+    call(x).sum().backward()
+    assert module.a.w.grad.tolist() == [[3.0, 3.0]] * 3
+    twin = copy.deepcopy(module)
+    with torch.no_grad():
+        twin.a.w.zero_()
+    assert twin(x).tolist() == [0.0, 0.0]
+    assert module(x).tolist() == [18.0, 18.0]
+    del module.b
+    with pytest.raises(ModelError, match=r"needs the tensor `b\.w`, but it was set to None or removed"):
+        module(x)
+
+
 def test_what_a_module_cannot_do():
     module = jtbridge.to_torch_module(lambda p, x: x * p["w"], {"w": jnp.ones(2)})
     with pytest.raises(ModelError, match=r"cannot be pickled. Save `module.state_dict"):
