@@ -10,6 +10,7 @@ import weakref
 from typing import Any
 
 OPERATOR = "jtbridge::jax_call"
+START = "jtbridge::start_of_call"  # marks in a graph the start of a call of a module with a state
 
 # The table is weak: a function lives as long as the torch function, autograd graph or traced graph that uses it.
 HANDLES: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()

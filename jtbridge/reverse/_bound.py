@@ -93,15 +93,30 @@ class Caller:
 
     def flat(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Any]:
         """Return the leaves of the result, and its structure."""
-        tensors, arguments = split(self.name, args, kwargs)
-        x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-        function = self._bound.get((arguments, x64)) or self._bind(arguments, x64)
+        tensors, function = self._split(args, kwargs)
         if torch.compiler.is_compiling():
             self._in_graphs.add(function)  # a graph refers to the function by its handle alone
         results = call(function, tensors)
-        if not x64 and not self._keep_int32:
+        if not function.x64 and not self._keep_int32:
             results = [x.to(torch.int64) if x.dtype is torch.int32 else x for x in results]
         return results, function.tree(tensor_types(tensors))
+
+    def used_tensors(self, args: tuple, kwargs: dict[str, Any], count: int) -> list[bool]:
+        """Return which tensors of the arguments the first `count` leaves of the result are computed from."""
+        tensors, function = self._split(args, kwargs)
+        return function.used_arguments(tensor_types(tensors), count)
+
+    def structure(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Return the result of a call with numbers for tensors."""
+        tensors, function = self._split(args, kwargs)
+        tree = function.tree(tensor_types(tensors))
+        return tree.unflatten(range(tree.num_leaves))
+
+    def _split(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], BoundFunction]:
+        """Return the tensors of the arguments, and the flat form of the function for the rest of them."""
+        tensors, arguments = split(self.name, args, kwargs)
+        x64 = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        return tensors, self._bound.get((arguments, x64)) or self._bind(arguments, x64)
 
     def _bind(self, arguments: Arguments, x64: bool) -> BoundFunction:
         with self._lock:

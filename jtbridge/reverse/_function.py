@@ -58,8 +58,7 @@ def to_torch_function(f: Callable[..., Any] | None = None, *, int32: str = "int6
 
     Source: https://docs.jax.dev/en/latest/notebooks/autodiff_cookbook.html
     """
-    if int32 not in ("int64", "keep"):
-        raise ArgumentError(f"`int32` must be 'int64' or 'keep', but it is {int32!r}.")
+    check_int32(int32)
     if f is None:
         return lambda function: to_torch_function(function, int32=int32)
     if isinstance(f, torch.nn.Module):
@@ -67,7 +66,17 @@ def to_torch_function(f: Callable[..., Any] | None = None, *, int32: str = "int6
     if not callable(f):
         raise ArgumentError(f"`to_torch_function` takes a callable, but got {kind_of(f)}.")
     name = getattr(f, "__name__", None) or type(f).__name__
-    caller = Caller(f, name, keep_int32=int32 == "keep")
+    return torch_function(Caller(f, name, keep_int32=int32 == "keep"), f)
+
+
+def check_int32(int32: str) -> None:
+    """Refuse an unknown value of the argument `int32`."""
+    if int32 not in ("int64", "keep"):
+        raise ArgumentError(f"`int32` must be 'int64' or 'keep', but it is {int32!r}.")
+
+
+def torch_function(caller: Caller, f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `caller` as a function with the name and the documentation of `f`."""
     in_graph = call_in_graph(caller)
 
     @functools.wraps(f, updated=())

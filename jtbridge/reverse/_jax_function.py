@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from jax.extend.core import jaxpr_as_fun
 
-from jtbridge._compat import Context, current_context, outside_functorch
+from jtbridge._compat import Context, current_context, outside_functorch, without_unused
 from jtbridge.core.dtypes import is_differentiable, numpy_dtype, torch_dtype
 from jtbridge.core.fork import check_not_forked
 from jtbridge.core.jax_calls import HANDLES
@@ -73,6 +73,7 @@ class JaxFunction:
         self._jitted = jax.jit(function)
         self._derived: dict[Hashable, JaxFunction] = {}
         self._types: dict[Types, Types] = {}
+        self._used: dict[Any, list[bool]] = {}
         HANDLES[self.handle] = self
 
     def __call__(self, *arrays: Any) -> list[jax.Array]:
@@ -108,6 +109,17 @@ class JaxFunction:
     def result_types(self, types: Types) -> Types:
         """Return the shapes and dtypes of the results for arguments of some types."""
         return _cached(self._types, types, lambda: types_of(self.shapes(types)))
+
+    def used_arguments(self, types: Types, count: int) -> list[bool]:
+        """Return which arguments of some types the first `count` results are computed from."""
+        return _cached(self._used, (types, count), lambda: self._find_used(types, count))
+
+    def _find_used(self, types: Types, count: int) -> list[bool]:
+        structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
+        with outside_functorch(), self._with_x64():
+            program = self._jitted.trace(*structs).jaxpr
+        results = [i < count for i in range(len(program.jaxpr.outvars))]
+        return without_unused(program, results, [False] * len(types))[1]
 
     def as_traced(self, tensors: Sequence[torch.Tensor]) -> Callable[..., list[Any]]:
         """Return the function as JAX traces it now for arguments like `tensors`, and for others when it is called.

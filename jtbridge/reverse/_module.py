@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +10,12 @@ import jax
 import torch
 
 from jtbridge._compat import in_backward
-from jtbridge.errors import ModelError
 
-from ._function import to_torch_function
+from ._bound import Caller
+from ._function import check_int32, torch_function
 from ._models import Model, model_of
 from ._module_tensors import TensorTree
+from ._operator import StateUse, refusal_of_recomputation, start_of_call
 
 
 def to_torch_module(f: Any, params: Any = None, state: Any = None, *, int32: str = "int64") -> TorchModule:
@@ -43,7 +45,7 @@ def to_torch_module(f: Any, params: Any = None, state: Any = None, *, int32: str
         ArgumentError: `f` is not a model, or is a function without `params`.
         ModelError: when called, if the new state has another structure, other shapes or other kinds of dtypes than the
             state; if a call of a model of Flax NNX changes a Python attribute; and in a recomputation of
-            `torch.utils.checkpoint` whose result depends on a state that the first call changed, such as a random key.
+            `torch.utils.checkpoint` whose result depends on a state that has changed, such as a random key.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge, torch
@@ -54,7 +56,13 @@ def to_torch_module(f: Any, params: Any = None, state: Any = None, *, int32: str
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html
     """
+    check_int32(int32)
     return TorchModule(model_of(f, params, state), int32)
+
+
+# Torch's counts of the writes to the state of a module at the start of its last call outside of a backward. They are no
+# attribute, because `jtbridge.module` refuses calls that change one.
+_VERSIONS: weakref.WeakKeyDictionary[TorchModule, list[int]] = weakref.WeakKeyDictionary()
 
 
 class TorchModule(torch.nn.Module):
@@ -65,50 +73,58 @@ class TorchModule(torch.nn.Module):
         # These attributes are set first, because a tensor does not get the name of an attribute.
         self._trees: tuple[TensorTree, ...] = ()
         self._written: set[int] = set()  # the positions of the parameters that calls write to
-        self._modes: dict[bool, tuple[Model, Callable[..., Any]]] = {}
+        self._modes: dict[bool, tuple[Model, Callable[..., Any], StateUse]] = {}
         self._model, self._call = model, model.apply
+        self._use: Any = None
         params = TensorTree(self, model.params, train=True)
         state = TensorTree(self, model.state, train=False)
         self._trees = (params, state)
         models = {train: model.in_mode(train) for train in (True, False)}
         calls = {m.mode: _tensor_function(m, params, state, int32) for m in (model, *models.values())}
-        self._modes = {train: (m, calls[m.mode]) for train, m in models.items()}
-        self._model, self._call = model, calls[model.mode]
+        self._modes = {train: (m, *calls[m.mode]) for train, m in models.items()}
+        self._model, (self._call, self._use) = model, calls[model.mode]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of the JAX model; the new state goes to the buffers."""
         params, state = (tree.tensors(self, self._model.name) for tree in self._trees)
-        if (state or self._written) and not torch.compiler.is_compiling() and in_backward():
+        traced = torch.compiler.is_compiling()
+        if not traced and in_backward():
             self._check_recomputed(params, state, args, kwargs)
+        elif not traced:
+            _VERSIONS[self] = [_version(x) for x in state]
         # The backward needs copies of the tensors that are written to.
         given = [x.clone() if i in self._written else x for i, x in enumerate(params)]
-        out, new, written = self._call(given, [x.clone() for x in state], args, kwargs)
+        copies = [x.clone() for x in state]
+        kept = [*state, *[params[i] for i in self._written]]
+        start = start_of_call(kept, self._use.handle) if traced and kept else None
+        out, new, written = self._call(given, copies, args, kwargs, start)
         if not self._written.issuperset(written):
             self._written.update(written)
             return self.forward(*args, **kwargs)
+        changed = [*[state[i] for i in new], *[params[i] for i in written]]
         # A tensor that keeps its value is not written to: torch.func and `jtbridge.wrap` refuse such writes.
-        for tensor, value in [*[(state[i], x) for i, x in new.items()], *[(params[i], x) for i, x in written.items()]]:
+        for tensor, value in zip(changed, [*new.values(), *written.values()], strict=True):
             tensor.detach().copy_(value.detach())  # an exported graph of `torch.no_grad` could not be saved
         return out
 
-    @torch.no_grad()
     def _check_recomputed(self, params: Any, state: Any, args: Any, kwargs: Any) -> None:
-        """Refuse a call that cannot repeat an earlier one, because it uses a state that each call changes."""
-        first, new, written = self._call(params, state, args, kwargs)
-        params = [written.get(i, x) for i, x in enumerate(params)]
-        second = self._call(params, [new.get(i, x) for i, x in enumerate(state)], args, kwargs)[0]
-        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
-            if not ((a == b) | (a != a)).all():
-                raise ModelError(
-                    f"`{self._model.name}` was called in a backward, as by `torch.utils.checkpoint`. It cannot repeat "
-                    "its first call, which changed a state that the result depends on, such as a random key. Call it "
-                    "outside of the checkpoint, or pass the state or key as an argument."
-                )
+        """Refuse a call that cannot repeat an earlier one, because its result depends on a state that has changed."""
+        given = (params, state, args, kwargs, None)
+        out, new, written = self._use.caller.structure(given, {})
+        changed = [*[state[i] for i in new], *[params[i] for i in written]]
+        versions = _VERSIONS.get(self, [])  # none if there were calls in compiled graphs alone
+        changed += [x for x, old in zip(state, versions, strict=False) if _version(x) != old]
+        if not changed:
+            return
+        used = self._use.caller.used_tensors(given, {}, len(jax.tree.leaves(out)))
+        for tensor, is_used in zip([*params, *state], used, strict=False):
+            if is_used and any(tensor is x for x in changed):
+                raise refusal_of_recomputation(self._model.name)
 
     def train(self, mode: bool = True) -> TorchModule:
         """Set the mode of this module, and of the JAX model if its class has one."""
         super().train(mode)
-        self._model, self._call = self._modes[bool(mode)]
+        self._model, self._call, self._use = self._modes[bool(mode)]
         return self
 
     def to_jax(self) -> Any:
@@ -120,20 +136,31 @@ class TorchModule(torch.nn.Module):
         return self._model.rebuild(*(tree.arrays(self, self._model.name) for tree in self._trees))
 
 
-def _tensor_function(model: Model, params: TensorTree, state: TensorTree, int32: str) -> Callable[..., Any]:
-    """Return the model in its mode as a torch function of ``(params, state, args, kwargs)``.
+def _version(tensor: torch.Tensor) -> int:
+    """Return torch's count of the writes to a tensor; there is none for a tensor of `torch.inference_mode`."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _tensor_function(
+    model: Model, params: TensorTree, state: TensorTree, int32: str
+) -> tuple[Callable[..., Any], StateUse]:
+    """Return the model in its mode as a torch function of ``(params, state, args, kwargs, start)``.
 
     It returns the result, and the arrays of the state and of the parameters that the call changed, by their positions.
-    The mode is no argument, because torch.compile could not trace it.
+    The mode is no argument, because torch.compile could not trace it. `start` is that of :func:`start_of_call`.
     """
     apply, mode, name = model.apply, model.mode, model.name
 
-    def run(params_: Any, state_: Any, args: Any, kwargs: Any) -> Any:
+    def run(params_: Any, state_: Any, args: Any, kwargs: Any, start: Any = None) -> Any:
+        del start
         trees = params.rebuild(params_), state.rebuild(state_)
         before = [jax.tree.leaves(tree) for tree in trees]  # a call may write to the trees
         out, new, tree = apply(mode, *trees, args, kwargs)
         written = {} if tree is None else params.changed(tree, before[0], params_, name)
-        return out, state.changed(new, before[1], state_, name), written
+        changed = state.changed(new, before[1], state_, name)
+        use.changes = use.changes or bool(changed or written)
+        return out, changed, written
 
     run.__name__ = model.name
-    return to_torch_function(run, int32=int32)
+    use = StateUse(Caller(run, model.name, keep_int32=int32 == "keep"))
+    return torch_function(use.caller, run), use

@@ -312,15 +312,49 @@ def test_checkpoints_of_modules_with_a_state(reentrant: bool):
     def count(params, state, x):
         return jnp.sin(x * params["w"]), state + 1
 
+    def delayed(params, before, x):
+        return params["w"] * (x - before) ** 2, x
+
     x = torch.ones(16, requires_grad=True)
     params = {"w": jnp.ones(16)}
     module = jtbridge.to_torch_module(count, params, jnp.zeros(()))
     torch.utils.checkpoint.checkpoint(module, x, use_reentrant=reentrant).sum().backward()
     torch.testing.assert_close(x.grad, torch.cos(x.detach()))
-    module = jtbridge.to_torch_module(noise, params, jax.random.key(0))
-    loss = torch.utils.checkpoint.checkpoint(module, x, use_reentrant=reentrant).sum()
+    for function, state in ((noise, jax.random.key(0)), (delayed, jnp.zeros(16))):
+        module = jtbridge.to_torch_module(function, params, state)
+        loss = torch.utils.checkpoint.checkpoint(module, x, use_reentrant=reentrant).sum()
+        with pytest.raises(ModelError, match="cannot repeat its first call"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_of_calls_that_read_a_state_which_another_call_changes(reentrant: bool):
+    def read_or_change(params, state, x, change):
+        return jnp.sin(x * state), state + 1 if change else state
+
+    module = jtbridge.to_torch_module(read_or_change, {}, jnp.full((), 2.0))
+    x = torch.ones(4, requires_grad=True)
+    module(x, True)
+    torch.utils.checkpoint.checkpoint(module, x, False, use_reentrant=reentrant).sum().backward()
+    torch.testing.assert_close(x.grad, 3 * torch.cos(3 * x.detach()))
+    loss = torch.utils.checkpoint.checkpoint(module, x, False, use_reentrant=reentrant).sum()
+    module(x, True)
     with pytest.raises(ModelError, match="cannot repeat its first call"):
         loss.backward()
+
+
+def test_checkpoints_of_batch_norm_of_nnx():
+    nnx = pytest.importorskip("flax.nnx", reason="flax is in the environment of make test-models")
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for checkpoint in (False, True):
+        module = jtbridge.to_torch_module(nnx.BatchNorm(3, rngs=nnx.Rngs(0)))
+        for train in (True, False):
+            module.train(train)
+            call = functools.partial(torch.utils.checkpoint.checkpoint, module, use_reentrant=False)
+            ((call if checkpoint else module)(x) ** 2).sum().backward()
+        gradients.append(module.scale.grad)
+    torch.testing.assert_close(*gradients)
 
 
 def _scale(params, state, x):

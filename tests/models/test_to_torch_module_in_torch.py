@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 
 import jtbridge
 from jtbridge.errors import ModelError
@@ -114,6 +115,44 @@ def test_compiled_modules_of_other_functions_have_graphs_of_their_own():
         module = jtbridge.to_torch_module(lambda p, x, f=function: f(p["w"] * x), {"w": jnp.ones(3)})
         compiled = torch.compile(module, backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(x), module(x))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("order", ["checkpoint of graph", "graph of checkpoint"])
+def test_checkpoints_of_a_state_in_compiled_graphs(order: str, backend: str):
+    def delayed(params, before, x):
+        return params["w"] * (x - before) ** 2, x
+
+    def checkpointed(function):
+        return lambda x: torch.utils.checkpoint.checkpoint(function, x, use_reentrant=False)
+
+    x = torch.full((3,), 2.0)
+    module = jtbridge.to_torch_module(delayed, {"w": jnp.ones(3)}, jnp.zeros(3))
+    compiled = torch.compile(module, backend=backend, fullgraph=True)
+    compiled(x).sum().backward()
+    assert module.w.grad.tolist() == [4.0] * 3
+    if order == "checkpoint of graph":
+        call, text = checkpointed(compiled), "cannot repeat its first call"
+    else:  # without AOTAutograd, torch itself refuses that a state is written
+        call = torch.compile(checkpointed(module), backend=backend)
+        text = "cannot repeat its first call|modified by an inplace operation"
+    loss = call(x + 1).sum()
+    with pytest.raises((ModelError, RuntimeError), match=text):
+        loss.backward()
+
+
+@pytest.mark.parametrize("how", ["checkpoint of graph", "graph of checkpoint"])
+def test_checkpoints_of_a_state_that_is_not_changed_in_compiled_graphs(how: str):
+    module = jtbridge.to_torch_module(lambda p, s, x: (s * jnp.sin(p * x), s), jnp.ones(3), jnp.full(3, 2.0))
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    inner = compiled if how == "checkpoint of graph" else module
+
+    def checkpointed(x):
+        return torch.utils.checkpoint.checkpoint(inner, x, use_reentrant=False)
+
+    call = checkpointed if how == "checkpoint of graph" else torch.compile(checkpointed, backend="aot_eager")
+    x = torch.ones(3, requires_grad=True)
+    torch.testing.assert_close(*torch.autograd.grad(call(x).sum(), x), 2 * torch.cos(x.detach()))
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 from torch import fx
 
-from jtbridge.core.jax_calls import OPERATOR
+from jtbridge.core.jax_calls import OPERATOR, START
 from jtbridge.lowerings._registry import register_lowering
 
 
@@ -15,3 +16,9 @@ from jtbridge.lowerings._registry import register_lowering
 def _jax_call(tensors: Sequence[jax.Array], handle: str, *, node: fx.Node) -> list[jax.Array]:
     del handle  # the note on the node keeps the function alive
     return node.meta["custom"]["jax_function"](*tensors)
+
+
+@register_lowering(START)
+def _start_of_call(tensors: Sequence[jax.Array], use: str) -> jax.Array:
+    del tensors, use
+    return jnp.zeros(0, jnp.uint8)
