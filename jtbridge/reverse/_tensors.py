@@ -90,14 +90,18 @@ def to_tensors(arrays: Sequence[jax.Array], device: torch.device) -> list[torch.
 
 
 def to_tensor(array: jax.Array, device: torch.device) -> torch.Tensor:
-    """Return a tensor of the values of an array: over its memory, to which nothing else may refer, if it is large."""
+    """Return a tensor of the values of an array: over its memory, to which nothing else may refer, if it is large.
+
+    An array on several devices is gathered.
+    """
     dtype = torch_dtype(array.dtype, "a result")
     if not array.size:
         return torch.empty(array.shape, dtype=dtype, device=device)
     if device.type != "cpu":
         return copied_to_torch(array)
     carried = carrier(array.dtype)
-    if array.nbytes < _COPIED or (carried is not None and array.dtype.itemsize == 1):  # DLPack has no float8
+    has_dlpack = (carried is None or array.dtype.itemsize > 1) and len(array.sharding.device_set) == 1  # no float8
+    if array.nbytes < _COPIED or not has_dlpack:
         # Torch's memory is aligned such that XLA need not copy it when it comes back; NumPy's is not.
         tensor = torch.empty(array.shape, dtype=dtype)
         values = np.asarray(array)

@@ -297,6 +297,17 @@ def test_a_backward_on_another_thread():
     torch.testing.assert_close(x.grad, x.detach().exp())
 
 
+@pytest.mark.parametrize("size", [8, 1 << 16])
+def test_results_on_several_devices_are_gathered(size: int):
+    f = jtbridge.to_torch_function(jnp.sin)
+    x = torch.rand(size, requires_grad=True)
+    with jax.set_mesh(jax.make_mesh((2,), ("d",))):
+        y = f(x)
+        y.sum().backward()
+    torch.testing.assert_close(y, x.sin())
+    torch.testing.assert_close(x.grad, x.detach().cos())
+
+
 def test_settings_of_torch_and_jax_are_left_alone():
     def state():
         return (torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads(), dict(jax.config.values))
