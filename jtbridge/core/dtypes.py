@@ -70,6 +70,11 @@ def torch_dtype(dtype: np.dtype, what: str) -> torch.dtype:
         ) from None
 
 
+def has_torch_dtype(dtype: np.dtype) -> bool:
+    """Return whether torch has a JAX dtype, which may be one of JAX alone, such as that of a key."""
+    return isinstance(dtype, np.dtype) and dtype in _TO_TORCH
+
+
 def argument_dtypes(
     dtypes: Iterable[np.dtype], names: Callable[[], Sequence[str]], function: str, *, keep_int32: bool
 ) -> tuple[torch.dtype, ...]:

@@ -11,7 +11,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from jtbridge.core.dtypes import is_differentiable
+from jtbridge.core.dtypes import has_torch_dtype, is_differentiable
 from jtbridge.core.positions import replaced
 
 from ._jax_function import JaxFunction, Types, _conj, in_own_memory, types_of
@@ -107,7 +107,7 @@ class ForwardWithResiduals(JaxFunction):
         leaves, tree = jax.tree.flatten(pull)
         residuals: list[Any] = []
         sources = tuple(_source(leaf, arrays, results, residuals) for leaf in leaves)
-        if not all(jnp.issubdtype(x.dtype, jnp.number) or x.dtype == bool for x in residuals):
+        if not all(has_torch_dtype(x.dtype) for x in residuals):
             return results, self._trace_of(None)
         layout = Layout(tree, sources, outs, types_of(results))
         return [*results, *in_own_memory(residuals)], self._trace_of(layout)

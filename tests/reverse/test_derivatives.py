@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 import torch
@@ -190,6 +191,25 @@ def test_checkpointing_and_hooks_of_saved_tensors():
     torch.testing.assert_close(got, expected)
     again = torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)
     torch.testing.assert_close(torch.autograd.grad(again.sum(), x), expected)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int4, jnp.float8_e4m3b11fnuz, "key"], ids=str)
+def test_residuals_of_dtypes_that_torch_does_not_have(dtype):
+    def saved(x):
+        return jax.random.key(3) if dtype == "key" else jnp.sign(x).astype(dtype)
+
+    @jax.custom_vjp
+    def doubled(x):
+        return x * 2
+
+    def backward(residual, ct):
+        return (ct * (5 if dtype == "key" else residual.astype(ct.dtype)),)
+
+    doubled.defvjp(lambda x: (x * 2, saved(x)), backward)
+    x = torch.tensor([-2.0, 3.0], requires_grad=True)
+    jtbridge.to_torch_function(doubled)(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == ([5.0, 5.0] if dtype == "key" else [-1.0, 1.0])
 
 
 def test_no_grad_inference_mode_and_detached():
