@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,17 +12,36 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from jtbridge._compat import outside_functorch
+from jtbridge._compat import in_backward, outside_functorch
 from jtbridge.core.messages import kind_of
 from jtbridge.core.nested_calls import marked
 from jtbridge.core.pytree import in_order
-from jtbridge.errors import ArgumentError, DTypeError
+from jtbridge.errors import ArgumentError, DTypeError, JaxCallError
 
 from ._arguments import Arguments, split
 from ._jax_function import JaxFunction, Types, in_own_memory, store, tensor_types, types_of
 from ._operator import call
 
 _MOST_SIGNATURES = 128  # flat functions that one torch function keeps
+
+
+class FunctionInGraph(JaxFunction):
+    """A function in a graph of torch.compile, whose dtypes are those of one setting of x64."""
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the results for tensors.
+
+        Raises:
+            JaxCallError: x64 has been turned on or off since torch traced the graph.
+        """
+        now = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        if now != self.x64 and not in_backward():
+            before, after = ("on", "off") if self.x64 else ("off", "on")
+            raise JaxCallError(
+                f"torch.compile traced `{self.name}` while `jax_enable_x64` was {before}, and it is {after} now. The "
+                "dtypes of the graph do not change: let torch trace it again, by `torch.compiler.reset()`."
+            )
+        return super().run(tensors)
 
 
 class BoundFunction(JaxFunction):
@@ -43,6 +62,10 @@ class BoundFunction(JaxFunction):
                 jax.eval_shape(lambda *arrays: self._flat(*arrays), *structs)
             found = self._trees[types]
         return found
+
+    def in_graph(self) -> FunctionInGraph:
+        """Return this function for a graph of torch.compile."""
+        return self.derive("in graph", lambda: FunctionInGraph(self.name, self.function, self.x64))
 
     def _flat(self, *arrays: Any) -> list[Any]:
         args, kwargs = self._arguments.rebuild(arrays)
@@ -91,12 +114,12 @@ class Caller:
         """Return the JAX function, into which the guard of traces of an enclosing wrapped function looks."""
         return [("", self._function)]
 
-    def flat(self, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Any]:
-        """Return the leaves of the result, and its structure."""
+    def flat(self, args: tuple, kwargs: dict[str, Any], *, in_graph: bool = False) -> tuple[list[torch.Tensor], Any]:
+        """Return the leaves of the result, and its structure; `in_graph` is for a graph of torch.compile."""
         tensors, function = self._split(args, kwargs)
         if torch.compiler.is_compiling():
             self._in_graphs.add(function)  # a graph refers to the function by its handle alone
-        results = call(function, tensors)
+        results = call(function.in_graph() if in_graph else function, tensors)
         if not function.x64 and not self._keep_int32:
             results = [x.to(torch.int64) if x.dtype is torch.int32 else x for x in results]
         return results, function.tree(tensor_types(tensors))

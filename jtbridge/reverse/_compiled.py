@@ -31,7 +31,8 @@ def call_in_graph(caller: Caller) -> Callable[..., Any]:
     untraced: list[Callable[..., Any]] = []
 
     def compute(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        leaves, tree = caller.flat(*_mutable((args, kwargs)))
+        in_graph = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+        leaves, tree = caller.flat(*_mutable((args, kwargs)), in_graph=in_graph)
         structure[:] = [_described(tree.unflatten(list(range(len(leaves)))), caller.name)]
         return leaves
 

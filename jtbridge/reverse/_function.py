@@ -45,8 +45,9 @@ def to_torch_function(f: Callable[..., Any] | None = None, *, int32: str = "int6
             sparse tensor), for one that is neither a tensor nor hashable, and for a result that is not an array.
         DTypeError: JAX or torch does not have a dtype.
         DeviceError: tensors lie on several devices, or on a device that JAX does not have.
-        JaxCallError: a compiled JAX program calls the torch function that calls `f`; or a graph of ``torch.export``
-            outlived `f`. Exceptions of `f` itself are raised unchanged.
+        JaxCallError: a compiled JAX program calls the torch function that calls `f`; a graph of ``torch.export``
+            outlived `f`; or x64 was turned on or off after ``torch.compile`` traced the call. Exceptions of `f` itself
+            are raised unchanged.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge, torch

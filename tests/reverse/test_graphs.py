@@ -92,6 +92,27 @@ def test_compile_names_results_that_it_cannot_trace():
     assert "ArgumentError" in repr(raised.value) or isinstance(raised.value, ArgumentError)
 
 
+@pytest.mark.parametrize("x64_first", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_graphs_and_x64_that_changes(backend: str, x64_first: bool):
+    torch.compiler.reset()
+    g = jtbridge.to_torch_function(lambda x: x**2)
+    compiled = torch.compile(lambda x: g(x) + 1, backend=backend, fullgraph=True)
+    x = torch.tensor([1 / 3], dtype=torch.float64, requires_grad=True)
+    with jax.enable_x64(x64_first):
+        result = compiled(x)
+        torch.testing.assert_close(result, g(x) + 1, rtol=0, atol=0)
+    torch.testing.assert_close(*torch.autograd.grad(result.sum(), x), 2 * x, rtol=1e-6, atol=0)  # x64 may be off
+    with jax.enable_x64(not x64_first):
+        if backend == "eager":  # its graph is Python code
+            torch.testing.assert_close(compiled(x), g(x) + 1, rtol=0, atol=0)
+            return
+        with pytest.raises(JaxCallError, match=r"torch\.compiler\.reset"):
+            compiled(x)
+        torch.compiler.reset()
+        torch.testing.assert_close(compiled(x), g(x) + 1, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(strict: bool):
     class Model(torch.nn.Module):
