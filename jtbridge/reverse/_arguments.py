@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
+import types
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch
 
 from jtbridge._compat import weakly_typed
 from jtbridge.core.convert import to_torch
+from jtbridge.core.definitions import slot_names
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from jtbridge.core.messages import kind_of
 from jtbridge.core.pytree import refuse_unsortable, structure_key
@@ -57,9 +61,11 @@ class Arguments:
 def split(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Arguments]:
     """Split the arguments of a call.
 
+    Several results of a torch operator, such as those of ``x.max(0)``, reach JAX as a named tuple.
+
     Raises:
-        ArgumentError: a leaf is a tensor that JAX cannot have, a JAX tracer, or neither a tensor nor hashable; or JAX
-            cannot sort the keys of a dict.
+        ArgumentError: a leaf is a tensor that JAX cannot have, a JAX tracer, neither a tensor nor hashable, or an
+            object with a tensor in an attribute; or JAX cannot sort the keys of a dict.
         DTypeError: JAX does not have the dtype of a tensor.
     """
     try:
@@ -68,6 +74,9 @@ def split(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Te
         for given, value in (*enumerate(args), *kwargs.items()):
             refuse_unsortable(value, f"argument {given}" if isinstance(given, int) else given)
         raise
+    if any(_has_several_results(leaf) for leaf in leaves):
+        args, kwargs = jax.tree.map(_with_named_tuple, (args, kwargs))
+        leaves, tree = jax.tree.flatten((args, kwargs))
     tensors: list[torch.Tensor] = []
     keys: list[Hashable] = []
     for position, leaf in enumerate(leaves):
@@ -114,6 +123,19 @@ def _refuse_tracer(leaf: Any, named: Callable[[], str]) -> None:
         )
 
 
+def _has_several_results(leaf: Any) -> bool:
+    return isinstance(leaf, tuple) and type(leaf).__module__ == "torch.return_types"
+
+
+def _with_named_tuple(leaf: Any) -> Any:
+    return _named_tuple_type(type(leaf))(*leaf) if _has_several_results(leaf) else leaf
+
+
+@functools.cache
+def _named_tuple_type(kind: Any) -> Any:
+    return collections.namedtuple(kind.__name__, kind.__match_args__)
+
+
 def _number(leaf: Any) -> Any:
     """Return a symbolic number of torch.compile as a Python number; the graph then holds for this number alone."""
     if isinstance(leaf, torch.SymBool):
@@ -131,6 +153,14 @@ def _static(leaf: Any, named: Callable[[], str]) -> Hashable:
             f"{named()} is {kind_of(leaf)}, which stands for a tensor in functions of torch alone. Pass the tensor. "
             "In torch.fx.symbolic_trace, call the function in a function that `torch.fx.wrap` names."
         )
+    if type(leaf) not in _PLAIN:
+        for place, value in _parts(leaf):
+            if _contains_tensor(value):
+                raise ArgumentError(
+                    f"{named()} is {kind_of(leaf)} with a tensor in `{place}`, whose values would be read only when "
+                    f"JAX traces the function. Make `{type(leaf).__name__}` a pytree, such as by "
+                    "`jax.tree_util.register_dataclass`, or pass the tensor as an argument of its own."
+                )
     try:
         return static_key(leaf)
     except TypeError:
@@ -138,6 +168,24 @@ def _static(leaf: Any, named: Callable[[], str]) -> Hashable:
             f"{named()} is {kind_of(leaf)}, which is neither a tensor nor hashable. Pass tensors in tuples, "
             "lists, dicts or other pytrees, and static values as hashable ones; or close over it."
         ) from None
+
+
+_PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None), torch.Size, torch.dtype, torch.device})
+
+
+def _parts(leaf: Any) -> list[tuple[str, Any]]:
+    """Return the items of a tuple, and the attributes of an object, with names for messages."""
+    if isinstance(leaf, type | types.FunctionType | types.ModuleType):
+        return []
+    items = [(f"[{i}]", value) for i, value in enumerate(leaf)] if isinstance(leaf, tuple) else []
+    names = [*getattr(leaf, "__dict__", ()), *slot_names(type(leaf).__mro__)]
+    return [*items, *[(f".{name}", getattr(leaf, name, None)) for name in names]]
+
+
+def _contains_tensor(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(_contains_tensor(item) for item in value)
+    return isinstance(value, torch.Tensor)
 
 
 def _named(name: str, args: tuple, kwargs: dict[str, Any], position: int) -> str:

@@ -35,6 +35,25 @@ def test_trees_and_static_values():
     assert f.__name__ == "f"
 
 
+def test_several_results_of_a_torch_operator_are_named_tuples():
+    traces = []
+
+    @jtbridge.to_torch_function
+    def f(found):
+        traces.append(1)
+        return jax.jit(lambda found: found.values * 2 + found[1].astype(float))(found)
+
+    x = torch.tensor([[1.0, 5.0], [3.0, 2.0]])
+    found = x.max(0)
+    assert f(found).tolist() == [7.0, 10.0]
+    found.values.mul_(10)
+    assert f(found).tolist() == [61.0, 100.0]
+    assert f(x.sort().values.max(0)).tolist() == [5.0, 10.0]
+    assert len(traces) == 1
+    _, tangent = torch.func.jvp(lambda x: f(x.max(0)), (x,), (torch.ones(2, 2),))
+    assert tangent.tolist() == [2.0, 2.0]
+
+
 def test_keywords_that_jtbridge_uses_itself():
     f = jtbridge.to_torch_function(lambda self, args, kwargs, name=1: self * args * kwargs * name)
     assert f(self=torch.tensor(2), args=torch.tensor(3), kwargs=torch.tensor(5), name=7).item() == 210

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -39,6 +42,33 @@ def works_afterwards():
 def test_arguments_that_jax_cannot_have(argument, error, text):
     with pytest.raises(error, match=text):
         double(argument())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Config:
+    weight: Any
+
+
+class Slots:
+    __slots__ = ("weights",)
+
+    def __init__(self, tensor):
+        self.weights = [(1, tensor)]
+
+
+class Pair(tuple):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    ("make", "place"),
+    [(Config, r"a Config with a tensor in `\.weight`"), (Slots, r"`\.weights`"), (lambda x: Pair((1, x)), r"`\[1\]`")],
+)
+def test_static_objects_with_tensors(make, place):
+    f = jtbridge.to_torch_function(lambda x, config: x)
+    with pytest.raises(ArgumentError, match=rf"Argument `config` of `<lambda>` is .*{place}, whose values"):
+        f(torch.ones(2), config=make(torch.ones(2)))
+    assert f(torch.ones(2), config=make(3)).tolist() == [1.0, 1.0]
 
 
 def test_keyword_arguments_are_named():
