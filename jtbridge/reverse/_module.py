@@ -96,7 +96,10 @@ class TorchModule(torch.nn.Module):
         given = [x.clone() if i in self._written else x for i, x in enumerate(params)]
         copies = [x.clone() for x in state]
         kept = [*state, *[params[i] for i in self._written]]
-        start = start_of_call(kept, self._use.handle) if traced and kept else None
+        start = None
+        if traced and kept:
+            start, *copied = start_of_call(kept, self._use.handle)
+            copies = [x if x.requires_grad else y for x, y in zip(copies, copied, strict=False)]
         out, new, written = self._call(given, copies, args, kwargs, start)
         if not self._written.issuperset(written):
             self._written.update(written)

@@ -44,8 +44,10 @@ class StateUse:
 _USES: weakref.WeakValueDictionary[str, StateUse] = weakref.WeakValueDictionary()
 
 
-def start_of_call(tensors: Sequence[torch.Tensor], use: str) -> torch.Tensor:
+def start_of_call(tensors: Sequence[torch.Tensor], use: str) -> list[torch.Tensor]:
     """Return an empty tensor that a call in a graph takes, so that a graph which repeats the call computes it again.
+
+    Copies of the state follow. TorchInductor removes copies by `clone`, and the backward would read the new state.
 
     Args:
         tensors: the state.
@@ -66,20 +68,20 @@ def refusal_of_recomputation(name: str) -> ModelError:
     )
 
 
-def _start(tensors: Sequence[torch.Tensor], use: str) -> torch.Tensor:
+def _start(tensors: Sequence[torch.Tensor], use: str) -> list[torch.Tensor]:
     if in_backward() and use in _USES and _USES[use].changes:
         raise refusal_of_recomputation(use.partition("#")[0])
     return _no_values(tensors, use)
 
 
-def _start_of_batches(info: Any, in_dims: Any, tensors: Sequence[torch.Tensor], use: str) -> tuple[torch.Tensor, None]:
-    del info, in_dims
-    return start_of_call(tensors, use), None
+def _start_of_batches(info: Any, in_dims: Any, tensors: Sequence[torch.Tensor], use: str) -> tuple[Any, Any]:
+    del info
+    return start_of_call(tensors, use), [None, *in_dims[0]]
 
 
-def _no_values(tensors: Sequence[torch.Tensor], use: str) -> torch.Tensor:
+def _no_values(tensors: Sequence[torch.Tensor], use: str) -> list[torch.Tensor]:
     del use
-    return tensors[0].new_empty(0, dtype=torch.uint8)
+    return [tensors[0].new_empty(0, dtype=torch.uint8), *[x.clone() for x in tensors]]
 
 
 def _run(tensors: Sequence[torch.Tensor], function: str) -> list[torch.Tensor]:
@@ -121,7 +123,9 @@ def _refuse_batches_of_gradients(tensors: Sequence[torch.Tensor], function: str)
     )
 
 
-_LIBRARY.define(f"{START.partition('::')[2]}(Tensor[] tensors, str use) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_LIBRARY.define(
+    f"{START.partition('::')[2]}(Tensor[] tensors, str use) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,)
+)
 _LIBRARY.impl(START.partition("::")[2], _start, "CompositeExplicitAutograd")
 torch.library.register_fake(START, _no_values, lib=_LIBRARY)
 torch.library.register_vmap(START, _start_of_batches, lib=_LIBRARY)

@@ -117,6 +117,20 @@ def test_compiled_modules_of_other_functions_have_graphs_of_their_own():
         torch.testing.assert_close(compiled(x), module(x))
 
 
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # of torch's own code
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_gradients_of_compiled_graphs_use_the_state_before_the_call(backend: str):
+    def delayed(params, before, x):
+        return params["w"] * (x - before) ** 2, x
+
+    module = jtbridge.to_torch_module(delayed, {"w": jnp.ones(3)}, jnp.zeros(3))
+    compiled = torch.compile(module, backend=backend, fullgraph=True)
+    compiled(torch.full((3,), 2.0)).sum().backward()
+    assert module.w.grad.tolist() == [4.0] * 3
+    compiled(torch.full((3,), 5.0)).sum().backward()
+    assert module.w.grad.tolist() == [4.0 + 9.0] * 3
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("order", ["checkpoint of graph", "graph of checkpoint"])
 def test_checkpoints_of_a_state_in_compiled_graphs(order: str, backend: str):
