@@ -245,15 +245,22 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
     def trace(attempt: TraceRequest) -> list[_Trace]:
         return all_paths(lambda oracle: _with_overrides(attempt, oracle))
 
+    runs: list[Callable[[], Any]] = []
+
     def guarded(oracle: BranchOracle) -> _Trace:  # one guard for all paths would miss what an earlier one wrote
+        def again() -> _Trace:
+            return _with_overrides(request, BranchOracle(oracle.given))
+
+        runs.append(again)
         return request.guard.run(
             lambda: _with_overrides(request, oracle),
-            again=lambda: _with_overrides(request, BranchOracle(oracle.given)),
+            again=again,
             on_values=as_in_program(lambda: _on_example_values(request)),
         )
 
     try:
-        paths = all_paths(guarded)
+        with request.guard.same_constants(runs):
+            paths = all_paths(guarded)
     except JtbridgeError as error:  # on a path that perhaps no values ever take
         raise StrategyError(str(error)) from error
     _refuse_used_text(request, paths, lambda: trace(request))
@@ -305,10 +312,13 @@ def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
         with OverrideMode():
             return run_on_fakes(request, request.state, path=path)
 
+    runs: list[Callable[[], Any]] = []
+
     def run(path: PathTrace) -> PathOutcome:
+        runs.append(lambda: trace(path.again()))
         (leaves, tree), recorder = request.guard.run(
             lambda: trace(path),
-            again=lambda: trace(path.again()),
+            again=runs[-1],
             on_values=as_in_program(lambda: _on_example_values(request)),
         )
         traits = traits_of(request, recorder, reason_of(cause), False)
@@ -335,7 +345,8 @@ def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
             lambda attempt: run_on_fakes(attempt, request.state, path=path.again()),
         )
 
-    outcomes = explored(run, 1) if request.ordered else explored(run)
+    with request.guard.same_constants(runs):
+        outcomes = explored(run, 1) if request.ordered else explored(run)
     return _joined(request, outcomes)
 
 

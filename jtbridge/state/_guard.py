@@ -203,6 +203,32 @@ class StateGuard:
         first, second = results
         return first is second if first is None or second is None else same_results(first, second)
 
+    @contextlib.contextmanager
+    def same_constants(self, runs: list[Callable[[], Any]]) -> Iterator[None]:
+        """Refuse, at the end of the block, constants that runs of the function build there with different values.
+
+        Args:
+            runs: is filled inside the block: each runs one path through the function.
+
+        Raises:
+            MutationError: two paths store different values in one place. It is state that depends on the arguments.
+        """
+        before = ReachableState(self.roots)
+        yield
+        if len(runs) < 2 or self.ordered or not before.differences():
+            return
+        now = ReachableState(self.roots)
+        changes: list[Change] = []
+        for run in runs:
+            before.restore()
+            with contextlib.suppress(Exception), _starting_from(before):
+                run()
+            changes += [each for each in now.differences() if not each.removes]
+        before.restore()
+        if changes:
+            self._report(MutationError, self._message(changes))
+        now.restore()
+
     def _changes_nothing(self, again: Callable[[], Any]) -> bool:
         """Return whether one more run of the function changes no state."""
         after = ReachableState(self.roots)

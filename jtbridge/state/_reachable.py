@@ -41,6 +41,11 @@ class Change(NamedTuple):
         return (self.before is MISSING or self.before is None) and isinstance(self.after, torch.Tensor | np.ndarray)
 
     @property
+    def removes(self) -> bool:
+        """Return whether there is nothing, or None, now."""
+        return self.after is MISSING or self.after is None
+
+    @property
     def is_escaped_constant(self) -> bool:
         """Return whether a tensor was replaced by one of its type that escaped from a transform of `torch.func`."""
         tensors = self.before, self.after

@@ -219,3 +219,37 @@ def test_a_number_in_a_text_inside_of_an_exception_handler():
         return x * float(text)
 
     assert jax.jit(jtbridge.wrap(f))(X).tolist() == [3, 6]
+
+
+@pytest.mark.parametrize("by", ["auto", "dlpack"])
+@pytest.mark.parametrize("x", [X, -X])
+def test_a_constant_that_branches_build_differently_is_refused(by, x):
+    memo = {}
+
+    def f(x):
+        if x.sum() > 0:
+            memo.setdefault("a", torch.ones(2) * 3)
+        else:
+            memo.setdefault("a", torch.ones(2) * 7)
+        return x * memo["a"]
+
+    with pytest.raises(MutationError, match="memo"):
+        jax.jit(jtbridge.wrap(f, backend=by))(x)
+    assert not memo
+
+
+@pytest.mark.parametrize("build_in", ["both", "first", "second"])
+def test_a_constant_that_branches_build_alike_is_translated(build_in):
+    memo = {}
+
+    def f(x):
+        if x.sum() > 0:
+            return x * memo.setdefault("a", torch.ones(2) * 3) if build_in != "second" else x
+        return x - memo.setdefault("a", torch.ones(2) * 3) if build_in != "first" else x
+
+    g = jax.jit(jtbridge.wrap(f, backend="xla"))
+    for x in (X, -X):
+        memo.clear()
+        wanted = f(torch.tensor(np.asarray(x)))
+        memo.clear()
+        np.testing.assert_array_equal(g(x), wanted)
