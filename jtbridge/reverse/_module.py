@@ -15,7 +15,7 @@ from ._bound import Caller
 from ._function import check_int32, torch_function
 from ._models import Model, model_of
 from ._module_tensors import TensorTree
-from ._operator import StateUse, refusal_of_recomputation, start_of_call
+from ._start_of_call import StateUse, refusal_of_recomputation, start_of_call
 
 
 def to_torch_module(f: Any, params: Any = None, state: Any = None, *, int32: str = "int64") -> TorchModule:

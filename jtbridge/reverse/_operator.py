@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from jtbridge._compat import in_backward, in_forward_mode, redispatch_below_autograd, single_level_allowed
-from jtbridge.core.jax_calls import OPERATOR, START
-from jtbridge.errors import DifferentiationError, ModelError
+from jtbridge._compat import in_forward_mode, redispatch_below_autograd, single_level_allowed
+from jtbridge.core.jax_calls import OPERATOR
+from jtbridge.errors import DifferentiationError
 
 from ._autograd import Differentiated
 from ._jax_function import JaxFunction, empty_results, find, tensor_types
@@ -26,62 +24,6 @@ JAX_CALL = torch.ops.jtbridge.jax_call.default
 def call(function: JaxFunction, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Call a JAX function by the operator, so that every transformation of torch sees the call."""
     return JAX_CALL(list(tensors), function.handle)
-
-
-class StateUse:
-    """The function of a module in one mode, and whether a call of it that JAX has traced changes the state."""
-
-    def __init__(self, caller: Any):
-        self.caller = caller
-        self.changes = False
-        self.handle = f"{caller.name}#{uuid.uuid4().hex}"
-        _USES[self.handle] = self
-
-    def __deepcopy__(self, memo: Any) -> StateUse:
-        return self
-
-
-_USES: weakref.WeakValueDictionary[str, StateUse] = weakref.WeakValueDictionary()
-
-
-def start_of_call(tensors: Sequence[torch.Tensor], use: str) -> list[torch.Tensor]:
-    """Return an empty tensor that a call in a graph takes, so that a graph which repeats the call computes it again.
-
-    Copies of the state follow. TorchInductor removes copies by `clone`, and the backward would read the new state.
-
-    Args:
-        tensors: the state.
-        use: the handle of the function's `StateUse`.
-
-    Raises:
-        ModelError: in a backward, if calls change the state.
-    """
-    return torch.ops.jtbridge.start_of_call.default([x.detach() for x in tensors], use)
-
-
-def refusal_of_recomputation(name: str) -> ModelError:
-    return ModelError(
-        f"`{name}` was called in a backward, as by `torch.utils.checkpoint`. It cannot repeat its first call, because "
-        "a state has changed since then, such as a random key, and the result depends on it. (In `torch.compile`, each "
-        "call that changes a state is refused in a backward.) Call it outside of the checkpoint, or pass the state or "
-        "key as an argument."
-    )
-
-
-def _start(tensors: Sequence[torch.Tensor], use: str) -> list[torch.Tensor]:
-    if in_backward() and use in _USES and _USES[use].changes:
-        raise refusal_of_recomputation(use.partition("#")[0])
-    return _no_values(tensors, use)
-
-
-def _start_of_batches(info: Any, in_dims: Any, tensors: Sequence[torch.Tensor], use: str) -> tuple[Any, Any]:
-    del info
-    return start_of_call(tensors, use), [None, *in_dims[0]]
-
-
-def _no_values(tensors: Sequence[torch.Tensor], use: str) -> list[torch.Tensor]:
-    del use
-    return [tensors[0].new_empty(0, dtype=torch.uint8), *[x.clone() for x in tensors]]
 
 
 def _run(tensors: Sequence[torch.Tensor], function: str) -> list[torch.Tensor]:
@@ -123,12 +65,6 @@ def _refuse_batches_of_gradients(tensors: Sequence[torch.Tensor], function: str)
     )
 
 
-_LIBRARY.define(
-    f"{START.partition('::')[2]}(Tensor[] tensors, str use) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,)
-)
-_LIBRARY.impl(START.partition("::")[2], _start, "CompositeExplicitAutograd")
-torch.library.register_fake(START, _no_values, lib=_LIBRARY)
-torch.library.register_vmap(START, _start_of_batches, lib=_LIBRARY)
 _LIBRARY.impl(_NAME, _run, "CompositeExplicitAutograd")
 _LIBRARY.impl(_NAME, _autograd, "Autograd", with_keyset=True)
 _LIBRARY.impl(_NAME, _refuse_batches_of_gradients, "Batched")
