@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import torch
 
-from jtbridge._compat import in_backward
+from jtbridge._compat import in_backward, writes
 
 from ._bound import Caller
 from ._function import check_int32, torch_function
@@ -91,7 +91,7 @@ class TorchModule(torch.nn.Module):
         if not traced and in_backward():
             self._check_recomputed(params, state, args, kwargs)
         elif not traced:
-            _VERSIONS[self] = [_version(x) for x in state]
+            _VERSIONS[self] = [writes(x) for x in state]
         # The backward needs copies of the tensors that are written to.
         given = [x.clone() if i in self._written else x for i, x in enumerate(params)]
         copies = [x.clone() for x in state]
@@ -116,7 +116,7 @@ class TorchModule(torch.nn.Module):
         out, new, written = self._use.caller.structure(given, {})
         changed = [*[state[i] for i in new], *[params[i] for i in written]]
         versions = _VERSIONS.get(self, [])  # none if there were calls in compiled graphs alone
-        changed += [x for x, old in zip(state, versions, strict=False) if _version(x) != old]
+        changed += [x for x, old in zip(state, versions, strict=False) if writes(x) != old]
         if not changed:
             return
         used = self._use.caller.used_tensors(given, {}, len(jax.tree.leaves(out)))
@@ -137,11 +137,6 @@ class TorchModule(torch.nn.Module):
             A model of Equinox or Flax NNX as such. For a function, its parameters; with a state, both.
         """
         return self._model.rebuild(*(tree.arrays(self, self._model.name) for tree in self._trees))
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """Return torch's count of the writes to a tensor; there is none for a tensor of `torch.inference_mode`."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _tensor_function(
