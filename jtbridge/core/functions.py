@@ -274,9 +274,9 @@ class TracedFunction(TorchFunction):
     def _refuse_write(self, position: int) -> NoReturn:
         name = self.argument_names[position]
         raise MutationError(
-            f"`{self.name}` writes to its argument `{name}` for these values, and did not for the example values with "
-            "which the result types of the program were found, so the program cannot return it. Write to it for all "
-            "values, as by `torch.where`, or return the new value as a result."
+            f"`{self.name}` writes to its argument `{name}` for these values, and did not for example values, so the "
+            "program cannot return it. Write to it for all values, as by `torch.where`, or return the new value as a "
+            "result. (With `output_shapes=` no example values are tried.)"
         )
 
     def is_expected(self, out: Any) -> bool:
