@@ -45,7 +45,6 @@ _MAY_RAISE = frozenset(
         "multinomial",
         "nll_loss2d_forward",
         "nll_loss_forward",
-        "one_hot",
         "put",
         "repeat_interleave",
         "scatter",
