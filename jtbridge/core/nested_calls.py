@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from jtbridge._compat import Context, apart, current_context, refusing_jax, with_autograd
+from jtbridge._compat import Context, apart, current_context, is_transforming, refusing_jax, with_autograd
 from jtbridge.errors import JaxCallError
 
 _RUNNING = threading.local()
@@ -55,7 +55,8 @@ def as_xla_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
 
     XLA's threads take subnormal numbers for zero. The callback takes them as the thread that calls this function does.
     """
-    refusing = apart(refusing_jax(_jax_call_error, callback))
+    refusing = refusing_jax(_jax_call_error, callback)
+    apart_from_modes = apart(refusing)
     flushes = _flushes_subnormals()
 
     def run(*args: Any) -> Any:
@@ -66,7 +67,7 @@ def as_xla_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
             torch.set_flush_denormal(flushes)
         try:
             with with_autograd():  # this may be the thread of a program that runs in the implementation of an operator
-                return refusing(*args)
+                return apart_from_modes(*args) if is_transforming() else refusing(*args)
         finally:
             if switched:
                 torch.set_flush_denormal(not flushes)
