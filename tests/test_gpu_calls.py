@@ -315,7 +315,7 @@ def test_an_error_about_devices_in_a_call_by_the_host_says_what_to_do():
 
 
 def test_an_ordered_call_of_a_program_computes_where_the_functions_tensors_lie(monkeypatch):
-    """Tensors on the meta device stand in for tensors on a GPU."""
+    """The test has no GPU, and uses the meta device in its place."""
     monkeypatch.setattr(sys.modules["jtbridge.calls.traced._call"], "device_closed_over", lambda fn: "meta")
     seen = []
 

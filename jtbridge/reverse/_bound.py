@@ -26,7 +26,7 @@ _MOST_SIGNATURES = 128  # flat functions that one torch function keeps
 
 
 class FunctionInGraph(JaxFunction):
-    """A function in a graph of torch.compile, whose dtypes are those of one setting of x64."""
+    """A JAX function that a graph of torch.compile calls. The dtypes in the graph hold for one setting of x64."""
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the results for tensors.

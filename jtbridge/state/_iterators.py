@@ -20,8 +20,8 @@ _ITERTOOLS = (
     *("dropwhile", "filterfalse", "groupby", "islice", "pairwise", "permutations", "product", "repeat", "starmap"),
     *("takewhile", "zip_longest"),
 )
-# Iterators that tell their position and have no copy. What is left of a text to read changes when it is read, and not
-# when text is added at its end.
+# Iterators that tell their position and cannot be copied. The position of a text is the number of characters that are
+# left to read: reading changes it, and writing at the end does not.
 _WITH_POSITION: dict[type, Callable[[Any], Any]] = {
     type(csv.reader(())): lambda reader: reader.line_num,
     np.flatiter: lambda flat: flat.index,
