@@ -46,6 +46,7 @@ from ._jax import (
     is_divided,
     is_exported,
     is_for_one_device,
+    is_in_reduction,
     jax_is_initialized,
     replicated,
     require_devices,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,10 @@ from jax._src import callback, core
 from jax._src.core import InconclusiveDimensionOperation as InconclusiveDimensionOperation  # not in 0.10.0's jax.errors
 from jax._src.core import Primitive as Primitive  # `jax.extend.core`, its public home, imports Pallas
 from jax.interpreters import mlir
+
+_LOWERINGS_OF_REDUCTIONS = frozenset(
+    {"_generic_reduce_window_lower", "_reduce_lower", "_scatter_lower", "_select_and_scatter_lower"}
+)
 
 
 def jax_is_initialized() -> bool:
@@ -154,6 +159,22 @@ def is_divided(ctx: mlir.LoweringRuleContext) -> bool:
     if isinstance(context, sharding_impls.SPMDAxisContext):
         return context.manual_axes != frozenset(context.mesh.axis_names)
     return isinstance(context, sharding_impls.ShardingContext) and context.num_devices > 1
+
+
+def is_in_reduction(ctx: mlir.LoweringRuleContext) -> bool:
+    """Return whether the body of `jax.lax.reduce`, `reduce_window`, `scatter_apply` and their kin is being lowered.
+
+    XLA ends the process if such a body calls out of XLA. Tried on jax 0.10.2. There is no query: a function under
+    `jax.jit` inside the body is lowered to a function of its own, so that the module does not say it yet.
+    """
+    if any(getattr(aval, "shape", ()) for aval in ctx.avals_in):  # the operands of a body are scalars
+        return False
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in _LOWERINGS_OF_REDUCTIONS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_for_one_device(ctx: mlir.LoweringRuleContext) -> bool:

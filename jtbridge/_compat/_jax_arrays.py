@@ -13,16 +13,20 @@ from jax._src.interpreters import pxla
 from jax._src.lax.lax import _convert_element_type
 
 _abstract_value = functools.lru_cache(maxsize=4096)(core.ShapedArray)
+_WIDE = frozenset(np.dtype(name) for name in ("int64", "uint64", "float64", "complex128"))
 _sharding_of = functools.lru_cache(maxsize=64)(jax.sharding.SingleDeviceSharding)
 
 
 def array_on_device(memory: np.ndarray, device: jax.Device, *, committed: bool) -> jax.Array:  # type: ignore[valid-type]
-    """Return a JAX array of the values in `memory`, whose dtype JAX must have.
+    """Return a JAX array of the values in `memory`, of the same dtype also while ``jax_enable_x64`` is off.
 
     The array may share the memory, and keeps it alive. Tried on jax 0.10.2, where this function takes 5 us. The public
     functions `jax.device_put` and `jnp.asarray` take 20 to 30 us, more than a small torch operator and its arguments
     together. As with `device_put`, `jax.transfer_guard("disallow")` allows it.
     """
+    if memory.dtype in _WIDE and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        with jax.enable_x64(True):
+            return array_on_device(memory, device, committed=committed)
     type_, sharding = _abstract_value(memory.shape, memory.dtype), _sharding_of(device)
     try:
         return pxla.batched_device_put(type_, sharding, [memory], [device], committed)

@@ -21,14 +21,15 @@ def run_backward(
     inputs: Sequence[torch.Tensor],
     *,
     create_graph: bool,
+    retain_graph: bool = True,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return `torch.autograd.grad` with ``retain_graph=True, allow_unused=True``; None for an input that is not used.
+    """Return `torch.autograd.grad` with ``allow_unused=True``; None for an input that is not used.
 
     Tried on torch 2.13. The public function takes twice the time for a small graph, and imports sympy (0.3 s) in its
-    first call with cotangents.
+    first call with cotangents. It also runs the backward outside of all modes of torch functions.
     """
     return torch.autograd.graph._engine_run_backward(
-        tuple(outputs), tuple(cotangents), True, create_graph, tuple(inputs), allow_unreachable=True,
+        tuple(outputs), tuple(cotangents), retain_graph, create_graph, tuple(inputs), allow_unreachable=True,
         accumulate_grad=False,
     )  # fmt: skip
 

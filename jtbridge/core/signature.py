@@ -170,6 +170,8 @@ def _static_key(leaf: Any, describe: Callable[[], str]) -> Any:
     try:
         return static_key(leaf)
     except TypeError:
+        if isinstance(leaf, jax.Ref):
+            raise ArgumentError(f"{describe()} is a JAX reference. Pass its value: `ref[...]`.") from None
         raise ArgumentError(
             f"{describe()} is {kind_of(leaf)}, which is neither an array nor hashable. Pass arrays in tuples, "
             "lists, dicts or other pytrees, and static values as hashable ones; or close over it."

@@ -16,6 +16,7 @@ from jtbridge._compat import (
     call_aval,
     is_divided,
     is_exported,
+    is_in_reduction,
     refuse_in_jet,
     register_with_jet,
     unify_varying_axes,
@@ -57,12 +58,21 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
         fn, operands = select(*args, **params)
         _, avals = select(*ctx.avals_in, **params)
         platforms = ctx.module_context.platforms if ctx.platforms is None else ctx.platforms
-        pure = is_exported(ctx) or is_divided(ctx) or len(platforms) > 1 or not may_have_islands(platforms[0])
+        reduces = is_in_reduction(ctx)
+        pure = (
+            is_exported(ctx) or is_divided(ctx) or reduces or len(platforms) > 1 or not may_have_islands(platforms[0])
+        )
         chosen = [choose(backend, platform, fn, pure=pure) for platform in platforms]
         if is_exported(ctx) and backend == "auto" and any(each.kind == "call" for each in chosen):
             raise BackendError(
                 f"An exported program runs without torch, so it has to be translated, but "
                 f"{untranslatable_reason(fn, pure=True)}"
+            )
+        if reduces and any(each.kind == "call" for each in chosen):
+            why = untranslatable_reason(fn, pure=True) or f'`backend="{backend}"` was chosen. Choose "auto" or "xla".'
+            raise BackendError(
+                f"`{fn.base.name}` is used in the body of `jax.lax.reduce`, `reduce_window` or `scatter_apply`. XLA "
+                f"cannot call torch there, so the function has to be translated, but {why}"
             )
         if len(platforms) > 1 and any(each.kind == "call" for each in chosen):
             raise BackendError(

@@ -143,16 +143,25 @@ def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: Any
     # higher derivatives are 0 too.
     apart = (differences != 0).any(-1)
     padded = torch.where(apart.unsqueeze(-1), differences, 1.0)
-    return torch.where(apart, torch.linalg.vector_norm(padded, p, -1), 0.0)
+    distances = _largest(padded.abs()) if p == math.inf else torch.linalg.vector_norm(padded, p, -1)
+    return torch.where(apart, distances, 0.0)
 
 
-_STRAIGHT = 40.0  # for larger x, softplus(x) equals x in float64
+def _largest(x: torch.Tensor) -> torch.Tensor:
+    """Return the largest values along the last axis. As in `cdist`, each of several equal ones has the whole gradient.
+
+    `amax` shares the gradient among them.
+    """
+    largest = x.detach().amax(-1)
+    chosen = torch.where((x == largest.unsqueeze(-1)) & x.isfinite(), x, 0.0)
+    return largest + (chosen - chosen.detach()).sum(-1)
 
 
 def _logcumsumexp(input: torch.Tensor, dim: int) -> torch.Tensor:
     """Compute logcumsumexp by doubling: combine the results over 1, 2, 4, ... elements by softplus.
 
-    Softplus has all derivatives, also where the two values that it combines are equal.
+    Softplus has all derivatives, also where the two values that it combines are equal. It is taken of the smaller value
+    less the larger one, and added to the larger one, which keeps the digits of both.
     """
     if input.is_complex() or not input.is_floating_point() or not input.dim():
         return torch.logcumsumexp(input, dim)
@@ -160,7 +169,10 @@ def _logcumsumexp(input: torch.Tensor, dim: int) -> torch.Tensor:
     reach = 1
     while reach < len(sums):
         later, earlier = sums[reach:], sums[:-reach]
-        added = earlier + F.softplus(later - earlier, threshold=_STRAIGHT)
+        rises = later > earlier
+        smaller, larger = torch.where(rises, earlier, later), torch.where(rises, later, earlier)
+        infinite = larger.isinf() & ~smaller.isnan()
+        added = torch.where(infinite, larger, larger + F.softplus(smaller - larger))
         sums = torch.cat([sums[:reach], added])
         reach *= 2
     return sums.movedim(0, dim).to(input.dtype)

@@ -11,13 +11,17 @@ import torch
 
 from jtbridge._compat import (
     backwards_that_may_detach,
+    custom_backwards,
+    has_plain_memory,
     inside_functorch,
     is_zero,
     once_differentiable_in,
     reentrant_checkpoints,
+    run_backward,
 )
 from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType, Tensors
+from jtbridge.core.loans import lent
 from jtbridge.core.nested_calls import marked
 from jtbridge.core.positions import of_differentiated
 from jtbridge.core.second_gradients import as_variable
@@ -94,10 +98,15 @@ class Vjp(Derived):
                 return results, tuple(torch.zeros_like(primals[i]) for i in self.wrt)
             outputs, cts = [y for y, _ in pairs], [ct for _, ct in pairs]
             with self._seeded_again(primals):
-                return results, self._gradients(outputs, [inputs[i] for i in self.wrt], cts, again)
+                return results, self._gradients(outputs, [inputs[i] for i in self.wrt], cts, again, primals)
 
     def _gradients(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], cts: list[torch.Tensor], again: bool
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        cts: list[torch.Tensor],
+        again: bool,
+        primals: Tensors,
     ) -> Tensors:
         """Return the gradients of `outputs` with respect to `inputs`. Autograd records them if `again` is true."""
         refuse_lost_gradients(self.base.name, outputs)
@@ -106,8 +115,14 @@ class Vjp(Derived):
         if again and backwards_that_may_detach(outputs):
             watched = refused_detached_backwards(self.base.name, outputs)
             cts = [ct if ct.requires_grad else ct.detach().requires_grad_() for ct in cts]
+        # A backward of the user's own may use its cotangent, or what it saved, as memory to write to.
+        shared = [x for x in (*primals, *cts) if has_plain_memory(x)] if custom_backwards(outputs) else []
         with watched:
-            grads = torch.autograd.grad(outputs, inputs, cts, create_graph=again, allow_unused=True)
+            if shared:
+                with lent(shared):
+                    grads = run_backward(outputs, cts, inputs, create_graph=again, retain_graph=again)
+            else:
+                grads = torch.autograd.grad(outputs, inputs, cts, create_graph=again, allow_unused=True)
         if again:
             refuse_lost_gradients(self.base.name, [grad for grad in grads if grad is not None])
         # A lazy zero needs no place in a sum, and is on no device that a trace could know.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -126,7 +127,9 @@ class Placement:
         what = f"A result of `{name}` lies"
         if tensor.device.type != "cuda":
             raise DeviceError(f"{what} on device `{tensor.device}`, which JAX does not have. Move it with `.cpu()`.")
-        return copied_to_xla(tensor, what, committed=self.committed)
+        # A derivative has the dtype of the array that it belongs to, also if that is a dtype of 64 bits and x64 is off.
+        with jax.enable_x64(True) if tensor.itemsize > 4 else contextlib.nullcontext():
+            return copied_to_xla(tensor, what, committed=self.committed)
 
     def _placed(self, memory: np.ndarray) -> jax.Array:
         device = self.device

@@ -16,6 +16,7 @@ from jtbridge._compat import ArrayImpl, Primitive, apart, call_aval
 from jtbridge.core.debug import check_results
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction
 from jtbridge.core.inner_autograd import broken_graph_error
+from jtbridge.core.loans import Loan, protected
 from jtbridge.core.messages import summary_of, warn_user
 from jtbridge.core.primitive_rules import describe
 from jtbridge.errors import SequentialVmapWarning
@@ -25,7 +26,6 @@ from jtbridge.transforms import SetGuard
 from ._arrays import COPIED, Placement, copied_tensor, is_copied, shared_tensor
 from ._function import EagerFunction, InnerAutograd, as_captured
 from ._graph import FAMILIES, AutogradGraph, Family, eager_function, new_leaf, recording, refuse_other_graphs
-from ._protection import Loan, protected
 
 Result = TypeVar("Result")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -354,18 +355,26 @@ def _contents(tensors: Sequence[torch.Tensor]) -> list[Any]:
 
 
 def _median(x: torch.Tensor, median: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """Return the median of all elements. Elements equal to the median share its gradient."""
+    """Return the median of all elements. Elements equal to it share its gradient, as `amax` and `amin` share it."""
+    if not x.is_floating_point() or not x.numel():
+        return median(x)
     found = median(x.detach().reshape(-1), 0)[0]
-    chosen = torch.where(x == found, x, 0)
-    return found + ((chosen - chosen.detach()) / (x == found).sum()).sum()
+    chosen = (x == found) | found.isnan()
+    return torch.where(found < 0, torch.where(chosen, x, math.inf).amin(), torch.where(chosen, x, -math.inf).amax())
+
+
+def _forms(name: str) -> tuple[Callable[..., Any], ...]:
+    """Return the forms in which a function of torch is called."""
+    packet = getattr(torch.ops.aten, name)
+    return getattr(torch, name), getattr(torch.Tensor, name), packet, packet.default
 
 
 # Under torch.vmap these become reductions over one axis, whose gradient goes to one of several equal elements.
 _OF_ALL: dict[Callable[..., Any], Callable[[torch.Tensor], torch.Tensor]] = {
-    **dict.fromkeys((torch.max, torch.Tensor.max), lambda x: x.amax()),
-    **dict.fromkeys((torch.min, torch.Tensor.min), lambda x: x.amin()),
-    **dict.fromkeys((torch.median, torch.Tensor.median), lambda x: _median(x, torch.median)),
-    **dict.fromkeys((torch.nanmedian, torch.Tensor.nanmedian), lambda x: _median(x, torch.nanmedian)),
+    **dict.fromkeys(_forms("max"), lambda x: x.amax()),
+    **dict.fromkeys(_forms("min"), lambda x: x.amin()),
+    **dict.fromkeys(_forms("median"), lambda x: _median(x, torch.median)),
+    **dict.fromkeys(_forms("nanmedian"), lambda x: _median(x, torch.nanmedian)),
 }
 
 
@@ -389,8 +398,9 @@ class InnerAutograd(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func in _OF_ALL and len(args) == 1 and not kwargs and inside_functorch() and args[0].dim():
-            return _OF_ALL[func](args[0])
+        if func in _OF_ALL and inside_functorch() and len(operands := [*args, *kwargs.values()]) == 1:
+            (x,) = operands  # by name too: `torch.max(input=x)`
+            return _OF_ALL[func](x) if x.dim() else func(x)
         if func in PADDED and inside_functorch():
             return PADDED[func](*args, **kwargs)
         self.has_hooks |= func in HOOKING

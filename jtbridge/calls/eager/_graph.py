@@ -26,6 +26,7 @@ from jtbridge._compat import (
 )
 from jtbridge.core import random_numbers
 from jtbridge.core.functions import TorchFunction
+from jtbridge.core.loans import Loan, protected
 from jtbridge.errors import DifferentiationError
 from jtbridge.transforms import (
     Vjp,
@@ -39,7 +40,6 @@ from jtbridge.triton import intercepted_launches
 
 from ._arrays import Placement
 from ._function import EagerFunction
-from ._protection import Loan, protected
 
 
 class Family:

@@ -64,7 +64,8 @@ _LIFTS = frozenset(
 # of a matrix that it does not read for one that it reads. The formula of cholesky_inverse is wrong for every tangent. A
 # view that is transposed in place transposes the tangent of the tensor that it is a view of. The results of frac, of
 # remainders by a number and of copied views have their tangents in the memory of the argument's, and a later write in
-# place writes to it. The derivative of atan2 at the origin is NaN, where the gradient is 0.
+# place writes to it. The derivative of atan2 at the origin is NaN, where the gradient is 0. That of logcumsumexp loses
+# all digits for elements far below the largest.
 _WRONG_FORWARD_MODE = frozenset(
     {
         torch.ops.aten.atan2.default,
@@ -72,6 +73,7 @@ _WRONG_FORWARD_MODE = frozenset(
         torch.ops.aten.cholesky_inverse.default,
         torch.ops.aten.fmod.Scalar,
         torch.ops.aten.frac.default,
+        torch.ops.aten.logcumsumexp.default,
         torch.ops.aten.remainder.Scalar,
         torch.ops.aten.triangular_solve.default,
         *(

@@ -1,10 +1,10 @@
-"""Protection of large arrays that are shared with torch: their memory is copied before the first write."""
+"""Protection of arrays whose memory torch shares: it is copied before the first write."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from jtbridge._compat import (
     storage_id,
     storage_of,
 )
-from jtbridge.core.writes import AS_NUMPY, written_tensors
+
+from .writes import AS_NUMPY, written_tensors
 
 # Functions that give access to a tensor's memory, which can then be written to without an operator.
 _EXPOSING = frozenset(
@@ -60,6 +61,11 @@ class Loan:
     def __bool__(self) -> bool:
         return bool(self._storages)
 
+    def end(self) -> None:
+        """End the loan although the memory is still in use: whoever uses it will not write to it."""
+        for reference in self._storages:
+            _LENT.pop(reference.cdata, None)
+
     def __del__(self) -> None:
         if sys.is_finalizing():
             return
@@ -72,6 +78,17 @@ class Loan:
 def protected() -> contextlib.AbstractContextManager[Any]:
     """Return a context in which a write to memory that torch has on loan goes to a copy of it."""
     return CopyOnWrite() if _LENT else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def lent(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Protect the memory of tensors inside the block. Writes to them go to a copy, which they share from then on."""
+    loan = Loan(tensors)
+    try:
+        with protected():
+            yield
+    finally:
+        loan.end()
 
 
 class CopyOnWrite:

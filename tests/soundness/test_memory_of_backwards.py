@@ -1,0 +1,135 @@
+"""Backwards that use a cotangent, or what they saved, as memory to write to: no array may change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning"),
+    pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning"),
+]
+
+Backward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+SMALL, LARGE = 12, 120_000  # elements: an eager call copies the small ones and shares the large ones
+
+
+def saved_through_numpy(x: torch.Tensor, ct: torch.Tensor) -> torch.Tensor:
+    memory = x.numpy()
+    memory *= 3
+    return torch.from_numpy(memory * ct.numpy())
+
+
+def saved_through_data(x: torch.Tensor, ct: torch.Tensor) -> torch.Tensor:
+    x.data.mul_(3)
+    return torch.from_numpy(ct.numpy().copy()) * x
+
+
+def saved_through_dlpack(x: torch.Tensor, ct: torch.Tensor) -> torch.Tensor:
+    torch.from_dlpack(x.detach()).mul_(3)
+    return torch.from_numpy(ct.numpy().copy()) * x
+
+
+def cotangent_through_numpy(x: torch.Tensor, ct: torch.Tensor) -> torch.Tensor:
+    memory = ct.numpy()
+    memory *= 1.5
+    return ct
+
+
+def cotangent_through_torch(x: torch.Tensor, ct: torch.Tensor) -> torch.Tensor:
+    ct.mul_(1.5)
+    return torch.from_numpy(ct.numpy())
+
+
+BACKWARDS = (
+    saved_through_numpy,
+    saved_through_data,
+    saved_through_dlpack,
+    cotangent_through_numpy,
+    cotangent_through_torch,
+)
+DERIVATIVES: dict[str, Callable[..., Any]] = {
+    "grad": lambda f, x, y: jax.grad(lambda x: (f(x) * y).sum())(x),
+    "pullback": lambda f, x, y: jax.vjp(f, x)[1](y)[0],
+    "vmap": lambda f, x, y: jax.vmap(lambda x, y: jax.vjp(f, x)[1](y)[0])(x.reshape(2, -1), y.reshape(2, -1)).ravel(),
+    "scan": lambda f, x, y: jax.lax.scan(lambda c, _: (c, jax.vjp(f, x)[1](y)[0]), 0.0, length=3)[1][-1],
+}
+
+
+@pytest.mark.parametrize("backward", BACKWARDS)
+@pytest.mark.parametrize("of", DERIVATIVES)
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("backend", ["auto", "dlpack", "callback"])
+def test_arrays_keep_their_values(backend: str, jit: bool, size: int, of: str, backward: Backward):
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return backward(ctx.saved_tensors[0], ct)
+
+    f = jtbridge.wrap(lambda x: Twice.apply(x), backend=backend)
+
+    def gradient(x: jax.Array, y: jax.Array) -> jax.Array:
+        return DERIVATIVES[of](f, x, y)
+
+    if jit:
+        gradient = jax.jit(gradient)
+    x, y = jnp.full(size, 0.5), jnp.full(size, 2.0)
+    for _ in range(2):
+        np.testing.assert_array_equal(gradient(x, y), np.full(size, 3.0))
+    np.testing.assert_array_equal(x, np.full(size, 0.5))
+    np.testing.assert_array_equal(y, np.full(size, 2.0))
+
+
+def test_a_constant_of_the_program_keeps_its_values():
+    class Thrice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 3
+
+        @staticmethod
+        def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            memory = ct.numpy()
+            memory *= 3
+            return torch.from_numpy(memory)
+
+    f = jtbridge.wrap(lambda x: Thrice.apply(x))
+    weights = jnp.array([1.0, 2.0, 4.0])
+    gradient = jax.jit(jax.grad(lambda x: (f(x) * weights).sum()))
+    for _ in range(3):
+        np.testing.assert_array_equal(gradient(jnp.ones(3)), [3.0, 6.0, 12.0])
+    np.testing.assert_array_equal(weights, [1.0, 2.0, 4.0])
+
+
+def test_a_backward_that_raises_leaves_the_thread_as_it_was():
+    class Refusing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            ct.numpy()[0] = 7
+            raise ValueError("no gradient today")
+
+    f = jtbridge.wrap(lambda x: Refusing.apply(x), backend="dlpack")
+    y = jnp.full(3, 2.0)
+    with pytest.raises(Exception, match="no gradient today"):
+        jax.block_until_ready(jax.jit(jax.grad(lambda x: (f(x) * y).sum()))(jnp.ones(3)))
+    np.testing.assert_array_equal(y, [2.0, 2.0, 2.0])
+    array = torch.ones(3)
+    array.numpy()[0] = 5  # a mode left behind would copy the memory first
+    assert array[0] == 5

@@ -1,0 +1,105 @@
+"""Functions whose derivative torch lacks or gets wrong, and what replaces them: their values and derivatives stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+
+INF = float("inf")
+FAR_APART = (
+    [-1e9, 5.3, 1.0],
+    [0.5, -INF, 1.0],
+    [-60.0, 20.0, 30.0],
+    [30.0, -20.0, -900.0],
+    [0.2, 0.2, 0.2],
+)
+
+
+@pytest.mark.parametrize("x", FAR_APART, ids=str)
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+def test_logcumsumexp_of_masked_elements(dtype: str, jit: bool, x: list[float], backend: str, x64: None):
+    values = torch.tensor(x, dtype=getattr(torch, dtype), requires_grad=True)
+    ct = torch.tensor([1.0, -2.0, 0.5], dtype=values.dtype)
+    expected = torch.logcumsumexp(values, 0)
+    (gradient,) = torch.autograd.grad(expected, values, ct)
+
+    f = jtbridge.wrap(lambda x: torch.logcumsumexp(x, 0), backend=backend)
+
+    def derivatives(x: jax.Array) -> tuple[jax.Array, ...]:
+        out, pullback = jax.vjp(f, x)
+        moved = jax.jvp(f, (x,), (jnp.ones_like(x),))[1]
+        return out, pullback(jnp.asarray(ct.numpy()))[0], moved, jax.hessian(lambda x: f(x).sum())(x)
+
+    out, grad, moved, hessian = (jax.jit(derivatives) if jit else derivatives)(jnp.asarray(values.detach().numpy()))
+    tolerance = 1e-6 if dtype == "float32" else 1e-14
+    np.testing.assert_allclose(out, expected.detach(), rtol=tolerance)
+    np.testing.assert_allclose(grad, gradient, rtol=10 * tolerance, atol=tolerance)  # torch's formula loses a digit
+    np.testing.assert_allclose(moved, np.ones(3), rtol=tolerance)
+    # Adding one number to all elements adds it to the results: the rows of second derivatives sum to zero.
+    np.testing.assert_allclose(hessian.sum(-1), np.zeros(3), atol=10 * tolerance)
+    np.testing.assert_allclose(np.diag(hessian), _curvatures(np.array(x)), rtol=1e-5, atol=10 * tolerance)
+
+
+def _curvatures(x: np.ndarray) -> np.ndarray:
+    """Return the second derivatives of the sum of logcumsumexp by each element: p (1 - p) for each prefix."""
+    with np.errstate(over="ignore"):
+        prefixes = [np.exp(x[:n] - x[:n].max()) for n in range(1, len(x) + 1)]
+    shares = [np.append(p / p.sum(), np.zeros(len(x) - len(p))) for p in prefixes]
+    return np.sum([p * (1 - p) for p in shares], axis=0)
+
+
+OF_ALL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "median": lambda x: x.median(),
+    "nanmedian": lambda x: torch.nanmedian(x),
+    "median by name": lambda x: torch.median(input=x),
+    "max": lambda x: x.max(),
+    "max by name": lambda x: torch.max(input=x),
+    "min by name": lambda x: torch.min(input=x),
+    "aten.max": lambda x: torch.ops.aten.max(x),
+    "aten.median": lambda x: torch.ops.aten.median.default(x),
+}
+ROWS = [[INF, INF, 1.0], [-INF, -INF, 3.0], [2.0, 2.0, 1.0], [0.0, 1.0, 1.0], [1.0, 2.0, 3.0], [-1.0, -1.0, -2.0]]
+
+
+@pytest.mark.parametrize("name", OF_ALL)
+@pytest.mark.parametrize("jit", [False, True])
+def test_reductions_of_all_elements_in_a_batch_of_gradients(jit: bool, name: str, backend: str):
+    fn = OF_ALL[name]
+    batched = jax.vmap(jax.value_and_grad(jtbridge.wrap(fn, backend=backend)))
+    values, gradients = (jax.jit(batched) if jit else batched)(jnp.array(ROWS))
+    rows = [torch.tensor(row, requires_grad=True) for row in ROWS]
+    np.testing.assert_array_equal(values, [fn(row).item() for row in rows])
+    np.testing.assert_allclose(gradients, [torch.autograd.grad(fn(row), row)[0].tolist() for row in rows])
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", ["median", "nanmedian", "max", "min by name"])
+def test_reductions_of_all_integers_in_a_batch_of_gradients(jit: bool, name: str, backend: str, x64: None):
+    f = jtbridge.wrap(lambda x, n: (x.sum(), OF_ALL[name](n)), backend=backend)
+    batched = jax.vmap(jax.value_and_grad(f, has_aux=True))
+    x, n = jnp.ones((2, 3)), jnp.array([[16777217, 16777219, 5], [-3, 2**40 + 1, 2**41]])
+    (_, found), _ = (jax.jit(batched) if jit else batched)(x, n)
+    assert found.dtype == jnp.int64
+    assert found.tolist() == [OF_ALL[name](torch.from_numpy(np.array(row))).item() for row in n]
+
+
+# A batch of cotangents alone of cdist is run row by row: torch.vmap is wrong for it.
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
+@pytest.mark.parametrize("jit", [False, True])
+def test_distances_by_the_largest_of_equal_differences(jit: bool, backend: str):
+    """Torch gives the whole gradient to each of them; the forward derivative is its transpose."""
+    f = jtbridge.wrap(lambda a, b: torch.cdist(a, b, float("inf")), backend=backend)
+    a, b = jnp.array([[0.0, 0.0, 0.5], [INF, 0.0, 1.0]]), jnp.array([[1.0, 1.0, 1.0]])
+    for jacobian in (jax.jacfwd(f), jax.jacrev(f)):
+        found = (jax.jit(jacobian) if jit else jacobian)(a[:1], b)
+        np.testing.assert_array_equal(found.ravel(), [-1.0, -1.0, 0.0])
+    np.testing.assert_array_equal(jax.vmap(f, (0, None))(a[:, None], b).ravel(), [1.0, INF])
