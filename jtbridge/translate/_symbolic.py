@@ -126,7 +126,7 @@ def _graph_of(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> tuple[
             return traced.guarded(lambda: trace_on(run, tensors, GraphUse.TRANSLATE)), environment, symbols
     except Exception as error:
         raise TranslationError(
-            f"`{traced.name}` cannot be traced with symbolic sizes: {error}. Give the sizes as numbers."
+            f"`{traced.name}` cannot be traced with symbolic sizes: {str(error).rstrip(".")}. Give the sizes as numbers."
         ) from error
 
 

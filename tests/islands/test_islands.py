@@ -16,6 +16,7 @@ import jtbridge
 from jtbridge._compat import FakeTensor
 from jtbridge.errors import (
     CalledWarning,
+    DifferentiationError,
     SequentialVmapWarning,
     TranslationError,
 )
@@ -40,6 +41,13 @@ def test_no_warning_says_that_the_function_is_called():
     with warnings.catch_warnings():
         warnings.simplefilter("error", CalledWarning)
         jax.jit(jax.grad(lambda x: jtbridge.wrap(F)(x).sum()))(X)
+
+
+@pytest.mark.parametrize("transform", [jax.grad, jax.jacfwd, jax.hessian])
+def test_an_operator_without_a_derivative_is_refused_before_the_program_runs(transform):
+    f = jax.jit(transform(scalar(jtbridge.wrap(lambda x: joined([x, x.sin()], None, "ab")[0].cos()))))
+    with pytest.raises(DifferentiationError, match="no autograd formula was registered"):
+        f.lower(X)
 
 
 TRANSFORMED = {
