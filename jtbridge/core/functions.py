@@ -170,7 +170,7 @@ class TracedFunction(TorchFunction):
     @functools.cached_property
     def direct(self) -> bool:
         """Whether `call` takes the tensors unchanged and returns a single tensor, so a backend may call it directly."""
-        return self._plain and self._single and not self.constants
+        return self._plain and self._single and not self.constants and not self.traits.custom_operator
 
     def __repr__(self) -> str:
         return self.name  # shown in a printed jaxpr

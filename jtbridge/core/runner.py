@@ -10,7 +10,7 @@ import torch
 from jtbridge._compat import FakeTensor
 from jtbridge.errors import JtbridgeError, MutationError, TorchCallError
 
-from .array_types import Tensors
+from .array_types import Tensors, to_bytes
 from .functions import TorchFunction
 
 _SHOWN = 6  # arguments at either end of a long list
@@ -54,13 +54,37 @@ def runner(fn: TorchFunction) -> Callable[[Callable[[], Sequence[torch.Tensor]]]
 
 
 def _with_values(fn: TorchFunction) -> Callable[..., Tensors]:
+    is_proven = fn.base.traits.custom_operator is None
+
     def call(*tensors: torch.Tensor) -> Tensors:
-        results = fn(*tensors)
+        nonlocal is_proven
+        if is_proven:
+            results = fn(*tensors)
+        else:
+            results, is_proven = _on_copies(fn, tensors), True
         if any(isinstance(result, FakeTensor) for result in results):
             raise escaped_tensor_error(fn.base.name)
         return results
 
     return call
+
+
+def _on_copies(fn: TorchFunction, tensors: Sequence[torch.Tensor]) -> Tensors:
+    """Run a function with custom operators for the first time, on copies of its arguments on a CPU.
+
+    Raises:
+        MutationError: a copy has changed, as the memory of a JAX array would have.
+    """
+    count = len(fn.in_types)  # memory for results may follow the arguments
+    copies = [x.clone(memory_format=torch.preserve_format) if x.is_cpu else x for x in tensors[:count]]
+    results = fn(*copies, *tensors[count:])
+    for copy, tensor in zip(copies, tensors, strict=False):
+        if not torch.equal(to_bytes(copy.detach()), to_bytes(tensor.detach())):
+            raise MutationError(
+                f"A custom operator of `{fn.base.name}`, such as `{fn.base.traits.custom_operator}`, writes to an "
+                "argument that its schema does not declare. Declare it in `mutates_args=`, or write to a `clone()`."
+            )
+    return results
 
 
 def as_call_error(fn: TorchFunction, error: BaseException) -> JtbridgeError:

@@ -125,8 +125,9 @@ def _graph_of(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> tuple[
         with traced.state.applied(), kernels_of_symbolic_sizes():
             return traced.guarded(lambda: trace_on(run, tensors, GraphUse.TRANSLATE)), environment, symbols
     except Exception as error:
+        found = str(error).rstrip(".")
         raise TranslationError(
-            f"`{traced.name}` cannot be traced with symbolic sizes: {str(error).rstrip(".")}. Give the sizes as numbers."
+            f"`{traced.name}` cannot be traced with symbolic sizes: {found}. Give the sizes as numbers."
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 _NAME = "jtbridge_island_tests"
@@ -129,3 +130,27 @@ def around(operator, *args):
         return (operator(x, *args).cos() * 0.5 + x).sum(-1)
 
     return function
+
+
+@torch.library.custom_op(f"{_NAME}::scratching", mutates_args=())
+def scratching(x: torch.Tensor) -> torch.Tensor:
+    """It writes to its argument, which its schema does not say."""
+    return x.exp_().sum(-1)
+
+
+@scratching.register_fake
+def _(x):
+    return x.new_empty(x.shape[:-1])
+
+
+@torch.library.custom_op(f"{_NAME}::scratching_numpy", mutates_args=())
+def scratching_numpy(x: torch.Tensor) -> torch.Tensor:
+    """The same through NumPy: torch does not count the write."""
+    memory = x.numpy()
+    np.exp(memory, out=memory)
+    return torch.from_numpy(memory.sum(-1))
+
+
+@scratching_numpy.register_fake
+def _(x):
+    return x.new_empty(x.shape[:-1])

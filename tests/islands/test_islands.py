@@ -23,7 +23,7 @@ from jtbridge.errors import (
 from tests.compare import assert_matches, assert_trees_close
 from tests.counting import counted, counted_square
 
-from .operators import around, bent, joined, largest, lies, raises, strides
+from .operators import around, bent, joined, largest, lies, raises, scratching, scratching_numpy, strides
 from .programs import CALL, PLAIN, F, T, X, calls_in, scalar, sharded
 
 
@@ -48,6 +48,19 @@ def test_an_operator_without_a_derivative_is_refused_before_the_program_runs(tra
     f = jax.jit(transform(scalar(jtbridge.wrap(lambda x: joined([x, x.sin()], None, "ab")[0].cos()))))
     with pytest.raises(DifferentiationError, match="no autograd formula was registered"):
         f.lower(X)
+
+
+@pytest.mark.parametrize("options", [{}, {"islands": "needed"}, {"backend": "dlpack"}], ids=str)
+@pytest.mark.parametrize("operator", [scratching, scratching_numpy])
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_an_operator_that_writes_to_its_argument_is_refused_and_no_array_changes(is_direct, operator, options):
+    f = jax.jit(jtbridge.wrap(lambda x: operator(x) if is_direct else operator(x * 1).sin(), **options))
+    x = jnp.zeros((2, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalledWarning)
+        with pytest.raises(Exception, match="writes to an argument that its schema does not declare"):
+            jax.block_until_ready(f(x))
+    np.testing.assert_array_equal(x, np.zeros((2, 3)))
 
 
 TRANSFORMED = {
