@@ -69,7 +69,7 @@ def uncaptured_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
 
 def _callback(fn: TorchFunction, runs: TorchFunction, written: tuple[int, ...]) -> Callable[..., tuple[()]]:
     count = len(fn.in_types)
-    run = runner(runs)
+    run = runner(runs, len(written))
     readers = [reader(type_) for type_ in runs.in_types]
     places = [*range(count), *(count + position for position in written)]
     writers = [(i, count + i, writer(type_)) for i, type_ in enumerate(fn.out_types) if i not in written]

@@ -10,7 +10,7 @@ from torch import fx
 from jtbridge._compat import forgetting_graph_sources
 from jtbridge.core.functions import TorchFunction, TracedFunction
 from jtbridge.core.messages import summary_of
-from jtbridge.errors import DifferentiationError, JtbridgeError, TranslationError
+from jtbridge.errors import JtbridgeError, TranslationError
 from jtbridge.transforms import Jvp, Vjp
 
 from ._attempts import REVISIONS, Attempt, GraphUse, Outcome, Revision
@@ -19,14 +19,11 @@ from ._draws import refuse_draws
 from ._graph_function import GraphFunction
 from ._trace import trace
 
-_NO_FORMULA = "no autograd formula was registered"  # in torch's error about a custom operator
-
 
 def aten_graph(fn: TorchFunction) -> fx.GraphModule:
     """Return the functional ATen graph of a torch function that is not batched.
 
     Raises:
-        DifferentiationError: a derivative needs that of a custom operator which has none.
         TranslationError: torch cannot trace the function.
     """
     traced = fn.base
@@ -60,8 +57,6 @@ def aten_graph(fn: TorchFunction) -> fx.GraphModule:
         raise
     except Exception as error:
         found = summary_of(error)
-        if _NO_FORMULA in str(error):  # torch would raise the same when the program calls it
-            raise DifferentiationError(f"`{traced.name}` has no derivative of this order in torch: {found}") from error
         if traced.traits.by_data:
             found = f"{traced.traits.untraceable}, and the regions that depend on these cannot run alone: {found}"
         raise TranslationError(f"`{traced.name}` cannot be traced ({type(fn).__name__}): {found}") from error

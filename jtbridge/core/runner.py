@@ -30,12 +30,16 @@ def escaped_tensor_error(name: str | None = None) -> MutationError:
     )
 
 
-def runner(fn: TorchFunction) -> Callable[[Callable[[], Sequence[torch.Tensor]]], Tensors]:
+def runner(fn: TorchFunction, destinations: int = 0) -> Callable[[Callable[[], Sequence[torch.Tensor]]], Tensors]:
     """Return a function that runs `fn` on the tensors that its argument makes, under the torch settings of `fn`.
 
     The tensors are made under these settings too: a tensor made in inference mode cannot be differentiated outside it.
+
+    Args:
+        fn: the function.
+        destinations: the number of tensors, the last ones, to which `fn` writes results.
     """
-    call = _with_values(fn)
+    call = _with_values(fn, len(fn.in_types) - destinations)
     state = fn.state
     is_active = state.activity_check()
     only_grad_is_off = not state.grad and not state.inference
@@ -53,7 +57,7 @@ def runner(fn: TorchFunction) -> Callable[[Callable[[], Sequence[torch.Tensor]]]
     return run
 
 
-def _with_values(fn: TorchFunction) -> Callable[..., Tensors]:
+def _with_values(fn: TorchFunction, count: int) -> Callable[..., Tensors]:
     is_proven = fn.base.traits.custom_operator is None
 
     def call(*tensors: torch.Tensor) -> Tensors:
@@ -61,7 +65,7 @@ def _with_values(fn: TorchFunction) -> Callable[..., Tensors]:
         if is_proven:
             results = fn(*tensors)
         else:
-            results, is_proven = _on_copies(fn, tensors), True
+            results, is_proven = _on_copies(fn, tensors, count), True
         if any(isinstance(result, FakeTensor) for result in results):
             raise escaped_tensor_error(fn.base.name)
         return results
@@ -69,13 +73,12 @@ def _with_values(fn: TorchFunction) -> Callable[..., Tensors]:
     return call
 
 
-def _on_copies(fn: TorchFunction, tensors: Sequence[torch.Tensor]) -> Tensors:
-    """Run a function with custom operators for the first time, on copies of its arguments on a CPU.
+def _on_copies(fn: TorchFunction, tensors: Sequence[torch.Tensor], count: int) -> Tensors:
+    """Run a function with custom operators for the first time, on copies of its first `count` arguments on a CPU.
 
     Raises:
         MutationError: a copy has changed, as the memory of a JAX array would have.
     """
-    count = len(fn.in_types)  # memory for results may follow the arguments
     copies = [x.clone(memory_format=torch.preserve_format) if x.is_cpu else x for x in tensors[:count]]
     results = fn(*copies, *tensors[count:])
     for copy, tensor in zip(copies, tensors, strict=False):

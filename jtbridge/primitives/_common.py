@@ -63,6 +63,8 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
             is_exported(ctx) or is_divided(ctx) or reduces or len(platforms) > 1 or not may_have_islands(platforms[0])
         )
         chosen = [choose(backend, platform, fn, pure=pure) for platform in platforms]
+        if backend == "auto" and any(each.kind == "call" for each in chosen):
+            _refuse_missing_formula(fn)
         if is_exported(ctx) and backend == "auto" and any(each.kind == "call" for each in chosen):
             raise BackendError(
                 f"An exported program runs without torch, so it has to be translated, but "
@@ -100,6 +102,17 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
     add_nan_check(primitive, describe_results)
     refuse_in_jet(primitive, refuse_jet)
     return primitive
+
+
+def _refuse_missing_formula(fn: TorchFunction) -> None:
+    """Raise if a derivative that torch is going to compute needs that of a custom operator which has none.
+
+    Raises:
+        DifferentiationError: it does. Torch would raise when the program runs.
+    """
+    reason = untranslatable_reason(fn) or ""
+    if "no autograd formula was registered" in reason:  # torch's words
+        raise DifferentiationError(f"Torch has no derivative of this order of `{fn.base.name}`: {reason}")
 
 
 def _function_of(params: dict[str, Any]) -> TorchFunction:

@@ -62,16 +62,23 @@ def _layer_norm(
     weight: Any = None,
     bias: Any = None,
     eps: float = 1e-5,
-    *_: Any,
+    cudnn_enable: Any = None,
 ) -> torch.Tensor:
+    del cudnn_enable
     dims = tuple(range(input.dim() - len(normalized_shape), input.dim()))
     out = scaled(_normalised(_wide(input), dims, eps), weight, bias, tuple(normalized_shape))
     return out.to(input.dtype)
 
 
 def _group_norm(
-    input: torch.Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+    input: torch.Tensor,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enabled: Any = None,
 ) -> torch.Tensor:
+    del cudnn_enabled
     grouped = _wide(input).reshape(input.shape[0], num_groups, -1)
     out = _normalised(grouped, (2,), eps).reshape(input.shape)
     return scaled(out, weight, bias, per_channel(input)).to(input.dtype)
@@ -172,7 +179,8 @@ def _logcumsumexp(input: torch.Tensor, dim: int) -> torch.Tensor:
         rises = later > earlier
         smaller, larger = torch.where(rises, earlier, later), torch.where(rises, later, earlier)
         infinite = larger.isinf() & ~smaller.isnan()
-        added = torch.where(infinite, larger, larger + F.softplus(smaller - larger))
+        gap = torch.where(infinite, 0.0, smaller - larger)  # two infinities would have a NaN gradient, even unused
+        added = torch.where(infinite, larger, larger + F.softplus(gap))
         sums = torch.cat([sums[:reach], added])
         reach *= 2
     return sums.movedim(0, dim).to(input.dtype)

@@ -115,11 +115,11 @@ class Vjp(Derived):
         if again and backwards_that_may_detach(outputs):
             watched = refused_detached_backwards(self.base.name, outputs)
             cts = [ct if ct.requires_grad else ct.detach().requires_grad_() for ct in cts]
-        # A backward of the user's own may use its cotangent, or what it saved, as memory to write to.
-        shared = [x for x in (*primals, *cts) if has_plain_memory(x)] if custom_backwards(outputs) else []
         with watched:
-            if shared:
-                with lent(shared):
+            if custom_backwards(outputs) and all(map(has_plain_memory, cts)):
+                # A backward of the user's own may keep its cotangent, and may use what it saved as memory to write to.
+                cts = [ct.clone() for ct in cts]
+                with lent([x for x in primals if has_plain_memory(x)]):
                     grads = run_backward(outputs, cts, inputs, create_graph=again, retain_graph=again)
             else:
                 grads = torch.autograd.grad(outputs, inputs, cts, create_graph=again, allow_unused=True)

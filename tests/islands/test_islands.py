@@ -46,20 +46,31 @@ def test_no_warning_says_that_the_function_is_called():
 @pytest.mark.parametrize("transform", [jax.grad, jax.jacfwd, jax.hessian])
 def test_an_operator_without_a_derivative_is_refused_before_the_program_runs(transform):
     f = jax.jit(transform(scalar(jtbridge.wrap(lambda x: joined([x, x.sin()], None, "ab")[0].cos()))))
-    with pytest.raises(DifferentiationError, match="no autograd formula was registered"):
-        f.lower(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(DifferentiationError, match="no autograd formula was registered"):
+            f.lower(X)
 
 
 @pytest.mark.parametrize("options", [{}, {"islands": "needed"}, {"backend": "dlpack"}], ids=str)
 @pytest.mark.parametrize("operator", [scratching, scratching_numpy])
-@pytest.mark.parametrize("is_direct", [False, True])
-def test_an_operator_that_writes_to_its_argument_is_refused_and_no_array_changes(is_direct, operator, options):
-    f = jax.jit(jtbridge.wrap(lambda x: operator(x) if is_direct else operator(x * 1).sin(), **options))
+def test_an_operator_that_writes_to_its_argument_is_refused_and_no_array_changes(operator, options):
+    f = jax.jit(jtbridge.wrap(lambda x: operator(x).sin(), **options))
     x = jnp.zeros((2, 3))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CalledWarning)
         with pytest.raises(Exception, match="writes to an argument that its schema does not declare"):
             jax.block_until_ready(f(x))
+    np.testing.assert_array_equal(x, np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("operator", [scratching, scratching_numpy])
+def test_an_island_that_writes_to_an_intermediate_result_changes_no_array(operator):
+    """XLA may give the island the memory of the argument, for `x * 1` is `x`."""
+    f = jax.jit(jtbridge.wrap(lambda x: operator(x * 1).sin(), islands="needed"))
+    x = jnp.zeros((2, 3))
+    with pytest.raises(Exception, match="writes to an argument that its schema does not declare"):
+        jax.block_until_ready(f(x))
     np.testing.assert_array_equal(x, np.zeros((2, 3)))
 
 

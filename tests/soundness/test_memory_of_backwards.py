@@ -133,3 +133,27 @@ def test_a_backward_that_raises_leaves_the_thread_as_it_was():
     array = torch.ones(3)
     array.numpy()[0] = 5  # a mode left behind would copy the memory first
     assert array[0] == 5
+
+
+def test_a_cotangent_that_a_backward_keeps_is_no_array_of_jax():
+    kept: list[torch.Tensor] = []
+
+    class Kept(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            kept.append(torch.from_numpy(ct.numpy()))
+            kept.append(ct.detach())
+            return ct * 2
+
+    f = jtbridge.wrap(lambda x: Kept.apply(x), backend="dlpack")
+    x, ct = jnp.arange(4.0), jnp.ones(4)
+    gradient = jax.jit(lambda x, ct: jax.vjp(f, x)[1](ct)[0])
+    for _ in range(2):
+        np.testing.assert_array_equal(gradient(x, ct), np.full(4, 2.0))
+        for tensor in kept:
+            tensor.detach().numpy()[:] = 0
+        np.testing.assert_array_equal(ct, np.ones(4))

@@ -19,6 +19,7 @@ FAR_APART = (
     [-60.0, 20.0, 30.0],
     [30.0, -20.0, -900.0],
     [0.2, 0.2, 0.2],
+    [0.5, -INF, -INF],
 )
 
 
@@ -67,7 +68,18 @@ OF_ALL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "aten.max": lambda x: torch.ops.aten.max(x),
     "aten.median": lambda x: torch.ops.aten.median.default(x),
 }
-ROWS = [[INF, INF, 1.0], [-INF, -INF, 3.0], [2.0, 2.0, 1.0], [0.0, 1.0, 1.0], [1.0, 2.0, 3.0], [-1.0, -1.0, -2.0]]
+NAN = float("nan")
+ROWS = [
+    [1.0, NAN, 2.0],
+    [NAN, NAN, 2.0],
+    [NAN, NAN, NAN],
+    [INF, INF, 1.0],
+    [-INF, -INF, 3.0],
+    [2.0, 2.0, 1.0],
+    [0.0, 1.0, 1.0],
+    [1.0, 2.0, 3.0],
+    [-1.0, -1.0, -2.0],
+]
 
 
 @pytest.mark.parametrize("name", OF_ALL)
@@ -103,3 +115,19 @@ def test_distances_by_the_largest_of_equal_differences(jit: bool, backend: str):
         found = (jax.jit(jacobian) if jit else jacobian)(a[:1], b)
         np.testing.assert_array_equal(found.ravel(), [-1.0, -1.0, 0.0])
     np.testing.assert_array_equal(jax.vmap(f, (0, None))(a[:, None], b).ravel(), [1.0, INF])
+
+
+CUDNN = {
+    "layer_norm": lambda x: torch.layer_norm(x, (3,), cudnn_enable=False) ** 3,
+    "group_norm": lambda x: torch.group_norm(x, 1, cudnn_enabled=False) ** 3,
+}
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", CUDNN)
+def test_norms_with_torchs_option_for_cudnn(name: str, jit: bool, x64: None):
+    f = jtbridge.wrap(lambda x: CUDNN[name](x).sum())
+    x = np.array([[0.1, 0.5, -0.3], [0.7, 0.2, 0.9]])
+    hessian = jax.jit(jax.hessian(f)) if jit else jax.hessian(f)
+    expected = torch.autograd.functional.hessian(lambda x: CUDNN[name](x).sum(), torch.from_numpy(x))
+    np.testing.assert_allclose(hessian(x), expected, rtol=1e-4, atol=1e-4)

@@ -354,13 +354,40 @@ def _contents(tensors: Sequence[torch.Tensor]) -> list[Any]:
         ]
 
 
+def _shared(x: torch.Tensor, found: torch.Tensor, chosen: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Return a reduction of all elements to one of them, whose gradient equal elements share. NaN is equal to NaN.
+
+    Args:
+        x: the elements.
+        found: the result, without a gradient.
+        chosen: the reduction by `amax` or `amin`, which share a gradient among numbers, but not among NaN.
+    """
+    if not x.is_floating_point():
+        return found
+    nan = x.isnan()
+    of_nan = torch.where(nan, x, 0.0).sum() / nan.sum().clamp(min=1)
+    return torch.where(found.isnan(), of_nan, chosen(torch.where(nan, 0.0, x)))
+
+
+def _largest(x: torch.Tensor) -> torch.Tensor:
+    return _shared(x, x.detach().amax(), torch.amax)
+
+
+def _smallest(x: torch.Tensor) -> torch.Tensor:
+    return _shared(x, x.detach().amin(), torch.amin)
+
+
 def _median(x: torch.Tensor, median: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """Return the median of all elements. Elements equal to it share its gradient, as `amax` and `amin` share it."""
-    if not x.is_floating_point() or not x.numel():
+    if not x.numel():
         return median(x)
     found = median(x.detach().reshape(-1), 0)[0]
-    chosen = (x == found) | found.isnan()
-    return torch.where(found < 0, torch.where(chosen, x, math.inf).amin(), torch.where(chosen, x, -math.inf).amax())
+    equal = x == found
+
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        largest, smallest = torch.where(equal, x, -math.inf).amax(), torch.where(equal, x, math.inf).amin()
+        return torch.where(found < 0, smallest, largest)
+
+    return _shared(x, found, chosen)
 
 
 def _forms(name: str) -> tuple[Callable[..., Any], ...]:
@@ -371,8 +398,8 @@ def _forms(name: str) -> tuple[Callable[..., Any], ...]:
 
 # Under torch.vmap these become reductions over one axis, whose gradient goes to one of several equal elements.
 _OF_ALL: dict[Callable[..., Any], Callable[[torch.Tensor], torch.Tensor]] = {
-    **dict.fromkeys(_forms("max"), lambda x: x.amax()),
-    **dict.fromkeys(_forms("min"), lambda x: x.amin()),
+    **dict.fromkeys(_forms("max"), _largest),
+    **dict.fromkeys(_forms("min"), _smallest),
     **dict.fromkeys(_forms("median"), lambda x: _median(x, torch.median)),
     **dict.fromkeys(_forms("nanmedian"), lambda x: _median(x, torch.nanmedian)),
 }
