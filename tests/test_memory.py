@@ -157,3 +157,21 @@ def test_constants_beside_a_called_function_are_freed(transform):
     f = jtbridge.wrap(lambda x: torch.sin(x[x > -100]).reshape(x.shape) * x)
     with jax.checking_leaks():
         jax.jit(transform(lambda x: f(x).sum()))(jnp.ones(3))
+
+
+@pytest.mark.parametrize("size", [4, 1 << 18])
+def test_a_cache_of_storages_does_not_find_the_memory_of_a_result(size: int):
+    """Torch keeps the object of a storage as long as the memory is used, as by an array that took it over."""
+    cache: weakref.WeakValueDictionary[str, torch.UntypedStorage] = weakref.WeakValueDictionary()
+
+    @jtbridge.wrap
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        cache["y"] = y.untyped_storage()
+        return y
+
+    y = f(jnp.ones(size))
+    gc.collect()
+    for storage in cache.values():
+        storage.fill_(0)
+    assert (y == 2).all()

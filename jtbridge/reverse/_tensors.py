@@ -54,12 +54,14 @@ def to_operands(tensors: Sequence[torch.Tensor], device: jax.Device) -> list[Any
 
     They share the memory of the tensors if they can.
 
-    For JAX's default device they are NumPy arrays, which takes a third of the time of making JAX arrays. Without jit
-    the function would see and could write them, and a guard of transfers refuses them.
+    For JAX's default device they are NumPy arrays, which takes a third of the time of making JAX arrays. A guard of
+    transfers refuses those. Without jit the function sees its arguments, and may keep them, so they are copies.
     """
     config: Any = jax.config
     guarded = config.jax_transfer_guard_host_to_device not in (None, "allow")
-    if config.jax_disable_jit or guarded:
+    if config.jax_disable_jit:
+        return [to_array(plain(tensor).clone(), device) for tensor in tensors]
+    if guarded:
         return [to_array(tensor, device) for tensor in tensors]
     if device.platform == "cpu" and device == (config.jax_default_device or jax.local_devices()[0]):
         return [_memory(tensor) for tensor in tensors]

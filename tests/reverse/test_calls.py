@@ -383,6 +383,16 @@ def test_without_jit_arguments_are_arrays_of_jax():
     assert x.tolist() == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("size", [4, 100_000])
+def test_without_jit_an_array_that_the_function_keeps_does_not_change(size: int):
+    kept = []
+    x = torch.ones(size)
+    with jax.disable_jit():
+        jtbridge.to_torch_function(lambda x: kept.append(x) or x + 1)(x)
+    x.zero_()
+    assert (kept[0] == 1).all()
+
+
 def test_a_function_in_a_compiled_loop_of_torch_threads_and_recursion():
     g = jtbridge.to_torch_function(lambda x: x * 2)
     f = jtbridge.to_torch_function(

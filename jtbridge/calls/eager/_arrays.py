@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from typing import Any
 
 import jax
@@ -71,6 +72,11 @@ def unsupported_reason(array: jax.Array) -> str | None:
     return None
 
 
+def _is_of_torch_alone(storage: torch.UntypedStorage) -> bool:
+    """Return whether the memory of a storage is torch's, not that of a NumPy array, and no cache finds the storage."""
+    return storage.resizable() and not weakref.getweakrefcount(storage)
+
+
 class Placement:
     """The device of results: that of the arguments. Results are committed to the device if an argument is."""
 
@@ -100,7 +106,7 @@ class Placement:
             and sys.getrefcount(tensor) == 2
             and not is_lazy(tensor)
             and not is_shared(tensor)
-            and tensor.untyped_storage().resizable()  # the memory is torch's, not that of a NumPy array
+            and _is_of_torch_alone(tensor.untyped_storage())
         )
         values = tensor.detach() if tensor.requires_grad else tensor
         if not owned:
