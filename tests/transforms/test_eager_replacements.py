@@ -131,3 +131,32 @@ def test_norms_with_torchs_option_for_cudnn(name: str, jit: bool, x64: None):
     hessian = jax.jit(jax.hessian(f)) if jit else jax.hessian(f)
     expected = torch.autograd.functional.hessian(lambda x: CUDNN[name](x).sum(), torch.from_numpy(x))
     np.testing.assert_allclose(hessian(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def two_results(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return x.cos(), torch.sinc(x), x[:0]
+
+
+@pytest.mark.parametrize("n", [6, 9_000])
+def test_forward_derivatives_where_the_second_derivative_is_nan(n: int, x64: None):
+    """The derivative of the gradient is NaN at some elements. Only their rows of the Jacobian are computed."""
+    x, dx = torch.arange(n, dtype=torch.float64) / 2, torch.linspace(1, 2, n, dtype=torch.float64)
+    f = jtbridge.wrap(two_results)
+    found = jax.jvp(f, (jnp.asarray(x.numpy()),), (jnp.asarray(dx.numpy()),))[1]
+    expected = torch.func.jvp(two_results, (x,), (dx,))[1]
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-12)
+    powers = jtbridge.wrap(lambda x: x**x)
+    base = jnp.arange(float(n)) % 3
+    moved = jax.jvp(powers, (base,), (jnp.ones(n),))[1]
+    np.testing.assert_allclose(moved, np.array([0.0, 1.0, 4 * (1 + np.log(2))])[np.arange(n) % 3], atol=1e-12)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_jacobians_where_the_second_derivative_is_nan(batched: bool, x64: None):
+    x = torch.tensor([[0.0, 0.5, 1.0], [2.0, 0.0, 0.0]], dtype=torch.float64)
+    jacobian, expected = jax.jacfwd(jtbridge.wrap(two_results)), torch.func.jacfwd(two_results)
+    if batched:
+        jacobian, expected = jax.vmap(jacobian), torch.func.vmap(expected)
+    for ours, theirs in zip(jacobian(jnp.asarray(x.numpy())), expected(x), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-12)

@@ -177,7 +177,7 @@ def _by_kept_graph(
             dys = found
     # The gradient of a norm at zero is 0, and its derivative is NaN.
     if have_nan(dys) and not have_nan([*outputs, *tangents]):
-        rows = product_by_rows(graph, of, tangents, extra)
+        rows = product_by_rows(graph, of, tangents, extra, dys)
         dys = dys if rows is None else without_nan(dys, rows)
     sizes = [tangents[0].shape[axis] for axis in extra]
     results = [dy.to(y.dtype).reshape(with_axes(y.shape, extra, sizes)) for dy, y in zip(dys, outputs, strict=True)]
