@@ -186,13 +186,13 @@ def mark_as_parameter(tensor: torch.Tensor, parameter: torch.Tensor) -> None:
 
 
 def custom_backwards(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """Return the nodes of an `autograd.Function` of the user's in the graph of some tensors. Tried on torch 2.13.
+    """Return the nodes of an `autograd.Function` in the graph of some tensors. Tried on torch 2.13.
 
-    Those of `torch.cond` and its kin are torch's own, and fail in a backward under a dispatch mode.
+    Those of `torch.cond` and its kin are left out: they fail in a backward under a dispatch mode.
     """
     nodes = [node for node in graph_nodes(tensors) if isinstance(node, torch.autograd.function.BackwardCFunction)]
-    libraries = ("jtbridge.", "torch._higher_order_ops.")
-    return [node for node in nodes if not node._forward_cls.__module__.startswith(libraries)]  # type: ignore[attr-defined]
+    of_torch = "torch._higher_order_ops."
+    return [node for node in nodes if not node._forward_cls.__module__.startswith(of_torch)]  # type: ignore[attr-defined]
 
 
 def backwards_that_may_detach(tensors: Sequence[torch.Tensor]) -> list[Any]:
