@@ -124,7 +124,7 @@ def test_one_function_with_x64_off_and_on(backend: str):
 @pytest.mark.parametrize("of", ["grad", "vmap", "hessian", "pullback"])
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")  # jax.hessian makes a matrix of ones
 def test_gradients_of_64_bit_arrays_while_x64_is_off(of: str, dtype: str, jit: bool, backend: str):
-    """They have all 64 bits, as those of a function of JAX have, and later programs accept them."""
+    """The gradients have all 64 bits, as the gradients of a JAX function have, and later programs accept them."""
     if dtype == "complex128" and of == "hessian":
         pytest.skip("jax.hessian refuses complex arguments")
     with jax.enable_x64(True):

@@ -26,7 +26,7 @@ def run_backward(
     """Return `torch.autograd.grad` with ``allow_unused=True``; None for an input that is not used.
 
     Tried on torch 2.13. The public function takes twice the time for a small graph, and imports sympy (0.3 s) in its
-    first call with cotangents. It also runs the backward outside of all modes of torch functions.
+    first call with cotangents. Modes of torch functions are not active in a backward that the public function runs.
     """
     return torch.autograd.graph._engine_run_backward(
         tuple(outputs), tuple(cotangents), retain_graph, create_graph, tuple(inputs), allow_unreachable=True,

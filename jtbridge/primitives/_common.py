@@ -63,20 +63,21 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
             is_exported(ctx) or is_divided(ctx) or reduces or len(platforms) > 1 or not may_have_islands(platforms[0])
         )
         chosen = [choose(backend, platform, fn, pure=pure) for platform in platforms]
-        if backend == "auto" and any(each.kind == "call" for each in chosen):
+        calls = any(each.kind == "call" for each in chosen)
+        if calls and backend == "auto":
             _refuse_missing_formula(fn)
-        if is_exported(ctx) and backend == "auto" and any(each.kind == "call" for each in chosen):
+        if calls and backend == "auto" and is_exported(ctx):
             raise BackendError(
                 f"An exported program runs without torch, so it has to be translated, but "
                 f"{untranslatable_reason(fn, pure=True)}"
             )
-        if reduces and any(each.kind == "call" for each in chosen):
+        if calls and reduces:
             why = untranslatable_reason(fn, pure=True) or f'`backend="{backend}"` was chosen. Choose "auto" or "xla".'
             raise BackendError(
                 f"`{fn.base.name}` is used in the body of `jax.lax.reduce`, `reduce_window` or `scatter_apply`. XLA "
                 f"cannot call torch there, so the function has to be translated, but {why}"
             )
-        if len(platforms) > 1 and any(each.kind == "call" for each in chosen):
+        if calls and len(platforms) > 1:
             raise BackendError(
                 f"`{fn.base.name}` is called, not translated, and a call out of XLA cannot be lowered for several "
                 f"platforms at once ({', '.join(platforms)}). Lower for one platform at a time."

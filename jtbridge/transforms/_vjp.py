@@ -117,7 +117,7 @@ class Vjp(Derived):
             cts = [ct if ct.requires_grad else ct.detach().requires_grad_() for ct in cts]
         with watched:
             if custom_backwards(outputs) and all(map(has_plain_memory, cts)):
-                # A backward of the user's own may keep its cotangent, and may use what it saved as memory to write to.
+                # A backward of the user's own may keep its cotangent, and may write to a tensor that the forward saved.
                 cts = [ct.clone() for ct in cts]
                 with lent([x for x in primals if has_plain_memory(x)]):
                     grads = run_backward(outputs, cts, inputs, create_graph=again, retain_graph=again)

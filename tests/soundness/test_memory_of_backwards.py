@@ -1,4 +1,4 @@
-"""Backwards that use a cotangent, or what they saved, as memory to write to: no array may change."""
+"""Backwards that write to their cotangent, or to a tensor that the forward saved: no JAX array may change."""
 
 from __future__ import annotations
 
@@ -64,23 +64,29 @@ DERIVATIVES: dict[str, Callable[..., Any]] = {
 }
 
 
+def scaled(factor: float, backward: Backward) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that multiplies by `factor`, whose gradient is `backward` of the argument and the cotangent."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x * factor
+
+        @staticmethod
+        def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return backward(ctx.saved_tensors[0], ct)
+
+    return lambda x: Scaled.apply(x)
+
+
 @pytest.mark.parametrize("backward", BACKWARDS)
 @pytest.mark.parametrize("of", DERIVATIVES)
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("backend", ["auto", "dlpack", "callback"])
 def test_arrays_keep_their_values(backend: str, jit: bool, size: int, of: str, backward: Backward):
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            ctx.save_for_backward(x)
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-            return backward(ctx.saved_tensors[0], ct)
-
-    f = jtbridge.wrap(lambda x: Twice.apply(x), backend=backend)
+    f = jtbridge.wrap(scaled(2, backward), backend=backend)
 
     def gradient(x: jax.Array, y: jax.Array) -> jax.Array:
         return DERIVATIVES[of](f, x, y)
@@ -95,18 +101,12 @@ def test_arrays_keep_their_values(backend: str, jit: bool, size: int, of: str, b
 
 
 def test_a_constant_of_the_program_keeps_its_values():
-    class Thrice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 3
+    def backward(x: torch.Tensor, ct: torch.Tensor) -> torch.Tensor:
+        memory = ct.numpy()
+        memory *= 3
+        return torch.from_numpy(memory)
 
-        @staticmethod
-        def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-            memory = ct.numpy()
-            memory *= 3
-            return torch.from_numpy(memory)
-
-    f = jtbridge.wrap(lambda x: Thrice.apply(x))
+    f = jtbridge.wrap(scaled(3, backward))
     weights = jnp.array([1.0, 2.0, 4.0])
     gradient = jax.jit(jax.grad(lambda x: (f(x) * weights).sum()))
     for _ in range(3):
@@ -115,17 +115,11 @@ def test_a_constant_of_the_program_keeps_its_values():
 
 
 def test_a_backward_that_raises_leaves_the_thread_as_it_was():
-    class Refusing(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 1
+    def backward(x: torch.Tensor, ct: torch.Tensor) -> torch.Tensor:
+        ct.numpy()[0] = 7
+        raise ValueError("no gradient today")
 
-        @staticmethod
-        def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-            ct.numpy()[0] = 7
-            raise ValueError("no gradient today")
-
-    f = jtbridge.wrap(lambda x: Refusing.apply(x), backend="dlpack")
+    f = jtbridge.wrap(scaled(1, backward), backend="dlpack")
     y = jnp.full(3, 2.0)
     with pytest.raises(Exception, match="no gradient today"):
         jax.block_until_ready(jax.jit(jax.grad(lambda x: (f(x) * y).sum()))(jnp.ones(3)))
@@ -138,18 +132,12 @@ def test_a_backward_that_raises_leaves_the_thread_as_it_was():
 def test_a_cotangent_that_a_backward_keeps_is_no_array_of_jax():
     kept: list[torch.Tensor] = []
 
-    class Kept(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
+    def backward(x: torch.Tensor, ct: torch.Tensor) -> torch.Tensor:
+        kept.append(torch.from_numpy(ct.numpy()))
+        kept.append(ct.detach())
+        return ct * 2
 
-        @staticmethod
-        def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-            kept.append(torch.from_numpy(ct.numpy()))
-            kept.append(ct.detach())
-            return ct * 2
-
-    f = jtbridge.wrap(lambda x: Kept.apply(x), backend="dlpack")
+    f = jtbridge.wrap(scaled(2, backward), backend="dlpack")
     x, ct = jnp.arange(4.0), jnp.ones(4)
     gradient = jax.jit(lambda x, ct: jax.vjp(f, x)[1](ct)[0])
     for _ in range(2):

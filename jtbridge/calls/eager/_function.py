@@ -369,15 +369,15 @@ def _shared(x: torch.Tensor, found: torch.Tensor, chosen: Callable[[torch.Tensor
     return torch.where(found.isnan(), of_nan, chosen(torch.where(nan, 0.0, x)))
 
 
-def _largest(x: torch.Tensor) -> torch.Tensor:
+def _max_of_all(x: torch.Tensor) -> torch.Tensor:
     return _shared(x, x.detach().amax(), torch.amax)
 
 
-def _smallest(x: torch.Tensor) -> torch.Tensor:
+def _min_of_all(x: torch.Tensor) -> torch.Tensor:
     return _shared(x, x.detach().amin(), torch.amin)
 
 
-def _median(x: torch.Tensor, median: Callable[..., torch.Tensor]) -> torch.Tensor:
+def _median_of_all(x: torch.Tensor, median: Callable[..., torch.Tensor]) -> torch.Tensor:
     if not x.numel():
         return median(x)
     found = median(x.detach().reshape(-1), 0)[0]
@@ -398,10 +398,10 @@ def _forms(name: str) -> tuple[Callable[..., Any], ...]:
 
 # Under torch.vmap these become reductions over one axis, whose gradient goes to one of several equal elements.
 _OF_ALL: dict[Callable[..., Any], Callable[[torch.Tensor], torch.Tensor]] = {
-    **dict.fromkeys(_forms("max"), _largest),
-    **dict.fromkeys(_forms("min"), _smallest),
-    **dict.fromkeys(_forms("median"), lambda x: _median(x, torch.median)),
-    **dict.fromkeys(_forms("nanmedian"), lambda x: _median(x, torch.nanmedian)),
+    **dict.fromkeys(_forms("max"), _max_of_all),
+    **dict.fromkeys(_forms("min"), _min_of_all),
+    **dict.fromkeys(_forms("median"), lambda x: _median_of_all(x, torch.median)),
+    **dict.fromkeys(_forms("nanmedian"), lambda x: _median_of_all(x, torch.nanmedian)),
 }
 
 

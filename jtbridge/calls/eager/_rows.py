@@ -49,7 +49,7 @@ def product_by_rows(
         parts = []
         for factor in (1, 1j) if y.is_complex() else (1,):
             blocks = [
-                _block(graph, of, (outputs, position), factor, some, directions)
+                _block(graph, of, _unit_cotangents(outputs, position, some, factor), directions)
                 for some in at.split(max(1, LARGEST_JACOBIAN // max(1, columns)))
             ]
             parts.append(torch.cat(blocks))
@@ -59,21 +59,21 @@ def product_by_rows(
     return tuple(results)
 
 
-def _block(
-    graph: AutogradGraph,
-    of: Vjp,
-    of_output: tuple[Sequence[torch.Tensor], int],
-    factor: complex,
-    at: torch.Tensor,
-    directions: Sequence[torch.Tensor],
-) -> torch.Tensor:
-    """Return the products of the rows of some elements of one output, times `factor`, and the directions: [n, m]."""
-    outputs, position = of_output
+def _unit_cotangents(
+    outputs: Sequence[torch.Tensor], position: int, at: torch.Tensor, factor: complex
+) -> list[torch.Tensor]:
+    """Return a batch of cotangents of all outputs: `factor` at one element of one output each, and zeros elsewhere."""
     y = outputs[position]
     units = torch.zeros(len(at), y.numel(), dtype=y.dtype, device=y.device)
     units = units.scatter(1, at[:, None], factor).reshape(-1, *y.shape)
-    zeros = [other.new_zeros(()).expand(len(units), *other.shape) for other in outputs]
-    cotangents = [*zeros[:position], units, *zeros[position + 1 :]]
+    zeros = [other.new_zeros(()).expand(len(at), *other.shape) for other in outputs]
+    return [*zeros[:position], units, *zeros[position + 1 :]]
+
+
+def _block(
+    graph: AutogradGraph, of: Vjp, cotangents: Sequence[torch.Tensor], directions: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Return the products, shaped [n, m], of the gradients for n cotangents and m directions."""
     rows = graph.pull(cotangents, of, (0,), create_graph=False)
     if have_nan(rows):  # torch has other formulas for batches, which may divide zero by zero
         each = [graph.pull(unit, of, (), create_graph=False) for unit in zip(*cotangents, strict=True)]

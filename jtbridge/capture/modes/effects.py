@@ -39,6 +39,7 @@ from .call_log import CallLog
 from .caught import place_that_may_raise
 from .exceptions import refuse_higher_order
 from .texts import is_text
+from .wrong_forward_mode import has_wrong_forward_mode
 
 # Torch's batching rules for these are wrong: one applies the strides of a row to the batch, the other leaves the tensor
 # as it is (torch 2.13).
@@ -59,40 +60,6 @@ _LIFTS = frozenset(
     {torch.ops.aten.lift.default, torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
 )
 
-
-# Torch's forward mode is wrong for these, without an error (torch 2.13). triangular_solve takes the tangent of the half
-# of a matrix that it does not read for one that it reads. The formula of cholesky_inverse is wrong for every tangent. A
-# view that is transposed in place transposes the tangent of the tensor that it is a view of. The results of frac, of
-# remainders by a number and of copied views have their tangents in the memory of the argument's, and a later write in
-# place writes to it. The derivative of atan2 at the origin is NaN, where the gradient is 0. That of logcumsumexp loses
-# all digits for elements far below the largest.
-_WRONG_FORWARD_MODE = frozenset(
-    {
-        torch.ops.aten.atan2.default,
-        torch.ops.aten.atan2_.default,
-        torch.ops.aten.cholesky_inverse.default,
-        torch.ops.aten.fmod.Scalar,
-        torch.ops.aten.frac.default,
-        torch.ops.aten.logcumsumexp.default,
-        torch.ops.aten.remainder.Scalar,
-        torch.ops.aten.triangular_solve.default,
-        *(
-            getattr(torch.ops.aten, name).default
-            for name in ("transpose_", "t_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_")
-        ),
-        torch.ops.aten.squeeze_.dim,
-        torch.ops.aten.squeeze_.dims,
-    }
-)
-# It loses the imaginary part of a power of a real tensor, or to the power of one, that is complex.
-_POWERS = frozenset(
-    {
-        *(torch.ops.aten.pow.Tensor_Tensor, torch.ops.aten.pow.Tensor_Scalar, torch.ops.aten.pow.Scalar),
-        *(torch.ops.aten.pow_.Tensor, torch.ops.aten.pow_.Scalar),
-    }
-)
-# It is 0 for the reduction "prod".
-_SCATTER_REDUCE = frozenset({torch.ops.aten.scatter_reduce.two, torch.ops.aten.scatter_reduce_.two})
 _MOST_READS, _MOST_SECONDS = 5_000, 20.0  # reads of values, and seconds, in one run on example arguments
 # Functions that read a tensor's values, besides the operator `_local_scalar_dense`.
 _READING = AS_NUMPY | {torch.Tensor.tolist, torch.Tensor.__dlpack__}
@@ -265,13 +232,7 @@ class EffectRecorder:
             self.may_raise[place] = None
         if fn in _UNBATCHABLE or (fn is torch.ops.aten.roll.default and args[0].dim() == 0):  # vmap rolls the batch
             self.unbatchable = str(fn)
-        if (
-            fn in _WRONG_FORWARD_MODE
-            or torch.Tag.view_copy in fn.tags
-            or (fn in _SCATTER_REDUCE and args[4] == "prod")
-            or (fn in _POWERS and _is_complex(args[0]) != _is_complex(args[1]))
-            or (fn is torch.ops.aten.native_dropout.default and args[2] is False)  # it copies, as `frac` does
-        ):
+        if has_wrong_forward_mode(fn, args):
             self.wrong_forward_mode = str(fn)
         if schema_of(fn).name.endswith(FUSED):
             self.fused_norm = str(fn)
@@ -473,11 +434,6 @@ class _OperatorRecordingMode(TorchDispatchMode):
         if func in _LIFTS:
             self._recorder.note_lift(args[0], out)
         return out
-
-
-def _is_complex(operand: Any) -> bool:
-    """Return whether a tensor or a number is complex."""
-    return operand.is_complex() if isinstance(operand, torch.Tensor) else isinstance(operand, complex)
 
 
 def _storages(tensor: torch.Tensor) -> set[int]:
