@@ -6,7 +6,7 @@ and with jax 0.11.2, on torch 2.15.0 with jax 0.10.2, and with jax 0.12.0.
 """
 
 from ._checkpoint import reentrant_checkpoints
-from ._control_flow import COND, WHILE_LOOP, control_flow_uncompiled
+from ._control_flow import COND, WHILE_LOOP, control_flow_outside_modes, control_flow_uncompiled
 from ._draws import (
     EarlierDraws,
     default_generator,
@@ -18,7 +18,12 @@ from ._draws import (
     same_generator,
     states_on_gpus,
 )
-from ._flex_attention import flex_attention_in_operators, flex_attention_scores, is_flex_attention
+from ._flex_attention import (
+    flex_attention_in_operators,
+    flex_attention_scores,
+    flex_attention_uncompiled,
+    is_flex_attention,
+)
 from ._forward_mode import (
     dual,
     enter_shared_level,

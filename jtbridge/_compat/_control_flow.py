@@ -1,8 +1,9 @@
 """Torch's operators `cond` and `while_loop`. Tried on torch 2.13 and 2.15.
 
-The public functions `torch.cond` and `while_loop` compile a call of the operator by one function of torch, which is
-replaced once, when a function is first traced. The replacement acts as the original on every other thread, and when
-nothing is traced. Torch 2.11 has no such function: there `torch.cond` is refused in a trace.
+The public functions `torch.cond`, `while_loop`, `scan` and their like compile a call of the operator by one function of
+torch, which is replaced once, when one of the contexts below is first entered. The replacement acts as the original on
+every other thread, and outside these contexts. Torch 2.11 has no such function: there `torch.cond` is refused in a trace
+and under a dispatch mode.
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch._higher_order_ops.utils as _utils
+import torch.overrides as overrides
 from torch._higher_order_ops.cond import cond_op as COND
 from torch._higher_order_ops.while_loop import while_loop_op as WHILE_LOOP
 
-__all__ = ["COND", "WHILE_LOOP", "control_flow_uncompiled"]
+from ._torch import outside_modes
+
+__all__ = ["COND", "WHILE_LOOP", "control_flow_outside_modes", "control_flow_uncompiled"]
 
 
 class _Thread(threading.local):
     is_uncompiled = False  # whether this thread calls the operators without compiling them
+    before: tuple[Callable[[], None], ...] | None = None  # called before an operator, which then runs outside all modes
 
 
 _HERE = _Thread()
@@ -38,6 +43,35 @@ def control_flow_uncompiled() -> Iterator[None]:
         _HERE.is_uncompiled = before
 
 
+@contextlib.contextmanager
+def control_flow_outside_modes(*before: Callable[[], None]) -> Iterator[None]:
+    """Make `torch.cond` and its like on this thread run outside all modes.
+
+    They support few dispatch modes, and torch.compile would trace the Python code of modes of torch's functions.
+
+    Args:
+        before: functions that are called before each of these calls, after those of the contexts around this one.
+    """
+    _replace_once()
+    outer = _HERE.before
+    _HERE.before = (*(outer or ()), *before)
+    try:
+        yield
+    finally:
+        _HERE.before = outer
+
+
+@contextlib.contextmanager
+def _outside_function_modes() -> Iterator[None]:
+    """Run the block without modes of torch's functions."""
+    modes = [overrides._pop_mode() for _ in range(overrides._len_torch_function_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            overrides._push_mode(mode)
+
+
 @functools.cache
 def _replace_once() -> None:
     original = getattr(_utils, "_hop_compile_and_call", None)
@@ -48,6 +82,11 @@ def _replace_once() -> None:
     def compile_and_call(fn: Any, args: Any, kwargs: Any = None) -> Any:
         if _HERE.is_uncompiled:
             return fn(*args, **(kwargs or {}))
-        return original(fn, args, kwargs)
+        if _HERE.before is None:
+            return original(fn, args, kwargs)
+        for function in _HERE.before:
+            function()
+        with outside_modes(), _outside_function_modes():
+            return original(fn, args, kwargs)
 
     _utils._hop_compile_and_call = compile_and_call

@@ -1,8 +1,8 @@
 """Torch's function and operator of `flex_attention`. Tried on torch 2.13.
 
 The public function compiles a call of an operator that takes functions, and refuses tensors on a CPU that require a
-gradient. Two names that it looks up in its module are replaced once, when it is first called in a trace. The
-replacements act as the originals on every other thread, and when nothing is traced.
+gradient. Two names that it looks up in its module are replaced once, when a mode that calls `is_flex_attention` first
+sees a call of torch. The replacements act as the originals outside the contexts below, and on every other thread.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 
 class _Thread(threading.local):
     in_operators = False  # whether this thread traces calls as operators
+    is_uncompiled = False  # whether this thread calls the operator without compiling it
 
 
 _HERE = _Thread()
@@ -32,6 +33,16 @@ def flex_attention_in_operators() -> Iterator[None]:
         yield
     finally:
         _HERE.in_operators = before
+
+
+@contextlib.contextmanager
+def flex_attention_uncompiled() -> Iterator[None]:
+    """Make `flex_attention` on this thread call its operator without compiling it. Torch compiles under no mode."""
+    before, _HERE.is_uncompiled = _HERE.is_uncompiled, True
+    try:
+        yield
+    finally:
+        _HERE.is_uncompiled = before
 
 
 def is_flex_attention(func: Any) -> bool:
@@ -61,13 +72,13 @@ def flex_attention_scores(*args: Any) -> torch.Tensor:
 
 
 class _UncompiledFlag:
-    """A flag that is true if the original flag is, and on threads that trace calls of flex_attention as operators."""
+    """A flag that is true if the original flag is, and on threads that call the operator without compiling it."""
 
     def __init__(self, original: Any):
         self._original = original
 
     def __bool__(self) -> bool:
-        return _HERE.in_operators or bool(self._original)
+        return _HERE.in_operators or _HERE.is_uncompiled or bool(self._original)
 
 
 @functools.cache

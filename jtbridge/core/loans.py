@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,9 +13,13 @@ from torch.overrides import TorchFunctionMode
 
 from jtbridge._compat import (
     DispatchMode,
+    HigherOrderOperator,
     StorageWeakRef,
+    control_flow_outside_modes,
     exports_to_dlpack_seen,
+    flex_attention_uncompiled,
     innermost,
+    is_flex_attention,
     replace_memory,
     storage_id,
     storage_of,
@@ -39,6 +44,9 @@ _EXPOSING = frozenset(
 
 # The memory of arrays that torch uses now, by `storage_id`. A weak reference keeps the id from being used again.
 _LENT: dict[int, StorageWeakRef] = {}
+
+# Held while memory is replaced. A thread that finds the memory of a tensor on loan waits for another that replaces it.
+_REPLACING = threading.RLock()
 
 
 class Loan:
@@ -69,10 +77,7 @@ class Loan:
     def __del__(self) -> None:
         if sys.is_finalizing():
             return
-        for reference in self._storages:
-            storage = storage_of(reference) if _LENT.pop(reference.cdata, None) is not None else None
-            if storage is not None:
-                replace_memory(storage)
+        _replace([reference.cdata for reference in self._storages])
 
 
 def protected() -> contextlib.AbstractContextManager[Any]:
@@ -103,32 +108,55 @@ class CopyOnWrite:
     """
 
     def __init__(self) -> None:
-        self._operators = _Writes()
-        self._functions = _Exposures()
-        self._exports = exports_to_dlpack_seen(_end_loan)
+        self._contexts = contextlib.ExitStack()
 
     def __enter__(self) -> CopyOnWrite:
-        self._operators.__enter__()
-        self._functions.__enter__()
-        self._exports.__enter__()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_Writes())
+            stack.enter_context(_Exposures())
+            stack.enter_context(exports_to_dlpack_seen(_end_loan))
+            # Torch's operators that take functions run outside the modes, so nothing sees a write inside them.
+            stack.enter_context(control_flow_outside_modes(_end_all_loans))
+            stack.enter_context(flex_attention_uncompiled())
+            self._contexts = stack.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._exports.__exit__(*error)
-        self._functions.__exit__(*error)
-        self._operators.__exit__(*error)
+        self._contexts.__exit__(*error)
 
 
 def _end_loan(tensor: torch.Tensor) -> None:
     """Replace the memory of a tensor by a copy, if it is on loan."""
     tensor = innermost(tensor)
-    if tensor.layout is torch.strided and _LENT.pop(storage_id(tensor), None) is not None:
-        replace_memory(tensor.untyped_storage())
+    if tensor.layout is torch.strided and (storage := storage_id(tensor)) in _LENT:
+        _replace([storage])
+
+
+def _end_all_loans() -> None:
+    """Replace all memory on loan by copies, for code whose writes are not seen."""
+    _replace(list(_LENT))
+
+
+def _replace(storages: Sequence[int]) -> None:
+    """Replace memory by copies where it is still on loan and in use."""
+    with _REPLACING:
+        for number in storages:
+            if (reference := _LENT.get(number)) is None:
+                continue
+            storage = storage_of(reference)
+            if storage is not None:
+                replace_memory(storage)
+            _LENT.pop(number, None)
 
 
 class _Writes(DispatchMode):
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):  # such as `flex_attention`
+            _end_all_loans()
+            return func(*args, **kwargs)
         for tensor in written_tensors(func, args, kwargs):
             _end_loan(tensor)
         return func(*args, **kwargs)
@@ -138,4 +166,5 @@ class _Exposures(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in _EXPOSING:
             _end_loan(args[0])
+        is_flex_attention(func)  # which makes `flex_attention_uncompiled` take effect
         return func(*args, **(kwargs or {}))

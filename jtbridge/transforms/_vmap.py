@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from jtbridge._compat import control_flow_outside_modes
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.functions import TorchFunction
@@ -78,7 +79,7 @@ class Vmap(Derived):
 
         By default a key that is not batched draws the same numbers for every row, as in JAX.
         """
-        with VmapGuard(tensors, self.dims) as guard:
+        with VmapGuard(tensors, self.dims) as guard, control_flow_outside_modes(_refuse_control_flow):
             results = torch.func.vmap(self.fn.__call__, in_dims=self.dims, randomness=randomness)(*tensors)
         guard.check_errors(is_derivative=isinstance(self.fn, Derived))
         if any(y.dim() == 0 or len(y) != self.size for y in results):
@@ -100,6 +101,11 @@ class Vmap(Derived):
             torch.empty((0, *type_.shape), dtype=torch_dtype(type_.dtype, "a result"), device=device)
             for type_ in self.fn.out_types
         )
+
+
+def _refuse_control_flow() -> None:
+    # No guard would see what the functions inside do.
+    raise NotImplementedError("torch.vmap is not checked inside `torch.cond` and other operators that take functions")
 
 
 def of_results(transpose: TorchFunction, used: Sequence[int]) -> TorchFunction:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch._higher_order_ops import scan, utils, while_loop
+from torch.nn.attention.flex_attention import flex_attention
 
 import jtbridge
 from jtbridge import errors
@@ -160,3 +161,72 @@ def test_torchs_own_loop_runs_after_every_derivative():
             warnings.simplefilter("ignore", errors.SequentialVmapWarning)
             assert_matches(jax.jit(jax.vmap(f))(X[None]), want[None])
         torch.testing.assert_close(counted(tensor), want)
+
+
+def branches(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    x.mul_(2.0)
+    return branches(x)
+
+
+def kept_and_written(x: torch.Tensor) -> torch.Tensor:
+    y = branches(x)
+    x.zero_()
+    return y
+
+
+def attention(x: torch.Tensor) -> torch.Tensor:
+    return flex_attention(x, x, x, score_mod=lambda score, b, h, i, j: score - (i - j).abs())
+
+
+sizes = pytest.mark.parametrize("size", [12, 2**16 + 4], ids=["copied", "shared"])
+
+
+@in_operators
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore:`torch.jit.script")  # as torch compiles
+@sizes
+@pytest.mark.parametrize("fn", [branches, counted, running_sum, kept_and_written], ids=lambda fn: fn.__name__)
+def test_eager_calls_with_arguments_of_any_size(fn, size: int):
+    x = jnp.linspace(-1.0, 2.0, size)
+    before = np.array(x)
+    f = jtbridge.wrap(fn)
+    want = fn(torch.tensor(before))
+    assert_matches(f(x), want)
+    with pytest.warns(errors.SequentialVmapWarning, match="operators that take functions"):
+        assert_matches(jax.vmap(f)(x[None])[0], want)
+    if fn is not kept_and_written:
+        leaf = torch.tensor(before, requires_grad=True)
+        (gradient,) = torch.autograd.grad(fn(leaf).sum(), leaf)
+        assert_matches(jax.grad(lambda x: f(x).sum())(x), gradient)
+        assert_matches(jax.vmap(jax.grad(lambda x: f(x).sum()))(x[None])[0], gradient)
+    np.testing.assert_array_equal(x, before)
+
+
+@in_operators
+@sizes
+def test_a_write_beside_torchs_own_is_returned(size: int):
+    x = jnp.linspace(-1.0, 2.0, size)
+    before = np.array(x)
+    out, mutated = jtbridge.wrap(scaled, return_mutated=True)(x)
+    assert_matches(mutated["x"], torch.tensor(before) * 2)
+    assert_matches(out, (torch.tensor(before) * 2).sin())
+    np.testing.assert_array_equal(x, before)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without", "ignore:Dynamo detected a call")
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
+@pytest.mark.parametrize("rows", [1, 2**8 + 1], ids=["copied", "shared"])
+@pytest.mark.parametrize("return_mutated", [False, True])
+def test_eager_flex_attention_with_arguments_of_any_size(return_mutated: bool, rows: int):
+    x = jnp.linspace(-1.0, 2.0, 256 * rows).reshape(rows, 1, 64, 4)
+    before = np.array(x)
+    found = jtbridge.wrap(attention, return_mutated=return_mutated)(x)
+    if return_mutated:
+        found = found[0]
+    else:
+        np.testing.assert_array_equal(jax.vmap(jtbridge.wrap(attention))(x[None])[0], found)
+    assert_matches(found, attention(torch.tensor(before)))
+    np.testing.assert_array_equal(x, before)

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from jtbridge._compat import (
     DispatchMode,
     FakeTensor,
+    HigherOrderOperator,
     address_of,
     innermost,
     inside_functorch,
@@ -27,6 +28,7 @@ from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from jtbridge.core.functions import TorchFunction, TraceCache, TracedFunction
 from jtbridge.core.gpu_errors import add_device_note
 from jtbridge.core.inner_autograd import HOOKING, creates_graph, runs_autograd
+from jtbridge.core.loans import CopyOnWrite
 from jtbridge.core.pytree import flatten_output, holds_derivative, key_order
 from jtbridge.core.runner import escaped_tensor_error
 from jtbridge.core.torch_state import TorchState
@@ -179,6 +181,7 @@ class EagerFunction(TorchFunction):
             if self.argument_names is None:
                 return self.flatten(self._called(inputs))
             record = stack.enter_context(_WriteRecorder(inputs))
+            stack.enter_context(CopyOnWrite())  # it runs torch's operators that take functions, which a mode stops
             out = self._called(inputs)
             self.mutated = record.written()
             return self.flatten(out, [inputs[i] for i in self.mutated])
@@ -318,6 +321,8 @@ class _WriteRecorder(DispatchMode):
     before the first write, and before code gets access to the memory.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._tensors = [innermost(tensor) for tensor in tensors]
@@ -336,6 +341,8 @@ class _WriteRecorder(DispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):  # such as `flex_attention`, which writes to nothing
+            return func(*args, **kwargs)
         for tensor in written_tensors(func, args, kwargs):
             if tensor.layout is torch.strided:
                 self._alive.append(tensor)
