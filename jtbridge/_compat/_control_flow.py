@@ -2,8 +2,8 @@
 
 The public functions `torch.cond`, `while_loop`, `scan` and their like compile a call of the operator by one function of
 torch, which is replaced once, when one of the contexts below is first entered. The replacement acts as the original on
-every other thread, and outside these contexts. Torch 2.11 has no such function: there `torch.cond` is refused in a trace
-and under a dispatch mode.
+every other thread, and outside these contexts. Torch 2.11 has no such function: `torch.cond` is refused there in a
+trace, and under a dispatch mode.
 """
 
 from __future__ import annotations
