@@ -33,7 +33,7 @@ from ._path_outcomes import PathOutcome, agreed, are_possible, without_empty_siz
 from ._request import AbstractResult, TraceRequest
 from ._unbacked import PathTrace, explored
 from .modes.branches import BranchOracle, all_paths
-from .modes.caught import MOST_PLACES, RaisingAt
+from .modes.caught import Place, RaisingAt, with_different_handlers
 from .modes.closed_over import may_be_on_gpu
 from .modes.effects import EffectRecorder, SharedMemoryError
 from .modes.overrides import OverrideMode
@@ -190,7 +190,7 @@ def _sets_data_or_draws(recorder: EffectRecorder) -> str | None:
 
 
 def _depends_on_what_torch_raises(
-    request: TraceRequest, places: Iterable[str], trace: Callable[[TraceRequest], object]
+    request: TraceRequest, places: Iterable[Place], trace: Callable[[TraceRequest], object]
 ) -> str | None:
     """Return why a function that continues after torch raised for some values is untraceable; None for any other one.
 
@@ -201,13 +201,13 @@ def _depends_on_what_torch_raises(
     """
     if request.ordered:
         return None
-    for place in list(places)[:MOST_PLACES]:
+    for place in with_different_handlers(places):
         raising = RaisingAt(place, request.call)
         with contextlib.suppress(Exception):
             attempt = dataclasses.replace(request, call=raising.run)
             request.guard.run(lambda attempt=attempt: trace(attempt))
         if raising.caught:
-            return f"it catches what torch raises for some values ({place})"
+            return f"it catches what torch raises for some values ({place.line})"
     return None
 
 

@@ -2,16 +2,17 @@
 
 A JAX program cannot raise: where torch would, for a singular matrix or an index out of range, its results are NaN. But
 a function with ``try: torch.linalg.inv(x)`` and ``except torch.linalg.LinAlgError`` returns another result in torch.
-The test raises an exception where torch may raise. If the function still returns a result, the result depends on
-values of the arguments in a way that a trace does not show.
+The test raises an exception where torch may raise. If the function goes on, its result depends on values of the
+arguments in a way that a trace does not show.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -57,29 +58,61 @@ _MAY_RAISE = frozenset(
 )
 _DIVISIONS = frozenset({"div", "floor_divide", "fmod", "remainder"})
 _WITH_CHECKS = frozenset({"linalg_cholesky_ex", "linalg_inv_ex", "linalg_ldl_factor_ex", "linalg_lu_factor_ex"})
-MOST_PLACES = 8  # at which an exception is tried
+
+
+class Place(NamedTuple):
+    """Where a function calls an operator that raises for some values.
+
+    Attributes:
+        line: the file and the line.
+        handlers: the exception handlers around it, the innermost first: the file and the first line of the function
+            that a handler belongs to, and the position of the handler in its code.
+    """
+
+    line: str
+    handlers: tuple[tuple[str, int, int], ...]
+
+
+def with_different_handlers(places: Iterable[Place]) -> list[Place]:
+    """Return one place for each set of handlers: these do the same wherever inside them the exception is raised."""
+    return list({place.handlers: place for place in reversed(list(places))}.values())
 
 
 class ValueDependentError(torch.linalg.LinAlgError, IndexError):
     """The exception of the test: a subclass of the exceptions that torch may raise."""
 
 
-def place_that_may_raise(fn: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Return the file and line where the function calls an operator that raises for some values.
+def place_that_may_raise(fn: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Place | None:
+    """Return where the function calls an operator that raises for some values.
 
     Returns None if the operator never raises, or if no frame of the user's code between the operator and
-    `run_on_fakes` or `run_on_values` has an exception handler.
+    `run_on_fakes` or `run_on_values` is inside an exception handler, such as `try` or `with`.
     """
     if fn.namespace != "aten" or not _may_raise(schema_of(fn).name.removeprefix("aten::").rstrip("_"), args, kwargs):
         return None
-    place, handled = None, False
+    line, handlers = None, []
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name not in ("run_on_fakes", "run_on_values"):
-        if not is_library(file := frame.f_code.co_filename) and not file.startswith("<frozen"):
-            place = place or f"{file}:{frame.f_lineno}"
-            handled = handled or bool(frame.f_code.co_exceptiontable)
+    while frame is not None and (code := frame.f_code).co_name not in ("run_on_fakes", "run_on_values"):
+        if not is_library(file := code.co_filename) and not file.startswith("<frozen"):
+            line = line or f"{file}:{frame.f_lineno}"
+            if code.co_exceptiontable and (handler := _handler(code, frame.f_lasti)) is not None:
+                handlers.append((file, code.co_firstlineno, handler))
         frame = frame.f_back
-    return place if handled else None
+    return Place(line, tuple(handlers)) if line is not None and handlers else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _handler(code: types.CodeType, position: int) -> int | None:
+    """Return the position of the exception handler around an instruction, if there is one."""
+    numbers: list[int] = []
+    is_continued = False
+    for byte in code.co_exceptiontable:  # six bits of a number each; the format is in CPython's InternalDocs
+        numbers = [*numbers[:-1], numbers[-1] << 6 | byte & 63] if is_continued else [*numbers, byte & 63]
+        is_continued = bool(byte & 64)
+    for start, length, target in zip(numbers[::4], numbers[1::4], numbers[2::4], strict=True):
+        if start <= position // 2 < start + length:
+            return target
+    return None
 
 
 def _may_raise(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -95,10 +128,11 @@ class RaisingAt(TorchDispatchMode):
     """Makes operators that may raise do so at one place of the function.
 
     Attributes:
-        caught: whether one run of the function returned a result although an operator raised.
+        caught: whether the function went on in one of its runs although an operator had raised: it called another
+            operator, as in a loop that tries again, or returned a result.
     """
 
-    def __init__(self, place: str, call: Callable[..., Any]):
+    def __init__(self, place: Place, call: Callable[..., Any]):
         super().__init__()
         self.caught = False
         self._raised = False
@@ -115,6 +149,7 @@ class RaisingAt(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.caught |= self._raised and func.namespace == "aten"
         if place_that_may_raise(func, args, kwargs) == self._place:
             self._raised = True
             raise ValueDependentError(f"{func} raises for some values")

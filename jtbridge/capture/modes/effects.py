@@ -36,7 +36,7 @@ from jtbridge.transforms import FUSED
 
 from .branches import ASSERTING
 from .call_log import CallLog
-from .caught import place_that_may_raise
+from .caught import Place, place_that_may_raise
 from .exceptions import refuse_higher_order
 from .texts import is_text
 from .wrong_forward_mode import has_wrong_forward_mode
@@ -114,7 +114,7 @@ class EffectRecorder:
         self.sets_data = False
         self.asserts = False
         self.takes_text = False  # of a tensor without values
-        self.may_raise: dict[str, None] = {}  # places, as file and line, inside exception handlers
+        self.may_raise: dict[Place, None] = {}  # in order, inside exception handlers
         self.keeps_inner_graph = False
         self.reshaped: dict[int, _Type] = {}  # the inputs that have another shape or dtype after the run
         self.calls = CallLog(inputs)

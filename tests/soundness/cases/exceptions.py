@@ -62,6 +62,66 @@ def caught_error_of_a_second_factorization(run):
 
 
 @case("exceptions", "xla")
+def last_attempt_of_a_loop_raises(run):
+    def f(m):
+        jitter = 0.0
+        for attempt in range(4):
+            try:
+                return torch.linalg.cholesky(m + jitter * torch.eye(2))
+            except torch.linalg.LinAlgError:
+                if attempt == 3:
+                    raise
+                jitter = 10.0 ** (attempt - 3)
+
+    f = run.wrap(f)
+    yield run(f, torch.eye(2) * 2)
+    yield run(f, torch.ones(2, 2))
+    yield run(f, torch.zeros(2, 2))
+
+
+@case("exceptions", "xla")
+def one_line_outside_and_inside_a_handler(run):
+    def inverse(m):
+        return torch.linalg.inv(m)
+
+    def f(m):
+        with torch.no_grad():
+            y = inverse(m + torch.eye(2))
+        try:
+            return inverse(m) + y
+        except RuntimeError:
+            return y
+
+    f = run.wrap(f)
+    yield run(f, torch.eye(2) * 2)
+    yield run(f, torch.ones(2, 2))
+
+
+@case("exceptions", "xla")
+def caught_after_many_others(run):
+    def f(m):
+        i = m[0, 0].long()
+        with torch.no_grad():
+            y = m[i]
+            y = y + m[i]
+            y = y + m[i]
+            y = y + m[i]
+            y = y + m[i]
+            y = y + m[i]
+            y = y + m[i]
+            y = y + m[i]
+            y = y + m[i]
+        try:
+            return torch.linalg.inv(m) + y
+        except RuntimeError:
+            return m * y
+
+    f = run.wrap(f)
+    yield run(f, torch.eye(2))
+    yield run(f, torch.ones(2, 2))
+
+
+@case("exceptions", "xla")
 def caught_index_error(run):
     table = torch.arange(6.0).reshape(3, 2)
 
@@ -82,8 +142,9 @@ def error_that_nobody_catches(run):
         try:
             return torch.linalg.inv(m).sum(0)
         finally:
-            m = m * 2
+            state["calls"] = 0
 
+    state = {"calls": 0}
     yield run(run.wrap(f), torch.eye(2) * 2)
 
 
