@@ -72,6 +72,7 @@ def last_attempt_of_a_loop_raises(run):
                 if attempt == 3:
                     raise
                 jitter = 10.0 ** (attempt - 3)
+        raise AssertionError("the last attempt returns or raises")
 
     f = run.wrap(f)
     yield run(f, torch.eye(2) * 2)
