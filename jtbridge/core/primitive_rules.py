@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .array_types import ArrayType
 from .functions import TorchFunction
@@ -27,6 +28,20 @@ def sharded_like(value: Any, aval: Any) -> Any:
     """Return an array with the sharding of a type, which a type has on a mesh with explicit axes."""
     wanted = aval.sharding
     return value if wanted.mesh.empty or jax.typeof(value).sharding == wanted else jax.sharding.reshard(value, wanted)
+
+
+def with_sharded_rows(results: Sequence[Any], args: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
+    """Return batched results whose batch axis, the first, is divided as that of an argument.
+
+    On a mesh with explicit axes, JAX takes the types of a batch to be so.
+    """
+    for arg, dim in zip(args, dims, strict=True):
+        sharding = jax.typeof(arg).sharding
+        if dim is not None and not sharding.mesh.empty and (axis := sharding.spec[dim]) is not None:
+            mesh = sharding.mesh
+            rows = [NamedSharding(mesh, PartitionSpec(axis, *[None] * (y.ndim - 1))) for y in results]
+            return list(map(jax.sharding.reshard, results, rows))
+    return list(results)
 
 
 def nonzero_inputs(types: Sequence[ArrayType], nonzeros: Sequence[bool]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 from jax.interpreters import ad, batching
 
 from jtbridge.core.functions import TorchFunction
-from jtbridge.core.primitive_rules import batch_first, batch_size, to_front
+from jtbridge.core.primitive_rules import batch_first, batch_size, to_front, with_sharded_rows
 from jtbridge.transforms import Vmap
 
 from ._binding import tangents_out
@@ -86,7 +86,7 @@ def _batch(
         counts=counts,
         backend=backend,
     )
-    return results, [0] * len(results)
+    return with_sharded_rows(results, args, dims), [0] * len(results)
 
 
 ad.primitive_jvps[torch_backward_p] = _jvp

@@ -11,7 +11,14 @@ from jtbridge._compat import add_linearization, is_staging
 from jtbridge.capture import Split, check_differentiable, split
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.positions import replaced
-from jtbridge.core.primitive_rules import batch_first, batch_size, differentiable, nonzero_inputs, zero_tangents
+from jtbridge.core.primitive_rules import (
+    batch_first,
+    batch_size,
+    differentiable,
+    nonzero_inputs,
+    with_sharded_rows,
+    zero_tangents,
+)
 from jtbridge.transforms import Vmap
 
 from ._binding import differential, tangents_out, torch_call, torch_call_p
@@ -96,7 +103,7 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction, backe
     batched = Vmap(fn, dims, size)
     probe(batched, backend)
     results = torch_call(*args, fn=batched, backend=backend)
-    return results, [0] * len(results)
+    return with_sharded_rows(results, args, dims), [0] * len(results)
 
 
 ad.primitive_jvps[torch_call_p] = _jvp

@@ -13,7 +13,7 @@ from typing import Any
 from jax.interpreters import ad, batching
 
 from jtbridge.core.functions import TorchFunction
-from jtbridge.core.primitive_rules import batch_first, batch_size, zero_tangents
+from jtbridge.core.primitive_rules import batch_first, batch_size, with_sharded_rows, zero_tangents
 from jtbridge.transforms import Vmap
 
 from ._binding import tangents_out
@@ -43,7 +43,7 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction, forwa
     batched = Vmap(forward, dims, size)
     probe(batched, backend)
     results = bind(torch_forward_p, *args, fn=Vmap(fn, dims, size), forward=batched, backend=backend)
-    return results, [0] * len(results)
+    return with_sharded_rows(results, args, dims), [0] * len(results)
 
 
 ad.primitive_jvps[torch_forward_p] = _jvp

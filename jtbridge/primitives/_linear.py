@@ -13,7 +13,7 @@ from typing import Any
 from jax.interpreters import ad, batching
 
 from jtbridge.core.functions import TorchFunction
-from jtbridge.core.primitive_rules import batch_first, batch_size, sharded_like, to_front
+from jtbridge.core.primitive_rules import batch_first, batch_size, sharded_like, to_front, with_sharded_rows
 from jtbridge.transforms import Vmap, of_results
 
 from ._backward import torch_backward_p
@@ -97,7 +97,7 @@ def _batch(
         counts=counts,
         backend=backend,
     )
-    return out, [0] * len(out)
+    return with_sharded_rows(out, args, dims), [0] * len(out)
 
 
 ad.primitive_jvps[torch_linear_p] = _jvp

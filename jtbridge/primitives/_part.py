@@ -23,7 +23,7 @@ from jtbridge._compat import add_policy_rule, add_pruning, cut_by_policy, is_dro
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.dtypes import canonical_dtype
 from jtbridge.core.functions import TorchFunction
-from jtbridge.core.primitive_rules import batch_first, batch_size, zero_tangents
+from jtbridge.core.primitive_rules import batch_first, batch_size, with_sharded_rows, zero_tangents
 from jtbridge.transforms import Vmap
 from jtbridge.translate import ProgramPart, translate
 
@@ -74,7 +74,7 @@ def _batch(
         results=results,
         backend=backend,
     )
-    return values, [0] * len(values)
+    return with_sharded_rows(values, args, dims), [0] * len(values)
 
 
 def _cut(policy: Callable[..., Any], equation: Any) -> Any:

@@ -201,10 +201,10 @@ class Jvp(Derived):
         refuse_once_differentiable(self.base, 2)
         count = len(self.fn.in_types)
         primals, tangents = tensors[:count], tensors[count:]
-        pullback = Vjp(self.fn, self.wrt, self.outs)
+        pullback = Vjp(self.fn, self.wrt, self.outs, linearly=True)
         transpose = Vjp(pullback, tuple(range(count, count + len(self.outs))), tuple(range(len(self.wrt))))
-        # The pullback is linear in the cotangent, so it may be differentiated at any cotangent. Zero is excluded: the
-        # backward of logcumsumexp takes the logarithm of the cotangent, whose derivative is NaN at zero.
+        # The pullback is linear in the cotangent, or refused, so it may be differentiated at any cotangent. Zero is
+        # excluded: the backward of logcumsumexp takes the logarithm of the cotangent, whose derivative is NaN at zero.
         anywhere = [
             torch.ones(type_.shape, dtype=torch_dtype(type_.dtype, "a cotangent"), device=tensors[0].device)
             for type_ in self.out_types

@@ -38,6 +38,7 @@ from ._derived import (
     refuse_wrong_batches,
     refused_detached_backwards,
 )
+from ._linearity import linear_gradients, may_be_nonlinear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +46,14 @@ class Vjp(Derived):
     """Vector-Jacobian product ``(x, ct) -> ct @ Df(x)`` for the inputs `wrt` and the outputs `outs`.
 
     It is computed by torch's reverse mode.
+
+    Attributes:
+        linearly: whether the cotangents stand for any others, so that the product must be linear in them.
     """
 
     wrt: tuple[int, ...]
     outs: tuple[int, ...]
+    linearly: bool = False
 
     @property
     def in_types(self) -> tuple[ArrayType, ...]:  # type: ignore[override]
@@ -115,14 +120,24 @@ class Vjp(Derived):
         if again and backwards_that_may_detach(outputs):
             watched = refused_detached_backwards(self.base.name, outputs)
             cts = [ct if ct.requires_grad else ct.detach().requires_grad_() for ct in cts]
+        custom = custom_backwards(outputs)
+
+        def gradients(cts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+            if not custom or not all(map(has_plain_memory, cts)):
+                return torch.autograd.grad(
+                    outputs, inputs, cts, retain_graph=again, create_graph=again, allow_unused=True
+                )
+            # A backward of the user's own may keep its cotangent, and may write to a tensor that the forward saved.
+            with lent([x for x in primals if has_plain_memory(x)]):
+                return run_backward(
+                    outputs, [ct.clone() for ct in cts], inputs, create_graph=again, retain_graph=again
+                )
+
         with watched:
-            if custom_backwards(outputs) and all(map(has_plain_memory, cts)):
-                # A backward of the user's own may keep its cotangent, and may write to a tensor that the forward saved.
-                cts = [ct.clone() for ct in cts]
-                with lent([x for x in primals if has_plain_memory(x)]):
-                    grads = run_backward(outputs, cts, inputs, create_graph=again, retain_graph=again)
+            if self.linearly and may_be_nonlinear(outputs, has_hooks=self.base.cache.reads_graph):
+                grads = linear_gradients(self.base.name, cts, gradients)
             else:
-                grads = torch.autograd.grad(outputs, inputs, cts, create_graph=again, allow_unused=True)
+                grads = gradients(cts)
         if again:
             refuse_lost_gradients(self.base.name, [grad for grad in grads if grad is not None])
         # A lazy zero needs no place in a sum, and is on no device that a trace could know.
@@ -153,15 +168,21 @@ class Vjp(Derived):
         """
 
         of_wrt = of_differentiated(self.fn, self.wrt, self.outs, primals)
+        may_not_be_linear = False
 
         def with_gradients(*differentiated: torch.Tensor) -> Tensors:
             results = of_wrt(*differentiated)
             refuse_lost_gradients(self.base.name, results)
             refuse_wrong_batches(results)
+            if self.linearly:
+                nonlocal may_not_be_linear
+                may_not_be_linear = may_be_nonlinear(results, has_hooks=self.base.cache.reads_graph)
             return results
 
         pullback = torch.func.vjp(with_gradients, *(primals[i] for i in self.wrt))[1]
         with self._seeded_again(primals):
+            if may_not_be_linear:
+                return linear_gradients(self.base.name, cotangents, lambda cts: pullback(tuple(cts)))  # type: ignore[return-value]
             return pullback(tuple(cotangents))
 
     def _seeded_again(self, primals: Tensors) -> contextlib.AbstractContextManager[None]:

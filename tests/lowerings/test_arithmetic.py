@@ -1,7 +1,11 @@
 """Sums, products, quotients and remainders where torch's semantics are its own."""
 
+import jax
 import pytest
 import torch
+
+import jtbridge
+from jtbridge.lowerings.indexing._out_of_range import no_number
 
 from .harness import check
 
@@ -140,3 +144,27 @@ def test_degrees_of_integers():
 def test_gradients_at_zeros():
     x = torch.tensor([0.0, -0.0, 1.0, -2.0])
     check(lambda x: (x.abs(), x * x, x / 3, torch.sign(x), x.remainder(0.7), x.fmod(0.7)), x, grad=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8])
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.floor_divide,
+        torch.remainder,
+        torch.fmod,
+        lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+        lambda a, b: torch.div(a, b, rounding_mode="floor"),
+        lambda a, b: 7 // b,
+        lambda a, b: 7 % b,
+    ],
+    ids=["floor_divide", "remainder", "fmod", "trunc", "floor", "7 //", "7 %"],
+)
+def test_a_division_of_integers_by_zero_is_no_number(function, dtype: torch.dtype):
+    a, b = torch.tensor([7, 100, 5], dtype=dtype), torch.tensor([0, 2, 0], dtype=dtype)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        function(a, b)
+    with jax.enable_x64(True):
+        found = jax.jit(jtbridge.wrap(function))(*map(jtbridge.to_jax, (a, b)))
+    invalid = no_number(found.dtype)
+    assert found.tolist() == [invalid, function(a[1], b[1]).item(), invalid]

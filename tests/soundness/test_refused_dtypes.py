@@ -286,3 +286,48 @@ def test_no_operator_is_run_on_pivots_that_are_made_up(solve, monkeypatch):
     monkeypatch.setattr(refused_dtypes._Call, "error", lambda call, *_: run.append(call.func))
     jax.eval_shape(jtbridge.wrap(solve), jnp.eye(3), jnp.ones(3, jnp.int32), jnp.ones((3, 3)))
     assert not [func for func in run if "lu" in str(func) or "ldl" in str(func)]
+
+
+# Functions with a number that is too large for a dtype: torch refuses some of them.
+LARGE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "clamp": lambda x: x.half().clamp(max=1e6),
+    "clamp_min": lambda x: x.half().clamp_min(-1e6),
+    "fill_": lambda x: x.half().fill_(1e6),
+    "full_like": lambda x: torch.full_like(x.half(), 1e6),
+    "pad": lambda x: F.pad(x.half(), (1, 1), value=1e6),
+    "hardtanh": lambda x: F.hardtanh(x.half(), -1e6, 1e6),
+    "threshold": lambda x: F.threshold(x.half(), 1e6, -1e6),
+    "alpha": lambda x: x.half().add(x.half(), alpha=1e6),
+    "power": lambda x: x.half() ** 1e6,
+    "hardshrink": lambda x: F.hardshrink(x.half(), 1e6),
+    "elu": lambda x: F.elu(x.half(), 1e6),
+    "lerp": lambda x: torch.lerp(x.half(), x.half(), 1e6),
+    "addcmul": lambda x: torch.addcmul(x.half(), x.half(), x.half(), value=1e6),
+    "nan_to_num": lambda x: torch.nan_to_num(x.half(), 0.0, 1e6, -1e6),
+    "masked_fill": lambda x: x.half().masked_fill(x > 0, torch.finfo(torch.float32).min),
+    "infinity": lambda x: x.half().masked_fill(x > 0, -torch.inf),
+    "compared": lambda x: x.half() > 1e6,
+    "product": lambda x: x.half() * 1e6,
+    "quotient": lambda x: x.half() / 1e6,
+    "integers selected": lambda x: torch.where(x > 0, x.to(torch.uint8), 300),
+    "integers compared": lambda x: x.to(torch.uint8) > 300,
+    "integers clamped": lambda x: x.to(torch.uint8).clamp(max=300),
+    "wide integers clamped": lambda x: x.int().clamp(max=2**40),
+    "integers full": lambda x: torch.full_like(x.int(), 2**31),
+    "integers added": lambda x: x.to(torch.uint8) + 300,
+    "integers shifted": lambda x: x.to(torch.int8) << 9,
+    "integers filled": lambda x: x.to(torch.uint8).index_fill(0, torch.tensor([0]), 300),
+}
+
+
+@pytest.mark.parametrize("size", [2, 70000], ids=["small", "large"])
+@pytest.mark.parametrize("name", LARGE)
+def test_numbers_that_a_dtype_does_not_hold_are_refused_where_torch_refuses_them(name: str, size: int):
+    f, x = LARGE[name], torch.ones(size)
+    try:
+        want = f(x)
+    except RuntimeError as refusal:
+        with pytest.raises(type(refusal), match=re.escape(str(refusal)[:40])):
+            jax.jit(jtbridge.wrap(f))(jtbridge.to_jax(x))
+    else:
+        assert_matches(jax.jit(jtbridge.wrap(f))(jtbridge.to_jax(x)), want)

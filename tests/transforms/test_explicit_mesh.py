@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,3 +49,32 @@ def test_gradients_of_called_functions(backend: str, mesh):
     got = jax.grad(lambda x: f(x).sum())(x)
     np.testing.assert_allclose(got, jnp.cos(x), rtol=1e-6)
     assert jax.typeof(got) == jax.typeof(x)
+
+
+BATCHED = {
+    "values": lambda f: f,
+    "grad": lambda f: jax.grad(lambda x: f(x).sum()),
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,))[1].sum(),
+    "linearize": lambda f: lambda x: jax.linearize(f, x)[1](x).sum(),
+    "hessian": lambda f: jax.hessian(lambda x: f(x).sum()),
+    "second": lambda f: jax.grad(lambda x: jax.grad(lambda x: f(x).sum())(x).sum()),
+    "checkpoint": lambda f: jax.grad(lambda x: jax.checkpoint(f)(x).sum()),
+}
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("within", [False, True], ids=["outside", "within"])
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+@pytest.mark.parametrize("name", BATCHED)
+def test_batches_have_the_type_of_the_argument(name: str, backend: str, within: bool, axis: int):
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices()[:4])
+    spec = P("d") if axis == 0 else P(None, "d")
+    x = jnp.linspace(0.1, 2.0, 32).reshape((8, 4) if axis == 0 else (4, 8))
+    f = jtbridge.wrap(torch.sin, backend=backend)
+    want = jax.vmap(BATCHED[name](jnp.sin), in_axes=axis)(x)
+    with jax.set_mesh(mesh) if within else contextlib.nullcontext():
+        x = jax.device_put(x, NamedSharding(mesh, spec))
+        got = jax.jit(jax.vmap(BATCHED[name](f), in_axes=axis))(x)
+        assert jax.typeof(got).sharding.spec[0] == "d"
+        got = jax.device_get(got)
+    np.testing.assert_allclose(got, want, rtol=1e-5)

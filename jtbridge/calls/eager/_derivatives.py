@@ -33,7 +33,15 @@ from jtbridge.core.primitive_rules import (
     zero_tangents,
 )
 from jtbridge.errors import DifferentiationError
-from jtbridge.transforms import DetachedBackwardError, Vjp, have_nan, without_nan
+from jtbridge.transforms import (
+    SMALL,
+    DetachedBackwardError,
+    Vjp,
+    have_nan,
+    may_be_nonlinear,
+    refuse_nonlinear,
+    without_nan,
+)
 
 from ._arrays import Placement, copied_tensor
 from ._common import (
@@ -192,6 +200,10 @@ def _by_two_pullbacks(
     at = [torch.ones_like(y, memory_format=torch.contiguous_format).requires_grad_() for y in outputs]
     gradients = graph.pull(at, of, (), create_graph=True)
     refuse_once_differentiable(gradients, of)
+    if may_be_nonlinear(outputs, has_hooks=graph.has_hooks):
+        refuse_nonlinear(
+            of.base.name, gradients, graph.pull([v.detach() * SMALL for v in at], of, (), create_graph=False)
+        )
     pullback = graph.derived(at, gradients)
     back = Vjp(of, tuple(range(len(at))), tuple(range(len(gradients))))
     return pullback.pull(tangents, back, extra, create_graph=False)

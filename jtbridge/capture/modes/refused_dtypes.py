@@ -71,10 +71,14 @@ class DtypeChecks:
             kwargs: its arguments by name.
             out: its result on fake tensors.
         """
+        if func is torch.ops.aten.scalar_tensor.default:  # of a number that its dtype may not hold
+            with outside_modes():
+                func(args[0], **{**kwargs, "device": "cpu", "pin_memory": False})
+            return
         leaves, tree = jax.tree.flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         dtypes = tuple(tensor.dtype for tensor in tensors)
-        plain = _with_plain_numbers(func, args, kwargs)
+        plain = _with_plain_numbers(func, args, kwargs, dtypes)
         is_safe = len({*dtypes}) == 1 and dtypes[0] in _FLOATS and plain is None
         if not tensors or is_safe or not _may_be_run(func, leaves, kwargs):
             return
@@ -84,14 +88,15 @@ class DtypeChecks:
             return
         if torch.bool in dtypes and any(isinstance(size, torch.SymInt) for x in tensors for size in x.shape):
             return
-        call = _small_call(func, leaves, tree, out)
+        numbers = _numbers(func, args, kwargs)
+        call = _small_call(func, leaves, tree, out, numbers)
         if call is None:
             return
         key = (func, tree, dtypes, call.shapes, tuple(map(repr, call.statics)))
         if key in self._passed:
             return
         with outside_modes(), torch.no_grad():
-            error = _refusal(call, dtypes, plain and _small_call(func, jax.tree.leaves(plain), tree, out))
+            error = _refusal(call, dtypes, plain and _small_call(func, jax.tree.leaves(plain), tree, out, numbers))
         if error is not None:
             raise error
         self._passed.add(key)
@@ -132,12 +137,18 @@ class _Call(NamedTuple):
         return None
 
 
-def _small_call(func: OpOverload, leaves: Sequence[Any], tree: Any, out: Any) -> _Call | None:
-    """Return a call like the given one, with few elements; None if a smaller call could fail for its sizes."""
+def _small_call(
+    func: OpOverload, leaves: Sequence[Any], tree: Any, out: Any, numbers: frozenset[int]
+) -> _Call | None:
+    """Return a call like the given one, with few elements; None if a smaller call could fail for its sizes.
+
+    The leaves at the positions `numbers` are no sizes.
+    """
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     results = [leaf for leaf in jax.tree.leaves(out) if isinstance(leaf, torch.Tensor)]
     shrinks = not is_small([*tensors, *results])
-    if shrinks and func not in _SIZES and any(_size(leaf, shrinks) is not leaf for leaf in leaves):
+    sized = [leaf if i in numbers else _size(leaf, shrinks) for i, leaf in enumerate(leaves)]
+    if shrinks and func not in _SIZES and any(map(operator.is_not, sized, leaves)):
         return None
     if shrinks and any(argument.is_out for argument in schema_of(func).arguments):
         return None  # torch warns of an `out` that it resizes
@@ -146,7 +157,7 @@ def _small_call(func: OpOverload, leaves: Sequence[Any], tree: Any, out: Any) ->
     )
     if sum(map(math.prod, (*shapes, *result_shapes))) > _MOST:  # of many dimensions
         return None
-    statics = tuple(_size(leaf, shrinks) for leaf in leaves if not isinstance(leaf, torch.Tensor))
+    statics = tuple(leaf for leaf in sized if not isinstance(leaf, torch.Tensor))
     return _Call(func, tree, tuple(isinstance(leaf, torch.Tensor) for leaf in leaves), shapes, statics)
 
 
@@ -170,20 +181,54 @@ def _refusal(call: _Call, dtypes: tuple[torch.dtype, ...], plain: _Call | None) 
     return None if lacks_kernel else error
 
 
-def _with_plain_numbers(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict] | None:
-    """Return the arguments with 1 for each number that is a Boolean or complex; None if there is no such number."""
-    if not any(type(value) in (bool, complex) for value in (*args, *kwargs.values())):
+def _numbers(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> frozenset[int]:
+    """Return which of the leaves of an operator's arguments are numbers by its schema, and not sizes or dimensions."""
+    arguments = schema_of(func).arguments
+    types = {argument.name: str(argument.type) for argument in arguments}
+    kinds = [*(str(argument.type) for argument in arguments[: len(args)]), *(types[name] for name in sorted(kwargs))]
+    found, position = set(), 0
+    for kind, value in zip(kinds, [*args, *(kwargs[name] for name in sorted(kwargs))], strict=True):
+        if "number" in kind and type(value) in (int, float):
+            found.add(position)
+        position += len(jax.tree.leaves(value))
+    return frozenset(found)
+
+
+def _with_plain_numbers(
+    func: OpOverload, args: tuple, kwargs: dict[str, Any], dtypes: Sequence[torch.dtype]
+) -> tuple[tuple, dict] | None:
+    """Return the arguments with 1 for each number that torch may refuse; None if there is no such number.
+
+    These are Booleans, complex numbers, and numbers that are too large for one of the dtypes.
+    """
+
+    def is_odd(value: Any) -> bool:
+        return type(value) in (bool, complex) or (type(value) in (int, float) and _overflows(value, dtypes))
+
+    if not any(map(is_odd, (*args, *kwargs.values()))):
         return None
     types = {argument.name: str(argument.type) for argument in schema_of(func).arguments}
 
     def plain(kind: str, value: Any) -> Any:
         may_be_number = "number" in kind or "Tensor" in kind  # as in `aten.sub.Tensor(x, True)`
-        return 1 if may_be_number and type(value) in (bool, complex) else value
+        return 1 if may_be_number and is_odd(value) else value
 
     found = [plain(kind, value) for kind, value in zip(types.values(), args, strict=False)]
     named = {name: plain(types[name], value) for name, value in kwargs.items()}
     is_same = all(map(operator.is_, found, args)) and all(named[name] is kwargs[name] for name in kwargs)
     return None if is_same else ((*found,), named)
+
+
+def _overflows(number: float, dtypes: Sequence[torch.dtype]) -> bool:
+    """Return whether a number is too large for one of some dtypes. Infinities and NaN are not."""
+    if not math.isfinite(number):
+        return False
+    limits = [
+        torch.finfo(dtype) if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype)
+        for dtype in dtypes
+        if dtype is not torch.bool
+    ]
+    return any(not limit.min <= number <= limit.max for limit in limits)
 
 
 def _check_write(func: OpOverload, target: torch.Tensor, values: torch.Tensor) -> None:

@@ -12,6 +12,7 @@ from torch import fx
 
 from jtbridge.lowerings._common import opmath, out_dtype, size_of
 from jtbridge.lowerings._registry import register_lowering
+from jtbridge.lowerings.indexing._out_of_range import no_number
 
 from ._common import elementwise, number, operands, quotient, rounded
 
@@ -78,12 +79,14 @@ def _div_mode(x: Any, y: Any, *, rounding_mode: str | None, node: fx.Node) -> ja
 
 
 def _trunc_divide(a: jax.Array, b: jax.Array) -> jax.Array:
-    return lax.div(*jnp.broadcast_arrays(a, b)) if _integral(a) else jnp.trunc(quotient(a, b))
+    if _integral(a):
+        return _no_number_by_zero(lax.div(*jnp.broadcast_arrays(a, b)), b)
+    return jnp.trunc(quotient(a, b))
 
 
 def _floor_divide(a: jax.Array, b: jax.Array) -> jax.Array:
     if _integral(a):
-        return jnp.floor_divide(a, b)
+        return _no_number_by_zero(jnp.floor_divide(a, b), b)
     # (a - fmod(a, b)) / b is exact where a / b would round up to an integer.
     left = _fmod(a, b)
     quotient = (a - left) / b
@@ -95,17 +98,24 @@ def _floor_divide(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _fmod(a: jax.Array, b: jax.Array) -> jax.Array:
-    return lax.rem(*jnp.broadcast_arrays(a, b))
+    rest = lax.rem(*jnp.broadcast_arrays(a, b))
+    return _no_number_by_zero(rest, b) if _integral(a) else rest
 
 
 @elementwise("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor", "prims::remainder")
 def _remainder(a: jax.Array, b: jax.Array) -> jax.Array:
     left = _fmod(a, b)
-    return jnp.where((left != 0) & ((b < 0) != (left < 0)), left + b, left)
+    rest = jnp.where((left != 0) & ((b < 0) != (left < 0)), left + b, left)
+    return _no_number_by_zero(rest, b) if _integral(a) else rest
 
 
 elementwise("floor_divide", "floor_divide.Scalar", exact=True)(_floor_divide)
 elementwise("fmod.Tensor", "fmod.Scalar", "prims::fmod")(_fmod)
+
+
+def _no_number_by_zero(result: jax.Array, divisor: jax.Array) -> jax.Array:
+    """Return the result of a division of integers; the invalid value where the divisor is 0, for which torch raises."""
+    return jnp.where(divisor == 0, number(no_number(np.dtype(result.dtype)), np.dtype(result.dtype)), result)
 
 
 def _integral(x: Any) -> bool:

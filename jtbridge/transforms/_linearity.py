@@ -1,0 +1,169 @@
+"""Refusal of forward derivatives by reverse mode where a backward is not linear in its cotangent.
+
+The transpose of a gradient is taken at any cotangent, because ``ct -> ct @ Df(x)`` is linear. Torch's own backwards
+are. That of an `autograd.Function`, and a hook of the user's, may clip or normalise a gradient: then the derivative at
+some cotangent says nothing, and is zero where the gradient was clipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import torch
+
+from jtbridge._compat import (
+    FakeTensor,
+    OpOverload,
+    TorchDispatchMode,
+    custom_backwards,
+    innermost,
+    outside_modes,
+    schema_of,
+)
+from jtbridge.core.writes import returns_view, written_tensors
+from jtbridge.errors import DifferentiationError
+
+from ._derived import UntraceableBackwardError
+
+Gradients = Sequence[torch.Tensor | None]
+
+SMALL = 2.0**-8  # a cotangent of ones times this is rarely clipped
+
+# Operators that are linear in all their tensors together.
+_LINEAR = frozenset(
+    {
+        *("add", "sub", "rsub", "neg", "sum", "mean", "clone", "_to_copy", "cat", "stack", "cumsum", "flip", "roll"),
+        *("tril", "triu", "repeat", "constant_pad_nd", "complex", "trace", "diag_embed", "_unsafe_view", "contiguous"),
+        *("conj_physical", "_conj_physical", "lift_fresh", "lift_fresh_copy", "select_backward", "slice_backward"),
+        *("copy",),
+    }
+)
+# Operators that are linear in each of the arguments at some positions, if the others do not depend on the cotangent.
+_LINEAR_IN_EACH: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("mul", "mm", "bmm", "mv", "dot", "convolution", "convolution_backward"), (0, 1)),
+    **dict.fromkeys(("div", "index", "index_select", "gather", "masked_select", "_fft_r2c", "_fft_c2c"), (0,)),
+    **dict.fromkeys(("copy", "where"), (1,)),
+    **dict.fromkeys(("threshold_backward", "gelu_backward", "silu_backward", "sigmoid_backward", "tanh_backward"), (0,)),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm_backward"), (0,)),
+    **dict.fromkeys(("native_dropout_backward", "embedding_dense_backward", "native_batch_norm_backward"), (0,)),
+}
+_CONSTANT = frozenset(
+    {
+        *("zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full"),
+        *("zero", "fill", "rand_like", "randn_like", "is_same_size"),
+    }
+)
+
+
+def may_be_nonlinear(outputs: Sequence[torch.Tensor], *, has_hooks: bool) -> bool:
+    """Return whether a backward from some results runs code of the user's.
+
+    Args:
+        outputs: the results.
+        has_hooks: whether hooks may have been registered in the graph.
+    """
+    return has_hooks or any(
+        not node._forward_cls.__module__.startswith("jtbridge.") for node in custom_backwards(outputs)
+    )
+
+
+def linear_gradients(
+    name: str, cotangents: Sequence[torch.Tensor], gradients: Callable[[Sequence[torch.Tensor]], Gradients]
+) -> Gradients:
+    """Return the gradients for some cotangents, if they are linear in these.
+
+    Real gradients are compared with those of small cotangents. Fake ones must come from operators that are linear.
+
+    Args:
+        name: the name of the function, for messages.
+        cotangents: the cotangents.
+        gradients: computes the gradients.
+
+    Raises:
+        DifferentiationError: the gradients are not linear.
+        UntraceableBackwardError: they may not be, which fake tensors do not show.
+    """
+    if any(isinstance(innermost(ct), FakeTensor) for ct in cotangents):
+        with _NonlinearOperators(cotangents) as seen:
+            found = gradients(cotangents)
+        if seen.operator is not None:
+            raise UntraceableBackwardError(f"{_reason(name)} ({seen.operator})")
+        return found
+    found = gradients(cotangents)
+    refuse_nonlinear(name, found, gradients([ct.detach() * SMALL for ct in cotangents]))
+    return found
+
+
+def refuse_nonlinear(name: str, gradients: Gradients, of_small: Gradients) -> None:
+    """Raise if the gradients of cotangents times `SMALL` are not the gradients times `SMALL`.
+
+    Raises:
+        DifferentiationError: they are not.
+    """
+    with outside_modes(), torch.no_grad():
+        for gradient, small in zip(gradients, of_small, strict=True):
+            if gradient is None and small is None:
+                continue
+            if gradient is None or small is None or _differ(gradient, small / SMALL):
+                raise DifferentiationError(_reason(name))
+
+
+def _reason(name: str) -> str:
+    return (
+        f"`{name}` has no forward derivative: a backward of an autograd.Function in it, or a hook, is not linear in its "
+        "cotangent, as if it clips or normalises gradients, so its gradient is the transpose of no derivative. Use "
+        "reverse mode (`jax.grad`, `jax.jacrev`; `jax.jacrev` of a gradient in the place of `jax.hessian`)."
+    )
+
+
+def _differ(x: torch.Tensor, y: torch.Tensor) -> bool:
+    x, y = (innermost(t).detach().to_dense() for t in (x, y))
+    if not x.numel():
+        return False
+    both = x.isfinite() & y.isfinite()
+    x, y = torch.where(both, x, 0), torch.where(both, y, 0)
+    tolerance = torch.finfo(x.dtype).eps ** 0.5  # a product with a power of two is exact
+    return bool((x - y).abs().max() > tolerance * x.abs().max())
+
+
+class _NonlinearOperators(TorchDispatchMode):
+    """Follows what depends on some tensors through operators.
+
+    Attributes:
+        operator: the first operator that may not be linear in what depends on the tensors, if there was one.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.operator: str | None = None
+        self._dependent = {id(x): x for x in map(innermost, tensors)}  # they stay alive, so their ids are not used again
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        dependent = [self._depends(argument) for argument in args]
+        name = schema_of(func).name.removeprefix("aten::").rstrip("_")
+        if func.namespace == "prim" or name in _CONSTANT or not (any(dependent) or self._depends(kwargs)):
+            return out
+        if self.operator is None and not self._is_linear(func, name, args, kwargs, dependent):
+            self.operator = str(func)
+        for tensor in [*_tensors(out), *written_tensors(func, args, kwargs)]:
+            self._dependent[id(tensor)] = tensor
+        return out
+
+    def _depends(self, value: Any) -> bool:
+        return any(id(x) in self._dependent for x in _tensors(value))
+
+    def _is_linear(self, func: OpOverload, name: str, args: Sequence[Any], kwargs: Any, dependent: list[bool]) -> bool:
+        if returns_view(func):
+            return True
+        places = [i for i, is_dependent in enumerate(dependent) if is_dependent]
+        if len(places) == 1 and places[0] in _LINEAR_IN_EACH.get(name, ()) and not self._depends(kwargs):
+            return True
+        return name in _LINEAR and all(id(x) in self._dependent for x in _tensors((args, kwargs)))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [x for x in jax.tree.leaves(value) if isinstance(x, torch.Tensor)]

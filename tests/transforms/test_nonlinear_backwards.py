@@ -1,0 +1,129 @@
+"""Backwards that are not linear in their cotangents have no forward derivative; linear ones have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import jtbridge
+from jtbridge.errors import DifferentiationError
+
+X = jnp.array([0.2, -0.5, 1.5])
+DX = jnp.array([0.1, 1.0, 2.0])
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning"),
+    pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning"),
+]
+Backward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+NONLINEAR: dict[str, Backward] = {
+    "clipped": lambda g, x: g.clamp(-1, 1),
+    "normalised": lambda g, x: g / (g.norm() + 1e-12),
+    "sign": lambda g, x: g.sign(),
+    "rounded": lambda g, x: (g / 3).round() * 3,
+    "masked by itself": lambda g, x: g * (g.abs() < 1),
+    "selected by itself": lambda g, x: torch.where(g.abs() < 1, g, 0.0),
+    "squared": lambda g, x: g * g,
+    "with weight decay": lambda g, x: g + 0.1 * x,
+}
+# With the factor of each element.
+LINEAR: dict[str, tuple[Backward, list[float]]] = {
+    "reversed": (lambda g, x: -0.5 * g, [-0.5] * 3),
+    "masked": (lambda g, x: g * (x > 0), [1, 0, 1]),
+    "selected": (lambda g, x: torch.where(x > 0, g, 0.1 * g), [1, 0.1, 1]),
+    "filled": (lambda g, x: g.masked_fill(x < 0, 0.0), [1, 0, 1]),
+    "without NaN": (lambda g, x: torch.nan_to_num(g), [1] * 3),
+    "clipped far away": (lambda g, x: g.clamp(-50, 50), [1] * 3),
+}
+
+
+def _own_function(backward: Backward) -> Callable[[torch.Tensor], torch.Tensor]:
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return backward(g, *ctx.saved_tensors)
+
+    return Own.apply
+
+
+def _with_setup(backward: Backward) -> Callable[[torch.Tensor], torch.Tensor]:
+    class Own(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x.clone()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(inputs[0])
+
+        @staticmethod
+        def backward(ctx, g):
+            return backward(g, *ctx.saved_tensors)
+
+    return Own.apply
+
+
+def _hook(backward: Backward) -> Callable[[torch.Tensor], torch.Tensor]:
+    def hooked(x):
+        y = x.clone()
+        if y.requires_grad:
+            y.register_hook(lambda g: backward(g, x.detach()))
+        return y
+
+    return hooked
+
+
+forms = pytest.mark.parametrize("form", [_own_function, _with_setup, _hook], ids=["function", "setup", "hook"])
+transforms = pytest.mark.parametrize(
+    "transform",
+    [lambda f: jax.jvp(f, (X,), (DX,))[1], lambda f: jax.jacfwd(f)(X) @ DX, lambda f: jax.linearize(f, X)[1](DX)],
+    ids=["jvp", "jacfwd", "linearize"],
+)
+
+
+@forms
+@transforms
+@pytest.mark.parametrize("name", NONLINEAR)
+def test_a_nonlinear_backward_has_no_forward_derivative(name: str, transform: Callable, form: Callable):
+    own = form(NONLINEAR[name])
+    f = jtbridge.wrap(lambda x: 3 * own(x))
+    with pytest.raises(DifferentiationError, match="not linear in its cotangent"):
+        transform(f)
+    for backend in ("auto", "dlpack"):
+        called = jtbridge.wrap(lambda x: 3 * own(x), backend=backend)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="not linear in its cotangent"):
+            jax.block_until_ready(jax.jit(lambda: transform(called))())
+
+
+@forms
+@transforms
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_linear_backward_has_a_forward_derivative(name: str, transform: Callable, form: Callable):
+    backward, factors = LINEAR[name]
+    own = form(backward)
+    for backend in ("auto", "dlpack"):
+        f = jtbridge.wrap(lambda x: 3 * own(x), backend=backend)
+        want = 3 * np.array(factors) * np.array(DX)
+        np.testing.assert_allclose(transform(f), want, rtol=1e-6)
+        np.testing.assert_allclose(jax.jit(lambda f=f: transform(f))(), want, rtol=1e-6)
+
+
+@forms
+def test_a_clipped_gradient_has_a_hessian_by_reverse_mode_alone(form: Callable):
+    own = form(NONLINEAR["clipped"])
+    f = jtbridge.wrap(lambda x: ((1.2 * own(x)) ** 2).sum())
+    np.testing.assert_allclose(jax.jacrev(jax.grad(f))(X).diagonal(), [1, 0, 0], atol=1e-6)
+    with pytest.raises(DifferentiationError, match=r"jax\.jacrev` of a gradient"):
+        jax.hessian(f)(X)
