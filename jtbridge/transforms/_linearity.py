@@ -45,8 +45,9 @@ _LINEAR_IN_EACH: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("mul", "mm", "bmm", "mv", "dot", "convolution", "convolution_backward"), (0, 1)),
     **dict.fromkeys(("div", "index", "index_select", "gather", "masked_select", "_fft_r2c", "_fft_c2c"), (0,)),
     **dict.fromkeys(("copy", "where"), (1,)),
-    **dict.fromkeys(("threshold_backward", "gelu_backward", "silu_backward", "sigmoid_backward", "tanh_backward"), (0,)),
+    **dict.fromkeys(("threshold_backward", "gelu_backward", "silu_backward", "sigmoid_backward"), (0,)),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm_backward"), (0,)),
+    **dict.fromkeys(("tanh_backward",), (0,)),
     **dict.fromkeys(("native_dropout_backward", "embedding_dense_backward", "native_batch_norm_backward"), (0,)),
 }
 _CONSTANT = frozenset(
@@ -112,8 +113,8 @@ def refuse_nonlinear(name: str, gradients: Gradients, of_small: Gradients) -> No
 
 def _reason(name: str) -> str:
     return (
-        f"`{name}` has no forward derivative: a backward of an autograd.Function in it, or a hook, is not linear in its "
-        "cotangent, as if it clips or normalises gradients, so its gradient is the transpose of no derivative. Use "
+        f"`{name}` has no forward derivative: a backward of an autograd.Function in it, or a hook, is not linear in "
+        "its cotangent, as if it clips or normalises gradients, so its gradient is the transpose of no derivative. Use "
         "reverse mode (`jax.grad`, `jax.jacrev`; `jax.jacrev` of a gradient in the place of `jax.hessian`)."
     )
 
