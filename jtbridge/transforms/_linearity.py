@@ -139,7 +139,7 @@ class _NonlinearOperators(TorchDispatchMode):
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self.operator: str | None = None
-        self._dependent = {id(x): x for x in map(innermost, tensors)}  # they stay alive, so their ids are not used again
+        self._dependent = {id(x): x for x in map(innermost, tensors)}  # kept alive: no other object gets their ids
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -104,7 +104,7 @@ def test_a_nonlinear_backward_has_no_forward_derivative(name: str, transform: Ca
     for backend in ("auto", "dlpack"):
         called = jtbridge.wrap(lambda x: 3 * own(x), backend=backend)
         with pytest.raises(jax.errors.JaxRuntimeError, match="not linear in its cotangent"):
-            jax.block_until_ready(jax.jit(lambda: transform(called))())
+            jax.block_until_ready(jax.jit(lambda f=called: transform(f))())
 
 
 @forms
