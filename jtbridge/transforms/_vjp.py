@@ -129,9 +129,7 @@ class Vjp(Derived):
                 )
             # A backward of the user's own may keep its cotangent, and may write to a tensor that the forward saved.
             with lent([x for x in primals if has_plain_memory(x)]):
-                return run_backward(
-                    outputs, [ct.clone() for ct in cts], inputs, create_graph=again, retain_graph=again
-                )
+                return run_backward(outputs, [ct.clone() for ct in cts], inputs, create_graph=again, retain_graph=again)
 
         with watched:
             if self.linearly and may_be_nonlinear(outputs, has_hooks=self.base.cache.reads_graph):

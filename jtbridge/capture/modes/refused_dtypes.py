@@ -137,9 +137,7 @@ class _Call(NamedTuple):
         return None
 
 
-def _small_call(
-    func: OpOverload, leaves: Sequence[Any], tree: Any, out: Any, numbers: frozenset[int]
-) -> _Call | None:
+def _small_call(func: OpOverload, leaves: Sequence[Any], tree: Any, out: Any, numbers: frozenset[int]) -> _Call | None:
     """Return a call like the given one, with few elements; None if a smaller call could fail for its sizes.
 
     The leaves at the positions `numbers` are no sizes.
