@@ -236,10 +236,14 @@ def token_aval(batch: tuple[int, ...], in_avals: Sequence[Any]) -> Any:
 
 
 def traced(fn: TorchFunction, operands: Sequence[Any]) -> list[Any]:
-    """Bind the function as part of a traced program. It is captured once for each eager call."""
+    """Bind the function as part of a traced program. It is captured once for each eager call.
+
+    Torch runs a function with a key, because a translated one draws other numbers than the eager call did.
+    """
     from jtbridge.primitives import torch_call  # imports the translation, which is slow
 
-    return torch_call(*operands, fn=as_captured(fn), backend="auto")
+    backend = "dlpack" if eager_function(fn).seeded else "auto"
+    return torch_call(*operands, fn=as_captured(fn), backend=backend)
 
 
 def lower_as(program: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
