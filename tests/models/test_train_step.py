@@ -113,6 +113,25 @@ def test_a_state_that_was_donated_is_refused():
         step(first, BATCH)
 
 
+def test_a_batch_may_hold_the_parameters():
+    def to_target(model: Any, batch: Any) -> Any:
+        target = net(batch["target"], {}, batch["x"])[0]
+        return jnp.mean((model(batch["x"]) - target) ** 2) + loss(model, batch)
+
+    net = jtbridge.module(mlp())
+    step = jtbridge.train_step(net, to_target, optax.sgd(0.1))
+    first = step.init(KEY)
+    kept = jax.tree.map(jnp.copy, first.params)
+    second, metrics = step(first, {**BATCH, "target": first.params})
+    undonated = jtbridge.train_step(net, to_target, optax.sgd(0.1), donate=False)
+    again, same = undonated(undonated.init(KEY), {**BATCH, "target": kept})
+    np.testing.assert_array_equal(metrics["loss"], same["loss"])
+    for name, value in second.params.items():
+        np.testing.assert_array_equal(again.params[name], value)
+    with pytest.raises(ArgumentError, match=r"memory of `batch\['target'\]\['0\.bias'\]` was donated.*target network"):
+        step(second, {**BATCH, "target": first.params})
+
+
 def test_a_checkpointed_call_with_dropout_needs_a_key():
     net = jtbridge.module(mlp(nn.Dropout(0.5)))
 

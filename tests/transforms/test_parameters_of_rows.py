@@ -1,4 +1,4 @@
-"""A row of a batch as a `Parameter` or a subclass of Tensor, which torch makes without an operator that a trace sees."""
+"""A row of a batch as a `Parameter` or a subclass of Tensor, which torch makes without an operator."""
 
 from __future__ import annotations
 

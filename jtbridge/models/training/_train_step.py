@@ -126,10 +126,13 @@ class TrainStep:
                 f"A training step takes a `jtbridge.TrainState`, but got {kind_of(train)}. Start from "
                 "`train = step.init(key)`, then call `train, metrics = step(train, batch)`."
             )
-        _refuse_donated(train)
+        _refuse_donated(train, "train")
         if isinstance(batch, Mapping) and jax.tree_util.all_leaves([batch]):  # such as that of a tokenizer
             batch = dict(batch)
         batch = jax.tree.map(lambda leaf: to_jax(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
+        _refuse_donated(batch, "batch")
+        if self._donated:
+            batch = _copied_where_in(batch, (train.params, train.opt_state))
         params, opt_state, changed, step, metrics = self._step_for(train)(
             params=train.params,
             opt_state=train.opt_state,
@@ -314,16 +317,22 @@ def train_step(
     return TrainStep(net, loss, optimizer, train=train, donate=donate, **options)
 
 
-def _refuse_donated(train: TrainState) -> None:
-    """Raise an error for a state whose memory a step has reused."""
-    if not any(_is_deleted(leaf) for leaf in jax.tree.leaves(train)):
+def _refuse_donated(tree: Any, name: str) -> None:
+    """Raise an error for an argument that holds an array whose memory a step has reused."""
+    if not any(_is_deleted(leaf) for leaf in jax.tree.leaves(tree)):
         return
-    path = next(path for path, leaf in jax.tree_util.tree_leaves_with_path(train) if _is_deleted(leaf))
+    path = next(path for path, leaf in jax.tree_util.tree_leaves_with_path(tree) if _is_deleted(leaf))
     raise ArgumentError(
-        f"The memory of `train{jax.tree_util.keystr(path)}` was donated: a step reuses the memory of `params` and "
-        "`opt_state`. Pass the state that the last step returned. To keep an earlier one, copy it before the step, "
-        "`jax.tree.map(jnp.copy, train)`, or make the step with `donate=False`."
+        f"The memory of `{name}{jax.tree_util.keystr(path)}` was donated: a step reuses the memory of `params` and "
+        "`opt_state`. Pass the state that the last step returned. To keep an earlier one, as for a target network, "
+        "copy it before the step, `jax.tree.map(jnp.copy, train)`, or make the step with `donate=False`."
     )
+
+
+def _copied_where_in(batch: Any, donated: Any) -> Any:
+    """Return a batch with a copy of each array that is donated, such as those of a target network at the start."""
+    arrays = {id(leaf) for leaf in jax.tree.leaves(donated)}
+    return jax.tree.map(lambda leaf: jnp.copy(leaf) if id(leaf) in arrays else leaf, batch)
 
 
 def _is_deleted(leaf: Any) -> bool:
