@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -19,7 +19,7 @@ from jtbridge.core.inner_autograd import broken_graph_error
 from jtbridge.core.loans import Loan, protected
 from jtbridge.core.messages import summary_of, warn_user
 from jtbridge.core.primitive_rules import describe
-from jtbridge.errors import SequentialVmapWarning
+from jtbridge.errors import DifferentiationError, MutationError, SequentialVmapWarning
 from jtbridge.state import StateBeforeRun
 from jtbridge.transforms import SetGuard
 
@@ -79,7 +79,42 @@ def run(fn: TorchFunction, operands: Sequence[Any]) -> list[jax.Array]:
             refuse_other_graphs(eager_function(fn).name, results, None)
             return results
 
-    return exported(row_by_row_if_needed(fn, once), arrays, fn)
+    with same_run(eager_function(fn)) if fn.order else contextlib.nullcontext():
+        results = row_by_row_if_needed(fn, once)
+    return exported(results, arrays, fn)
+
+
+@contextlib.contextmanager
+def same_run(base: EagerFunction) -> Iterator[None]:
+    """Refuse a run for a derivative, after the block, if it is not like the run that gave the values.
+
+    A derivative without a kept graph runs the function anew. If the function changes its state or draws without a key,
+    that run computes something else.
+
+    Raises:
+        DifferentiationError: the function does. Its state is as before the block.
+    """
+    kind = ("derivative", base.in_types)
+    if kind in base.clean_batches:
+        yield
+        return
+    before, drawn_from = StateBeforeRun(base.name, base.roots()), torch.get_rng_state()
+    yield
+    changed = before.changed()
+    draws = not base.seeded and not torch.equal(drawn_from, torch.get_rng_state())
+    if not changed and not draws:
+        if len(base.clean_batches) < _MOST_BATCHES:
+            base.clean_batches.add(kind)
+        return
+    torch.set_rng_state(drawn_from)
+    with contextlib.suppress(MutationError):
+        before.undo()
+    what = f"changes {changed}" if changed else "draws random numbers without `rng=`"
+    raise DifferentiationError(
+        f"`{base.name}` {what} each time it runs, and this derivative (of a forward derivative, for example) runs it "
+        "again: it would be the derivative of another run than that of the values. "
+        + ("Return the new state." if changed else "Pass `rng=`.")
+    )
 
 
 @apart
@@ -105,7 +140,8 @@ def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int])
         FAMILIES.add(family)
         return AutogradGraph(inputs, outputs, fn.order, loan, family, has_hooks=inner.has_hooks)
 
-    graph = row_by_row_if_needed(fn, once)
+    with same_run(base) if fn.order else contextlib.nullcontext():
+        graph = row_by_row_if_needed(fn, once)
     # All results are copied: autograd may have saved a result for the backward, and the graph refers to all of them.
     place = Placement(arrays)
     results = [place.copied(y, base.name) for y in graph.outputs]
@@ -127,7 +163,7 @@ def exported(results: list[torch.Tensor], arrays: list[jax.Array], fn: TorchFunc
     return found
 
 
-_MOST_BATCHES = 512  # kinds of batches; beyond these, every new kind is prepared to be undone
+_MOST_BATCHES = 512  # kinds of batches and derivatives; beyond these, every new kind is prepared to be undone
 
 
 def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Result:
