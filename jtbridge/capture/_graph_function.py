@@ -14,7 +14,7 @@ from jtbridge._compat import FakeTensor, forgetting_graph_sources
 from jtbridge.core import random_numbers
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.functions import TorchFunction, TracedFunction
-from jtbridge.core.runner import escaped_tensor_error
+from jtbridge.core.runner import lost_tensor_error
 from jtbridge.core.torch_state import TorchState
 from jtbridge.triton import with_intercepted_launches
 
@@ -120,13 +120,13 @@ def ready_to_run(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Return the graph module ready to run: with detached parameters, and with generated code.
 
     Raises:
-        MutationError: the graph uses a tensor without values, of which the trace lost sight. Torch makes a `Parameter`
-            of a row of a batch without an operator, for example.
+        TranslationError: the graph uses a tensor without values, of which the trace lost sight. For example, torch makes
+            a `Parameter` of a row of a batch without an operator.
     """
     for node in graph_module.graph.find_nodes(op="get_attr"):
         value = getattr(graph_module, node.target)
         if isinstance(value, FakeTensor) and node.users:
-            raise escaped_tensor_error()
+            raise lost_tensor_error()
         if isinstance(value, torch.nn.Parameter):
             delattr(graph_module, node.target)
             setattr(graph_module, node.target, value.detach())  # shares memory with the parameter

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from jtbridge._compat import FakeTensor
-from jtbridge.errors import JtbridgeError, MutationError, TorchCallError
+from jtbridge.errors import JtbridgeError, MutationError, TorchCallError, TranslationError
 
 from .array_types import Tensors, to_bytes
 from .functions import TorchFunction
@@ -27,6 +27,14 @@ def escaped_tensor_error(name: str | None = None) -> MutationError:
         f"{function} stored a tensor derived from its arguments while it was traced, and the tensor is read later. A "
         "JAX program does not keep state from one call to the next. Return the tensor and pass it to the next call, or "
         'wrap with `effects="ordered"` and `output_shapes=`, so that nothing is traced.'
+    )
+
+
+def lost_tensor_error() -> TranslationError:
+    """Return the error for a graph with a tensor that no operator in it computes."""
+    return TranslationError(
+        "its trace lost sight of a tensor, as of `as_subclass`, of one that another thread of the function computes, "
+        "or of one that an earlier trace left"
     )
 
 

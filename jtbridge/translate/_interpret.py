@@ -20,7 +20,7 @@ from jtbridge.core.dtypes import numpy_dtype
 from jtbridge.core.functions import TracedFunction
 from jtbridge.core.host_memory import to_numpy
 from jtbridge.core.materialized import materialized
-from jtbridge.core.runner import escaped_tensor_error
+from jtbridge.core.runner import lost_tensor_error
 from jtbridge.errors import LoweringError, TranslationError
 from jtbridge.lowerings import Lowering, find, find_kernel
 
@@ -37,7 +37,7 @@ def _constant(tensor: torch.Tensor) -> np.ndarray:
     if is_zero(tensor):
         return np.zeros(tuple(tensor.shape), numpy_dtype(tensor.dtype, "a constant"))
     if isinstance(tensor, FakeTensor):
-        raise escaped_tensor_error()
+        raise lost_tensor_error()
     if tensor.device.type not in ("cpu", "cuda"):
         raise TranslationError(f"it holds a constant on device `{tensor.device}`")
     return to_numpy(tensor.cpu())

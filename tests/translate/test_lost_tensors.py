@@ -1,8 +1,11 @@
-"""A row of a batch as a `Parameter` or a subclass of Tensor, which torch makes without an operator."""
+"""Tensors of which a trace loses sight: rows of a batch as a `Parameter`, other classes, results of other threads."""
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +14,7 @@ import pytest
 import torch
 
 import jtbridge
+from jtbridge.errors import CalledWarning, TranslationError
 
 ROWS = jnp.arange(1.0, 7.0).reshape(2, 3)
 
@@ -48,12 +52,31 @@ def test_rows_are_right(name: str, backend: str):
     np.testing.assert_array_equal(jax.lax.map(f, ROWS), want)
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [lambda x: x.as_subclass(torch.Tensor) * 2, lambda x: torch.Tensor._make_subclass(torch.Tensor, x) * 2],
-    ids=["as_subclass", "_make_subclass"],
-)
-def test_rows_of_another_class_are_right_where_torch_is_called(fn: Callable):
-    f = jtbridge.wrap(fn, backend="dlpack")
-    np.testing.assert_array_equal(jax.vmap(f)(ROWS), ROWS * 2)
-    np.testing.assert_array_equal(jax.jit(jax.vmap(f))(ROWS), ROWS * 2)
+def on_a_thread(x: torch.Tensor) -> torch.Tensor:
+    with ThreadPoolExecutor(2) as pool:
+        return sum(pool.map(lambda factor: x * factor, [0.5, 1.5]))
+
+
+LOST: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "as_subclass": lambda x: x.as_subclass(torch.Tensor) * 2,
+    "on a thread": on_a_thread,
+}
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+@pytest.mark.parametrize("name", LOST)
+def test_a_function_whose_trace_loses_a_tensor_is_called(name: str, backend: str):
+    f = jtbridge.wrap(LOST[name], backend=backend)
+    with pytest.warns(CalledWarning, match="lost sight of a tensor") if backend == "auto" else contextlib.nullcontext():
+        np.testing.assert_array_equal(jax.jit(f)(ROWS), ROWS * 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalledWarning)
+        np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: f(x).sum()))(ROWS), jnp.full((2, 3), 2.0))
+        np.testing.assert_array_equal(jax.jit(lambda x: jax.lax.map(f, x))(ROWS), ROWS * 2)
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_it_is_refused_where_it_must_be_translated(name: str):
+    with pytest.raises(TranslationError, match="lost sight of a tensor"):
+        jax.jit(jtbridge.wrap(LOST[name], backend="xla"))(ROWS)
