@@ -120,8 +120,8 @@ def ready_to_run(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Return the graph module ready to run: with detached parameters, and with generated code.
 
     Raises:
-        TranslationError: the graph uses a tensor without values, of which the trace lost sight. For example, torch makes
-            a `Parameter` of a row of a batch without an operator.
+        TranslationError: the graph uses a tensor without values, of which the trace lost sight. So torch makes a
+            `Parameter` of a row of a batch without an operator.
     """
     for node in graph_module.graph.find_nodes(op="get_attr"):
         value = getattr(graph_module, node.target)
