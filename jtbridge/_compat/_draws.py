@@ -270,6 +270,7 @@ def _with_generator(operator: OpOverload) -> Callable[..., Any]:
     names = [argument.name for argument in operator._schema.arguments]
     position = names.index("generator")
     training = names.index("training") if "training" in names else None
+    is_out = _is_out(operator._schema)
     shown = str(operator)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -280,9 +281,38 @@ def _with_generator(operator: OpOverload) -> Callable[..., Any]:
             if given is not None or not does_draw or source is None:
                 return operator(*args, **kwargs)
             generator = source.generator(_device_of(args, kwargs), shown)
-            return operator(*args[:position], **{**kwargs, "generator": generator})
+            args, kwargs = args[:position], {**kwargs, "generator": generator}
+            if is_out or isinstance(source, EarlierDraws):
+                return operator(*args, **kwargs)
+            return _in_order(operator, args, kwargs)
 
     return kernel
+
+
+def _in_order(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a random operator so that it draws in the order of the elements, whatever the strides of its arguments.
+
+    Torch draws in the order of the memory. The strides of a tensor and of its tangent, of its batch or of its place in
+    a graph may differ, and all of these must get the same numbers for a key.
+    """
+    names = [argument.name for argument in operator._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    ordered = {name: x.contiguous() for name, x in given.items() if _is_permuted(x)}
+    if not ordered:
+        return operator(*args, **kwargs)
+    out = operator(**{**given, **ordered})
+    for argument in operator._schema.arguments:
+        if argument.name in ordered and argument.alias_info is not None and argument.alias_info.is_write:
+            given[argument.name].copy_(ordered[argument.name])
+            out = given[argument.name] if out is ordered[argument.name] else out
+    first = given[names[0]]
+    if _is_permuted(first) and isinstance(out, torch.Tensor) and out is not first and out.shape == first.shape:
+        return torch.empty_like(first, dtype=out.dtype).copy_(out)  # with the strides of torch's result
+    return out
+
+
+def _is_permuted(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.layout is torch.strided and not x.is_contiguous()
 
 
 def _as_one_that_takes_a_generator(operator: OpOverload, other: OpOverload) -> Callable[..., Any]:
@@ -315,7 +345,9 @@ def _filling(operator: OpOverload) -> Callable[..., Any]:
                 given = {} if generator is None else {"generator": generator}
                 return operator(x, *bounds, **given, **kwargs)
             out = torch.empty_like(x, **kwargs)
-            return fill(out, *map(int, bounds), generator=source.generator(out.device, shown))
+            target = out if isinstance(source, EarlierDraws) else out.contiguous()  # see `_in_order`
+            fill(target, *map(int, bounds), generator=source.generator(out.device, shown))
+            return out if target is out else out.copy_(target)
 
     return kernel
 
@@ -328,13 +360,18 @@ def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
     operator = torch.ops.aten.native_dropout.default
     with torch._C._ExcludeDispatchKeyGuard(_KEYS):
         source = _source_for_drawing((x,), {})
-        if source is None or train is False or p == 0:
+        if source is None or train is False:
             return operator(x, p, train)
+        if p == 0:  # torch's kernel draws here too
+            return x.clone(), torch.ones_like(x, dtype=torch.bool)
         generator = source.generator(x.device, str(operator))
         if isinstance(source, EarlierDraws) and x.is_cuda:
             with _lent_to_default(generator):
                 return operator(x, p, train)
-        mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=generator)
+        mask = torch.empty_like(x, dtype=torch.bool)
+        target = mask if isinstance(source, EarlierDraws) else mask.contiguous()  # see `_in_order`
+        target.bernoulli_(1 - p, generator=generator)
+        mask = mask if target is mask else mask.copy_(target)
         return (x * mask).mul(0.0 if p == 1 else 1 / (1 - p)), mask
 
 

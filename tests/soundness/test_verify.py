@@ -44,3 +44,33 @@ def test_verify_in_dtypes_that_numpy_lacks(dtype):
     f = jtbridge.wrap(lambda scale, v: scale.float() * v.float(), backend="xla", verify=True)
     jax.block_until_ready(jax.jit(f)(jnp.asarray(2.0, dtype), jnp.asarray(X, dtype)))
     jax.effects_barrier()
+
+
+CANCELLING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "odd powers": lambda x: (x**3).sum(),
+    "centred": lambda x: (x**2 - (x**2).mean()).sum(),
+    "total force": lambda x: ((x[:, None] - x) ** 3).sum(),
+}
+
+
+@pytest.mark.parametrize("name", CANCELLING)
+@pytest.mark.parametrize("count", [6, 1000])
+def test_rounding_of_terms_that_cancel_is_no_difference(name: str, count: int):
+    x = jnp.linspace(-2.0, 2.0, count)
+    fn = CANCELLING[name]
+    jax.block_until_ready(jax.jit(jtbridge.wrap(fn, backend="xla", verify=True))(x))
+    jax.effects_barrier()
+    values = [each for each in jtbridge.check(fn, x).comparisons if each.mode in ("value", "vmap")]
+    assert values
+    assert all(each.ok for each in values)
+
+
+@pytest.mark.parametrize("name", CANCELLING)
+def test_a_small_difference_of_terms_that_cancel_is_found(name: str):
+    def differs(x: torch.Tensor) -> torch.Tensor:
+        return CANCELLING[name](x) + (1e-3 if isinstance(x, torch._subclasses.FakeTensor) else 0.0)
+
+    program = jax.jit(jtbridge.wrap(differs, backend="xla", verify=True))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="differs from torch's"):
+        jax.block_until_ready(program(jnp.linspace(-2.0, 2.0, 6)))
+        jax.effects_barrier()

@@ -68,7 +68,8 @@ LOST: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("name", LOST)
 def test_a_function_whose_trace_loses_a_tensor_is_called(name: str, backend: str):
     f = jtbridge.wrap(LOST[name], backend=backend)
-    with pytest.warns(CalledWarning, match="lost sight of a tensor") if backend == "auto" else contextlib.nullcontext():
+    reason = "lost sight of a tensor|cannot be traced"  # two threads may be in the way of each other first
+    with pytest.warns(CalledWarning, match=reason) if backend == "auto" else contextlib.nullcontext():
         np.testing.assert_array_equal(jax.jit(f)(ROWS), ROWS * 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CalledWarning)
@@ -78,5 +79,5 @@ def test_a_function_whose_trace_loses_a_tensor_is_called(name: str, backend: str
 
 @pytest.mark.parametrize("name", LOST)
 def test_it_is_refused_where_it_must_be_translated(name: str):
-    with pytest.raises(TranslationError, match="lost sight of a tensor"):
+    with pytest.raises(TranslationError, match="lost sight of a tensor|cannot be traced"):
         jax.jit(jtbridge.wrap(LOST[name], backend="xla"))(ROWS)
