@@ -53,10 +53,12 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("jitted", [True, False], ids=["jit", "eager"])
 @pytest.mark.parametrize("backend", ["auto", "dlpack", "callback"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_one_mask_for_values_derivatives_and_batches(name: str, backend: str):
+def test_one_mask_for_values_derivatives_and_batches(name: str, backend: str, jitted: bool):
     f = jtbridge.wrap(FUNCTIONS[name], backend=backend)
+    as_run = jax.jit if jitted else lambda g: g
 
     def of(x: jax.Array) -> jax.Array:
         return f(x, rng=KEY)
@@ -64,19 +66,20 @@ def test_one_mask_for_values_derivatives_and_batches(name: str, backend: str):
     def loss(x: jax.Array) -> jax.Array:
         return (of(x) ** 2).sum()
 
-    def check(transformed: Callable, value: jax.Array) -> None:
-        np.testing.assert_allclose(transformed(of)(W), value, rtol=1e-5)
-
-    for jitted in (jax.jit, lambda g: g):
-        value = jitted(of)(W)
-        check(lambda f: jitted(lambda x: jax.jvp(f, (x,), (x,))[1]), value)
-        check(lambda f: jitted(lambda x: jax.linearize(f, X)[1](x)), value)
-        check(lambda f: jitted(lambda x: jax.vjp(f, x)[0]), value)
-        check(lambda f: jitted(lambda x: jax.vmap(f)(x[None])[0]), value)
-        np.testing.assert_allclose(jitted(jax.grad(lambda x: of(x).sum()))(W).ravel() @ W.ravel(), value.sum(), rtol=1e-5)
-        want = jitted(jax.grad(loss))(W)
-        np.testing.assert_allclose(jitted(lambda x: jax.jvp(jax.grad(loss), (x,), (x,))[1])(W), want, rtol=1e-5)
-        np.testing.assert_allclose(jitted(jax.vmap(jax.grad(loss)))(W[None])[0], want, rtol=1e-5)
+    value = as_run(of)(W)
+    same = [
+        lambda x: jax.jvp(of, (x,), (x,))[1],
+        lambda x: jax.linearize(of, X)[1](x),
+        lambda x: jax.vjp(of, x)[0],
+        lambda x: jax.vmap(of)(x[None])[0],
+    ]
+    for transformed in same:
+        np.testing.assert_allclose(as_run(transformed)(W), value, rtol=1e-5)
+    gradient = as_run(jax.grad(lambda x: of(x).sum()))(W)
+    np.testing.assert_allclose(gradient.ravel() @ W.ravel(), value.sum(), rtol=1e-5)
+    want = as_run(jax.grad(loss))(W)
+    np.testing.assert_allclose(as_run(lambda x: jax.jvp(jax.grad(loss), (x,), (x,))[1])(W), want, rtol=1e-5)
+    np.testing.assert_allclose(as_run(jax.vmap(jax.grad(loss)))(W[None])[0], want, rtol=1e-5)
 
 
 def test_a_transformer_layer_has_one_mask():
