@@ -70,7 +70,9 @@ def test_a_small_difference_of_terms_that_cancel_is_found(name: str):
     def differs(x: torch.Tensor) -> torch.Tensor:
         return CANCELLING[name](x) + (1e-3 if isinstance(x, torch._subclasses.FakeTensor) else 0.0)
 
-    program = jax.jit(jtbridge.wrap(differs, backend="xla", verify=True))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="differs from torch's"):
-        jax.block_until_ready(program(jnp.linspace(-2.0, 2.0, 6)))
+    def run() -> None:
+        jax.block_until_ready(jax.jit(jtbridge.wrap(differs, backend="xla", verify=True))(jnp.linspace(-2.0, 2.0, 6)))
         jax.effects_barrier()
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="differs from torch's"):
+        run()
