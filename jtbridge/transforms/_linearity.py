@@ -158,8 +158,11 @@ class _NonlinearOperators(TorchDispatchMode):
         return any(id(x) in self._dependent for x in _tensors(value))
 
     def _is_linear(self, func: OpOverload, name: str, args: Sequence[Any], kwargs: Any, dependent: list[bool]) -> bool:
-        if returns_view(func):
+        # The backward of a custom operator is taken to be linear.
+        if returns_view(func) or func.namespace not in ("aten", "prims"):
             return True
+        if name == "masked_fill" and dependent[0] and not any(dependent[1:]):
+            return not isinstance(args[2], torch.Tensor) and args[2] == 0
         places = [i for i, is_dependent in enumerate(dependent) if is_dependent]
         if len(places) == 1 and places[0] in _LINEAR_IN_EACH.get(name, ()) and not self._depends(kwargs):
             return True
