@@ -311,6 +311,13 @@ def _in_order(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
     return out
 
 
+def _filled(out: torch.Tensor, source: DrawSource, fill: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+    """Return a new tensor after `fill` has drawn its elements, in the order of :func:`_in_order`."""
+    target = out if isinstance(source, EarlierDraws) else out.contiguous()
+    fill(target)
+    return out if target is out else out.copy_(target)
+
+
 def _is_permuted(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.layout is torch.strided and not x.is_contiguous()
 
@@ -345,9 +352,8 @@ def _filling(operator: OpOverload) -> Callable[..., Any]:
                 given = {} if generator is None else {"generator": generator}
                 return operator(x, *bounds, **given, **kwargs)
             out = torch.empty_like(x, **kwargs)
-            target = out if isinstance(source, EarlierDraws) else out.contiguous()  # see `_in_order`
-            fill(target, *map(int, bounds), generator=source.generator(out.device, shown))
-            return out if target is out else out.copy_(target)
+            generator = source.generator(out.device, shown)
+            return _filled(out, source, lambda x: fill(x, *map(int, bounds), generator=generator))
 
     return kernel
 
@@ -369,9 +375,7 @@ def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
             with _lent_to_default(generator):
                 return operator(x, p, train)
         mask = torch.empty_like(x, dtype=torch.bool)
-        target = mask if isinstance(source, EarlierDraws) else mask.contiguous()  # see `_in_order`
-        target.bernoulli_(1 - p, generator=generator)
-        mask = mask if target is mask else mask.copy_(target)
+        mask = _filled(mask, source, lambda x: x.bernoulli_(1 - p, generator=generator))
         return (x * mask).mul(0.0 if p == 1 else 1 / (1 - p)), mask
 
 

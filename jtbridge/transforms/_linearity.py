@@ -47,8 +47,8 @@ _LINEAR_IN_EACH: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("copy", "where"), (1,)),
     **dict.fromkeys(("threshold_backward", "gelu_backward", "silu_backward", "sigmoid_backward"), (0,)),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm_backward"), (0,)),
-    **dict.fromkeys(("tanh_backward",), (0,)),
-    **dict.fromkeys(("native_dropout_backward", "embedding_dense_backward", "native_batch_norm_backward"), (0,)),
+    **dict.fromkeys(("tanh_backward", "native_dropout_backward", "native_batch_norm_backward"), (0,)),
+    **dict.fromkeys(("embedding_dense_backward",), (0,)),
 }
 _CONSTANT = frozenset(
     {

@@ -330,7 +330,7 @@ def _refuse_donated(tree: Any, name: str) -> None:
 
 
 def _copied_where_in(batch: Any, donated: Any) -> Any:
-    """Return a batch with a copy of each array that is donated, such as those of a target network at the start."""
+    """Return a batch in which each array that is also in `donated` is a copy, so that the batch keeps its memory."""
     arrays = {id(leaf) for leaf in jax.tree.leaves(donated)}
     return jax.tree.map(lambda leaf: jnp.copy(leaf) if id(leaf) in arrays else leaf, batch)
 
