@@ -180,6 +180,22 @@ def test_a_division_by_a_number_is_translated():
     assert jax.jit(jtbridge.wrap(f, backend="xla"))(jnp.array([5, 6])).tolist() == [2, 3]
 
 
+def test_a_handler_that_says_what_was_wrong_and_raises_is_translated():
+    """As in torch_geometric: its test of the indices calls operators, but no value returns from it."""
+
+    def f(x, i):
+        try:
+            return x.index_select(0, i)
+        except (IndexError, RuntimeError) as error:
+            if i.numel() > 0 and i.min() < 0:
+                raise IndexError(f"negative indices, such as {i.min().item()}") from error
+            if i.numel() > 0 and i.max() >= x.shape[0]:
+                raise IndexError(f"too large indices, such as {i.max().item()}") from error
+            raise
+
+    assert jax.jit(jtbridge.wrap(f, backend="xla"))(X, jnp.array([1, 0])).tolist() == X[::-1].tolist()
+
+
 class Last(torch.nn.Module):
     last = None
 

@@ -128,8 +128,9 @@ class RaisingAt(TorchDispatchMode):
     """Makes operators that may raise do so at one place of the function.
 
     Attributes:
-        caught: whether the function went on in one of its runs although an operator had raised: it called another
-            operator, as in a loop that tries again, or returned a result.
+        caught: whether the function went on in one of its runs although an operator had raised: it returned a
+            result, or came to the place again, as in a loop that tries again. A handler that only looks for what was
+            wrong, and raises, may call other operators.
     """
 
     def __init__(self, place: Place, call: Callable[..., Any]):
@@ -149,8 +150,8 @@ class RaisingAt(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.caught |= self._raised and func.namespace == "aten"
         if place_that_may_raise(func, args, kwargs) == self._place:
+            self.caught |= self._raised
             self._raised = True
             raise ValueDependentError(f"{func} raises for some values")
         return func(*args, **kwargs)
