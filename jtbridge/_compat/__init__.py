@@ -78,6 +78,7 @@ from ._jax_traces import (
     refusing_jax,
     traced_for,
 )
+from ._l1_loss import keep_weight_of_l1_loss
 from ._module_tables import (
     HOOK_TABLES,
     MODULE_TABLES,
@@ -199,3 +200,5 @@ from ._tracing import (
 )
 from ._transformers import asked_whether_fake, show_as_real, taken_for_fake, watch_questions
 from ._unbacked import known_size, unbacked_fake_mode
+
+keep_weight_of_l1_loss()

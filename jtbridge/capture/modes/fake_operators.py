@@ -20,6 +20,7 @@ from jtbridge._compat import (
 from jtbridge.core.array_types import SYMBOLIC_NUMBERS
 
 from .effects import draws
+from .refused_draws import check_draw
 from .refused_dtypes import DtypeChecks, is_small
 from .refused_shapes import check_shapes
 
@@ -110,8 +111,8 @@ class FakeAsReal(TorchDispatchMode):
       on data. An operator that reads one of them raises.
 
     Args:
-        refuses: also refuse the dtypes and shapes that torch refuses, see `DtypeChecks` and `check_shapes`. One trace
-            of a function is enough.
+        refuses: also refuse the dtypes, shapes and draws that torch refuses, see `DtypeChecks`, `check_shapes` and
+            `check_draw`. One trace of a function is enough.
 
     Raises:
         DynamicOutputShapeException, DataDependentOutputException: an operator reads the entries of a sparse tensor.
@@ -146,6 +147,7 @@ class FakeAsReal(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if self._dtypes is not None:
             check_shapes(func, args)
+            check_draw(func, args, kwargs or {})
             self._dtypes.check(func, args, kwargs or {}, out)
         if args and _is_empty(args[0]) and is_small(jax.tree.leaves(out)):
             _run_on_empty(func, args, kwargs or {})

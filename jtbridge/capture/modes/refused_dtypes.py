@@ -175,8 +175,7 @@ def _refusal(call: _Call, dtypes: tuple[torch.dtype, ...], plain: _Call | None) 
     if not refuses_numbers and all(call.error(other) is not None for other in _others(dtypes)):
         return None
     wide = tuple(map(_wide, dtypes))
-    lacks_kernel = _NO_KERNEL.search(str(error)) and wide != dtypes and call.error(wide) is None
-    return None if lacks_kernel else error
+    return None if lacks_kernel(error, dtypes) and call.error(wide) is None else error
 
 
 def _numbers(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> frozenset[int]:
@@ -246,9 +245,17 @@ def _may_be_run(func: OpOverload, leaves: Sequence[Any], kwargs: dict[str, Any])
         return False
     if func in _BY_PIVOTS:
         return False
-    if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "cpu":
-        return False
-    return all(leaf.layout is torch.strided for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return is_for_cpu(kwargs) and all(leaf.layout is torch.strided for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def lacks_kernel(error: Exception, dtypes: Sequence[torch.dtype]) -> bool:
+    """Return whether a CPU has no kernel for dtypes for which a GPU or XLA may have one."""
+    return bool(_NO_KERNEL.search(str(error))) and any(_wide(dtype) is not dtype for dtype in dtypes)
+
+
+def is_for_cpu(kwargs: dict[str, Any]) -> bool:
+    """Return whether an operator makes its result on a CPU, or on the device of its tensors."""
+    return kwargs.get("device") is None or torch.device(kwargs["device"]).type == "cpu"
 
 
 def is_small(leaves: Sequence[Any]) -> bool:

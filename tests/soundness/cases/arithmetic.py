@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
-from ._case import case
+from ._case import ROWS, V, case
 
 
 @case("arithmetic")
@@ -48,3 +49,11 @@ def nan_of_extrema(run):
 def nan_times_a_mask(run):
     x, mask = torch.tensor([float("nan"), float("inf"), -1.0, 5.0]), torch.tensor([False, False, False, True])
     yield run(run.wrap(lambda x, m: [x * m, (x * m.float()).sum(), 1 / (x[2:] * m[2:])]), x, mask)
+
+
+@case("arithmetic")
+def weighted_l1_loss(run):
+    f = run.wrap(lambda x, w: F.l1_loss(x, torch.zeros(4), reduction="sum", weight=w))
+    yield run(f, V, ROWS[0])
+    yield run.grad(f, V, ROWS[0])
+    yield run.vmap(f, ROWS, ROWS)
