@@ -296,3 +296,13 @@ def test_effects_error(make: Callable):
     with pytest.raises(errors.EffectsError, match='`sin` is wrapped with effects="ordered" and cannot be '):
         make(f)(X)
     assert_matches(jax.jit(f)(X), torch.sin(torch.tensor([1.0, 2.0])))
+
+
+def test_an_object_that_torch_cannot_construct_while_it_is_watched():
+    class Ones(torch.Tensor):
+        pass
+
+    f = jtbridge.wrap(lambda x: x + Ones([1.0]))
+    with pytest.raises(RuntimeError, match="Creating a new Tensor subclass") as caught:
+        jax.jit(f)(jnp.ones(1))
+    assert "make it outside of the function" in caught.value.__notes__[0]

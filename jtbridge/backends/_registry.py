@@ -140,9 +140,14 @@ def _reason_with_draws(backend: Backend, fn: TorchFunction, reason: str | None) 
     """
     of_function = backend.unsupported_reason(fn.base)
     if reason is not None and of_function is None:
+        remedy = (
+            "Torch has no such derivative either."
+            if "is not implemented" in reason and "derivative for" in reason
+            else 'Torch would draw other numbers for it. Use `backend="dlpack"`, by which torch draws both.'
+        )
         raise RandomnessError(
             f"`{fn.base.name}` draws random numbers and is translated, but a derivative of it cannot be: {reason}. "
-            'Torch would draw other numbers for it. Use `backend="dlpack"`, by which torch draws both.'
+            f"{remedy}"
         )
     return of_function or reason
 

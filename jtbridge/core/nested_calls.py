@@ -34,6 +34,13 @@ def marked(call: Callable[..., Any], *, inside: bool = True) -> Callable[..., An
         _RUNNING.inside = inside
         try:
             return call(*args, **kwargs)
+        except RuntimeError as error:
+            if "Creating a new Tensor subclass" in str(error):
+                error.add_note(
+                    "Torch cannot construct such an object while jtbridge watches the function: make it outside of the "
+                    "function, and let the function refer to it."
+                )
+            raise
         finally:
             _RUNNING.inside = before
 

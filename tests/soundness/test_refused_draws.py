@@ -28,6 +28,12 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "bernoulli_": lambda x: x.clone().bernoulli_(0.5),
     "poisson": lambda x: torch.poisson(x),
     "geometric_": lambda x: x.clone().geometric_(0.5),
+    "rand": lambda x: torch.rand(3, dtype=x.dtype),
+    "rand_like": lambda x: torch.rand_like(x),
+    "randn_like": lambda x: torch.randn_like(x),
+    "uniform_": lambda x: x.clone().uniform_(),
+    "normal_": lambda x: x.clone().normal_(),
+    "exponential_": lambda x: x.clone().exponential_(),
     "normal": lambda x: torch.normal(x, x),
     "dropout": lambda x: torch.nn.functional.dropout(x),
 }

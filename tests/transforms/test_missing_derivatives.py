@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import jtbridge
+from jtbridge.errors import RandomnessError
 
 X = np.array([0.3, -1.2, 0.7], np.float32)
 WEIGHT = torch.tensor(2.0, requires_grad=True)
@@ -171,3 +174,17 @@ def test_second_derivatives_of_distances_of_points_that_coincide(p: float, backe
         return jax.jit(jax.grad(lambda x: (jax.grad(f)(x) * weights).sum()))(x)
 
     np.testing.assert_allclose(twice(f), twice(energy), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("wrapped", [lambda f: f, jax.jit])
+def test_second_derivatives_of_arrays_without_elements(wrapped: Callable[..., Any]):
+    """Torch's gradient of a gradient of `abs` is a lazy zero without memory."""
+    f = jtbridge.wrap(lambda x: x.abs().sum())
+    second = wrapped(jax.grad(lambda x: jax.grad(f)(x).sum()))
+    assert second(jnp.zeros((0, 2))).shape == (0, 2)
+
+
+def test_a_derivative_of_a_sample_that_torch_lacks_is_not_promised_of_another_backend():
+    f = jtbridge.wrap(lambda a: torch.distributions.Gamma(a, torch.ones(())).rsample())
+    with pytest.raises(RandomnessError, match="Torch has no such derivative either"):
+        jax.jit(jax.grad(jax.grad(lambda a: f(a, rng=jax.random.key(0)))))(2.0)

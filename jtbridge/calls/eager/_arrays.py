@@ -110,7 +110,7 @@ class Placement:
         )
         values = tensor.detach() if tensor.requires_grad else tensor
         if not owned:
-            values = values.clone(memory_format=torch.contiguous_format) if size else values
+            values = values.clone(memory_format=torch.contiguous_format)
         return self._placed(shared_numpy(values.resolve_conj().resolve_neg().contiguous()))
 
     def copied(self, tensor: torch.Tensor, name: str) -> jax.Array:

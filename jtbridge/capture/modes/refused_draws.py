@@ -17,7 +17,25 @@ from .refused_dtypes import is_for_cpu, lacks_kernel
 
 # Operators that draw for any values of their tensors, and so for ones.
 _DRAWS = frozenset(
-    {"bernoulli", "geometric", "native_dropout", "normal", "poisson", "randint", "randint_like", "random", "randperm"}
+    {
+        "bernoulli",
+        "cauchy",
+        "exponential",
+        "geometric",
+        "log_normal",
+        "native_dropout",
+        "normal",
+        "poisson",
+        "rand",
+        "rand_like",
+        "randint",
+        "randint_like",
+        "randn",
+        "randn_like",
+        "random",
+        "randperm",
+        "uniform",
+    }
 )
 _LONGEST_PERMUTATION = 1 << 17  # more than the integers of each dtype of two bytes
 
