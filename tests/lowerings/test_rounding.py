@@ -57,3 +57,20 @@ def test_powers_of_two_overflow_on_their_own():
     check(torch.ldexp, torch.tensor([0, 1, 3]), torch.tensor([5, 200, 3], dtype=torch.uint8))
     check(torch.ldexp, torch.tensor([False, True]), torch.tensor([20.0, 3.0]).half())
     check(torch.ldexp, torch.randn(3), torch.tensor([1.5, -2.0, 0.0]), grad=True)
+
+
+QUOTIENTS = {
+    "floor": lambda x, s: torch.floor(x / s),
+    "int": lambda x, s: (x / s).int(),
+    "equal": lambda x, s: x / s == torch.round(x / s),
+    "moved": lambda x, s: torch.floor(((x / s) + 1).clamp(-100, 100)),
+    "expanded": lambda x, s: torch.ceil(x / s.expand_as(x)),
+    "normalized": lambda x, s: torch.floor(torch.nn.functional.normalize(x[:, :1] + s, p=1)),
+}
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_quotients_by_a_broadcast_divisor_that_are_rounded(name):
+    """XLA would multiply by the reciprocal: 41 / 41 would be less than 1."""
+    divisors = torch.tensor([0.1, 0.3, 0.7, 1.1, 41.0, 49.0, 61.0])[:, None]
+    check(QUOTIENTS[name], torch.arange(-50.0, 50.0) * divisors, divisors, rtol=0, atol=0)

@@ -68,13 +68,15 @@ def rounded(x: jax.Array, dtype: np.dtype) -> jax.Array:
     return lax.reduce_precision(x, info.nexp, info.nmant)
 
 
-def quotient(a: Any, b: Any) -> jax.Array:
-    """Return ``a / b``, correctly rounded also where `b` is a single number.
+def quotient(a: Any, b: Any, *, exact: bool = False) -> jax.Array:
+    """Return ``a / b``, correctly rounded also where `b` is a single number, or any array if `exact`.
 
-    XLA would replace the division by a single number by a product with its reciprocal. That product is not exact where
-    the quotient is an integer: the floor of 61.0 / 61 must not be 0.
+    XLA would replace the division by a number or a broadcast array by a product with its reciprocal. That product is
+    not exact where the quotient is an integer: the floor of 61.0 / 61 must not be 0. For arrays that costs time.
     """
-    if jnp.issubdtype(b.dtype, jnp.floating) and size_of(b) == 1 and jnp.ndim(a) and not _exact_reciprocal(b):
+    if not jnp.issubdtype(b.dtype, jnp.floating) or not jnp.ndim(a):
+        return jnp.divide(a, b)
+    if exact or (size_of(b) == 1 and not _exact_reciprocal(b)):
         # This makes `b` an array that depends on `a`. Where `a` is NaN, the quotient is NaN for every `b`.
         b = jnp.where(jnp.isnan(a), jnp.ones((), b.dtype), b)
     return jnp.divide(a, b)

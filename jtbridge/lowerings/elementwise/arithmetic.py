@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import lax
 from torch import fx
 
@@ -36,9 +37,35 @@ def _rsub(x: Any, y: Any, alpha: Any = 1, *, node: fx.Node) -> jax.Array:
 
 
 elementwise("mul.Tensor", "mul.Scalar", "prims::mul", exact=True)(jnp.multiply)
-elementwise("div.Tensor", "div.Scalar", exact=True)(quotient)
 elementwise("reciprocal", "prims::reciprocal")(lambda x: jnp.divide(number(1, np.dtype(x.dtype)), x))
 elementwise("neg", "prims::neg")(jnp.negative)
+
+
+@register_lowering("div.Tensor", "div.Scalar", node=True)
+def _div(x: Any, y: Any, *, node: fx.Node) -> jax.Array:
+    a, b = operands(node, x, y, exact=True)
+    return quotient(a, b, exact=_must_be_exact(node)).astype(out_dtype(node))
+
+
+_aten = torch.ops.aten
+# Functions that jump where a number passes another one. After `_SMOOTH` functions they are looked for as well.
+_JUMPS = frozenset(
+    {
+        *(_aten.floor, _aten.ceil, _aten.trunc, _aten.round, _aten.frac, _aten.sign),
+        *(_aten.eq, _aten.ne, _aten.lt, _aten.le, _aten.gt, _aten.ge),
+    }
+)
+_SMOOTH = frozenset({_aten.abs, _aten.add, _aten.clamp, _aten.expand, _aten.mul, _aten.neg, _aten.sub, _aten.view})
+
+
+def _must_be_exact(node: fx.Node, depth: int = 3) -> bool:
+    """Return whether an error of one ulp in a node's result may become an error of 1: in its `floor`, for example."""
+    for user in node.users:
+        packet = getattr(user.target, "overloadpacket", None)
+        to_integers = packet is _aten._to_copy and not user.meta["val"].dtype.is_floating_point
+        if to_integers or packet in _JUMPS or (packet in _SMOOTH and depth and _must_be_exact(user, depth - 1)):
+            return True
+    return False
 
 
 @elementwise("gcd", "prims::gcd")
