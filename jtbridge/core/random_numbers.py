@@ -68,13 +68,37 @@ def seeded(seed: torch.Tensor) -> contextlib.AbstractContextManager[None]:
 def seeded_again(seed: torch.Tensor) -> contextlib.AbstractContextManager[None]:
     """Seed the draws of a backward inside the block: other numbers than the forward drew from `seed` (uint32[2]).
 
-    A ``torch.utils.checkpoint`` in it draws the numbers of the forward again. Nothing is seeded for the seeds of
-    several rows, and inside :func:`counting_draws`.
+    A ``torch.utils.checkpoint`` in it draws the numbers of the forward again. Inside :func:`counting_draws` nothing is
+    seeded.
+
+    Args:
+        seed: the seed, or the seeds of several rows, as uint32[rows..., 2].
+
+    Raises:
+        RandomnessError: there are several rows, and the block drew. The numbers belong to no row.
     """
-    if is_counting_draws() or seed.shape != SEED_SHAPE:
+    if is_counting_draws():
         return contextlib.nullcontext()
+    if seed.shape != SEED_SHAPE:
+        return _without_draws()
     low, high = seed.tolist()
     return seeded_by(low ^ 0xFFFFFFFF, high)
+
+
+@contextlib.contextmanager
+def _without_draws() -> Iterator[None]:
+    """Raise after the block if it drew. A checkpoint in it may draw, because it puts back the state it finds."""
+    source = _Seeded(0)
+    try:
+        with drawing_from(source):
+            yield
+    finally:
+        if source.has_drawn():
+            raise RandomnessError(
+                "A backward or a hook draws random numbers in the derivative of a batch whose rows have a key each "
+                f"({source.operator}). Its numbers would belong to no row. Differentiate the rows, as in "
+                "`jax.vmap(jax.grad(f))`, or use one key for the batch."
+            )
 
 
 def seeded_by(low: int, high: int) -> contextlib.AbstractContextManager[None]:
@@ -136,8 +160,15 @@ class _Seeded:
     def state_generator(self, device: torch.device) -> torch.Generator:
         found = self.generators.get(device)
         if found is None:
-            found = self.generators[device] = torch.Generator(device).manual_seed(self._seed)
+            found = self.generators[device] = self._new(device)
         return found
+
+    def has_drawn(self) -> bool:
+        """Return whether a generator is in another state than its seed gives."""
+        return any(not torch.equal(g.get_state(), self._new(d).get_state()) for d, g in self.generators.items())
+
+    def _new(self, device: torch.device) -> torch.Generator:
+        return torch.Generator(device).manual_seed(self._seed)
 
     def note_new_seed(self) -> None:
         """Record the new seed. As in torch, the next draws follow from it."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import jtbridge
+from jtbridge.errors import RandomnessError
 
 pytestmark = pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
 X = jnp.arange(1.0, 17.0)
@@ -69,3 +70,84 @@ def test_rows_with_keys_of_their_own():
     want = jnp.where(y != 0, 2.0, 0.0)
     np.testing.assert_array_equal(pull(jnp.ones_like(rows))[0], want)
     np.testing.assert_array_equal(jax.jit(pull)(jnp.ones_like(rows))[0], want)
+
+
+class Masked(torch.autograd.Function):
+    """A product whose gradient is multiplied by random numbers."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * torch.rand(3)
+
+
+def hooked(x: torch.Tensor) -> torch.Tensor:
+    y = x**2
+    y.register_hook(lambda grad: grad * torch.rand(3))
+    return (y**2).sum()
+
+
+BACKWARDS = {
+    "hook": hooked,
+    "backward": lambda x: Masked.apply(x * x).sum(),
+    "both": lambda x: Masked.apply(x * torch.rand(3)).sum(),
+    "none": lambda x: torch.nn.functional.dropout(x * x).sum(),
+    "checkpoint": lambda x: torch.utils.checkpoint.checkpoint(
+        lambda y: torch.nn.functional.dropout(y * y).sum(), x, use_reentrant=False
+    ),
+}
+
+
+def repeated(derivative: Callable) -> np.ndarray:
+    """Return a derivative after a second call has given the same, and neither moved torch's generator."""
+    state = torch.get_rng_state()
+    first, second = np.asarray(derivative()), np.asarray(derivative())
+    np.testing.assert_array_equal(first, second)
+    assert torch.equal(torch.get_rng_state(), state)
+    return first
+
+
+@pytest.mark.parametrize("name", BACKWARDS)
+def test_a_backward_that_draws_has_the_key_of_its_row(name: str):
+    f = jtbridge.wrap(BACKWARDS[name])
+    x, keys = jnp.arange(1.0, 7.0).reshape(2, 3), jax.random.split(jax.random.key(0), 2)
+
+    def gradient(row, key):
+        return jax.grad(lambda x: f(x, rng=key))(row)
+
+    rows = repeated(lambda: jnp.stack([gradient(x[i], keys[i]) for i in range(2)]))
+    np.testing.assert_allclose(repeated(lambda: jax.vmap(gradient)(x, keys)), rows, rtol=1e-6)
+
+    def of_batch():
+        return jax.grad(lambda x: jax.vmap(lambda row, key: f(row, rng=key))(x, keys).sum())(x)
+
+    if name in ("none", "checkpoint"):
+        np.testing.assert_allclose(repeated(of_batch), rows, rtol=1e-6)
+    else:
+        with pytest.raises(RandomnessError, match="rows have a key each"):
+            of_batch()
+
+
+@pytest.mark.parametrize("name", BACKWARDS)
+def test_a_backward_that_draws_in_a_second_derivative(name: str):
+    f = jtbridge.wrap(BACKWARDS[name])
+    x, key = jnp.arange(1.0, 4.0), jax.random.key(1)
+
+    def loss(x):
+        return f(x, rng=key)
+
+    repeated(lambda: jax.grad(lambda x: (jax.grad(loss)(x) ** 2).sum())(x))
+    repeated(lambda: jax.jvp(jax.grad(loss), (x,), (x,))[1])
+    repeated(lambda: jax.hessian(loss)(x))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_forward_derivative_whose_result_has_the_shape_of_a_seed(size: int):
+    f = jtbridge.wrap(torch.nn.functional.dropout)
+    x, key = jnp.ones(size), jax.random.key(3)
+    y, dy = jax.jvp(lambda x: f(x, rng=key), (x,), (x,))
+    np.testing.assert_array_equal(y, dy)
+    np.testing.assert_array_equal(jax.jacfwd(lambda x: f(x, rng=key))(x), np.diag(y))

@@ -138,7 +138,8 @@ def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int])
         base.refuse_hidden_tensors()
         refuse_other_graphs(base.name, outputs, family)
         FAMILIES.add(family)
-        return AutogradGraph(inputs, outputs, fn.order, loan, family, has_hooks=inner.has_hooks)
+        seed = None if base.seed_position is None else inputs[base.seed_position]
+        return AutogradGraph(inputs, outputs, fn.order, loan, family, has_hooks=inner.has_hooks, seed=seed)
 
     with same_run(base) if fn.order else contextlib.nullcontext():
         graph = row_by_row_if_needed(fn, once)

@@ -32,7 +32,7 @@ from jtbridge.core.primitive_rules import (
     to_front,
     zero_tangents,
 )
-from jtbridge.errors import DifferentiationError
+from jtbridge.errors import DifferentiationError, RandomnessError
 from jtbridge.transforms import (
     SMALL,
     DetachedBackwardError,
@@ -154,9 +154,12 @@ def _linear_impl(
     of = innermost_vjp(transpose)
     try:
         return _by_kept_graph(graph, of, arrays[count + 1 :], _extra_axes(levels), arrays[:count])
-    except RuntimeError as error:
-        # For some operators torch has a forward mode, and a gradient that it cannot differentiate.
-        if isinstance(error, DifferentiationError) or not _lacks_derivative(error):
+    except (RuntimeError, RandomnessError) as error:
+        # For some operators torch has a forward mode, and a gradient that it cannot differentiate. Rows that draw from
+        # keys of their own run one after another.
+        if isinstance(error, DifferentiationError) or not (
+            isinstance(error, RandomnessError) or _lacks_derivative(error)
+        ):
             raise
         return run(forward, [*arrays[:count], *arrays[count + 1 :]])
 
@@ -320,23 +323,23 @@ def _pullback_impl(
     x, ct = arrays[:count], arrays[count + 1 :]
     graph = graph_in(arrays[count])
     if not keep:
-        grads = run(fn, [*x, *ct]) if graph is None else _gradients(graph, fn, x, ct, _extra_axes(levels))
-        return [*grads, Placement([]).empty((*batch, 0))]
-    if graph is None:
-        grads, derived = run_recorded(fn, [*x, *ct], keep)
-    else:
-        grads, derived = _recorded_gradients(graph, fn, x, ct, _extra_axes(levels))
+        return [*_gradients(graph, fn, x, ct, _extra_axes(levels)), Placement([]).empty((*batch, 0))]
+    grads, derived = _recorded_gradients(graph, fn, x, ct, _extra_axes(levels), keep)
     return [*grads, token_for(derived, batch)]
 
 
 def _gradients(
-    graph: AutogradGraph, fn: TorchFunction, x: list[jax.Array], ct: list[jax.Array], extra: Sequence[int]
+    graph: AutogradGraph | None, fn: TorchFunction, x: list[jax.Array], ct: list[jax.Array], extra: Sequence[int]
 ) -> list[jax.Array]:
+    if graph is None:
+        return run(fn, [*x, *ct])
     of = innermost_vjp(fn)
     try:
         with recording(), torch.no_grad():
             cotangents = [copied_tensor(c) for c in ct]
             grads = list(graph.pull(cotangents, of, extra, create_graph=False))
+    except RandomnessError:  # rows that draw from keys of their own run one after another
+        return run(fn, [*x, *ct])
     except RuntimeError as error:
         if isinstance(error, DifferentiationError) or not (is_batched(fn) or escapes_vmap(error)):
             raise
@@ -348,14 +351,24 @@ def _gradients(
 
 
 def _recorded_gradients(
-    graph: AutogradGraph, fn: TorchFunction, x: list[jax.Array], ct: list[jax.Array], extra: Sequence[int]
+    graph: AutogradGraph | None,
+    fn: TorchFunction,
+    x: list[jax.Array],
+    ct: list[jax.Array],
+    extra: Sequence[int],
+    keep: Sequence[int],
 ) -> tuple[list[jax.Array], AutogradGraph]:
     """Return the gradients, and their own graph, by which they can be differentiated."""
+    if graph is None:
+        return run_recorded(fn, [*x, *ct], keep)
     with recording():
         cotangents = [copied_tensor(c) for c in ct]
         for c in cotangents:
             c.requires_grad_(c.is_floating_point() or c.is_complex())
-        grads = graph.pull(cotangents, innermost_vjp(fn), extra, create_graph=True)
+        try:
+            grads = graph.pull(cotangents, innermost_vjp(fn), extra, create_graph=True)
+        except RandomnessError:  # as above
+            return run_recorded(fn, [*x, *ct], keep)
     place = Placement(x)
     results = [place.copied(grad, eager_function(fn).name) for grad in grads]
     place.release()

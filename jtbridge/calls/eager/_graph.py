@@ -95,9 +95,10 @@ class AutogradGraph:
         loan: the memory of arrays that the graph uses.
         family: what this graph has in common with the graphs of its derivatives.
         has_hooks: whether the run may have registered hooks for the backward.
+        seed: the seed of the run, or one for each of its rows; None without a key.
     """
 
-    __slots__ = ("__weakref__", "family", "has_hooks", "inputs", "loan", "order", "outputs")
+    __slots__ = ("__weakref__", "family", "has_hooks", "inputs", "loan", "order", "outputs", "seed")
 
     def __init__(
         self,
@@ -108,6 +109,7 @@ class AutogradGraph:
         family: Family,
         *,
         has_hooks: bool,
+        seed: torch.Tensor | None,
     ):
         self.family = family
         self.inputs = list(inputs)
@@ -115,6 +117,7 @@ class AutogradGraph:
         self.order = order
         self.loan = loan
         self.has_hooks = has_hooks
+        self.seed = seed
 
     def __del__(self) -> None:
         # The loan ends after this, and sees whether something else uses the memory.
@@ -123,7 +126,9 @@ class AutogradGraph:
 
     def derived(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> AutogradGraph:
         """Return the graph of a derivative that this graph computed."""
-        return AutogradGraph(inputs, outputs, self.order + 1, self.loan, self.family, has_hooks=self.has_hooks)
+        return AutogradGraph(
+            inputs, outputs, self.order + 1, self.loan, self.family, has_hooks=self.has_hooks, seed=self.seed
+        )
 
     def pull(
         self,
@@ -161,7 +166,7 @@ class AutogradGraph:
             extra = reentrant_checkpoints(outputs, inputs)
             watched = refused_detached_backwards(of.base.name, outputs) if create_graph else contextlib.nullcontext()
             # A backward may draw, and launch Triton kernels.
-            seeded = self._seeded_again(eager_function(of))
+            seeded = contextlib.nullcontext() if self.seed is None else random_numbers.seeded_again(self.seed)
             with with_autograd(), watched, self._protected(outputs), seeded, intercepted_launches():
                 found = run_backward(outputs, [conjugate(ct) for ct in cts], inputs, create_graph=create_graph)
                 if create_graph:
@@ -185,10 +190,6 @@ class AutogradGraph:
         """Return a context in which Python code of the backward cannot write to an array."""
         runs_python = self.loan and (self.has_hooks or custom_backwards(outputs))
         return protected() if runs_python else contextlib.nullcontext()
-
-    def _seeded_again(self, fn: EagerFunction) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which a backward draws from the key of its call, other numbers than the forward drew."""
-        return random_numbers.seeded_again(self.inputs[-1]) if fn.seeded else contextlib.nullcontext()
 
 
 def _sum_of(*gradients: torch.Tensor | None) -> torch.Tensor | None:
