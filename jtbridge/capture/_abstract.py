@@ -11,7 +11,7 @@ import torch
 
 from jtbridge._compat import DataDependentOutputException, FakeTensorMode, forget_tensors, tracing
 from jtbridge.core import random_numbers
-from jtbridge.core.array_types import ArrayType, OutputTree, as_tensor, is_array_leaf
+from jtbridge.core.array_types import ArrayType, OutputTree, as_tensor, is_array_leaf, is_dense
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
 from jtbridge.core.pytree import flatten_output, key_order
 from jtbridge.core.torch_state import TorchState
@@ -125,7 +125,7 @@ def _followed(path: PathTrace, recorder: EffectRecorder) -> Iterator[None]:
 
 def _type_of(leaf: Any) -> Any:
     """Return a fake tensor of the type of a dense tensor, outside any autograd graph; any other leaf as it is."""
-    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+    if not isinstance(leaf, torch.Tensor) or not is_dense(leaf):
         return leaf
     with FakeTensorMode():
         made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)

@@ -21,6 +21,7 @@ from jtbridge._compat import (
     known_size,
     unbacked_fake_mode,
 )
+from jtbridge.core.array_types import is_dense
 from jtbridge.core.runner import escaped_tensor_error
 from jtbridge.errors import JtbridgeError
 
@@ -73,7 +74,7 @@ class PathTrace:
         for number, dtype in _NUMBERS.items():
             if isinstance(leaf, number):
                 return torch.empty((), dtype=dtype)
-        if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+        if not isinstance(leaf, torch.Tensor) or not is_dense(leaf):
             return leaf
         sizes = [known_size(self.mode, size) for size in leaf.shape]
         shape = tuple(f"comes from {size}" if isinstance(size, str) else size for size in sizes)

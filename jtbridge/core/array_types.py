@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from jtbridge._compat import FakeTensor, SharedTensor, has_own_dispatch
 from jtbridge.errors import ArgumentError
 
 from .dtypes import is_differentiable, numpy_dtype
@@ -72,9 +73,9 @@ def is_array_leaf(leaf: Any, untraceable: bool) -> bool:
 def as_tensor(leaf: Any) -> torch.Tensor:
     """Return an output leaf as a tensor; convert NumPy arrays and Python numbers."""
     if isinstance(leaf, torch.Tensor):
-        if leaf.layout is not torch.strided or leaf.is_nested:
+        if not is_dense(leaf):
             kind, dense = kind_of_layout(leaf)
-            raise ArgumentError(f"A result {kind}, which JAX does not have. Return `{dense}` of it.")
+            raise ArgumentError(f"A result {kind}, which JAX does not have. Return {dense}.")
         return leaf
     if isinstance(leaf, bool):
         return torch.tensor(leaf)
@@ -85,11 +86,25 @@ def as_tensor(leaf: Any) -> torch.Tensor:
     return torch.as_tensor(leaf)
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is one array: not sparse, not nested, and not of a class with operators of its own.
+
+    The memory of an object of such a class is not what it stands for: a `MaskedTensor` has none.
+    """
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    return type(tensor) is torch.Tensor or isinstance(tensor, FakeTensor | SharedTensor) or not has_own_dispatch(tensor)
+
+
 def kind_of_layout(tensor: torch.Tensor) -> tuple[str, str]:
-    """Return a description of a tensor's layout that is not dense, and the call that makes the tensor dense."""
+    """Return a description of a tensor that is not dense, and what can stand for it."""
     if tensor.is_nested:
-        return "is a nested tensor", ".to_padded_tensor(0.0)"
-    return f"has layout {tensor.layout}", ".to_dense()"
+        return "is a nested tensor", "`.to_padded_tensor(0.0)` of it"
+    if tensor.layout is not torch.strided:
+        return f"has layout {tensor.layout}", "`.to_dense()` of it"
+    name = type(tensor).__name__
+    calls = {"MaskedTensor": "`.to_tensor(0.0)` of it", "DTensor": "`.full_tensor()` of it"}
+    return f"is a `{name}`, a class of tensors with operators of its own", calls.get(name, "plain tensors")
 
 
 def to_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 from jtbridge._compat import SharedTensor, is_lazy
 from jtbridge.errors import ArgumentError, DeviceError
 
-from .array_types import ArrayType, kind_of_layout
+from .array_types import ArrayType, is_dense, kind_of_layout
 from .dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from .gpu_memory import copied_to_xla, shared_with_torch, shared_with_xla
 from .host_memory import reader, to_canonical_numpy
@@ -117,9 +117,9 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
 
 def tensor_to_jax(tensor: torch.Tensor, copy: bool, describe: Callable[[], str] = lambda: "a tensor") -> jax.Array:
     """Return a tensor as a JAX array; `describe` names it in errors. See :func:`to_jax`."""
-    if tensor.layout is not torch.strided or tensor.is_nested:
+    if not is_dense(tensor):
         kind, dense = kind_of_layout(tensor)
-        raise ArgumentError(f"{describe()} {kind}, which JAX does not have. Pass `{dense}` of it.")
+        raise ArgumentError(f"{describe()} {kind}, which JAX does not have. Pass {dense}.")
     tensor = tensor.detach()
     dtype = numpy_dtype(tensor.dtype, describe)
     wanted = canonical_dtype(dtype)

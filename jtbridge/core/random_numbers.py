@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -207,12 +207,13 @@ class _Numbered:
 class _Refusing:
     """Source that refuses draws: a random operator raises before it has drawn."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, message: Callable[[str, str], str]):
         self._name = name
+        self._message = message
 
     def generator(self, device: torch.device, operator: str) -> torch.Generator:
         del device
-        raise RandomnessError(without_key(self._name, operator))
+        raise RandomnessError(self._message(self._name, operator))
 
     def state_generator(self, device: torch.device) -> torch.Generator:
         return default_generator(device)
@@ -255,7 +256,20 @@ def has_new_seed() -> bool:
 
 def refused(name: str) -> contextlib.AbstractContextManager[None]:
     """Raise if the block draws from torch's generators: for functions that could not be traced beforehand."""
-    return contextlib.nullcontext() if is_counting_draws() else drawing_from(_Refusing(name))
+    return contextlib.nullcontext() if is_counting_draws() else drawing_from(_Refusing(name, without_key))
+
+
+def undeclared_refused(name: str, custom_operator: str) -> contextlib.AbstractContextManager[None]:
+    """Raise if the block draws from torch's generators, because of a custom operator that does not declare it."""
+
+    def message(name: str, operator: str) -> str:
+        return (
+            f"A custom operator of `{name}`, such as `{custom_operator}`, draws random numbers ({operator}), and its "
+            "definition does not say so: they would not follow from the key that is passed as `rng=`. Define it with "
+            "`tags=[torch.Tag.nondeterministic_seeded]`."
+        )
+
+    return drawing_from(_Refusing(name, message))
 
 
 def without_key(name: str, operator: str) -> str:

@@ -10,6 +10,7 @@ import torch
 from jtbridge._compat import FakeTensor
 from jtbridge.errors import JtbridgeError, MutationError, TorchCallError, TranslationError
 
+from . import random_numbers
 from .array_types import Tensors, to_bytes
 from .functions import TorchFunction
 
@@ -86,13 +87,17 @@ def _on_copies(fn: TorchFunction, tensors: Sequence[torch.Tensor], count: int) -
 
     Raises:
         MutationError: a copy has changed, as the memory of a JAX array would have.
+        RandomnessError: an operator draws random numbers, and the trace of the function did not show it.
     """
     copies = [x.clone(memory_format=torch.preserve_format) if x.is_cpu else x for x in tensors[:count]]
-    results = fn(*copies, *tensors[count:])
+    custom = fn.base.traits.custom_operator
+    assert custom is not None
+    with random_numbers.undeclared_refused(fn.base.name, custom):
+        results = fn(*copies, *tensors[count:])
     for copy, tensor in zip(copies, tensors, strict=False):
         if not torch.equal(to_bytes(copy.detach()), to_bytes(tensor.detach())):
             raise MutationError(
-                f"A custom operator of `{fn.base.name}`, such as `{fn.base.traits.custom_operator}`, writes to an "
+                f"A custom operator of `{fn.base.name}`, such as `{custom}`, writes to an "
                 "argument that its schema does not declare. Declare it in `mutates_args=`, or write to a `clone()`."
             )
     return results

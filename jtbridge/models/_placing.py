@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import torch
 
-from jtbridge.core.array_types import kind_of_layout
+from jtbridge.core.array_types import is_dense, kind_of_layout
 from jtbridge.core.convert import to_jax
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype
 from jtbridge.errors import ArgumentError, ModelError
@@ -24,10 +24,10 @@ def converter(
     if (mesh is None) != (rules is None):
         raise ArgumentError("`mesh` and `rules` are given together: `init(mesh=mesh, rules=...)`.")
     for entry in found.values():
-        if entry.tensor.layout is not torch.strided or entry.tensor.is_nested:
+        if not is_dense(entry.tensor):
             kind, dense = kind_of_layout(entry.tensor)
             raise ModelError(
-                f"`{entry.name}` {kind}, which JAX does not have. Store `{dense}` of it in the module. Code that needs "
+                f"`{entry.name}` {kind}, which JAX does not have. Store {dense} in the module. Code that needs "
                 "another layout can convert it in each call."
             )
     shardings = {}

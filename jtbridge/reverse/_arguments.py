@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from jtbridge._compat import weakly_typed
+from jtbridge.core.array_types import is_dense, kind_of_layout
 from jtbridge.core.convert import to_torch
 from jtbridge.core.definitions import slot_names
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
@@ -102,9 +103,9 @@ def split(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Te
 
 def _usable(tensor: torch.Tensor, named: Callable[[], str]) -> torch.Tensor:
     """Return a tensor in the dtype that JAX has for it: while x64 is off, 64-bit types become 32-bit ones."""
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        kind = "nested" if tensor.is_nested else str(tensor.layout)
-        raise ArgumentError(f"{named()} is a {kind} tensor, which JAX does not have. Pass `.to_dense()` of it.")
+    if not is_dense(tensor):
+        kind, dense = kind_of_layout(tensor)
+        raise ArgumentError(f"{named()} {kind}, which JAX does not have. Pass {dense}.")
     tensor = readable(tensor)
     dtype = _CANONICAL.get((tensor.dtype, jax.config.jax_enable_x64))  # type: ignore[attr-defined]
     if dtype is None:

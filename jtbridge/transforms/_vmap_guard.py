@@ -42,6 +42,7 @@ _KINDS = {
     "as_strided": "as_strided",
     "_cdist_backward": "wrong for a gradient",
     **dict.fromkeys(("addr", "select_scatter", "linear_cross_entropy"), "wrong"),  # their gradients are
+    **dict.fromkeys(("quantize_per_tensor_dynamic", "choose_qparams_optimized"), "wrong"),  # the range of the batch
     **dict.fromkeys(("index_put", "_unsafe_index_put"), "by indices"),
     **dict.fromkeys(("batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm"), "statistics"),
     **dict.fromkeys(("_native_batch_norm_legit", "_batch_norm_with_update", "batch_norm_update_stats"), "statistics"),

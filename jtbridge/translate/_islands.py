@@ -185,6 +185,8 @@ def ineligible_reason(node: fx.Node) -> str | None:
     if any(tag in target.tags for tag in _BY_VALUES):
         return "its shapes or results depend on data"
     is_torchs = target.namespace in ("aten", "prims")
+    if is_torchs and schema_of(target).name.startswith("aten::quantize_per_"):
+        return "its result is quantized, and torch's fake tensors do not show it"
     if is_torchs and any(part in target.name() for part in _BY_STRIDES):
         return "its results depend on the memory of its arguments"
     inputs = [tensor_of(x) for x in node.all_input_nodes]

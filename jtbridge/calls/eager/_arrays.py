@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from jtbridge._compat import array_on_device, can_replace_memory, is_lazy, is_shared
+from jtbridge.core.array_types import as_tensor
 from jtbridge.core.dtypes import carrier, torch_dtype
 from jtbridge.core.gpu_memory import GPU_PLATFORMS, copied_to_xla, shared_with_torch, wait_for_torch
 from jtbridge.core.host_memory import shared_numpy
@@ -98,6 +99,8 @@ class Placement:
         A large tensor to which nothing else refers gives its memory to the array, if torch has allocated the memory.
         """
         tensor = results.pop()
+        if type(tensor) is not torch.Tensor:
+            as_tensor(tensor)  # raises for an object with operators of its own, such as a gradient of such objects
         if not tensor.is_cpu:
             return self._on_gpu(tensor, name)
         size = tensor.numel() * tensor.itemsize

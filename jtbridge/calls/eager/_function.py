@@ -23,7 +23,16 @@ from jtbridge._compat import (
     storage_id,
 )
 from jtbridge.core import random_numbers
-from jtbridge.core.array_types import ArrayType, OutputTree, Tensors, array_type, as_tensor, is_array_leaf, to_bytes
+from jtbridge.core.array_types import (
+    ArrayType,
+    OutputTree,
+    Tensors,
+    array_type,
+    as_tensor,
+    is_array_leaf,
+    is_dense,
+    to_bytes,
+)
 from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from jtbridge.core.functions import TorchFunction, TraceCache, TracedFunction
 from jtbridge.core.gpu_errors import add_device_note
@@ -209,8 +218,7 @@ class EagerFunction(TorchFunction):
 
     def _result(self, number: int, leaf: Any) -> torch.Tensor:
         """Return a leaf of the result as a tensor whose dtype JAX has under its present x64 setting."""
-        is_dense = type(leaf) is torch.Tensor and leaf.layout is torch.strided and not leaf.is_nested
-        tensor = leaf if is_dense else as_tensor(leaf)
+        tensor = leaf if type(leaf) is torch.Tensor and is_dense(leaf) else as_tensor(leaf)
         if isinstance(tensor, FakeTensor):
             raise escaped_tensor_error(self.name)
         if tensor.device.type not in ("cpu", "cuda"):

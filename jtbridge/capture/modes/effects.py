@@ -46,6 +46,8 @@ from .wrong_forward_mode import has_wrong_forward_mode
 _UNBATCHABLE = frozenset(
     {
         torch.ops.aten.as_strided_scatter.default,
+        torch.ops.aten.choose_qparams_optimized.default,
+        torch.ops.aten.quantize_per_tensor_dynamic.default,
         *(getattr(torch.ops.aten.set_, overload) for overload in torch.ops.aten.set_.overloads()),
     }
 )
