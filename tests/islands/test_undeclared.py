@@ -66,9 +66,9 @@ def test_an_operator_that_draws_says_so_in_its_definition(options: str, long: bo
     f = jtbridge.wrap(of(UNDECLARED, long), **OPTIONS[options])
     for use in (f, lambda x, rng: jax.grad(lambda x: f(x, rng=rng).sum())(x)):
         assert (use(X, rng=jax.random.key(0)) == use(X, rng=jax.random.key(0))).all()
-        with pytest.raises(Exception, match="draws random numbers .* and its definition does not say so"):
+        with pytest.raises(Exception, match="its definition does not say so"):
             jax.block_until_ready(jax.jit(lambda x, use=use: use(x, rng=jax.random.key(0)))(X))
-    with pytest.raises(Exception, match="draws random numbers .* and its definition does not say so"):
+    with pytest.raises(Exception, match="its definition does not say so"):
         jax.block_until_ready(jax.jit(f)(X))
     assert torch.equal(torch.get_rng_state(), state)
 
