@@ -306,3 +306,14 @@ def test_an_object_that_torch_cannot_construct_while_it_is_watched():
     with pytest.raises(RuntimeError, match="Creating a new Tensor subclass") as caught:
         jax.jit(f)(jnp.ones(1))
     assert "make it outside of the function" in caught.value.__notes__[0]
+
+
+def test_a_pullback_after_a_weight_has_changed():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    pullback = jax.vjp(jtbridge.wrap(model), X)[1]
+    with torch.no_grad():
+        model[1].weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation") as caught:
+        pullback(jnp.ones(1))
+    assert "`Sequential`" in caught.value.__notes__[0]
+    assert "jtbridge.module" in caught.value.__notes__[0]
