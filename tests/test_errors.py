@@ -309,7 +309,8 @@ def test_an_object_that_torch_cannot_construct_while_it_is_watched():
 
 
 def test_a_pullback_after_a_weight_has_changed():
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    with torch.random.fork_rng():
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     pullback = jax.vjp(jtbridge.wrap(model), X)[1]
     with torch.no_grad():
         model[1].weight.add_(1)
