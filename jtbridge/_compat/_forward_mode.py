@@ -57,6 +57,15 @@ def dual() -> torch.Tensor:
         return forward_ad.make_dual(torch.zeros(()), torch.ones(()))
 
 
+def has_tangent_at_any_level(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has a tangent, also inside a graph of torch.compile.
+
+    Such a graph enters a level of forward mode by C++ alone, so :func:`in_forward_mode` is false. Tried on torch 2.13,
+    which has one level, 0.
+    """
+    return torch._VF._unpack_dual(tensor, level=0)[1] is not None  # type: ignore[attr-defined]
+
+
 def has_tangent(tensor: torch.Tensor) -> bool:
     """Return whether the tangent of a tensor of :func:`dual` exists."""
     return in_forward_mode() and forward_ad.unpack_dual(tensor).tangent is not None

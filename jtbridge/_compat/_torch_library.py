@@ -30,6 +30,14 @@ def has_own_dispatch(tensor: torch.Tensor) -> bool:
     return of_class.__torch_dispatch__ is not plain.__torch_dispatch__
 
 
+def is_of_trace(tensor: torch.Tensor) -> bool:
+    """Return whether torch traces with a tensor, which stands for one array: it is fake or functional.
+
+    Tried on torch 2.13. The module of the class tells, because an import of `FunctionalTensor` alone takes a while.
+    """
+    return type(tensor).__module__.startswith("torch._subclasses.")
+
+
 def mark_constant_for_dynamo(function: Callable[..., Any]) -> None:
     """Make torch.compile run a function while it traces, and take its result as a constant.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jtbridge._compat import FakeTensor, SharedTensor, has_own_dispatch
+from jtbridge._compat import SharedTensor, has_own_dispatch, is_of_trace
 from jtbridge.errors import ArgumentError
 
 from .dtypes import is_differentiable, numpy_dtype
@@ -93,7 +93,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
     """
     if tensor.layout is not torch.strided or tensor.is_nested:
         return False
-    return type(tensor) is torch.Tensor or isinstance(tensor, FakeTensor | SharedTensor) or not has_own_dispatch(tensor)
+    return not has_own_dispatch(tensor) or is_of_trace(tensor) or isinstance(tensor, SharedTensor)
 
 
 def kind_of_layout(tensor: torch.Tensor) -> tuple[str, str]:

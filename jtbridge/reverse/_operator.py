@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from jtbridge._compat import in_forward_mode, redispatch_below_autograd, single_level_allowed
+from jtbridge._compat import has_tangent_at_any_level, in_forward_mode, redispatch_below_autograd, single_level_allowed
 from jtbridge.core.jax_calls import OPERATOR
 from jtbridge.errors import DifferentiationError
 
@@ -51,7 +51,7 @@ def _autograd(keyset: Any, tensors: Sequence[torch.Tensor], function: str) -> li
         return redispatch_below_autograd(JAX_CALL, keyset, list(tensors), of.handle)
 
     records = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if not records and not in_forward_mode():
+    if not records and not in_forward_mode() and not any(map(has_tangent_at_any_level, tensors)):
         return below(found)
     with single_level_allowed():
         return list(Differentiated.apply(found, below, call, tensor_types(tensors), *tensors))

@@ -28,7 +28,7 @@ def works_afterwards():
         (
             lambda: torch.eye(2).to_sparse(),
             ArgumentError,
-            r"Argument `argument 0` of `<lambda>` is a torch.sparse_coo tensor",
+            r"Argument `argument 0` of `<lambda>` has layout torch.sparse_coo",
         ),
         (lambda: torch.nested.nested_tensor([torch.ones(1)]), ArgumentError, "is a nested tensor"),
         (lambda: {"a": [set()]}, ArgumentError, r"`argument 0\['a'\]\[0\]` of `<lambda>` is a set, which is neither"),
