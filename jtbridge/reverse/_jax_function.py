@@ -63,6 +63,8 @@ class JaxFunction:
 
     Attributes:
         handle: the text by which the operator of torch finds the function.
+        jitted: the function under `jax.jit`. Derivatives and batches are of this one, so that they are those of the
+            trace that gave the values, whatever the function has closed over since.
     """
 
     def __init__(self, name: str, function: Callable[..., list[Any]], x64: bool):
@@ -70,7 +72,7 @@ class JaxFunction:
         self.function = function
         self.x64 = x64
         self.handle = f"{name}#{uuid.uuid4().hex}"
-        self._jitted = jax.jit(function)
+        self.jitted = jax.jit(function)
         self._derived: dict[Hashable, JaxFunction] = {}
         self._types: dict[Types, Types] = {}
         self._used: dict[Any, list[bool]] = {}
@@ -104,7 +106,7 @@ class JaxFunction:
         return to_tensors(results, device)
 
     def _run_jitted(self, operands: Sequence[Any]) -> list[jax.Array]:
-        return self._jitted(*operands)
+        return self.jitted(*operands)
 
     def result_types(self, types: Types) -> Types:
         """Return the shapes and dtypes of the results for arguments of some types."""
@@ -117,7 +119,7 @@ class JaxFunction:
     def _find_used(self, types: Types, count: int) -> list[bool]:
         structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
         with outside_functorch(), self._with_x64():
-            program = self._jitted.trace(*structs).jaxpr
+            program = self.jitted.trace(*structs).jaxpr
         results = [i < count for i in range(len(program.jaxpr.outvars))]
         return without_unused(program, results, [False] * len(types))[1]
 
@@ -130,7 +132,7 @@ class JaxFunction:
         types = tensor_types(tensors)
         structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
         with outside_functorch(), self._with_x64():
-            traced = self._jitted.trace(*structs)
+            traced = self.jitted.trace(*structs)
         program = jaxpr_as_fun(traced.jaxpr)
 
         def run(*arrays: Any) -> list[Any]:
@@ -151,7 +153,7 @@ class JaxFunction:
 
     def batch(self, dims: tuple[int | None, ...]) -> JaxFunction:
         """Return the function of batches; the dims are 0 or None, and results have their batch axis first."""
-        return self._derive(("batch", dims), lambda: jax.vmap(self.function, in_axes=dims))
+        return self._derive(("batch", dims), lambda: jax.vmap(self.jitted, in_axes=dims))
 
     def derive(self, key: Hashable, make: Callable[[], Derived]) -> Derived:
         """Return the function that `make` returned first for a key."""
@@ -170,7 +172,7 @@ class JaxFunction:
         """Return the results for arguments of some types, as `jax.ShapeDtypeStruct`."""
         structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
         with outside_functorch(), self._with_x64():  # the function may call torch, by `jtbridge.wrap`
-            return self._jitted.eval_shape(*structs)
+            return self.jitted.eval_shape(*structs)
 
     def _settings(self, device: contextlib.AbstractContextManager | None) -> contextlib.AbstractContextManager:
         """Return the context of a run on concrete arrays."""
@@ -240,7 +242,7 @@ def _vjp(base: JaxFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Call
     def gradients(*arrays: Any) -> list[Any]:
         count = len(arrays) - len(outs)
         arguments, cotangents = arrays[:count], arrays[count:]
-        _, pull = jax.vjp(of_differentiated(base.function, wrt, outs, arguments), *[arguments[i] for i in wrt])
+        _, pull = jax.vjp(of_differentiated(base.jitted, wrt, outs, arguments), *[arguments[i] for i in wrt])
         return in_own_memory([_conj(x) for x in pull(tuple(map(_conj, cotangents)))])
 
     return gradients
@@ -250,7 +252,7 @@ def _jvp(base: JaxFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Call
     def tangents(*arrays: Any) -> list[Any]:
         count = len(arrays) - len(wrt)
         arguments, given = arrays[:count], arrays[count:]
-        of_wrt = of_differentiated(base.function, wrt, outs, arguments)
+        of_wrt = of_differentiated(base.jitted, wrt, outs, arguments)
         _, found = jax.jvp(of_wrt, [arguments[i] for i in wrt], list(given))
         return in_own_memory(found)
 

@@ -14,7 +14,7 @@ from jtbridge._compat import in_backward, writes
 from ._bound import Caller
 from ._function import check_int32, torch_function
 from ._models import Model, model_of
-from ._module_tensors import TensorTree
+from ._module_tensors import Part, TensorTree, set_mode
 from ._start_of_call import StateUse, refusal_of_recomputation, start_of_call
 
 
@@ -83,6 +83,9 @@ class TorchModule(torch.nn.Module):
         calls = {m.mode: _tensor_function(m, params, state, int32) for m in (model, *models.values())}
         self._modes = {train: (m, *calls[m.mode]) for train, m in models.items()}
         self._model, (self._call, self._use) = model, calls[model.mode]
+        for part in self.modules():
+            if isinstance(part, Part):
+                part.has_mode = models[True].mode != models[False].mode
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of the JAX model; the new state goes to the buffers."""
@@ -126,7 +129,7 @@ class TorchModule(torch.nn.Module):
 
     def train(self, mode: bool = True) -> TorchModule:
         """Set the mode of this module, and of the JAX model if its class has one."""
-        super().train(mode)
+        set_mode(self, bool(mode))
         self._model, self._call, self._use = self._modes[bool(mode)]
         return self
 

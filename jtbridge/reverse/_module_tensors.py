@@ -18,6 +18,37 @@ from jtbridge.core.static import same_static
 from jtbridge.errors import ModelError
 
 
+class Part(torch.nn.Module):
+    """A submodule that holds tensors of a JAX model.
+
+    Attributes:
+        has_mode: whether the model behaves otherwise in training.
+    """
+
+    has_mode = False
+
+    def train(self, mode: bool = True) -> Part:
+        """Refuse another mode than that of the whole module, if the model has modes."""
+        if self.has_mode and mode is not self.training:
+            raise ModelError(
+                f"`{'train' if mode else 'eval'}()` of a part of a JAX model has no effect on the model, whose mode is "
+                "that of the whole module. Call it on the module that `to_torch_module` returned, or set the mode of "
+                "the part in the JAX model first, such as `model.norm.eval()` of Flax NNX."
+            )
+        set_mode(self, mode)
+        return self
+
+
+def set_mode(module: torch.nn.Module, mode: bool) -> None:
+    """Set the mode of a module and its submodules, of the parts of a JAX model too."""
+    module.training = mode
+    for child in module.children():
+        if isinstance(child, Part):
+            set_mode(child, mode)
+        else:
+            child.train(mode)
+
+
 @dataclasses.dataclass(frozen=True)
 class ArrayEntry:
     """One array of a tree: where its tensor is in the module, and how that becomes an array again."""
@@ -163,7 +194,7 @@ def _add(module: torch.nn.Module, path: list[str], leaf: Any, train: bool) -> Ar
         children = dict(holder.named_children())
         name = _free(holder, name, children)
         if name not in children:
-            holder.add_module(name, torch.nn.Module())
+            holder.add_module(name, Part())
         holder = holder.get_submodule(name)
         steps.append(name)
     name = _free(holder, path[-1], {})

@@ -98,7 +98,7 @@ class ForwardWithResiduals(JaxFunction):
 
     def _with_residuals(self, *arrays: Any) -> Any:
         def of(*active: Any) -> tuple[tuple, list[Any]]:
-            results = self._base.function(*replaced(arrays, self._wrt, active))
+            results = self._base.jitted(*replaced(arrays, self._wrt, active))
             return tuple(x for x in results if is_differentiable(x.dtype)), results
 
         found, pull, results = jax.vjp(of, *[arrays[i] for i in self._wrt], has_aux=True)

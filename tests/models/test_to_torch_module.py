@@ -463,3 +463,27 @@ def test_models_that_are_none():
         jtbridge.to_torch_module(jnp.sin, state={})
     with pytest.raises(ArgumentError, match="must return"):
         jtbridge.to_torch_module(lambda p, s, x: x, {}, {"a": jnp.ones(())})(torch.ones(1))
+
+
+@pytest.mark.parametrize("library", ["flax.nnx", "equinox"])
+def test_the_mode_is_that_of_the_whole_module(library: str):
+    found = pytest.importorskip(library, reason="it is in the environment of make test-models")
+    if library == "equinox":
+        parts = [found.nn.Linear(3, 3, key=jax.random.key(0)), found.nn.Dropout(0.5, inference=True)]
+        module = jtbridge.to_torch_module(found.nn.Sequential(parts))
+    else:
+        module = jtbridge.to_torch_module(found.Sequential(found.BatchNorm(3, rngs=found.Rngs(0))))
+    part = next(each for each in module.modules() if each is not module and list(each.parameters(recurse=False)))
+    for mode in (True, False):
+        torch.nn.Sequential(module).train(mode)
+        assert {each.training for each in module.modules()} == {mode}
+        assert part.train(mode) is part
+        with pytest.raises(ModelError, match="of a part of a JAX model has no effect"):
+            part.train(not mode)
+        assert {each.training for each in copy.deepcopy(module).train(not mode).modules()} == {not mode}
+
+
+def test_parts_of_a_model_without_modes_may_have_any():
+    module = jtbridge.to_torch_module(lambda p, x: x * p["a"]["b"], {"a": {"b": jnp.ones(())}})
+    assert not module.a.eval().training
+    assert module.train().a.training

@@ -201,3 +201,48 @@ def test_numbers_become_constants_of_the_graph(backend, dynamic):
         (got,) = torch.autograd.grad(compiled(x, scale, count).sum(), x)
         (want,) = torch.autograd.grad(fn(x, scale, count).sum(), x)
         torch.testing.assert_close(got, want)
+
+
+def _tangent_of_a_level(x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        return torch.autograd.forward_ad.unpack_dual(sine(dual) * x).tangent
+
+
+sine = jtbridge.to_torch_function(jnp.sin)
+FORWARD = {
+    "jvp": lambda x: torch.func.jvp(lambda y: sine(y) * y, (x,), (torch.ones_like(x),))[1],
+    "jacfwd": torch.func.jacfwd(lambda y: sine(y) * y),
+    "vmap of jvp": torch.func.vmap(lambda x: torch.func.jvp(lambda y: sine(y) * y, (x,), (torch.ones_like(x),))[1]),
+    "function alone": lambda x: torch.func.jvp(sine, (x,), (x,))[1],
+    "hessian": torch.func.hessian(lambda y: (sine(y) * y).sum()),
+    "dual level": _tangent_of_a_level,
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward_mode_inside_a_compiled_function(name: str, backend: str):
+    """Its graph enters forward mode without a word to `torch.autograd.forward_ad`."""
+    torch.compiler.reset()
+    x = torch.tensor([1.0, 2.0])
+    torch.testing.assert_close(torch.compile(FORWARD[name], backend=backend)(x), FORWARD[name](x))
+    assert torch.func.jvp(torch.sin, (x,), (x,))[1].equal(torch.cos(x) * x)  # no level is left
+
+
+def test_derivatives_are_those_of_the_trace_that_gave_the_values():
+    factor = [2.0]
+    f = jtbridge.to_torch_function(lambda x: x * factor[0])
+    x = torch.tensor(3.0)
+    f(x)
+    factor[0] = 7.0
+    for value, gradient in (
+        torch.func.grad_and_value(f)(x)[::-1],
+        torch.func.jvp(f, (x,), (torch.ones(()),)),
+        [each[0] for each in torch.func.vmap(torch.func.grad_and_value(f))(x[None])][::-1],
+    ):
+        assert (float(value), float(gradient)) == (6.0, 2.0)
+    y = f(x.requires_grad_())
+    factor[0] = 9.0
+    (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+    assert (y.item(), gradient.item()) == (6.0, 2.0)
