@@ -62,7 +62,7 @@ def _must_be_exact(node: fx.Node, depth: int = 3) -> bool:
     """Return whether an error of one ulp in a node's result may become an error of 1: in its `floor`, for example."""
     for user in node.users:
         packet = getattr(user.target, "overloadpacket", None)
-        to_integers = packet is _aten._to_copy and not user.meta["val"].dtype.is_floating_point
+        to_integers = packet is _aten._to_copy and not jnp.issubdtype(out_dtype(user), jnp.inexact)
         if to_integers or packet in _JUMPS or (packet in _SMOOTH and depth and _must_be_exact(user, depth - 1)):
             return True
     return False
