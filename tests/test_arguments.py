@@ -315,3 +315,14 @@ def test_a_tensor_of_a_torch_transformation_is_refused(transform):
     with pytest.raises(ArgumentError, match=r"a tensor of a transformation of `torch.func`.*call its `.function`"):
         transform(f)(torch.ones(3))
     torch.testing.assert_close(transform(f.function)(torch.ones(3)), transform(lambda x: x * 2)(torch.ones(3)))
+
+
+@pytest.mark.parametrize("make", [float, np.float32, lambda x: np.full(2, x)], ids=["number", "scalar", "array"])
+def test_values_that_jax_gives_to_a_function_of_custom_jvp(make: Callable[[float], Any]):
+    """A Python number becomes a number with a dtype, which stands for an array."""
+    f = jax.custom_jvp(jtbridge.wrap(torch.sin))
+    f.defjvps(lambda tangent, out, x: tangent * 2)
+    x = make(3.0)
+    for call in (f, jax.jit(f)):
+        np.testing.assert_allclose(call(x), np.sin(x), rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(x), np.full_like(x, 2.0))

@@ -48,7 +48,7 @@ def flatten_arguments(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[l
     keys: list[Any] = []
     statics: list[Any] = []
     for position, leaf in enumerate(leaves):
-        if isinstance(leaf, jax.Array | np.ndarray | np.generic | torch.Tensor):
+        if isinstance(leaf, jax.Array | np.ndarray | np.generic | torch.Tensor) or _is_number_of_jax(leaf):
             arrays.append(_as_array(leaf, lambda p=position: _leaf_name(name, args, kwargs, p)))
             keys.append(ARRAY)
             statics.append(ARRAY)
@@ -148,6 +148,11 @@ def _as_array(leaf: Any, describe: Callable[[], str]) -> jax.Array:
             "torch has. Convert it with `x.astype(x.dtype.newbyteorder('='))`."
         )
     return jnp.asarray(leaf)
+
+
+def _is_number_of_jax(leaf: Any) -> bool:
+    """Return whether a number has a dtype: JAX gives such numbers to the functions of `custom_jvp`, for arrays."""
+    return isinstance(leaf, int | float | complex) and hasattr(leaf, "dtype")
 
 
 def _is_container(leaf: Any) -> bool:
