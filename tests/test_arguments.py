@@ -319,7 +319,7 @@ def test_a_tensor_of_a_torch_transformation_is_refused(transform):
 
 @pytest.mark.parametrize("make", [float, np.float32, lambda x: np.full(2, x)], ids=["number", "scalar", "array"])
 def test_values_that_jax_gives_to_a_function_of_custom_jvp(make: Callable[[float], Any]):
-    """A Python number becomes a number with a dtype, which stands for an array."""
+    """JAX makes a `TypedFloat` of a Python number; the wrapped function takes the `TypedFloat` as an array."""
     f = jax.custom_jvp(jtbridge.wrap(torch.sin))
     f.defjvps(lambda tangent, out, x: tangent * 2)
     x = make(3.0)

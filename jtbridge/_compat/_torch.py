@@ -126,10 +126,25 @@ def innermost(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def has_own_dispatch(tensor: torch.Tensor) -> bool:
+    """Return whether the class of a tensor defines `__torch_dispatch__`."""
+    plain: Any = torch.Tensor
+    of_class: Any = type(tensor)
+    return of_class.__torch_dispatch__ is not plain.__torch_dispatch__
+
+
+def is_of_trace(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a fake or a functional tensor, by which torch traces.
+
+    Tried on torch 2.13. The module of the class tells, because an import of `FunctionalTensor` alone takes a while.
+    """
+    return type(tensor).__module__.startswith("torch._subclasses.")
+
+
 def has_plain_memory(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has memory of its own: it is not fake, and no wrapper. Tried on torch 2.11 and 2.13."""
     is_wrapper = functorch_bindings.is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor)
-    return not is_wrapper and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+    return not is_wrapper and not has_own_dispatch(tensor)
 
 
 @contextlib.contextmanager

@@ -23,21 +23,6 @@ def redispatch_below_autograd(operator: Any, keyset: Any, *args: Any) -> Any:
 has_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
-def has_own_dispatch(tensor: torch.Tensor) -> bool:
-    """Return whether the class of a tensor defines `__torch_dispatch__`."""
-    plain: Any = torch.Tensor
-    of_class: Any = type(tensor)
-    return of_class.__torch_dispatch__ is not plain.__torch_dispatch__
-
-
-def is_of_trace(tensor: torch.Tensor) -> bool:
-    """Return whether torch traces with a tensor, which stands for one array: it is fake or functional.
-
-    Tried on torch 2.13. The module of the class tells, because an import of `FunctionalTensor` alone takes a while.
-    """
-    return type(tensor).__module__.startswith("torch._subclasses.")
-
-
 def mark_constant_for_dynamo(function: Callable[..., Any]) -> None:
     """Make torch.compile run a function while it traces, and take its result as a constant.
 

@@ -97,7 +97,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def kind_of_layout(tensor: torch.Tensor) -> tuple[str, str]:
-    """Return a description of a tensor that is not dense, and what can stand for it."""
+    """Describe a tensor that is not dense, and name dense tensors to use in its place."""
     if tensor.is_nested:
         return "is a nested tensor", "`.to_padded_tensor(0.0)` of it"
     if tensor.layout is not torch.strided:

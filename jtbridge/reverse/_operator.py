@@ -51,7 +51,9 @@ def _autograd(keyset: Any, tensors: Sequence[torch.Tensor], function: str) -> li
         return redispatch_below_autograd(JAX_CALL, keyset, list(tensors), of.handle)
 
     records = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if not records and not in_forward_mode() and not any(map(has_tangent_at_any_level, tensors)):
+    # A dual tensor is never a parameter, of which a call may have many.
+    duals = (x for x in tensors if not isinstance(x, torch.nn.Parameter))
+    if not records and not in_forward_mode() and not any(map(has_tangent_at_any_level, duals)):
         return below(found)
     with single_level_allowed():
         return list(Differentiated.apply(found, below, call, tensor_types(tensors), *tensors))

@@ -154,12 +154,11 @@ def _linear_impl(
     of = innermost_vjp(transpose)
     try:
         return _by_kept_graph(graph, of, arrays[count + 1 :], _extra_axes(levels), arrays[:count])
-    except (RuntimeError, RandomnessError) as error:
-        # For some operators torch has a forward mode, and a gradient that it cannot differentiate. Rows that draw from
-        # keys of their own run one after another.
-        if isinstance(error, DifferentiationError) or not (
-            isinstance(error, RandomnessError) or _lacks_derivative(error)
-        ):
+    except RandomnessError:  # rows that draw from keys of their own run one after another
+        return run(forward, [*arrays[:count], *arrays[count + 1 :]])
+    except RuntimeError as error:
+        # For some operators torch has a forward mode, and a gradient that it cannot differentiate.
+        if isinstance(error, DifferentiationError) or not _lacks_derivative(error):
             raise
         return run(forward, [*arrays[:count], *arrays[count + 1 :]])
 

@@ -168,8 +168,11 @@ class AutogradGraph:
             # A backward may draw, and launch Triton kernels.
             seeded = contextlib.nullcontext() if self.seed is None else random_numbers.seeded_again(self.seed)
             with with_autograd(), watched, self._protected(outputs), seeded, intercepted_launches():
-                with _told_of_changes(of.base.name):
+                try:
                     found = run_backward(outputs, [conjugate(ct) for ct in cts], inputs, create_graph=create_graph)
+                except RuntimeError as error:
+                    _add_note_of_changes(error, of.base.name)
+                    raise
                 if create_graph:
                     refuse_lost_gradients(of.base.name, [grad for grad in found if grad is not None])
             return [_sum_of(grad, other) for grad, other in zip(found, extra, strict=True)]
@@ -193,19 +196,14 @@ class AutogradGraph:
         return protected() if runs_python else contextlib.nullcontext()
 
 
-@contextlib.contextmanager
-def _told_of_changes(name: str) -> Iterator[None]:
-    """Say in torch's error what to do if a tensor has been written to since the run."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "modified by an inplace operation" in str(error):
-            error.add_note(
-                f"A tensor that `{name}` used, such as a weight of a module, was written to after the call and before "
-                "its derivative. Take the derivative first; or pass the tensor as an argument, for example by "
-                "`jtbridge.module`."
-            )
-        raise
+def _add_note_of_changes(error: RuntimeError, name: str) -> None:
+    """Add a note to torch's error about a tensor that was written to since the run: what to do."""
+    if "modified by an inplace operation" in str(error):
+        error.add_note(
+            f"A tensor that `{name}` used, such as a weight of a module, was written to after the call and before its "
+            "derivative. Take the derivative first; or pass the tensor as an argument, for example by "
+            "`jtbridge.module`."
+        )
 
 
 def _sum_of(*gradients: torch.Tensor | None) -> torch.Tensor | None:

@@ -12,6 +12,7 @@ import jax
 import torch
 
 from jtbridge._compat import EarlierDraws, OpOverload, drawing_from, inside_mode, outside_modes, schema_of
+from jtbridge.core.array_types import SYMBOLIC_NUMBERS
 
 from .refused_dtypes import is_for_cpu, lacks_kernel
 
@@ -48,10 +49,12 @@ def check_draw(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         args: its arguments, which may be fake tensors.
         kwargs: its arguments by name.
     """
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return
     name = schema_of(func).name.removeprefix("aten::").rstrip("_")
     if func.namespace != "aten" or name not in _DRAWS or not is_for_cpu(kwargs):
         return
-    if any(isinstance(leaf, torch.SymInt | torch.SymFloat) for leaf in jax.tree.leaves((args, kwargs))):
+    if any(isinstance(leaf, SYMBOLIC_NUMBERS) for leaf in jax.tree.leaves((args, kwargs))):
         return
     with outside_modes(), torch.no_grad(), drawing_from(EarlierDraws(torch.Generator().get_state())), inside_mode():
         given = [_for_one_element(value) for value in args]
