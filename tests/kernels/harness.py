@@ -182,7 +182,8 @@ def assert_kernels_get_what_the_operators_get(
         rows = [jnp.stack([x, x + 1]) for x in arguments]
         assert_close(jax.vmap(f)(*rows), jax.vmap(g)(*rows))
         got = jax.vmap(jax.grad(loss(f), wrt))(*rows)
-        assert_close(got, jax.vmap(jax.grad(loss(g), wrt))(*rows), factor=4)
+        # Where terms cancel, a CPU that adds in float16 rounds by more than one that adds in float32.
+        assert_close(got, jax.vmap(jax.grad(loss(g), wrt))(*rows), factor=8)
 
 
 def made_for(launch: Launch, *target: Any) -> Any:
