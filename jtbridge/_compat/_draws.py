@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ._torch import OpOverload
+from ._torch import OpOverload, outside_modes
 
 _SLOT = "jtbridge.draws"  # key of an object that torch stores for each thread, and passes to autograd's threads
 _KEY = torch._C._parse_dispatch_key("TESTING_ONLY_GenericMode")
@@ -390,10 +390,11 @@ def _cudnn_rnn(*args: Any) -> Any:
         source = _source_for_drawing(args, {})
         if source is None or isinstance(source, EarlierDraws) or not (dropout and train):
             return operator(*args)
-        seed = torch.empty((), dtype=torch.int64).random_(generator=source.generator(_CPU, str(operator)))
-        state = torch.ops.aten._cudnn_init_dropout_state.default(
-            dropout, train, int(seed), dtype=torch.uint8, device=args[0].device
-        )
+        with outside_modes():  # to a mode it is the recurrent operator that draws
+            seed = torch.empty((), dtype=torch.int64).random_(generator=source.generator(_CPU, str(operator)))
+            state = torch.ops.aten._cudnn_init_dropout_state.default(
+                dropout, train, int(seed), dtype=torch.uint8, device=args[0].device
+            )
         return operator(*others, dropout, train, bidirectional, sizes, state)
 
 
