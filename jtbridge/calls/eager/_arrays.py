@@ -78,6 +78,11 @@ def _is_of_torch_alone(storage: torch.UntypedStorage) -> bool:
     return storage.resizable() and not weakref.getweakrefcount(storage)
 
 
+def _fills_its_memory(tensor: torch.Tensor) -> bool:
+    """Return whether the elements of a tensor are all that its storage holds."""
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+
+
 class Placement:
     """The device of results: that of the arguments. Results are committed to the device if an argument is."""
 
@@ -103,14 +108,11 @@ class Placement:
             as_tensor(tensor)  # raises for an object with operators of its own, such as a gradient of such objects
         if not tensor.is_cpu:
             return self._on_gpu(tensor, name)
-        size = tensor.numel() * tensor.itemsize
-        owned = (
-            size >= _SHARED
-            and sys.getrefcount(tensor) == 2
-            and not is_lazy(tensor)
-            and not is_shared(tensor)
-            and _is_of_torch_alone(tensor.untyped_storage())
-        )
+        is_large = tensor.numel() * tensor.itemsize >= _SHARED
+        owned = is_large and sys.getrefcount(tensor) == 2 and not is_lazy(tensor) and _fills_its_memory(tensor)
+        if owned:
+            tensor = tensor.data  # no view any more, which would keep the tensor that it was made from
+            owned = not is_shared(tensor) and _is_of_torch_alone(tensor.untyped_storage())
         values = tensor.detach() if tensor.requires_grad else tensor
         if not owned:
             values = values.clone(memory_format=torch.contiguous_format)

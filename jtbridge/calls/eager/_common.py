@@ -119,9 +119,12 @@ def same_run(base: EagerFunction) -> Iterator[None]:
 
 @apart
 def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int]) -> tuple[list[jax.Array], Any]:
-    """Return the results of a function on concrete arrays, and the graph that autograd recorded of the run."""
+    """Return the results of a function on concrete arrays, and the graph that autograd recorded of the run.
+
+    An operand without the batch axis that its type has is repeated along it.
+    """
     arrays = as_arrays(operands)
-    base = eager_function(fn)
+    base, types = eager_function(fn), fn.in_types
 
     def once() -> AutogradGraph:
         family = Family()
@@ -130,6 +133,8 @@ def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int])
         with recording(), protected(), InnerAutograd() as inner:
             given = list(inputs)
             for i in wrt:
+                if inputs[i].shape != types[i].shape:
+                    inputs[i] = inputs[i].expand(types[i].shape).contiguous()
                 inputs[i] = new_leaf(inputs[i], family)
                 given[i] = _not_a_leaf(inputs[i])
             outputs = fn(*given)

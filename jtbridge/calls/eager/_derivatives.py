@@ -435,7 +435,9 @@ def _without(items: Sequence[Any], position: int) -> list[Any]:
 def _pullback_batch(
     args: Sequence[Any], dims: Sequence[Any], *, fn: Any, count: int, levels: Any, spread: Any, keep: Any, batch: Any
 ) -> Any:
-    size, level, batched, x_dims = _batched(args, dims, count, spread, keep)
+    # The graph has the x. Where no transformation outside must see that all have the batch axis, the others stay as is.
+    seen = spread if keep or current_context() is not Context.EAGER else ()
+    size, level, batched, x_dims = _batched(args, dims, count, seen, keep)
     out = eager_pullback_p.bind(
         *batched,
         fn=EagerVmap(fn, (*x_dims, *(0,) * (len(batched) - count - 1)), size),

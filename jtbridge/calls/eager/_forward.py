@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 
-from jtbridge._compat import add_linearization
+from jtbridge._compat import Context, add_linearization, current_context
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.primitive_rules import batch_first, batch_size, nonzero_inputs, to_front, zero_tangents
 
@@ -103,11 +103,13 @@ def _forward_linearize(
     return [*results, token], [*nonzero_outs, False], residuals, lambda saved, *ts: [*apply(saved, *ts), *zero]
 
 
-# Each row of a differentiated input has a gradient of its own, so every differentiated input gets the batch axis.
+# Each row of a differentiated input has a gradient of its own, so every differentiated input gets the batch axis: from
+# JAX if a transformation outside must see it, and else from torch, which is faster (:func:`run_recorded`).
 def _forward_batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction, wrt: Any, batch: Any) -> Any:
     size = batch_size(args, dims)
     args, dims = batch_first(args, dims)
-    args = [to_front(x, d, size) if i in wrt else x for i, (x, d) in enumerate(zip(args, dims, strict=True))]
+    if current_context() is not Context.EAGER:
+        args = [to_front(x, d, size) if i in wrt else x for i, (x, d) in enumerate(zip(args, dims, strict=True))]
     dims = tuple(0 if i in wrt else d for i, d in enumerate(dims))
     results = eager_forward_p.bind(*args, fn=EagerVmap(fn, dims, size), wrt=wrt, batch=(size, *batch))
     return results, [0] * len(results)
