@@ -167,6 +167,7 @@ from ._torch_fields import (
     BACKWARD_HOOKS,
     base_of,
     has_gradient_hooks,
+    hooks_of_all,
     hooks_of_leaf,
     overload_name,
     overload_of,

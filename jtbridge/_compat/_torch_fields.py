@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.modules.module as modules
+import torch.optim.optimizer as optimizers
 from torch._ops import OpOverload
 
 # The getter and the setter of `torch.Tensor._backward_hooks`, as a `TorchFunctionMode` receives them. Code can store
@@ -87,6 +89,21 @@ def set_hooks_of_leaf(tensor: torch.Tensor, hooks: dict[str, dict[int, Any]]) ->
         elif present is not None:  # handles that remove hooks refer to it
             present.clear()
             present.update(table)
+
+
+def hooks_of_all() -> dict[str, Mapping[Any, Any]]:
+    """Return the hooks that torch calls for all modules, optimizers and saved tensors, in tables by name.
+
+    Tried on torch 2.13; no public query.
+    """
+    tables = {
+        name: table
+        for module in (modules, optimizers)
+        for name, table in vars(module).items()
+        if name.startswith("_global_") and isinstance(table, Mapping)
+    }
+    of_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+    return {**tables, "saved_tensors_hooks": dict(enumerate(of_saved_tensors or ()))}
 
 
 def has_gradient_hooks(tensor: torch.Tensor) -> bool:

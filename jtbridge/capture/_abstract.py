@@ -209,6 +209,7 @@ def traits_of(
         random_operator=recorder.random_operator,
         launches=next(iter([*recorder.launches, *recorder.operators_of_kernels]), None),
         modules=tuple({id(module): weakref.ref(module) for module in recorder.modules}.values()),
+        ordered=request.ordered,
     )
     autograd = AutogradTraits(
         switches_grad_mode=recorder.switches_grad_mode,

@@ -19,6 +19,7 @@ class Effects:
         random_operator: an operator that draws random numbers, if any.
         launches: a Triton kernel that the function launches, if any.
         modules: weak references to the modules that the function calls.
+        ordered: whether the function may have side effects, among them draws from torch's generator.
     """
 
     mutated: tuple[int, ...] = ()
@@ -26,6 +27,7 @@ class Effects:
     random_operator: str | None = None
     launches: str | None = None
     modules: tuple[weakref.ref, ...] = ()
+    ordered: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """The walk from a function to all mutable state that it reaches, which saves the state on its way.
 
 A function reaches its closures, its default arguments, the globals that its code or the code of a helper names, and the
-object that a method belongs to; and from there attributes, items of containers, methods and class attributes. Functions
-and objects of torch, JAX, NumPy and the standard library are not followed, except modules, optimizers, generators,
-containers, and objects with memory such as `array.array`. Weak references are not followed either, because a snapshot
-would keep their objects alive. State outside Python objects (of a C extension, of a file) and the contents of
-``functools.cache`` are not seen.
+object that a method belongs to; and from there attributes, items of containers, methods and class attributes. Hooks are
+reached from their tensor, and those of all modules and optimizers from everywhere. Functions and objects of torch, JAX,
+NumPy and the standard library are not followed, except modules, optimizers, generators, containers, and objects with
+memory such as `array.array`. Weak references are not followed either, because a snapshot would keep their objects
+alive. State outside Python objects (of a C extension, of a file) and the contents of ``functools.cache`` are not seen.
 """
 
 from __future__ import annotations
@@ -23,13 +23,22 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, Generic, Protocol
 
 import numpy as np
 import torch
 
-from jtbridge._compat import RNN_WEIGHTS, FakeTensor, ReleasedTensor, innermost, outside_modes, writes
+from jtbridge._compat import (
+    RNN_WEIGHTS,
+    FakeTensor,
+    ReleasedTensor,
+    hooks_of_all,
+    hooks_of_leaf,
+    innermost,
+    outside_modes,
+    writes,
+)
 from jtbridge.core.definitions import module_of
 
 from ._comparison import PLAIN, VALUES, read_cell
@@ -78,7 +87,7 @@ _MOST_BYTES = 1 << 26  # of all arrays and tensors that are copied
 _WRAPPERS = (type(functools.cache(lambda: None)), functools.partial, *METHODS[1:])
 _FOLLOWED = (
     *(torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler),
-    torch.quasirandom.SobolEngine,
+    *(torch.quasirandom.SobolEngine, torch.autograd.graph.saved_tensors_hooks),
     *(types.SimpleNamespace, argparse.Namespace),
     *(collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap),
     *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, queue.Queue),
@@ -125,6 +134,8 @@ class StateWalk:
         self._bytes = 0
         self._queue = collections.deque((root, Path(None, "root", name)) for name, root in roots)
         with outside_modes(), torch.no_grad():
+            for name, hooks in hooks_of_all().items():
+                self._hooks(hooks, Path(None, "global", name))
             while self._queue and len(self._seen) < _MOST_OBJECTS:
                 self._visit(*self._queue.popleft())
             self._queue.clear()
@@ -284,9 +295,19 @@ class StateWalk:
         self._record(tensor, kind, path)
         if tensor.is_leaf and tensor.requires_grad:
             self._record(tensor, LEAF_HOOKS, path)
+            for name, hooks in hooks_of_leaf(tensor).items():
+                self._hooks(hooks, Path(path, "attribute", name))
         if tensor.is_leaf and tensor.grad is not None:
             self._queue.append((tensor.grad, Path(path, "attribute", "grad")))
         self._attributes(tensor, path)
+
+    def _hooks(self, hooks: Mapping[Any, Any], path: Path) -> None:
+        """Visit functions that torch calls, and those that a hook made by torch calls in turn."""
+        for key, hook in hooks.items():
+            place = Path(path, "item", key)
+            self._queue.append((hook, place))
+            if isinstance(hook, types.FunctionType) and of_library(module_of(hook)):
+                self._queue.extend((read_cell(cell), place) for cell in hook.__closure__ or ())
 
     def _function(self, fn: types.FunctionType, path: Path) -> None:
         # `functools.wraps` gives a user's function the `__module__` of a library, and a library's the user's.

@@ -45,10 +45,6 @@ _LINEAR_IN_EACH: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("mul", "mm", "bmm", "mv", "dot", "convolution", "convolution_backward"), (0, 1)),
     **dict.fromkeys(("div", "index", "index_select", "gather", "masked_select", "_fft_r2c", "_fft_c2c"), (0,)),
     **dict.fromkeys(("copy", "where"), (1,)),
-    **dict.fromkeys(("threshold_backward", "gelu_backward", "silu_backward", "sigmoid_backward"), (0,)),
-    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm_backward"), (0,)),
-    **dict.fromkeys(("tanh_backward", "native_dropout_backward", "native_batch_norm_backward"), (0,)),
-    **dict.fromkeys(("embedding_dense_backward",), (0,)),
 }
 _CONSTANT = frozenset(
     {
@@ -164,9 +160,17 @@ class _NonlinearOperators(TorchDispatchMode):
         if name == "masked_fill" and dependent[0] and not any(dependent[1:]):
             return not isinstance(args[2], torch.Tensor) and args[2] == 0
         places = [i for i, is_dependent in enumerate(dependent) if is_dependent]
-        if len(places) == 1 and places[0] in _LINEAR_IN_EACH.get(name, ()) and not self._depends(kwargs):
+        linear_in = (*_LINEAR_IN_EACH.get(name, ()), *_cotangents_of(func, name))
+        if len(places) == 1 and places[0] in linear_in and not self._depends(kwargs):
             return True
         return name in _LINEAR and all(id(x) in self._dependent for x in _tensors((args, kwargs)))
+
+
+def _cotangents_of(func: OpOverload, name: str) -> list[int]:
+    """Return the positions of the cotangents of torch's derivative operators, such as ``elu_backward``."""
+    if not name.endswith(("_backward", "_backward_data")):
+        return []
+    return [i for i, argument in enumerate(schema_of(func).arguments) if argument.name.startswith("grad")]
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -198,7 +198,7 @@ def an_element_of_a_weight_is_set(w: World, n: float) -> None:
 
 @change
 def vector_to_parameters(w: World, n: float) -> None:
-    parameters = list(w.net.layers.parameters())
+    parameters = list(w.net.layers.parameters()) or list(w.net.parameters())
     vector = nn.utils.parameters_to_vector(parameters).detach()
     nn.utils.vector_to_parameters(vector + n, parameters)
 
@@ -432,6 +432,8 @@ def defaults_of_a_function_are_set(w: World, n: float) -> None:
 
 @change
 def code_of_a_function_is_replaced(w: World, n: float) -> None:
+    if w.helpers.shifted.__code__.co_freevars:
+        w.helpers.shifted = lambda x: x + 2
     other = (lambda x: x * 2 + 1) if w.helpers.shifted.__code__.co_consts != (None, 2, 1) else (lambda x: x - 3)
     w.helpers.shifted.__code__ = other.__code__
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 import jtbridge
 from jtbridge.errors import DifferentiationError
@@ -127,3 +129,29 @@ def test_a_clipped_gradient_has_a_hessian_by_reverse_mode_alone(form: Callable):
     np.testing.assert_allclose(jax.jacrev(jax.grad(f))(X).diagonal(), [1, 0, 0], atol=1e-6)
     with pytest.raises(DifferentiationError, match=r"jax\.jacrev` of a gradient"):
         jax.hessian(f)(X)
+
+
+def add_functions(x: torch.Tensor) -> torch.Tensor:
+    rows = x.expand(1, 2, 3)
+    activations = functional.celu(x, 0.5) + functional.leaky_relu(x) + functional.softplus(x) + functional.hardswish(x)
+    windows = functional.max_pool1d(rows, 2).sum() + functional.interpolate(rows, scale_factor=2, mode="linear").sum()
+    losses = functional.huber_loss(x, x.detach() + 1) + functional.binary_cross_entropy(x.sigmoid(), x.detach() * 0)
+    return activations + windows + losses + functional.group_norm(rows, 2).sum() * x
+
+
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+def test_derivative_operators_of_torch_are_linear(backend: str):
+    """Beside a hook, which is linear here."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = 1.0 * x
+        if y.requires_grad:
+            y.register_hook(lambda g: 2 * g)
+        return add_functions(x) + y
+
+    x = jnp.array([0.3, -0.7, 1.1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # that the rows run one after another
+        got = jax.jit(jax.jacfwd(jtbridge.wrap(fn, backend=backend)))(x)
+    want = torch.func.jacrev(lambda x: add_functions(x) + 2 * x)(torch.tensor([0.3, -0.7, 1.1]))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

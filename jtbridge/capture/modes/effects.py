@@ -224,7 +224,7 @@ class EffectRecorder:
             self.forward_mode = forward_mode() or self.forward_mode  # it may be another thread that is in this mode
         if draws(fn, args, kwargs):
             self._note_draw(fn, kwargs.get("generator"))
-        if fn.namespace not in ("aten", "prims", "prim"):
+        if fn.namespace not in ("aten", "prims", "prim", "profiler"):
             self.custom_operator = str(fn)
             if function_of_triton_operator(fn) is not None:
                 self.operators_of_kernels.append(str(fn))
