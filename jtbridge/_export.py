@@ -37,7 +37,8 @@ def export(fn: Any, *args: Any, platforms: Sequence[str] | None = None, **kwargs
 
     Raises:
         TranslationError: an operator has no lowering, or torch's code works for some sizes only.
-        ArgumentError: a positional argument is static, or `fn` is a torch function that is not wrapped.
+        ArgumentError: a positional argument is static, `fn` is a torch function that is not wrapped, or `platforms` is
+            one string.
 
     Example:
         >>> import jax, jax.numpy as jnp, jtbridge, torch
@@ -49,6 +50,8 @@ def export(fn: Any, *args: Any, platforms: Sequence[str] | None = None, **kwargs
 
     Source: https://docs.jax.dev/en/latest/export/export.html
     """
+    if isinstance(platforms, str):
+        raise ArgumentError(f"`platforms` is {platforms!r}, expected a sequence such as `({platforms!r},)`.")
     statics = {name: value for name, value in kwargs.items() if not _is_array_tree(value)}
     arrays = {name: value for name, value in kwargs.items() if name not in statics}
     for position, value in enumerate(args):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy as copying
 from collections.abc import Callable
 
 import jax
@@ -123,6 +124,35 @@ def test_writes_are_refused(write: str):
     assert array.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda t: torch.nn.functional.batch_norm(torch.rand(4, 3), t, torch.ones(3), training=True),
+        lambda t: torch.nn.functional.batch_norm(torch.rand(4, 3), torch.ones(3), t, training=True),
+        lambda t: torch.empty(0).set_(t),
+    ],
+)
+def test_writes_that_no_schema_declares_are_refused(write: Callable):
+    x = jnp.ones(3) + 0
+    with pytest.raises(MutationError, match="shares the memory of a JAX array"):
+        write(jtbridge.to_torch(x))
+    assert x.tolist() == [1, 1, 1]
+
+
+def test_a_capsule_and_a_deep_copy_have_memory_of_their_own():
+    x = jnp.ones(3) + 0
+    torch.from_dlpack(jtbridge.to_torch(x)).zero_()
+    copying.deepcopy(jtbridge.to_torch(x)).zero_()
+    assert x.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bool", "float32", "float16", "complex64"])
+def test_a_shared_tensor_is_shown_as_a_tensor(dtype: str):
+    x = jnp.arange(3).astype(dtype)
+    assert str(jtbridge.to_torch(x)) == f"{jtbridge.to_torch(x)}" == str(jtbridge.to_torch(x, copy=True))
+    assert f"{jtbridge.to_torch(x[2]).real.item():.2f}" == f"{jtbridge.to_torch(x[2], copy=True).real.item():.2f}"
+
+
 def test_numpy_view_is_read_only():
     array = jnp.arange(3.0)
     tensor = jtbridge.to_torch(array)
@@ -178,6 +208,15 @@ def test_what_cannot_be_converted():
         jtbridge.to_jax(torch.zeros(2, dtype=torch.complex64).to(torch.complex32))
     with pytest.raises(DTypeError, match=r"an array has JAX dtype `int4`, which torch does not have"):
         jtbridge.to_torch(jnp.zeros(2, jnp.int4))
+    with pytest.raises(ArgumentError, match="converts tensors in ordered containers, and a set is none"):
+        jtbridge.to_jax({"of": {torch.ones(2)}})
+    with pytest.raises(ArgumentError, match="and an iterator is none"):
+        jtbridge.to_jax(map(torch.ones, [2, 3]))
+    with pytest.raises(ArgumentError, match="and an iterator is none"):
+        jtbridge.to_torch(jnp.ones(n) for n in range(2))
+    with pytest.raises(ArgumentError, match="a masked NumPy array, whose mask would be lost"):
+        jtbridge.to_torch(np.ma.array([1.0, 2.0], mask=[0, 1]))
+    assert jtbridge.to_jax({"names": {"a"}}) == {"names": {"a"}}
 
 
 def test_to_torch_of_a_traced_array_says_what_to_do():

@@ -221,10 +221,32 @@ def test_a_generator_of_its_own_is_refused(backend: str):
         assert_matches(drawn, torch.randn(3, generator=generator.clone_state().set_state(before)))
 
 
-@pytest.mark.parametrize("key", [3, np.uint32(3), jnp.ones(2)])
+@pytest.mark.parametrize("key", [3, np.uint32(3), jnp.ones(2), jnp.zeros(3, jnp.uint32), jnp.zeros(0, jnp.uint32)])
 def test_what_is_not_a_key(key: object, backend: str):
-    with pytest.raises(ArgumentError, match=r"`rng` must be a JAX key such as `jax\.random\.key"):
-        jtbridge.wrap(dropout)(ONES, rng=key)
+    f = jtbridge.wrap(dropout)
+    for call in (lambda x: f(x, rng=key), jax.jit(lambda x: f(x, rng=key))):
+        with pytest.raises(ArgumentError, match=r"`rng` must be a JAX key such as `jax\.random\.key"):
+            call(ONES)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_raw_key_may_be_a_numpy_array(jit: bool, backend: str):
+    f = jtbridge.wrap(dropout)
+    call = (jax.jit if jit else lambda g: g)(lambda x, key: f(x, rng=key))
+    raw = jax.random.key_data(KEY)
+    np.testing.assert_array_equal(call(ONES, np.asarray(raw)), call(ONES, KEY))
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_rows_draw_by_their_own_keys_of_other_generators(impl: str, jit: bool, backend: str):
+    f = jtbridge.wrap(lambda x: torch.rand_like(x))
+    call = (jax.jit if jit else lambda g: g)(lambda key: f(ONES, rng=key))
+    keys = jax.random.split(jax.random.key(1, impl=impl), 3)
+    rows = jax.vmap(call)(keys)
+    np.testing.assert_array_equal(rows, jnp.stack([call(key) for key in keys]))
+    assert len(np.unique(rows[:, 0, 0])) == 3
+    np.testing.assert_array_equal(rows[0], call(jax.random.key_data(keys[0])))
 
 
 @pytest.mark.parametrize("keys", [jax.random.split(KEY, 2), jax.random.split(jax.random.PRNGKey(0), 2)])
@@ -429,3 +451,18 @@ def test_nothing_is_drawn_on_the_meta_device(fn, rng):
     np.testing.assert_array_equal(jax.jit(lambda x: f(x, **rng))(x), [3, 5])
     np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: f(x, **rng).sum()))(x), [2, 2])
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_complex_normal_has_its_mean_in_both_parts(jit: bool, backend: str):
+    f = jtbridge.wrap(lambda x: torch.empty(20_000, dtype=torch.complex64).normal_(3.0, 1.0) + 0 * x)
+    drawn = (jax.jit if jit else lambda g: g)(lambda x: f(x, rng=KEY))(jnp.ones(()))
+    np.testing.assert_allclose([drawn.mean().real, drawn.mean().imag], [3, 3], atol=0.05)
+    np.testing.assert_allclose([jnp.std(drawn.real), jnp.std(drawn.imag)], [0.5**0.5] * 2, atol=0.02)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_dropout_of_all_keeps_nan(jit: bool, backend: str):
+    f = jtbridge.wrap(lambda x: torch.native_dropout(x, 1.0, True)[0])
+    dropped = (jax.jit if jit else lambda g: g)(lambda x: f(x, rng=KEY))(jnp.array([jnp.nan, jnp.inf, 1.0]))
+    np.testing.assert_array_equal(dropped, [np.nan, np.nan, 0])

@@ -10,6 +10,8 @@ import torch
 
 from jtbridge.errors import MutationError
 
+from ._torch_fields import undeclared_writes
+
 
 class SharedTensor(torch.Tensor):
     """A read-only tensor: in-place operators on the tensor or on its views raise.
@@ -30,6 +32,11 @@ class SharedTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
         kwargs = kwargs or {}
+        undeclared = [args[position] for position in undeclared_writes(func, args)]
+        if func.overloadpacket is torch.ops.aten.set_:  # the memory of the source becomes that of another tensor
+            undeclared += args[1:2]
+        if any(isinstance(x, SharedTensor) for x in undeclared):
+            raise _write_error(func)
         aliases = False
         for position, argument in enumerate(func._schema.arguments):
             value = kwargs.get(argument.name, args[position] if position < len(args) else None)
@@ -37,12 +44,23 @@ class SharedTensor(torch.Tensor):
                 continue
             aliases = True
             if argument.alias_info.is_write:
-                raise MutationError(
-                    f"`{func}` writes to a tensor that shares the memory of a JAX array, which never changes. "
-                    "Write to a `.clone()` of it, or convert with `jtbridge.to_torch(x, copy=True)`."
-                )
+                raise _write_error(func)
         out = func(*_unshare(args), **_unshare(kwargs))
         return jax.tree.map(lambda x: cls(x) if isinstance(x, torch.Tensor) else x, out) if aliases else out
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return repr(self._inner)
+
+    def __format__(self, spec: str) -> str:
+        return format(self._inner, spec)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        """Return a tensor with memory of its own."""
+        return memo.setdefault(id(self), self._inner.clone())
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Return a capsule of a copy: torch would write to the memory of the array."""
+        return self._inner.clone().__dlpack__(**options)
 
     def tolist(self) -> Any:
         """Return the values as nested lists (torch refuses this for subclasses)."""
@@ -53,6 +71,13 @@ class SharedTensor(torch.Tensor):
         array = self._inner.numpy(force=force)
         array.flags.writeable = False
         return array
+
+
+def _write_error(operator: Any) -> MutationError:
+    return MutationError(
+        f"`{operator}` writes to a tensor that shares the memory of a JAX array, which never changes, or gives its "
+        "memory to another tensor. Write to a `.clone()` of it, or convert with `jtbridge.to_torch(x, copy=True)`."
+    )
 
 
 def _unshare(tree: Any) -> Any:

@@ -36,7 +36,7 @@ def to_jax(tree: Any, *, copy: bool = True) -> Any:
         DTypeError: JAX has no such dtype.
         DeviceError: the tensor lies on a device that JAX does not have here.
         ArgumentError: the tensor is sparse or of another layout that JAX does not have; or a leaf is a module, a
-            generator or an iterator; or `tree` is a function.
+            generator, an iterator or a set of tensors; or `tree` is a function.
 
     Example:
         >>> import jtbridge, torch
@@ -49,6 +49,8 @@ def to_jax(tree: Any, *, copy: bool = True) -> Any:
     def convert(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return tensor_to_jax(leaf, copy)
+        if isinstance(leaf, set | frozenset) and any(isinstance(x, torch.Tensor) for x in leaf):
+            raise ArgumentError("`to_jax` converts tensors in ordered containers, and a set is none. Use a list.")
         for kind, what, remedy in _REFUSED:
             if isinstance(leaf, kind):
                 raise ArgumentError(f"`to_jax` converts tensors in containers, and {what} is none. {remedy}")
@@ -59,14 +61,15 @@ def to_jax(tree: Any, *, copy: bool = True) -> Any:
             "`to_jax` converts tensors, but got a function. A torch function becomes a JAX function by "
             "`jtbridge.wrap(f)`."
         )
-    return jax.tree.map(convert, tree, is_leaf=lambda node: isinstance(node, types.GeneratorType))
+    return jax.tree.map(convert, tree, is_leaf=lambda node: isinstance(node, _ITERATORS))
 
 
+_ITERATORS = (types.GeneratorType, map, filter, zip, enumerate, reversed)
 _REFUSED = (
     (torch.nn.Module, "a module", "Its tensors are `params, state = jtbridge.module(model).init()`."),
     (torch.Generator, "a generator", "JAX draws from keys: `jax.random.key(generator.initial_seed())`."),
     (
-        types.GeneratorType,
+        _ITERATORS,
         "an iterator",
         "Make it a container: `dict(model.named_parameters())`, `list(...)`; or use `jtbridge.module(model).init()`.",
     ),
@@ -85,7 +88,8 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
     Raises:
         DTypeError: torch has no such dtype.
         DeviceError: the array lies on a device that torch does not have here.
-        ArgumentError: `tree` is a function, or has an array that JAX traces, as inside ``jax.jit``.
+        ArgumentError: `tree` is a function, or has an array that JAX traces, as inside ``jax.jit``, a masked array of
+            NumPy or an iterator.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge
@@ -103,8 +107,12 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
             )
         if isinstance(leaf, jax.Array):
             return _to_torch(leaf, copy)
+        if isinstance(leaf, np.ma.MaskedArray):
+            raise ArgumentError("`to_torch` got a masked NumPy array, whose mask would be lost. Pass `x.filled(0)`.")
         if isinstance(leaf, np.ndarray):
             return _copied(leaf)
+        if isinstance(leaf, _ITERATORS):
+            raise ArgumentError("`to_torch` converts arrays in containers, and an iterator is none. Make it a list.")
         return leaf
 
     if isinstance(tree, types.FunctionType):
@@ -112,7 +120,7 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
             "`to_torch` converts arrays, but got a function. A JAX function becomes a torch function by "
             "`jtbridge.to_torch_function(f)`."
         )
-    return jax.tree.map(convert, tree)
+    return jax.tree.map(convert, tree, is_leaf=lambda node: isinstance(node, _ITERATORS))
 
 
 def tensor_to_jax(tensor: torch.Tensor, copy: bool, describe: Callable[[], str] = lambda: "a tensor") -> jax.Array:

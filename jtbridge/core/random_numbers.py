@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 from jtbridge._compat import (
@@ -35,22 +36,38 @@ _CPU = torch.device("cpu")
 
 
 def check_key(key: Any, name: str = "rng") -> None:
-    """Raise an error unless an argument is one JAX key, new-style or raw uint32."""
-    if not isinstance(key, jax.Array) or not (
-        jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32
-    ):
-        raise ArgumentError(f"`{name}` must be a JAX key such as `jax.random.key(0)`, but it is {kind_of(key)}.")
-    dimensions = 0 if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else 1
-    if key.ndim != dimensions:
+    """Raise an error unless an argument is one JAX key, new-style or raw uint32 (a NumPy array too)."""
+    is_array = isinstance(key, jax.Array | np.ndarray)
+    is_typed = is_array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not is_typed and not (is_array and key.dtype == jnp.uint32):
+        found = f"{kind_of(key)} of dtype {key.dtype} and shape {key.shape}" if is_array else kind_of(key)
+        raise ArgumentError(f"`{name}` must be a JAX key such as `jax.random.key(0)`, but it is {found}.")
+    if key.ndim != (0 if is_typed else 1):
         raise ArgumentError(
             f"`{name}` must be one JAX key, but it is an array of shape {key.shape}. Pass one of several keys, such as "
             "those of `jax.random.split`, or use `jax.vmap` over them."
         )
+    if not is_typed and key.shape not in _RAW_SHAPES.values():
+        raise ArgumentError(
+            f"`{name}` must be a JAX key such as `jax.random.key(0)`, but it is a uint32 array of shape {key.shape}; "
+            "raw keys have 2 words, or 4 for the generators `rbg` and `unsafe_rbg`."
+        )
+
+
+_RAW_SHAPES = {"threefry2x32": (2,), "rbg": (4,)}
 
 
 def seed_from_key(key: Any) -> jax.Array:
     """Return 64 random bits, as uint32[2], from a new-style or a raw uint32 JAX key (batched under vmap)."""
     check_key(key)
+    is_raw = key.dtype == jnp.uint32
+    if key.shape == _RAW_SHAPES["rbg"] or (not is_raw and str(jax.random.key_impl(key)) in ("rbg", "unsafe_rbg")):
+        # Under vmap, the bits of such a key follow from the first row's key alone.
+        words = jnp.asarray(key) if is_raw else jax.random.key_data(key)
+        first = jax.random.wrap_key_data(words[:2], impl="threefry2x32")
+        key = jax.random.fold_in(jax.random.fold_in(first, words[2]), words[3])
+    elif is_raw:
+        key = jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32")
     return jax.random.bits(key, SEED_SHAPE, jnp.uint32)
 
 

@@ -25,6 +25,35 @@ def check_floating(**named: jax.Array | None) -> None:
             raise TypeError(f"`{name}` is {array.dtype}, not of a real floating-point dtype")
 
 
+def check_same_dtype(**named: jax.Array) -> None:
+    """Raise a TypeError unless all arguments have the dtype of the first one."""
+    (first, wanted), *others = named.items()
+    for name, array in others:
+        if array.dtype != wanted.dtype:
+            raise TypeError(f"`{name}` is {array.dtype}, expected the dtype of `{first}`, {wanted.dtype}")
+
+
+def integer(name: str, value: object) -> int:
+    """Return an argument that must be an integer as an int, or raise a TypeError."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"`{name}` is {value!r}, expected an integer that is known when JAX traces")
+    return int(value)
+
+
+def switch(name: str, value: object) -> bool:
+    """Return an argument that must be True or False, or raise a TypeError."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"`{name}` is {value!r}, expected True or False")
+    return bool(value)
+
+
+def factor(name: str, value: object) -> float:
+    """Return an argument that must be a number as a float, or raise an error."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or value != value:
+        raise TypeError(f"`{name}` is {value!r}, expected a number that is known when JAX traces")
+    return float(value)
+
+
 def next_power_of_2(n: int) -> int:
     """Return the smallest power of two that is not below `n`."""
     return 1 << max(n - 1, 0).bit_length()

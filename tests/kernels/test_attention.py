@@ -360,6 +360,21 @@ def test_what_it_refuses(keywords, message):
         attention(**({"query": x, "key": x, "value": x} | keywords))
 
 
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"key": jnp.zeros((1, 2, 3, 4), jnp.bfloat16)}, "`key` is bfloat16, expected the dtype of `query`, float32"),
+        ({"scale": math.nan}, "`scale` is nan, expected a number"),
+        ({"scale": jnp.ones(())}, "`scale` is Array.*, expected a number that is known when JAX traces"),
+        ({"is_causal": "no"}, "`is_causal` is 'no', expected True or False"),
+    ],
+)
+def test_arguments_of_other_types_are_refused(keywords, message):
+    x = jnp.zeros((1, 2, 3, 4))
+    with pytest.raises(TypeError, match=message):
+        attention(**({"query": x, "key": x, "value": x} | keywords))
+
+
 @pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
 def test_results_that_no_dtype_could_hold_are_refused(dtype):
     x = jnp.ones((1, 2, 3, 4))

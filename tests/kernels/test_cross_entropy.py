@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jtbridge
-from jtbridge.kernels import cross_entropy
+from jtbridge.kernels import cross_entropy, linear_cross_entropy
 from jtbridge.kernels.cross_entropy import configurations, op, reference, unsupported_reason
 from jtbridge.kernels.cross_entropy.configurations import Backward, Forward
 
@@ -245,3 +245,10 @@ def test_one_program_has_the_kernels_for_a_gpu(platforms):
 def test_a_large_unsigned_label_is_no_ignored_one():
     wrapping = np.asarray([2**32 - 100, 3], np.uint32)
     assert op.as_labels(jnp.asarray(wrapping)).tolist() == [2**31 - 1, 3]
+
+
+@pytest.mark.parametrize("ignored", [0.5, None, True])
+def test_an_index_to_ignore_is_an_integer(ignored):
+    for f in (cross_entropy, lambda x, y, **options: linear_cross_entropy(x, jnp.ones((4, 3)), y, **options)):
+        with pytest.raises(TypeError, match=f"`ignore_index` is {ignored}, expected an integer"):
+            f(jnp.ones((2, 3)), jnp.zeros(2, int), ignore_index=ignored)

@@ -134,6 +134,8 @@ def test_what_is_refused():
         geglu(jnp.zeros(2), jnp.zeros(2), approximate="erf")
     with pytest.raises(TypeError, match=r"^`up` is int32, not of a real floating-point dtype$"):
         swiglu(jnp.zeros(2), jnp.zeros(2, jnp.int32))
+    with pytest.raises(TypeError, match=r"^`up` is float32, expected the dtype of `gate`, bfloat16$"):
+        swiglu(jnp.zeros(2, jnp.bfloat16), jnp.zeros(2))
 
 
 def _forward_and_backward(f):

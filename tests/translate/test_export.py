@@ -290,3 +290,8 @@ def test_a_module_is_exported_as_it_is():
     saved = jtbridge.export(MODEL, jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 300"), jnp.float32)).serialize()
     got = jax.export.deserialize(saved).call(X[:3])
     np.testing.assert_allclose(got, expected(X[:3]), rtol=1e-6, atol=1e-6)
+
+
+def test_platforms_are_a_sequence():
+    with pytest.raises(jtbridge.errors.ArgumentError, match=r"`platforms` is 'cpu', expected a sequence such as"):
+        jtbridge.export(MODEL_F, X, platforms="cpu")

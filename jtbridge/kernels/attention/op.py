@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, check_same_dtype, factor, switch, unsupported_dtype
 
 from . import configurations, reference
 from .choice import IMPLEMENTATIONS, Choice, Implementation, decided, refused_by_cudnn
@@ -115,7 +115,8 @@ def attention(
         [batch, heads, q_len] of logarithms before dropout, 0 for a query that sees no key.
 
     Raises:
-        TypeError: query, key or value is not of a real floating-point dtype.
+        TypeError: query, key or value is not of a real floating-point dtype, or they are of several dtypes; or `scale`
+            or `is_causal` is no number or bool that is known when JAX traces.
         ValueError: shapes do not fit, `window` is negative, `dropout_rate` is not from 0 to 1 or there is no
             `dropout_key` for it; or `implementation` cannot compute this attention, with the reason.
         BackendError: when the program is lowered: "cudnn" is asked for, and cuDNN or a GPU that it supports is missing.
@@ -204,9 +205,9 @@ def _settings(
     dropout_rate: float,
 ) -> AttentionSettings:
     kind = "none" if mask is None else "boolean" if mask.dtype == bool else "additive"
-    left, right = _window(window, is_causal)
-    factor = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else float(scale)
-    return AttentionSettings(factor, left, right, kind, float(dropout_rate))
+    left, right = _window(window, switch("is_causal", is_causal))
+    scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else factor("scale", scale)
+    return AttentionSettings(scale, left, right, kind, float(dropout_rate))
 
 
 def _check_implementation(implementation: str | None, unsupported: str | None, refused: str | None) -> None:
@@ -226,6 +227,7 @@ def _check(
         if x.ndim != 4:
             raise ValueError(f"`{name}` has shape {x.shape}, expected [batch, heads, length, head size]")
         check_floating(**{name: x})
+    check_same_dtype(query=query, key=key, value=value)
     batch, heads, _, d = query.shape
     if key.shape[0] != batch or key.shape[3] != d:
         raise ValueError(

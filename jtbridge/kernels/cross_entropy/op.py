@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jtbridge.kernels._differentiable import DifferentiableKernel
 from jtbridge.kernels._primitive import KernelPrimitive, leading
-from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, integer, unsupported_dtype
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
@@ -72,7 +72,7 @@ def cross_entropy(
 
     Source: Milakov and Gimelshein, arXiv:1805.02867; label smoothing of Szegedy et al., arXiv:1512.00567.
     """
-    logits, labels, ignore_index = jnp.asarray(logits), as_labels(labels), int(ignore_index)
+    logits, labels, ignore_index = jnp.asarray(logits), as_labels(labels), integer("ignore_index", ignore_index)
     check_floating(logits=logits)
     check_options(label_smoothing, reduction)
     if labels.shape != logits.shape[:-1] or not logits.ndim:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jtbridge.kernels._differentiable import DifferentiableKernel
 from jtbridge.kernels._primitive import KernelPrimitive, leading
-from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, check_same_dtype, unsupported_dtype
 from jtbridge.kernels._tuning import LaunchParameters, launch_tuned, size
 
 from . import reference
@@ -42,7 +42,7 @@ def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
         An array like `gate`.
 
     Raises:
-        TypeError: an argument is not of a real floating-point dtype.
+        TypeError: an argument is not of a real floating-point dtype, or `up` is not of that of `gate`.
         ValueError: `gate` and `up` differ in shape.
 
     Example:
@@ -68,7 +68,7 @@ def geglu(gate: jax.Array, up: jax.Array, *, approximate: str = "tanh") -> jax.A
         An array like `gate`.
 
     Raises:
-        TypeError: an argument is not of a real floating-point dtype.
+        TypeError: an argument is not of a real floating-point dtype, or `up` is not of that of `gate`.
         ValueError: `gate` and `up` differ in shape, or `approximate` is neither "tanh" nor "none".
 
     Example:
@@ -87,6 +87,7 @@ def geglu(gate: jax.Array, up: jax.Array, *, approximate: str = "tanh") -> jax.A
 def _gated(gate: jax.Array, up: jax.Array, activation: str) -> jax.Array:
     gate, up = jnp.asarray(gate), jnp.asarray(up)
     check_floating(gate=gate, up=up)
+    check_same_dtype(gate=gate, up=up)
     if gate.shape != up.shape:
         raise ValueError(f"`up` has shape {up.shape}, expected that of `gate`, {gate.shape}")
     if unsupported_reason(gate, up):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jtbridge.kernels._shapes import FLOATS, check_floating, unsupported_dtype
+from jtbridge.kernels._shapes import FLOATS, check_floating, integer, unsupported_dtype
 from jtbridge.kernels.cross_entropy.op import LABELS, Reduction, as_labels, check_options, mean
 
 from . import reference
@@ -85,7 +85,8 @@ def linear_cross_entropy(
     Source: gradients in the forward pass, by chunks, as in Hsu et al., Liger Kernel, arXiv:2410.10989.
     """
     hidden, weight, labels = jnp.asarray(hidden), jnp.asarray(weight), as_labels(labels)
-    bias, ignore_index = None if bias is None else jnp.asarray(bias), int(ignore_index)
+    bias = None if bias is None else jnp.asarray(bias)
+    ignore_index = integer("ignore_index", ignore_index)
     check_floating(hidden=hidden, weight=weight, bias=bias)
     check_options(label_smoothing, reduction)
     _check_shapes(hidden, weight, labels, bias)

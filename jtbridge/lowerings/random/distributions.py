@@ -162,6 +162,8 @@ def _normal_of(mean: Any, std: Any, node: fx.Node, key: Key) -> jax.Array:
     dtype = out_dtype(node)
     wide = opmath(dtype)
     std = jnp.asarray(std, wide)
+    if jnp.issubdtype(wide, jnp.complexfloating) and isinstance(mean, float | int):
+        mean = complex(mean, mean)  # torch draws both parts with it
     drawn = jax.random.normal(key(), out_shape(node), wide)
     return _valid_if(~(std < 0), (drawn * std + jnp.asarray(mean, wide)).astype(dtype))
 
@@ -314,8 +316,9 @@ def _native_dropout(
 ) -> tuple[jax.Array, jax.Array]:
     if train is False or p == 0:
         return x, jnp.ones(x.shape, bool)
-    if p == 1:
-        return jnp.zeros_like(x), jnp.zeros(x.shape, bool)
+    if p == 1:  # NaN stays NaN, as in torch
+        none = jnp.zeros(x.shape, bool)
+        return _dropped(x, none, 0.0, x.dtype), none
     kept = jax.random.bernoulli(key(), 1.0 - p, x.shape)
     return _dropped(x, kept, 1.0 / (1.0 - p), x.dtype), kept
 
