@@ -318,3 +318,10 @@ def test_a_pullback_after_a_weight_has_changed():
         pullback(jnp.ones(1))
     assert "`Sequential`" in caught.value.__notes__[0]
     assert "jtbridge.module" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+def test_a_mistake_that_fakes_find_elsewhere_is_torchs_own_error(backend: str):
+    f = jtbridge.wrap(lambda x, i: x[i], backend=backend)
+    with pytest.raises(IndexError, match="tensors used as indices must be long"):
+        jax.jit(f)(jnp.ones((2, 3)), jnp.ones(2))
