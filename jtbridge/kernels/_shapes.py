@@ -1,8 +1,11 @@
-"""Helpers that the kernels share: checks of dtypes, sizes of grids and blocks, and rounding."""
+"""Helpers that the kernels share: checks of dtypes and options, sizes of grids and blocks, and rounding."""
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,25 +36,29 @@ def check_same_dtype(**named: jax.Array) -> None:
             raise TypeError(f"`{name}` is {array.dtype}, expected the dtype of `{first}`, {wanted.dtype}")
 
 
-def integer(name: str, value: object) -> int:
+def integer(name: str, value: Any) -> int:
     """Return an argument that must be an integer as an int, or raise a TypeError."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"`{name}` is {value!r}, expected an integer that is known when JAX traces")
-    return int(value)
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            return operator.index(value)
+    raise TypeError(f"`{name}` is {value!r}, expected an integer that is known when JAX traces")
 
 
-def switch(name: str, value: object) -> bool:
+def switch(name: str, value: Any) -> bool:
     """Return an argument that must be True or False, or raise a TypeError."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"`{name}` is {value!r}, expected True or False")
     return bool(value)
 
 
-def factor(name: str, value: object) -> float:
-    """Return an argument that must be a number as a float, or raise an error."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or value != value:
-        raise TypeError(f"`{name}` is {value!r}, expected a number that is known when JAX traces")
-    return float(value)
+def factor(name: str, value: Any) -> float:
+    """Return an argument that must be a number as a float, or raise a TypeError."""
+    if not isinstance(value, bool | str):
+        with contextlib.suppress(TypeError, ValueError):
+            number = float(value)
+            if number == number:
+                return number
+    raise TypeError(f"`{name}` is {value!r}, expected a number that is known when JAX traces")
 
 
 def next_power_of_2(n: int) -> int:

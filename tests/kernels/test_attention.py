@@ -365,7 +365,7 @@ def test_what_it_refuses(keywords, message):
     [
         ({"key": jnp.zeros((1, 2, 3, 4), jnp.bfloat16)}, "`key` is bfloat16, expected the dtype of `query`, float32"),
         ({"scale": math.nan}, "`scale` is nan, expected a number"),
-        ({"scale": jnp.ones(())}, "`scale` is Array.*, expected a number that is known when JAX traces"),
+        ({"scale": "1"}, "`scale` is '1', expected a number that is known when JAX traces"),
         ({"is_causal": "no"}, "`is_causal` is 'no', expected True or False"),
     ],
 )
@@ -373,6 +373,13 @@ def test_arguments_of_other_types_are_refused(keywords, message):
     x = jnp.zeros((1, 2, 3, 4))
     with pytest.raises(TypeError, match=message):
         attention(**({"query": x, "key": x, "value": x} | keywords))
+
+
+def test_a_scale_may_be_an_array_with_a_value():
+    x = jnp.arange(24.0).reshape(1, 2, 3, 4) / 24
+    np.testing.assert_array_equal(attention(x, x, x, scale=1 / jnp.sqrt(4)), attention(x, x, x))
+    with pytest.raises(TypeError, match=r"`scale` is .*, expected a number that is known when JAX traces"):
+        jax.jit(lambda scale: attention(x, x, x, scale=scale))(0.5)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
