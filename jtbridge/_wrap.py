@@ -303,6 +303,8 @@ def wrap(
 
 def as_wrapped(fn: Any) -> Wrapped:
     """Return the wrapped function that a callable is, jits, or has as a `JaxModule`; wrap any other callable."""
+    if fn is None:  # for which `wrap` returns a decorator
+        raise ArgumentError("A function is expected, but got None.")
     inner = fn
     while _is_jitted(inner) and hasattr(inner, "__wrapped__"):
         inner = inner.__wrapped__  # type: ignore[attr-defined]

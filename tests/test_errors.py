@@ -325,3 +325,12 @@ def test_a_mistake_that_fakes_find_elsewhere_is_torchs_own_error(backend: str):
     f = jtbridge.wrap(lambda x, i: x[i], backend=backend)
     with pytest.raises(IndexError, match="tensors used as indices must be long"):
         jax.jit(f)(jnp.ones((2, 3)), jnp.ones(2))
+
+
+@pytest.mark.parametrize("use", [jnp.sin, jnp.sum, lambda x: jax.lax.sin(x), lambda x: jax.nn.relu(x)])
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_jax_code_in_a_torch_function_is_told_what_to_do(use: Callable, jitted: bool):
+    f = jtbridge.wrap(lambda x: use(x))
+    with pytest.raises(TypeError) as caught:
+        (jax.jit(f) if jitted else f)(jnp.ones(2))
+    assert any("jtbridge.to_torch_function(f)" in note for note in caught.value.__notes__)

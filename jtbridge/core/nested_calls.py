@@ -8,6 +8,7 @@ thread that it runs on.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from jtbridge.errors import JaxCallError
 
 _RUNNING = threading.local()
 _LEAST_NORMAL = sys.float_info.min
+# JAX's words for an argument that is no array.
+_OF_JAX = re.compile("requires ndarray or scalar arguments|Error interpreting argument|is not a valid JAX type")
 
 
 def marked(call: Callable[..., Any], *, inside: bool = True) -> Callable[..., Any]:
@@ -39,6 +42,13 @@ def marked(call: Callable[..., Any], *, inside: bool = True) -> Callable[..., An
                 error.add_note(
                     "Torch cannot construct such an object while jtbridge watches the function: make it outside of the "
                     "function, and let the function refer to it."
+                )
+            raise
+        except TypeError as error:
+            if inside and _OF_JAX.search(str(error)) and "torch." in str(error):
+                error.add_note(
+                    "Inside a torch function, JAX got a tensor. Compute with torch there, or call the JAX function as "
+                    "`jtbridge.to_torch_function(f)`."
                 )
             raise
         finally:

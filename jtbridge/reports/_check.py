@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -134,8 +135,18 @@ def _compared(backend: str, wrapped: Wrapped, args: tuple, kwargs: dict[str, Any
         except TranslationError as error:
             found.append(Comparison(backend, mode, None, True, f"not run: {error}"))
         except Exception as error:  # noqa: BLE001  (whatever a backend raises is what the report is about)
-            found.append(Comparison(backend, mode, None, False, summary_of(error)))
+            found.append(Comparison(backend, mode, None, False, _what_happened(error)))
     return found
+
+
+# An error of a callback, in the text that XLA makes of it.
+_OF_CALL = re.compile(r"called from a JAX program with .*, raised (.+)|^ *jtbridge\.errors\.(\w+: .+)", re.MULTILINE)
+
+
+def _what_happened(error: Exception) -> str:
+    """Return what an error says; of one that XLA raises, what torch's says."""
+    found = _OF_CALL.search(str(error))
+    return summary_of(error) if found is None else found[1] or found[2]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -82,3 +83,16 @@ def test_a_forward_derivative_that_is_not_that_of_the_gradient_is_told():
     assert all("torch's forward mode; its gradient differs by" in note for note in notes)
     assert report.ok
     assert {each.note for each in jtbridge.check(torch.sin, X).comparisons} == {""}
+
+
+def test_what_torch_raised_is_shown():
+    report = jtbridge.check(lambda x: torch.from_numpy(np.sin(x.numpy())), jnp.ones(3))
+    shown = [line for line in str(report).splitlines() if " vjp " in line and "xla" not in line]
+    assert shown
+    assert all("RuntimeError: Can't call numpy() on Tensor that requires grad" in line for line in shown)
+
+
+def test_nothing_is_no_function():
+    for report in (jtbridge.check, jtbridge.explain):
+        with pytest.raises(jtbridge.errors.ArgumentError, match="A function is expected, but got None"):
+            report(None, jnp.ones(3))
