@@ -83,8 +83,8 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
         tree: a JAX pytree; NumPy arrays are converted too (always copied), other leaves are left alone.
         copy: with False, the tensor of an array on one device shares the array's memory through DLPack. The tensor
             refuses writes, in place or through a view, because a JAX array never changes. Writes after
-            ``parameter.data = tensor``, to its storage, and to its read-only NumPy view are not seen. An array on several
-            devices is gathered, which copies. With True, each tensor has CPU memory of its own and can be written to.
+            ``parameter.data = tensor``, to its storage and to its NumPy view are not seen. An array on several devices
+            is gathered, which copies. With True, each tensor has CPU memory of its own and can be written to.
 
     Raises:
         DTypeError: torch has no such dtype.
