@@ -138,7 +138,7 @@ class Wrapped:
         if rng is not None:
             check_key(rng)
         args, kwargs = (*self._prefix, *args), {**self._keywords, **kwargs}
-        return *flatten_arguments(self._name, args, kwargs), rng
+        return *flatten_arguments(self._fn, self._name, args, kwargs), rng
 
     def torch_dtypes(self, signature: Signature, names: tuple[str, ...]) -> tuple[torch.dtype, ...]:
         """Return the torch dtypes in which the arrays of a call reach the function."""

@@ -179,7 +179,7 @@ def test_unhashable_static_value_is_named(backend: str):
     with pytest.raises(ArgumentError) as caught:
         jtbridge.wrap(lambda x, s: x)(jnp.ones(2), {"ids": {1, 2}})
     assert str(caught.value) == (
-        "argument `argument 1['ids']` of `<lambda>` is a set, which is neither an array nor hashable. Pass arrays in "
+        "argument `s['ids']` of `<lambda>` is a set, which is neither an array nor hashable. Pass arrays in "
         "tuples, lists, dicts or other pytrees, and static values as hashable ones; or close over it."
     )
 
@@ -192,7 +192,7 @@ def test_arrays_that_are_not_numbers(array: np.ndarray, backend: str):
 
 @pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
 def test_long_doubles(dtype: type, backend: str):
-    with pytest.raises(DTypeError, match=r"argument `argument 0` of .* which neither JAX nor torch has.*x\.astype\("):
+    with pytest.raises(DTypeError, match=r"argument `x` of .* which neither JAX nor torch has.*x\.astype\("):
         jtbridge.wrap(lambda x: x)(np.ones(2, dtype))
 
 

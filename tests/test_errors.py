@@ -109,7 +109,7 @@ def test_a_nested_tensor_that_is_closed_over():
 def test_arguments_that_jax_does_not_have_are_named(argument, error, text):
     with pytest.raises(error) as caught:
         jtbridge.wrap(lambda batch: batch["x"])({"x": argument})
-    assert str(caught.value).startswith("argument `argument 0['x']` of `<lambda>` ")
+    assert str(caught.value).startswith("argument `batch['x']` of `<lambda>` ")
     assert text in str(caught.value)
     assert "inside the function" not in str(caught.value)
 

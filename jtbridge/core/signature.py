@@ -35,8 +35,10 @@ class Signature:
     tree_key: Any  # differs for trees whose static parts are equal but not the same, such as 1 and True
 
 
-def flatten_arguments(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[jax.Array], Signature]:
-    """Split arguments into arrays (traced) and everything else (static).
+def flatten_arguments(
+    fn: Callable, name: str, args: tuple, kwargs: dict[str, Any]
+) -> tuple[list[jax.Array], Signature]:
+    """Split the arguments of a function into arrays (traced) and everything else (static).
 
     Raises:
         ArgumentError: a leaf is neither an array nor hashable.
@@ -49,11 +51,11 @@ def flatten_arguments(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[l
     statics: list[Any] = []
     for position, leaf in enumerate(leaves):
         if isinstance(leaf, jax.Array | np.ndarray | np.generic | torch.Tensor) or _is_number_of_jax(leaf):
-            arrays.append(_as_array(leaf, lambda p=position: _leaf_name(name, args, kwargs, p)))
+            arrays.append(_as_array(leaf, lambda p=position: _leaf_name(fn, name, args, kwargs, p)))
             keys.append(ARRAY)
             statics.append(ARRAY)
         else:
-            keys.append(_static_key(leaf, lambda p=position: _leaf_name(name, args, kwargs, p)))
+            keys.append(_static_key(leaf, lambda p=position: _leaf_name(fn, name, args, kwargs, p)))
             statics.append(leaf)
     types = tuple((tuple(x.shape), x.dtype) for x in arrays)
     return arrays, Signature(tree, tuple(keys), types, tuple(statics), structure_key(tree))
@@ -117,9 +119,9 @@ def parameter_names(fn: Callable) -> list[str]:
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
-def _leaf_name(name: str, args: tuple, kwargs: dict[str, Any], position: int) -> str:
+def _leaf_name(fn: Callable, name: str, args: tuple, kwargs: dict[str, Any], position: int) -> str:
     path = jax.tree_util.tree_flatten_with_path((args, kwargs))[0][position][0]
-    return f"argument `{_path_name(path, [])}` of `{name}`"
+    return f"argument `{_path_name(path, parameter_names(fn))}` of `{name}`"
 
 
 def _as_array(leaf: Any, describe: Callable[[], str]) -> jax.Array:
