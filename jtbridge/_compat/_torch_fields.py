@@ -91,19 +91,21 @@ def set_hooks_of_leaf(tensor: torch.Tensor, hooks: dict[str, dict[int, Any]]) ->
             present.update(table)
 
 
+_TABLES_OF_HOOKS = {
+    name: table
+    for module in (modules, optimizers)
+    for name, table in vars(module).items()
+    if name.startswith("_global_") and isinstance(table, Mapping)
+}
+
+
 def hooks_of_all() -> dict[str, Mapping[Any, Any]]:
     """Return the hooks that torch calls for all modules, optimizers and saved tensors, in tables by name.
 
     Tried on torch 2.13; no public query.
     """
-    tables = {
-        name: table
-        for module in (modules, optimizers)
-        for name, table in vars(module).items()
-        if name.startswith("_global_") and isinstance(table, Mapping)
-    }
     of_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
-    return {**tables, "saved_tensors_hooks": dict(enumerate(of_saved_tensors or ()))}
+    return {**_TABLES_OF_HOOKS, "saved_tensors_hooks": dict(enumerate(of_saved_tensors or ()))}
 
 
 def has_gradient_hooks(tensor: torch.Tensor) -> bool:

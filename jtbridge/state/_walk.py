@@ -34,7 +34,6 @@ from jtbridge._compat import (
     FakeTensor,
     ReleasedTensor,
     hooks_of_all,
-    hooks_of_leaf,
     innermost,
     outside_modes,
     writes,
@@ -295,14 +294,14 @@ class StateWalk:
         self._record(tensor, kind, path)
         if tensor.is_leaf and tensor.requires_grad:
             self._record(tensor, LEAF_HOOKS, path)
-            for name, hooks in hooks_of_leaf(tensor).items():
+            for name, hooks in self.records[-1].contents.items():
                 self._hooks(hooks, Path(path, "attribute", name))
         if tensor.is_leaf and tensor.grad is not None:
             self._queue.append((tensor.grad, Path(path, "attribute", "grad")))
         self._attributes(tensor, path)
 
     def _hooks(self, hooks: Mapping[Any, Any], path: Path) -> None:
-        """Visit functions that torch calls, and those that a hook made by torch calls in turn."""
+        """Visit hooks. A hook that torch made, as for several tensors, has the user's function in its closure."""
         for key, hook in hooks.items():
             place = Path(path, "item", key)
             self._queue.append((hook, place))
