@@ -48,7 +48,8 @@ def config(
 
     Raises:
         BackendError: there is no such backend; the message lists the known backends.
-        ArgumentError: `islands` is none of its three values, or `verify` or `tune` is not True or False.
+        ArgumentError: `islands` is none of its three values, `verify` or `tune` is not True or False, or
+            `tuning_folder` is empty.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge, torch
@@ -59,6 +60,8 @@ def config(
     for name, flag in (("verify", verify), ("tune", tune)):
         if flag not in (None, True, False):
             raise ArgumentError(f"`{name}` must be True or False, but it is {flag!r}.")
+    if tuning_folder is not None and not os.fspath(tuning_folder):
+        raise ArgumentError("`tuning_folder` is an empty text, expected the path of a folder.")
     values = (
         (_ISLANDS, _ISLANDS.get() if islands is None else check_islands(islands)),
         (_BACKEND, _BACKEND.get() if backend is None else check_name(backend)),

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from ._config import config
-from ._wrap import wrap
+from ._wrap import Wrapped, wrap
 from .backends import portable
 from .core.convert import to_jax
-from .errors import ArgumentError
+from .errors import ArgumentError, EffectsError
 
 
 def export(fn: Any, *args: Any, platforms: Sequence[str] | None = None, **kwargs: Any) -> jax.export.Exported:
@@ -39,6 +39,7 @@ def export(fn: Any, *args: Any, platforms: Sequence[str] | None = None, **kwargs
         TranslationError: an operator has no lowering, or torch's code works for some sizes only.
         ArgumentError: a positional argument is static, `fn` is a torch function that is not wrapped, or `platforms` is
             one string.
+        EffectsError: `fn` is a wrapped function with ordered effects.
 
     Example:
         >>> import jax, jax.numpy as jnp, jtbridge, torch
@@ -52,6 +53,11 @@ def export(fn: Any, *args: Any, platforms: Sequence[str] | None = None, **kwargs
     """
     if isinstance(platforms, str):
         raise ArgumentError(f"`platforms` is {platforms!r}, expected a sequence such as `({platforms!r},)`.")
+    if isinstance(fn, Wrapped) and fn.ordered:
+        raise EffectsError(
+            f'{fn!r} has effects="ordered", whose side effects need torch in each call, and an exported program runs '
+            "without torch. Export the part without side effects by itself."
+        )
     statics = {name: value for name, value in kwargs.items() if not _is_array_tree(value)}
     arrays = {name: value for name, value in kwargs.items() if name not in statics}
     for position, value in enumerate(args):

@@ -179,6 +179,13 @@ def test_output_shapes_that_are_no_shapes():
     )
 
 
+def test_output_shapes_of_torch():
+    f = jtbridge.wrap(lambda x: torch.tensor(x.numpy() + 1), output_shapes=torch.empty(2))
+    assert jax.jit(f)(X).tolist() == [2, 3]
+    with pytest.raises(errors.DTypeError, match=r"A result of `output_shapes` has torch dtype `torch.complex32`"):
+        jtbridge.wrap(torch.sin, output_shapes=torch.empty(2, dtype=torch.complex32))(X)
+
+
 def test_output_shapes_that_are_wrong_are_told_when_traced():
     f = jtbridge.wrap(torch.sin, output_shapes=jax.ShapeDtypeStruct((3,), jnp.float32))
     with pytest.raises(errors.OutputMismatchError) as caught:
@@ -205,6 +212,9 @@ def test_backend_error():
     with pytest.raises(errors.BackendError) as caught, jtbridge.config(backend="numpy"):
         pass
     assert str(caught.value) == f"There is no backend `numpy`. {known}"
+    with pytest.raises(errors.BackendError) as caught:
+        jtbridge.wrap(torch.sin, backend=["xla"])
+    assert str(caught.value) == f"There is no backend `['xla']`. {known}"
 
 
 @pytest.mark.parametrize("jit", [False, True])

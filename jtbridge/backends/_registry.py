@@ -44,7 +44,7 @@ def statuses(platform: str | None) -> tuple[BackendStatus, ...]:
 
 def backend_named(name: str) -> Backend:
     """Return the backend with a name, or raise `BackendError` with the known names."""
-    if name not in _BACKENDS:
+    if not isinstance(name, str) or name not in _BACKENDS:
         raise BackendError(f"There is no backend `{name}`. Known: auto, {_listing()}.")
     return _BACKENDS[name]
 

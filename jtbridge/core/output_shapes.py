@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from jtbridge.errors import OutputMismatchError, ShapeInferenceError
 
 from .array_types import ArrayType
-from .dtypes import canonical_dtype
+from .dtypes import canonical_dtype, numpy_dtype
 from .pytree import flatten_output
 
 
@@ -37,12 +39,16 @@ def declared_types(output_shapes: Any) -> tuple[tuple[ArrayType, ...], Any]:
         ShapeInferenceError: a leaf has no shape and dtype.
     """
     leaves, tree = flatten_output(output_shapes)
+    types = []
     for leaf in leaves:
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
             raise ShapeInferenceError(
                 f"`output_shapes` must be a tree of `jax.ShapeDtypeStruct` (or arrays), but holds {leaf!r}."
             )
-    return tuple(ArrayType(tuple(x.shape), canonical_dtype(x.dtype)) for x in leaves), tree
+        of_torch = isinstance(leaf.dtype, torch.dtype)
+        dtype = numpy_dtype(leaf.dtype, "A result of `output_shapes`") if of_torch else leaf.dtype
+        types.append(ArrayType(tuple(leaf.shape), canonical_dtype(dtype)))
+    return tuple(types), tree
 
 
 def _show(types: Sequence[ArrayType]) -> str:

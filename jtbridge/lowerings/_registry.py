@@ -71,8 +71,8 @@ def register_lowering(
         A decorator that registers a function and returns it.
 
     Raises:
-        LoweringError: an operator does not exist or has a lowering already, a name does not name one overload, the
-            lowering is not callable, or it takes a key and the operator lacks the tag.
+        LoweringError: no operator is given, or one that does not exist or has a lowering already; a name does not name
+            one overload, the lowering is not callable, or it takes a key and the operator lacks the tag.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge, torch
@@ -88,6 +88,8 @@ def register_lowering(
         >>> jtbridge.wrap(scale, backend="xla")(jnp.arange(3.0), 2.0)
         Array([0., 2., 4.], dtype=float32)
     """
+    if not operators:
+        raise LoweringError("`register_lowering` takes the operators to lower, such as `torch.ops.lib.scale.default`.")
     names = [_name(operator) for operator in operators]
     table = _KERNELS if kernel else _LOWERINGS
 

@@ -27,7 +27,7 @@ from jtbridge.core.messages import summary_of
 from jtbridge.core.positions import of_differentiated
 from jtbridge.core.primitive_rules import differentiable
 from jtbridge.core.runner import describe_arguments
-from jtbridge.errors import CalledWarning, EffectsError, SequentialVmapWarning, TranslationError
+from jtbridge.errors import ArgumentError, CalledWarning, EffectsError, SequentialVmapWarning, TranslationError
 from jtbridge.primitives import torch_call
 from jtbridge.transforms import Jvp, Vjp, Vmap
 
@@ -94,6 +94,7 @@ def check(fn: Any, *args: Any, **kwargs: Any) -> CheckReport:
         A report to print; ``.ok`` says whether all results agree to within rounding.
 
     Raises:
+        ArgumentError: an argument has no values.
         EffectsError: the function has ordered effects, which would happen in each of these runs.
         JtbridgeError: any error that a call would raise before it runs.
 
@@ -108,6 +109,8 @@ def check(fn: Any, *args: Any, **kwargs: Any) -> CheckReport:
             f'{wrapped!r} has effects="ordered", and `check` runs a function many times, so its side effects would '
             "happen as often. Check the part without side effects by itself."
         )
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((args, kwargs))):
+        raise ArgumentError("`check` runs the function, so it takes arrays, and not `jax.ShapeDtypeStruct`.")
     traced, _ = wrapped.prepared(args, dict(kwargs))
     check_not_forked(traced.name)
     found = []

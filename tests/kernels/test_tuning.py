@@ -16,7 +16,7 @@ import pytest
 
 import jtbridge
 from jtbridge.core import tuning
-from jtbridge.errors import TuningWarning
+from jtbridge.errors import ArgumentError, TuningWarning
 from jtbridge.kernels import _chip, _timing, _tuning, matmul
 from jtbridge.kernels._chip import Chip
 from jtbridge.kernels.matmul.configurations import CONFIGURATIONS, choose
@@ -174,6 +174,11 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(clock, tmp_path):
     folder = tmp_path / "file" / "folder"
     with jtbridge.config(tune=True, tuning_folder=folder), pytest.warns(TuningWarning):
         assert blocks() == (16, 64)
+
+
+def test_a_folder_has_a_name():
+    with pytest.raises(ArgumentError, match="`tuning_folder` is an empty text"), jtbridge.config(tuning_folder=""):
+        pass
 
 
 def test_a_program_of_several_processes_only_reads(clock, monkeypatch):

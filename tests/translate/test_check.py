@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge.errors import EffectsError
+from jtbridge.errors import ArgumentError, EffectsError
 
 X = jnp.linspace(0.1, 1.0, 6).reshape(2, 3)
 
@@ -90,6 +90,11 @@ def test_what_torch_raised_is_shown():
     shown = [line for line in str(report).splitlines() if " vjp " in line and "xla" not in line]
     assert shown
     assert all("RuntimeError: Can't call numpy() on Tensor that requires grad" in line for line in shown)
+
+
+def test_an_argument_without_values_is_refused():
+    with pytest.raises(ArgumentError, match=r"takes arrays, and not `jax.ShapeDtypeStruct`"):
+        jtbridge.check(torch.sin, jax.ShapeDtypeStruct((3,), jnp.float32))
 
 
 def test_nothing_is_no_function():

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import jtbridge
-from jtbridge.errors import ArgumentError, BackendError, DifferentiationError, TranslationError
+from jtbridge.errors import ArgumentError, BackendError, DifferentiationError, EffectsError, TranslationError
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(300, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).requires_grad_(False)
 X = jnp.linspace(-1.0, 1.0, 1200).reshape(4, 300)
@@ -295,3 +295,9 @@ def test_a_module_is_exported_as_it_is():
 def test_platforms_are_a_sequence():
     with pytest.raises(jtbridge.errors.ArgumentError, match=r"`platforms` is 'cpu', expected a sequence such as"):
         jtbridge.export(MODEL_F, X, platforms="cpu")
+
+
+def test_ordered_effects_are_refused():
+    f = jtbridge.wrap(lambda x: x + 1, effects="ordered")
+    with pytest.raises(EffectsError, match="an exported program runs without torch"):
+        jtbridge.export(f, X)

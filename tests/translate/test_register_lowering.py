@@ -93,6 +93,11 @@ def test_an_operator_that_does_not_exist_is_refused(name):
         jtbridge.register_lowering(name)
 
 
+def test_no_operator_is_refused():
+    with pytest.raises(LoweringError, match="takes the operators to lower"):
+        jtbridge.register_lowering()(jnp.sin)
+
+
 def test_one_overload_has_to_be_named():
     with pytest.raises(LoweringError, match=r"Name one of: .*aten::add\.Tensor"):
         jtbridge.register_lowering("aten::add")
