@@ -13,6 +13,7 @@ random or not, and is not active inside the Python implementation of a custom op
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import ctypes
 import functools
@@ -179,10 +180,16 @@ def random_state_of(source: DrawSource) -> Iterator[None]:
 
 def _install() -> None:
     """Register the kernels, once per process, and make new higher-order operators fall through the key."""
+    if _libraries and len(torch._ops._higher_order_ops) == _seen_higher_order:
+        return
+    # Ctrl-C interrupts the main thread alone. It must not leave a part of the registrations: torch refuses second ones.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        thread.submit(_install_now).result()
+
+
+def _install_now() -> None:
     global _seen_higher_order
     higher_order = torch._ops._higher_order_ops
-    if _libraries and len(higher_order) == _seen_higher_order:
-        return
     with _INSTALLING:
         for operator in list(higher_order.values()):
             operator.fallthrough(_KEY)

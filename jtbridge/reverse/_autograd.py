@@ -24,7 +24,7 @@ from jtbridge._compat import (
 from jtbridge.core.positions import replaced
 
 from ._jax_function import JaxFunction, Types, inexact_positions, is_inexact
-from ._residuals import Layout, with_residuals
+from ._residuals import Layout, NoPullbackError, with_residuals
 
 _FIRST = 4  # the position of the first tensor among the arguments of `Differentiated.apply`
 
@@ -46,11 +46,11 @@ class Differentiated(SingleLevelFunction):
         ctx.function, ctx.call, ctx.types = function, call, types
         wrt = tuple(i for i, x in enumerate(tensors) if ctx.needs_input_grad[_FIRST + i] and is_inexact(x))
         ctx.wrt, ctx.layout, saved = wrt, None, []
-        ctx.forward = with_residuals(function, wrt) if wrt and _runs_now(tensors) else None
         with recording_outer_levels():
-            results = below(ctx.forward or function)
-        if ctx.forward is not None:
-            ctx.layout = ctx.forward.last_layout()
+            if wrt and _runs_now(tensors):
+                results, ctx.layout = _run_with_residuals(function, wrt, below)
+            else:
+                results = below(function)
         if ctx.layout is not None:
             count = len(ctx.layout.result_types)
             results, residuals = results[:count], results[count:]
@@ -70,11 +70,16 @@ class Differentiated(SingleLevelFunction):
         saved = ctx.saved_tensors  # torch raises here if an argument was written to, or the graph was freed
         tensors, kept = list(saved[: len(ctx.types)]), iter(saved[len(ctx.types) :])
         given = [cotangents[i] for i in outs]
-        if ctx.layout is None or torch.is_grad_enabled():
+        layout = ctx.layout
+        if layout is None:
             gradients = ctx.call(ctx.function.vjp(ctx.wrt, outs), [*tensors, *given])
+        elif torch.is_grad_enabled() or outs != layout.outs:
+            gradients = ctx.call(layout.function.vjp(ctx.wrt, outs), [*tensors, *given])
         else:
-            residuals = [tensors[i] if kind == "argument" else next(kept) for kind, i in ctx.layout.kept]
-            gradients = ctx.call(ctx.forward.pullback(ctx.layout, outs), [*residuals, *given])
+            residuals = [tensors[i] if kind == "argument" else next(kept) for kind, i in layout.kept]
+            gradients = ctx.call(layout.pullback, [*residuals, *given])
+        if layout is not None and layout.outs:
+            ctx.function.differentiated_results[ctx.wrt] = outs
         for i, gradient in zip(ctx.wrt, gradients, strict=True):
             found[_FIRST + i] = gradient
         return tuple(found)
@@ -92,6 +97,19 @@ class Differentiated(SingleLevelFunction):
             results = ctx.call(derivative, [*ctx.saved_tensors, *[tangents[i] for i in wrt]])
             found = replaced(found, outs, results)
         return tuple(found)
+
+
+def _run_with_residuals(
+    function: JaxFunction, wrt: tuple[int, ...], below: Callable[[JaxFunction], list[torch.Tensor]]
+) -> tuple[list[torch.Tensor], Layout]:
+    """Return the results with the residuals of the gradient by `wrt`, if JAX can derive one, and their layout."""
+    forward = with_residuals(function, wrt)
+    try:
+        return below(forward), forward.last_layout()
+    except NoPullbackError:
+        function.differentiated_results[wrt] = ()  # the backward raises JAX's error, if there is a backward
+    forward = with_residuals(function, wrt)
+    return below(forward), forward.last_layout()
 
 
 def _runs_now(tensors: Sequence[torch.Tensor]) -> bool:

@@ -65,6 +65,8 @@ class JaxFunction:
         handle: the text by which the operator of torch finds the function.
         jitted: the function under `jax.jit`. Derivatives and batches are of this one, so that they are those of the
             trace that gave the values, whatever the function has closed over since.
+        differentiated_results: by the positions of arguments, those of the results whose cotangents the last backward
+            by these arguments was given. Empty if JAX cannot derive a gradient.
     """
 
     def __init__(self, name: str, function: Callable[..., list[Any]], x64: bool):
@@ -73,6 +75,7 @@ class JaxFunction:
         self.x64 = x64
         self.handle = f"{name}#{uuid.uuid4().hex}"
         self.jitted = jax.jit(function)
+        self.differentiated_results: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._derived: dict[Hashable, JaxFunction] = {}
         self._types: dict[Types, Types] = {}
         self._used: dict[Any, list[bool]] = {}
@@ -130,10 +133,7 @@ class JaxFunction:
         over may have other values then.
         """
         types = tensor_types(tensors)
-        structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
-        with outside_functorch(), self._with_x64():
-            traced = self.jitted.trace(*structs)
-        program = jaxpr_as_fun(traced.jaxpr)
+        program = self.traced_program(types)
 
         def run(*arrays: Any) -> list[Any]:
             if types_of(arrays) != types:
@@ -142,6 +142,12 @@ class JaxFunction:
                 return program(*arrays)
 
         return run
+
+    def traced_program(self, types: Types) -> Callable[..., list[Any]]:
+        """Return the function as JAX traces it now for arguments of some types, and no others."""
+        structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
+        with outside_functorch(), self._with_x64():
+            return jaxpr_as_fun(self.jitted.trace(*structs).jaxpr)
 
     def vjp(self, wrt: tuple[int, ...], outs: tuple[int, ...]) -> JaxFunction:
         """Return the function ``(*arguments, *cotangents of outs) -> gradients of wrt``, in torch's convention."""

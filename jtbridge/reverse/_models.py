@@ -86,6 +86,13 @@ def model_of(f: Any, params: Any, state: Any) -> Model:
 def _of_function(f: Callable[..., Any], params: Any, state: Any) -> Model:
     if not callable(f):
         raise ArgumentError(f"`to_torch_module` takes a function of `params`, but got {kind_of(f)}.")
+    for argument, tree in (("params", params), ("state", state)):
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            if isinstance(leaf, torch.Tensor):
+                raise ArgumentError(
+                    f"`{argument}{jax.tree_util.keystr(path)}` is a torch tensor, but `to_torch_module` takes JAX "
+                    "arrays there, which the module has copies of. Convert it: `jtbridge.to_jax(tensor)`."
+                )
     name = getattr(f, "__name__", type(f).__name__)
 
     def apply(mode: Any, params: Any, given: Any, args: Any, kwargs: Any) -> Any:

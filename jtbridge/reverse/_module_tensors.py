@@ -49,13 +49,18 @@ def set_mode(module: torch.nn.Module, mode: bool) -> None:
             child.train(mode)
 
 
+# Torch has unsigned integers of more than one byte, but few operators for them: it cannot send them to other processes.
+# A tensor has the signed integers of the same bits instead.
+_SIGNED = {np.dtype(f"uint{bits}"): np.dtype(f"int{bits}") for bits in (16, 32, 64)}
+
+
 @dataclasses.dataclass(frozen=True)
 class ArrayEntry:
     """One array of a tree: where its tensor is in the module, and how that becomes an array again."""
 
     path: tuple[str, ...]  # the names of the submodules that lead to the tensor, and the tensor's name
     key: str | None  # the implementation of a random key; None for other arrays
-    dtype: np.dtype
+    dtype: np.dtype  # of the array, or of the key's bits
     weak: bool  # whether the dtype gives way to others
 
     @property
@@ -76,9 +81,16 @@ class ArrayEntry:
 
     def restored(self, array: Any) -> Any:
         """Return an array of the tensor's values as the kind of array that the tensor was made from."""
+        if self.dtype in _SIGNED:
+            array = array.astype(self.dtype)  # the same bits
         if self.key is not None:
             return jax.random.wrap_key_data(array, impl=self.key)
         return weakly_typed(array) if self.weak else array
+
+    def kept(self, array: Any) -> Any:
+        """Return the values for the tensor from an array like the one that the tensor was made from."""
+        array = array if self.key is None else jax.random.key_data(array)
+        return array.astype(_SIGNED.get(array.dtype, array.dtype))
 
 
 class TensorTree:
@@ -118,7 +130,7 @@ class TensorTree:
     def changed(self, tree: Any, before: Sequence[Any], given: Any, name: str) -> dict[int, Any]:
         """Return the arrays of a tree that a call replaced by others, by their positions among the entries.
 
-        Random keys are returned as their bits.
+        They are returned as values for the tensors.
 
         Args:
             tree: the tree after the call.
@@ -144,8 +156,9 @@ class TensorTree:
         found = {}
         for i, (place, entry) in enumerate(zip(self._places, self.entries, strict=True)):
             if leaves[place] is not before[place]:
-                found[i] = leaves[place] if entry.key is None else jax.random.key_data(leaves[place])
-                _check_kept(f"`{name}` returned the state `{entry.name}`", jnp.asarray(found[i]), given[i])
+                new = leaves[place] if entry.key is not None else jnp.asarray(leaves[place])
+                found[i] = entry.kept(new)
+                _check_kept(f"`{name}` returned the state `{entry.name}`", found[i], given[i])
         return found
 
     def tensors(self, module: torch.nn.Module, name: str) -> list[torch.Tensor]:
@@ -201,7 +214,8 @@ def _add(module: torch.nn.Module, path: list[str], leaf: Any, train: bool) -> Ar
     key, weak = None, getattr(leaf, "weak_type", False)
     if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         key, leaf = str(jax.random.key_impl(leaf)), jax.random.key_data(leaf)
-    tensor = to_torch(leaf, copy=True).clone()  # in memory of torch, whose alignment lets XLA read it
+    values = np.asarray(leaf).view(_SIGNED[leaf.dtype]) if leaf.dtype in _SIGNED else leaf
+    tensor = to_torch(values, copy=True).clone()  # in memory of torch, whose alignment lets XLA read it
     if train and is_differentiable(leaf.dtype):
         holder.register_parameter(name, torch.nn.Parameter(tensor))
     else:

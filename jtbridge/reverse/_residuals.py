@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.core
-import jax.numpy as jnp
 
-from jtbridge.core.dtypes import has_torch_dtype, is_differentiable
+from jtbridge.core.dtypes import has_torch_dtype
 from jtbridge.core.positions import replaced
 
-from ._jax_function import JaxFunction, Types, _conj, in_own_memory, types_of
+from ._jax_function import JaxFunction, Types, _conj, in_own_memory, inexact_positions, types_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -24,16 +24,21 @@ class Layout:
     A layout belongs to one trace of the forward, so it is compared by identity.
     """
 
+    function: JaxFunction  # the function as this trace found it, whatever it has closed over since
     tree: Any  # the structure of JAX's pullback
     sources: tuple[tuple[str, Any], ...]  # ("argument" or "result" or "residual", its position) or ("constant", array)
-    outs: tuple[int, ...]  # the positions of the results with gradients
+    outs: tuple[int, ...]  # the positions of the results whose cotangents the pullback takes
     result_types: Types
-    pullbacks: dict[tuple[int, ...], JaxFunction] = dataclasses.field(default_factory=dict)
 
     @property
     def kept(self) -> list[tuple[str, int]]:
         """The residuals that are not constants."""
         return [(kind, place) for kind, place in self.sources if kind != "constant"]
+
+    @functools.cached_property
+    def pullback(self) -> JaxFunction:
+        """The function ``(*kept residuals, *cotangents of outs) -> gradients``."""
+        return JaxFunction(self.function.name, _pullback(self), self.function.x64)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -60,33 +65,34 @@ class _Last(threading.local):
     layout: Layout | None = None
 
 
+class NoPullbackError(Exception):
+    """JAX cannot derive a gradient of the function, so that there are no residuals."""
+
+
 class ForwardWithResiduals(JaxFunction):
     """A function with the residuals of its gradient as additional results.
 
     Args:
         base: the function.
         wrt: the positions of the arguments whose gradients are asked for.
+        outs: the positions of the results whose cotangents will be given; None for all that can have one. A result
+            without a cotangent takes no part in the pullback, as in JAX: a cotangent of zeros would make NaN of an
+            infinite derivative, and run the rule of a ``jax.custom_vjp``. Without any there are no residuals.
     """
 
-    def __init__(self, base: JaxFunction, wrt: tuple[int, ...]):
+    def __init__(self, base: JaxFunction, wrt: tuple[int, ...], outs: tuple[int, ...] | None):
         self._base = base
         self._wrt = wrt
+        self._outs = outs
         self._last = _Last()
-        self._layouts: list[Layout | None] = []  # one for each trace; JAX's caches must not refer to them
+        self._layouts: list[Layout] = []  # one for each trace; JAX's caches must not refer to them
         super().__init__(base.name, self._with_residuals, base.x64)
 
-    def last_layout(self) -> Layout | None:
-        """Return the layout of the last run on this thread. None: torch cannot hold the residuals; there are none."""
+    def last_layout(self) -> Layout:
+        """Return the layout of the last run on this thread. If torch cannot hold the residuals, it has no `outs`."""
         layout, self._last.layout = self._last.layout, None
+        assert layout is not None
         return layout
-
-    def pullback(self, layout: Layout, outs: tuple[int, ...]) -> JaxFunction:
-        """Return the function ``(*kept residuals, *cotangents of outs) -> gradients``."""
-        found = layout.pullbacks.get(outs)
-        if found is None:
-            made = JaxFunction(self.name, _pullback(layout, outs), self.x64)
-            found = layout.pullbacks.setdefault(outs, made)
-        return found
 
     def _run_jitted(self, operands: Sequence[Any]) -> list[jax.Array]:
         # A layout describes a trace, so there must be one.
@@ -97,30 +103,41 @@ class ForwardWithResiduals(JaxFunction):
         return results
 
     def _with_residuals(self, *arrays: Any) -> Any:
-        def of(*active: Any) -> tuple[tuple, list[Any]]:
-            results = self._base.jitted(*replaced(arrays, self._wrt, active))
-            return tuple(x for x in results if is_differentiable(x.dtype)), results
+        function = JaxFunction(self.name, self._base.traced_program(types_of(arrays)), self.x64)
+        chosen = self._outs
+        if chosen == ():
+            results = function.jitted(*arrays)
+            return results, self._trace_of(Layout(function, None, (), (), types_of(results)))
 
-        found, pull, results = jax.vjp(of, *[arrays[i] for i in self._wrt], has_aux=True)
-        outs = tuple(i for i, x in enumerate(results) if is_differentiable(x.dtype))
+        def of(*active: Any) -> tuple[tuple, list[Any]]:
+            results = function.jitted(*replaced(arrays, self._wrt, active))
+            outs = inexact_positions(types_of(results)) if chosen is None else chosen
+            return tuple(results[i] for i in outs), results
+
+        try:
+            found, pull, results = jax.vjp(of, *[arrays[i] for i in self._wrt], has_aux=True)
+        except Exception as error:
+            raise NoPullbackError from error
+        outs = inexact_positions(types_of(results)) if chosen is None else chosen
         results = replaced(results, outs, found)
         leaves, tree = jax.tree.flatten(pull)
         residuals: list[Any] = []
         sources = tuple(_source(leaf, arrays, results, residuals) for leaf in leaves)
         if not all(has_torch_dtype(x.dtype) for x in residuals):
-            return results, self._trace_of(None)
-        layout = Layout(tree, sources, outs, types_of(results))
+            return results, self._trace_of(Layout(function, None, (), (), types_of(results)))
+        layout = Layout(function, tree, sources, outs, types_of(results))
         return [*results, *in_own_memory(residuals)], self._trace_of(layout)
 
-    def _trace_of(self, layout: Layout | None) -> _Static:
+    def _trace_of(self, layout: Layout) -> _Static:
         with _LOCK:
             self._layouts.append(layout)
             return _Static(len(self._layouts) - 1)
 
 
 def with_residuals(base: JaxFunction, wrt: tuple[int, ...]) -> ForwardWithResiduals:
-    """Return the forward of a function with the residuals of its gradient by `wrt`."""
-    return base.derive(("forward", wrt), lambda: ForwardWithResiduals(base, wrt))
+    """Return the forward of a function with the residuals of the gradient by `wrt` that its last backward computed."""
+    outs = base.differentiated_results.get(wrt)
+    return base.derive(("forward", wrt, outs), lambda: ForwardWithResiduals(base, wrt, outs))
 
 
 def _source(leaf: Any, arrays: Any, results: list[Any], residuals: list[Any]) -> tuple[str, Any]:
@@ -134,16 +151,14 @@ def _source(leaf: Any, arrays: Any, results: list[Any], residuals: list[Any]) ->
     return "residual", len(residuals) - 1
 
 
-def _pullback(layout: Layout, outs: tuple[int, ...]) -> Any:
+def _pullback(layout: Layout) -> Callable[..., list[Any]]:
     # The function must not refer to the layout, which refers to it.
-    tree, sources, differentiable, types = layout.tree, layout.sources, layout.outs, layout.result_types
-    count = len(layout.kept)
+    tree, sources, count = layout.tree, layout.sources, len(layout.kept)
 
     def gradients(*arrays: Any) -> list[Any]:
         kept = iter(arrays[:count])
         leaves = [value if kind == "constant" else next(kept) for kind, value in sources]
-        given = dict(zip(outs, arrays[count:], strict=True))
-        cotangents = tuple(_conj(given[i]) if i in given else jnp.zeros(*types[i]) for i in differentiable)
+        cotangents = tuple(map(_conj, arrays[count:]))
         return in_own_memory([_conj(x) for x in jax.tree.unflatten(tree, leaves)(cotangents)])
 
     return gradients

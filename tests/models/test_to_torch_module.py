@@ -257,6 +257,40 @@ def test_arrays_that_are_not_trained():
     assert jax.random.key_data(again["key"]).tolist() == jax.random.key_data(params["key"]).tolist()
 
 
+def test_unsigned_integers_are_signed_ones_of_the_same_bits():
+    """Torch cannot send unsigned integers to other processes, or average them."""
+    counts = {"small": jnp.uint16(2**16 - 1), "large": np.array([2**32 - 2, 1], np.uint32)}
+    counts["key"] = jax.random.key(2**32 - 3)
+
+    def f(params, state, x):
+        assert (state["small"].dtype, state["large"].dtype) == (jnp.uint16, jnp.uint32)
+        number = jax.random.uniform(state["key"])
+        large = (state["large"] // 2).astype(jnp.float32)  # of signed integers it would be negative
+        new = {"small": state["small"] + jnp.uint16(2), "large": state["large"] + jnp.uint32(1)}
+        return x + number + large, {**new, "key": jax.random.fold_in(state["key"], 1)}
+
+    module = jtbridge.to_torch_module(f, {}, counts)
+    assert {x.dtype for x in module.buffers()} == {torch.int16, torch.int32}
+    averaged = torch.optim.swa_utils.AveragedModel(module, use_buffers=True)
+    state = counts
+    for _ in range(3):
+        expected, state = f({}, state, jnp.zeros(2))
+        torch.testing.assert_close(module(torch.zeros(2)), jtbridge.to_torch(expected, copy=True))
+        averaged.update_parameters(module)
+        _, again = module.to_jax()
+        for name in ("small", "large"):
+            assert again[name].dtype == counts[name].dtype
+            np.testing.assert_array_equal(again[name], state[name])
+        np.testing.assert_array_equal(jax.random.key_data(again["key"]), jax.random.key_data(state["key"]))
+
+
+@pytest.mark.parametrize("place", ["params", "state"])
+def test_torch_tensors_are_no_arrays_of_a_model(place: str):
+    trees = {"params": {}, "state": {}} | {place: {"w": [torch.ones(3)]}}
+    with pytest.raises(ArgumentError, match=rf"`{place}\['w'\]\[0\]` is a torch tensor"):
+        jtbridge.to_torch_module(lambda params, state, x: (x, state), **trees)
+
+
 def test_a_state_of_another_structure():
     module = jtbridge.to_torch_module(lambda p, s, x: (x, {"other": x}), {}, {"count": jnp.zeros(())})
     with pytest.raises(ModelError, match="another structure"):

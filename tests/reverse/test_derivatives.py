@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 import torch.utils.checkpoint
@@ -165,6 +166,80 @@ def test_unused_results_and_arguments():
     torch.testing.assert_close(got, (x.cos(), torch.zeros(3)))
     got = torch.autograd.grad(f(x, y)[2].sum(), [x, y])
     torch.testing.assert_close(got, (torch.zeros(3), torch.zeros(3)))
+
+
+@jax.custom_vjp
+def with_another_gradient(x):
+    return x
+
+
+with_another_gradient.defvjp(lambda x: (x, None), lambda _, ct: (ct + 1.0,))
+
+
+def doubled_in_a_loop(x):
+    return jax.lax.while_loop(lambda y: y.sum() < 5, lambda y: 2 * y, x)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("unused", [jnp.sqrt, with_another_gradient, doubled_in_a_loop], ids=["inf", "rule", "loop"])
+def test_a_result_without_a_cotangent_takes_no_part(unused: Callable, create_graph: bool):
+    f = jtbridge.to_torch_function(lambda x: (unused(x), 2 * x, x * x))
+    x = torch.tensor([0.0, 1.0], requires_grad=True)
+    for out, expected in ((1, [2.0, 2.0]), (1, [2.0, 2.0]), (2, [0.0, 2.0]), (1, [2.0, 2.0])):
+        (got,) = torch.autograd.grad(f(x)[out].sum(), x, create_graph=create_graph)
+        assert got.tolist() == expected
+    results = f(x)  # whose forward expects the cotangents of the last backward
+    (got,) = torch.autograd.grad(results[1].sum() + results[2].sum(), x, create_graph=create_graph)
+    assert got.tolist() == [2.0, 4.0]
+    if unused is with_another_gradient:
+        assert torch.autograd.grad(f(x)[0].sum(), x)[0].tolist() == [2.0, 2.0]
+
+
+def test_the_state_of_a_module_has_no_cotangent():
+    def apply(params, state, x):
+        return x * params, 0.9 * state + 0.1 * jnp.linalg.norm(x * params)
+
+    module = jtbridge.to_torch_module(apply, jnp.zeros(3), jnp.zeros(()))
+    for _ in range(2):
+        module.zero_grad()
+        module(torch.ones(3)).sum().backward()
+        assert module.value.grad.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("change", ["caches", "context"])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_gradient_is_that_of_the_trace_that_gave_the_values(change: str, create_graph: bool):
+    factor = [2.0]
+    f = jtbridge.to_torch_function(lambda x: x * x * factor[0])
+    x = torch.ones(2, requires_grad=True)
+    with jax.default_matmul_precision("highest" if change == "context" else "default"):
+        y = f(x)
+    factor[0] = 5.0
+    if change == "caches":
+        jax.clear_caches()
+    (got,) = torch.autograd.grad(y.sum(), x, create_graph=create_graph)
+    assert got.tolist() == [4.0, 4.0]
+    if create_graph:
+        assert torch.autograd.grad(got.sum(), x)[0].tolist() == [4.0, 4.0]
+
+
+def test_a_function_without_a_gradient_runs():
+    calls = []
+
+    def host(x):
+        calls.append(1)
+        return np.sin(x)
+
+    def of_host(x):
+        return 2 * jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    f = jtbridge.to_torch_function(of_host)
+    x = torch.ones(3, requires_grad=True)
+    for _ in range(2):
+        torch.testing.assert_close(f(x), 2 * torch.sin(torch.ones(3)))
+    assert len(calls) == 2
+    with pytest.raises(ValueError, match="Pure callbacks do not support JVP"):
+        f(x).sum().backward()
 
 
 def test_hooks_accumulation_and_retained_graphs():
