@@ -56,16 +56,16 @@ def recording_outer_levels() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def recording_in_operators() -> Iterator[None]:
-    """Make autograd record the operators in the implementation of an operator, which it skips otherwise."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)  # type: ignore[attr-defined]
-    keys = keys | torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradOther)  # type: ignore[attr-defined]
-    keys = keys | torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradNestedTensor)  # type: ignore[attr-defined]
+_AUTOGRAD = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)  # type: ignore[attr-defined]
+for _name in ("AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
+    _AUTOGRAD = _AUTOGRAD | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _name))
+
+
+def recording_in_operators() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which autograd records the operators in the implementation of an operator."""
     included = torch._C._dispatch_tls_local_include_set()
     excluded = torch._C._dispatch_tls_local_exclude_set()
-    with torch._C._ForceDispatchKeyGuard(included, excluded - keys):
-        yield
+    return torch._C._ForceDispatchKeyGuard(included, excluded - _AUTOGRAD)
 
 
 def with_autograd() -> contextlib.AbstractContextManager[None]:

@@ -58,7 +58,7 @@ class BoundFunction(JaxFunction):
         found = self._trees.get(types)
         if found is None:
             structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
-            with outside_functorch(), self._with_x64():
+            with outside_functorch(), self._in_jax():
                 jax.eval_shape(lambda *arrays: self._flat(*arrays), *structs)
             found = self._trees[types]
         return found

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from jax.extend.core import jaxpr_as_fun
 
-from jtbridge._compat import Context, current_context, outside_functorch, without_unused
+from jtbridge._compat import Context, current_context, outside_functorch, with_autograd, without_unused
 from jtbridge.core.dtypes import is_differentiable, numpy_dtype, torch_dtype
 from jtbridge.core.fork import check_not_forked
 from jtbridge.core.jax_calls import HANDLES
@@ -83,7 +83,7 @@ class JaxFunction:
 
     def __call__(self, *arrays: Any) -> list[jax.Array]:
         """Return the results for arrays, or for tracers: then the function becomes part of the program."""
-        with self._with_x64():
+        with self._in_jax():
             return self._run_jitted(arrays)
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -102,8 +102,9 @@ class JaxFunction:
             )
         device = common_device(tensors, self.name)
         target = jax_device(device, self.name)
+        operands = to_operands(tensors, target)
         with self._settings(jax.default_device(target) if not tensors else None):
-            results = self._run_jitted(to_operands(tensors, target))
+            results = self._run_jitted(operands)
             if device.type == "cpu":
                 results = [result.block_until_ready() for result in results]
         return to_tensors(results, device)
@@ -121,7 +122,7 @@ class JaxFunction:
 
     def _find_used(self, types: Types, count: int) -> list[bool]:
         structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
-        with outside_functorch(), self._with_x64():
+        with outside_functorch(), self._in_jax():
             program = self.jitted.trace(*structs).jaxpr
         results = [i < count for i in range(len(program.jaxpr.outvars))]
         return without_unused(program, results, [False] * len(types))[1]
@@ -138,7 +139,7 @@ class JaxFunction:
         def run(*arrays: Any) -> list[Any]:
             if types_of(arrays) != types:
                 return self(*arrays)
-            with self._with_x64():
+            with self._in_jax():
                 return program(*arrays)
 
         return run
@@ -146,7 +147,7 @@ class JaxFunction:
     def traced_program(self, types: Types) -> Callable[..., list[Any]]:
         """Return the function as JAX traces it now for arguments of some types, and no others."""
         structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
-        with outside_functorch(), self._with_x64():
+        with outside_functorch(), self._in_jax():
             return jaxpr_as_fun(self.jitted.trace(*structs).jaxpr)
 
     def vjp(self, wrt: tuple[int, ...], outs: tuple[int, ...]) -> JaxFunction:
@@ -177,23 +178,28 @@ class JaxFunction:
     def shapes(self, types: Types) -> list[Any]:
         """Return the results for arguments of some types, as `jax.ShapeDtypeStruct`."""
         structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
-        with outside_functorch(), self._with_x64():  # the function may call torch, by `jtbridge.wrap`
+        with outside_functorch(), self._in_jax():  # the function may call torch, by `jtbridge.wrap`
             return self.jitted.eval_shape(*structs)
 
     def _settings(self, device: contextlib.AbstractContextManager | None) -> contextlib.AbstractContextManager:
         """Return the context of a run on concrete arrays."""
         traces = current_context() is not Context.EAGER  # JAX traces around this run
         if device is None and not traces:
-            return self._with_x64()
+            return self._in_jax()
         stack = contextlib.ExitStack()
-        stack.enter_context(self._with_x64())
+        stack.enter_context(self._in_jax())
         stack.enter_context(jax.ensure_compile_time_eval() if traces else contextlib.nullcontext())
         stack.enter_context(device or contextlib.nullcontext())
         return stack
 
-    def _with_x64(self) -> contextlib.AbstractContextManager:
-        same = jax.config.jax_enable_x64 == self.x64  # type: ignore[attr-defined]
-        return contextlib.nullcontext() if same else jax.enable_x64(self.x64)
+    def _in_jax(self) -> contextlib.AbstractContextManager:
+        """Return the context of the function: its x64, and gradients, for JAX may trace wrapped functions in it."""
+        if jax.config.jax_enable_x64 == self.x64:  # type: ignore[attr-defined]
+            return with_autograd()
+        stack = contextlib.ExitStack()
+        stack.enter_context(with_autograd())
+        stack.enter_context(jax.enable_x64(self.x64))
+        return stack
 
 
 def _cached(table: dict[Any, Value], key: Any, make: Callable[[], Value]) -> Value:

@@ -47,7 +47,6 @@ NETWORKS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_values_and_gradients(name):
     kind, options = NETWORKS[name]
@@ -214,7 +213,6 @@ def test_batches_and_second_derivatives_of_called_gradients():
     torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
 @pytest.mark.parametrize(
     "options",
     [

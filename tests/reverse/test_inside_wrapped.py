@@ -148,6 +148,30 @@ def test_a_wrapped_function_in_a_jax_function_in_a_wrapped_function(transform, p
     )
 
 
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("depth", [2, 3])
+def test_bridges_in_bridges(transform: str, depth: int):
+    """In a compiled program no call of a wrapped function has come before, so each level is captured in the next."""
+    f = outer
+    for _ in range(depth):
+        f = jtbridge.wrap(jtbridge.to_torch_function(lambda x, y, f=f: f(x, y) * 2))
+
+    def expected(x, y):
+        return reference(x, y) * 2**depth
+
+    got = jax.jit(TRANSFORMS[transform](f))(X, Y)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4), got, TRANSFORMS[transform](expected)(X, Y))
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.hessian, torch.func.jacfwd])
+def test_bridges_in_bridges_from_torch(transform):
+    twice = jtbridge.wrap(lambda x: inner(x) * 2)
+    f = jtbridge.to_torch_function(lambda x: jtbridge.wrap(jtbridge.to_torch_function(lambda x: twice(x) + x))(x).sum())
+    x = torch.tensor([0.2, 0.5])
+    expected = transform(lambda x: (2 * x**2 * torch.sin(x) + x).sum())(x)
+    torch.testing.assert_close(transform(f)(x), expected)
+
+
 def test_a_wrapped_function_is_torch_code_again_after_such_a_call():
     f = jtbridge.wrap(lambda x: in_torch_code(back_in_torch(x)))
     np.testing.assert_allclose(f(jnp.array([0.5])), jax.jit(f)(jnp.array([0.5])), rtol=1e-5)
