@@ -469,3 +469,43 @@ def test_a_shape_that_values_decide_is_refused():
     f = jax.jit(jtbridge.wrap(fn, backend="dlpack", return_mutated=True))
     with pytest.raises(Exception, match="left its argument `x` with the shape"):
         [np.asarray(f(v)[0]) for v in (jnp.zeros(3), jnp.ones(3))]
+
+
+class CastsALayer(torch.nn.Module):
+    def __init__(self, cast: Callable):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+        self.cast = cast
+
+    def forward(self, x):
+        self.cast(self.layer)
+        return self.layer(x)
+
+
+CASTS = {
+    "to": lambda layer: layer.to(torch.float32),
+    "float": torch.nn.Module.float,
+    "cpu": torch.nn.Module.cpu,
+    "format": lambda layer: layer.to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")  # torch cannot cast the layers of a trace
+@pytest.mark.parametrize("cast", CASTS)
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+def test_a_cast_of_a_layer_that_changes_nothing_is_no_write(cast: str, backend: str):
+    model = CastsALayer(CASTS[cast])
+    x = jnp.ones((4, 3))
+    expected = model.layer(torch.ones(4, 3)).detach().numpy()
+    f, net = jtbridge.wrap(model), jtbridge.module(model)
+    params, state = net.init()
+    gradient = jax.jit(jax.grad(lambda params: net(params, state, x)[0].sum()))
+    with jtbridge.config(backend=backend):
+        for program in (f, jax.jit(f), jax.jit(lambda x: net(params, state, x)[0])):
+            np.testing.assert_allclose(program(x), expected, 1e-6)
+        np.testing.assert_array_equal(gradient(params)["layer.bias"], [4.0, 4.0])
+
+
+def test_a_cast_of_a_layer_that_changes_it_is_a_write():
+    with pytest.raises(MutationError, match=r"writes to `Linear.weight`"):
+        jax.jit(jtbridge.wrap(CastsALayer(torch.nn.Module.half)))(jnp.ones((4, 3)))

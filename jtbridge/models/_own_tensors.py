@@ -18,6 +18,7 @@ from ._layout import TensorEntry
 
 _COMPUTED = "a tensor"  # in place of the name of a tensor that an object of the module holds
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # tensors of a trace and of a vmap level are not the module's own
+_GRADIENT = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
 _SETTERS = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 
 
@@ -27,8 +28,8 @@ class RefuseOwnTensors(TorchFunctionMode):
     The copy that a call runs holds none of them. Code that reaches one of them reaches the module itself, by way of a
     global variable, a class attribute or an object that is not copied. Its result would not depend on `params`.
 
-    In an eager gradient, parameters are no leaves of torch's graph. So the mode serves ``copy.deepcopy`` of one, and
-    raises an error for a call that sets its `requires_grad` to False.
+    In an eager gradient, parameters are no leaves of torch's graph. So the mode serves ``copy.deepcopy`` and ``.grad``
+    of one, and raises an error for a call that sets its `requires_grad` to False.
 
     Args:
         module: the name of the module, for the message.
@@ -63,6 +64,8 @@ class RefuseOwnTensors(TorchFunctionMode):
         if args and id(args[0]) in self._trained:
             if func is torch.Tensor.__deepcopy__:
                 return _copied_parameter(*args)
+            if func == _GRADIENT and not args[0].is_leaf:
+                return None  # without torch's warning about tensors that are no leaves; `module.to(dtype)` reads it
             if func in _SETTERS and not args[0].is_leaf and not (*args[1:], *kwargs.values(), True)[0]:
                 raise requires_grad_error(self._module, self._trained[id(args[0])])
         if not reads_no_values(func):

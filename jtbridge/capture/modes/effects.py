@@ -22,12 +22,14 @@ from jtbridge._compat import (
     forward_mode,
     function_of_triton_operator,
     inside_mode,
+    is_lazy,
     on_meta,
     running_modules,
     schema_of,
     storage_id,
 )
 from jtbridge.core import random_numbers
+from jtbridge.core.array_types import is_dense
 from jtbridge.core.inner_autograd import creates_graph, runs_autograd
 from jtbridge.core.overlap import overlapping_write
 from jtbridge.core.writes import AS_NUMPY, written_tensors
@@ -199,7 +201,7 @@ class EffectRecorder:
             for tensor in filter(torch.is_tensor, (*args, *kwargs.values())):
                 self._keep.append(tensor)
                 self._unwatched |= _storages(tensor)
-        if fn == _SET_DATA:
+        if fn == _SET_DATA and not _is_same_memory(*args):
             self._note_new_memory(args[0])
         if runs_autograd(fn):
             self.inner_autograd = True
@@ -442,6 +444,14 @@ def _storages(tensor: torch.Tensor) -> set[int]:
     if tensor.layout is not torch.strided:
         return set()
     return {storage_id(tensor)}
+
+
+def _is_same_memory(tensor: torch.Tensor, value: Any) -> bool:
+    """Return whether ``tensor.data = value`` changes nothing, as in ``module.to(dtype)`` of a module of this dtype."""
+    if not all(isinstance(x, torch.Tensor) and is_dense(x) and not is_lazy(x) for x in (tensor, value)):
+        return False
+    places = [(storage_id(x), x.storage_offset(), x.shape, x.stride(), x.dtype) for x in (tensor, value)]
+    return places[0] == places[1]
 
 
 def _types_of(tensors: Sequence[torch.Tensor]) -> list[_Type]:
