@@ -1,9 +1,14 @@
 """Losses against class numbers: ignored targets, weights, reductions and margins."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions
+
+import jtbridge
 
 from .harness import check
 
@@ -79,3 +84,24 @@ def test_chunked_linear_cross_entropy(reduction):
     weight = torch.rand(6)
     run = lambda x, w, c: F.linear_cross_entropy(x, w, y, weight=c, reduction=reduction, options=options)  # noqa: E731
     check(run, X, linear, weight, rtol=1e-4, atol=1e-5)
+
+
+@REDUCTIONS
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")  # torch has no second derivative of it
+@pytest.mark.parametrize("program", ["value", "grad", "jvp", "vmap"])
+def test_margins_of_one_sample_are_those_of_eager_calls(reduction, program):
+    losses = (
+        lambda x: F.multilabel_margin_loss(x, torch.tensor([3, 0, -1, 1, 2]), reduction=reduction),
+        lambda x: F.multi_margin_loss(x, torch.tensor(2), weight=W + 0.1, reduction=reduction),
+        lambda x: F.multi_margin_loss(x, torch.tensor([2]), p=2, reduction=reduction),
+    )
+    x = jnp.asarray(X)
+    for f in map(jtbridge.wrap, losses):
+        run = {
+            "value": lambda x, f=f: f(x[0]),
+            "grad": jax.grad(lambda x, f=f: f(x[0]).sum()),
+            "jvp": lambda x, f=f: jax.jvp(f, (x[0],), (x[1],)),
+            "vmap": jax.vmap(f),
+        }[program]
+        got, expected = jax.jit(run)(x), run(x)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6, strict=True), got, expected)

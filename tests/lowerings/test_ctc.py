@@ -3,11 +3,14 @@
 import contextlib
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+import jtbridge
 from jtbridge.capture.modes.overrides import OverrideMode
 
 from .harness import check
@@ -67,3 +70,28 @@ def test_the_replacement_agrees_with_torch_when_torch_runs_it():
         found = F.ctc_loss(x, *how)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, x), torch.autograd.grad(expected, x))
+
+
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize(
+    ("targets", "inputs", "lengths"),
+    [
+        ([1, 2, 3, 4], [6, 6], [3, 3]),
+        ([1, 2, 3, 4], [6, 6], [1, 2]),
+        ([1, 2, 3, 4], [6, 6], [5, -1]),
+        ([[1, 2], [3, 3]], [6, 6], [3, 1]),
+        ([[1, 2], [3, 3]], [6, 6], [2, -2]),
+        ([[1, 2], [3, 3]], [-1, 6], [2, 2]),
+        ([[1, 2], [3, 3]], [7, 6], [2, 2]),
+    ],
+)
+def test_lengths_that_torch_refuses_give_nan(targets, inputs, lengths, zero):
+    others = [jnp.array(x) for x in (targets, inputs, lengths)]
+    scores = jnp.asarray(SCORES[:, :2])
+    f = jtbridge.wrap(lambda x, *others: F.ctc_loss(x.log_softmax(-1), *others, zero_infinity=zero))
+    with pytest.raises(RuntimeError, match="Expected"):
+        f(scores, *others)
+    for given in (jax.jit(jax.value_and_grad(f)), jax.jit(lambda x, *_: jax.value_and_grad(f)(x, *others))):
+        value, gradient = given(scores, *others)
+        assert jnp.isnan(value)
+        assert jnp.isnan(gradient).any()

@@ -1,8 +1,12 @@
 """Tables of rows and bags of them."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
 from torch.nn import functional
+
+import jtbridge
 
 from .harness import check
 
@@ -60,6 +64,47 @@ def test_the_maximum_of_a_bag_with_nan(offsets, padding):
         return functional.embedding_bag(rows, w, torch.tensor(offsets), mode="max", padding_idx=padding)
 
     check(function, table, grad=True)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding", [None, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rows_after_the_end_of_the_last_bag(mode, padding, dtype):
+    """Their gradient is not compared: torch's is memory that nothing has written to."""
+
+    def function(w, i, o):
+        return functional.embedding_bag(i, w, o, mode=mode, include_last_offset=True, padding_idx=padding)
+
+    check(function, _TABLE.to(dtype), _ROWS, torch.tensor([0, 2, 4]))
+
+
+def test_the_gradient_of_rows_after_the_end_of_the_last_bag():
+    rows = jnp.array([1, 2, 1, 0, 3, 4])
+
+    def total(w):
+        return functional.embedding_bag(rows_, w, torch.tensor([0, 2, 4]), mode="sum", include_last_offset=True).sum()
+
+    rows_ = jtbridge.to_torch(rows)
+    gradient = jax.jit(jax.grad(jtbridge.wrap(total)))(jnp.asarray(_TABLE))
+    assert gradient[:, 0].tolist() == [1.0, 2.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize(
+    ("rows", "offsets", "bad"),
+    [
+        ([0, 1, 2, 3], [1, 3], [True, True]),
+        ([0, 1, 2, 3], [0, 9], [True, True]),
+        ([0, 5, 2, 3], [0, 2], [True, False]),
+        ([2, -1, 2, 7], [0, 2], [True, True]),
+    ],
+)
+def test_bags_that_torch_refuses_give_nan(mode, rows, offsets, bad):
+    f = jtbridge.wrap(lambda w, i, o: functional.embedding_bag(i, w, o, mode=mode))
+    arguments = jnp.asarray(_TABLE), jnp.array(rows), jnp.array(offsets)
+    with pytest.raises(RuntimeError):
+        f(*arguments)
+    assert jnp.isnan(jax.jit(f)(*arguments)).any(1).tolist() == bad
 
 
 def test_all_results_of_embedding_bag():

@@ -93,6 +93,13 @@ _FAIL_ON_EMPTY = frozenset(
 )
 
 
+# Losses of one sample whose fake results have one axis too many, by the dimensions of their targets.
+_MARGINS_OF_ONE = {
+    torch.ops.aten.multi_margin_loss.default: 0,
+    torch.ops.aten.multilabel_margin_loss_forward.default: 1,
+}
+
+
 class FakeAsReal(TorchDispatchMode):
     """Mode that corrects operators whose behaviour on fake tensors differs from that on real tensors.
 
@@ -103,6 +110,7 @@ class FakeAsReal(TorchDispatchMode):
     - ``native_dropout`` without training returns a copy of a real tensor, but a fake tensor itself, so that a later
       write to the result would change the argument. It is traced as a copy.
     - A power of Boolean numbers by `True` or `False` is Boolean, and fake results are integers.
+    - The margin losses of one sample without a batch axis are numbers, and fake ones have one element.
     - The fake results of some operators have other strides than results on a CPU, if an argument is not contiguous.
       They get the strides of the CPU, because ``reshape`` returns a view for some strides and a copy for others.
     - Some operators, such as ``max``, raise for a real tensor without elements, but not for a fake one. Others, such as
@@ -135,6 +143,8 @@ class FakeAsReal(TorchDispatchMode):
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         if func is torch.ops.aten.pow.Tensor_Scalar and args[0].dtype is torch.bool and isinstance(args[1], bool):
             return args[0].clone() if args[1] else torch.ones_like(args[0])
+        if (of_one := _MARGINS_OF_ONE.get(func)) is not None and args[1].dim() == of_one:
+            return _margin_of_one(func, *args, **(kwargs or {}))
         if func in _PARTS_BY_ENTRIES and args[0].layout is not torch.strided:
             raise DynamicOutputShapeException(func)
         if func in _FACTS_OF_ENTRIES and args[0].layout is not torch.strided:
@@ -167,6 +177,12 @@ class FakeAsReal(TorchDispatchMode):
         if func is torch.ops.aten.div.Tensor:
             return lazy[0] and not lazy[1]
         return any(lazy) and (func in _PRODUCTS or func.is_view)
+
+
+def _margin_of_one(func: OpOverload, x: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Return a margin loss of one sample, which is a number, by way of a batch of one."""
+    out = func(x.reshape(1, -1), target.reshape(1, *target.shape), *args, **kwargs)
+    return out.reshape(()) if isinstance(out, torch.Tensor) else (out[0].reshape(()), out[1].reshape(target.shape))
 
 
 def _is_empty(leaf: Any) -> bool:

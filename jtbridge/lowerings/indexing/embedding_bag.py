@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from torch import fx
 
 from jtbridge.lowerings._common import opmath, out_dtype, out_shape
@@ -23,10 +24,23 @@ from .embedding import summed_rows
 _SUM, _MEAN, _MAX = 0, 1, 2
 
 
-def _bags(offsets: jax.Array, length: int) -> jax.Array:
-    """Return the bag of each position in the list of row numbers."""
+def _bags(offsets: jax.Array, count: int, length: int, *, to_last: bool) -> jax.Array:
+    """Return the bag of each position in the list of row numbers; `count` for a position after the last bag.
+
+    Args:
+        offsets: the start of each of `count` bags, and perhaps the end of the last one.
+        count: the number of bags.
+        length: the number of positions.
+        to_last: whether the last bag has all positions from its start on.
+    """
     places = jnp.arange(length, dtype=offsets.dtype)
-    return jnp.searchsorted(offsets, places, side="right").astype(offsets.dtype) - 1
+    bags = jnp.searchsorted(offsets[:count], places, side="right").astype(offsets.dtype) - 1
+    return bags if to_last or offsets.size == count else jnp.where(places < offsets[count], bags, count)
+
+
+def _reads_last_offset(dtype: np.dtype, mode: int, padding_idx: int) -> bool:
+    """Return whether torch looks at the end of the last bag. Without its fast kernel it does not (torch 2.13)."""
+    return mode != _MAX and padding_idx < 0 and dtype in (jnp.float32, jnp.float16, jnp.bfloat16)
 
 
 @register_lowering("_embedding_bag", "_embedding_bag_forward_only", node=True)
@@ -45,19 +59,26 @@ def _embedding_bag(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     del scale_grad_by_freq, sparse  # used by the gradient only
     count = out_shape(node)[0]
-    bags = _bags(offsets[:count], indices.size)
+    to_last = not _reads_last_offset(weight.dtype, mode, padding_idx)
+    bags = _bags(offsets, count, indices.size, to_last=to_last)
     kept = jnp.where(indices == padding_idx, count, bags) if padding_idx >= 0 else bags  # out of range: no write
-    size = jnp.zeros(count, bags.dtype).at[kept].add(1, mode="drop")
+    # To torch, the size of the last bag is that up to the end of the list, whatever its end is.
+    sized = kept if to_last else _bags(offsets, count, indices.size, to_last=True)
+    size = jnp.zeros(count, bags.dtype).at[sized].add(1, mode="drop")
     rows = read(weight, (indices,), wrap=False)
     source = jnp.zeros(out_shape(node, 3), out_dtype(node, 3))
     if mode == _MAX:
         value, source = _maximum(rows, indices, kept, size)
+        outside = (indices < 0) | (indices >= weight.shape[0])
+        value = jnp.where(jnp.zeros(count, bool).at[kept].max(outside, mode="drop")[:, None], jnp.nan, value)
     else:
         value = _total(rows, per_sample_weights, kept, count)
         if mode == _MEAN:
             value = value / jnp.maximum(size, 1).astype(value.dtype)[:, None]
             source = jnp.pad(size, (0, source.shape[0] - count))
         value = value.astype(weight.dtype)
+    if offsets.size:  # torch raises for others
+        value = jnp.where((offsets[0] == 0) & (offsets[-1] <= indices.size), value, jnp.nan)
     # With `include_last_offset`, torch's trace has one size more than there are bags.
     sizes = jnp.pad(size if mode != _SUM else jnp.zeros_like(size), (0, out_shape(node, 2)[0] - count))
     offset2bag = bags if out_shape(node, 1) == bags.shape else jnp.zeros(out_shape(node, 1), bags.dtype)
@@ -115,11 +136,11 @@ def _embedding_bag_dense_backward(
         columns = jnp.arange(grad.shape[1])
         total = jnp.zeros((num_weights, grad.shape[1]), grad.dtype)
         return total.at[maximum_indices, columns].add(grad, mode="drop").astype(dtype)
-    of_rows = grad.at[offset2bag].get(mode="clip")
+    of_rows = grad.at[offset2bag].get(mode="fill", fill_value=0)
     if per_sample_weights is not None:
         of_rows = of_rows * per_sample_weights.astype(grad.dtype)[:, None]
     if mode == _MEAN:
-        sizes = jnp.maximum(bag_size.at[offset2bag].get(mode="clip"), 1)
+        sizes = jnp.maximum(bag_size.at[offset2bag].get(mode="fill", fill_value=1), 1)
         of_rows = of_rows / sizes.astype(grad.dtype)[:, None]
     return summed_rows(of_rows, indices, num_weights, padding_idx, scale_grad_by_freq)
 
@@ -143,7 +164,7 @@ def _embedding_bag_backward(
     return _embedding_bag_dense_backward(
         grad,
         indices,
-        _known_bags(offset2bag, offsets, indices, grad.shape[0]),
+        _known_bags(offset2bag, offsets, indices, grad, mode, padding_idx),
         bag_size,
         maximum_indices,
         num_weights,
@@ -154,9 +175,14 @@ def _embedding_bag_backward(
     )
 
 
-def _known_bags(offset2bag: jax.Array, offsets: jax.Array, indices: jax.Array, count: int) -> jax.Array:
+def _known_bags(
+    offset2bag: jax.Array, offsets: jax.Array, indices: jax.Array, grad: jax.Array, mode: int, padding_idx: int
+) -> jax.Array:
     """Return the bag of each position; a forward operator that does not need `offset2bag` leaves it empty."""
-    return offset2bag if offset2bag.size else _bags(offsets[:count], indices.size)
+    if offset2bag.size:
+        return offset2bag
+    to_last = not _reads_last_offset(grad.dtype, mode, padding_idx)
+    return _bags(offsets, grad.shape[0], indices.size, to_last=to_last)
 
 
 @register_lowering("_embedding_bag_per_sample_weights_backward")
@@ -169,9 +195,8 @@ def _embedding_bag_per_sample_weights_backward(
     mode: int,
     padding_idx: int = -1,
 ) -> jax.Array:
-    del mode  # per-sample weights occur with sums only
-    bags = _known_bags(offset2bag, offsets, indices, grad.shape[0])
+    bags = _known_bags(offset2bag, offsets, indices, grad, mode, padding_idx)
     dtype = opmath(grad.dtype)
     rows = read(weight, (indices,), wrap=False).astype(dtype)
-    products = jnp.sum(rows * grad.at[bags].get(mode="clip").astype(dtype), axis=1)
+    products = jnp.sum(rows * grad.at[bags].get(mode="fill", fill_value=0).astype(dtype), axis=1)
     return jnp.where(indices == padding_idx, 0, products).astype(grad.dtype)

@@ -145,7 +145,14 @@ def _loss(
     ends = jnp.where((a.number <= a.last) & (a.number >= a.last - 1), final, -jnp.inf)
     loss = -jax.nn.logsumexp(ends, axis=1)
     nothing = jnp.where(a.last[:, 0] == 0, 0, jnp.inf).astype(loss.dtype)
-    return jnp.where(a.input_lengths == 0, nothing, loss), log_alpha
+    loss = jnp.where(a.input_lengths == 0, nothing, loss)
+    return jnp.where(_fit(a, targets, jnp.asarray(target_lengths)), loss, jnp.nan), log_alpha
+
+
+def _fit(a: _Alignment, targets: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Return whether all lengths are possible; torch raises otherwise."""
+    fit = jnp.all((a.input_lengths >= 0) & (a.input_lengths <= a.log_probs.shape[0])) & jnp.all(lengths >= 0)
+    return fit & (jnp.sum(lengths) == targets.size if targets.ndim == 1 else jnp.all(lengths <= targets.shape[1]))
 
 
 @register_lowering("_ctc_loss_backward", "_ctc_loss_backward.Tensor", "jtbridge::ctc_loss_backward")
@@ -175,6 +182,7 @@ def _ctc_loss_backward(
     slope = jnp.where(unknown, jnp.nan, jnp.exp(log_probs) - posterior) * grad[:, None]
     if zero_infinity:
         slope = jnp.where(impossible[:, None], 0, slope)
+    slope = jnp.where(_fit(a, targets, jnp.asarray(target_lengths)), slope, jnp.nan)
     inside = jnp.arange(log_probs.shape[0])[:, None, None] < a.input_lengths[None, :, None]
     return jnp.where(inside, slope, 0).astype(log_probs.dtype)
 
