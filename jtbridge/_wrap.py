@@ -27,7 +27,7 @@ from .core.nested_calls import is_inside, marked
 from .core.pickling import reduced
 from .core.random_numbers import check_key
 from .core.signature import Signature, flatten_arguments
-from .errors import ArgumentError
+from .errors import ArgumentError, JtbridgeError
 
 if TYPE_CHECKING:
     from .calls.traced import TracedCalls
@@ -83,7 +83,16 @@ class Wrapped:
                 return result
         arrays, signature, rng = self.flattened(args, kwargs)
         verify = verify_or(self._options["verify"])
-        return self._traced.call(arrays, signature, rng, backend=self.backend, islands=self.islands, verify=verify)
+        try:
+            return self._traced.call(arrays, signature, rng, backend=self.backend, islands=self.islands, verify=verify)
+        except JtbridgeError as error:
+            by_name = self.backend != "auto" and translates(self.backend)
+            if context is not Context.STAGED and not by_name and not self.ordered:
+                error.add_note(
+                    "This eager call is translated, as under `jax.jit`, because torch has no arrays on several devices "
+                    "or on this device. For a call of torch itself: `jax.device_put(x, jax.devices('cpu')[0])`."
+                )
+            raise
 
     def _inside_torch(self, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Call the plain torch function, for a call by torch code inside a wrapped function."""

@@ -344,3 +344,18 @@ def test_jax_code_in_a_torch_function_is_told_what_to_do(use: Callable, jitted: 
     with pytest.raises(TypeError) as caught:
         (jax.jit(f) if jitted else f)(jnp.ones(2))
     assert any("jtbridge.to_torch_function(f)" in note for note in caught.value.__notes__)
+
+
+def test_an_eager_call_on_several_devices_is_told_to_be_translated():
+    """Torch itself would run it, and the error says how."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = jax.device_put(X, jax.NamedSharding(mesh, jax.P("d")))
+    f = jtbridge.wrap(lambda x: x[x > 1])
+    for run in (f, jax.vmap(lambda x, y: f(y), (0, None))):
+        with pytest.raises(errors.DataDependentShapeError) as caught:
+            run(*([x] if run is f else [jnp.ones(3), x]))
+        assert "no arrays on several devices" in caught.value.__notes__[0]
+    with pytest.raises(errors.DataDependentShapeError) as caught:
+        jax.jit(f)(x)
+    assert not getattr(caught.value, "__notes__", [])
+    assert f(jax.device_put(x, jax.devices("cpu")[0])).tolist() == [2.0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -253,3 +254,23 @@ def test_a_size_is_a_tuple_in_a_trace():
     assert tuple(map(int, out["shape"])) == (2, 3)
     assert jax.eval_shape(f, jnp.ones((2, 3)))["double"].shape == (2, 3)
     assert type(f(jnp.ones((2, 3)))["shape"]) is torch.Size
+
+
+@pytest.mark.parametrize("program", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("backend", ["auto", "xla", "dlpack"])
+def test_packed_sequences(program: Callable, backend: str):
+    lengths = (3, 5)
+    rows = [jnp.arange(2.0 * n).reshape(n, 2) for n in lengths]
+
+    def pack(*rows: torch.Tensor) -> Any:
+        return torch.nn.utils.rnn.pack_sequence(rows, enforce_sorted=False)
+
+    expected = pack(*map(jtbridge.to_torch, rows))
+    got = program(jtbridge.wrap(pack, backend=backend))(*rows)
+    assert type(got) is type(expected)
+    for mine, theirs in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    padded, counts = jtbridge.wrap(torch.nn.utils.rnn.pad_packed_sequence)(got)
+    assert (padded.shape, counts.tolist()) == ((5, 2, 2), [3, 5])
+    slope = program(jax.grad(lambda row: (jtbridge.wrap(pack, backend=backend)(row, rows[1]).data ** 2).sum()))(rows[0])
+    np.testing.assert_allclose(slope, 2 * rows[0])

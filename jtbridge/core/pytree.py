@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from jtbridge._compat import torch_pytree_node
 from jtbridge.errors import ArgumentError
@@ -66,6 +67,21 @@ def _register_dataclass(cls: type) -> None:
         return node
 
     jax.tree_util.register_pytree_node(cls, flatten_for_jax, unflatten_for_jax)
+
+
+def _register_packed_sequence() -> None:
+    names = PackedSequence._fields
+
+    def flatten_for_jax(node: Any) -> tuple[tuple[Any, ...], None]:
+        return tuple((jax.tree_util.GetAttrKey(name), child) for name, child in zip(names, node, strict=True)), None
+
+    def unflatten_for_jax(_: None, children: Any) -> Any:
+        return tuple.__new__(PackedSequence, children)  # its constructor takes tensors alone
+
+    jax.tree_util.register_pytree_with_keys(PackedSequence, flatten_for_jax, unflatten_for_jax)
+
+
+_register_packed_sequence()
 
 
 @jax.tree_util.register_pytree_with_keys_class
