@@ -357,5 +357,5 @@ def test_an_eager_call_on_several_devices_is_told_to_be_translated():
         assert "no arrays on several devices" in caught.value.__notes__[0]
     with pytest.raises(errors.DataDependentShapeError) as caught:
         jax.jit(f)(x)
-    assert not getattr(caught.value, "__notes__", [])
+    assert not any("several devices" in note for note in getattr(caught.value, "__notes__", []))
     assert f(jax.device_put(x, jax.devices("cpu")[0])).tolist() == [2.0]
