@@ -18,7 +18,7 @@ from jtbridge._compat import weakly_typed
 from jtbridge.core.array_types import is_dense, kind_of_layout
 from jtbridge.core.convert import to_torch
 from jtbridge.core.definitions import slot_names
-from jtbridge.core.dtypes import canonical_dtype, numpy_dtype, torch_dtype
+from jtbridge.core.dtypes import canonical_dtype, has_torch_dtype, numpy_dtype, torch_dtype
 from jtbridge.core.messages import kind_of
 from jtbridge.core.pytree import refuse_unsortable, structure_key
 from jtbridge.core.static import static_key
@@ -89,9 +89,10 @@ def split(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Te
             keys.append(Key(str(jax.random.key_impl(leaf))))
             tensors.append(to_torch(jax.random.key_data(leaf)))
         elif isinstance(leaf, jax.Array | np.ndarray | np.generic):
-            _refuse_tracer(leaf, lambda p=position: _named(name, args, kwargs, p))
+            named = lambda p=position: _named(name, args, kwargs, p)  # noqa: E731
+            _refuse_tracer(leaf, named)
             keys.append(WEAK if isinstance(leaf, jax.Array) and leaf.weak_type else TENSOR)
-            tensors.append(to_torch(np.asarray(leaf) if isinstance(leaf, np.generic) else leaf))
+            tensors.append(_tensor(leaf, named))
         else:
             leaf = leaves[position] = _number(leaf)
             keys.append(_static(leaf, lambda p=position: _named(name, args, kwargs, p)))
@@ -99,6 +100,15 @@ def split(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Te
         leaves[position] = None
         tensors[-1] = _usable(tensors[-1], lambda p=position: _named(name, args, kwargs, p))
     return tensors, Arguments(tree, tuple(keys), tuple(leaves), structure_key(tree))
+
+
+def _tensor(leaf: Any, named: Callable[[], str]) -> torch.Tensor:
+    """Return an array, or a number of NumPy, as a tensor."""
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        raise ArgumentError(f"{named()} is an array that was deleted, or donated to a program. Pass one that exists.")
+    if not has_torch_dtype(leaf.dtype):
+        torch_dtype(leaf.dtype, named())  # raises
+    return to_torch(np.asarray(leaf) if isinstance(leaf, np.generic) else leaf)
 
 
 def _usable(tensor: torch.Tensor, named: Callable[[], str]) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +23,12 @@ def works_afterwards():
     assert double(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
+def _deleted() -> jax.Array:
+    array = jnp.ones(3)
+    array.delete()
+    return array
+
+
 @pytest.mark.parametrize(
     ("argument", "error", "text"),
     [
@@ -33,6 +40,9 @@ def works_afterwards():
         (lambda: torch.nested.nested_tensor([torch.ones(1)]), ArgumentError, "is a nested tensor"),
         (lambda: {"a": [set()]}, ArgumentError, r"`argument 0\['a'\]\[0\]` of `<lambda>` is a set, which is neither"),
         (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), DTypeError, "torch.qint8"),
+        (lambda: np.array(["a"]), DTypeError, r"`argument 0` of `<lambda>` has JAX dtype `<U1`"),
+        (lambda: [np.ones(2, ">f4")], DTypeError, r"`argument 0\[0\]` of `<lambda>` has JAX dtype `>f4`"),
+        (_deleted, ArgumentError, "`argument 0` of `<lambda>` is an array that was deleted, or donated"),
         (lambda: torch.fx.Proxy(torch.fx.Graph().placeholder("x")), ArgumentError, "is a Proxy, which stands"),
     ],
 )
