@@ -47,11 +47,11 @@ def agreed(name: str, outcomes: Sequence[PathOutcome], *, declared: bool) -> Pat
         DataDependentShapeError: the tree or an undeclared shape of the results depends on data.
     """
     first = outcomes[0]
-    if any(outcome.tree != first.tree for outcome in outcomes):
+    other = next((outcome.tree for outcome in outcomes if outcome.tree != first.tree), None)
+    if other is not None:
         raise DataDependentShapeError(
-            f"`{name}` returns {first.tree} or "
-            f"{next(outcome.tree for outcome in outcomes if outcome.tree != first.tree)}, as the values of its "
-            "arguments decide, and a JAX program needs one tree of results. Return the same containers for all values."
+            f"`{name}` returns {_difference(first.tree, other)}, and a JAX program needs one tree of results. Return "
+            "the same containers for all values of the arguments."
         )
     leaves = [_common(column) for column in zip(*(outcome.leaves for outcome in outcomes), strict=True)]
     if not declared:
@@ -108,6 +108,15 @@ def _refuse(name: str, path: str, leaf: DependentTensor) -> NoReturn:
         "`torch.where(mask, x, 0)` instead of `x[mask]`; or call it outside of `jax.jit`; or pass `output_shapes=` if "
         "you know the shape."
     )
+
+
+def _difference(tree: Any, other: Any) -> str:
+    """Say what only one of two trees has; both trees if they differ in their containers alone."""
+    names = [{f"`result{jax.tree_util.keystr(path)}`": None for path in leaf_paths(each)} for each in (tree, other)]
+    alone = [name for name in (*names[0], *names[1]) if not (name in names[0] and name in names[1])]
+    if not alone:
+        return f"{tree} or {other} for different values"
+    return f"{', '.join(alone[:3])}{', ...' * (len(alone) > 3)} for some values only"
 
 
 def _path(tree: Any, position: int) -> str:

@@ -343,9 +343,18 @@ def test_the_error_names_the_result_the_axis_and_the_line():
     )
 
 
-def test_a_tree_that_depends_on_data_is_refused():
-    with pytest.raises(DataDependentShapeError, match="one tree of results"):
-        jax.jit(jtbridge.wrap(lambda v: (v, v) if v.sum() > 0 else v))(jnp.asarray(V))
+@pytest.mark.parametrize(
+    ("results", "difference"),
+    [
+        (lambda v: (v, (v, v)), r"`result`, `result\[0\]`, `result\[1\]` for some values only"),
+        (lambda v: ({"a": v}, {"a": v, "b": v}), r"`result\['b'\]` for some values only"),
+        (lambda v: ([v], (v,)), r"PyTreeDef\(.*\) or PyTreeDef\(.*\) for different values"),
+    ],
+)
+def test_a_tree_that_depends_on_data_is_refused(results: Callable, difference: str):
+    f = jtbridge.wrap(lambda v: results(v)[0] if v.sum() > 0 else results(v)[1])
+    with pytest.raises(DataDependentShapeError, match=rf"returns {difference}, and a JAX program needs one tree"):
+        jax.jit(f)(jnp.asarray(V))
 
 
 def test_declared_shapes_are_compared_with_what_is_known():
