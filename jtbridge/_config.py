@@ -49,7 +49,7 @@ def config(
     Raises:
         BackendError: there is no such backend; the message lists the known backends.
         ArgumentError: `islands` is none of its three values, `verify` or `tune` is not True or False, or
-            `tuning_folder` is empty.
+            `tuning_folder` is no path.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge, torch
@@ -58,10 +58,10 @@ def config(
         ...     y = f(jnp.zeros(3))
     """
     for name, flag in (("verify", verify), ("tune", tune)):
-        if flag not in (None, True, False):
+        if not isinstance(flag, bool | None):
             raise ArgumentError(f"`{name}` must be True or False, but it is {flag!r}.")
-    if tuning_folder is not None and not os.fspath(tuning_folder):
-        raise ArgumentError("`tuning_folder` is an empty text, expected the path of a folder.")
+    if tuning_folder == "" or not isinstance(tuning_folder, str | os.PathLike | None):
+        raise ArgumentError(f"`tuning_folder` must be the path of a folder, but it is {tuning_folder!r}.")
     values = (
         (_ISLANDS, _ISLANDS.get() if islands is None else check_islands(islands)),
         (_BACKEND, _BACKEND.get() if backend is None else check_name(backend)),

@@ -346,6 +346,12 @@ def test_jax_code_in_a_torch_function_is_told_what_to_do(use: Callable, jitted: 
     assert any("jtbridge.to_torch_function(f)" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.parametrize("platform", ["CPU", "", 3])
+def test_backends_of_no_platform(platform):
+    with pytest.raises(errors.ArgumentError, match="must be 'cpu', 'cuda', 'rocm', 'gpu' or 'tpu', but it is"):
+        jtbridge.backends(platform)
+
+
 def test_an_eager_call_on_several_devices_is_told_to_be_translated():
     """Torch itself would run it, and the error says how."""
     mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))

@@ -9,6 +9,7 @@ import torch
 
 from jtbridge.core.gpu_memory import GPU_PLATFORMS
 from jtbridge.core.imports import import_whole
+from jtbridge.errors import ArgumentError
 
 from ._status import BackendStatus
 
@@ -19,11 +20,16 @@ def backends(platform: str | None = None) -> tuple[BackendStatus, ...]:
     Args:
         platform: the XLA platform ("cpu", "cuda", "rocm", "tpu"); by default JAX's default platform.
 
+    Raises:
+        ArgumentError: there is no such platform.
+
     Example:
         >>> import jtbridge
         >>> {status.name: status.available for status in jtbridge.backends("cpu")}["triton"]
         False
     """
+    if platform not in (None, "cpu", "tpu", *GPU_PLATFORMS, jax.default_backend()):
+        raise ArgumentError(f"`platform` must be 'cpu', 'cuda', 'rocm', 'gpu' or 'tpu', but it is {platform!r}.")
     return _registry().statuses(platform)
 
 

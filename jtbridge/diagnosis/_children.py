@@ -16,6 +16,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jtbridge.errors import ArgumentError
+
+
+def check_timeout(timeout: float) -> None:
+    """Refuse a timeout in which nothing can end."""
+    if not timeout > 0:
+        raise ArgumentError(f"`timeout` must be a positive number of seconds, but it is {timeout!r}.")
+
+
 # Code that every child runs first. Tests simulate broken environments by it.
 PRELUDE = ""
 

@@ -14,7 +14,7 @@ from jtbridge.kernels._proofs import UNPROVEN
 
 from ._checks import Check
 from ._child import findings_of
-from ._children import ChildOutcome, Interrupted, Process, Runner
+from ._children import ChildOutcome, Interrupted, Process, Runner, check_timeout
 from ._prove import findings_of_kernels
 from ._registry import all_checks, rank
 from ._report import FAILURE, WARNING, DoctorReport, Finding
@@ -25,10 +25,6 @@ PROCESSES = {
     "calls": Process(imports=("torch", "jax")),
     "programs": Process(imports=("jax", "torch"), environment=_TWO_DEVICES),
 }
-
-
-class UnknownGroup(ArgumentError, ValueError):
-    """There is no group of checks of this name."""
 
 
 def doctor(groups: str | Sequence[str] | None = None, *, timeout: float = 120.0) -> DoctorReport:
@@ -49,7 +45,7 @@ def doctor(groups: str | Sequence[str] | None = None, *, timeout: float = 120.0)
         A report to print; ``.show()`` prints it with colors in a terminal.
 
     Raises:
-        ArgumentError: there is no group of a name.
+        ArgumentError: there is no group of a name, or `timeout` is no positive number.
 
     Example:
         >>> import jtbridge
@@ -57,13 +53,14 @@ def doctor(groups: str | Sequence[str] | None = None, *, timeout: float = 120.0)
         >>> report.healthy
         True
     """
+    check_timeout(timeout)
     started = time.monotonic()
     checks = all_checks()
     known = list(dict.fromkeys(check.group for check in checks))
     wanted = known if groups is None else [groups] if isinstance(groups, str) else list(groups)
     for group in wanted:
         if group not in known:
-            raise UnknownGroup(f"there is no group {group!r} of checks; the groups are {', '.join(known)}")
+            raise ArgumentError(f"there is no group {group!r} of checks; the groups are {', '.join(known)}")
     found = _run([check for check in checks if check.group in wanted], timeout)
     if any(finding.text == UNPROVEN for finding in found):
         found = [x for x in found if x.text != UNPROVEN or x.group != "kernels"] + findings_of_kernels(timeout)
@@ -132,8 +129,9 @@ def main(arguments: Any) -> int:
     import sys
 
     try:
-        report = doctor(arguments.only.split(",") if arguments.only else None, timeout=arguments.timeout)
-    except UnknownGroup as error:
+        groups = None if arguments.only is None else [name.strip() for name in arguments.only.split(",")]
+        report = doctor(groups, timeout=arguments.timeout)
+    except ArgumentError as error:
         sys.stderr.write(f"python -m jtbridge doctor: error: {error}\n")
         return 2  # as for other wrong arguments
     if arguments.json:

@@ -12,7 +12,7 @@ from typing import Any
 from jtbridge.errors import BackendError
 from jtbridge.kernels import _proofs
 
-from ._children import ChildOutcome, Process, Runner
+from ._children import ChildOutcome, Process, Runner, check_timeout
 from ._machine import cores
 from ._report import FAILURE, OK, WARNING, Finding
 
@@ -67,6 +67,7 @@ def prove(*, timeout: float = 300.0) -> ProofReport:
         A report to print.
 
     Raises:
+        ArgumentError: `timeout` is no positive number.
         BackendError: JAX has no GPU in a child process, or Triton cannot be used there.
 
     Example:
@@ -77,6 +78,7 @@ def prove(*, timeout: float = 300.0) -> ProofReport:
         ...     print("not here")
         not here
     """
+    check_timeout(timeout)
     started = time.monotonic()
     facts = _facts(timeout)
     if facts["refused"]:

@@ -51,7 +51,7 @@ def test_everything_works_on_this_machine():
 
 
 def test_some_groups_as_text_without_colors():
-    done = run("--only", "versions,caches")
+    done = run("--only", "versions, caches")
     assert done.returncode == 0
     assert "\x1b[" not in done.stdout
     assert done.stdout.splitlines()[0] == "versions"
@@ -69,6 +69,22 @@ def test_an_unknown_group_is_refused():
     assert done.returncode == 2
     assert "there is no group 'version'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--timeout", "0"], "`timeout` must be a positive number of seconds, but it is 0.0"),
+        (["--timeout", "nan"], "but it is nan"),
+        (["--only", ""], "there is no group ''"),
+        (["--only", "caches,"], "there is no group ''"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], text: str):
+    command = [sys.executable, "-m", "jtbridge", "doctor", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert text in done.stderr
 
 
 def test_a_reader_may_stop_early():

@@ -176,8 +176,9 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(clock, tmp_path):
         assert blocks() == (16, 64)
 
 
-def test_a_folder_has_a_name():
-    with pytest.raises(ArgumentError, match="`tuning_folder` is an empty text"), jtbridge.config(tuning_folder=""):
+@pytest.mark.parametrize("folder", ["", 3, b"/tmp/bytes"])
+def test_a_folder_is_a_path(folder: Any):
+    with pytest.raises(ArgumentError, match="`tuning_folder` must be"), jtbridge.config(tuning_folder=folder):
         pass
 
 
