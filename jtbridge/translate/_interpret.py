@@ -20,6 +20,7 @@ from jtbridge.core.dtypes import numpy_dtype
 from jtbridge.core.functions import TracedFunction
 from jtbridge.core.host_memory import to_numpy
 from jtbridge.core.materialized import materialized
+from jtbridge.core.messages import kind_of
 from jtbridge.core.runner import lost_tensor_error
 from jtbridge.errors import LoweringError, TranslationError
 from jtbridge.lowerings import Lowering, find, find_kernel
@@ -287,9 +288,11 @@ def _check(node: fx.Node, value: Any, error: type[TranslationError | LoweringErr
     if len(got) != len(expected):
         raise error(f"the lowering of {describe(node)} gave {len(got)} results where torch has {len(expected)}")
     for array, tensor in zip(got, expected, strict=True):
-        if array is None or not isinstance(tensor, torch.Tensor):
+        if not isinstance(tensor, torch.Tensor) or (array is None and error is TranslationError):
             continue
         shape, dtype = tuple(tensor.shape), numpy_dtype(tensor.dtype, "a result")
+        if array is None or not hasattr(array, "dtype"):
+            raise error(f"the lowering of {describe(node)} gave {kind_of(array)} where torch has {dtype}{list(shape)}")
         if not _same_shape(jnp.shape(array), shape) or array.dtype != dtype:
             raise error(
                 f"the lowering of {describe(node)} gave {array.dtype}{list(jnp.shape(array))} where torch has "

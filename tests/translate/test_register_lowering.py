@@ -12,6 +12,7 @@ import torch
 
 import jtbridge
 from jtbridge.errors import LoweringError, TranslationError
+from jtbridge.lowerings import _registry
 
 
 @torch.library.custom_op("jtbridge_lowering_tests::cube", mutates_args=())
@@ -115,10 +116,21 @@ def _(x):
     return torch.empty_like(x)
 
 
-def test_a_lowering_of_another_shape_or_dtype_is_refused():
-    jtbridge.register_lowering(wrong)(lambda x: x.sum())
+@pytest.mark.parametrize(
+    ("result", "given"),
+    [
+        (lambda x: x.sum(), r"float32\[\]"),
+        (lambda x: x.astype(int), r"int64\[2, 3\]"),
+        (lambda x: None, "a NoneType"),
+        (lambda x: 2.0, "a float"),
+    ],
+    ids=["shape", "dtype", "None", "number"],
+)
+def test_a_lowering_of_another_result_is_refused(result, given, monkeypatch):
+    monkeypatch.setattr(_registry, "_LOWERINGS", dict(_registry._LOWERINGS))
+    jtbridge.register_lowering(wrong)(result)
     for call in (jtbridge.wrap(wrong, backend="xla"), jax.jit(jtbridge.wrap(wrong))):
-        with pytest.raises(LoweringError, match=r"gave float32\[\] where torch has float32\[2, 3\]"):
+        with pytest.raises(LoweringError, match=rf"gave {given} where torch has float32\[2, 3\]"):
             call(X)
     report = jtbridge.check(jtbridge.wrap(wrong), X)
     assert not report.ok
