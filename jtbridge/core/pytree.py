@@ -70,7 +70,7 @@ def _register_dataclass(cls: type) -> None:
 
 
 def _register_packed_sequence() -> None:
-    names = PackedSequence._fields
+    names = PackedSequence.__match_args__
 
     def flatten_for_jax(node: Any) -> tuple[tuple[Any, ...], None]:
         return tuple((jax.tree_util.GetAttrKey(name), child) for name, child in zip(names, node, strict=True)), None
