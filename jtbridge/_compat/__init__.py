@@ -139,6 +139,7 @@ from ._torch import (
     once_differentiable_in,
     outside_functorch,
     outside_modes,
+    outside_traces,
     pack_padded_sequence,
     pad_packed_sequence,
     plain,

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch._C._functorch as functorch_bindings
+from torch import overrides
 
 # Tried on torch 2.13. TorchDispatchMode is documented, but its module has an underscore.
 from torch._ops import HigherOrderOperator as HigherOrderOperator  # torch.cond calls one; no public class
@@ -359,6 +360,47 @@ def _outside_transforms() -> Iterator[None]:
         finally:
             for mode in reversed(left):
                 torch._C._set_dispatch_mode(mode)
+
+
+def outside_traces() -> contextlib.AbstractContextManager[None]:
+    """Return a context outside of the modes that trace on this thread, jtbridge's own among them.
+
+    A trace that begins in another one, of other code, must not be seen by it. Modes of the user stay active. Tried on
+    torch 2.13.
+    """
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return _outside_own_modes()
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _outside_own_modes() -> Iterator[None]:
+    tracing = [mode for key in _FAKING if (mode := torch._C._unset_dispatch_mode(key)) is not None]
+    dispatch = [_python_dispatch._pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())][::-1]
+    functions = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())][::-1]
+    kept = [list(filter(_is_of_user, modes)) for modes in (dispatch, functions)]
+    _push(*kept)
+    try:
+        yield
+    finally:
+        for _ in kept[0]:
+            _python_dispatch._pop_mode()
+        for _ in kept[1]:
+            overrides._pop_mode()
+        _push(dispatch, functions)
+        for mode in reversed(tracing):
+            torch._C._set_dispatch_mode(mode)
+
+
+def _is_of_user(mode: object) -> bool:
+    return type(mode).__module__.partition(".")[0] != "jtbridge"
+
+
+def _push(dispatch: list[Any], functions: list[Any]) -> None:
+    for mode in dispatch:
+        _python_dispatch._push_mode(mode)
+    for mode in functions:
+        overrides._push_mode(mode)
 
 
 def apart(function: Callable[..., Any]) -> Callable[..., Any]:

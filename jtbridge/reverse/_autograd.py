@@ -48,7 +48,7 @@ class Differentiated(SingleLevelFunction):
         ctx.wrt, ctx.layout, saved = wrt, None, []
         with recording_outer_levels():
             if wrt and _runs_now(tensors):
-                results, ctx.layout = _run_with_residuals(function, wrt, below)
+                results, ctx.layout = _run_with_residuals(function, wrt, types, below)
             else:
                 results = below(function)
         if ctx.layout is not None:
@@ -71,15 +71,12 @@ class Differentiated(SingleLevelFunction):
         tensors, kept = list(saved[: len(ctx.types)]), iter(saved[len(ctx.types) :])
         given = [cotangents[i] for i in outs]
         layout = ctx.layout
-        if layout is None:
-            gradients = ctx.call(ctx.function.vjp(ctx.wrt, outs), [*tensors, *given])
-        elif torch.is_grad_enabled() or outs != layout.outs:
-            gradients = ctx.call(layout.function.vjp(ctx.wrt, outs), [*tensors, *given])
+        if layout is None or layout.tree is None or torch.is_grad_enabled():
+            function = ctx.function if layout is None else layout.function
+            gradients = ctx.call(function.vjp(ctx.wrt, outs), [*tensors, *given])
         else:
             residuals = [tensors[i] if kind == "argument" else next(kept) for kind, i in layout.kept]
-            gradients = ctx.call(layout.pullback, [*residuals, *given])
-        if layout is not None and layout.outs:
-            ctx.function.differentiated_results[ctx.wrt] = outs
+            gradients = ctx.call(layout.pullback(outs), [*residuals, *given])
         for i, gradient in zip(ctx.wrt, gradients, strict=True):
             found[_FIRST + i] = gradient
         return tuple(found)
@@ -100,16 +97,17 @@ class Differentiated(SingleLevelFunction):
 
 
 def _run_with_residuals(
-    function: JaxFunction, wrt: tuple[int, ...], below: Callable[[JaxFunction], list[torch.Tensor]]
+    function: JaxFunction, wrt: tuple[int, ...], types: Types, below: Callable[[JaxFunction], list[torch.Tensor]]
 ) -> tuple[list[torch.Tensor], Layout]:
     """Return the results with the residuals of the gradient by `wrt`, if JAX can derive one, and their layout."""
     forward = with_residuals(function, wrt)
-    try:
-        return below(forward), forward.last_layout()
-    except NoPullbackError:
-        function.differentiated_results[wrt] = ()  # the backward raises JAX's error, if there is a backward
-    forward = with_residuals(function, wrt)
-    return below(forward), forward.last_layout()
+    if types not in forward.refused:
+        try:
+            return below(forward), forward.last_layout()
+        except NoPullbackError:
+            forward.refused.add(types)
+    plain = with_residuals(function, ())  # the backward raises JAX's error, if there is a backward
+    return below(plain), plain.last_layout()
 
 
 def _runs_now(tensors: Sequence[torch.Tensor]) -> bool:

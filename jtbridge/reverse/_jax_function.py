@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from jax.extend.core import jaxpr_as_fun
 
-from jtbridge._compat import Context, current_context, outside_functorch, with_autograd, without_unused
+from jtbridge._compat import Context, current_context, outside_functorch, outside_traces, with_autograd, without_unused
 from jtbridge.core.dtypes import is_differentiable, numpy_dtype, torch_dtype
 from jtbridge.core.fork import check_not_forked
 from jtbridge.core.jax_calls import HANDLES
@@ -65,8 +65,6 @@ class JaxFunction:
         handle: the text by which the operator of torch finds the function.
         jitted: the function under `jax.jit`. Derivatives and batches are of this one, so that they are those of the
             trace that gave the values, whatever the function has closed over since.
-        differentiated_results: by the positions of arguments, those of the results whose cotangents the last backward
-            by these arguments was given. Empty if JAX cannot derive a gradient.
     """
 
     def __init__(self, name: str, function: Callable[..., list[Any]], x64: bool):
@@ -75,7 +73,6 @@ class JaxFunction:
         self.x64 = x64
         self.handle = f"{name}#{uuid.uuid4().hex}"
         self.jitted = jax.jit(function)
-        self.differentiated_results: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._derived: dict[Hashable, JaxFunction] = {}
         self._types: dict[Types, Types] = {}
         self._used: dict[Any, list[bool]] = {}
@@ -193,10 +190,12 @@ class JaxFunction:
         return stack
 
     def _in_jax(self) -> contextlib.AbstractContextManager:
-        """Return the context of the function: its x64, and gradients, for JAX may trace wrapped functions in it."""
-        if jax.config.jax_enable_x64 == self.x64:  # type: ignore[attr-defined]
+        """Return the context of the function, in which JAX may trace wrapped functions: x64, gradients, no trace."""
+        traces = outside_traces()
+        if jax.config.jax_enable_x64 == self.x64 and isinstance(traces, contextlib.nullcontext):  # type: ignore[attr-defined]
             return with_autograd()
         stack = contextlib.ExitStack()
+        stack.enter_context(traces)
         stack.enter_context(with_autograd())
         stack.enter_context(jax.enable_x64(self.x64))
         return stack

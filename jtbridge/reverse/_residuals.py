@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,20 +24,25 @@ class Layout:
     """
 
     function: JaxFunction  # the function as this trace found it, whatever it has closed over since
-    tree: Any  # the structure of JAX's pullback
-    sources: tuple[tuple[str, Any], ...]  # ("argument" or "result" or "residual", its position) or ("constant", array)
-    outs: tuple[int, ...]  # the positions of the results whose cotangents the pullback takes
     result_types: Types
+    tree: Any = None  # the structure of JAX's linear map from tangents to tangents; None without residuals
+    sources: tuple[tuple[str, Any], ...] = ()  # ("argument", "result" or "residual", its position) or ("constant", it)
+    wrt: Types = ()  # the types of the arguments that the map takes tangents of
+    outs: tuple[int, ...] = ()  # the positions of the results that it returns tangents of
+    pullbacks: dict[tuple[int, ...], JaxFunction] = dataclasses.field(default_factory=dict)
 
     @property
     def kept(self) -> list[tuple[str, int]]:
         """The residuals that are not constants."""
         return [(kind, place) for kind, place in self.sources if kind != "constant"]
 
-    @functools.cached_property
-    def pullback(self) -> JaxFunction:
-        """The function ``(*kept residuals, *cotangents of outs) -> gradients``."""
-        return JaxFunction(self.function.name, _pullback(self), self.function.x64)
+    def pullback(self, outs: tuple[int, ...]) -> JaxFunction:
+        """Return the function ``(*kept residuals, *cotangents of outs) -> gradients``."""
+        found = self.pullbacks.get(outs)
+        if found is None:
+            made = JaxFunction(self.function.name, _pullback(self, outs), self.function.x64)
+            found = self.pullbacks.setdefault(outs, made)
+        return found
 
 
 @jax.tree_util.register_pytree_node_class
@@ -74,22 +78,22 @@ class ForwardWithResiduals(JaxFunction):
 
     Args:
         base: the function.
-        wrt: the positions of the arguments whose gradients are asked for.
-        outs: the positions of the results whose cotangents will be given; None for all that can have one. A result
-            without a cotangent takes no part in the pullback, as in JAX: a cotangent of zeros would make NaN of an
-            infinite derivative, and run the rule of a ``jax.custom_vjp``. Without any there are no residuals.
+        wrt: the positions of the arguments whose gradients are asked for. Without any there are no residuals.
+
+    Attributes:
+        refused: the types of arguments for which JAX cannot derive a gradient.
     """
 
-    def __init__(self, base: JaxFunction, wrt: tuple[int, ...], outs: tuple[int, ...] | None):
+    def __init__(self, base: JaxFunction, wrt: tuple[int, ...]):
         self._base = base
         self._wrt = wrt
-        self._outs = outs
         self._last = _Last()
         self._layouts: list[Layout] = []  # one for each trace; JAX's caches must not refer to them
+        self.refused: set[Types] = set()
         super().__init__(base.name, self._with_residuals, base.x64)
 
     def last_layout(self) -> Layout:
-        """Return the layout of the last run on this thread. If torch cannot hold the residuals, it has no `outs`."""
+        """Return the layout of the last run on this thread."""
         layout, self._last.layout = self._last.layout, None
         assert layout is not None
         return layout
@@ -104,28 +108,28 @@ class ForwardWithResiduals(JaxFunction):
 
     def _with_residuals(self, *arrays: Any) -> Any:
         function = JaxFunction(self.name, self._base.traced_program(types_of(arrays)), self.x64)
-        chosen = self._outs
-        if chosen == ():
+        if not self._wrt:
             results = function.jitted(*arrays)
-            return results, self._trace_of(Layout(function, None, (), (), types_of(results)))
+            return results, self._trace_of(Layout(function, types_of(results)))
 
         def of(*active: Any) -> tuple[tuple, list[Any]]:
             results = function.jitted(*replaced(arrays, self._wrt, active))
-            outs = inexact_positions(types_of(results)) if chosen is None else chosen
-            return tuple(results[i] for i in outs), results
+            return tuple(results[i] for i in inexact_positions(types_of(results))), results
 
+        active = [arrays[i] for i in self._wrt]
         try:
-            found, pull, results = jax.vjp(of, *[arrays[i] for i in self._wrt], has_aux=True)
+            found, linear, results = jax.linearize(of, *active, has_aux=True)
         except Exception as error:
             raise NoPullbackError from error
-        outs = inexact_positions(types_of(results)) if chosen is None else chosen
+        types = types_of(results)
+        outs = inexact_positions(types)
         results = replaced(results, outs, found)
-        leaves, tree = jax.tree.flatten(pull)
+        leaves, tree = jax.tree.flatten(linear)
         residuals: list[Any] = []
         sources = tuple(_source(leaf, arrays, results, residuals) for leaf in leaves)
         if not all(has_torch_dtype(x.dtype) for x in residuals):
-            return results, self._trace_of(Layout(function, None, (), (), types_of(results)))
-        layout = Layout(function, tree, sources, outs, types_of(results))
+            return results, self._trace_of(Layout(function, types))
+        layout = Layout(function, types, tree, sources, types_of(active), outs)
         return [*results, *in_own_memory(residuals)], self._trace_of(layout)
 
     def _trace_of(self, layout: Layout) -> _Static:
@@ -135,9 +139,8 @@ class ForwardWithResiduals(JaxFunction):
 
 
 def with_residuals(base: JaxFunction, wrt: tuple[int, ...]) -> ForwardWithResiduals:
-    """Return the forward of a function with the residuals of the gradient by `wrt` that its last backward computed."""
-    outs = base.differentiated_results.get(wrt)
-    return base.derive(("forward", wrt, outs), lambda: ForwardWithResiduals(base, wrt, outs))
+    """Return the forward of a function with the residuals of its gradient by `wrt`."""
+    return base.derive(("forward", wrt), lambda: ForwardWithResiduals(base, wrt))
 
 
 def _source(leaf: Any, arrays: Any, results: list[Any], residuals: list[Any]) -> tuple[str, Any]:
@@ -151,14 +154,26 @@ def _source(leaf: Any, arrays: Any, results: list[Any], residuals: list[Any]) ->
     return "residual", len(residuals) - 1
 
 
-def _pullback(layout: Layout) -> Callable[..., list[Any]]:
+def _pullback(layout: Layout, outs: tuple[int, ...]) -> Callable[..., list[Any]]:
+    """Return the transpose of the linear map, as far as it leads to the results `outs`.
+
+    The other results take no part. Cotangents of zeros for them would make NaN of infinite derivatives, and run the
+    rule of a ``jax.custom_vjp``.
+    """
     # The function must not refer to the layout, which refers to it.
     tree, sources, count = layout.tree, layout.sources, len(layout.kept)
+    tangents = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in layout.wrt]
+    chosen = [layout.outs.index(out) for out in outs]
 
     def gradients(*arrays: Any) -> list[Any]:
         kept = iter(arrays[:count])
-        leaves = [value if kind == "constant" else next(kept) for kind, value in sources]
-        cotangents = tuple(map(_conj, arrays[count:]))
-        return in_own_memory([_conj(x) for x in jax.tree.unflatten(tree, leaves)(cotangents)])
+        linear = jax.tree.unflatten(tree, [value if kind == "constant" else next(kept) for kind, value in sources])
+
+        def to_chosen(*given: Any) -> tuple[Any, ...]:
+            results = linear(*given)
+            return tuple(results[i] for i in chosen)
+
+        pull = jax.linear_transpose(to_chosen, *tangents)
+        return in_own_memory([_conj(x) for x in pull(tuple(map(_conj, arrays[count:])))])
 
     return gradients

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.checkpoint
+from jax.experimental import io_callback
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
@@ -221,6 +222,27 @@ def test_a_gradient_is_that_of_the_trace_that_gave_the_values(change: str, creat
     assert got.tolist() == [4.0, 4.0]
     if create_graph:
         assert torch.autograd.grad(got.sum(), x)[0].tolist() == [4.0, 4.0]
+
+
+def test_a_gradient_is_that_of_the_run_and_repeats_no_effects():
+    """Whichever results are used. JAX calls the host once for a value and its gradient."""
+    calls = []
+
+    def count():
+        calls.append(1)
+        return np.float32(len(calls))
+
+    def f(x):
+        number = io_callback(count, jax.ShapeDtypeStruct((), jnp.float32))
+        return x * number, 2 * x
+
+    in_torch = jtbridge.to_torch_function(f)
+    x = torch.tensor(3.0, requires_grad=True)
+    for step, used in enumerate(((0,), (1,), (0, 1), (0,), (1,)), 1):
+        results = in_torch(x)
+        (got,) = torch.autograd.grad(sum(results[i] for i in used), x)
+        assert (results[0].item(), len(calls)) == (3.0 * step, step)
+        assert got.item() == sum((step, 2)[i] for i in used)
 
 
 def test_a_function_without_a_gradient_runs():

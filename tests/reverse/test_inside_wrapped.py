@@ -163,6 +163,25 @@ def test_bridges_in_bridges(transform: str, depth: int):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4), got, TRANSFORMS[transform](expected)(X, Y))
 
 
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_weights_in_bridges_in_bridges(transform: str):
+    """A trace that begins in another one is not seen by it, and has no tensors of it."""
+    linear = torch.nn.Linear(3, 3, bias=False)
+    with torch.no_grad():
+        linear.weight.copy_(3 * torch.eye(3))
+    weighted = jtbridge.wrap(lambda x: linear(x) * x)
+    in_torch = jtbridge.to_torch_function(lambda x, y: weighted(x) * jnp.cos(y))
+    f = jtbridge.wrap(lambda x, y: in_torch(x, y).sum())
+
+    def expected(x, y):
+        return (3 * x * x * jnp.cos(y)).sum()
+
+    in_torch(torch.ones(3, requires_grad=True), torch.ones(3)).sum().backward()
+    run, reference = TRANSFORMS[transform](f), TRANSFORMS[transform](expected)(X, Y)
+    for program in (run, jax.jit(run), TRANSFORMS[transform](jax.jit(f)), jax.jit(run)):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5), program(X, Y), reference)
+
+
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.hessian, torch.func.jacfwd])
 def test_bridges_in_bridges_from_torch(transform):
     twice = jtbridge.wrap(lambda x: inner(x) * 2)
