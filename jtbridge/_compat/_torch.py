@@ -363,10 +363,10 @@ def _outside_transforms() -> Iterator[None]:
 
 
 def outside_traces() -> contextlib.AbstractContextManager[None]:
-    """Return a context outside of the modes that trace on this thread, jtbridge's own among them.
+    """Return a context outside of the modes that trace or transform on this thread, jtbridge's own among them.
 
-    A trace that begins in another one, of other code, must not be seen by it. Modes of the user stay active. Tried on
-    torch 2.13.
+    A trace that begins in another one, of other code, must not be seen by it. Modes of the user stay active, and so do
+    those that refuse uses of a module's own tensors. Tried on torch 2.13.
     """
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return _outside_own_modes()
@@ -378,7 +378,7 @@ def _outside_own_modes() -> Iterator[None]:
     tracing = [mode for key in _FAKING if (mode := torch._C._unset_dispatch_mode(key)) is not None]
     dispatch = [_python_dispatch._pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())][::-1]
     functions = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())][::-1]
-    kept = [list(filter(_is_of_user, modes)) for modes in (dispatch, functions)]
+    kept = [[mode for mode in modes if not _traces(mode)] for modes in (dispatch, functions)]
     _push(*kept)
     try:
         yield
@@ -392,8 +392,8 @@ def _outside_own_modes() -> Iterator[None]:
             torch._C._set_dispatch_mode(mode)
 
 
-def _is_of_user(mode: object) -> bool:
-    return type(mode).__module__.partition(".")[0] != "jtbridge"
+def _traces(mode: object) -> bool:
+    return type(mode).__module__.startswith(("jtbridge.capture.", "jtbridge.transforms."))
 
 
 def _push(dispatch: list[Any], functions: list[Any]) -> None:
