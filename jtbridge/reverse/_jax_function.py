@@ -118,9 +118,7 @@ class JaxFunction:
         return _cached(self._used, (types, count), lambda: self._find_used(types, count))
 
     def _find_used(self, types: Types, count: int) -> list[bool]:
-        structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
-        with outside_functorch(), self._in_jax():
-            program = self.jitted.trace(*structs).jaxpr
+        program = self._program(types)
         results = [i < count for i in range(len(program.jaxpr.outvars))]
         return without_unused(program, results, [False] * len(types))[1]
 
@@ -143,9 +141,12 @@ class JaxFunction:
 
     def traced_program(self, types: Types) -> Callable[..., list[Any]]:
         """Return the function as JAX traces it now for arguments of some types, and no others."""
+        return jaxpr_as_fun(self._program(types))
+
+    def _program(self, types: Types) -> Any:
         structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
         with outside_functorch(), self._in_jax():
-            return jaxpr_as_fun(self.jitted.trace(*structs).jaxpr)
+            return self.jitted.trace(*structs).jaxpr
 
     def vjp(self, wrt: tuple[int, ...], outs: tuple[int, ...]) -> JaxFunction:
         """Return the function ``(*arguments, *cotangents of outs) -> gradients of wrt``, in torch's convention."""
