@@ -151,7 +151,8 @@ def test_data_dependent_shape_error():
         "The shape of the result of `nonzero` depends on the values of its arguments: the size of axis 0 comes from "
         f"`aten.nonzero.default` at {__file__}:{line}. A JAX program needs it before it runs. Return an array of a "
         "fixed size, such as `torch.where(mask, x, 0)` instead of `x[mask]`; or call it outside of `jax.jit`; or pass "
-        "`output_shapes=` if you know the shape."
+        "`output_shapes=` if you know the shape. If an integer argument gives a size, close over it, so that its value "
+        "is known when JAX traces."
     )
     known = jtbridge.wrap(torch.nonzero, output_shapes=jax.ShapeDtypeStruct((2, 1), jnp.int32))
     assert jax.jit(known)(X).tolist() == [[0], [1]]

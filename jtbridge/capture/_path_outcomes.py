@@ -106,7 +106,8 @@ def _refuse(name: str, path: str, leaf: DependentTensor) -> NoReturn:
         f"The shape of {path} of `{name}` depends on the values of its arguments: the size of axis {axis} {size}. "
         "A JAX program needs it before it runs. Return an array of a fixed size, such as "
         "`torch.where(mask, x, 0)` instead of `x[mask]`; or call it outside of `jax.jit`; or pass `output_shapes=` if "
-        "you know the shape."
+        "you know the shape. If an integer argument gives a size, close over it, so that its value is known when JAX "
+        "traces."
     )
 
 

@@ -333,8 +333,9 @@ class TracedFunction(TorchFunction):
         if tensor.shape != expected.shape:
             raise OutputMismatchError(
                 f"Result {i} of `{self.name}` has shape {tuple(tensor.shape)} but {expected.shape} was expected"
-                f" for these arguments. Correct `output_shapes=`, or let the shape depend on the arguments' shapes "
-                "alone, and not on their values or on `requires_grad`."
+                " for these arguments. Correct `output_shapes=`, or let the shape depend on the arguments' shapes "
+                "alone, and not on their values or on `requires_grad`. If an integer argument gives a size, close over "
+                "it, so that its value is known when JAX traces."
             )
         if tensor.device != device and self.in_torch_dtypes:
             raise DeviceError(

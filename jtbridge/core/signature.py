@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from jtbridge._compat import innermost
+from jtbridge._compat import Context, current_context, innermost
 from jtbridge.errors import ArgumentError, DTypeError
 
 from .convert import tensor_to_jax
@@ -127,6 +127,13 @@ def _leaf_name(fn: Callable, name: str, args: tuple, kwargs: dict[str, Any], pos
 def _as_array(leaf: Any, describe: Callable[[], str]) -> jax.Array:
     if isinstance(leaf, jax.Array):
         return leaf
+    if current_context() is Context.EAGER:
+        return _converted(leaf, describe)
+    with jax.ensure_compile_time_eval():  # a constant of the trace, whose value is known in it
+        return _converted(leaf, describe)
+
+
+def _converted(leaf: Any, describe: Callable[[], str]) -> jax.Array:
     if isinstance(leaf, torch.Tensor):
         if innermost(leaf) is not leaf:
             raise ArgumentError(

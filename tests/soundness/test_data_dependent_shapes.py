@@ -339,7 +339,8 @@ def test_the_error_names_the_result_the_axis_and_the_line():
         "The shape of `result['some'][1]` of `f` depends on the values of its arguments: the size of axis 1 comes from "
         f"`aten.index.Tensor` at {__file__}:{line}. A JAX program needs it before it runs. Return an array of a fixed "
         "size, such as `torch.where(mask, x, 0)` instead of `x[mask]`; or call it outside of `jax.jit`; or pass "
-        "`output_shapes=` if you know the shape."
+        "`output_shapes=` if you know the shape. If an integer argument gives a size, close over it, so that its value "
+        "is known when JAX traces."
     )
 
 

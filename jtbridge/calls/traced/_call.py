@@ -6,7 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,13 +33,14 @@ from jtbridge.core.signature import (
     static_name,
 )
 from jtbridge.core.torch_state import TorchState
-from jtbridge.errors import BackendError
+from jtbridge.errors import BackendError, JtbridgeError
 from jtbridge.primitives import torch_call, torch_ordered, with_devices
 from jtbridge.state import StateGuard, saving_state_once
 from jtbridge.translate import example_shapes, is_symbolic, symbolic_program, torch_symbolic, with_constants
 from jtbridge.triton import with_intercepted_launches
 
 from ._batched import batched_inputs
+from ._known_values import NONE_KNOWN, known_values, with_values
 from ._literals import warn_of_literals
 from ._retracing import NumberWatch
 from ._verify import verify as verify_result
@@ -86,7 +87,8 @@ class TracedCalls:
             islands: the option `islands` of :func:`jtbridge.wrap`.
             verify: whether the first result of each program is compared with torch's.
         """
-        traced, operands = self.prepared(arrays, signature, rng, backend, islands)
+        known = known_values(arrays) if outermost_trace() is not None and not self._options["batched"] else NONE_KNOWN
+        traced, operands = self.prepared(arrays, signature, rng, backend, islands, known)
         if traced.symbolic is not None:
             results = torch_symbolic(*operands, name=self._name, program=traced.symbolic)
         elif self._ordered:
@@ -105,17 +107,55 @@ class TracedCalls:
         return out, dict(zip(names, results[count:], strict=True))
 
     def prepared(
-        self, arrays: list[Any], signature: Signature, rng: Any, backend: str, islands: str
+        self,
+        arrays: list[Any],
+        signature: Signature,
+        rng: Any,
+        backend: str,
+        islands: str,
+        known: Mapping[int, np.ndarray] = NONE_KNOWN,
     ) -> tuple[TracedFunction, list[jax.Array]]:
-        """Return the traced function for a call, and the flat arrays to call it with."""
+        """Return the traced function for a call, and the flat arrays to call it with.
+
+        Args:
+            arrays, signature, rng, backend, islands: see `call`.
+            known: the values of arrays by position, for a function that can be traced with them alone.
+        """
         if any(is_symbolic(shape) for shape, _ in signature.types):
             traced = self._trace_symbolic(signature, rng is not None, backend)
             return traced, [*arrays, random_numbers.seed_from_key(rng)] if traced.seeded else arrays
-        traced = self._lookup(self._cache(arrays, backend), signature, rng is not None, backend, islands)
-        operands = [*arrays, *traced.constant_arrays]
+        cache = self._cache(arrays, backend)
+        traced, unknown = self._with_fewest_known(
+            arrays, signature, known, lambda call: self._lookup(cache, call, rng is not None, backend, islands)
+        )
+        operands = [*unknown, *traced.constant_arrays]
         if traced.seeded:
             operands.append(random_numbers.seed_from_key(rng))
         return traced, operands
+
+    def _with_fewest_known(
+        self,
+        arrays: list[Any],
+        signature: Signature,
+        known: Mapping[int, np.ndarray],
+        look_up: Callable[[Signature], TracedFunction],
+    ) -> tuple[TracedFunction, list[Any]]:
+        """Return the traced function of a call, with the known values if it needs them, and its array arguments."""
+        refused: JtbridgeError | None = None
+        traced = None
+        try:
+            traced = look_up(signature)
+        except JtbridgeError as error:
+            refused = error
+        if known and (traced is None or traced.traits.untraceable is not None):
+            with contextlib.suppress(JtbridgeError):
+                with_known = look_up(with_values(signature, known, self._torch_dtypes(signature)))
+                if with_known.traits.untraceable is None:
+                    return with_known, [x for position, x in enumerate(arrays) if position not in known]
+        if refused is not None:
+            raise refused
+        assert traced is not None
+        return traced, arrays
 
     def clear(self) -> None:
         """Drop the traced functions of eager calls."""
@@ -263,12 +303,6 @@ class TracedCalls:
 
     def _request(self, signature: Signature, state: TorchState, seeded: bool, *, regions: bool) -> TraceRequest:
         """Return the input of inference for a call: the function, the types of its arguments, a guard of its state."""
-        dtypes = argument_dtypes(
-            (dtype for _, dtype in signature.types),
-            lambda: argument_names(self._fn, signature),
-            self._name,
-            keep_int32=self._options["int32"] == "keep",
-        )
         guard = StateGuard(
             self._name,
             (("", self._fn), *static_arguments(self._fn, signature)),
@@ -280,7 +314,7 @@ class TracedCalls:
             name=self._name,
             call=marked(rebuild_call(self._fn, signature)),
             shapes=tuple(shape for shape, _ in signature.types),
-            dtypes=dtypes,
+            dtypes=self._torch_dtypes(signature),
             state=state,
             seeded=seeded,
             ordered=self._ordered,
@@ -288,6 +322,14 @@ class TracedCalls:
             device=device_closed_over(self._fn),
             regions=regions,
             guard=guard,
+        )
+
+    def _torch_dtypes(self, signature: Signature) -> tuple[torch.dtype, ...]:
+        return argument_dtypes(
+            (dtype for _, dtype in signature.types),
+            lambda: argument_names(self._fn, signature),
+            self._name,
+            keep_int32=self._options["int32"] == "keep",
         )
 
 
