@@ -131,6 +131,7 @@ from ._torch import (
     inside_functorch,
     is_lazy,
     is_of_trace,
+    is_tracing,
     is_tracing_exception,
     is_transforming,
     is_zero,

@@ -342,6 +342,11 @@ def outside_functorch() -> Iterator[None]:
 _FAKING = tuple(getattr(torch._C._TorchDispatchModeKey, key) for key in ("FAKE", "PROXY", "FUNCTIONAL"))
 
 
+def is_tracing() -> bool:
+    """Return whether a mode of torch is active that traces, or gives no values. Tried on torch 2.11 and 2.13."""
+    return any(torch._C._get_dispatch_mode(key) is not None for key in _FAKING)
+
+
 def is_transforming() -> bool:
     """Return whether a torch.func transform, or a mode of torch's dispatch, is active. Tried on torch 2.11 and 2.13."""
     return functorch_bindings.maybe_current_level() is not None or torch._C._len_torch_dispatch_stack() > 0

@@ -11,7 +11,7 @@ import jax.core
 import numpy as np
 import torch
 
-from jtbridge._compat import SharedTensor, is_lazy
+from jtbridge._compat import SharedTensor, apart, has_plain_memory, is_lazy
 from jtbridge.errors import ArgumentError, DeviceError
 
 from .array_types import ArrayType, is_dense, kind_of_layout
@@ -35,8 +35,9 @@ def to_jax(tree: Any, *, copy: bool = True) -> Any:
     Raises:
         DTypeError: JAX has no such dtype.
         DeviceError: the tensor lies on a device that JAX does not have here.
-        ArgumentError: the tensor is sparse or of another layout that JAX does not have; or a leaf is a module, a
-            generator, an iterator or a set of tensors; or `tree` is a function.
+        ArgumentError: the tensor is sparse or of another layout that JAX does not have, or has no values, because torch
+            traces or transforms the code; or a leaf is a module, a generator, an iterator or a set of tensors; or
+            `tree` is a function.
 
     Example:
         >>> import jtbridge, torch
@@ -124,11 +125,17 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
     return jax.tree.map(convert, tree, is_leaf=lambda node: isinstance(node, _ITERATORS))
 
 
+@apart
 def tensor_to_jax(tensor: torch.Tensor, copy: bool, describe: Callable[[], str] = lambda: "a tensor") -> jax.Array:
     """Return a tensor as a JAX array; `describe` names it in errors. See :func:`to_jax`."""
     if not is_dense(tensor):
         kind, dense = kind_of_layout(tensor)
         raise ArgumentError(f"{describe()} {kind}, which JAX does not have. Pass {dense}.")
+    if not (isinstance(tensor, SharedTensor) or has_plain_memory(tensor)):
+        raise ArgumentError(
+            f"{describe()} has no values, because torch traces or transforms (`torch.func`) the code that has it. Pass "
+            "it as an argument to a JAX function, by `jtbridge.to_torch_function(f)`, which gets it as an array."
+        )
     tensor = tensor.detach()
     dtype = numpy_dtype(tensor.dtype, describe)
     wanted = canonical_dtype(dtype)

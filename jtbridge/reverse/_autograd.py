@@ -19,6 +19,7 @@ from jtbridge._compat import (
     has_own_dispatch,
     in_forward_mode,
     inside_functorch,
+    is_tracing,
     recording_outer_levels,
 )
 from jtbridge.core.positions import replaced
@@ -43,14 +44,16 @@ class Differentiated(SingleLevelFunction):
     ) -> tuple[torch.Tensor, ...]:
         """Run the function, with residuals if a gradient may follow that nothing differentiates."""
         ctx.set_materialize_grads(False)
-        ctx.function, ctx.call, ctx.types = function, call, types
         wrt = tuple(i for i, x in enumerate(tensors) if ctx.needs_input_grad[_FIRST + i] and is_inexact(x))
         ctx.wrt, ctx.layout, saved = wrt, None, []
         with recording_outer_levels():
             if wrt and _runs_now(tensors):
                 results, ctx.layout = _run_with_residuals(function, wrt, types, below)
             else:
+                if not (is_tracing() or jax.config.jax_disable_jit):  # type: ignore[attr-defined]
+                    function = function.as_of_now(types)  # the derivatives belong to the values
                 results = below(function)
+        ctx.function, ctx.call, ctx.types = function, call, types
         if ctx.layout is not None:
             count = len(ctx.layout.result_types)
             results, residuals = results[:count], results[count:]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -60,6 +61,7 @@ class JaxFunction:
         name: the name of the user's function.
         function: the function, which JAX traces.
         x64: whether 64-bit types are enabled while it is traced and run.
+        is_traced: whether it is one trace of a user's function, or derived from one.
 
     Attributes:
         handle: the text by which the operator of torch finds the function.
@@ -67,15 +69,17 @@ class JaxFunction:
             trace that gave the values, whatever the function has closed over since.
     """
 
-    def __init__(self, name: str, function: Callable[..., list[Any]], x64: bool):
+    def __init__(self, name: str, function: Callable[..., list[Any]], x64: bool, *, is_traced: bool = False):
         self.name = name
         self.function = function
         self.x64 = x64
+        self._is_traced = is_traced
         self.handle = f"{name}#{uuid.uuid4().hex}"
         self.jitted = jax.jit(function)
         self._derived: dict[Hashable, JaxFunction] = {}
         self._types: dict[Types, Types] = {}
         self._used: dict[Any, list[bool]] = {}
+        self._latest: dict[Types, tuple[Any, JaxFunction]] = {}  # the last program for some types, and its function
         HANDLES[self.handle] = self
 
     def __call__(self, *arrays: Any) -> list[jax.Array]:
@@ -101,7 +105,12 @@ class JaxFunction:
         target = jax_device(device, self.name)
         operands = to_operands(tensors, target)
         with self._settings(jax.default_device(target) if not tensors else None):
-            results = self._run_jitted(operands)
+            try:
+                results = self._run_jitted(operands)
+            except jax.errors.UnexpectedTracerError as error:
+                raise _closed_over_tracer(self.name) from error
+            if any(isinstance(result, jax.core.Tracer) for result in results):
+                raise _closed_over_tracer(self.name)
             if device.type == "cpu":
                 results = [result.block_until_ready() for result in results]
         return to_tensors(results, device)
@@ -143,10 +152,35 @@ class JaxFunction:
         """Return the function as JAX traces it now for arguments of some types, and no others."""
         return jaxpr_as_fun(self._program(types))
 
+    def as_of_now(self, types: Types) -> JaxFunction:
+        """Return the function as JAX traces it now for arguments of some types, and no others.
+
+        It and its derivatives stay the same, whatever the function closes over later.
+        """
+        if self._is_traced:
+            return self
+        program = self._program(types)
+        found = self._latest.get(types)
+        if found is None or found[0] is not program:
+            found = program, JaxFunction(self.name, jaxpr_as_fun(program), self.x64, is_traced=True)
+            store(self._latest, types, found)
+        return found[1]
+
     def _program(self, types: Types) -> Any:
+        return self._trace(types).jaxpr
+
+    def _trace(self, types: Types) -> Any:
+        """Trace the function for arguments of some types.
+
+        Raises:
+            JaxCallError: the function closes over an array that JAX traces.
+        """
         structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
-        with outside_functorch(), self._in_jax():
-            return self.jitted.trace(*structs).jaxpr
+        with outside_functorch(), self._in_jax():  # the function may call torch, by `jtbridge.wrap`
+            traced = self.jitted.trace(*structs)
+        if len(traced.jaxpr.in_avals) != len(types):  # JAX passes closed-over tracers as further arguments
+            raise _closed_over_tracer(self.name)
+        return traced
 
     def vjp(self, wrt: tuple[int, ...], outs: tuple[int, ...]) -> JaxFunction:
         """Return the function ``(*arguments, *cotangents of outs) -> gradients of wrt``, in torch's convention."""
@@ -171,13 +205,11 @@ class JaxFunction:
         return found
 
     def _derive(self, key: Hashable, make: Callable[[], Callable[..., list[Any]]]) -> JaxFunction:
-        return self.derive(key, lambda: JaxFunction(self.name, make(), self.x64))
+        return self.derive(key, lambda: JaxFunction(self.name, make(), self.x64, is_traced=self._is_traced))
 
     def shapes(self, types: Types) -> list[Any]:
         """Return the results for arguments of some types, as `jax.ShapeDtypeStruct`."""
-        structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
-        with outside_functorch(), self._in_jax():  # the function may call torch, by `jtbridge.wrap`
-            return self.jitted.eval_shape(*structs)
+        return self._trace(types).out_info
 
     def _settings(self, device: contextlib.AbstractContextManager | None) -> contextlib.AbstractContextManager:
         """Return the context of a run on concrete arrays."""
@@ -200,6 +232,14 @@ class JaxFunction:
         stack.enter_context(with_autograd())
         stack.enter_context(jax.enable_x64(self.x64))
         return stack
+
+
+def _closed_over_tracer(name: str) -> JaxCallError:
+    return JaxCallError(
+        f"`{name}`, a JAX function that torch code calls, closes over an array that JAX traces: an argument of an "
+        "enclosing `jax.jit`, `jax.grad` or `jax.vmap`, which torch does not see. Pass the array to the torch function "
+        f"as an argument, and from there to `{name}`."
+    )
 
 
 def _cached(table: dict[Any, Value], key: Any, make: Callable[[], Value]) -> Value:

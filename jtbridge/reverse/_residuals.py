@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,22 +46,23 @@ class Layout:
         return found
 
 
+class _Trace:
+    """One trace of a forward: it lives as long as JAX's program of this trace."""
+
+
 @jax.tree_util.register_pytree_node_class
-class _Static:
-    """A pytree node without leaves that holds a number: a compiled program returns the number of its own trace."""
+class _Traced:
+    """A pytree node without leaves that holds a trace: a compiled program returns its own."""
 
-    def __init__(self, number: int):
-        self.number = number
+    def __init__(self, trace: _Trace):
+        self.trace = trace
 
-    def tree_flatten(self) -> tuple[tuple[()], int]:
-        return (), self.number
+    def tree_flatten(self) -> tuple[tuple[()], _Trace]:
+        return (), self.trace
 
     @classmethod
-    def tree_unflatten(cls, number: int, _: Any) -> _Static:
-        return cls(number)
-
-
-_LOCK = threading.Lock()
+    def tree_unflatten(cls, trace: _Trace, _: Any) -> _Traced:
+        return cls(trace)
 
 
 class _Last(threading.local):
@@ -88,7 +90,8 @@ class ForwardWithResiduals(JaxFunction):
         self._base = base
         self._wrt = wrt
         self._last = _Last()
-        self._layouts: list[Layout] = []  # one for each trace; JAX's caches must not refer to them
+        # JAX's caches refer to the traces, and must not refer to the layouts, which refer to this function.
+        self._layouts: weakref.WeakKeyDictionary[_Trace, Layout] = weakref.WeakKeyDictionary()
         self.refused: set[Types] = set()
         super().__init__(base.name, self._with_residuals, base.x64)
 
@@ -102,8 +105,8 @@ class ForwardWithResiduals(JaxFunction):
         # A layout describes a trace, so there must be one.
         with jax.disable_jit(False):
             returned: Any = super()._run_jitted(operands)
-        results, trace = returned
-        self._last.layout = self._layouts[trace.number]
+        results, traced = returned
+        self._last.layout = self._layouts[traced.trace]
         return results
 
     def _with_residuals(self, *arrays: Any) -> Any:
@@ -132,10 +135,10 @@ class ForwardWithResiduals(JaxFunction):
         layout = Layout(function, types, tree, sources, types_of(active), outs)
         return [*results, *in_own_memory(residuals)], self._trace_of(layout)
 
-    def _trace_of(self, layout: Layout) -> _Static:
-        with _LOCK:
-            self._layouts.append(layout)
-            return _Static(len(self._layouts) - 1)
+    def _trace_of(self, layout: Layout) -> _Traced:
+        trace = _Trace()
+        self._layouts[trace] = layout
+        return _Traced(trace)
 
 
 def with_residuals(base: JaxFunction, wrt: tuple[int, ...]) -> ForwardWithResiduals:

@@ -1,0 +1,169 @@
+"""What a JAX function that torch calls closes over: tracers, state that changes, and arrays that are freed."""
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import jtbridge
+from jtbridge.errors import ArgumentError, JaxCallError
+
+B = jnp.ones(2) * 3
+
+
+def loss(a, backend="auto"):
+    f = jtbridge.to_torch_function(lambda x: x * a)
+    return jtbridge.wrap(lambda t: f(t) * 2, backend=backend)(B).sum()
+
+
+TRACES = {
+    "jit": jax.jit,
+    "jit of grad": lambda f: jax.jit(jax.grad(f)),
+    "jit of jacfwd": lambda f: jax.jit(jax.jacfwd(f)),
+    "grad": jax.grad,
+    "vmap": lambda f: lambda a: jax.vmap(f)(jnp.stack([a])),
+    "scan": lambda f: lambda a: jax.lax.scan(lambda carry, a: (carry, f(a)), 0.0, jnp.stack([a])),
+}
+
+
+@pytest.mark.parametrize("backend", ["auto", "xla", "dlpack"])
+@pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
+def test_a_tracer_is_refused_inside_a_wrapped_function(trace, backend):
+    with pytest.raises(JaxCallError, match=r"closes over an array that JAX traces.*Pass the array"):
+        trace(lambda a: loss(a, backend))(jnp.asarray(5.0))
+    assert loss(jnp.asarray(5.0), backend) == 60.0
+
+
+@pytest.mark.parametrize("trace", [jax.jit, jax.grad, lambda f: lambda a: jax.vmap(f)(jnp.stack([a]))])
+def test_a_tracer_is_refused_in_a_call_of_torch(trace):
+    def f(a):
+        jtbridge.to_torch_function(lambda x: x * a)(torch.ones(2, requires_grad=True))
+        return a
+
+    with pytest.raises(JaxCallError, match="closes over an array that JAX traces"):
+        trace(f)(jnp.asarray(5.0))
+
+
+def test_a_tracer_is_refused_in_a_bridge_in_a_bridge():
+    outer = jtbridge.to_torch_function(
+        lambda x: jtbridge.wrap(lambda t: jtbridge.to_torch_function(lambda y: y * x.sum())(t))(B)
+    )
+    with pytest.raises(JaxCallError, match="closes over an array that JAX traces"):
+        outer(torch.ones(2))
+
+
+def _vjp(f):
+    y, pull = torch.func.vjp(f, torch.ones(1))
+    return y, lambda: pull(torch.ones(1))[0]
+
+
+def _grad_of_vmap(f):
+    y, pull = torch.func.vjp(torch.func.vmap(f), torch.ones(1, 1))
+    return y, lambda: pull(torch.ones(1, 1))[0]
+
+
+def _dual(f):
+    x = torch.ones(1, requires_grad=True)
+    with forward_ad.dual_level():
+        y = forward_ad.unpack_dual(f(forward_ad.make_dual(x, torch.ones(1))))
+    return y.primal, lambda: torch.autograd.grad(y.primal, x)[0]
+
+
+def _dual_of_tangent(f):
+    x = torch.ones(1, requires_grad=True)
+    with forward_ad.dual_level():
+        y = forward_ad.unpack_dual(f(forward_ad.make_dual(x, torch.ones(1))))
+    return y.tangent, lambda: torch.autograd.grad(y.tangent, x)[0]
+
+
+class Plain(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def _in_a_dispatch_mode(f):
+    x = torch.ones(1, requires_grad=True)
+    with Plain():
+        y = f(x)
+    return y, lambda: torch.autograd.grad(y, x)[0]
+
+
+def _second(f):
+    def first(x):
+        return torch.func.grad(lambda x: f(x).sum())(x)
+
+    y, pull = torch.func.vjp(first, torch.ones(1))
+    return y, lambda: pull(torch.ones(1))[0]
+
+
+FORWARDS = [(_vjp, 2.0), (_grad_of_vmap, 2.0), (_dual, 2.0), (_dual_of_tangent, 4.0), (_in_a_dispatch_mode, 2.0)]
+
+
+@pytest.mark.parametrize(("run", "value"), [*FORWARDS, (_second, 4.0)])
+def test_a_gradient_belongs_to_its_values_after_state_has_changed(run, value):
+    factor = [2.0]
+    f = jtbridge.to_torch_function(lambda x: x * x * factor[0])
+    y, gradient = run(f)
+    factor[0] = 5.0
+    jax.clear_caches()
+    assert y.item() == value
+    assert gradient().item() == 4.0
+    assert f(torch.ones(1)).item() == 5.0
+
+
+def test_a_gradient_belongs_to_its_values_under_another_setting():
+    factor = [2.0]
+    f = jtbridge.to_torch_function(lambda x: x * x * factor[0])
+    with jax.default_matmul_precision("highest"):
+        y, pull = torch.func.vjp(f, torch.ones(1))
+    factor[0] = 5.0
+    assert (y.item(), pull(torch.ones(1))[0].item()) == (2.0, 4.0)
+
+
+def test_cleared_caches_free_what_a_gradient_closed_over():
+    held = [None]
+    f = jtbridge.to_torch_function(lambda x: x * held[0])
+    x = torch.ones(1000, requires_grad=True)
+    references = []
+    for i in range(4):
+        held[0] = jnp.full(1000, float(i))
+        references.append(weakref.ref(held[0]))
+        f(x).sum().backward()
+        torch.func.grad(lambda x: f(x).sum())(x.detach())
+        torch.func.jvp(f, (x.detach(),), (x.detach(),))
+        jax.clear_caches()
+        gc.collect()
+    alive = sum(reference() is not None for reference in references)
+    assert alive <= 1  # the latest
+
+
+@pytest.mark.parametrize("convert", [torch.func.functionalize, torch.func.vmap, torch.func.grad])
+def test_to_jax_refuses_a_tensor_of_a_transformation(convert):
+    def f(x):
+        return x * float(jtbridge.to_jax(x).sum())
+
+    with pytest.raises(ArgumentError, match="has no values, because torch traces or transforms"):
+        convert(f)(torch.ones(3))
+
+
+def test_to_jax_refuses_a_tensor_of_a_trace():
+    def f(x, w):
+        return jtbridge.to_torch_function(lambda x: x * jtbridge.to_jax(w))(x)
+
+    x, w = jnp.ones(3), jnp.full(3, 5.0)
+    assert jtbridge.wrap(f)(x, w).tolist() == [5.0, 5.0, 5.0]
+    with pytest.raises(ArgumentError, match="has no values, because torch traces or transforms"):
+        jax.jit(jtbridge.wrap(f))(x, w)
+
+
+def test_to_jax_converts_a_closed_over_tensor_in_a_trace():
+    w = torch.full((3,), 5.0)
+    f = jtbridge.wrap(lambda x: jtbridge.to_torch_function(lambda x: x * jtbridge.to_jax(w))(x))
+    for call in (f, jax.jit(f)):
+        assert call(jnp.ones(3)).tolist() == [5.0, 5.0, 5.0]
+        assert jax.vmap(call)(jnp.ones((1, 3))).tolist() == [[5.0, 5.0, 5.0]]
