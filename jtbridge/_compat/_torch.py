@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -60,6 +61,14 @@ IMPORTED_BY_FAKE_TENSORS = "torch._dynamo.config"
 
 # Tried on torch 2.11 to 2.15. Disables all dispatch modes in a block, so that a mode can compute real values.
 outside_modes: Callable = _python_dispatch._disable_current_modes
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Read and write tensors inside the block such that no mode of torch notices, and autograd does not."""
+    with outside_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        yield
+
 
 # Tried on torch 2.13. Returns the number of torch function modes of this thread (a default device is one of them).
 has_torch_modes: Callable[[], int] = torch._C._len_torch_function_stack
@@ -140,6 +149,16 @@ def is_of_trace(tensor: torch.Tensor) -> bool:
     Tried on torch 2.13. The module of the class tells, because an import of `FunctionalTensor` alone takes a while.
     """
     return type(tensor).__module__.startswith("torch._subclasses.")
+
+
+def is_of_outer_trace(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor belongs to a trace or a torch.func transform that this code is not inside of.
+
+    Tried on torch 2.13.
+    """
+    if functorch_bindings.is_functorch_wrapped_tensor(tensor):
+        return functorch_bindings.maybe_current_level() is None
+    return is_of_trace(tensor) and any(getattr(tensor, "fake_mode", None) is mode for mode in _LEFT.modes)
 
 
 def has_plain_memory(tensor: torch.Tensor) -> bool:
@@ -378,6 +397,13 @@ def outside_traces() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
+class _Left(threading.local):
+    modes: tuple[Any, ...] = ()  # those that trace and that `outside_traces` has left on this thread
+
+
+_LEFT = _Left()
+
+
 @contextlib.contextmanager
 def _outside_own_modes() -> Iterator[None]:
     tracing = [mode for key in _FAKING if (mode := torch._C._unset_dispatch_mode(key)) is not None]
@@ -385,9 +411,11 @@ def _outside_own_modes() -> Iterator[None]:
     functions = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())][::-1]
     kept = [[mode for mode in modes if not _traces(mode)] for modes in (dispatch, functions)]
     _push(*kept)
+    before, _LEFT.modes = _LEFT.modes, (*_LEFT.modes, *tracing)
     try:
         yield
     finally:
+        _LEFT.modes = before
         for _ in kept[0]:
             _python_dispatch._pop_mode()
         for _ in kept[1]:

@@ -136,7 +136,7 @@ def tensor_to_jax(tensor: torch.Tensor, copy: bool, describe: Callable[[], str] 
             f"{describe()} has no values, because torch traces or transforms (`torch.func`) the code that has it. Pass "
             "it as an argument to a JAX function, by `jtbridge.to_torch_function(f)`, which gets it as an array."
         )
-    tensor = tensor.detach()
+    tensor = torch.ops.aten.detach.default(tensor)  # not the method, by which a user says that no gradient is wanted
     dtype = numpy_dtype(tensor.dtype, describe)
     wanted = canonical_dtype(dtype)
     if tensor.device.type not in ("cpu", "cuda"):

@@ -158,7 +158,7 @@ class _Copier:
             items = [self.value(item) for item in items_of(value)]
             return value._make(items) if hasattr(value, "_make") else type(value)(items)  # type: ignore[attr-defined]
         self._remember(value, found)
-        for key, attribute in attributes_of(value).items():
+        for key, attribute in attributes_of(found).items():
             object.__setattr__(found, key, self.value(attribute))
         return found
 

@@ -5,13 +5,15 @@ The mode that does so also serves what a call does to a parameter itself, in pla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from jtbridge._compat import ReleasedTensor, innermost, inside_functorch, mark_as_parameter, reads_no_values, storage_id
+from jtbridge.core.containers import tensors_in
+from jtbridge.core.jax_calls import HANDLES, OPERATOR
 from jtbridge.errors import ModelError
 
 from ._layout import TensorEntry
@@ -69,22 +71,43 @@ class RefuseOwnTensors(TorchFunctionMode):
             if func in _SETTERS and not args[0].is_leaf and not (*args[1:], *kwargs.values(), True)[0]:
                 raise requires_grad_error(self._module, self._trained[id(args[0])])
         if not reads_no_values(func):
-            for tensor in _tensors_in(args, kwargs.values()):
-                if type(tensor) in _PLAIN and tensor.layout is torch.strided:
-                    name = self._own.get(storage_id(innermost(tensor)))
-                    if name is not None:
-                        raise self._error(name, func)
-        return func(*args, **kwargs)
+            self._refuse_own(tensors_in(args, kwargs.values()), lambda: resolve_name(func) or func)
+        if not isinstance(func, torch._ops.OpOverload) or func.name() != OPERATOR:
+            return func(*args, **kwargs)
+        result = func(*args, **kwargs)  # it may trace a JAX function, which reads tensors that it closes over
+        function = HANDLES.get(args[1])
+        if function is not None:
+            self._refuse_own(function.reads.tensors(), lambda: function.name)
+            self._refuse_trained(function)
+        return result
 
-    def _error(self, name: str, func: Any) -> ModelError:
+    def _refuse_trained(self, function: Any) -> None:
+        """Raise if a JAX function closes over a parameter of the call, which then gets no gradient."""
+        for tensor in function.reads.without_gradient():
+            if id(tensor) in self._trained:
+                raise ModelError(
+                    f"`{function.name}`, a JAX function that `{self._module}` calls, closes over "
+                    f"`{self._trained[id(tensor)]}`, which gets no gradient from it. Pass the parameter to "
+                    f"`{function.name}` as an argument; or, if no gradient is wanted, close over its `.detach()`."
+                )
+
+    def _refuse_own(self, tensors: Iterable[torch.Tensor], user: Callable[[], Any]) -> None:
+        """Raise if one of the tensors is the module's own; `user` returns the name of the function that uses it."""
+        for tensor in tensors:
+            if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+                name = self._own.get(storage_id(innermost(tensor)))
+                if name is not None:
+                    raise self._error(name, user())
+
+    def _error(self, name: str, user: Any) -> ModelError:
         if name == _COMPUTED or self._found[name].tensor.grad_fn is not None:
             return ModelError(
                 f"A call of `{self._module}` uses {name if name == _COMPUTED else f'`{name}`'} in "
-                f"`{resolve_name(func) or func}`, which an earlier call computed from other parameters than those in "
+                f"`{user}`, which an earlier call computed from other parameters than those in "
                 "`params`. Clear what earlier calls stored in the module, or make a new one."
             )
         return ModelError(
-            f"A call of `{self._module}` uses the torch module's own `{name}` in `{resolve_name(func) or func}`, and "
+            f"A call of `{self._module}` uses the torch module's own `{name}` in `{user}`, and "
             "not the one in `params` or `state`. A call runs a copy of the module, and the code reached the module "
             "itself: by a global variable, a class attribute, a cache, or an object that is not copied. Reach "
             f"`{name}` by an attribute of the module (`self...`), or pass it as an argument."
@@ -107,12 +130,3 @@ def _copied_parameter(parameter: torch.Tensor, memo: dict[int, Any]) -> torch.Te
         mark_as_parameter(copy, parameter)
         memo[id(parameter)] = copy if inside_functorch() else copy.requires_grad_()
     return memo[id(parameter)]
-
-
-def _tensors_in(*groups: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for group in groups:
-        for value in group:
-            if isinstance(value, torch.Tensor):
-                yield value
-            elif isinstance(value, list | tuple):
-                yield from _tensors_in(value)

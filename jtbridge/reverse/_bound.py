@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import numbers
 import threading
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from jtbridge.errors import ArgumentError, DTypeError, JaxCallError
 from ._arguments import Arguments, split
 from ._jax_function import JaxFunction, Types, in_own_memory, store, tensor_types, types_of
 from ._operator import call
+from ._reads import RecordReads, check_gradients
 
 _MOST_SIGNATURES = 128  # flat functions that one torch function keeps
 
@@ -69,7 +71,10 @@ class BoundFunction(JaxFunction):
 
     def _flat(self, *arrays: Any) -> list[Any]:
         args, kwargs = self._arguments.rebuild(arrays)
-        leaves, tree = jax.tree.flatten(in_order(self._user_function(*args, **kwargs)))
+        # Without jit the function runs in each call, also on tensors that derivatives made.
+        traces = not jax.config.jax_disable_jit  # type: ignore[attr-defined]
+        with RecordReads(self.name, self.reads) if traces else contextlib.nullcontext():
+            leaves, tree = jax.tree.flatten(in_order(self._user_function(*args, **kwargs)))
         for leaf in leaves:
             _check_result(leaf, self.name)
         store(self._trees, types_of(arrays), tree)
@@ -110,6 +115,10 @@ class Caller:
         results, tree = self.flat(args, kwargs)
         return tree.unflatten(results)
 
+    def __copy__(self) -> Caller:
+        """Return a caller without traces, for a copy of what the function closes over."""
+        return Caller(self._function, self.name, keep_int32=self._keep_int32)
+
     def objects_of_the_user(self) -> list[tuple[str, Any]]:
         """Return the JAX function, into which the guard of traces of an enclosing wrapped function looks."""
         return [("", self._function)]
@@ -120,6 +129,8 @@ class Caller:
         if torch.compiler.is_compiling():
             self._in_graphs.add(function)  # a graph refers to the function by its handle alone
         results = call(function.in_graph() if in_graph else function, tensors)
+        if function.reads and torch.is_grad_enabled():
+            check_gradients(self.name, function.reads)
         if not function.x64 and not self._keep_int32:
             results = [x.to(torch.int64) if x.dtype is torch.int32 else x for x in results]
         return results, function.tree(tensor_types(tensors))

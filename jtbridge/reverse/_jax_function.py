@@ -27,6 +27,7 @@ from jtbridge.core.nested_calls import is_in_callback
 from jtbridge.core.positions import of_differentiated
 from jtbridge.errors import JaxCallError
 
+from ._reads import TensorReads
 from ._tensors import common_device, jax_device, to_operands, to_tensors
 
 Types = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shapes and dtypes of flat arrays
@@ -67,6 +68,7 @@ class JaxFunction:
         handle: the text by which the operator of torch finds the function.
         jitted: the function under `jax.jit`. Derivatives and batches are of this one, so that they are those of the
             trace that gave the values, whatever the function has closed over since.
+        reads: the torch tensors that the function reads while JAX traces it.
     """
 
     def __init__(self, name: str, function: Callable[..., list[Any]], x64: bool, *, is_traced: bool = False):
@@ -74,6 +76,7 @@ class JaxFunction:
         self.function = function
         self.x64 = x64
         self._is_traced = is_traced
+        self.reads = TensorReads()
         self.handle = f"{name}#{uuid.uuid4().hex}"
         self.jitted = jax.jit(function)
         self._derived: dict[Hashable, JaxFunction] = {}

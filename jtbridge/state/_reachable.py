@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from jtbridge._compat import innermost, outside_modes, storage_id, writes
+from jtbridge._compat import innermost, storage_id, unseen, writes
 
 from ._comparison import DEPTH, MISSING, holds_traced, same
 from ._iterators import position_of
@@ -76,7 +76,7 @@ class ReachableState:
     def differences(self) -> list[Change]:
         """Return the changes of the state since the snapshot."""
         found = []
-        with outside_modes(), torch.no_grad():
+        with unseen():
             for record in self._all_records():
                 for step, key, before, after in record.differences():
                     is_global = record.kind in (GLOBALS, ALL_GLOBALS)
@@ -89,7 +89,7 @@ class ReachableState:
     def changed_part(self) -> ReachableState:
         """Return the part of the snapshot whose state has changed since."""
         part = ReachableState(())
-        with outside_modes(), torch.no_grad():
+        with unseen():
             part._saved.records = [record for record in self._all_records() if record.is_changed()]
             part._saved.positions = self._advanced()
         return part
@@ -104,13 +104,13 @@ class ReachableState:
         records, storage = self._saved.records, storage_id(tensor)
         for i, record in enumerate(records):
             if record.kind is TENSOR and record.obj.layout is torch.strided and storage_id(record.obj) == storage:
-                with outside_modes(), torch.no_grad():
+                with unseen():
                     contents = *record.contents, record.obj.detach().clone()
                 records[i] = record._replace(kind=SMALL_TENSOR, contents=contents)
 
     def restore(self) -> None:
         """Restore the state, except Python generators that were advanced and iterators that cannot be copied."""
-        with outside_modes(), torch.no_grad():
+        with unseen():
             fresh = {id(found.iterator): found.copy for found in self._advanced() if found.copy is not None}
             for record in self._all_records():
                 wanted = _replaced(record.contents, fresh) if fresh else record.contents
@@ -121,7 +121,8 @@ class ReachableState:
     def restored(self) -> Iterator[None]:
         """Restore the saved state inside the block, and the present state after the block."""
         now = self.changed_part()
-        now._saved.records = [record._replace(contents=record.kind.read(record.obj)) for record in now._saved.records]
+        with unseen():
+            now._saved.records = [r._replace(contents=r.kind.read(r.obj)) for r in now._saved.records]
         now._saved.positions = []
         self.restore()
         try:
@@ -131,7 +132,8 @@ class ReachableState:
 
     def has_written_large_tensors(self) -> bool:
         """Return whether torch wrote to a tensor since the snapshot whose values are not saved."""
-        return any(writes(tensor) != version for tensor, version in self._saved.versions)
+        with unseen():
+            return any(writes(tensor) != version for tensor, version in self._saved.versions)
 
     def restore_derived(self) -> None:
         """Restore the module attributes that torch computes in each call: derived weights, lists of RNN weights."""

@@ -35,7 +35,7 @@ from jtbridge._compat import (
     ReleasedTensor,
     hooks_of_all,
     innermost,
-    outside_modes,
+    unseen,
     writes,
 )
 from jtbridge.core.definitions import module_of
@@ -132,7 +132,7 @@ class StateWalk:
         self._scopes: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self._bytes = 0
         self._queue = collections.deque((root, Path(None, "root", name)) for name, root in roots)
-        with outside_modes(), torch.no_grad():
+        with unseen():
             for name, hooks in hooks_of_all().items():
                 self._hooks(hooks, Path(None, "global", name))
             while self._queue and len(self._seen) < _MOST_OBJECTS:

@@ -11,7 +11,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import jtbridge
-from jtbridge.errors import ArgumentError, JaxCallError
+from jtbridge.errors import ArgumentError, ConstantsWarning, JaxCallError, ModelError
 
 B = jnp.ones(2) * 3
 
@@ -167,3 +167,137 @@ def test_to_jax_converts_a_closed_over_tensor_in_a_trace():
     for call in (f, jax.jit(f)):
         assert call(jnp.ones(3)).tolist() == [5.0, 5.0, 5.0]
         assert jax.vmap(call)(jnp.ones((1, 3))).tolist() == [[5.0, 5.0, 5.0]]
+
+
+def _own(read):
+    """Return a module with a JAX function that reads its weight when JAX traces it."""
+
+    class Reading(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(3))
+            self.made = read(self)
+
+        def forward(self, x):
+            return self.made(x).sum()
+
+    return Reading()
+
+
+def _made(read):
+    """Return a module that makes a JAX function in each call, which reads its weight when JAX traces it."""
+
+    class Reading(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return read(self)(x).sum()
+
+    return Reading()
+
+
+to_torch = jtbridge.to_torch_function
+READS = {
+    "jit": lambda self: to_torch(jax.jit(lambda x: x * jnp.asarray(self.w.detach()))),
+    "checkpoint": lambda self: to_torch(jax.checkpoint(lambda x: x * jnp.asarray(self.w.detach()))),
+    "vmap": lambda self: to_torch(jax.vmap(lambda x: x * jnp.asarray(self.w.detach())[0])),
+    "wrap": lambda self: to_torch(jtbridge.wrap(lambda x: x * self.w)),
+    "jit of wrap": lambda self: to_torch(jax.jit(jtbridge.wrap(lambda x: x * self.w))),
+}
+X = jnp.ones(3)
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.ConstantsWarning")
+@pytest.mark.parametrize("first_in_torch", [False, True])
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_module_does_not_compute_with_its_own_weight(read, first_in_torch):
+    module = _own(read)
+    if first_in_torch:
+        assert module(torch.ones(3)).item() == 3.0
+    net = jtbridge.module(module)
+    params, state = net.init()
+    params = {"w": 5 * params["w"]}
+    for call in (net, jax.jit(net), jax.grad(lambda params, state, x: net(params, state, x)[0])):
+        with pytest.raises(ModelError, match=r"uses the torch module's own `w` in `.*`, and not the one in `params`"):
+            call(params, state, X)
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.ConstantsWarning")
+@pytest.mark.parametrize("first_in_torch", [False, True])
+def test_a_closure_is_copied_with_the_module_and_traced_again(first_in_torch):
+    module = _own(lambda self: to_torch(lambda x: x * jnp.asarray(self.w.detach())))
+    if first_in_torch:
+        assert module(torch.ones(3)).item() == 3.0
+    net = jtbridge.module(module)
+    params, state = net.init()
+    for factor in (5, 7):
+        assert net({"w": factor * params["w"]}, state, X)[0] == 3.0 * factor
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda self: to_torch(lambda x: x * jtbridge.to_jax(self.w)),
+        lambda self: to_torch(jtbridge.wrap(lambda x: x * self.w)),
+        lambda self: to_torch(lambda x: x * self.w.sum().item()),
+    ],
+)
+def test_a_parameter_that_a_closure_reads_without_detach_is_refused(read):
+    net = jtbridge.module(_made(read))
+    params, state = net.init()
+    for call in (net, jax.grad(lambda params, state, x: net(params, state, x)[0])):
+        with pytest.raises(ModelError, match=r"closes over `w`, which gets no gradient"):
+            call(params, state, X)
+    with pytest.raises(jtbridge.errors.JtbridgeError, match=r"[Pp]ass (the tensor|it) to .* as an argument|Pass it as"):
+        jax.jit(net)(params, state, X)
+
+
+def test_detached_weights_are_values_eagerly_and_refused_in_a_trace():
+    net = jtbridge.module(_made(READS["jit"]))
+    params, state = net.init()
+    params = {"w": 5 * params["w"]}
+    assert net(params, state, X)[0] == 15.0
+    assert jax.grad(lambda params: net(params, state, X)[0])(params)["w"].tolist() == [0.0, 0.0, 0.0]
+    with pytest.raises(JaxCallError, match=r"closes over a tensor that has no values here.*as an argument"):
+        jax.jit(net)(params, state, X)
+
+
+def test_arguments_of_a_wrapped_function_that_a_closure_reads_are_refused_in_a_gradient():
+    f = jtbridge.wrap(lambda x, w: to_torch(lambda x: x * jtbridge.to_jax(w))(x).sum())
+    assert f(X, 5 * X) == 15.0
+    assert jax.grad(f)(X, 5 * X).tolist() == [5.0, 5.0, 5.0]
+    with pytest.raises(JaxCallError, match=r"closes over a tensor of shape \(3,\) that requires a gradient"):
+        jax.grad(f, 1)(X, 5 * X)
+
+
+def test_weights_without_a_gradient_are_told_once():
+    linear, before = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    f = to_torch(jtbridge.wrap(lambda x: linear(x)))
+    with pytest.warns(ConstantsWarning, match=r"2 torch tensors that require a gradient \(shape \(3, 3\), "):
+        f(before(torch.ones(2, 3))).sum().backward()
+    assert before.weight.grad is not None
+    f(before(torch.ones(2, 3))).sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["frozen", "no_grad", "detach", "wrapped", "only reachable"])
+def test_weights_that_need_no_gradient_are_not_told(kind):
+    linear = torch.nn.Linear(3, 3)
+    x = torch.ones(2, 3, requires_grad=True)
+    if kind == "frozen":
+        linear.requires_grad_(False)
+        to_torch(jtbridge.wrap(lambda x: linear(x)))(x)
+    elif kind == "no_grad":
+        with torch.no_grad():
+            to_torch(jtbridge.wrap(lambda x: linear(x)))(x)
+    elif kind == "detach":
+        to_torch(lambda x: x @ jnp.asarray(linear.weight.detach()))(x)
+    elif kind == "wrapped":  # a constant of the wrapped function anyway
+        wrapped = jtbridge.wrap(lambda x: to_torch(jtbridge.wrap(lambda x: linear(x)))(x).sum())
+        wrapped(jnp.ones((2, 3)))
+        jax.jit(jax.grad(wrapped))(jnp.ones((2, 3)))
+    else:
+        linear.factor = 2
+        to_torch(jtbridge.wrap(lambda x: x * linear.factor))(x)
