@@ -6,6 +6,7 @@ import argparse
 import os
 import platform
 import sys
+from typing import TextIO
 
 import jax
 import torch
@@ -32,10 +33,13 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    stdout: TextIO | None = sys.stdout  # None if the process began without one
     try:
         status = main()
-        sys.stdout.flush()
+        if stdout is not None:
+            stdout.flush()
     except BrokenPipeError:  # the reader has read enough, as in `python -m jtbridge doctor | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the last flush of Python
+        if stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())  # for the last flush of Python
         status = 1
     sys.exit(status)

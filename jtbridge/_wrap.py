@@ -103,6 +103,12 @@ class Wrapped:
                 "function: arguments are written to in place, and draws are those of the outer call. Call "
                 f"`{self._name}.function` there."
             )
+        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((args, kwargs))):
+            raise ArgumentError(
+                f"`{self._name}` was called with a JAX array inside another wrapped function, where it is a plain "
+                "torch function. Pass a tensor. Code that Python runs in between, such as a signal handler or "
+                "`__del__`, counts as inside too: let it compute later."
+            )
         return self._fn(*self._prefix, *args, **{**self._keywords, **kwargs})
 
     def objects_of_the_user(self) -> list[tuple[str, Any]]:
@@ -262,8 +268,8 @@ def wrap(
             within rounding. This finds a function that computes something else while it is traced. The comparison
             happens once, when the program runs: under ``jit`` by a callback to the host, under ``vmap`` for the first
             row, in a loop for the first step, under ``grad`` for the value alone. A difference raises
-            `VerificationError`; a compiled program raises its text as JAX's error. Functions that draw are not
-            compared.
+            `VerificationError`; a compiled program raises its text as JAX's error. Functions that draw, or that call
+            JAX functions, are not compared.
         purity: the reaction if a function that is traced for ``jit``, ``scan`` and the like writes to state that it
             reaches (a closure, a global, an attribute, a list, an iterator), or draws from Python's or NumPy's global
             generator. "error" raises :class:`~jtbridge.errors.MutationError` or

@@ -115,7 +115,7 @@ class PurityWarning(UserWarning):
 
 
 class ConstantsWarning(UserWarning):
-    """A function that ``jit`` traces closes over large tensors, which become literals of the compiled program."""
+    """A function closes over tensors: large ones, which become literals, or trained ones, which get no gradient."""
 
 
 class ShardingWarning(UserWarning):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import jtbridge
+from jtbridge.errors import ArgumentError, MutationError
 
 from .compare import assert_matches
 
@@ -227,3 +228,25 @@ def test_what_is_compiled_inside_is_translated():
     np.testing.assert_allclose(f(x), want.detach(), rtol=1e-5)
     (gradient,) = torch.autograd.grad(want.sum(), tensor)
     np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(x), gradient, rtol=1e-5)
+
+
+def test_a_jax_array_for_a_wrapped_function_inside_another_one_is_refused():
+    """Its torch code would compute with JAX's methods: JAX's `std` is another one than torch's."""
+    spread = jtbridge.wrap(lambda x: x.std())
+    with pytest.raises(ArgumentError, match="was called with a JAX array inside another wrapped function"):
+        jtbridge.wrap(lambda x: x + float(spread(jnp.array([1.0, 2.0]))))(jnp.zeros(1))
+    with pytest.raises(ArgumentError, match="was called with a JAX array inside another wrapped function"):
+        jtbridge.wrap(lambda x: x + float(spread({"x": [jnp.array([1.0, 2.0])]})))(jnp.zeros(1))
+    assert jtbridge.wrap(lambda x: spread(x) * 2)(jnp.array([1.0, 2.0])) == spread(jnp.array([1.0, 2.0])) * 2
+
+
+@pytest.mark.parametrize("backend", ["auto", "xla", "dlpack"])
+def test_a_function_that_sets_the_default_device_is_refused_in_a_program(backend):
+    def f(x):
+        torch.set_default_device("cpu")
+        return torch.sin(x)
+
+    for _ in range(2):
+        with pytest.raises(MutationError, match=r"calls `torch.set_default_device`.*Pass `device=`"):
+            jax.jit(jtbridge.wrap(f, backend=backend))(jnp.ones(2))
+    assert torch.get_default_device() == torch.device("cpu")

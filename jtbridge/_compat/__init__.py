@@ -35,7 +35,7 @@ from ._forward_mode import (
     level_is_shared,
     thread_in_forward_mode,
 )
-from ._interrupts import raise_in_thread
+from ._interrupts import on_own_thread, raise_in_thread
 from ._jax import (
     ORDERED_EFFECT,
     InconclusiveDimensionOperation,

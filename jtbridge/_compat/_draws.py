@@ -13,7 +13,6 @@ random or not, and is not active inside the Python implementation of a custom op
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import ctypes
 import functools
@@ -24,6 +23,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ._interrupts import on_own_thread
 from ._torch import OpOverload, outside_modes
 
 _SLOT = "jtbridge.draws"  # key of an object that torch stores for each thread, and passes to autograd's threads
@@ -183,8 +183,7 @@ def _install() -> None:
     if _libraries and len(torch._ops._higher_order_ops) == _seen_higher_order:
         return
     # Ctrl-C interrupts the main thread alone. It must not leave a part of the registrations: torch refuses second ones.
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        thread.submit(_install_now).result()
+    on_own_thread(_install_now)
 
 
 def _install_now() -> None:

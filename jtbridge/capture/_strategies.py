@@ -16,7 +16,7 @@ from jtbridge._compat import (
 )
 from jtbridge.core.array_types import OutputTree, as_tensor, is_array_leaf
 from jtbridge.core.forward_mode import named_forward_mode
-from jtbridge.core.messages import first_line
+from jtbridge.core.messages import first_line, text_of
 from jtbridge.core.nested_calls import as_in_program
 from jtbridge.core.output_shapes import check_declared, declared_types, wrong_declaration
 from jtbridge.core.pytree import flatten_output, key_order
@@ -388,8 +388,8 @@ def _refuse_without_outcome(request: TraceRequest, cause: Exception, errors: Seq
     """Raise one error for a function: its trace raised `cause`, and its runs on example arguments raised `errors`."""
     error = errors[0]
     # A plain mistake in the function or its arguments. Torch's fakes may raise another class for it than its kernels.
-    if type(error) is type(cause) or str(error) == str(cause):
-        if len({*map(str, errors)}) > 1:  # due to the values of the examples too
+    if type(error) is type(cause) or text_of(error) == text_of(cause):
+        if len({*map(text_of, errors)}) > 1:  # due to the values of the examples too
             error = cause
         error.add_note(f"(raised while finding the output shapes of `{request.name}`)")
         raise error

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import stat
+import uuid
 from pathlib import Path
 from typing import Any
 
 # The exceptions of reading JSON values from a damaged file: the last two for a long number and for many brackets.
+_LARGEST = 16 << 20  # bytes
 MALFORMED = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
 
@@ -26,6 +28,21 @@ def folder() -> Path:
     return Path(base) / "jtbridge"
 
 
+def read_text(path: Path) -> str:
+    """Return the text of a file, which may be anything that a user has put there.
+
+    Raises:
+        OSError: there is no such file, or it is a pipe, a device or a folder, or too large.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, and a device may have no end
+        raise OSError(f"{path} is not a regular file")
+    if status.st_size > _LARGEST:
+        raise OSError(f"{path} has {status.st_size} bytes")
+    return path.read_text()
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file, atomically: other processes that write or read it see a whole file.
 
@@ -33,11 +50,12 @@ def write_json(path: Path, value: Any) -> None:
         OSError: the file cannot be written. The file that was there stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.stem, delete=False) as file:
-        try:
+    # Not `tempfile`, whose files no other user can read: several may share the folder.
+    whole = path.with_name(f"{path.stem}-{uuid.uuid4().hex}")
+    try:
+        with whole.open("x") as file:
             json.dump(value, file, indent=1)
-            file.flush()
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+        os.replace(whole, path)
+    except BaseException:
+        whole.unlink(missing_ok=True)
+        raise

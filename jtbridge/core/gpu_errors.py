@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from .messages import text_of
+
 # Torch's words for an operator with tensors on different devices; a convolution names their types.
 _MIXED = re.compile(
     r"Expected all tensors to be on the same device"
@@ -17,7 +19,7 @@ _MIXED = re.compile(
 def add_device_note(error: RuntimeError, inputs: Sequence[torch.Tensor]) -> None:
     """Add a note to an error about tensors on different devices, if the function's arguments are not on the CPU."""
     device = next((x.device for x in inputs if not x.is_cpu), None)
-    if device is None or not _MIXED.search(str(error)):
+    if device is None or not _MIXED.search(text_of(error)):
         return
     error.add_note(
         f"The arguments are on `{device}`, as JAX placed them, and a called function is torch itself. Move what the "
@@ -29,7 +31,7 @@ def add_device_note(error: RuntimeError, inputs: Sequence[torch.Tensor]) -> None
 
 def add_host_note(error: BaseException) -> None:
     """Add a note to an error about tensors on different devices, raised in a call on copies of the host's arrays."""
-    if isinstance(error, RuntimeError) and _MIXED.search(str(error)):
+    if isinstance(error, RuntimeError) and _MIXED.search(text_of(error)):
         error.add_note(
             'A function with `backend="callback"` gets its arguments on the CPU, wherever JAX has them, and one with '
             '`effects="ordered"` where the modules and tensors lie that its code names. Move the arguments inside the '

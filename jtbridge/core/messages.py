@@ -12,6 +12,11 @@ import jax.core
 from .library_files import is_users
 
 
+def in_utf8(text: str) -> str:
+    """Return a text as XLA can pass it on: it ends the process at a lone surrogate, and the text at a NUL."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
 def kind_of(value: Any) -> str:
     """Return the type of a value with its article, such as "an int" or "a jax.Array"."""
     if isinstance(value, jax.core.Tracer):
@@ -22,9 +27,17 @@ def kind_of(value: Any) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
+def text_of(error: BaseException) -> str:
+    """Return the message of an exception, also of a class whose ``__str__`` fails."""
+    try:
+        return str(error)
+    except (Exception, SystemExit) as failure:  # noqa: BLE001  (the user's class may raise anything)
+        return f"<its text cannot be read: {type(failure).__name__}>"
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of the message of an exception; an empty string if it has no message."""
-    return next(iter(str(error).strip().splitlines()), "")
+    return next(iter(text_of(error).strip().splitlines()), "")
 
 
 def summary_of(error: BaseException) -> str:

@@ -19,6 +19,8 @@ import torch
 from jtbridge._compat import Context, apart, current_context, is_transforming, refusing_jax, with_autograd
 from jtbridge.errors import JaxCallError
 
+from .messages import text_of
+
 _RUNNING = threading.local()
 _LEAST_NORMAL = sys.float_info.min
 # JAX's words for an argument that is no array.
@@ -38,14 +40,14 @@ def marked(call: Callable[..., Any], *, inside: bool = True) -> Callable[..., An
         try:
             return call(*args, **kwargs)
         except RuntimeError as error:
-            if "Creating a new Tensor subclass" in str(error):
+            if "Creating a new Tensor subclass" in text_of(error):
                 error.add_note(
                     "Torch cannot construct such an object while jtbridge watches the function: make it outside of the "
                     "function, and let the function refer to it."
                 )
             raise
         except TypeError as error:
-            if inside and _OF_JAX.search(str(error)) and "torch." in str(error):
+            if inside and _OF_JAX.search(text_of(error)) and "torch." in text_of(error):
                 error.add_note(
                     "Inside a torch function, JAX got a tensor. Compute with torch there, or call the JAX function as "
                     "`jtbridge.to_torch_function(f)`."

@@ -14,6 +14,7 @@ from jtbridge.errors import JtbridgeError, MutationError, TorchCallError, Transl
 from . import random_numbers
 from .array_types import Tensors, to_bytes
 from .functions import TorchFunction
+from .messages import in_utf8, text_of
 
 _SHOWN = 6  # arguments at either end of a long list
 
@@ -112,8 +113,10 @@ def as_call_error(fn: TorchFunction, error: BaseException) -> JtbridgeError:
         return error
     lines = "".join(traceback.format_exception(error)).rstrip()
     return TorchCallError(
-        f"`{fn.base.name}`, a torch function called from a JAX program with {describe_arguments(fn)}, raised "
-        f"{type(error).__name__}: {error}\n\nTorch traceback:\n{lines}"
+        in_utf8(
+            f"`{fn.base.name}`, a torch function called from a JAX program with {describe_arguments(fn)}, raised "
+            f"{type(error).__name__}: {text_of(error)}\n\nTorch traceback:\n{lines}"
+        )
     )
 
 

@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +29,7 @@ from jtbridge.errors import TuningWarning
 
 from . import cache_folder
 from .context_variables import assigned
+from .messages import warn_user
 
 T = TypeVar("T")
 Key = Mapping[str, Any]  # the values that a choice depends on, all of which JSON has
@@ -152,7 +152,7 @@ def read(path: Path, key: Key, parse: Callable[[Any], T | None]) -> T | None:
             exceptions of `cache_folder.MALFORMED`.
     """
     try:
-        text = path.read_text()
+        text = cache_folder.read_text(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
@@ -178,4 +178,4 @@ def write(path: Path, key: Key, result: Mapping[str, Any]) -> None:
 
 def warn(message: str) -> None:
     """Warn that a choice is not tuned, or that its result cannot be read or kept."""
-    warnings.warn(message, TuningWarning, stacklevel=2)
+    warn_user(message, TuningWarning)

@@ -134,8 +134,17 @@ def main(arguments: Any) -> int:
     except ArgumentError as error:
         sys.stderr.write(f"python -m jtbridge doctor: error: {error}\n")
         return 2  # as for other wrong arguments
-    if arguments.json:
-        sys.stdout.write(report.to_json() + "\n")
-    else:
-        report.show()
+    try:
+        if sys.stdout is None:  # the process began without one
+            raise OSError("there is no stdout")
+        if arguments.json:
+            sys.stdout.write(report.to_json() + "\n")
+        else:
+            report.show()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        sys.stderr.write(f"python -m jtbridge doctor: error: the report cannot be written: {error}\n")
+        return 2
     return 0 if report.healthy else 1

@@ -162,7 +162,7 @@ def kernels_in_use() -> frozenset[str] | None:
 
 def _read(path: Path, wanted: Mapping[str, str]) -> ProofRecord | None:
     try:
-        held = json.loads(path.read_text())
+        held = json.loads(cache_folder.read_text(path))
         proven, failed = tuple(held["proven"]), dict(held["failed"])
         if held["key"] != dict(wanted) or not all(isinstance(name, str) for name in (*proven, *failed)):
             raise ValueError("it is the record of something else")

@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from jtbridge._compat import ReleasedTensor, innermost, inside_functorch, mark_as_parameter, reads_no_values, storage_id
+from jtbridge._compat import (
+    OpOverload,
+    ReleasedTensor,
+    innermost,
+    inside_functorch,
+    mark_as_parameter,
+    reads_no_values,
+    storage_id,
+)
 from jtbridge.core.containers import tensors_in
 from jtbridge.core.jax_calls import HANDLES, OPERATOR
 from jtbridge.errors import ModelError
@@ -72,7 +80,7 @@ class RefuseOwnTensors(TorchFunctionMode):
                 raise requires_grad_error(self._module, self._trained[id(args[0])])
         if not reads_no_values(func):
             self._refuse_own(tensors_in(args, kwargs.values()), lambda: resolve_name(func) or func)
-        if not isinstance(func, torch._ops.OpOverload) or func.name() != OPERATOR:
+        if not isinstance(func, OpOverload) or func.name() != OPERATOR:
             return func(*args, **kwargs)
         result = func(*args, **kwargs)  # it may trace a JAX function, which reads tensors that it closes over
         function = HANDLES.get(args[1])

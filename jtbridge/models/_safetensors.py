@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from jtbridge.core.cache_folder import MALFORMED
+from jtbridge.core.cache_folder import MALFORMED, read_text
 from jtbridge.core.messages import kind_of
 from jtbridge.errors import ModelError
 
@@ -76,11 +76,13 @@ def read_files(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], d
 
 def _files_of_index(path: pathlib.Path) -> list[str]:
     try:
-        names = sorted(set(json.loads(path.read_text())["weight_map"].values()))
+        names = sorted(set(json.loads(read_text(path))["weight_map"].values()))
         if not all(isinstance(name, str) for name in names):
             raise TypeError(f"{names} are no names of files")
         return names
-    except (*MALFORMED, AttributeError) as error:
+    except FileNotFoundError:
+        raise
+    except (OSError, *MALFORMED, AttributeError) as error:
         raise ModelError(f"`{path}` is no index of safetensors files: its `weight_map` cannot be read.") from error
 
 

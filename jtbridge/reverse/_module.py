@@ -14,7 +14,7 @@ from jtbridge._compat import in_backward, writes
 from ._bound import Caller
 from ._function import check_int32, torch_function
 from ._models import Model, model_of
-from ._module_tensors import Part, TensorTree, set_mode
+from ._module_tensors import Part, TensorTree, compute_weights, set_mode
 from ._start_of_call import StateUse, refusal_of_recomputation, start_of_call
 
 
@@ -89,6 +89,7 @@ class TorchModule(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of the JAX model; the new state goes to the buffers."""
+        compute_weights(self)
         params, state = (tree.tensors(self, self._model.name) for tree in self._trees)
         traced = torch.compiler.is_compiling()
         if not traced and in_backward():
@@ -139,6 +140,7 @@ class TorchModule(torch.nn.Module):
         Returns:
             A model of Equinox or Flax NNX as such. For a function, its parameters; with a state, both.
         """
+        compute_weights(self)
         return self._model.rebuild(*(tree.arrays(self, self._model.name) for tree in self._trees))
 
 

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from jtbridge._compat import weakly_typed
+from jtbridge._compat import forward_pre_hooks, weakly_typed
 from jtbridge.core.convert import to_jax, to_torch
+from jtbridge.core.definitions import module_of
 from jtbridge.core.dtypes import is_differentiable, torch_dtype
 from jtbridge.core.static import same_static
 from jtbridge.errors import ModelError
@@ -37,6 +38,18 @@ class Part(torch.nn.Module):
             )
         set_mode(self, mode)
         return self
+
+
+def compute_weights(module: torch.nn.Module) -> None:
+    """Compute the weights that `torch.nn.utils` derives from others, such as pruned ones, in the parts of a JAX model.
+
+    Torch does so in a hook of the call of a submodule, and a part is never called.
+    """
+    for part in module.modules():
+        if isinstance(part, Part):
+            for hook in forward_pre_hooks(vars(part)):
+                if module_of(type(hook)).startswith("torch.nn.utils."):
+                    hook(part, ())
 
 
 def set_mode(module: torch.nn.Module, mode: bool) -> None:
@@ -76,8 +89,7 @@ class ArrayEntry:
 
     def array(self, tensor: torch.Tensor) -> jax.Array:
         """Return a copy of the tensor as the array that it was made from."""
-        array = to_jax(tensor.cpu())
-        return self.restored(array.astype(self.dtype))
+        return self.restored(to_jax(tensor.cpu()))
 
     def restored(self, array: Any) -> Any:
         """Return an array of the tensor's values as the kind of array that the tensor was made from."""

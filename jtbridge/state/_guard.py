@@ -95,6 +95,12 @@ class StateGuard:
         before = saved.pop(self, None) if saved is not None else None
         if before is None:
             before = ReachableState(self.roots)
+        if "set_default_device" in before.names and not self.ordered:
+            self._report(
+                MutationError,
+                f"`{self.name}` calls `torch.set_default_device`, which a JAX program cannot do. Pass `device=` where "
+                "the function makes tensors, or call it before.",
+            )
         draws = GlobalDraws(self.name, refusing=self.purity == "error" and not self.ordered)
         try:
             with (

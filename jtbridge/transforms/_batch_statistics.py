@@ -13,12 +13,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from jtbridge.core.messages import text_of
+
 from ._composite import in_order_of_torch, per_channel, scaled
 
 
 def is_refusal(error: Exception) -> bool:
     """Return whether `error` is torch's refusal of running statistics that require a gradient."""
-    return "is not differentiable with respect to argument 'running_" in str(error)
+    return "is not differentiable with respect to argument 'running_" in text_of(error)
 
 
 def _functional_batch_norm(

@@ -13,7 +13,7 @@ from jtbridge._compat import FakeTensor, differentiating, innermost, outside_mod
 from jtbridge.core.array_types import ArrayType, Tensors
 from jtbridge.core.dtypes import torch_dtype
 from jtbridge.core.forward_mode import FORWARD_MODE
-from jtbridge.core.messages import first_line
+from jtbridge.core.messages import first_line, text_of
 from jtbridge.core.nested_calls import marked
 from jtbridge.core.positions import of_differentiated
 from jtbridge.errors import DifferentiationError
@@ -136,7 +136,7 @@ class Jvp(Derived):
             if isinstance(error, DifferentiationError):
                 raise
             if not self._has_small_jacobian():
-                if "is not implemented" not in str(error):
+                if "is not implemented" not in text_of(error):
                     raise
                 raise DifferentiationError(
                     f"`{self.base.name}` has no forward mode: torch cannot differentiate a gradient in it "

@@ -23,6 +23,7 @@ from jtbridge._compat import (
     outside_functorch,
     storage_id,
 )
+from jtbridge.core.messages import text_of
 from jtbridge.core.overlap import shares_other_elements
 
 # Kinds of calls. A key is the name of a function of torch, of a method, or of an operator of `torch.ops`.
@@ -110,7 +111,7 @@ class VmapGuard(TorchFunctionMode):
         """
         errors, self._errors = self._errors, []  # an error holds the frames that hold this mode
         for error in errors:
-            if not is_derivative or "vmap" in str(error):
+            if not is_derivative or "vmap" in text_of(error):
                 raise NotImplementedError("the function caught an error, which a row might not raise") from error
 
     @functools.cached_property

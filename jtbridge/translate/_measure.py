@@ -7,7 +7,6 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from torch import fx
 
-from jtbridge._compat import OpOverload
+from jtbridge._compat import OpOverload, on_own_thread
 from jtbridge.core.array_types import ArrayType
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.messages import summary_of
@@ -54,11 +53,10 @@ def measure(fn: TorchFunction, lowered: ClosedJaxpr) -> Times | str:
     A thread of its own measures: it has none of the settings and traces of the thread that lowers a program. The two
     programs run as every program does, after their operands are computed and beside nothing else of this thread.
     """
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            return pool.submit(_measure, fn, lowered).result()
-        except Exception as error:  # noqa: BLE001  (whatever torch or XLA raises, the program can do without)
-            return summary_of(error)
+    try:
+        return on_own_thread(lambda: _measure(fn, lowered))
+    except Exception as error:  # noqa: BLE001  (whatever torch or XLA raises, the program can do without)
+        return summary_of(error)
 
 
 def _measure(fn: TorchFunction, lowered: ClosedJaxpr) -> Times:

@@ -97,6 +97,15 @@ def test_a_reader_may_stop_early():
     assert "Error" not in done.stderr
 
 
+@pytest.mark.parametrize("stdout", [">&-", ">/dev/full"])
+def test_a_report_that_cannot_be_written(stdout):
+    command = f"exec {sys.executable} -m jtbridge doctor --only caches {stdout}"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert "doctor: error: the report cannot be written: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_checks_have_names_of_their_own_and_groups_an_order():
     keys = [check.key for check in all_checks()]
     assert len(set(keys)) == len(keys)

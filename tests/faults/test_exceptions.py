@@ -153,3 +153,28 @@ def test_the_end_of_the_program_in_a_called_function(name: str):
     np.testing.assert_allclose(f(X), X * 2)
     with pytest.raises(SystemExit):
         jtbridge.wrap(exits, backend=name)(-X)
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        return 3  # type: ignore[return-value]
+
+
+def test_an_exception_whose_text_cannot_be_read():
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        if float(x.sum()) < 0:
+            raise Unreadable
+        return x * 2
+
+    def always(x: torch.Tensor) -> torch.Tensor:
+        raise Unreadable
+
+    with pytest.raises(Unreadable):
+        jtbridge.wrap(always)(X)
+    with pytest.raises(Unreadable):
+        jax.jit(jtbridge.wrap(always))(X)
+    for backend in BACKENDS:
+        call = jax.jit(jtbridge.wrap(fails, backend=backend))
+        with pytest.raises(COMPILED, match="raised Unreadable: <its text cannot be read: TypeError>"):
+            jax.block_until_ready(call(-X))
+        np.testing.assert_array_equal(call(X), X * 2)

@@ -98,6 +98,38 @@ PROGRAMS = {
         """,
         "True",
     ),
+    "a first trace after the main thread has ended": (
+        """
+        def work():
+            threading.main_thread().join()
+            print(*jax.jit(jtbridge.wrap(torch.Tensor.double))(jnp.ones(2)))
+        threading.Thread(target=work).start()
+        """,
+        "1.0 1.0",
+    ),
+    "a first trace when Python has ended": (
+        """
+        import atexit
+        atexit.register(lambda: print(*jax.jit(doubled)(jnp.ones(2))))
+        """,
+        "2.0 2.0",
+    ),
+    "an exception whose text is no UTF-8": (
+        """
+        def fails(x):
+            if float(x.sum()) < 0:
+                raise ValueError("file a\\ud800b and a NUL: \\0 here")
+            return x * 2
+        for backend in ("auto", "dlpack", "callback"):
+            call = jax.jit(jtbridge.wrap(fails, backend=backend))
+            try:
+                jax.block_until_ready(call(-jnp.ones(2)))
+            except Exception as error:
+                print("a\\\\ud800b and a NUL: \\\\x00 here" in str(error))
+            print(*call(jnp.ones(2)))
+        """,
+        "True 2.0 2.0 " * 3,
+    ),
     "the process ends while another thread traces": (
         """
         def slow(x):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -232,6 +233,26 @@ def test_a_file_that_cannot_be_understood_is_ignored(clock, folder, monkeypatch,
         assert calls_in(f, X, W) == 0  # it is written anew
     another_process(monkeypatch)
     assert calls_in(f, X, W) == 0
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_file_is_not_read(clock, folder, monkeypatch, kind):
+    clock.times = XLA
+    f = jtbridge.wrap(grouped)
+    with jtbridge.config(tune=True):
+        calls_in(f, X, W)
+    (file,) = folder.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o666 & ~_umask()  # another user can read it
+    file.unlink()
+    {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero"), "folder": Path.mkdir}[kind](file)
+    another_process(monkeypatch)
+    with pytest.warns(TuningWarning, match="is not a regular file"):
+        assert calls_in(f, X, W) == 1
+
+
+def _umask() -> int:
+    done = subprocess.run(["sh", "-c", "umask"], capture_output=True, text=True, check=True)
+    return int(done.stdout, 8)
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(clock, tmp_path):

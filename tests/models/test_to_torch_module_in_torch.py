@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.checkpoint
+from torch.nn.utils import prune, weight_norm
 
 import jtbridge
 from jtbridge.errors import ModelError
@@ -256,3 +257,33 @@ def test_an_equinox_model_inside_jtbridge_module_follows_its_mode(train: bool):
 
     zeros = (jax.jit(jax.grad(loss))(params)["weight"] == 0).sum()
     assert 0 < zeros < 64 if train else zeros == 0
+
+
+@pytest.mark.parametrize("derive", [lambda part: prune.identity(part, "w"), lambda part: weight_norm(part, "w")])
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+def test_weights_that_torch_derives_from_others_in_a_part(derive):
+    module = jtbridge.to_torch_module(lambda params, x: x @ params["a"]["w"], {"a": {"w": jnp.ones((3, 2))}})
+    derive(module.a)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    values = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        value = module(torch.ones(3)).sum()
+        value.backward()
+        optimizer.step()
+        values.append(value.item())
+    np.testing.assert_allclose(values, [6.0, 5.4, 4.8], rtol=1e-5)
+    np.testing.assert_allclose(module.to_jax()["a"]["w"], np.full((3, 2), 0.7), rtol=1e-5)
+
+
+def test_to_jax_has_the_dtypes_of_the_module():
+    module = jtbridge.to_torch_module(lambda params, x: x * params["w"], {"w": jnp.ones(1, jnp.float16)}).float()
+    with torch.no_grad():
+        module.w.fill_(1e6)
+    assert module.to_jax()["w"].dtype == jnp.float32
+    assert module.to_jax()["w"].tolist() == [1e6]
+    with jax.enable_x64(True):
+        module = module.double()
+        with torch.no_grad():
+            module.w.fill_(1 + 1e-10)
+        assert module.to_jax()["w"].tolist() == [1 + 1e-10]

@@ -76,3 +76,9 @@ def test_a_small_difference_of_terms_that_cancel_is_found(name: str):
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="differs from torch's"):
         run()
+
+
+def test_a_function_that_calls_a_jax_function_is_not_compared():
+    f = jtbridge.wrap(lambda x: jtbridge.to_torch_function(jnp.sin)(x).sum(), verify=True)
+    assert jax.jit(f)(jnp.zeros(3)) == 0
+    assert jax.jit(jax.grad(f))(jnp.zeros(3)).tolist() == [1.0, 1.0, 1.0]

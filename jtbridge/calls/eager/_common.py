@@ -17,7 +17,7 @@ from jtbridge.core.debug import check_results
 from jtbridge.core.functions import SEQUENTIAL, TorchFunction
 from jtbridge.core.inner_autograd import broken_graph_error
 from jtbridge.core.loans import Loan, protected
-from jtbridge.core.messages import summary_of, warn_user
+from jtbridge.core.messages import summary_of, text_of, warn_user
 from jtbridge.core.primitive_rules import describe
 from jtbridge.errors import DifferentiationError, MutationError, SequentialVmapWarning
 from jtbridge.state import StateBeforeRun
@@ -219,7 +219,7 @@ def _transformations(fn: TorchFunction) -> tuple[type, ...]:
 
 def escapes_vmap(error: Exception) -> bool:
     """Return whether a backward failed because it reran code that had run under torch.vmap, as a checkpoint does."""
-    return isinstance(error, RuntimeError) and "escaped from inside a function being vmapped" in str(error)
+    return isinstance(error, RuntimeError) and "escaped from inside a function being vmapped" in text_of(error)
 
 
 def is_batched(fn: TorchFunction) -> bool:

@@ -22,6 +22,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jtbridge._compat import Context, add_linearization, apart, current_context
 from jtbridge.core.functions import TorchFunction
+from jtbridge.core.messages import text_of
 from jtbridge.core.positions import replaced
 from jtbridge.core.primitive_rules import (
     batch_first,
@@ -165,7 +166,7 @@ def _linear_impl(
 
 def _lacks_derivative(error: RuntimeError) -> bool:
     """Return whether torch raised an error because an operator has no derivative."""
-    return "is not implemented" in str(error)
+    return "is not implemented" in text_of(error)
 
 
 def _by_kept_graph(

@@ -27,6 +27,7 @@ from jtbridge._compat import (
 from jtbridge.core import random_numbers
 from jtbridge.core.functions import TorchFunction
 from jtbridge.core.loans import Loan, protected
+from jtbridge.core.messages import text_of
 from jtbridge.errors import DifferentiationError
 from jtbridge.transforms import (
     Vjp,
@@ -198,7 +199,7 @@ class AutogradGraph:
 
 def _add_note_of_changes(error: RuntimeError, name: str) -> None:
     """Add a note to torch's error about a tensor that was written to since the run: what to do."""
-    if "modified by an inplace operation" in str(error):
+    if "modified by an inplace operation" in text_of(error):
         error.add_note(
             f"A tensor that `{name}` used, such as a weight of a module, was written to after the call and before its "
             "derivative. Take the derivative first; or pass the tensor as an argument, for example by "
