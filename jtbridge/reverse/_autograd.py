@@ -15,6 +15,7 @@ import torch
 
 from jtbridge._compat import (
     SingleLevelFunction,
+    functorch_depth,
     has_dispatch_modes,
     has_own_dispatch,
     in_forward_mode,
@@ -52,7 +53,8 @@ class Differentiated(SingleLevelFunction):
             else:
                 if not (is_tracing() or jax.config.jax_disable_jit):  # type: ignore[attr-defined]
                     function = function.as_of_now(types)  # the derivatives belong to the values
-                results = below(function)
+                twice = wrt and functorch_depth() > 1  # something may differentiate the gradient
+                results = below(function.under_gradient(wrt, types) if twice else function)
         ctx.function, ctx.call, ctx.types = function, call, types
         if ctx.layout is not None:
             count = len(ctx.layout.result_types)

@@ -24,7 +24,7 @@ from jtbridge.core.dtypes import is_differentiable, numpy_dtype, torch_dtype
 from jtbridge.core.fork import check_not_forked
 from jtbridge.core.jax_calls import HANDLES
 from jtbridge.core.nested_calls import is_in_callback
-from jtbridge.core.positions import of_differentiated
+from jtbridge.core.positions import of_differentiated, replaced
 from jtbridge.errors import JaxCallError
 
 from ._reads import TensorReads
@@ -193,6 +193,19 @@ class JaxFunction:
         """Return the function ``(*arguments, *tangents of wrt) -> tangents of outs``."""
         return self._derive(("jvp", wrt, outs), lambda: _jvp(self, wrt, outs))
 
+    def under_gradient(self, wrt: tuple[int, ...], types: Types) -> JaxFunction:
+        """Return the function as a gradient by `wrt` runs it: a `jax.custom_vjp` runs its forward rule.
+
+        Other than the function itself, that rule has a forward mode, which second derivatives take. Without a gradient
+        by `wrt`, it is the function itself.
+        """
+        found = self._derive(("under gradient", wrt), lambda: _under_gradient(self, wrt))
+        try:
+            found._program(types)
+        except Exception:  # noqa: BLE001  (whatever JAX raises: the backward raises it again)
+            return self
+        return found
+
     def batch(self, dims: tuple[int | None, ...]) -> JaxFunction:
         """Return the function of batches; the dims are 0 or None, and results have their batch axis first."""
         return self._derive(("batch", dims), lambda: jax.vmap(self.jitted, in_axes=dims))
@@ -301,6 +314,18 @@ def _vjp(base: JaxFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Call
         return in_own_memory([_conj(x) for x in pull(tuple(map(_conj, cotangents)))])
 
     return gradients
+
+
+def _under_gradient(base: JaxFunction, wrt: tuple[int, ...]) -> Callable[..., list[Any]]:
+    def primal(*arrays: Any) -> list[Any]:
+        def of(*active: Any) -> tuple[list[Any], list[Any]]:
+            results = base.jitted(*replaced(arrays, wrt, active))
+            return [results[i] for i in inexact_positions(types_of(results))], results
+
+        found, _, results = jax.vjp(of, *[arrays[i] for i in wrt], has_aux=True)
+        return in_own_memory(replaced(results, inexact_positions(types_of(results)), found))
+
+    return primal
 
 
 def _jvp(base: JaxFunction, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Callable[..., list[Any]]:

@@ -328,3 +328,34 @@ def test_functional_call_of_a_module():
     got = grad(lambda values: functional_call(module, values, (x,)).sum())(values)["w"]
     expected = grad(lambda w: torch.tanh(x @ w).sum())(values["w"])
     torch.testing.assert_close(got, expected)
+
+
+@jax.custom_vjp
+def clipped(x):
+    return x**3
+
+
+clipped.defvjp(lambda x: (x**3, x), lambda x, cotangent: (jnp.clip(3 * x**2, -5, 5) * cotangent,))
+
+
+def test_second_derivatives_of_a_function_with_a_gradient_of_its_own():
+    at = np.array([1.0, 2.0], "float32")
+    f = jtbridge.to_torch_function(clipped)
+
+    def of_torch(x):
+        return f(x).sum()
+
+    def of_jax(x):
+        return clipped(x).sum()
+
+    x = torch.from_numpy(at)
+    np.testing.assert_allclose(torch.func.hessian(of_torch)(x), jax.hessian(of_jax)(at))
+    np.testing.assert_allclose(torch.func.vmap(torch.func.hessian(of_torch))(x[None])[0], jax.hessian(of_jax)(at))
+    got = torch.func.jvp(torch.func.grad(of_torch), (x,), (x,))
+    want = jax.jvp(jax.grad(of_jax), (at,), (at,))
+    np.testing.assert_allclose(got[0], want[0])
+    np.testing.assert_allclose(got[1], want[1])
+    got = torch.func.grad(lambda x: torch.func.hessian(of_torch)(x).sum())(x)
+    np.testing.assert_allclose(got, jax.grad(lambda x: jax.hessian(of_jax)(x).sum())(at))
+    with pytest.raises(TypeError, match="custom_vjp"):
+        torch.func.jvp(f, (x,), (x,))
