@@ -64,6 +64,7 @@ from ._jax_checkpoint import (
     add_policy_rule,
     add_pruning,
     cut_by_policy,
+    has_custom_vjp,
     is_dropped,
     is_staging,
     new_variable,

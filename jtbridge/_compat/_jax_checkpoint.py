@@ -70,6 +70,13 @@ def without_unused(program: ClosedJaxpr, used: Sequence[bool], keep: Sequence[bo
     return ClosedJaxpr(jaxpr, program.consts), inputs
 
 
+def has_custom_vjp(jaxpr: Any) -> bool:
+    """Return whether a `jax.custom_vjp` is part of a program. Its primitive has no public name."""
+    if any(equation.primitive.name.startswith("custom_vjp_call") for equation in jaxpr.eqns):
+        return True
+    return any(map(has_custom_vjp, core.subjaxprs(jaxpr)))
+
+
 def add_policy_rule(primitive: Any, cut: Callable[..., Any]) -> None:
     """Register how a policy treats an equation whose inputs are all known.
 

@@ -158,7 +158,12 @@ def is_of_outer_trace(tensor: torch.Tensor) -> bool:
     """
     if functorch_bindings.is_functorch_wrapped_tensor(tensor):
         return functorch_bindings.maybe_current_level() is None
-    return is_of_trace(tensor) and any(getattr(tensor, "fake_mode", None) is mode for mode in _LEFT.modes)
+    mode = getattr(tensor, "fake_mode", None) if is_of_trace(tensor) else None
+    if mode is None or not any(mode is left for left in _LEFT.modes):
+        return False
+    now = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    # While torch.compile traces, a trace inside may use the same mode, and look at its tensors outside of the mode.
+    return now is not mode and (now is not None or not torch.compiler.is_compiling())
 
 
 def has_plain_memory(tensor: torch.Tensor) -> bool:

@@ -163,14 +163,18 @@ def kernels_in_use() -> frozenset[str] | None:
 def _read(path: Path, wanted: Mapping[str, str]) -> ProofRecord | None:
     try:
         held = json.loads(cache_folder.read_text(path))
-        proven, failed = tuple(held["proven"]), dict(held["failed"])
-        if held["key"] != dict(wanted) or not all(isinstance(name, str) for name in (*proven, *failed)):
+        proven, failed = held["proven"], held["failed"]
+        if held["key"] != dict(wanted):
             raise ValueError("it is the record of something else")
+        if not isinstance(proven, list) or not isinstance(failed, dict) or set(proven) & set(failed):
+            raise ValueError("it does not list proven and failed kernels")
+        if not all(isinstance(text, str) for text in (*proven, *failed, *failed.values())):
+            raise ValueError("it has names or reasons that are no text")
     except FileNotFoundError:
         return None
     except (OSError, *cache_folder.MALFORMED) as error:
         return _warn(path, error)
-    return ProofRecord(proven, failed)
+    return ProofRecord(tuple(proven), failed)
 
 
 def _warn(path: Path, error: Exception) -> None:

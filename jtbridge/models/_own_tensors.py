@@ -98,6 +98,12 @@ class RefuseOwnTensors(TorchFunctionMode):
                     f"`{self._trained[id(tensor)]}`, which gets no gradient from it. Pass the parameter to "
                     f"`{function.name}` as an argument; or, if no gradient is wanted, close over its `.detach()`."
                 )
+        if function.reads.derived:
+            raise ModelError(
+                f"`{function.name}`, a JAX function that `{self._module}` calls, reads a tensor of shape "
+                f"{function.reads.derived[0]} that requires a gradient, and gets none from it. Pass it to "
+                f"`{function.name}` as an argument; or, if no gradient is wanted, read its `.detach()`."
+            )
 
     def _refuse_own(self, tensors: Iterable[torch.Tensor], user: Callable[[], Any]) -> None:
         """Raise if one of the tensors is the module's own; `user` returns the name of the function that uses it."""

@@ -39,7 +39,13 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any], meta
             tensors[name] = value.contiguous()
         else:
             ties[name] = first
-    place = pathlib.Path(path)
+    if clash := sorted(ties.keys() & metadata.keys()):
+        raise ModelError(f"The metadata has the key `{clash[0]}`, which is another name of a tied weight: rename it.")
+    if not all(isinstance(text, str) for text in (*metadata, *metadata.values())):
+        raise ModelError("The metadata of a safetensors file has texts alone, as keys and as values.")
+    place = pathlib.Path(path).resolve()  # a link stays one
+    if place.exists() and not place.is_file():
+        raise ModelError(f"`{place}` is not a regular file, and is not replaced.")
     incomplete = place.with_name(f".{place.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         save_file(tensors, incomplete, metadata={"format": "pt", **ties, **metadata})
@@ -69,6 +75,8 @@ def read_files(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], d
     ties: dict[str, str] = {}
     for name in _files_of_index(place):
         more_tensors, more_ties = _read_file(place.parent / name)
+        if twice := sorted(tensors.keys() & more_tensors.keys()):
+            raise ModelError(f"`{place}` names several files with the tensor `{twice[0]}`: there must be one.")
         tensors |= more_tensors
         ties |= more_ties
     return tensors, ties
@@ -77,20 +85,29 @@ def read_files(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], d
 def _files_of_index(path: pathlib.Path) -> list[str]:
     try:
         names = sorted(set(json.loads(read_text(path))["weight_map"].values()))
-        if not all(isinstance(name, str) for name in names):
-            raise TypeError(f"{names} are no names of files")
+        if not all(isinstance(name, str) and name == os.path.basename(name) and name.strip(".") for name in names):
+            raise TypeError(f"{names} are no names of files in its folder")
         return names
     except FileNotFoundError:
         raise
     except (OSError, *MALFORMED, AttributeError) as error:
-        raise ModelError(f"`{path}` is no index of safetensors files: its `weight_map` cannot be read.") from error
+        raise ModelError(
+            f"`{path}` is no index of safetensors files: its `weight_map` cannot be read, or it names files outside of "
+            "its folder."
+        ) from error
 
 
 def _read_file(path: pathlib.Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     from safetensors import SafetensorError, safe_open
 
-    if not path.exists():
+    try:
+        is_there, is_file = path.exists(), path.is_file()
+    except OSError as error:
+        raise ModelError(f"`{path}` cannot be opened: {error}.") from error
+    if not is_there:
         raise ModelError(f"There is no file `{path}`.")
+    if not is_file:  # a pipe would be waited for
+        raise ModelError(f"`{path}` is not a regular file.")
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no dict)

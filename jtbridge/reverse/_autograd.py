@@ -20,7 +20,6 @@ from jtbridge._compat import (
     has_own_dispatch,
     in_forward_mode,
     inside_functorch,
-    is_tracing,
     recording_outer_levels,
 )
 from jtbridge.core.positions import replaced
@@ -51,10 +50,9 @@ class Differentiated(SingleLevelFunction):
             if wrt and _runs_now(tensors):
                 results, ctx.layout = _run_with_residuals(function, wrt, types, below)
             else:
-                if not (is_tracing() or jax.config.jax_disable_jit):  # type: ignore[attr-defined]
-                    function = function.as_of_now(types)  # the derivatives belong to the values
-                twice = wrt and functorch_depth() > 1  # something may differentiate the gradient
-                results = below(function.under_gradient(wrt, types) if twice else function)
+                # Something may differentiate the gradient.
+                twice = wrt and function.has_own_gradient and functorch_depth() > 1
+                results = below(function.under_gradient(wrt) if twice else function)
         ctx.function, ctx.call, ctx.types = function, call, types
         if ctx.layout is not None:
             count = len(ctx.layout.result_types)

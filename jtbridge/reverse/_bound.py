@@ -13,16 +13,23 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from jtbridge._compat import in_backward, outside_functorch
+from jtbridge._compat import (
+    has_own_dispatch,
+    in_backward,
+    in_forward_mode,
+    is_tracing,
+    is_transforming,
+    outside_functorch,
+)
 from jtbridge.core.messages import kind_of
-from jtbridge.core.nested_calls import marked
+from jtbridge.core.nested_calls import is_inside, marked
 from jtbridge.core.pytree import in_order
 from jtbridge.errors import ArgumentError, DTypeError, JaxCallError
 
 from ._arguments import Arguments, split
 from ._jax_function import JaxFunction, Types, in_own_memory, store, tensor_types, types_of
 from ._operator import call
-from ._reads import RecordReads, check_gradients
+from ._reads import RecordReads, refuse_arguments, warn_of_missing_gradients
 
 _MOST_SIGNATURES = 128  # flat functions that one torch function keeps
 
@@ -67,7 +74,9 @@ class BoundFunction(JaxFunction):
 
     def in_graph(self) -> FunctionInGraph:
         """Return this function for a graph of torch.compile."""
-        return self.derive("in graph", lambda: FunctionInGraph(self.name, self.function, self.x64))
+        found = self.derive("in graph", lambda: FunctionInGraph(self.name, self.function, self.x64))
+        found.reads = self.reads
+        return found
 
     def _flat(self, *arrays: Any) -> list[Any]:
         args, kwargs = self._arguments.rebuild(arrays)
@@ -94,6 +103,17 @@ def _check_result(leaf: Any, name: str) -> None:
         )
 
 
+def _of_these_values(function: JaxFunction, tensors: Sequence[torch.Tensor]) -> JaxFunction:
+    """Return the function as it is now, for a call that has values: its derivatives belong to these values.
+
+    Outside of transforms and modes of torch, the residuals of the call do so. A graph that is traced calls the function
+    itself. Without jit there is no trace.
+    """
+    if is_tracing() or jax.config.jax_disable_jit or any(x.is_meta or has_own_dispatch(x) for x in tensors):  # type: ignore[attr-defined]
+        return function
+    return function.as_of_now(tensor_types(tensors))
+
+
 class Caller:
     """A user's JAX function with its flat forms, one for each signature.
 
@@ -110,6 +130,7 @@ class Caller:
         self._bound: dict[tuple[Arguments, bool], BoundFunction] = {}
         self._in_graphs: set[BoundFunction] = set()
         self._lock = threading.Lock()
+        self._told = False  # whether the user was warned of tensors without a gradient
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # `self` may be a keyword of the function
         results, tree = self.flat(args, kwargs)
@@ -128,9 +149,15 @@ class Caller:
         tensors, function = self._split(args, kwargs)
         if torch.compiler.is_compiling():
             self._in_graphs.add(function)  # a graph refers to the function by its handle alone
-        results = call(function.in_graph() if in_graph else function, tensors)
+        called = function.in_graph() if in_graph else function
+        if is_transforming() or in_forward_mode():
+            called = _of_these_values(called, tensors)
+        results = call(called, tensors)
         if function.reads and torch.is_grad_enabled():
-            check_gradients(self.name, function.reads)
+            if is_inside():
+                refuse_arguments(self.name, function.reads)
+            elif not self._told:
+                self._told = warn_of_missing_gradients(self.name, function.reads)
         if not function.x64 and not self._keep_int32:
             results = [x.to(torch.int64) if x.dtype is torch.int32 else x for x in results]
         return results, function.tree(tensor_types(tensors))

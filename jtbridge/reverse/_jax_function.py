@@ -7,6 +7,7 @@ function.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import uuid
 from collections.abc import Callable, Hashable, Sequence
@@ -19,7 +20,15 @@ import numpy as np
 import torch
 from jax.extend.core import jaxpr_as_fun
 
-from jtbridge._compat import Context, current_context, outside_functorch, outside_traces, with_autograd, without_unused
+from jtbridge._compat import (
+    Context,
+    current_context,
+    has_custom_vjp,
+    outside_functorch,
+    outside_traces,
+    with_autograd,
+    without_unused,
+)
 from jtbridge.core.dtypes import is_differentiable, numpy_dtype, torch_dtype
 from jtbridge.core.fork import check_not_forked
 from jtbridge.core.jax_calls import HANDLES
@@ -36,6 +45,7 @@ Value = TypeVar("Value")
 Derived = TypeVar("Derived", bound="JaxFunction")
 
 _LOCK = threading.RLock()
+_MOST_PROGRAMS = 4  # programs of one signature that calls under torch.func refer to
 _MOST_TYPES = 256  # signatures of one function whose records are kept
 
 
@@ -62,27 +72,28 @@ class JaxFunction:
         name: the name of the user's function.
         function: the function, which JAX traces.
         x64: whether 64-bit types are enabled while it is traced and run.
-        is_traced: whether it is one trace of a user's function, or derived from one.
 
     Attributes:
         handle: the text by which the operator of torch finds the function.
         jitted: the function under `jax.jit`. Derivatives and batches are of this one, so that they are those of the
             trace that gave the values, whatever the function has closed over since.
+        has_own_gradient: whether it is known that a `jax.custom_vjp` is part of the function.
         reads: the torch tensors that the function reads while JAX traces it.
     """
 
-    def __init__(self, name: str, function: Callable[..., list[Any]], x64: bool, *, is_traced: bool = False):
+    def __init__(self, name: str, function: Callable[..., list[Any]], x64: bool):
         self.name = name
         self.function = function
         self.x64 = x64
-        self._is_traced = is_traced
+        self.has_own_gradient = False
         self.reads = TensorReads()
         self.handle = f"{name}#{uuid.uuid4().hex}"
         self.jitted = jax.jit(function)
         self._derived: dict[Hashable, JaxFunction] = {}
         self._types: dict[Types, Types] = {}
         self._used: dict[Any, list[bool]] = {}
-        self._latest: dict[Types, tuple[Any, JaxFunction]] = {}  # the last program for some types, and its function
+        # The last programs for some types, one for each of JAX's settings, and the functions that they are.
+        self._latest: dict[Types, tuple[tuple[Any, JaxFunction], ...]] = {}
         HANDLES[self.handle] = self
 
     def __call__(self, *arrays: Any) -> list[jax.Array]:
@@ -160,14 +171,16 @@ class JaxFunction:
 
         It and its derivatives stay the same, whatever the function closes over later.
         """
-        if self._is_traced:
-            return self
         program = self._program(types)
-        found = self._latest.get(types)
-        if found is None or found[0] is not program:
-            found = program, JaxFunction(self.name, jaxpr_as_fun(program), self.x64, is_traced=True)
-            store(self._latest, types, found)
-        return found[1]
+        latest = self._latest.get(types, ())
+        for known, function in latest:
+            if known is program:
+                return function
+        made = JaxFunction(self.name, jaxpr_as_fun(program), self.x64)
+        made.has_own_gradient = has_custom_vjp(program.jaxpr)
+        made.reads = self.reads
+        store(self._latest, types, ((program, made), *latest[: _MOST_PROGRAMS - 1]))
+        return made
 
     def _program(self, types: Types) -> Any:
         return self._trace(types).jaxpr
@@ -178,9 +191,8 @@ class JaxFunction:
         Raises:
             JaxCallError: the function closes over an array that JAX traces.
         """
-        structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
         with outside_functorch(), self._in_jax():  # the function may call torch, by `jtbridge.wrap`
-            traced = self.jitted.trace(*structs)
+            traced = self.jitted.trace(*_structs(types))
         if len(traced.jaxpr.in_avals) != len(types):  # JAX passes closed-over tracers as further arguments
             raise _closed_over_tracer(self.name)
         return traced
@@ -193,18 +205,12 @@ class JaxFunction:
         """Return the function ``(*arguments, *tangents of wrt) -> tangents of outs``."""
         return self._derive(("jvp", wrt, outs), lambda: _jvp(self, wrt, outs))
 
-    def under_gradient(self, wrt: tuple[int, ...], types: Types) -> JaxFunction:
+    def under_gradient(self, wrt: tuple[int, ...]) -> JaxFunction:
         """Return the function as a gradient by `wrt` runs it: a `jax.custom_vjp` runs its forward rule.
 
-        Other than the function itself, that rule has a forward mode, which second derivatives take. Without a gradient
-        by `wrt`, it is the function itself.
+        Other than the function itself, that rule has a forward mode, which second derivatives take.
         """
-        found = self._derive(("under gradient", wrt), lambda: _under_gradient(self, wrt))
-        try:
-            found._program(types)
-        except Exception:  # noqa: BLE001  (whatever JAX raises: the backward raises it again)
-            return self
-        return found
+        return self._derive(("under gradient", wrt), lambda: _under_gradient(self, wrt))
 
     def batch(self, dims: tuple[int | None, ...]) -> JaxFunction:
         """Return the function of batches; the dims are 0 or None, and results have their batch axis first."""
@@ -221,7 +227,7 @@ class JaxFunction:
         return found
 
     def _derive(self, key: Hashable, make: Callable[[], Callable[..., list[Any]]]) -> JaxFunction:
-        return self.derive(key, lambda: JaxFunction(self.name, make(), self.x64, is_traced=self._is_traced))
+        return self.derive(key, lambda: JaxFunction(self.name, make(), self.x64))
 
     def shapes(self, types: Types) -> list[Any]:
         """Return the results for arguments of some types, as `jax.ShapeDtypeStruct`."""
@@ -248,6 +254,11 @@ class JaxFunction:
         stack.enter_context(with_autograd())
         stack.enter_context(jax.enable_x64(self.x64))
         return stack
+
+
+@functools.lru_cache(_MOST_TYPES)
+def _structs(types: Types) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
 
 
 def _closed_over_tracer(name: str) -> JaxCallError:

@@ -9,49 +9,74 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import has_plain_memory, is_of_outer_trace, reads_no_values
+from jtbridge._compat import OpOverload, SharedTensor, has_plain_memory, is_of_outer_trace, reads_no_values
 from jtbridge.core.containers import tensors_in
+from jtbridge.core.jax_calls import HANDLES, OPERATOR
 from jtbridge.core.messages import warn_user
 from jtbridge.core.nested_calls import is_inside
 from jtbridge.errors import ConstantsWarning, JaxCallError
 
 _DETACHING = (torch.Tensor.detach, torch.Tensor.data.__get__)  # type: ignore[attr-defined]
+# By these functions, values of a tensor that requires a gradient leave torch. `aten.detach` is the step of `to_jax`.
+_LEAVING = {
+    *(torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.__bool__),
+    *(torch.Tensor.__complex__, torch.Tensor.__index__, torch.ops.aten.detach.default),
+}
 
 
 class TensorReads:
     """The tensors with values that the traces of a JAX function have read, as long as these tensors exist.
 
     Attributes:
-        is_told: whether the user was warned that some of them get no gradient.
+        derived: the shapes of tensors that torch computed from others, and whose values JAX got without a `detach`.
     """
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[weakref.ref[torch.Tensor], bool]] = {}  # with whether it was read as it is
-        self.is_told = False
+        self._found: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._attached: dict[int, weakref.ref[torch.Tensor]] = {}  # those whose values JAX got without a `detach`
+        self.derived: list[tuple[int, ...]] = []
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
     def add(self, func: Any, tensors: Iterable[torch.Tensor]) -> None:
         """Record the tensors that a torch function gets."""
+        leaves = torch.is_grad_enabled() and (func in _LEAVING or (is_inside() and func not in _DETACHING))
         for tensor in tensors:
-            if has_plain_memory(tensor):
-                before = self._found.get(id(tensor))
-                as_it_is = func not in _DETACHING or (before is not None and before[0]() is tensor and before[1])
-                self._found[id(tensor)] = weakref.ref(tensor), as_it_is
+            if isinstance(tensor, SharedTensor) or has_plain_memory(tensor):
+                self._found[id(tensor)] = weakref.ref(tensor)
+                if leaves and tensor.requires_grad:
+                    self._attached[id(tensor)] = weakref.ref(tensor)
+                    if tensor.grad_fn is not None and not is_inside():
+                        self.derived.append(tuple(tensor.shape))
+
+    def include(self, reads: TensorReads) -> None:
+        """Record what a JAX function reads that this one calls, by way of torch."""
+        self._found.update(reads._found)
+        self._attached.update(reads._attached)
+        self.derived += reads.derived
 
     def forget_deleted(self) -> None:
         """Forget the tensors that a trace made for a while."""
-        self._found = {key: entry for key, entry in self._found.items() if entry[0]() is not None}
+        for table in (self._found, self._attached):
+            for key in [key for key, reference in table.items() if reference() is None]:
+                del table[key]
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the tensors."""
-        return [tensor for reference, _ in list(self._found.values()) if (tensor := reference()) is not None]
+        return _alive(self._found)
 
     def without_gradient(self) -> list[torch.Tensor]:
-        """Return the tensors that require a gradient, and that code read without detaching them."""
-        found = list(self._found.values())
-        return [x for reference, as_it_is in found if as_it_is and (x := reference()) is not None and x.requires_grad]
+        """Return the tensors that require a gradient, and whose values JAX got without a `detach`."""
+        return [tensor for tensor in _alive(self._attached) if tensor.requires_grad]
+
+    def shapes_without_gradient(self) -> list[tuple[int, ...]]:
+        """Return the shapes of these tensors, and of those that torch computed from others for a while."""
+        return [*(tuple(tensor.shape) for tensor in self.without_gradient()), *self.derived]
+
+
+def _alive(table: dict[int, weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
+    return [tensor for reference in list(table.values()) if (tensor := reference()) is not None]
 
 
 class RecordReads(TorchFunctionMode):
@@ -81,15 +106,18 @@ class RecordReads(TorchFunctionMode):
                     "argument."
                 )
             self._reads.add(func, tensors)
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if isinstance(func, OpOverload) and func.name() == OPERATOR and (inner := HANDLES.get(args[1])) is not None:
+            self._reads.include(inner.reads)
+        return result
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._reads.forget_deleted()
 
 
-def check_gradients(name: str, reads: TensorReads) -> None:
-    """Warn once, or raise inside a wrapped function, if a JAX function reads tensors that require a gradient.
+def refuse_arguments(name: str, reads: TensorReads) -> None:
+    """Raise if a JAX function, inside a wrapped function, closes over a tensor that may depend on its arguments.
 
     Parameters that a wrapped function closes over are constants anyway.
 
@@ -98,26 +126,34 @@ def check_gradients(name: str, reads: TensorReads) -> None:
         reads: the tensors that it reads.
 
     Raises:
-        JaxCallError: a tensor may depend on the arguments of the wrapped function.
+        JaxCallError: it does, and the tensor requires a gradient.
     """
-    if reads.is_told or not (tensors := reads.without_gradient()):
-        return
-    if is_inside():
-        tensors = [tensor for tensor in tensors if not isinstance(tensor, torch.nn.Parameter)]
-        if tensors:
-            raise JaxCallError(
-                f"`{name}`, a JAX function, closes over a tensor of shape {tuple(tensors[0].shape)} that requires a "
-                f"gradient, and gets none from it. Pass the tensor to `{name}` as an argument; or, if no gradient is "
-                "wanted, close over its `.detach()`."
-            )
-        return
-    reads.is_told = True
-    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors[:3]) + ", ..." * (len(tensors) > 3)
-    what = "a torch tensor that requires" if len(tensors) == 1 else f"{len(tensors)} torch tensors that require"
+    shapes = [*(tuple(x.shape) for x in reads.without_gradient() if not isinstance(x, torch.nn.Parameter))]
+    if shapes:
+        raise JaxCallError(
+            f"`{name}`, a JAX function, closes over a tensor of shape {shapes[0]} that requires a gradient, and gets "
+            f"none from it. Pass the tensor to `{name}` as an argument; or, if no gradient is wanted, close over its "
+            "`.detach()`."
+        )
+
+
+def warn_of_missing_gradients(name: str, reads: TensorReads) -> bool:
+    """Warn if a JAX function reads tensors that require a gradient; return whether it does.
+
+    Args:
+        name: the name of the function.
+        reads: the tensors that it reads.
+    """
+    shapes = reads.shapes_without_gradient()
+    if not shapes:
+        return False
+    shown = ", ".join(map(str, shapes[:3])) + ", ..." * (len(shapes) > 3)
+    what = "a torch tensor that requires" if len(shapes) == 1 else f"{len(shapes)} torch tensors that require"
     warn_user(
-        f"`{name}`, a JAX function, closes over {what} a gradient (shape {shapes}). JAX gives no gradient to what a "
+        f"`{name}`, a JAX function, closes over {what} a gradient (shape {shown}). JAX gives no gradient to what a "
         "function closes over. Pass an argument instead: for the weights of a module, by `jtbridge.module`. If no "
         "gradient is wanted, say so: `tensor.detach()`, `module.requires_grad_(False)`, or a call under "
         "`torch.no_grad()`.",
         ConstantsWarning,
     )
+    return True

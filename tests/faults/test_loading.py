@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import pathlib
 import pickle
 
@@ -119,3 +120,63 @@ def test_arrays_outlive_the_file_that_they_were_read_from(tmp_path: pathlib.Path
     np.testing.assert_array_equal(loaded["weight"], params["weight"])
     file.write_bytes(b"")
     np.testing.assert_array_equal(loaded["weight"], params["weight"])
+
+
+def _saved(folder: pathlib.Path, index: dict[str, str]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+@pytest.mark.parametrize("name", ["../secret.safetensors", "{folder}/secret.safetensors", "", ".", "..", "x" * 5000])
+def test_an_index_names_files_of_its_folder_alone(tmp_path: pathlib.Path, name: str):
+    net = jtbridge.module(torch.nn.Linear(2, 2))
+    params, state = net.init()
+    net.save_safetensors(tmp_path / "secret.safetensors", params, state)
+    _saved(tmp_path / "model", dict.fromkeys(["weight", "bias"], name.format(folder=tmp_path)))
+    with pytest.raises(ModelError, match=r"outside of its folder|cannot be opened"):
+        net.load_safetensors(tmp_path / "model")
+
+
+def test_a_tensor_in_two_files_of_an_index_is_refused(tmp_path: pathlib.Path):
+    net = jtbridge.module(torch.nn.Linear(2, 2))
+    params, state = net.init()
+    _saved(tmp_path / "model", {"weight": "a.safetensors", "bias": "b.safetensors"})
+    for name in ("a", "b"):
+        net.save_safetensors(tmp_path / "model" / f"{name}.safetensors", params, state)
+    with pytest.raises(ModelError, match="names several files with the tensor `bias`"):
+        net.load_safetensors(tmp_path / "model")
+
+
+@pytest.mark.parametrize("by_index", [False, True])
+def test_a_pipe_is_not_read_as_weights(tmp_path: pathlib.Path, by_index: bool):
+    net = jtbridge.module(torch.nn.Linear(2, 2))
+    os.mkfifo(tmp_path / "f.safetensors")
+    _saved(tmp_path, {"weight": "f.safetensors"})
+    with pytest.raises(ModelError, match="is not a regular file"):
+        net.load_safetensors(tmp_path if by_index else tmp_path / "f.safetensors")
+
+
+def test_weights_are_written_through_links_and_over_no_device(tmp_path: pathlib.Path):
+    net = jtbridge.module(torch.nn.Linear(2, 2))
+    params, state = net.init()
+    link = tmp_path / "latest.safetensors"
+    link.symlink_to(tmp_path / "a.safetensors")
+    net.save_safetensors(link, params, state)
+    assert link.is_symlink()
+    np.testing.assert_array_equal(net.load_safetensors(tmp_path / "a.safetensors")[0]["bias"], params["bias"])
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelError, match="is not a regular file, and is not replaced"):
+        net.save_safetensors(tmp_path / "pipe", params, state)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "text"), [({"b.weight": "c"}, "another name of a tied"), ({"n": 3}, "texts alone")]
+)
+def test_metadata_that_would_damage_a_file(tmp_path: pathlib.Path, metadata, text):
+    model = torch.nn.Module()
+    model.a, model.b = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    model.b.weight = model.a.weight
+    net = jtbridge.module(model)
+    params, state = net.init()
+    with pytest.raises(ModelError, match=text):
+        net.save_safetensors(tmp_path / "a.safetensors", params, state, metadata=metadata)

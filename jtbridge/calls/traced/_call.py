@@ -74,6 +74,8 @@ class TracedCalls:
         # calls of a backend that translates, until `clear`.
         self._by_trace: weakref.WeakKeyDictionary[Any, _Cache] = weakref.WeakKeyDictionary()
         self.outside_traces: _Cache = collections.OrderedDict()
+        # The signatures of each trace for which the function needed known values.
+        self._needing_values: weakref.WeakKeyDictionary[Any, set[Signature]] = weakref.WeakKeyDictionary()
 
     def call(
         self, arrays: list[Any], signature: Signature, rng: Any, *, backend: str, islands: str, verify: bool
@@ -141,20 +143,28 @@ class TracedCalls:
         look_up: Callable[[Signature], TracedFunction],
     ) -> tuple[TracedFunction, list[Any]]:
         """Return the traced function of a call, with the known values if it needs them, and its array arguments."""
-        refused: JtbridgeError | None = None
-        traced = None
+        trace = outermost_trace()
+        needing: set[Signature] = self._needing_values.setdefault(trace, set()) if trace is not None else set()
+
+        def with_known(*, called: bool) -> tuple[TracedFunction, list[Any]] | None:
+            """Return the function with the known values, if it can be translated so, or also if it can be called."""
+            with contextlib.suppress(JtbridgeError):
+                found = look_up(with_values(signature, known, self._torch_dtypes(signature)))
+                if called or found.traits.untraceable is None:
+                    needing.add(signature)
+                    return found, [x for position, x in enumerate(arrays) if position not in known]
+            return None
+
+        if known and signature in needing and (found := with_known(called=True)) is not None:
+            return found
         try:
             traced = look_up(signature)
-        except JtbridgeError as error:
-            refused = error
-        if known and (traced is None or traced.traits.untraceable is not None):
-            with contextlib.suppress(JtbridgeError):
-                with_known = look_up(with_values(signature, known, self._torch_dtypes(signature)))
-                if with_known.traits.untraceable is None:
-                    return with_known, [x for position, x in enumerate(arrays) if position not in known]
-        if refused is not None:
-            raise refused
-        assert traced is not None
+        except JtbridgeError:
+            if known and (found := with_known(called=True)) is not None:
+                return found
+            raise
+        if known and traced.traits.untraceable is not None and (found := with_known(called=False)) is not None:
+            return found
         return traced, arrays
 
     def clear(self) -> None:

@@ -29,6 +29,7 @@ def known_values(arrays: Sequence[Any]) -> dict[int, np.ndarray]:
 def _is_known(x: Any) -> bool:
     return (
         not isinstance(x, jax.core.Tracer)
+        and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
         and x.dtype.kind in "biu"
         and x.size <= _MAX_SIZE
         and not x.is_deleted()
