@@ -103,7 +103,7 @@ class Wrapped:
                 "function: arguments are written to in place, and draws are those of the outer call. Call "
                 f"`{self._name}.function` there."
             )
-        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((args, kwargs))):
+        if _holds_arrays((args, kwargs)):
             raise ArgumentError(
                 f"`{self._name}` was called with a JAX array inside another wrapped function, where it is a plain "
                 "torch function. Pass a tensor. Code that Python runs in between, such as a signal handler or "
@@ -388,6 +388,13 @@ def _one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
     if value not in known:
         raise ArgumentError(f"`{name}` must be one of {', '.join(map(repr, known))}, but it is {value!r}.")
     return value
+
+
+def _holds_arrays(tree: Any) -> bool:
+    try:
+        return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
+    except ValueError:  # of a dict whose keys cannot be sorted
+        return False
 
 
 def _is_jitted(fn: Any) -> bool:

@@ -238,6 +238,8 @@ def test_a_jax_array_for_a_wrapped_function_inside_another_one_is_refused():
     with pytest.raises(ArgumentError, match="was called with a JAX array inside another wrapped function"):
         jtbridge.wrap(lambda x: x + float(spread({"x": [jnp.array([1.0, 2.0])]})))(jnp.zeros(1))
     assert jtbridge.wrap(lambda x: spread(x) * 2)(jnp.array([1.0, 2.0])) == spread(jnp.array([1.0, 2.0])) * 2
+    keyed = jtbridge.wrap(lambda by_key: by_key[1] * 2)
+    assert jtbridge.wrap(lambda x: keyed({1: x, "a": x}))(jnp.ones(1)).tolist() == [2.0]
 
 
 @pytest.mark.parametrize("backend", ["auto", "xla", "dlpack"])

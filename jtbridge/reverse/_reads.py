@@ -128,7 +128,8 @@ def refuse_arguments(name: str, reads: TensorReads) -> None:
     Raises:
         JaxCallError: it does, and the tensor requires a gradient.
     """
-    shapes = [*(tuple(x.shape) for x in reads.without_gradient() if not isinstance(x, torch.nn.Parameter))]
+    found = [tuple(x.shape) for x in reads.without_gradient() if not isinstance(x, torch.nn.Parameter)]
+    shapes = [*found, *reads.derived]
     if shapes:
         raise JaxCallError(
             f"`{name}`, a JAX function, closes over a tensor of shape {shapes[0]} that requires a gradient, and gets "

@@ -270,8 +270,12 @@ def test_arguments_of_a_wrapped_function_that_a_closure_reads_are_refused_in_a_g
     f = jtbridge.wrap(lambda x, w: to_torch(lambda x: x * jtbridge.to_jax(w))(x).sum())
     assert f(X, 5 * X) == 15.0
     assert jax.grad(f)(X, 5 * X).tolist() == [5.0, 5.0, 5.0]
-    with pytest.raises(JaxCallError, match=r"closes over a tensor of shape \(3,\) that requires a gradient"):
-        jax.grad(f, 1)(X, 5 * X)
+    derived = jtbridge.wrap(lambda x, w: to_torch(lambda x: x * jtbridge.to_jax(w * 2))(x).sum())
+    for g in (f, derived):
+        with pytest.raises(JaxCallError, match=r"closes over a tensor of shape \(3,\) that requires a gradient"):
+            jax.grad(g, 1)(X, 5 * X)
+    detached = jtbridge.wrap(lambda x, w: to_torch(lambda x: x * jtbridge.to_jax((w * 2).detach()))(x).sum())
+    assert jax.grad(detached, 1)(X, 5 * X).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_weights_without_a_gradient_are_told_once():
