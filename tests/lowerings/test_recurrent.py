@@ -257,8 +257,14 @@ def test_an_lstm_under_autocast_has_the_dtype_and_values_of_torchs(by: str, opti
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return layer(t)[0]
 
+    try:
+        wanted = fn(x)
+    except RuntimeError as error:
+        if "could not create a primitive descriptor" not in str(error):
+            raise
+        pytest.skip("torch has no LSTM of bfloat16 on this processor")
     f = jtbridge.wrap(fn, backend=by)
-    got, wanted = jax.jit(f)(jnp.asarray(x.numpy())), fn(x)
+    got = jax.jit(f)(jnp.asarray(x.numpy()))
     assert str(got.dtype) == str(wanted.dtype).removeprefix("torch.")
     np.testing.assert_allclose(np.asarray(got, np.float32), wanted.detach().float(), rtol=0, atol=8e-3)
     leaf = x.clone().requires_grad_()
