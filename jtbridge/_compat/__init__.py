@@ -184,7 +184,6 @@ from ._torch_fields import (
 )
 from ._torch_library import (
     SingleLevelFunction,
-    has_dispatch_modes,
     mark_constant_for_dynamo,
     recording_in_operators,
     recording_outer_levels,

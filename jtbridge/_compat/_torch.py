@@ -403,7 +403,7 @@ def outside_traces() -> contextlib.AbstractContextManager[None]:
 
 
 class _Left(threading.local):
-    modes: tuple[Any, ...] = ()  # those that trace and that `outside_traces` has left on this thread
+    modes: tuple[Any, ...] = ()  # the tracing modes that `outside_traces` has left on this thread
 
 
 _LEFT = _Left()

@@ -19,10 +19,6 @@ def redispatch_below_autograd(operator: Any, keyset: Any, *args: Any) -> Any:
         return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args)  # type: ignore[attr-defined]
 
 
-# Returns the number of torch dispatch modes of this thread. While a graph is traced there is one.
-has_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-
-
 def mark_constant_for_dynamo(function: Callable[..., Any]) -> None:
     """Make torch.compile run a function while it traces, and take its result as a constant.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jtbridge._compat import SharedTensor, has_own_dispatch, is_of_trace
+from jtbridge._compat import SharedTensor, has_own_dispatch, has_plain_memory, is_of_trace
 from jtbridge.errors import ArgumentError
 
 from .dtypes import is_differentiable, numpy_dtype
@@ -94,6 +94,11 @@ def is_dense(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided or tensor.is_nested:
         return False
     return not has_own_dispatch(tensor) or is_of_trace(tensor) or isinstance(tensor, SharedTensor)
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Return whether a dense tensor has values: it is none of a trace, and none of a torch.func transform."""
+    return isinstance(tensor, SharedTensor) or has_plain_memory(tensor)
 
 
 def kind_of_layout(tensor: torch.Tensor) -> tuple[str, str]:

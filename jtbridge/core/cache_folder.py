@@ -9,8 +9,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+_LARGEST = 16 << 20  # bytes of a file that is read
 # The exceptions of reading JSON values from a damaged file: the last two for a long number and for many brackets.
-_LARGEST = 16 << 20  # bytes
 MALFORMED = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
 

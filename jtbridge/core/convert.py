@@ -11,10 +11,10 @@ import jax.core
 import numpy as np
 import torch
 
-from jtbridge._compat import SharedTensor, apart, has_plain_memory, is_lazy
+from jtbridge._compat import SharedTensor, apart, is_lazy
 from jtbridge.errors import ArgumentError, DeviceError
 
-from .array_types import ArrayType, is_dense, kind_of_layout
+from .array_types import ArrayType, has_values, is_dense, kind_of_layout
 from .dtypes import canonical_dtype, numpy_dtype, torch_dtype
 from .gpu_memory import copied_to_xla, shared_with_torch, shared_with_xla
 from .host_memory import reader, to_canonical_numpy
@@ -131,7 +131,7 @@ def tensor_to_jax(tensor: torch.Tensor, copy: bool, describe: Callable[[], str] 
     if not is_dense(tensor):
         kind, dense = kind_of_layout(tensor)
         raise ArgumentError(f"{describe()} {kind}, which JAX does not have. Pass {dense}.")
-    if not (isinstance(tensor, SharedTensor) or has_plain_memory(tensor)):
+    if not has_values(tensor):
         raise ArgumentError(
             f"{describe()} has no values, because torch traces or transforms (`torch.func`) the code that has it. Pass "
             "it as an argument to a JAX function, by `jtbridge.to_torch_function(f)`, which gets it as an array."

@@ -158,7 +158,7 @@ class _Copier:
             items = [self.value(item) for item in items_of(value)]
             return value._make(items) if hasattr(value, "_make") else type(value)(items)  # type: ignore[attr-defined]
         self._remember(value, found)
-        copies_itself = hasattr(type(value), "__copy__")  # and so leaves out what it likes, such as caches
+        copies_itself = hasattr(type(value), "__copy__")  # its class then leaves out caches
         for key, attribute in attributes_of(found if copies_itself else value).items():
             object.__setattr__(found, key, self.value(attribute))
         return found

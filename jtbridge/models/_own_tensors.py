@@ -12,7 +12,6 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from jtbridge._compat import (
-    OpOverload,
     ReleasedTensor,
     innermost,
     inside_functorch,
@@ -21,7 +20,7 @@ from jtbridge._compat import (
     storage_id,
 )
 from jtbridge.core.containers import tensors_in
-from jtbridge.core.jax_calls import HANDLES, OPERATOR
+from jtbridge.core.jax_calls import called_function
 from jtbridge.errors import ModelError
 
 from ._layout import TensorEntry
@@ -80,11 +79,9 @@ class RefuseOwnTensors(TorchFunctionMode):
                 raise requires_grad_error(self._module, self._trained[id(args[0])])
         if not reads_no_values(func):
             self._refuse_own(tensors_in(args, kwargs.values()), lambda: resolve_name(func) or func)
-        if not isinstance(func, OpOverload) or func.name() != OPERATOR:
-            return func(*args, **kwargs)
-        result = func(*args, **kwargs)  # it may trace a JAX function, which reads tensors that it closes over
-        function = HANDLES.get(args[1])
-        if function is not None:
+        result = func(*args, **kwargs)
+        function = called_function(func, args)
+        if function is not None:  # JAX has traced it, and it has read tensors that it closes over
             self._refuse_own(function.reads.tensors(), lambda: function.name)
             self._refuse_trained(function)
         return result

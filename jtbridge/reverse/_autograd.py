@@ -10,22 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import torch
 
 from jtbridge._compat import (
     SingleLevelFunction,
     functorch_depth,
-    has_dispatch_modes,
-    has_own_dispatch,
     in_forward_mode,
-    inside_functorch,
+    is_transforming,
     recording_outer_levels,
 )
 from jtbridge.core.positions import replaced
 
 from ._jax_function import JaxFunction, Types, inexact_positions, is_inexact
 from ._residuals import Layout, NoPullbackError, with_residuals
+from ._tensors import runs_program
 
 _FIRST = 4  # the position of the first tensor among the arguments of `Differentiated.apply`
 
@@ -44,6 +42,7 @@ class Differentiated(SingleLevelFunction):
     ) -> tuple[torch.Tensor, ...]:
         """Run the function, with residuals if a gradient may follow that nothing differentiates."""
         ctx.set_materialize_grads(False)
+        ctx.function, ctx.call, ctx.types = function, call, types
         wrt = tuple(i for i, x in enumerate(tensors) if ctx.needs_input_grad[_FIRST + i] and is_inexact(x))
         ctx.wrt, ctx.layout, saved = wrt, None, []
         with recording_outer_levels():
@@ -53,7 +52,6 @@ class Differentiated(SingleLevelFunction):
                 # Something may differentiate the gradient.
                 twice = wrt and function.has_own_gradient and functorch_depth() > 1
                 results = below(function.under_gradient(wrt) if twice else function)
-        ctx.function, ctx.call, ctx.types = function, call, types
         if ctx.layout is not None:
             count = len(ctx.layout.result_types)
             results, residuals = results[:count], results[count:]
@@ -117,13 +115,8 @@ def _runs_now(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether the function runs on values, and nothing can differentiate its first gradient.
 
     A graph that is traced must not depend on the residuals of one trace of JAX. Without jit there are no residuals.
-    A tensor on the meta device or of a class with `__torch_dispatch__`, such as a `FakeTensor`, may have no values.
     """
-    if inside_functorch() or in_forward_mode() or has_dispatch_modes():
-        return False
-    if any(x.is_meta or has_own_dispatch(x) for x in tensors):
-        return False
-    return not jax.config.jax_disable_jit  # type: ignore[attr-defined]
+    return not is_transforming() and not in_forward_mode() and runs_program(tensors)
 
 
 def _kept(layout: Layout, results: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]) -> list[torch.Tensor]:

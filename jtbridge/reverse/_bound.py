@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from jtbridge._compat import (
-    has_own_dispatch,
     in_backward,
     in_forward_mode,
     is_tracing,
@@ -30,6 +29,7 @@ from ._arguments import Arguments, split
 from ._jax_function import JaxFunction, Types, in_own_memory, store, tensor_types, types_of
 from ._operator import call
 from ._reads import RecordReads, refuse_arguments, warn_of_missing_gradients
+from ._tensors import runs_program
 
 _MOST_SIGNATURES = 128  # flat functions that one torch function keeps
 
@@ -109,7 +109,7 @@ def _of_these_values(function: JaxFunction, tensors: Sequence[torch.Tensor]) -> 
     Outside of transforms and modes of torch, the residuals of the call do so. A graph that is traced calls the function
     itself. Without jit there is no trace.
     """
-    if is_tracing() or jax.config.jax_disable_jit or any(x.is_meta or has_own_dispatch(x) for x in tensors):  # type: ignore[attr-defined]
+    if is_tracing() or not runs_program(tensors):
         return function
     return function.as_of_now(tensor_types(tensors))
 

@@ -134,7 +134,7 @@ class JaxFunction:
 
     def result_types(self, types: Types) -> Types:
         """Return the shapes and dtypes of the results for arguments of some types."""
-        return _cached(self._types, types, lambda: types_of(self.shapes(types)))
+        return _cached(self._types, types, lambda: types_of(self._trace(types).out_info))
 
     def used_arguments(self, types: Types, count: int) -> list[bool]:
         """Return which arguments of some types the first `count` results are computed from."""
@@ -228,10 +228,6 @@ class JaxFunction:
 
     def _derive(self, key: Hashable, make: Callable[[], Callable[..., list[Any]]]) -> JaxFunction:
         return self.derive(key, lambda: JaxFunction(self.name, make(), self.x64))
-
-    def shapes(self, types: Types) -> list[Any]:
-        """Return the results for arguments of some types, as `jax.ShapeDtypeStruct`."""
-        return self._trace(types).out_info
 
     def _settings(self, device: contextlib.AbstractContextManager | None) -> contextlib.AbstractContextManager:
         """Return the context of a run on concrete arrays."""

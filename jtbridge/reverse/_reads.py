@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from jtbridge._compat import OpOverload, SharedTensor, has_plain_memory, is_of_outer_trace, reads_no_values
+from jtbridge._compat import is_of_outer_trace, reads_no_values
+from jtbridge.core.array_types import has_values
 from jtbridge.core.containers import tensors_in
-from jtbridge.core.jax_calls import HANDLES, OPERATOR
+from jtbridge.core.jax_calls import called_function
 from jtbridge.core.messages import warn_user
 from jtbridge.core.nested_calls import is_inside
 from jtbridge.errors import ConstantsWarning, JaxCallError
@@ -43,7 +44,7 @@ class TensorReads:
         """Record the tensors that a torch function gets."""
         leaves = torch.is_grad_enabled() and (func in _LEAVING or (is_inside() and func not in _DETACHING))
         for tensor in tensors:
-            if isinstance(tensor, SharedTensor) or has_plain_memory(tensor):
+            if has_values(tensor):
                 self._found[id(tensor)] = weakref.ref(tensor)
                 if leaves and tensor.requires_grad:
                     self._attached[id(tensor)] = weakref.ref(tensor)
@@ -71,7 +72,7 @@ class TensorReads:
         return [tensor for tensor in _alive(self._attached) if tensor.requires_grad]
 
     def shapes_without_gradient(self) -> list[tuple[int, ...]]:
-        """Return the shapes of these tensors, and of those that torch computed from others for a while."""
+        """Return the shapes of the tensors of `without_gradient`, and those in `derived`."""
         return [*(tuple(tensor.shape) for tensor in self.without_gradient()), *self.derived]
 
 
@@ -107,7 +108,8 @@ class RecordReads(TorchFunctionMode):
                 )
             self._reads.add(func, tensors)
         result = func(*args, **kwargs)
-        if isinstance(func, OpOverload) and func.name() == OPERATOR and (inner := HANDLES.get(args[1])) is not None:
+        inner = called_function(func, args)
+        if inner is not None:
             self._reads.include(inner.reads)
         return result
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.utils.dlpack
 
-from jtbridge._compat import SharedTensor, array_on_device, plain
+from jtbridge._compat import SharedTensor, array_on_device, has_own_dispatch, plain
 from jtbridge.core.dtypes import carrier, torch_dtype
 from jtbridge.core.gpu_memory import copied_to_torch, gpu, shared_with_xla, wait_for_torch
 from jtbridge.core.host_memory import shared_numpy
@@ -40,6 +40,16 @@ def common_device(tensors: Sequence[torch.Tensor], name: str) -> torch.device:
             f"The arguments of `{name}` lie on `{device}`, which JAX does not have. Move them: `x.cpu()`."
         )
     return device
+
+
+def runs_program(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether a call on tensors runs a program of JAX: with jit, and on values.
+
+    A tensor on the meta device or of a class with `__torch_dispatch__`, such as a `FakeTensor`, may have no values.
+    """
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        return False
+    return not any(x.is_meta or has_own_dispatch(x) for x in tensors)
 
 
 def jax_device(device: torch.device, name: str) -> jax.Device:  # type: ignore[valid-type]

@@ -60,6 +60,15 @@ def another_process(patch: pytest.MonkeyPatch) -> None:
     jax.clear_caches()
 
 
+def tuned_file(clock: Clock, folder: Path) -> Path:
+    """Have `grouped` tuned to run in XLA, and return the file of the result."""
+    clock.times = XLA
+    with jtbridge.config(tune=True):
+        calls_in(jtbridge.wrap(grouped), X, W)
+    (file,) = folder.iterdir()
+    return file
+
+
 def test_nothing_is_measured_unless_it_is_asked_for(clock, folder):
     assert calls_in(jtbridge.wrap(grouped), X, W) == 1
     assert calls_in(jtbridge.wrap(product), jnp.asarray(A.numpy())) == 0
@@ -220,11 +229,8 @@ def test_another_machine_or_version_is_another_key(clock, monkeypatch, patched):
     ids=lambda damage: damage[:60],
 )
 def test_a_file_that_cannot_be_understood_is_ignored(clock, folder, monkeypatch, damage):
-    clock.times = XLA
+    file = tuned_file(clock, folder)
     f = jtbridge.wrap(grouped)
-    with jtbridge.config(tune=True):
-        calls_in(f, X, W)
-    (file,) = folder.iterdir()
     file.write_bytes(damage)
     another_process(monkeypatch)
     with pytest.warns(TuningWarning, match="the default is used"):
@@ -237,17 +243,13 @@ def test_a_file_that_cannot_be_understood_is_ignored(clock, folder, monkeypatch,
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
 def test_what_is_no_file_is_not_read(clock, folder, monkeypatch, kind):
-    clock.times = XLA
-    f = jtbridge.wrap(grouped)
-    with jtbridge.config(tune=True):
-        calls_in(f, X, W)
-    (file,) = folder.iterdir()
+    file = tuned_file(clock, folder)
     assert file.stat().st_mode & 0o777 == 0o666 & ~_umask()  # another user can read it
     file.unlink()
     {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero"), "folder": Path.mkdir}[kind](file)
     another_process(monkeypatch)
     with pytest.warns(TuningWarning, match="is not a regular file"):
-        assert calls_in(f, X, W) == 1
+        assert calls_in(jtbridge.wrap(grouped), X, W) == 1
 
 
 def _umask() -> int:

@@ -342,14 +342,15 @@ def test_a_jitted_function_of_a_module_as_its_attribute():
 def test_two_settings_of_jax_in_turn_compile_once_each():
     f = to_torch(lambda x: jnp.sin(x) * x)
     gradient = torch.func.grad(lambda x: f(x).sum())
-    with jax.log_compiles(False):
+
+    def alternate():
         for precision in ("highest", "default") * 2:
             with jax.default_matmul_precision(precision):
                 gradient(torch.ones(16))
-        with counted_compiles() as compiles:
-            for precision in ("highest", "default") * 2:
-                with jax.default_matmul_precision(precision):
-                    gradient(torch.ones(16))
+
+    alternate()
+    with counted_compiles() as compiles:
+        alternate()
     assert compiles == []
 
 
@@ -381,31 +382,18 @@ READ_WITHOUT_A_GRADIENT = {
 
 @pytest.mark.parametrize("read", READ_WITHOUT_A_GRADIENT.values(), ids=READ_WITHOUT_A_GRADIENT)
 def test_reads_that_want_no_gradient(read):
-    class Reading(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = torch.nn.Parameter(torch.ones(3))
-
-        def forward(self, x):
-            return to_torch(lambda y: y * read(self.w))(x * self.w).sum()
-
-    module = Reading()
+    module = _made(lambda self: lambda x: to_torch(lambda y: y * read(self.w))(x * self.w))
     assert module(torch.ones(3)).item() == module(torch.ones(3)).item()
     net = jtbridge.module(module)
     assert float(net(*net.init(), X)[0]) == module(torch.ones(3)).item()
 
 
 def test_weights_that_an_inner_bridge_reads():
-    class Nested(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = torch.nn.Parameter(torch.ones(3))
+    def nested(self):
+        inner = to_torch(jtbridge.wrap(lambda x: x * self.w))
+        return to_torch(jtbridge.wrap(lambda x: inner(x)))
 
-        def forward(self, x):
-            inner = to_torch(jtbridge.wrap(lambda x: x * self.w))
-            return to_torch(jtbridge.wrap(lambda x: inner(x)))(x).sum()
-
-    net = jtbridge.module(Nested())
+    net = jtbridge.module(_made(nested))
     params, state = net.init()
     with pytest.raises(ModelError, match="closes over `w`, which gets no gradient"):
         jax.grad(lambda params: net(params, state, X)[0])(params)

@@ -127,7 +127,7 @@ class TracedCalls:
             traced = self._trace_symbolic(signature, rng is not None, backend)
             return traced, [*arrays, random_numbers.seed_from_key(rng)] if traced.seeded else arrays
         cache = self._cache(arrays, backend)
-        traced, unknown = self._with_fewest_known(
+        traced, unknown = self._with_known_if_needed(
             arrays, signature, known, lambda call: self._lookup(cache, call, rng is not None, backend, islands)
         )
         operands = [*unknown, *traced.constant_arrays]
@@ -135,7 +135,7 @@ class TracedCalls:
             operands.append(random_numbers.seed_from_key(rng))
         return traced, operands
 
-    def _with_fewest_known(
+    def _with_known_if_needed(
         self,
         arrays: list[Any],
         signature: Signature,
