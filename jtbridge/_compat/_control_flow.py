@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch._higher_order_ops.utils as _utils
-import torch.overrides as overrides
 from torch._higher_order_ops.cond import cond_op as COND
 from torch._higher_order_ops.while_loop import while_loop_op as WHILE_LOOP
 
-from ._torch import outside_modes
+from ._torch_modes import outside_function_modes, outside_modes
 
 __all__ = ["COND", "WHILE_LOOP", "control_flow_outside_modes", "control_flow_uncompiled"]
 
@@ -61,17 +60,6 @@ def control_flow_outside_modes(*before: Callable[[], None]) -> Iterator[None]:
         _HERE.before = outer
 
 
-@contextlib.contextmanager
-def _outside_function_modes() -> Iterator[None]:
-    """Run the block without modes of torch's functions."""
-    modes = [overrides._pop_mode() for _ in range(overrides._len_torch_function_stack())]
-    try:
-        yield
-    finally:
-        for mode in reversed(modes):
-            overrides._push_mode(mode)
-
-
 @functools.cache
 def _replace_once() -> None:
     original = getattr(_utils, "_hop_compile_and_call", None)
@@ -86,7 +74,7 @@ def _replace_once() -> None:
             return original(fn, args, kwargs)
         for function in _HERE.before:
             function()
-        with outside_modes(), _outside_function_modes():
+        with outside_modes(), outside_function_modes():
             return original(fn, args, kwargs)
 
     _utils._hop_compile_and_call = compile_and_call

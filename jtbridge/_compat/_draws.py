@@ -24,7 +24,8 @@ from typing import Any, Protocol
 import torch
 
 from ._interrupts import on_own_thread
-from ._torch import OpOverload, outside_modes
+from ._torch import OpOverload
+from ._torch_modes import outside_modes
 
 _SLOT = "jtbridge.draws"  # key of an object that torch stores for each thread, and passes to autograd's threads
 _KEY = torch._C._parse_dispatch_key("TESTING_ONLY_GenericMode")

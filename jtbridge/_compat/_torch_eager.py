@@ -12,7 +12,8 @@ import torch
 # Tried on torch 2.13. The only class for weak references to storages; it is not documented.
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef
 
-from ._torch import graph_nodes, innermost, outside_modes
+from ._torch import graph_nodes, innermost
+from ._torch_modes import outside_modes
 
 
 def run_backward(
