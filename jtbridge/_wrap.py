@@ -24,6 +24,7 @@ from .core.dtypes import argument_dtypes
 from .core.fork import check_not_forked
 from .core.imports import import_whole
 from .core.nested_calls import is_inside, marked
+from .core.partials import PartialCall
 from .core.pickling import reduced
 from .core.random_numbers import check_key
 from .core.signature import Signature, flatten_arguments
@@ -46,24 +47,16 @@ class Wrapped:
                     inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
                 ]
             )
-        self._prefix: tuple[Any, ...] = ()
-        self._keywords: dict[str, Any] = {}
-        while isinstance(fn := _unwrapped(fn), functools.partial):  # arrays in a partial are arguments, not constants
-            self._prefix = fn.args + self._prefix
-            self._keywords = {**fn.keywords, **self._keywords}
-            fn = fn.func
-        self._fn = unwrap_compiled(fn)
-        self._name = _name_of(self._fn)
+        fn = _unwrapped(fn)
+        self._partial = PartialCall(fn, _unwrapped) if isinstance(fn, functools.partial) else None
+        self._fn = self._partial or unwrap_compiled(fn)
+        self._name = _name_of(self.function)
         self._marked = marked(self._fn)
         self._takes_rng = _has_signature(self._fn) and "rng" in inspect.signature(self._fn).parameters
         self._options = options
         # Whether no option asks for work before or after the call of torch: see `call_directly`.
         self._is_simple = not (
-            self._prefix
-            or self._keywords
-            or options["return_mutated"]
-            or options["effects"]
-            or options["output_shapes"] is not None
+            self._partial or options["return_mutated"] or options["effects"] or options["output_shapes"] is not None
         )
         self._notices: set[str] = set()  # keys of the warnings already given about this function
         self._clean_batches: set[Any] = set()  # see `row_by_row_if_needed`
@@ -103,21 +96,33 @@ class Wrapped:
                 "function: arguments are written to in place, and draws are those of the outer call. Call "
                 f"`{self._name}.function` there."
             )
+        if self._partial is not None:
+            args, kwargs = self._partial.arguments(args, kwargs)
         if _holds_arrays((args, kwargs)):
             raise ArgumentError(
                 f"`{self._name}` was called with a JAX array inside another wrapped function, where it is a plain "
                 "torch function. Pass a tensor. Code that Python runs in between, such as a signal handler or "
                 "`__del__`, counts as inside too: let it compute later."
             )
-        return self._fn(*self._prefix, *args, **{**self._keywords, **kwargs})
+        return self._fn(*args, **kwargs)
 
     def objects_of_the_user(self) -> list[tuple[str, Any]]:
         """Return what a call runs, into which the guard of traces of an enclosing wrapped function looks."""
-        return [("", self._fn), *(("", value) for value in (*self._prefix, *self._keywords.values()))]
+        return [("", self._fn)]
 
     @property
     def function(self) -> Callable[..., Any]:
         """Return the torch function, without the arguments that a ``functools.partial`` fixed."""
+        return self._fn if self._partial is None else self._partial.function
+
+    @property
+    def name(self) -> str:
+        """Return the name of the torch function."""
+        return self._name
+
+    @property
+    def runs(self) -> Callable[..., Any]:
+        """Return what runs on the arguments of :meth:`flattened`: the function, or its partial."""
         return self._fn
 
     @property
@@ -152,7 +157,8 @@ class Wrapped:
         rng = None if self._takes_rng else kwargs.pop("rng", None)
         if rng is not None:
             check_key(rng)
-        args, kwargs = (*self._prefix, *args), {**self._keywords, **kwargs}
+        if self._partial is not None:
+            args, kwargs = self._partial.arguments(args, kwargs)
         return *flatten_arguments(self._fn, self._name, args, kwargs), rng
 
     def torch_dtypes(self, signature: Signature, names: tuple[str, ...]) -> tuple[torch.dtype, ...]:
@@ -230,7 +236,8 @@ def wrap(
     The arguments of a call may be any JAX pytrees. JAX arrays (tracers included), NumPy arrays and torch tensors reach
     `fn` as tensors of the same shape. Every other leaf (Python numbers, strings, None, modules, ...) reaches `fn` as it
     is and must be hashable. A call may pass ``rng=``, a JAX key, which makes random operators a pure function of the
-    key. Shapes and dtypes may change from call to call. Tensors and modules that `fn` closes over are constants.
+    key. Shapes and dtypes may change from call to call. Tensors and modules that `fn` closes over are constants. So is
+    what a ``functools.partial`` fixes, except trees with JAX arrays, which are arguments of the call.
 
     Args:
         fn: any callable of tensors: a function, lambda, method, ``functools.partial``, ``nn.Module``, TorchScript

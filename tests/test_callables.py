@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import copy
 import functools
+import re
 from typing import Any
 
 import jax
@@ -112,6 +115,69 @@ def test_partial(make: Any, backend: str):
     check(nested, lambda x: 6 * x + 1)
     check(jtbridge.wrap(functools.partial(partial, 1.0)), lambda x: 6 * x + 1)
     check(lambda x: jtbridge.wrap(partial)(1.0, x, scale=2.0), lambda x: 4 * x + 1)
+
+
+def test_a_partial_gives_the_function_its_own_objects():
+    """As in torch: only JAX arrays become tensors. Everything else may be read, kept and written to."""
+    calls, buffer, weight = [], torch.zeros(3), torch.nn.Parameter(torch.ones(3))
+    array, offsets = np.ones(3, np.float32), collections.OrderedDict(a=1.0)
+
+    def f(calls, buffer, x, *, weight, array, offsets, scale):
+        calls.append(len(calls))
+        (weight * x).sum().backward()
+        return buffer.add_(x) * torch.from_numpy(array) + offsets.setdefault("b", 2.0) + scale["w"]
+
+    state = {"weight": weight, "array": array, "offsets": offsets, "scale": {"w": jnp.ones(())}}
+    wrapped = jtbridge.wrap(functools.partial(f, calls, buffer, **state))
+    assert [wrapped(X).tolist() for _ in range(2)] == [(T + 3).tolist(), (2 * T + 3).tolist()]
+    assert calls == [0, 1]
+    assert buffer.tolist() == (2 * T).tolist()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == (2 * T).tolist()
+    assert offsets == {"a": 1.0, "b": 2.0}
+    array[:] = 2.0
+    assert wrapped(X).tolist() == (6 * T + 3).tolist()
+
+
+@pytest.mark.parametrize("backend", ["auto", "dlpack"])
+@pytest.mark.parametrize(
+    ("write", "make", "name"),
+    [
+        (lambda state, x: (state.append(1), x)[1], list, "state"),
+        (lambda state, x: (state.append(1), x)[1], collections.deque, "state"),
+        (lambda state, x: (state.update(n=len(state)), x)[1], dict, 'state["n"]'),
+        (lambda state, x: state.add_(x), lambda: torch.zeros(3), "a closed-over tensor"),
+    ],
+    ids=["list", "deque", "dict", "tensor"],
+)
+def test_writes_to_the_objects_of_a_partial_are_refused_in_a_program(write, make, name, backend):
+    state = make()
+    before = copy.copy(state)
+    with pytest.raises(MutationError, match=re.escape(name)):
+        jax.jit(jtbridge.wrap(functools.partial(write, state), backend=backend))(X)
+    assert str(state) == str(before)
+
+
+def test_what_a_partial_fixes_is_read_in_each_call():
+    partial = functools.partial(lambda x, *, scale: x * scale, scale=2.0)
+    wrapped = jtbridge.wrap(partial)
+    check(lambda x: wrapped(x), lambda x: x * 2)
+    partial.keywords["scale"] = 5.0
+    check(lambda x: wrapped(x), lambda x: x * 5)
+    partial.keywords["scale"] = jnp.array(3.0)
+    check(lambda x: wrapped(x), lambda x: x * 3)
+    partial.__setstate__((torch.mul, (4.0,), {}, {}))
+    check(lambda x: wrapped(x), lambda x: x * 4)
+
+
+def test_tensors_of_a_partial_keep_their_dtype_and_layout():
+    fine = torch.tensor(1 + 2.0**-40, dtype=torch.float64)
+    f = functools.partial(lambda fine, x: ((fine - 1) * 2.0**40).float() * x, fine)
+    check(jtbridge.wrap(f), lambda x: x)
+    g = functools.partial(lambda sparse, x: sparse @ x, torch.eye(3).to_sparse())
+    assert jtbridge.wrap(g)(X).tolist() == T.tolist()
+    h = functools.partial(lambda table, x: x + table.stride(0), torch.ones(1).expand(3))
+    check(jtbridge.wrap(h), lambda x: x)
 
 
 def test_gradient_with_respect_to_the_arrays_of_a_partial(backend: str):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from jtbridge.core.partials import PartialCall
 from jtbridge.state import PoisonTensor
 
 
@@ -24,7 +26,13 @@ def device_closed_over(fn: Callable) -> str:
 
 
 def closed_over(fn: Callable) -> list[torch.nn.Module | torch.Tensor]:
-    """Return the modules and tensors among a function, the object of a method, its closure and the globals it names."""
+    """Return the modules and tensors among a function, the object of a method, its closure and the globals it names.
+
+    Those of a ``functools.partial`` are those of its function, and the values that it fixes.
+    """
+    if isinstance(fn, PartialCall):
+        function, args, keywords = fn.parts()
+        return [*closed_over(function), *filter(_is_closed_over, (*args, *keywords.values()))]
     code = getattr(fn, "__code__", None)
     scope = getattr(fn, "__globals__", {})
     found = [fn, getattr(fn, "__self__", None)]
@@ -32,4 +40,8 @@ def closed_over(fn: Callable) -> list[torch.nn.Module | torch.Tensor]:
     for cell in getattr(fn, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # an empty cell: the variable is not assigned yet
             found.append(cell.cell_contents)
-    return [value for value in found if isinstance(value, torch.nn.Module | torch.Tensor)]
+    return [*filter(_is_closed_over, found)]
+
+
+def _is_closed_over(value: Any) -> bool:
+    return isinstance(value, torch.nn.Module | torch.Tensor)

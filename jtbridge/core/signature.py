@@ -24,6 +24,20 @@ from .static import static_key
 ARRAY = object()  # marks the place of an array among the leaves of a signature
 
 
+class Fixed:
+    """Value of a ``functools.partial`` among the arguments of a call: the function gets it from the partial."""
+
+    def __init__(self, value: Any):
+        self._value = value
+
+    def __repr__(self) -> str:
+        return repr(self._value)
+
+    def objects_of_the_user(self) -> list[tuple[str, Any]]:
+        """Return the value, for a walk over the state that the function reaches."""
+        return [("", self._value)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Signature:
     """The arguments of a call without the values of its arrays. Equal signatures share a traced function."""
@@ -43,9 +57,7 @@ def flatten_arguments(
     Raises:
         ArgumentError: a leaf is neither an array nor hashable.
     """
-    args, kwargs, leaves, tree = _flattened(args, kwargs)
-    while any(_is_container(leaf) and register_node(leaf) for leaf in leaves):
-        args, kwargs, leaves, tree = _flattened(args, kwargs)
+    args, kwargs, leaves, tree = flattened_arguments(args, kwargs)
     arrays: list[jax.Array] = []
     keys: list[Any] = []
     statics: list[Any] = []
@@ -54,6 +66,9 @@ def flatten_arguments(
             arrays.append(_as_array(leaf, lambda p=position: _leaf_name(fn, name, args, kwargs, p)))
             keys.append(ARRAY)
             statics.append(ARRAY)
+        elif isinstance(leaf, Fixed):  # state of the function
+            keys.append(Fixed)
+            statics.append(leaf)
         else:
             keys.append(_static_key(leaf, lambda p=position: _leaf_name(fn, name, args, kwargs, p)))
             statics.append(leaf)
@@ -61,8 +76,18 @@ def flatten_arguments(
     return arrays, Signature(tree, tuple(keys), types, tuple(statics), structure_key(tree))
 
 
+def flattened_arguments(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Any, list[Any], Any]:
+    """Return the arguments with their dicts in insertion order, their leaves, and their pytree.
+
+    Containers of torch and of other libraries are registered with JAX.
+    """
+    found = _flattened(args, kwargs)
+    while any(_is_container(leaf) and register_node(leaf) for leaf in found[2]):
+        found = _flattened(args, kwargs)
+    return found
+
+
 def _flattened(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Any, list[Any], Any]:
-    """Return the arguments with their dicts in insertion order, their leaves, and their pytree."""
     args, kwargs = in_order((args, kwargs))
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
     return args, kwargs, leaves, tree
@@ -170,7 +195,7 @@ def _is_container(leaf: Any) -> bool:
     A dataclass counts if it holds arrays or cannot be hashed. For an object of any other class, `register_node`
     decides.
     """
-    if isinstance(leaf, jax.Array | np.ndarray | np.generic | torch.Tensor | torch.nn.Module | type):
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic | torch.Tensor | torch.nn.Module | Fixed | type):
         return False
     if not dataclasses.is_dataclass(leaf):
         return True  # `register_node` decides

@@ -126,7 +126,7 @@ def check(fn: Any, *args: Any, **kwargs: Any) -> CheckReport:
 
 def _compared(backend: str, wrapped: Wrapped, args: tuple, kwargs: dict[str, Any]) -> list[Comparison]:
     traced, operands = wrapped.prepared(args, dict(kwargs))
-    device = device_closed_over(wrapped.function)
+    device = device_closed_over(wrapped.runs)
     found = []
     for mode in _MODES:
         case = _CASES[mode](traced, operands)

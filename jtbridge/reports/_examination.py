@@ -15,7 +15,7 @@ from jtbridge.capture import HigherOrderInOperators
 from jtbridge.core import random_numbers
 from jtbridge.core.convert import to_torch
 from jtbridge.core.pytree import flatten_output
-from jtbridge.core.signature import ARRAY, argument_names, parameter_names, static_arguments
+from jtbridge.core.signature import ARRAY, Fixed, argument_names, parameter_names, static_arguments
 from jtbridge.errors import TranslationError
 from jtbridge.state import Change, GlobalDraws, ReachableState, WrittenValues, same, same_results
 
@@ -40,7 +40,7 @@ class Examination:
     """
 
     def __init__(self, wrapped: Wrapped, args: tuple, kwargs: dict[str, Any]):
-        self._fn = wrapped.function
+        self._fn = wrapped.runs
         arrays, signature, rng = wrapped.flattened(args, kwargs)
         names = argument_names(self._fn, signature)
         dtypes = wrapped.torch_dtypes(signature, names)
@@ -54,12 +54,13 @@ class Examination:
         self._roots = [("", self._fn), *static_arguments(self._fn, signature)]
         parameters = parameter_names(getattr(self._fn, "forward", self._fn))
         positional = [parameters[i] if i < len(parameters) else f"argument {i}" for i in range(len(self._args))]
-        self._containers = [*zip(positional, self._args, strict=True), *self._kwargs.items()]
+        given = [*zip(positional, self._args, strict=True), *self._kwargs.items()]
+        self._containers = [(argument, value) for argument, value in given if not isinstance(value, Fixed)]
         self._seed = None if rng is None else [int(x) for x in np.asarray(random_numbers.seed_from_key(rng))]
         self.found: dict[tuple[str, str], str] = {}
         self.remedies: dict[str, str] = {}
         self._watch = Watch(self.note)
-        self.name = getattr(wrapped, "__name__", type(self._fn).__name__)
+        self.name = wrapped.name
 
     def run(self) -> None:
         """Run the function two to four times, and record its side effects."""

@@ -1,0 +1,82 @@
+"""Calls of a ``functools.partial``: its JAX arrays are arguments, and its other values belong to the function.
+
+Torch code cannot compute with JAX arrays, so they reach the function as tensors, like the arguments of a call. Every
+other value reaches the function as the object that it is, as in torch: the function may read it, keep it and write to
+it, like a value that it closes over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jtbridge._compat import unwrap_compiled
+
+from .signature import Fixed, flattened_arguments
+
+_PLACEHOLDER = getattr(functools, "Placeholder", Fixed)  # since Python 3.14, the place of an argument of the call
+
+
+class PartialCall:
+    """A ``functools.partial`` as a function of the values of all its arguments, some of which are :class:`Fixed`.
+
+    Args:
+        partial: the partial, which may be one of a partial. It is read again in each call, because its keywords can
+            change.
+        unwrapped: returns the torch function under a wrapped function, and other functions unchanged.
+    """
+
+    def __init__(self, partial: functools.partial, unwrapped: Callable[[Any], Any]):
+        self._partial = partial
+        self._unwrapped = unwrapped
+        with contextlib.suppress(TypeError, ValueError):  # built-in torch functions have none
+            self.__signature__ = inspect.signature(self.function)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """Return the function whose arguments the partial fixes."""
+        return self.parts()[0]
+
+    def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call, with those of the partial: its JAX arrays, and :class:`Fixed` values."""
+        _, fixed, keywords = self.parts()
+        positional = [value if value is _PLACEHOLDER else _fixed(value) for value in fixed]
+        return _filled(positional, args), {**{name: _fixed(value) for name, value in keywords.items()}, **kwargs}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        function, fixed, keywords = self.parts()
+        positional = (fixed[i] if isinstance(value, Fixed) else value for i, value in enumerate(args))
+        named = {name: keywords[name] if isinstance(value, Fixed) else value for name, value in kwargs.items()}
+        return function(*positional, **named)
+
+    def objects_of_the_user(self) -> list[tuple[str, Any]]:
+        """Return what a call runs, for a walk over the state that the function reaches."""
+        return [("", self._partial)]
+
+    def parts(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """Return the function, and the positional and keyword arguments that are fixed now."""
+        fn: Any = self._partial
+        args: tuple[Any, ...] = ()
+        keywords: dict[str, Any] = {}
+        while isinstance(fn, functools.partial):
+            args, keywords = _filled(fn.args, args), {**fn.keywords, **keywords}
+            fn = self._unwrapped(fn.func)
+        return unwrap_compiled(fn), args, keywords
+
+
+def _fixed(value: Any) -> Any:
+    """Return a value that has JAX arrays as it is, as an argument; any other one as :class:`Fixed`."""
+    leaves = flattened_arguments((value,), {})[2]
+    return value if any(isinstance(leaf, jax.Array | jax.Ref) for leaf in leaves) else Fixed(value)
+
+
+def _filled(fixed: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
+    """Return positional arguments after those that are fixed, or at their placeholders."""
+    rest = iter(args)
+    first = [next(rest, value) if value is _PLACEHOLDER else value for value in fixed]
+    return *first, *rest
