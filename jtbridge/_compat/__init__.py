@@ -79,6 +79,7 @@ from ._jax_traces import (
     outermost_trace,
     refusing_jax,
     traced_for,
+    without_axis_names,
 )
 from ._l1_loss import keep_weight_of_l1_loss
 from ._module_tables import (
@@ -91,6 +92,7 @@ from ._module_tables import (
     registered_modules,
     registered_parameters,
 )
+from ._python import cache_entries
 from ._released import ReleasedTensor, reads_no_values
 from ._shared_tensor import SharedTensor
 from ._symbolic_sizes import broken_assumption, kernels_of_symbolic_sizes, may_equal, symbolic_shapes, symbolic_tensors
@@ -175,6 +177,7 @@ from ._torch_fields import (
 from ._torch_library import (
     SingleLevelFunction,
     mark_constant_for_dynamo,
+    outside_dynamo,
     recording_in_operators,
     recording_outer_levels,
     redispatch_below_autograd,

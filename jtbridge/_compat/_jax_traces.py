@@ -5,8 +5,9 @@ JAX has no public query for this context. Tried on jax 0.10.2.
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jax._src import core
@@ -32,6 +33,26 @@ def current_context() -> Context:
     while isinstance(trace, _TRANSFORMATIONS):
         trace = trace.parent_trace
     return Context.TRANSFORMED if isinstance(trace, core.EvalTrace) else Context.STAGED
+
+
+def without_axis_names() -> contextlib.AbstractContextManager[None]:
+    """Return a context without the names of axes, of ``jax.vmap(axis_name=)``, that surround a call on values.
+
+    A program that uses one would be traced, and then fail by an assertion of JAX.
+    """
+    if core.trace_ctx.axis_env is core.top_axis_env:
+        return contextlib.nullcontext()
+    return _no_axis_names()
+
+
+@contextlib.contextmanager
+def _no_axis_names() -> Iterator[None]:
+    outer = core.trace_ctx.axis_env
+    core.trace_ctx.set_axis_env(core.top_axis_env)
+    try:
+        yield
+    finally:
+        core.trace_ctx.set_axis_env(outer)
 
 
 def concrete_values(x: Any) -> list[Any]:

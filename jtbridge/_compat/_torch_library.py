@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch._C._dynamo.eval_frame as dynamo
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Disables the autograd kernels of this thread in a block. `torch.library.register_autograd` uses it; it has no public
 # counterpart, and `register_autograd` itself has no forward mode.
@@ -19,6 +22,17 @@ def redispatch_below_autograd(operator: Any, keyset: Any, *args: Any) -> Any:
         return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args)  # type: ignore[attr-defined]
 
 
+def outside_dynamo(function: Function) -> Function:
+    """Have TorchDynamo compile neither this function nor anything that it calls, where it runs as Python.
+
+    After a graph break, TorchDynamo compiles each Python frame that runs, those of JAX too. `torch.compiler.disable`
+    does the same for a call, and imports torch._dynamo, which takes a second. Tried on torch 2.13.
+    """
+    skip = dynamo._FrameAction.SKIP
+    dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(skip, skip))
+    return function
+
+
 def mark_constant_for_dynamo(function: Callable[..., Any]) -> None:
     """Make torch.compile run a function while it traces, and take its result as a constant.
 
@@ -27,9 +41,17 @@ def mark_constant_for_dynamo(function: Callable[..., Any]) -> None:
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-# The base of `torch.autograd.Function`. Its `apply` handles one level of torch.func, as an autograd kernel
-# must. `Function.apply` itself would begin again with all levels, and refuses to.
-SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
+_SingleLevel: Any = torch.autograd.function._SingleLevelFunction
+
+
+class SingleLevelFunction(_SingleLevel):
+    """The base of ``torch.autograd.Function``, with what compiled autograd asks of the latter.
+
+    Its `apply` handles one level of torch.func, as an autograd kernel must. ``Function.apply`` would begin again with
+    all levels, and refuses to.
+    """
+
+    _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

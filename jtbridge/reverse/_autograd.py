@@ -17,6 +17,7 @@ from jtbridge._compat import (
     functorch_depth,
     in_forward_mode,
     is_transforming,
+    outside_dynamo,
     recording_outer_levels,
 )
 from jtbridge.core.positions import replaced
@@ -32,6 +33,7 @@ class Differentiated(SingleLevelFunction):
     """A call of a JAX function, as a node of torch's autograd graph."""
 
     @staticmethod
+    @outside_dynamo
     def forward(
         ctx: Any,
         function: JaxFunction,
@@ -62,6 +64,7 @@ class Differentiated(SingleLevelFunction):
         return tuple(results)
 
     @staticmethod
+    @outside_dynamo
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
         """Return the gradients: from residuals, or by a function that can be differentiated."""
         found: list[Any] = [None] * (_FIRST + len(ctx.types))
@@ -83,6 +86,7 @@ class Differentiated(SingleLevelFunction):
         return tuple(found)
 
     @staticmethod
+    @outside_dynamo
     def jvp(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Return the tangents of the results."""
         tangents = given[_FIRST:]

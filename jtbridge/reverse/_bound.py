@@ -18,6 +18,7 @@ from jtbridge._compat import (
     in_forward_mode,
     is_tracing,
     is_transforming,
+    outside_dynamo,
     outside_functorch,
 )
 from jtbridge.core.messages import kind_of
@@ -144,6 +145,7 @@ class Caller:
         """Return the JAX function, into which the guard of traces of an enclosing wrapped function looks."""
         return [("", self._function)]
 
+    @outside_dynamo
     def flat(self, args: tuple, kwargs: dict[str, Any], *, in_graph: bool = False) -> tuple[list[torch.Tensor], Any]:
         """Return the leaves of the result, and its structure; `in_graph` is for a graph of torch.compile."""
         tensors, function = self._split(args, kwargs)

@@ -27,6 +27,7 @@ from jtbridge._compat import (
     outside_functorch,
     outside_traces,
     with_autograd,
+    without_axis_names,
     without_unused,
 )
 from jtbridge.core.dtypes import is_differentiable, numpy_dtype, torch_dtype
@@ -120,7 +121,8 @@ class JaxFunction:
         operands = to_operands(tensors, target)
         with self._settings(jax.default_device(target) if not tensors else None):
             try:
-                results = self._run_jitted(operands)
+                with without_axis_names():
+                    results = self._run_jitted(operands)
             except jax.errors.UnexpectedTracerError as error:
                 raise _closed_over_tracer(self.name) from error
             if any(isinstance(result, jax.core.Tracer) for result in results):
@@ -130,7 +132,11 @@ class JaxFunction:
         return to_tensors(results, device)
 
     def _run_jitted(self, operands: Sequence[Any]) -> list[jax.Array]:
-        return self.jitted(*operands)
+        try:
+            return self.jitted(*operands)
+        except NameError as error:
+            _refuse_axis_name(self.name, error)
+            raise
 
     def result_types(self, types: Types) -> Types:
         """Return the shapes and dtypes of the results for arguments of some types."""
@@ -189,10 +195,14 @@ class JaxFunction:
         """Trace the function for arguments of some types.
 
         Raises:
-            JaxCallError: the function closes over an array that JAX traces.
+            JaxCallError: the function closes over an array that JAX traces, or uses the name of an axis.
         """
         with outside_functorch(), self._in_jax():  # the function may call torch, by `jtbridge.wrap`
-            traced = self.jitted.trace(*_structs(types))
+            try:
+                traced = self.jitted.trace(*_structs(types))
+            except NameError as error:
+                _refuse_axis_name(self.name, error)
+                raise
         if len(traced.jaxpr.in_avals) != len(types):  # JAX passes closed-over tracers as further arguments
             raise _closed_over_tracer(self.name)
         return traced
@@ -255,6 +265,15 @@ class JaxFunction:
 @functools.lru_cache(_MOST_TYPES)
 def _structs(types: Types) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types]
+
+
+def _refuse_axis_name(name: str, error: NameError) -> None:
+    if "unbound axis name" in str(error):
+        raise JaxCallError(
+            f"`{name}`, a JAX function that torch code calls, uses the name of an axis ({error}). Names of axes, as of "
+            "`jax.vmap(..., axis_name=)`, are not known inside of torch code. Compute the sum or mean over the axis in "
+            "JAX, before or after the torch function."
+        ) from error
 
 
 def _closed_over_tracer(name: str) -> JaxCallError:

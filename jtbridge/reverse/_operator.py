@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 
-from jtbridge._compat import has_tangent_at_any_level, in_forward_mode, redispatch_below_autograd, single_level_allowed
+from jtbridge._compat import (
+    has_tangent_at_any_level,
+    in_forward_mode,
+    outside_dynamo,
+    redispatch_below_autograd,
+    single_level_allowed,
+)
 from jtbridge.core.jax_calls import OPERATOR
 from jtbridge.errors import DifferentiationError
 
@@ -26,15 +32,18 @@ def call(function: JaxFunction, tensors: Sequence[torch.Tensor]) -> list[torch.T
     return JAX_CALL(list(tensors), function.handle)
 
 
+@outside_dynamo
 def _run(tensors: Sequence[torch.Tensor], function: str) -> list[torch.Tensor]:
     return find(function).run(tensors)
 
 
+@outside_dynamo
 def _fake(tensors: Sequence[torch.Tensor], function: str) -> list[torch.Tensor]:
     found = find(function)
     return empty_results(found.result_types(tensor_types(tensors)), common_device(tensors, found.name))
 
 
+@outside_dynamo
 def _batch(info: Any, in_dims: Any, tensors: Sequence[torch.Tensor], function: str) -> tuple[Any, Any]:
     del info
     dims = in_dims[0]
@@ -44,6 +53,7 @@ def _batch(info: Any, in_dims: Any, tensors: Sequence[torch.Tensor], function: s
     return results, [0] * len(results)
 
 
+@outside_dynamo
 def _autograd(keyset: Any, tensors: Sequence[torch.Tensor], function: str) -> list[torch.Tensor]:
     found = find(function)
 

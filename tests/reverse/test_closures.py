@@ -50,6 +50,25 @@ def test_a_tracer_is_refused_in_a_call_of_torch(trace):
         trace(f)(jnp.asarray(5.0))
 
 
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: jax.vmap(f, axis_name="rows"),
+        lambda f: jax.vmap(jax.grad(lambda x: f(x).sum()), axis_name="rows"),
+    ],
+    ids=["vmap", "grad"],
+)
+def test_the_name_of_an_axis_around_torch_code_is_refused(transform):
+    centered = jtbridge.to_torch_function(lambda x: x - jax.lax.pmean(x, "rows"))
+    rows = jnp.arange(6.0).reshape(3, 2)
+    with pytest.raises(JaxCallError, match=r"uses the name of an axis .*rows.*in JAX, before or after"):
+        transform(jtbridge.wrap(lambda x: centered(x)))(rows)
+    with pytest.raises(JaxCallError, match="uses the name of an axis"):
+        centered(torch.ones(2))
+    inside = jtbridge.to_torch_function(jax.vmap(lambda x: x - jax.lax.pmean(x, "rows"), axis_name="rows"))
+    assert jax.vmap(jtbridge.wrap(lambda x: inside(x)), axis_name="rows")(rows).tolist() == [[-0.5, 0.5]] * 3
+
+
 def test_a_tracer_is_refused_in_a_bridge_in_a_bridge():
     outer = jtbridge.to_torch_function(
         lambda x: jtbridge.wrap(lambda t: jtbridge.to_torch_function(lambda y: y * x.sum())(t))(B)

@@ -246,3 +246,66 @@ def test_derivatives_are_those_of_the_trace_that_gave_the_values():
     factor[0] = 9.0
     (gradient,) = torch.autograd.grad(y, x, create_graph=True)
     assert (y.item(), gradient.item()) == (6.0, 2.0)
+
+
+W = jnp.arange(6.0).reshape(3, 2)
+
+
+def _after_a_break(fn):
+    def broken(x):
+        torch._dynamo.graph_break()
+        return fn(x)
+
+    return broken
+
+
+def _jvp(fn):
+    return lambda x: torch.func.jvp(fn, (x,), (x,))[1]
+
+
+TRANSFORMS = {
+    "vmap": lambda fn: torch.func.vmap(_after_a_break(fn)),
+    "grad": lambda fn: torch.func.grad(lambda x: _after_a_break(fn)(x).sum()),
+    "jacrev": lambda fn: torch.func.jacrev(_after_a_break(fn)),
+    "hessian": lambda fn: torch.func.hessian(lambda x: _after_a_break(fn)(x).sum()),
+    "jvp": lambda fn: _jvp(_after_a_break(fn)),
+    "vmap of a module": lambda fn: torch.func.vmap(_Module(fn)),  # torch itself breaks the graph here
+}
+
+
+class _Module(torch.nn.Module):
+    def __init__(self, fn):
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, x):
+        return self.fn(x)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of TorchDynamo, about the break
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_first_call_after_a_graph_break(transform: str):
+    """TorchDynamo then compiles the Python code that runs, and must leave that of JAX alone."""
+    torch.compiler.reset()
+    f = jtbridge.to_torch_function(lambda x: jnp.tanh(x @ W))
+    x = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
+    found = torch.compile(TRANSFORMS[transform](f), backend="aot_eager")(x)
+    expected = TRANSFORMS[transform](lambda x: torch.tanh(x @ torch.tensor(W.tolist())))(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.compiler.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # TorchDynamo reads it
+def test_compiled_autograd():
+    """The backward of a call outside of the compiled function becomes part of its graph."""
+    backward = torch.compile(lambda y: y.sum().backward(), backend="aot_eager")
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        for fn, derivative in (
+            (jnp.square, lambda x: 2 * x),
+            (lambda x: x**3, lambda x: 3 * x**2),
+            (jnp.sin, torch.cos),
+        ):
+            x = _x()
+            backward(jtbridge.to_torch_function(fn)(x))
+            torch.testing.assert_close(x.grad, derivative(x.detach()))
+    torch.compiler.reset()
