@@ -57,6 +57,8 @@ class StateGuard:
     notices: set[str] = dataclasses.field(default_factory=set)
     _remembered: ReachableState | None = dataclasses.field(default=None, init=False)
     _drew_nothing: bool = dataclasses.field(default=False, init=False)  # in a run that was watched
+    # The functions with a `functools.cache` that had a result of the trace.
+    _cached: list[str] = dataclasses.field(default_factory=list, init=False)
 
     def remember(self) -> None:
         """Save the state with which the function was traced."""
@@ -133,6 +135,20 @@ class StateGuard:
             before.restore()
             raise
 
+    def refuse_cached_draws(self) -> None:
+        """Refuse a function that is translated and draws, if it keeps a result in a ``functools.cache``.
+
+        Raises:
+            MutationError: in torch, later calls would get what the first call drew.
+        """
+        if self._cached and not self.ordered:
+            self._report(
+                MutationError,
+                f"`{self.name}` draws, and calls `{self._cached[0]}`, whose cache (of `functools`) keeps a result of "
+                "the trace: later calls would get what the first one drew, and a JAX program has no state. Call "
+                f"`{self._cached[0]}` before, and pass its result as an argument.",
+            )
+
     @contextlib.contextmanager
     def _seed_kept(self) -> Iterator[None]:
         """Refuse new seeds of the object `torch.default_generator`, whose methods no mode of torch sees.
@@ -168,6 +184,7 @@ class StateGuard:
             on_values: runs the function on example values and returns its results.
         """
         before.restore_derived()
+        self._cached += before.drop_traced_results()
         if drew and not self.ordered:
             before.restore()
             self._report(RandomnessError, drew)
@@ -445,6 +462,10 @@ def _numpy_state() -> dict[str, Any]:
     return GLOBAL_NUMPY_RANDOM.get_state(legacy=False)
 
 
+def _names(changes: Iterable[Change]) -> str:
+    return ", ".join([*dict.fromkeys(map(str, changes))][:_SHOWN])
+
+
 class StateBeforeRun:
     """Snapshot of the state that a function reaches, and of the global generators, before a run that may fail midway.
 
@@ -465,7 +486,11 @@ class StateBeforeRun:
 
     def changed(self) -> str:
         """Return the names of the state that changed since the snapshot, for a message; empty if none did."""
-        return ", ".join([*dict.fromkeys(map(str, self._state.differences()))][:_SHOWN])
+        return _names(self._state.differences())
+
+    def changed_tensors(self) -> str:
+        """Return the names of the tensors that were written to or replaced since the snapshot, as `changed` does."""
+        return _names(change for change in self._state.differences() if change.is_of_tensor)
 
     def undo(self) -> contextlib.AbstractContextManager[None]:
         """Restore the snapshot, and return a context in which torch draws from the generator's state in the snapshot.
@@ -483,6 +508,19 @@ class StateBeforeRun:
                 "be put back. Call it for each row in a loop."
             )
         return drawing_again(self._of_torch)
+
+    def escaped(self) -> list[str]:
+        """Return the places where the snapshot has tensors of a batched run before it, which are of no use now."""
+        return [*dict.fromkeys(f"`{place}`" for place in self._state.escaped())][:_SHOWN]
+
+    def refuse_escaped(self) -> None:
+        """Raise if the snapshot has tensors of a batched run before it."""
+        if escaped := self.escaped():
+            raise MutationError(
+                f"`{self._name}` stored a tensor of the batch in {', '.join(escaped)}, "
+                "which cannot be used after the call. Earlier calls stored nothing there, so the state before this one "
+                "was not saved. Put the state back, and call again: the rows then run one after another."
+            )
 
     def refuse_repetition(self) -> None:
         """Raise if state changed since the snapshot: the failed run before the snapshot then changed this state too."""

@@ -41,6 +41,12 @@ class Change(NamedTuple):
         return (self.before is MISSING or self.before is None) and isinstance(self.after, torch.Tensor | np.ndarray)
 
     @property
+    def is_of_tensor(self) -> bool:
+        """Return whether a tensor was written to, replaced or removed. Values of a small one were saved as bytes."""
+        written = isinstance(self.before, bytes) and isinstance(self.after, torch.Tensor)
+        return written or isinstance(self.before, torch.Tensor)
+
+    @property
     def removes(self) -> bool:
         """Return whether there is nothing, or None, now."""
         return self.after is MISSING or self.after is None
@@ -116,6 +122,18 @@ class ReachableState:
                 wanted = _replaced(record.contents, fresh) if fresh else record.contents
                 if wanted is not record.contents or record.is_changed():
                     record.kind.write(record.obj, wanted)
+            self.drop_traced_results()
+
+    def drop_traced_results(self) -> list[str]:
+        """Drop the results with tensors of a trace that functions with a ``functools.cache`` keep since the snapshot.
+
+        Return the names of the functions whose dropped results later calls would have got.
+        """
+        return [cache.name for cache in self._saved.caches if cache.drop_traced()]
+
+    def escaped(self) -> list[Path]:
+        """Return the places where the snapshot has tensors that escaped from a transform of `torch.func`."""
+        return self._saved.escaped
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:

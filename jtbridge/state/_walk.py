@@ -5,7 +5,7 @@ object that a method belongs to; and from there attributes, items of containers,
 reached from their tensor, and those of all modules and optimizers from everywhere. Functions and objects of torch, JAX,
 NumPy and the standard library are not followed, except modules, optimizers, generators, containers, and objects with
 memory such as `array.array`. Weak references are not followed either, because a snapshot would keep their objects
-alive. State outside Python objects (of a C extension, of a file) and the contents of ``functools.cache`` are not seen.
+alive. State outside Python objects (of a C extension, of a file) is not seen. Of ``functools.cache``, new entries are.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from jtbridge._compat import (
 )
 from jtbridge.core.definitions import module_of
 
+from ._caches import CACHED_FUNCTION, CachedFunction
 from ._comparison import PLAIN, VALUES, read_cell
 from ._escaped import PoisonTensor
 from ._iterators import ITERATORS, copy_of, parts, position_of
@@ -83,7 +84,7 @@ from ._records import EmptyContainers, Path, Position, Record
 _MOST_OBJECTS = 200_000
 _MOST_BYTES_OF_A_TENSOR = 1 << 14  # larger tensors are copied only before code takes their memory
 _MOST_BYTES = 1 << 26  # of all arrays and tensors that are copied
-_WRAPPERS = (type(functools.cache(lambda: None)), functools.partial, *METHODS[1:])
+_WRAPPERS = (CACHED_FUNCTION, functools.partial, *METHODS[1:])
 _FOLLOWED = (
     *(torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler),
     *(torch.quasirandom.SobolEngine, torch.autograd.graph.saved_tensors_hooks),
@@ -112,6 +113,8 @@ class StateWalk:
         positions: of iterators.
         versions: the number of writes to each tensor whose values are not saved.
         derived: the attributes of modules that torch computes in each call, each as attributes, name, value.
+        caches: the functions that ``functools.cache`` or ``functools.lru_cache`` decorates.
+        escaped: the places of tensors that escaped from a transform of `torch.func`.
         may_draw: whether the reached code names the global generator of Python or NumPy.
         names: the names of globals and attributes in the reached code.
     """
@@ -123,6 +126,8 @@ class StateWalk:
         self.positions: list[Position] = []
         self.versions: list[tuple[torch.Tensor, int]] = []  # of the tensors whose values are not saved
         self.derived: list[tuple[dict[str, Any], str, Any]] = []  # attributes of modules, computed in each call
+        self.caches: list[CachedFunction] = []
+        self.escaped: list[Path] = []
         self._seen: dict[int, Any] = {}  # by id; holding the objects keeps their ids from being used again
         self.names: set[str] = {"forward"}
         self._classes: set[type] = set()
@@ -283,6 +288,7 @@ class StateWalk:
 
     def _tensor(self, tensor: torch.Tensor, path: Path) -> None:
         if innermost(tensor) is not tensor:  # it escaped from a transform of torch.func, and cannot be used any more
+            self.escaped.append(path)
             return
         is_dense = tensor.layout is torch.strided and not tensor.is_nested
         is_small = is_dense and tensor.is_cpu and tensor.nbytes <= _MOST_BYTES_OF_A_TENSOR
@@ -385,6 +391,8 @@ class StateWalk:
         if isinstance(obj, functools.partial):
             self._record(obj, PARTIAL, path)
             self._queue.extend((value, path) for value in (obj.func, *obj.args, *obj.keywords.values()))
+        elif isinstance(obj, CACHED_FUNCTION):
+            self.caches.append(CachedFunction(obj))
         self._queue.extend((fn, path) for fn in _functions_of(obj))
 
     def _runner(self, obj: Any, path: Path) -> None:

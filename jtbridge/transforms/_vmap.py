@@ -74,13 +74,21 @@ class Vmap(Derived):
             self.base.cache.sequential.add(self)
             return result
 
-    def by_torch_vmap(self, tensors: Tensors, randomness: str = "same") -> Tensors:
+    def by_torch_vmap(self, tensors: Tensors, randomness: str = "same", *, has_state: bool = False) -> Tensors:
         """Run all rows by one call of torch.vmap, which raises if it cannot batch the function.
 
-        By default a key that is not batched draws the same numbers for every row, as in JAX.
+        By default a key that is not batched draws the same numbers for every row, as in JAX. With `has_state`, the
+        function may keep tensors, and it raises if it keeps one of the batch.
         """
         with VmapGuard(tensors, self.dims) as guard, control_flow_outside_modes(_refuse_control_flow):
-            results = torch.func.vmap(self.fn.__call__, in_dims=self.dims, randomness=randomness)(*tensors)
+
+            def of_row(*row: torch.Tensor) -> Tensors:
+                guard.note(row)
+                return self.fn(*row)
+
+            results = torch.func.vmap(of_row, in_dims=self.dims, randomness=randomness)(*tensors)
+        if has_state:
+            guard.check_kept()
         guard.check_errors(is_derivative=isinstance(self.fn, Derived))
         if any(y.dim() == 0 or len(y) != self.size for y in results):
             raise NotImplementedError("torch.vmap gives a result without the batch axis")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import weakref
 from collections.abc import Callable, Sequence
 from types import EllipsisType
@@ -58,6 +59,10 @@ _WITH_INDICES = frozenset(
 _OF_GRAPH = frozenset({"grad", "backward"})
 
 
+class KeptTensorError(NotImplementedError):
+    """A function kept a tensor of a batch of torch.vmap."""
+
+
 class VmapGuard(TorchFunctionMode):
     """Mode that raises where torch.vmap would be wrong, so that the rows of the batch run one after another.
 
@@ -87,6 +92,9 @@ class VmapGuard(TorchFunctionMode):
     A batched tensor never requires a gradient. The mode returns the attribute of the tensor under it instead, so
     ``if y.requires_grad: y.register_hook(...)`` takes the branch that it takes for a row. The hook itself raises.
 
+    A tensor of the batch that outlives the call is of no use: every later operation on it fails, or takes it for one of
+    another batch. So `check_kept` raises if the function kept one, in an attribute or a list for example.
+
     The function may catch an error, as in ``try: n = int(x.sum())``, which a row might not raise. `check_errors` raises
     it again after the function.
 
@@ -102,6 +110,7 @@ class VmapGuard(TorchFunctionMode):
         self._pairs: list[_Pair] = []
         self._strides_were_read = False
         self._errors: list[Exception] = []  # that operators raised
+        self._seen: dict[int, weakref.ref[torch.Tensor]] = {}  # tensors that the function got, by id
 
     def check_errors(self, *, is_derivative: bool) -> None:
         """Raise if an operator raised an error that the function caught.
@@ -114,6 +123,31 @@ class VmapGuard(TorchFunctionMode):
             if not is_derivative or "vmap" in text_of(error):
                 raise NotImplementedError("the function caught an error, which a row might not raise") from error
 
+    def note(self, results: Any) -> None:
+        """Note the tensors that the function gets: its arguments, or the results of an operator."""
+        if isinstance(results, torch.Tensor):
+            self._seen[id(results)] = weakref.ref(results)
+        elif isinstance(results, tuple | list):
+            for result in results:
+                self.note(result)
+
+    def check_kept(self) -> None:
+        """Raise if a tensor of the batch is still alive after the call.
+
+        Raises:
+            KeptTensorError: there is one.
+        """
+        for generation in range(3):  # it may be part of a reference cycle that nothing refers to
+            if not self._is_any_kept():
+                return
+            gc.collect(generation)
+        if self._is_any_kept():
+            raise KeptTensorError("the function keeps a tensor of the batch, which belongs to no row")
+
+    def _is_any_kept(self) -> bool:
+        alive = (ref() for ref in self._seen.values())
+        return any(functorch_level(tensor) == self._depth for tensor in alive if tensor is not None)
+
     @functools.cached_property
     def _same_strides(self) -> dict[int, StorageWeakRef]:
         """The storages of the arguments in which torch.vmap shows the strides of a row alone, by `storage_id`.
@@ -125,10 +159,12 @@ class VmapGuard(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         try:
-            return self._checked(func, args, kwargs or {})
+            out = self._checked(func, args, kwargs or {})
         except Exception as error:
             self._errors.append(error)
             raise
+        self.note(out)
+        return out
 
     def _checked(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kind = _kind(func)

@@ -148,6 +148,7 @@ class KeepsLast(torch.nn.Module):
         return self.last + 1
 
 
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
 def test_a_module_that_keeps_an_activation_can_be_batched_again():
     module = KeepsLast()
     f = jtbridge.wrap(module)

@@ -21,7 +21,7 @@ from jtbridge.core.messages import summary_of, text_of, warn_user
 from jtbridge.core.primitive_rules import describe
 from jtbridge.errors import DifferentiationError, MutationError, SequentialVmapWarning
 from jtbridge.state import StateBeforeRun
-from jtbridge.transforms import SetGuard
+from jtbridge.transforms import KeptTensorError, SetGuard
 
 from ._arrays import COPIED, Placement, copied_tensor, is_copied, shared_tensor
 from ._function import EagerFunction, InnerAutograd, as_captured
@@ -169,6 +169,7 @@ def exported(results: list[torch.Tensor], arrays: list[jax.Array], fn: TorchFunc
     return found
 
 
+_KEEPS_TENSORS = "keeps tensors"  # a notice: the function has kept a tensor of a batch, and may do so again
 _MOST_BATCHES = 512  # kinds of batches and derivatives; beyond these, every new kind is prepared to be undone
 
 
@@ -185,11 +186,17 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
         # Under any mode of torch's dispatch, torch.vmap of `torch.cond` gives a tuple (torch 2.13).
         with SetGuard() if before is not None and "set_" in before.names else contextlib.nullcontext():
             result = once()
+        changed = before is not None and bool(before.changed())
+        if changed and before is not None:
+            _refuse_state_of_rows(before, base)
     except Exception as error:  # noqa: BLE001  (whatever torch.vmap raises; a fault of the rows is raised again)
         base.row_by_row = True
         base.clean_batches.discard(batch)
+        if isinstance(error, KeptTensorError):
+            base.notices.add(_KEEPS_TENSORS)
         if before is None:
             before = StateBeforeRun(base.name, base.roots())
+            before.refuse_escaped()
             result = once()
             before.refuse_repetition()
         else:
@@ -204,9 +211,18 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
                 SequentialVmapWarning,
             )
         return result
-    if before is not None and len(base.clean_batches) < _MOST_BATCHES and not before.changed():
+    is_clean = before is not None and not changed and _KEEPS_TENSORS not in base.notices
+    if is_clean and len(base.clean_batches) < _MOST_BATCHES:
         base.clean_batches.add(batch)
     return result
+
+
+def _refuse_state_of_rows(before: StateBeforeRun, base: EagerFunction) -> None:
+    """Raise if a batched run changed tensors that the function reaches, which each row changes in its turn."""
+    if written := before.changed_tensors():
+        raise NotImplementedError(f"it changes {written}, which each row changes in its turn")
+    if StateBeforeRun(base.name, base.roots()).escaped():  # from code that no mode of torch sees
+        raise KeptTensorError("the function keeps a tensor of the batch, which belongs to no row")
 
 
 def _transformations(fn: TorchFunction) -> tuple[type, ...]:

@@ -43,7 +43,7 @@ from jtbridge.core.runner import escaped_tensor_error
 from jtbridge.core.torch_state import TorchState
 from jtbridge.core.traits import AutogradTraits, FunctionTraits
 from jtbridge.core.writes import written_tensors
-from jtbridge.errors import DeviceError, DifferentiationError, OutputMismatchError
+from jtbridge.errors import DataDependentShapeError, DeviceError, DifferentiationError, OutputMismatchError
 from jtbridge.transforms import (
     PADDED,
     WITHOUT_DOUBLE_BACKWARD,
@@ -271,7 +271,7 @@ class EagerVmap(Vmap):
         if all(dim is None for dim in self.dims):
             return tuple(y.expand(self.size, *y.shape) for y in self.fn(*tensors))
         # As in torch, rows of a function without a key draw different numbers; with one key for all, the same ones.
-        return self.by_torch_vmap(tensors, "same" if base.seeded else "different")
+        return self.by_torch_vmap(tensors, "same" if base.seeded else "different", has_state=True)
 
     def by_loop(self, tensors: Tensors) -> Tensors:
         """Run the rows one after another. A row may return a number of another dtype than a tensor of another row."""
@@ -280,7 +280,20 @@ class EagerVmap(Vmap):
         for i in range(self.size):
             rows.append(self.fn(*self._arguments_of_row(tensors, i)))
             types.append(base.out_types)
+        if len({len(row) for row in rows}) > 1:
+            raise OutputMismatchError(
+                f"`{base.name}` returns {len(rows[0])} arrays for row 0 of the batch, and another number of arrays for "
+                "another row. Return the same tree for each row."
+            )
         columns = list(zip(*rows, strict=True))
+        for number, column in enumerate(columns):
+            other = next((i for i, y in enumerate(column) if y.shape != column[0].shape), None)
+            if other is not None:
+                raise DataDependentShapeError(
+                    f"Result {number} of `{base.name}` has shape {tuple(column[0].shape)} for row 0 of the batch, and "
+                    f"{tuple(column[other].shape)} for row {other}. The rows of a batch are one array, so their sizes "
+                    "must be equal. Return an array of a fixed size, or call the function for each row in a loop."
+                )
         dtypes = [functools.reduce(torch.promote_types, [y.dtype for y in column]) for column in columns]
         if any(each != types[0] for each in types) and len({len(each) for each in types}) == 1:
             base.promote(types)

@@ -274,6 +274,8 @@ class TracedCalls:
             for lock in module_locks(closed_over_modules(self._fn)):  # XLA's threads may be calling the modules
                 stack.enter_context(lock)
             found = infer(request)
+        if found.traits.untraceable is None and found.traits.effects.random_operator is not None:
+            request.guard.refuse_cached_draws()
         traits, call = found.traits, request.call
         in_types = tuple(ArrayType(shape, np.dtype(dtype)) for shape, dtype in signature.types)
         names = argument_names(self._fn, signature)

@@ -1,0 +1,65 @@
+"""Functions with a ``functools.cache`` or ``functools.lru_cache``, and the entries that a trace adds to it."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import types
+from typing import Any
+
+import torch
+
+from jtbridge._compat import FakeTensor, cache_entries, innermost
+
+from ._escaped import PoisonTensor
+
+CACHED_FUNCTION = type(functools.cache(lambda: None))
+_MOST_OBJECTS = 20_000  # that a result is searched for
+_NOT_SEARCHED = (type, types.ModuleType, types.FunctionType, types.CodeType, types.FrameType, str, bytes, int, float)
+
+
+class CachedFunction:
+    """A function with a cache, as it was when the state was saved.
+
+    A cache cannot be put back as other state is: its entries have no public interface. Those that were added since can
+    be dropped, so that the next call computes them again.
+    """
+
+    def __init__(self, function: Any):
+        self.function = function
+        self.name = getattr(function, "__name__", "a cached function")
+        self._misses = function.cache_info().misses
+        self._entries = dict(cache_entries(function)[0])
+
+    def drop_traced(self) -> bool:
+        """Drop the entries that were added since, and hold tensors of a trace or of a transform of `torch.func`.
+
+        They are of no use after the trace. Return whether a later call would have got the result of one of them. An
+        entry for an argument that is a tensor of the trace is for this tensor alone.
+        """
+        if self.function.cache_info().misses == self._misses:
+            return False
+        entries, results = cache_entries(self.function)
+        is_found_again = False
+        for key in [key for key in entries if key not in self._entries]:
+            of_a_tensor = _refers_to_traced([key])
+            if of_a_tensor or _refers_to_traced([results[key]]):
+                entries.pop(key, None)
+                is_found_again |= not of_a_tensor
+        return is_found_again
+
+
+def _refers_to_traced(values: list[Any]) -> bool:
+    """Return whether objects refer to a tensor that belongs to a trace or to a transform of `torch.func`."""
+    seen: set[int] = set()
+    while values and len(seen) < _MOST_OBJECTS:
+        value = values.pop()
+        if id(value) in seen or isinstance(value, _NOT_SEARCHED):
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            if isinstance(value, FakeTensor | PoisonTensor) or innermost(value) is not value:
+                return True
+            continue
+        values += gc.get_referents(value)
+    return False
