@@ -2,7 +2,8 @@
 
 - Types: `array_types.py`, `functions.py` (torch functions, and the record of a trace), `traits.py` (facts that a trace
   shows), `module_locks.py`, `dtypes.py`, `static.py` (arguments that are not arrays),
-  `signature.py` (arrays and static arguments of a call), `output_shapes.py` (types of results that a user declares).
+  `signature.py` (arrays and static arguments of a call), `partials.py` (those of a `functools.partial`),
+  `output_shapes.py` (types of results that a user declares).
 - Arrays: `pytree.py`, `convert.py` (arrays to tensors and back), `host_memory.py` (tensors over XLA's host buffers).
 - Arrays of JAX in a program: `materialized.py` (computed once), `extreme_positions.py` (of the largest element),
   `cpu_identity.py` (primitives that tell XLA's CPU compiler something).

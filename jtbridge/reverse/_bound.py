@@ -27,7 +27,7 @@ from jtbridge.core.pytree import in_order
 from jtbridge.errors import ArgumentError, DTypeError, JaxCallError
 
 from ._arguments import Arguments, split
-from ._jax_function import JaxFunction, Types, in_own_memory, store, tensor_types, types_of
+from ._jax_function import JaxFunction, Types, empty_results, in_own_memory, store, tensor_types, types_of
 from ._operator import call
 from ._reads import RecordReads, refuse_arguments, warn_of_missing_gradients
 from ._tensors import runs_program
@@ -154,7 +154,10 @@ class Caller:
         called = function.in_graph() if in_graph else function
         if is_transforming() or in_forward_mode():
             called = _of_these_values(called, tensors)
-        results = call(called, tensors)
+        if not tensors and torch.get_default_device().type == "meta":
+            results = empty_results(called.result_types(()), torch.device("meta"))
+        else:
+            results = call(called, tensors)
         if function.reads and torch.is_grad_enabled():
             if is_inside():
                 refuse_arguments(self.name, function.reads)

@@ -6,7 +6,8 @@
 - `_comparison.py` compares values, and finds tensors of a trace in them.
 - `_guard.py` runs a function for a trace, restores the state that it wrote, and raises an error that names this state.
 - `_written_values.py` saves and restores the values of tensors that operators write to.
-- `_escaped.py` replaces fake tensors that a function stored while it was traced.
+- `_escaped.py` replaces fake tensors that a function stored while it was traced, and `_caches.py` drops results with
+  such tensors from the caches of `functools`.
 """
 
 from ._comparison import VALUES, same, same_results, same_tensors

@@ -146,6 +146,15 @@ def test_tensors_without_values(kind: str):
         assert type(tensor) is type(x)
 
 
+def test_a_function_without_arguments_on_the_meta_device():
+    zeros = jtbridge.to_torch_function(lambda: {"x": jnp.zeros((2, 3)), "n": jnp.arange(4)})
+    with torch.device("meta"):
+        found = zeros()
+    assert (found["x"].device.type, found["x"].shape, found["x"].dtype) == ("meta", (2, 3), torch.float32)
+    assert (found["n"].device.type, found["n"].shape, found["n"].dtype) == ("meta", (4,), torch.int64)
+    assert zeros()["n"].tolist() == [0, 1, 2, 3]
+
+
 def test_a_graph_that_outlives_its_function_says_so():
     class Model(torch.nn.Module):
         def __init__(self):

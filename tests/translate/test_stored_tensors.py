@@ -230,7 +230,7 @@ def test_a_trace_leaves_no_tensor_without_values():
     assert not hasattr(module, "noted")
 
 
-def test_a_tensor_without_values_in_a_cache_says_so():
+def test_a_tensor_without_values_does_not_stay_in_a_cache():
     @functools.cache
     def doubled(key):
         return values.pop() * 2
@@ -242,8 +242,7 @@ def test_a_tensor_without_values_in_a_cache_says_so():
         return x + 1 + 0 * doubled(0)
 
     assert jax.eval_shape(jtbridge.wrap(f, backend="dlpack", purity="allow"), X).shape == (3,)
-    with pytest.raises(MutationError, match=r"stored a tensor derived from its arguments"):
-        doubled(0) + 1
+    assert doubled.cache_info().currsize == 0
 
 
 def test_a_result_that_is_kept_and_read_is_refused_under_a_trace():

@@ -192,11 +192,13 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
     except Exception as error:  # noqa: BLE001  (whatever torch.vmap raises; a fault of the rows is raised again)
         base.row_by_row = True
         base.clean_batches.discard(batch)
-        if isinstance(error, KeptTensorError):
+        is_kept = isinstance(error, KeptTensorError)
+        if is_kept:
             base.notices.add(_KEEPS_TENSORS)
         if before is None:
             before = StateBeforeRun(base.name, base.roots())
-            before.refuse_escaped()
+            if is_kept:
+                before.refuse_escaped()
             result = once()
             before.refuse_repetition()
         else:
