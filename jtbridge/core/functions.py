@@ -334,8 +334,8 @@ class TracedFunction(TorchFunction):
             raise OutputMismatchError(
                 f"Result {i} of `{self.name}` has shape {tuple(tensor.shape)} but {expected.shape} was expected"
                 " for these arguments. Correct `output_shapes=`, or let the shape depend on the arguments' shapes "
-                "alone, and not on their values or on `requires_grad`. If an integer argument gives a size, close over "
-                "it, so that its value is known when JAX traces."
+                "alone, and not on their values or on `requires_grad`. If an integer argument, or one in the `state` "
+                "of a module, gives a size, close over it, so that its value is known when JAX traces."
             )
         if tensor.device != device and self.in_torch_dtypes:
             raise DeviceError(
