@@ -9,24 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import random
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import CodeType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from jtbridge.core.messages import warn_user
-from jtbridge.core.random_numbers import drawing_again, with_new_seed
+from jtbridge.core.random_numbers import with_new_seed
 from jtbridge.errors import JtbridgeError, MutationError, PurityWarning, RandomnessError
 
-from ._comparison import same, same_results
-from ._kinds import GLOBAL_NUMPY_RANDOM, GLOBAL_RANDOM
+from ._comparison import same_results
+from ._global_draws import GlobalDraws
 from ._reachable import Change, ReachableState
-from ._walk import names_in
 
 Result = TypeVar("Result")
 _SHOWN = 4  # changes in a message
@@ -339,193 +334,3 @@ def save_values(tensor: torch.Tensor) -> None:
 
 
 NO_GUARD = StateGuard("", (), purity="allow")
-
-
-class GlobalDraws:
-    """Recorder of this thread's draws from the global generators of Python and NumPy.
-
-    Other threads share the generators, so a changed state does not tell which thread drew. While :meth:`watched`, the
-    profiler of this thread sees each call of Python's generator, before the draw. The profiler does not see NumPy's
-    functions. NumPy's state is therefore compared over each stretch of code between two profiler events, if the code of
-    the running function names `random`.
-
-    Args:
-        name: the name of the function that runs.
-        refusing: whether to raise at the first draw, so that the generators are left alone.
-    """
-
-    def __init__(self, name: str, *, refusing: bool):
-        self.lines: dict[str, str] = {}  # for "Python" and "NumPy", the line of the first draw
-        self._name = name
-        self._refusing = refusing
-        self._python: Any = None  # the states before the first draws
-        self._numpy: Any = None
-        self._stretch: tuple[Any, dict[str, Any]] | None = None  # a frame that may draw, and NumPy's state before it
-        # Whether a code object names `random`, by its id, because its hash is slow. The object keeps the id in use.
-        self._names_random: dict[int, tuple[CodeType, bool]] = {}
-
-    @property
-    def message(self) -> str:
-        """Return the error message about the first draw; empty if nothing was drawn."""
-        if not self.lines:
-            return ""
-        source, line = next(iter(self.lines.items()))
-        return (
-            f"`{self._name}` draws random numbers from {source}'s global generator ({line}), which a JAX program would "
-            "do once, when it is traced. Draw with torch and pass a JAX key as `rng=`, pass the numbers as an "
-            'argument, or wrap with `effects="ordered"`.'
-        )
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Record the draws inside the block, and afterwards restore the generators to the states before them."""
-        outer = sys.getprofile()
-
-        def profile(frame: Any, event: str, arg: Any) -> None:
-            if outer is not None:
-                outer(frame, event, arg)  # type: ignore[arg-type]
-            self._see(frame, event, arg)
-
-        sys.setprofile(profile)
-        try:
-            yield
-        finally:
-            sys.setprofile(outer)
-            if self._python is not None:
-                random.setstate(self._python)
-            if self._numpy is not None:
-                GLOBAL_NUMPY_RANDOM.set_state(self._numpy)
-
-    def watched_if_needed(self, trial: Callable[[], Result], start_over: Callable[[], None]) -> Result:
-        """Return the result of `trial`; if a generator has changed, run it again and record the draws.
-
-        It is for a function that drew nothing in an earlier run: the profiler, which records draws, makes a run several
-        times slower.
-
-        Args:
-            trial: runs the function.
-            start_over: restores the state from which the function runs.
-        """
-        python, numpy = random.getstate(), _numpy_state()
-        failure: Exception | None = None
-        result: Any = None
-        try:
-            result = trial()
-        except Exception as error:  # noqa: BLE001  (raised below, or again by the next run)
-            failure = error
-        if random.getstate() == python and same(numpy, _numpy_state()):
-            if failure is not None:
-                raise failure
-            return result
-        start_over()
-        try:
-            with self.watched():
-                return trial()
-        finally:
-            if "Python" in self.lines:
-                random.setstate(python)
-            if "NumPy" in self.lines:
-                GLOBAL_NUMPY_RANDOM.set_state(numpy)
-
-    def _see(self, frame: Any, event: str, arg: Any) -> None:
-        if self._stretch is not None:
-            (running, before), self._stretch = self._stretch, None
-            if not same(before, _numpy_state()):
-                self._numpy = self._numpy or before
-                self._note("NumPy", running)
-        if event == "c_call":
-            if getattr(arg, "__self__", None) is GLOBAL_RANDOM and arg.__name__ != "getstate":
-                if not self._refusing:
-                    self._python = self._python or random.getstate()
-                self._note("Python", frame)
-            return
-        # Until the next event, Python code runs in the called frame after a call, in the calling frame after a return.
-        running = frame.f_back if event == "return" else frame
-        if running is None:
-            return
-        code = running.f_code
-        known = self._names_random.get(id(code))
-        if known is None:
-            known = self._names_random[id(code)] = (code, "random" in names_in(code))
-        if known[1]:
-            self._stretch = running, _numpy_state()
-
-    def _note(self, source: str, frame: Any) -> None:
-        while frame.f_globals.get("__name__") == "random":
-            frame = frame.f_back
-        self.lines.setdefault(source, f"{frame.f_code.co_filename}:{frame.f_lineno}")
-        if self._refusing:
-            raise RandomnessError(self.message)
-
-
-def _numpy_state() -> dict[str, Any]:
-    return GLOBAL_NUMPY_RANDOM.get_state(legacy=False)
-
-
-def _names(changes: Iterable[Change]) -> str:
-    return ", ".join([*dict.fromkeys(map(str, changes))][:_SHOWN])
-
-
-class StateBeforeRun:
-    """Snapshot of the state that a function reaches, and of the global generators, before a run that may fail midway.
-
-    Args:
-        name: the name of the function.
-        roots: the function, and its static arguments with their names.
-
-    Attributes:
-        names: the names of globals and attributes in the code that the function reaches.
-    """
-
-    def __init__(self, name: str, roots: Iterable[tuple[str, Any]]):
-        self._name = name
-        self._state = ReachableState(roots)
-        self.names = self._state.names
-        self._of_torch = torch.get_rng_state()
-        self._others = (random.getstate(), np.random.get_state()) if self._state.may_draw else None
-
-    def changed(self) -> str:
-        """Return the names of the state that changed since the snapshot, for a message; empty if none did."""
-        return _names(self._state.differences())
-
-    def changed_tensors(self) -> str:
-        """Return the names of the tensors that were written to or replaced since the snapshot, as `changed` does."""
-        return _names(change for change in self._state.differences() if change.is_of_tensor)
-
-    def undo(self) -> contextlib.AbstractContextManager[None]:
-        """Restore the snapshot, and return a context in which torch draws from the generator's state in the snapshot.
-
-        Raises:
-            MutationError: the run changed state that cannot be restored.
-        """
-        if self._others is not None:
-            random.setstate(self._others[0])
-            np.random.set_state(self._others[1])
-        self._state.restore()
-        if left := self.changed():
-            raise MutationError(
-                f"`{self._name}` cannot be batched by torch.vmap, and in the attempt it changed {left}, which cannot "
-                "be put back. Call it for each row in a loop."
-            )
-        return drawing_again(self._of_torch)
-
-    def escaped(self) -> list[str]:
-        """Return the places where the snapshot has tensors of a batched run before it, which are of no use now."""
-        return [*dict.fromkeys(f"`{place}`" for place in self._state.escaped())][:_SHOWN]
-
-    def refuse_escaped(self) -> None:
-        """Raise if the snapshot has tensors of a batched run before it."""
-        if escaped := self.escaped():
-            raise MutationError(
-                f"`{self._name}` stored a tensor of the batch in {', '.join(escaped)}, "
-                "which cannot be used after the call. Earlier calls stored nothing there, so the state before this one "
-                "was not saved. Put the state back, and call again: the rows then run one after another."
-            )
-
-    def refuse_repetition(self) -> None:
-        """Raise if state changed since the snapshot: the failed run before the snapshot then changed this state too."""
-        if changed := self.changed():
-            raise MutationError(
-                f"`{self._name}` cannot be batched by torch.vmap, and changed {changed} once in the attempt and again "
-                "in every row. Call it for each row in a loop."
-            )
