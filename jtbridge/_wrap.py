@@ -96,8 +96,7 @@ class Wrapped:
                 "function: arguments are written to in place, and draws are those of the outer call. Call "
                 f"`{self._name}.function` there."
             )
-        if self._partial is not None:
-            args, kwargs = self._partial.arguments(args, kwargs)
+        args, kwargs = self._with_fixed(args, kwargs)
         if _holds_arrays((args, kwargs)):
             raise ArgumentError(
                 f"`{self._name}` was called with a JAX array inside another wrapped function, where it is a plain "
@@ -157,9 +156,11 @@ class Wrapped:
         rng = None if self._takes_rng else kwargs.pop("rng", None)
         if rng is not None:
             check_key(rng)
-        if self._partial is not None:
-            args, kwargs = self._partial.arguments(args, kwargs)
-        return *flatten_arguments(self._fn, self._name, args, kwargs), rng
+        return *flatten_arguments(self._fn, self._name, *self._with_fixed(args, kwargs)), rng
+
+    def _with_fixed(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Return the arguments of a call, and those that a ``functools.partial`` fixes."""
+        return (args, kwargs) if self._partial is None else self._partial.arguments(args, kwargs)
 
     def torch_dtypes(self, signature: Signature, names: tuple[str, ...]) -> tuple[torch.dtype, ...]:
         """Return the torch dtypes in which the arrays of a call reach the function."""

@@ -43,7 +43,10 @@ class PartialCall:
         return self.parts()[0]
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call, with those of the partial: its JAX arrays, and :class:`Fixed` values."""
+        """Return the arguments of the function: those that the partial fixes, and those of the call.
+
+        A fixed argument with JAX arrays stays as it is. Any other fixed argument is :class:`Fixed`.
+        """
         _, fixed, keywords = self.parts()
         positional = [value if value is _PLACEHOLDER else _fixed(value) for value in fixed]
         return _filled(positional, args), {**{name: _fixed(value) for name, value in keywords.items()}, **kwargs}
@@ -76,7 +79,7 @@ def _fixed(value: Any) -> Any:
 
 
 def _filled(fixed: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
-    """Return positional arguments after those that are fixed, or at their placeholders."""
+    """Return the fixed arguments, with arguments of `args` in place of the placeholders, then the rest of `args`."""
     rest = iter(args)
     first = [next(rest, value) if value is _PLACEHOLDER else value for value in fixed]
     return *first, *rest

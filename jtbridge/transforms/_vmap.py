@@ -80,15 +80,15 @@ class Vmap(Derived):
         By default a key that is not batched draws the same numbers for every row, as in JAX. With `has_state`, the
         function may keep tensors, and it raises if it keeps one of the batch.
         """
-        with VmapGuard(tensors, self.dims) as guard, control_flow_outside_modes(_refuse_control_flow):
+        guard = VmapGuard(tensors, self.dims, has_state=has_state)
+        with guard, control_flow_outside_modes(_refuse_control_flow):
 
             def of_row(*row: torch.Tensor) -> Tensors:
                 guard.note(row)
                 return self.fn(*row)
 
             results = torch.func.vmap(of_row, in_dims=self.dims, randomness=randomness)(*tensors)
-        if has_state:
-            guard.check_kept()
+        guard.check_kept()
         guard.check_errors(is_derivative=isinstance(self.fn, Derived))
         if any(y.dim() == 0 or len(y) != self.size for y in results):
             raise NotImplementedError("torch.vmap gives a result without the batch axis")

@@ -62,6 +62,9 @@ _OF_GRAPH = frozenset({"grad", "backward"})
 class KeptTensorError(NotImplementedError):
     """A function kept a tensor of a batch of torch.vmap."""
 
+    def __init__(self) -> None:
+        super().__init__("the function keeps a tensor of the batch, which belongs to no row")
+
 
 class VmapGuard(TorchFunctionMode):
     """Mode that raises where torch.vmap would be wrong, so that the rows of the batch run one after another.
@@ -101,10 +104,12 @@ class VmapGuard(TorchFunctionMode):
     Args:
         tensors: the arguments of torch.vmap.
         dims: their batch axes.
+        has_state: whether the function may keep tensors, so that those that it gets are noted.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None]):
+    def __init__(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None], *, has_state: bool = False):
         super().__init__()
+        self._has_state = has_state
         self._arguments = tensors, dims
         self._depth = functorch_depth() + 1  # of this call of torch.vmap
         self._pairs: list[_Pair] = []
@@ -125,6 +130,8 @@ class VmapGuard(TorchFunctionMode):
 
     def note(self, results: Any) -> None:
         """Note the tensors that the function gets: its arguments, or the results of an operator."""
+        if not self._has_state:
+            return
         if isinstance(results, torch.Tensor):
             self._seen[id(results)] = weakref.ref(results)
         elif isinstance(results, tuple | list):
@@ -142,7 +149,7 @@ class VmapGuard(TorchFunctionMode):
                 return
             gc.collect(generation)
         if self._is_any_kept():
-            raise KeptTensorError("the function keeps a tensor of the batch, which belongs to no row")
+            raise KeptTensorError
 
     def _is_any_kept(self) -> bool:
         alive = (ref() for ref in self._seen.values())

@@ -268,16 +268,12 @@ def _after_a_break(fn):
     return broken
 
 
-def _jvp(fn):
-    return lambda x: torch.func.jvp(fn, (x,), (x,))[1]
-
-
 TRANSFORMS = {
     "vmap": lambda fn: torch.func.vmap(_after_a_break(fn)),
     "grad": lambda fn: torch.func.grad(lambda x: _after_a_break(fn)(x).sum()),
     "jacrev": lambda fn: torch.func.jacrev(_after_a_break(fn)),
     "hessian": lambda fn: torch.func.hessian(lambda x: _after_a_break(fn)(x).sum()),
-    "jvp": lambda fn: _jvp(_after_a_break(fn)),
+    "jvp": lambda fn: lambda x: torch.func.jvp(_after_a_break(fn), (x,), (x,))[1],
     "vmap of a module": lambda fn: torch.func.vmap(_Module(fn)),  # torch itself breaks the graph here
 }
 

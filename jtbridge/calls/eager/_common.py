@@ -186,8 +186,8 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
         # Under any mode of torch's dispatch, torch.vmap of `torch.cond` gives a tuple (torch 2.13).
         with SetGuard() if before is not None and "set_" in before.names else contextlib.nullcontext():
             result = once()
-        changed = before is not None and bool(before.changed())
-        if changed and before is not None:
+        is_clean = before is not None and not before.changed()
+        if before is not None and not is_clean:
             _refuse_state_of_rows(before, base)
     except Exception as error:  # noqa: BLE001  (whatever torch.vmap raises; a fault of the rows is raised again)
         base.row_by_row = True
@@ -213,8 +213,7 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
                 SequentialVmapWarning,
             )
         return result
-    is_clean = before is not None and not changed and _KEEPS_TENSORS not in base.notices
-    if is_clean and len(base.clean_batches) < _MOST_BATCHES:
+    if is_clean and _KEEPS_TENSORS not in base.notices and len(base.clean_batches) < _MOST_BATCHES:
         base.clean_batches.add(batch)
     return result
 
@@ -224,7 +223,7 @@ def _refuse_state_of_rows(before: StateBeforeRun, base: EagerFunction) -> None:
     if written := before.changed_tensors():
         raise NotImplementedError(f"it changes {written}, which each row changes in its turn")
     if StateBeforeRun(base.name, base.roots()).escaped():  # from code that no mode of torch sees
-        raise KeptTensorError("the function keeps a tensor of the batch, which belongs to no row")
+        raise KeptTensorError
 
 
 def _transformations(fn: TorchFunction) -> tuple[type, ...]:
