@@ -17,7 +17,7 @@ from smollm2 import load
 import jtbridge
 
 QUESTIONS = ["What is the capital of France?", "Why is the sky blue?", "Write one sentence about the sea."]
-ROUNDS = 3
+ROUNDS = 2
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -67,6 +67,7 @@ def main() -> None:
         "torch, static cache": lambda: model.generate(**given, **settings, cache_implementation="static"),
         "jtbridge": lambda: np.asarray(answer(min_new_tokens=new)),
     }
+    console.print("\nNow the same by torch, and how long each takes: about two minutes")
     equal = (runs["torch"]().numpy() == runs["jtbridge"]()).mean()
     table = Table("", "tokens per second", title=f"SmolLM2, {len(ids)} prompts, {new} tokens", title_justify="left")
     for name, run in runs.items():

@@ -79,14 +79,6 @@ def test_where_torch_has_no_forward_mode(name: str, backend: str):
     assert_matches(problem.jax_fn(*jaxes(problem.primals)), problem.torch_fn(*tensors(problem.primals)))
 
 
-@pytest.mark.parametrize("name", FORWARD_MODE)
-def test_jit_equals_eager(name: str, backend: str):
-    problem = Problem(name)
-    primals, tangents = jaxes(problem.primals), jaxes(problem.like(problem.primals))
-    run = lambda primals, tangents: jax.jvp(problem.jax_fn, primals, tangents)  # noqa: E731
-    assert_trees_close(jax.jit(run)(primals, tangents), run(primals, tangents))
-
-
 def test_integer_results_have_float0_tangents(backend: str):
     f = jtbridge.wrap(lambda x: (x * 2, (x > 0), x.argsort()))
     x = jnp.array([3.0, -1.0])
