@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-import threading
+
+from jtbridge._compat import on_own_thread
 
 
 def import_whole(*names: str) -> None:
@@ -14,9 +15,7 @@ def import_whole(*names: str) -> None:
     interrupt reaches the main thread alone, so the import goes on while the main thread raises it.
     """
     if any(name not in sys.modules for name in names):
-        thread = threading.Thread(target=_import, args=(names,), name="jtbridge-import", daemon=True)
-        thread.start()
-        thread.join()
+        on_own_thread(lambda: _import(names))
 
 
 def _import(names: tuple[str, ...]) -> None:
