@@ -41,6 +41,7 @@ _ENTERED = False  # whether tuning was on in this process
 # The names of choices that tuning might change and that programs were compiled with, and whether JAX has forgotten the
 # programs since. There are no more names than there are keys.
 _UNTUNED: dict[str, bool] = {}
+_FILES: dict[str, Path] = {}  # the files of the results of this process, by the digests of their keys
 _GENERATION = 0  # how often JAX forgot programs
 
 
@@ -113,24 +114,40 @@ def digest(key: Key) -> str:
 
 
 def known_or_tuned(
-    found: dict[str, T | None], key: Key, read: Callable[[], T | None], tune: Callable[[], T | None]
+    found: dict[str, T | None], key: Key, path: Path, read: Callable[[], T | None], tune: Callable[[], T | None]
 ) -> T | None:
     """Return the result for a key: of this process, of its file, or measured now; None if there is none.
+
+    Where tuning is on, a result that this process has from another folder is copied into the file.
 
     Args:
         found: the results of this process by the digests of their keys; None for a key without a usable file. The
             result is added.
         key: the key.
+        path: the key's file.
         read: returns the result in the key's file.
         tune: measures. It is called where tuning is on and there is no result.
     """
     name = digest(key)
     with _LOCK:
-        if name not in found:
-            found[name] = read()
-        if found[name] is None and _TUNE.get():
-            found[name] = tune()
+        if found.get(name) is None:
+            # A key without a file at its first use has the default until it is tuned.
+            found[name] = read() if name not in found else None
+            if found[name] is None and _TUNE.get():
+                found[name] = tune()
+            if found[name] is not None:
+                _FILES[name] = path
+        elif _TUNE.get() and _FILES[name] != path and not path.exists():
+            _copy(_FILES[name], path)
         return found[name]
+
+
+def _copy(path: Path, other: Path) -> None:
+    """Copy the file of a result. If that fails, there is a warning."""
+    try:
+        cache_folder.write_json(other, json.loads(cache_folder.read_text(path)))
+    except (OSError, UnicodeDecodeError, *cache_folder.MALFORMED) as error:
+        warn(f"what was tuned cannot be copied: {type(error).__name__}: {error}")
 
 
 def several_processes_reason() -> str | None:

@@ -106,7 +106,7 @@ def chosen(kernel: Any, candidates: Sequence[C], problem: Problem, milliseconds:
     key = _key_of_problem(kernel, chip, problem)
     path = tuning.folder() / f"{kernel.__name__}-{tuning.digest(key)}.json"
     found = tuning.known_or_tuned(
-        _FOUND, key, lambda: _read(path, key, every), lambda: _tuned(path, key, every, milliseconds)
+        _FOUND, key, path, lambda: _read(path, key, every), lambda: _tuned(path, key, every, milliseconds)
     )
     return found or default
 

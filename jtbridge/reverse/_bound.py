@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import numbers
 import threading
 from collections.abc import Callable, Sequence
@@ -140,6 +141,10 @@ class Caller:
     def __copy__(self) -> Caller:
         """Return a caller without traces, for a copy of what the function closes over."""
         return Caller(self._function, self.name, keep_int32=self._keep_int32)
+
+    def __reduce__(self) -> Any:
+        """Pickle the JAX function, without what was traced."""
+        return functools.partial(Caller, keep_int32=self._keep_int32), (self._function, self.name)
 
     def objects_of_the_user(self) -> list[tuple[str, Any]]:
         """Return the JAX function, into which the guard of traces of an enclosing wrapped function looks."""

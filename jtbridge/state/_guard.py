@@ -98,6 +98,12 @@ class StateGuard:
                 f"`{self.name}` calls `torch.set_default_device`, which a JAX program cannot do. Pass `device=` where "
                 "the function makes tensors, or call it before.",
             )
+        if places := before.without_shape():
+            raise MutationError(
+                f"`{self.name}` reaches `{places[0]}`, which has no shape yet: it belongs to a lazy module, which gets "
+                "its shapes in its first call and cannot get them while JAX traces. Call the module, or "
+                f"`{self.name}` outside of `jit`, once before."
+            )
         draws = GlobalDraws(self.name, refusing=self.purity == "error" and not self.ordered)
         try:
             with (

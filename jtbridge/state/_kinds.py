@@ -295,7 +295,8 @@ def _has_memory(tensor: torch.Tensor, contents: Sequence[Any]) -> bool:
 
 def _memory(tensor: torch.Tensor) -> Any:
     place = tensor.data_ptr() if tensor.layout is torch.strided else None
-    return place, None if tensor.is_nested else tensor.shape, tensor.dtype  # a nested tensor has no sizes
+    # A nested tensor has no sizes, and a parameter of a lazy module no `shape`.
+    return place, None if tensor.is_nested else tensor.size(), tensor.dtype
 
 
 def _write_tensor(tensor: torch.Tensor, contents: tuple) -> None:
@@ -331,6 +332,10 @@ def derived_names(attributes: dict[str, Any]) -> set[str]:
     """Return the names of the attributes of a module that torch computes in each call."""
     hooks = forward_pre_hooks(attributes)
     return {hook.name for hook in hooks if isinstance(hook, _DERIVING_HOOKS)} | (RNN_WEIGHTS & attributes.keys())
+
+
+def _write_type(obj: Any, contents: dict[str, type]) -> None:
+    obj.__class__ = contents["__class__"]
 
 
 def _write_module(attributes: dict[str, Any], contents: dict[str, Any]) -> None:
@@ -377,6 +382,7 @@ ARRAY = Kind(np.copy, _write_array, _compare_value)
 CELL = Kind(read_cell, _write_cell, _compare_value, lambda cell, contents: read_cell(cell) is contents)
 GLOBALS = Kind(_read_globals, _write_globals, _compare_items("global"))
 ALL_GLOBALS = Kind(dict.copy, _write_variables, _compare_items("global"), _has_items)
+TYPE = Kind(lambda obj: {"__class__": type(obj)}, _write_type, _compare_items("attribute"))
 CLASS = Kind(_read_class, _write_class, _compare_items("attribute"))
 SLOTS = Kind(_read_slots, _write_slots, _compare_items("attribute"))
 ATTRIBUTES = Kind(dict.copy, _write_dict(dict), _compare_items("attribute"), _has_items)

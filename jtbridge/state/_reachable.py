@@ -131,6 +131,10 @@ class ReachableState:
         """
         return [cache.name for cache in self._saved.caches if cache.drop_traced()]
 
+    def without_shape(self) -> list[Path]:
+        """Return the places of parameters and buffers of lazy modules, which get a shape in their first call."""
+        return self._saved.without_shape
+
     def escaped(self) -> list[Path]:
         """Return the places where the snapshot has tensors that escaped from a transform of `torch.func`."""
         return self._saved.escaped
@@ -159,6 +163,8 @@ class ReachableState:
             attributes[name] = value
 
     def _all_records(self) -> Iterator[Record]:
+        # Classes are restored first, because the contents of an object may depend on its class.
+        yield from (each.record() for each in self._saved.types if type(each.obj) is not each.cls)
         yield from self._saved.records
         for empty in self._saved.empty:
             if any(empty.containers):

@@ -1,4 +1,4 @@
-"""The entries of a snapshot: contents of objects, empty containers, and positions of iterators, each with its path."""
+"""The entries of a snapshot: contents and classes of objects, empty containers, and positions of iterators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jtbridge._compat import MODULE_TABLES
 
-from ._kinds import SET, Kind, kind_of_dict
+from ._kinds import SET, TYPE, Kind, kind_of_dict
 
 
 class Path(NamedTuple):
@@ -54,6 +54,17 @@ class Record(NamedTuple):
 
     def is_changed(self) -> bool:
         return any(True for _ in self.differences())
+
+
+class Type(NamedTuple):
+    """An object of a class of the user, or a tensor, and its class when the state was saved."""
+
+    obj: Any
+    cls: type
+    path: Path
+
+    def record(self) -> Record:
+        return Record(self.obj, TYPE, {"__class__": self.cls}, self.path)
 
 
 class EmptyContainers(NamedTuple):

@@ -28,6 +28,7 @@ from typing import Any, Generic, Protocol
 
 import numpy as np
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from jtbridge._compat import (
     RNN_WEIGHTS,
@@ -79,7 +80,7 @@ from ._kinds import (
     of_library,
     slots,
 )
-from ._records import EmptyContainers, Path, Position, Record
+from ._records import EmptyContainers, Path, Position, Record, Type
 
 _MOST_OBJECTS = 200_000
 _MOST_BYTES_OF_A_TENSOR = 1 << 14  # larger tensors are copied only before code takes their memory
@@ -109,12 +110,14 @@ class StateWalk:
 
     Attributes:
         records: the contents of all objects that can change.
+        types: the classes of these objects.
         empty: the empty containers of modules, which have no records.
         positions: of iterators.
         versions: the number of writes to each tensor whose values are not saved.
         derived: the attributes of modules that torch computes in each call, each as attributes, name, value.
         caches: the functions that ``functools.cache`` or ``functools.lru_cache`` decorates.
         escaped: the places of tensors that escaped from a transform of `torch.func`.
+        without_shape: the places of parameters and buffers of lazy modules that were not called yet.
         may_draw: whether the reached code names the global generator of Python or NumPy.
         names: the names of globals and attributes in the reached code.
     """
@@ -122,12 +125,14 @@ class StateWalk:
     def __init__(self, roots: Iterable[tuple[str, Any]]):
         self.may_draw = False
         self.records: list[Record] = []
+        self.types: list[Type] = []
         self.empty: list[EmptyContainers] = []
         self.positions: list[Position] = []
         self.versions: list[tuple[torch.Tensor, int]] = []  # of the tensors whose values are not saved
         self.derived: list[tuple[dict[str, Any], str, Any]] = []  # attributes of modules, computed in each call
         self.caches: list[CachedFunction] = []
         self.escaped: list[Path] = []
+        self.without_shape: list[Path] = []
         self._seen: dict[int, Any] = {}  # by id; holding the objects keeps their ids from being used again
         self.names: set[str] = {"forward"}
         self._classes: set[type] = set()
@@ -221,6 +226,7 @@ class StateWalk:
     def _subclass(self, obj: Any, path: Path) -> None:
         """Visit the attributes and the class of a container, if its class is a user's subclass."""
         if not of_library(module_of(type(obj))):
+            self.types.append(Type(obj, type(obj), path))
             self._attributes(obj, path)
             self._class(type(obj), Path(None, "root", type(obj).__name__))
 
@@ -290,6 +296,9 @@ class StateWalk:
         if innermost(tensor) is not tensor:  # it escaped from a transform of torch.func, and cannot be used any more
             self.escaped.append(path)
             return
+        self.types.append(Type(tensor, type(tensor), path))
+        if isinstance(tensor, UninitializedBuffer | UninitializedParameter):
+            self.without_shape.append(path)
         is_dense = tensor.layout is torch.strided and not tensor.is_nested
         is_small = is_dense and tensor.is_cpu and tensor.nbytes <= _MOST_BYTES_OF_A_TENSOR
         if not (is_small and self._may_copy(tensor.nbytes)):
@@ -401,11 +410,13 @@ class StateWalk:
             self._queue.append((part, Path(_or_self(path), "attribute", name) if name else path))
 
     def _object(self, obj: Any, path: Path) -> None:
-        self._attributes(obj, _or_self(path))
+        path = _or_self(path)
+        self.types.append(Type(obj, type(obj), path))
+        self._attributes(obj, path)
 
     def _object_with_slots(self, obj: Any, path: Path) -> None:
+        self._object(obj, path)
         path = _or_self(path)
-        self._attributes(obj, path)
         self._record(obj, SLOTS, path)
         self._queue_all(path, "attribute", self.records[-1].contents.items())
 

@@ -98,7 +98,7 @@ def _times(fn: TorchFunction, lowered: ClosedJaxpr, measures: bool) -> Times | N
     def measured() -> Times | None:
         return _measured(fn, lowered, path, key) if measures else None
 
-    found = tuning.known_or_tuned(_FOUND, key, lambda: tuning.read(path, key, Times.parse), measured)
+    found = tuning.known_or_tuned(_FOUND, key, path, lambda: tuning.read(path, key, Times.parse), measured)
     if found is None and measures and not tuning.is_on():
         tuning.note_untuned(tuning.digest(key))
     return found

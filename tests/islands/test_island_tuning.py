@@ -127,6 +127,18 @@ def test_programs_for_several_devices_and_exported_ones_measure_nothing(clock):
     assert clock.measured == []
 
 
+def test_another_folder_gets_what_this_process_knows(clock, folder, tmp_path):
+    """Whoever tunes for another machine finds the files there, though nothing is measured twice."""
+    file = tuned_file(clock, folder)
+    other = tmp_path / "other"
+    for tune in (False, True):
+        with jtbridge.config(tune=tune, tuning_folder=other):
+            calls_in(jtbridge.wrap(grouped), X, W)
+        assert other.exists() is tune
+    assert (other / file.name).read_text() == file.read_text()
+    assert len(clock.measured) == 1
+
+
 def test_later_processes_read_the_choice(clock, folder, monkeypatch):
     clock.times = XLA
     f = jtbridge.wrap(grouped)

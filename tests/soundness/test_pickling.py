@@ -81,3 +81,30 @@ def test_cloudpickle(used: bool):
         if used:
             f(X)
         same(cloudpickle.loads(cloudpickle.dumps(f)), f)
+
+
+@jtbridge.to_torch_function
+def in_torch(x: jax.Array) -> dict[str, jax.Array]:
+    return {"y": jnp.sin(x) * x}
+
+
+def test_a_decorated_jax_function_is_pickled_by_name():
+    in_torch(torch.ones(2))
+    assert pickle.loads(pickle.dumps(in_torch)) is in_torch
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_cloudpickle_of_a_jax_function(used: bool):
+    cloudpickle = pytest.importorskip("cloudpickle", reason="it is not installed")
+    scale = 3
+    f = jtbridge.to_torch_function(lambda x: (jnp.sin(x) * scale, jnp.argmax(x)), int32="keep")
+    x = torch.tensor([1.0, 2.0])
+    if used:
+        torch.func.grad(lambda x: f(x)[0].sum())(x)
+    copied = cloudpickle.loads(cloudpickle.dumps(f))
+    for value, wanted in zip(copied(x), f(x), strict=True):
+        assert value.dtype is wanted.dtype
+        assert torch.equal(value, wanted)
+    torch.testing.assert_close(torch.func.grad(lambda x: copied(x)[0].sum())(x), 3 * x.cos())
+    compiled = torch.compile(lambda x: copied(x)[0] + 1, backend="eager")
+    torch.testing.assert_close(compiled(x), 3 * x.sin() + 1)

@@ -48,6 +48,44 @@ def test_lazily_built_constants_are_kept(backend):
     torch.testing.assert_close(module(torch.tensor(np.asarray(X))), want)
 
 
+class BuildsTensors(torch.nn.Module):
+    """Makes each kind of tensor in its first call, of values that depend on no argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.kept = None, []
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, x):
+        if self.weight is None:
+            self.weight = torch.nn.Parameter(torch.full(x.shape, 2.0))
+            self.register_parameter("frozen", torch.nn.Parameter(torch.ones(3), requires_grad=False))
+            self.table = torch.nn.Buffer(torch.arange(3.0), persistent=False)
+            self.kept.append(torch.ones(3, requires_grad=True))
+        return x * self.weight * self.frozen * self.kept[0] + self.table
+
+
+@pytest.mark.filterwarnings("ignore::jtbridge.errors.SequentialVmapWarning")
+@pytest.mark.parametrize("backend", ["auto", "xla", "dlpack"])
+@pytest.mark.parametrize("run", [jax.jit, lambda f: jax.jit(jax.grad(lambda x: f(x).sum())), jax.vmap])
+def test_lazily_built_tensors_keep_their_kind(backend, run):
+    module, twin = BuildsTensors(), BuildsTensors()
+    x = torch.ones(3)
+    twin(x)
+    run(jtbridge.wrap(module, backend=backend))(jnp.ones((2, 3)) if run is jax.vmap else X)
+    for tensor, wanted in ((module.weight, twin.weight), (module.table, twin.table), (module.kept[0], twin.kept[0])):
+        assert type(tensor) is type(wanted)
+        assert tensor.requires_grad is wanted.requires_grad
+        torch.testing.assert_close(tensor, wanted)
+    flags, wanted = ({name: p.requires_grad for name, p in each.named_parameters()} for each in (module, twin))
+    assert flags == wanted == {"weight": True, "frozen": False}
+    assert [*module.state_dict()] == [*twin.state_dict()]
+    for each in (module, twin):
+        each(x).sum().backward()
+    torch.testing.assert_close(module.weight.grad, twin.weight.grad)
+    torch.testing.assert_close(module.kept[0].grad, twin.kept[0].grad)
+
+
 def test_local_state_is_no_state():
     def f(x):
         seen, n = [], 0

@@ -145,6 +145,40 @@ def attribute() -> Case:
     return Case("an attribute of a module", module, lambda: module.calls, "`self.calls`")
 
 
+def class_of_an_object() -> Case:
+    class Closed:
+        def size(self):
+            return 1.0
+
+    class Open:
+        def size(self):
+            return 2.0
+
+    door = Closed()
+
+    def f(x):
+        y = x * door.size()
+        door.__class__ = Open if type(door) is Closed else Closed
+        return y
+
+    return Case("the class of an object", f, lambda: type(door).__name__, "`door.__class__`")
+
+
+def class_of_a_module() -> Case:
+    class Other(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * 2
+
+    layer = torch.nn.Linear(3, 3)
+
+    def f(x):
+        y = layer(x)
+        layer.__class__ = Other if type(layer) is torch.nn.Linear else torch.nn.Linear
+        return y
+
+    return Case("the class of a module", f, lambda: type(layer).__name__, "`layer.__class__`")
+
+
 def attribute_of_a_method() -> Case:
     class Model:
         def __init__(self):
@@ -425,6 +459,7 @@ def sparse(make: Callable[[], Any], written: str) -> Callable[[], Case]:
 CASES = [
     *(counting, nonlocal_variable, global_variable, of_another_module, by_helpers, growing_list, list_of_tensors),
     *(set_of_numbers, queue, attribute, attribute_of_a_method, tensor_attribute, rebound_buffer, rebound_constant),
+    *(class_of_an_object, class_of_a_module),
     *(
         inner_module,
         class_attribute,

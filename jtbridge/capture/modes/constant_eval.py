@@ -350,7 +350,8 @@ class ConstantEvalMode(TorchDispatchMode):
         values: dict[bool, dict[int, torch.Tensor]] = {True: {}, False: {}}
         kept = []
         for tensor, place in zip(alive, held, strict=True):
-            kept.append((tensor, self._final(place, values[tensor.requires_grad], graph=tensor.requires_grad)))
+            value = self._final(place, values[tensor.requires_grad], graph=tensor.requires_grad)
+            kept.append((tensor, _in_place_of(tensor, value)))
         return kept
 
     def _final(self, place: Any, values: dict[int, torch.Tensor], *, graph: bool) -> torch.Tensor:
@@ -363,6 +364,17 @@ class ConstantEvalMode(TorchDispatchMode):
                 return value if graph else value.clone()
         except Exception:  # noqa: BLE001  (whatever torch cannot compute)
             return poison_tensor()
+
+
+def _in_place_of(fake: FakeTensor, value: torch.Tensor) -> torch.Tensor:
+    """Return a value as a parameter, as a buffer or as a leaf that requires a gradient, if the fake tensor is one."""
+    if isinstance(value, PoisonTensor):
+        return value
+    if isinstance(fake, torch.nn.Parameter):
+        return torch.nn.Parameter(value.detach(), requires_grad=fake.requires_grad)
+    if isinstance(fake, torch.nn.Buffer):
+        return torch.nn.Buffer(value.detach(), persistent=fake.persistent)  # type: ignore[attr-defined]
+    return value.detach().requires_grad_() if fake.is_leaf and fake.requires_grad else value
 
 
 def _bytes(tensor: torch.Tensor) -> int:
