@@ -17,6 +17,12 @@ def module_of(defined: type | types.FunctionType) -> str:
 
 def slot_names(classes: Iterable[type]) -> list[str]:
     """Return the names in the `__slots__` of classes, such as the bases of a class, except special names."""
-    slots = [vars(cls).get("__slots__", ()) for cls in classes]
-    names = [name for found in slots for name in ([found] if isinstance(found, str) else found)]
-    return [name for name in names if not name.startswith("__")]
+    names = []
+    for cls in classes:
+        slots = vars(cls).get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            if not name.startswith("__"):
+                names.append(name)
+            elif not name.endswith("__"):  # a private name, which Python mangles
+                names.append(f"_{cls.__name__.lstrip('_')}{name}")
+    return names

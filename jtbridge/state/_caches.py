@@ -11,6 +11,7 @@ import torch
 
 from jtbridge._compat import FakeTensor, cache_entries, innermost
 
+from ._comparison import VALUES
 from ._escaped import PoisonTensor
 
 CACHED_FUNCTION = type(functools.cache(lambda: None))
@@ -30,6 +31,28 @@ class CachedFunction:
         self.name = getattr(function, "__name__", "a cached function")
         self._misses = function.cache_info().misses
         self._entries = dict(cache_entries(function)[0])
+
+    def results(self) -> dict[Any, Any]:
+        """Return the results that the cache holds, by key."""
+        return cache_entries(self.function)[1]
+
+    def has_new_containers(self) -> bool:
+        """Return whether there is a new entry that later calls may write to."""
+        return any(not isinstance(result, (torch.Tensor, *VALUES)) for result in self._new().values())
+
+    def drop_new(self) -> None:
+        """Drop the entries that were added since, in runs that are undone."""
+        if self._new() and not self._entries:
+            self.function.cache_clear()  # a bounded cache keeps a list too, from which no single entry can be taken
+            return
+        entries, _ = cache_entries(self.function)
+        for key in self._new():
+            entries.pop(key, None)
+
+    def _new(self) -> dict[Any, Any]:
+        if self.function.cache_info().misses == self._misses:
+            return {}
+        return {key: result for key, result in self.results().items() if key not in self._entries}
 
     def drop_traced(self) -> bool:
         """Drop the entries that were added since, and hold tensors of a trace or of a transform of `torch.func`.

@@ -52,6 +52,7 @@ class StateGuard:
     notices: set[str] = dataclasses.field(default_factory=set)
     _remembered: ReachableState | None = dataclasses.field(default=None, init=False)
     _drew_nothing: bool = dataclasses.field(default=False, init=False)  # in a run that was watched
+    _writes: bool = dataclasses.field(default=False, init=False)  # more than constants, in a run before
     # The functions with a `functools.cache` that had a result of the trace.
     _cached: list[str] = dataclasses.field(default_factory=list, init=False)
 
@@ -190,6 +191,12 @@ class StateGuard:
             before.restore()
             self._report(RandomnessError, drew)
         changes = before.differences()
+        if not changes and (filled := before.new_containers()):
+            if not self.ordered and not self._changes_nothing(again):
+                before.restore()
+                before.drop_new_results()
+                self._report(MutationError, self._message(filled))
+            return result
         if not changes:
             saved = getattr(_RUNNING, "saved", None)
             if saved is not None:
@@ -200,10 +207,12 @@ class StateGuard:
         if self.ordered or is_constant:
             before.restore()
             return result
-        is_built = not any(change.depends_on_arguments for change in changes) and self._changes_nothing(again)
+        traced = self._writes or any(change.depends_on_arguments for change in changes)
+        is_built = not traced and self._changes_nothing(again)
         if is_built and on_values is not None and not all(change.adds_array for change in changes):
             is_built = self._has_no_influence(before, on_values)
         if not is_built:
+            self._writes = True
             before.restore()
             self._report(MutationError, self._message(changes))
         return result
@@ -271,8 +280,10 @@ class StateGuard:
             self.notices.add(message)
             warn_user(message, PurityWarning)
 
-    def _message(self, changes: Sequence[Change]) -> str:
-        names = list(dict.fromkeys(map(str, changes)))
+    def _message(self, written: Sequence[Change | str]) -> str:
+        """Return the message that the function writes to state: to some places, or to results of cached functions."""
+        places = (f"what `{each}` keeps in its cache" if isinstance(each, str) else str(each) for each in written)
+        names = list(dict.fromkeys(places))
         shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         return (
             f"`{self.name}` writes to {shown}: state from one call to the next, which a JAX program does not have. It "

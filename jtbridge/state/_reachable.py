@@ -115,14 +115,33 @@ class ReachableState:
                 records[i] = record._replace(kind=SMALL_TENSOR, contents=contents)
 
     def restore(self) -> None:
-        """Restore the state, except Python generators that were advanced and iterators that cannot be copied."""
+        """Restore the state, except Python generators that were advanced and iterators that cannot be copied.
+
+        If there is something to restore, functions with a ``functools.cache`` forget what they computed since.
+        """
         with unseen():
             fresh = {id(found.iterator): found.copy for found in self._advanced() if found.copy is not None}
-            for record in self._all_records():
+            # The gradient of a tensor is restored before the tensor, whose dtype it must have.
+            classes_and_dicts = [record for each in self._saved.objects for record in each.changed()]
+            is_changed = bool(fresh)
+            for record in [*classes_and_dicts, *reversed([*self._all_records()])]:
                 wanted = _replaced(record.contents, fresh) if fresh else record.contents
                 if wanted is not record.contents or record.is_changed():
                     record.kind.write(record.obj, wanted)
-            self.drop_traced_results()
+                    is_changed = True
+            if is_changed:
+                self.drop_new_results()
+            else:
+                self.drop_traced_results()
+
+    def new_containers(self) -> list[str]:
+        """Return the names of functions with a ``functools.cache`` that hold new results that calls may write to."""
+        return [cache.name for cache in self._saved.caches if cache.has_new_containers()]
+
+    def drop_new_results(self) -> None:
+        """Drop the results that functions with a ``functools.cache`` keep since the snapshot."""
+        for cache in self._saved.caches:
+            cache.drop_new()
 
     def drop_traced_results(self) -> list[str]:
         """Drop the results with tensors of a trace that functions with a ``functools.cache`` keep since the snapshot.
@@ -164,7 +183,8 @@ class ReachableState:
 
     def _all_records(self) -> Iterator[Record]:
         # Classes are restored first, because the contents of an object may depend on its class.
-        yield from (each.record() for each in self._saved.types if type(each.obj) is not each.cls)
+        for each in self._saved.objects:
+            yield from each.changed()
         yield from self._saved.records
         for empty in self._saved.empty:
             if any(empty.containers):

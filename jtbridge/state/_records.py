@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jtbridge._compat import MODULE_TABLES
 
-from ._kinds import SET, TYPE, Kind, kind_of_dict
+from ._kinds import ATTRIBUTES, DICT_OF, SET, TYPE, Kind, attributes_of, kind_of_dict
 
 
 class Path(NamedTuple):
@@ -56,15 +56,26 @@ class Record(NamedTuple):
         return any(True for _ in self.differences())
 
 
-class Type(NamedTuple):
-    """An object of a class of the user, or a tensor, and its class when the state was saved."""
+class ClassAndDict(NamedTuple):
+    """An object, and its class and its `__dict__` when the state was saved. The contents of a dict are a record.
+
+    A tensor has an empty dict as a rule, which has no record.
+    """
 
     obj: Any
     cls: type
+    attributes: dict[str, Any] | None
+    is_bare: bool  # a tensor without attributes
     path: Path
 
-    def record(self) -> Record:
-        return Record(self.obj, TYPE, {"__class__": self.cls}, self.path)
+    def changed(self) -> Iterator[Record]:
+        """Yield records of the class and the dict, if they are others now."""
+        if type(self.obj) is not self.cls:
+            yield Record(self.obj, TYPE, {"__class__": self.cls}, self.path)
+        if attributes_of(self.obj) is not self.attributes:
+            yield Record(self.obj, DICT_OF, {"__dict__": self.attributes}, self.path)
+        if self.is_bare and self.attributes:
+            yield Record(self.attributes, ATTRIBUTES, {}, self.path)
 
 
 class EmptyContainers(NamedTuple):

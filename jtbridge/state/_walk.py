@@ -1,11 +1,12 @@
 """The walk from a function to all mutable state that it reaches, which saves the state on its way.
 
 A function reaches its closures, its default arguments, the globals that its code or the code of a helper names, and the
-object that a method belongs to; and from there attributes, items of containers, methods and class attributes. Hooks are
-reached from their tensor, and those of all modules and optimizers from everywhere. Functions and objects of torch, JAX,
-NumPy and the standard library are not followed, except modules, optimizers, generators, containers, and objects with
+object that a method belongs to; and from there attributes, slots, items of containers, methods and class attributes, and
+the tensors of which a sparse tensor consists. Hooks are reached from their tensor, and those of all modules and
+optimizers from everywhere. Functions and objects of torch, JAX, NumPy and the standard library are not followed, except
+modules, optimizers, distributions, data sets, generators, containers, results in a ``functools.cache``, and objects with
 memory such as `array.array`. Weak references are not followed either, because a snapshot would keep their objects
-alive. State outside Python objects (of a C extension, of a file) is not seen. Of ``functools.cache``, new entries are.
+alive. State outside Python objects (of a C extension, of a file) is not seen.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import abc
 import argparse
 import collections
+import contextlib
 import contextvars
 import functools
 import inspect
@@ -56,6 +58,7 @@ from ._kinds import (
     DENSE_TENSOR,
     DEQUE,
     ENVIRONMENT,
+    FACTORY,
     FUNCTION,
     GLOBAL_NUMPY_RANDOM,
     GLOBAL_RANDOM,
@@ -73,14 +76,16 @@ from ._kinds import (
     TENSOR,
     VIEW_OF_DICT,
     Kind,
+    attributes_of,
     derived_names,
     generator_kind,
     has_memory,
     kind_of_dict,
+    names_of_parts,
     of_library,
     slots,
 )
-from ._records import EmptyContainers, Path, Position, Record, Type
+from ._records import ClassAndDict, EmptyContainers, Path, Position, Record
 
 _MOST_OBJECTS = 200_000
 _MOST_BYTES_OF_A_TENSOR = 1 << 14  # larger tensors are copied only before code takes their memory
@@ -93,7 +98,9 @@ _FOLLOWED = (
     *(collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap),
     *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, queue.Queue),
     threading.local,  # its attributes on this thread
+    *(torch.distributions.Distribution, torch.utils.data.Dataset, contextlib.nullcontext),
 )
+_MAKING_CLASSES = ("types", "torch.nn.utils.parametrize")  # modules with functions that make classes for users
 _GENERATORS = (
     *(random.Random, torch.Generator, np.random.RandomState),
     *(np.random.Generator, np.random.BitGenerator, np.random.SeedSequence),
@@ -110,7 +117,7 @@ class StateWalk:
 
     Attributes:
         records: the contents of all objects that can change.
-        types: the classes of these objects.
+        objects: the classes and dicts of all objects that have them.
         empty: the empty containers of modules, which have no records.
         positions: of iterators.
         versions: the number of writes to each tensor whose values are not saved.
@@ -125,7 +132,7 @@ class StateWalk:
     def __init__(self, roots: Iterable[tuple[str, Any]]):
         self.may_draw = False
         self.records: list[Record] = []
-        self.types: list[Type] = []
+        self.objects: list[ClassAndDict] = []
         self.empty: list[EmptyContainers] = []
         self.positions: list[Position] = []
         self.versions: list[tuple[torch.Tensor, int]] = []  # of the tensors whose values are not saved
@@ -136,6 +143,7 @@ class StateWalk:
         self._seen: dict[int, Any] = {}  # by id; holding the objects keeps their ids from being used again
         self.names: set[str] = {"forward"}
         self._classes: set[type] = set()
+        self._slots: dict[type, bool] = {}  # whether a class has slots, of the classes of objects
         self._methods: dict[str, list[tuple[Any, Path]]] = {}  # methods of these classes that no reached code names yet
         self._modules: list[dict[str, Any]] = []  # the variables of the user's Python modules that are reached
         self._visitors: dict[type, Callable[[Any, Path], None]] = {}
@@ -144,6 +152,8 @@ class StateWalk:
         self._queue = collections.deque((root, Path(None, "root", name)) for name, root in roots)
         with unseen():
             for name, hooks in hooks_of_all().items():
+                if isinstance(hooks, dict):
+                    self._record(hooks, kind_of_dict(hooks), Path(None, "global", name))
                 self._hooks(hooks, Path(None, "global", name))
             while self._queue and len(self._seen) < _MOST_OBJECTS:
                 self._visit(*self._queue.popleft())
@@ -163,19 +173,31 @@ class StateWalk:
         self._visitors[cls](obj, path)
 
     def _visitor(self, obj: Any) -> Callable[[Any, Path], None]:
-        """Return the method that visits objects of the type of `obj`."""
+        """Return what visits objects of the type of `obj`."""
+        visit = self._visitor_of_kind(obj)
+        if visit == self._object or isinstance(obj, torch.Tensor | types.FunctionType | type | types.ModuleType):
+            return visit
+        if _is_of_library(type(obj)) and not isinstance(obj, _FOLLOWED):
+            return visit
+
+        def visit_subclass(obj: Any, path: Path) -> None:  # of a container or a value, whose class is the user's
+            visit(obj, path)
+            self._object(obj, path)
+
+        return visit_subclass
+
+    def _visitor_of_kind(self, obj: Any) -> Callable[[Any, Path], None]:
+        """Return what visits objects of the kind of `obj`, except the attributes of a user's subclass."""
         if isinstance(obj, types.BuiltinMethodType | types.MethodWrapperType):
             return self._method_in_c
         if isinstance(obj, VALUES):
             return _pass_by
         if isinstance(obj, torch.Tensor):
-            # A subclass that dispatches in Python has no memory of its own to compare.
+            if isinstance(obj, FakeTensor | PoisonTensor | ReleasedTensor):
+                return _pass_by
+            # A subclass that dispatches in Python has no memory of its own to compare, but may consist of tensors.
             is_plain = type(obj).__torch_dispatch__ is NO_DISPATCH  # type: ignore[attr-defined]
-            return (
-                self._tensor
-                if is_plain and not isinstance(obj, FakeTensor | PoisonTensor | ReleasedTensor)
-                else _pass_by
-            )
+            return self._tensor if is_plain else self._parts_of_tensor
         if module_of(type(obj)).startswith("scipy.sparse"):
             return self._object  # with arrays, or with lists or dicts
         for types_, visit in (
@@ -186,6 +208,8 @@ class StateWalk:
             (np.ndarray, self._array),
             (contextvars.ContextVar, self._context_variable),
             (types.MappingProxyType, self._view_of_dict),
+            (type(os.environ), self._environment),
+            (np.vectorize, lambda obj, path: self._queue.append((obj.pyfunc, path))),
             (types.FunctionType, self._function),
             ((*ITERATORS, types.GeneratorType), self._iterator),
             (types.ModuleType, self._module),
@@ -201,34 +225,25 @@ class StateWalk:
             return self._wrapper
         if has_memory(obj):
             return self._memory
-        if of_library(module_of(type(obj))) and not isinstance(obj, _FOLLOWED):
+        if _is_of_library(type(obj)) and not isinstance(obj, _FOLLOWED):
             return self._runner if hasattr(type(obj), "objects_of_the_user") else _pass_by
-        for base in type(obj).__mro__:
-            self._class(base, Path(None, "root", base.__name__))
-        return self._object_with_slots if slots(type(obj)) else self._object
+        return self._object
 
     def _dict(self, obj: dict, path: Path) -> None:
         self._record(obj, kind_of_dict(obj), path)
         if dict.__len__(obj):  # a subclass may compute its truth: transformers then imports all of its models
             self._queue_all(path, "item", dict.items(obj))
-        self._subclass(obj, path)
+        if isinstance(obj, collections.defaultdict):
+            self._record(obj, FACTORY, path)
+            self._queue.append((obj.default_factory, Path(path, "attribute", "default_factory")))
 
     def _sequence(self, obj: list | collections.deque, path: Path) -> None:
         self._record(obj, LIST if isinstance(obj, list) else DEQUE, path)
         self._queue_all(path, "item", enumerate(obj))
-        self._subclass(obj, path)
 
     def _set(self, obj: set, path: Path) -> None:
         self._record(obj, SET, path)
         self._queue_all(path, "item", enumerate(obj))
-        self._subclass(obj, path)
-
-    def _subclass(self, obj: Any, path: Path) -> None:
-        """Visit the attributes and the class of a container, if its class is a user's subclass."""
-        if not of_library(module_of(type(obj))):
-            self.types.append(Type(obj, type(obj), path))
-            self._attributes(obj, path)
-            self._class(type(obj), Path(None, "root", type(obj).__name__))
 
     def _context_variable(self, variable: contextvars.ContextVar, path: Path) -> None:
         self._record(variable, CONTEXT_VARIABLE, path)
@@ -237,6 +252,9 @@ class StateWalk:
     def _view_of_dict(self, view: types.MappingProxyType, path: Path) -> None:
         self._record(view, VIEW_OF_DICT, path)
         self._queue_all(path, "item", view.items())
+
+    def _environment(self, environment: Any, path: Path) -> None:
+        self._record(environment, ENVIRONMENT, path)
 
     def _array(self, array: np.ndarray, path: Path) -> None:
         if array.flags.writeable and self._may_copy(array.nbytes):
@@ -247,7 +265,6 @@ class StateWalk:
     def _memory(self, obj: Any, path: Path) -> None:
         if has_memory(obj) and self._may_copy(memoryview(obj).nbytes):
             self._record(obj, MEMORY, path)
-        self._subclass(obj, path)
 
     def _iterator(self, iterator: Any, path: Path) -> None:
         position = position_of(iterator)
@@ -296,7 +313,6 @@ class StateWalk:
         if innermost(tensor) is not tensor:  # it escaped from a transform of torch.func, and cannot be used any more
             self.escaped.append(path)
             return
-        self.types.append(Type(tensor, type(tensor), path))
         if isinstance(tensor, UninitializedBuffer | UninitializedParameter):
             self.without_shape.append(path)
         is_dense = tensor.layout is torch.strided and not tensor.is_nested
@@ -313,7 +329,14 @@ class StateWalk:
                 self._hooks(hooks, Path(path, "attribute", name))
         if tensor.is_leaf and tensor.grad is not None:
             self._queue.append((tensor.grad, Path(path, "attribute", "grad")))
-        self._attributes(tensor, path)
+        if not is_dense:
+            self._parts_of_tensor(tensor, path)
+        self._object(tensor, path)
+
+    def _parts_of_tensor(self, tensor: torch.Tensor, path: Path) -> None:
+        for name in names_of_parts(tensor):
+            part = getattr(tensor.detach() if name.endswith("()") else tensor, name.removesuffix("()"))
+            self._queue.append((part() if name.endswith("()") else part, Path(path, "attribute", name)))
 
     def _hooks(self, hooks: Mapping[Any, Any], path: Path) -> None:
         """Visit hooks. A hook that torch made, as for several tensors, has the user's function in its closure."""
@@ -344,9 +367,8 @@ class StateWalk:
             self._queue.append((value, Path(None, "root", name)))
         used = names_in(fn.__code__)
         self.may_draw |= "random" in used
-        if "environ" in used and id(os.environ) not in self._seen:
-            self._seen[id(os.environ)] = os.environ
-            self._record(os.environ, ENVIRONMENT, Path(None, "global", "os.environ"))
+        if "environ" in used:
+            self._queue.append((os.environ, Path(None, "global", "os.environ")))
         if not of_library(fn.__globals__.get("__name__") or ""):  # a library's decorator has the user's `__module__`
             self._scope(fn.__globals__, used)
             # It may write variables that it does not name.
@@ -360,7 +382,7 @@ class StateWalk:
             self.names |= new
             for name in new & self._methods.keys():
                 for method, place in self._methods.pop(name):
-                    self._queue.extend((inner, place) for inner in _functions_of(method))
+                    self._queue.extend((part, place) for part in _wrapped_by(method))
             for scope in self._modules:
                 self._scope(scope, new)
         clear = getattr(fn, "_clear_cache", None)  # of `functools.singledispatch`, which caches the types it has met
@@ -378,18 +400,18 @@ class StateWalk:
                 self._queue.append((value, Path(None, "global", name)))
 
     def _class(self, cls: type, path: Path) -> None:
-        if cls in self._classes or of_library(module_of(cls)):
+        if cls in self._classes or _is_of_library(cls):
             return
         self._classes.add(cls)
         self._record(cls, CLASS, path)
         for other in (*inspect.getmro(type(cls)), *cls.__mro__[1:]):  # `cls.name` may be an attribute of a base
             self._class(other, Path(None, "root", other.__name__))
         # A class of a library may call any method, as torch calls the `backward` of an `autograd.Function`.
-        is_called = any(of_library(module_of(base)) and base not in _CALLING_FORWARD_ALONE for base in cls.__mro__)
+        is_called = any(_is_of_library(base) and base not in _CALLING_FORWARD_ALONE for base in cls.__mro__)
         for name, value in vars(cls).items():
             if isinstance(value, METHODS):
                 if is_called or name in self.names or name.startswith("__"):
-                    self._queue.extend((fn, path) for fn in _functions_of(value))
+                    self._queue.extend((part, path) for part in _wrapped_by(value))
                 else:
                     self._methods.setdefault(name, []).append((value, path))
             elif not name.startswith("__") and type(value) not in PLAIN:
@@ -399,10 +421,12 @@ class StateWalk:
         """Visit a ``functools.partial``, a cached function, a property or a similar wrapper."""
         if isinstance(obj, functools.partial):
             self._record(obj, PARTIAL, path)
+            self._attributes(obj, path)
             self._queue.extend((value, path) for value in (obj.func, *obj.args, *obj.keywords.values()))
         elif isinstance(obj, CACHED_FUNCTION):
             self.caches.append(CachedFunction(obj))
-        self._queue.extend((fn, path) for fn in _functions_of(obj))
+            self._queue_all(path, "item", self.caches[-1].results().items())
+        self._queue.extend((part, path) for part in _wrapped_by(obj))
 
     def _runner(self, obj: Any, path: Path) -> None:
         """Visit the objects of the user that a function of this package runs, such as a wrapped function inside."""
@@ -410,19 +434,24 @@ class StateWalk:
             self._queue.append((part, Path(_or_self(path), "attribute", name) if name else path))
 
     def _object(self, obj: Any, path: Path) -> None:
-        path = _or_self(path)
-        self.types.append(Type(obj, type(obj), path))
+        """Visit the class, the attributes and the slots of an object."""
+        path, cls = _or_self(path), type(obj)
+        attributes = attributes_of(obj)
+        self.objects.append(
+            ClassAndDict(obj, cls, attributes, attributes == {} and isinstance(obj, torch.Tensor), path)
+        )
         self._attributes(obj, path)
-
-    def _object_with_slots(self, obj: Any, path: Path) -> None:
-        self._object(obj, path)
-        path = _or_self(path)
-        self._record(obj, SLOTS, path)
-        self._queue_all(path, "attribute", self.records[-1].contents.items())
+        if cls not in self._slots:
+            self._slots[cls] = bool(slots(cls))
+            for base in cls.__mro__:
+                self._class(base, Path(None, "root", base.__name__))
+        if self._slots[cls]:
+            self._record(obj, SLOTS, path)
+            self._queue_all(path, "attribute", self.records[-1].contents.items())
 
     def _attributes(self, obj: Any, path: Path) -> None:
-        attributes = getattr(obj, "__dict__", None)
-        if isinstance(attributes, dict) and id(attributes) not in self._seen:
+        attributes = attributes_of(obj)
+        if attributes is not None and id(attributes) not in self._seen:
             self._seen[id(attributes)] = attributes
             if isinstance(obj, torch.nn.Module):
                 self._attributes_of_module(attributes, path)
@@ -450,11 +479,24 @@ def _or_self(path: Path) -> Path:
     return Path(None, "root", "self") if path == Path(None, "root", "") else path
 
 
-def _functions_of(method: Any) -> list[types.FunctionType]:
-    """Return the functions behind a method, a property or a cached function."""
-    names = ("__func__", "fget", "func", "__wrapped__", "dispatcher")
-    parts = [method, *(getattr(method, name, None) for name in names)]
-    return [part for part in parts if isinstance(part, types.FunctionType)]
+def _wrapped_by(method: Any) -> list[Any]:
+    """Return a function, or what a method, a property, a cached function or a similar wrapper is made of."""
+    names = ("__func__", "fget", "fset", "fdel", "func", "args", "keywords", "__wrapped__", "dispatcher")
+    parts = [getattr(method, name, None) for name in names]
+    return [part for part in (*parts, method if isinstance(method, types.FunctionType) else None) if part is not None]
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_of_library(cls: type) -> bool:
+    """Return whether a class belongs to a library that holds no state of users.
+
+    A class that `dataclasses.make_dataclass` or `types.new_class` makes may name `types` as its module, and a class
+    that torch makes for a parametrized module names torch.
+    """
+    name = module_of(cls)
+    if name in _MAKING_CLASSES and not hasattr(sys.modules.get(name), cls.__name__):
+        return False
+    return of_library(name)
 
 
 @functools.lru_cache(maxsize=4096)
