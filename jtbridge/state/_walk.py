@@ -1,11 +1,11 @@
 """The walk from a function to all mutable state that it reaches, which saves the state on its way.
 
 A function reaches its closures, its default arguments, the globals that its code or the code of a helper names, and the
-object that a method belongs to; and from there attributes, slots, items of containers, methods and class attributes, and
-the tensors of which a sparse tensor consists. Hooks are reached from their tensor, and those of all modules and
+object that a method belongs to; and from there attributes, slots, items of containers, methods and class attributes,
+and the tensors of which a sparse tensor consists. Hooks are reached from their tensor, and those of all modules and
 optimizers from everywhere. Functions and objects of torch, JAX, NumPy and the standard library are not followed, except
-modules, optimizers, distributions, data sets, generators, containers, results in a ``functools.cache``, and objects with
-memory such as `array.array`. Weak references are not followed either, because a snapshot would keep their objects
+modules, optimizers, distributions, data sets, generators, containers, results in a ``functools.cache``, and objects
+with memory such as `array.array`. Weak references are not followed either, because a snapshot would keep their objects
 alive. State outside Python objects (of a C extension, of a file) is not seen.
 """
 
