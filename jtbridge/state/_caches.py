@@ -38,7 +38,7 @@ class CachedFunction:
 
     def has_new_containers(self) -> bool:
         """Return whether there is a new entry that later calls may write to."""
-        return any(not isinstance(result, (torch.Tensor, *VALUES)) for result in self._new().values())
+        return any(map(_may_be_written, self._new().values()))
 
     def drop_new(self) -> None:
         """Drop the entries that were added since, in runs that are undone."""
@@ -70,6 +70,13 @@ class CachedFunction:
                 entries.pop(key, None)
                 is_found_again |= not of_a_tensor
         return is_found_again
+
+
+def _may_be_written(result: Any) -> bool:
+    """Return whether a result of a cached function holds state, as a list; an object counts, a tensor does not."""
+    if isinstance(result, tuple):
+        return any(map(_may_be_written, result))
+    return not isinstance(result, (torch.Tensor, type, types.FunctionType, types.ModuleType, *VALUES))
 
 
 def _refers_to_traced(values: list[Any]) -> bool:
