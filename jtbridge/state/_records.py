@@ -11,6 +11,9 @@ from jtbridge._compat import MODULE_TABLES
 from ._kinds import ATTRIBUTES, DICT_OF, SET, TYPE, Kind, attributes_of, kind_of_dict
 
 
+_OF_TORCH = {"_is_param", "_is_buffer"}  # attributes by which torch knows parameters and buffers of any class
+
+
 class Path(NamedTuple):
     """Path to an object: the path of its holder, and the step from there ("root", "global", "attribute" or "item").
 
@@ -74,8 +77,9 @@ class ClassAndDict(NamedTuple):
             yield Record(self.obj, TYPE, {"__class__": self.cls}, self.path)
         if attributes_of(self.obj) is not self.attributes:
             yield Record(self.obj, DICT_OF, {"__dict__": self.attributes}, self.path)
-        if self.is_bare and self.attributes:
-            yield Record(self.attributes, ATTRIBUTES, {}, self.path)
+        if self.is_bare and self.attributes and not self.attributes.keys() <= _OF_TORCH:
+            of_torch = {name: value for name, value in self.attributes.items() if name in _OF_TORCH}
+            yield Record(self.attributes, ATTRIBUTES, of_torch, self.path)
 
 
 class EmptyContainers(NamedTuple):
