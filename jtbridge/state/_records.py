@@ -10,7 +10,6 @@ from jtbridge._compat import MODULE_TABLES
 
 from ._kinds import ATTRIBUTES, DICT_OF, SET, TYPE, Kind, attributes_of, kind_of_dict
 
-
 _OF_TORCH = {"_is_param", "_is_buffer"}  # attributes by which torch knows parameters and buffers of any class
 
 
