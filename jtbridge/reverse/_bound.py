@@ -143,7 +143,7 @@ class Caller:
         return Caller(self._function, self.name, keep_int32=self._keep_int32)
 
     def __reduce__(self) -> Any:
-        """Pickle the JAX function, without what was traced."""
+        """Pickle the JAX function and its name. The unpickled caller traces the function again."""
         return functools.partial(Caller, keep_int32=self._keep_int32), (self._function, self.name)
 
     def objects_of_the_user(self) -> list[tuple[str, Any]]:

@@ -207,8 +207,8 @@ class StateGuard:
         if self.ordered or is_constant:
             before.restore()
             return result
-        traced = self._writes or any(change.depends_on_arguments for change in changes)
-        is_built = not traced and self._changes_nothing(again)
+        is_state = self._writes or any(change.depends_on_arguments for change in changes)
+        is_built = not is_state and self._changes_nothing(again)
         if is_built and on_values is not None and not all(change.adds_array for change in changes):
             is_built = self._has_no_influence(before, on_values)
         if not is_built:

@@ -32,6 +32,13 @@ _LIBRARIES = sys.stdlib_module_names | {
     *("typing_extensions", "ml_dtypes", "pytest", "_pytest", "pluggy", "hypothesis"),
     "tqdm",  # its monitor, a thread, writes the time to itself
 }
+_MAKING_CLASSES = ("types", "torch.nn.utils.parametrize")  # modules with functions that make classes for users
+# The methods that return the tensors of a sparse tensor.
+_METHODS_OF_LAYOUTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values")),
+}
 METHODS = (
     *(types.FunctionType, staticmethod, classmethod, property, functools.cached_property),
     *(functools.partialmethod, functools.singledispatchmethod),
@@ -51,6 +58,18 @@ class Kind(NamedTuple):
     compare: Callable[[Any, Any], Iterator[tuple[str, Any, Any, Any]]]  # yields step, key, before, after
     # A fast test whether an object certainly still has the saved contents, as nearly all objects do.
     is_unchanged: Callable[[Any, Any], bool] = lambda obj, contents: False
+
+
+def is_of_library(cls: type) -> bool:
+    """Return whether a class belongs to a library that holds no state of users.
+
+    A class that `dataclasses.make_dataclass` or `types.new_class` makes may name `types` as its module, and a class
+    that torch makes for a parametrized module names torch.
+    """
+    name = module_of(cls)
+    if name in _MAKING_CLASSES and not hasattr(sys.modules.get(name), cls.__name__):
+        return False
+    return of_library(name)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -284,15 +303,12 @@ def _read_tensor(tensor: torch.Tensor) -> tuple:
     return (tensor.grad if tensor.is_leaf else None), tensor.requires_grad, tensor.detach()
 
 
-def names_of_parts(tensor: torch.Tensor) -> Sequence[str]:
-    """Return the names of the methods and attributes that return the tensors of a sparse tensor or a subclass."""
-    if tensor.layout is torch.sparse_coo:
-        return "_indices()", "_values()"
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return "crow_indices()", "col_indices()", "values()"
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return "ccol_indices()", "row_indices()", "values()"
-    return tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()  # type: ignore[attr-defined]
+def parts_of_tensor(tensor: torch.Tensor) -> list[tuple[str, Any]]:
+    """Return the tensors of which a sparse tensor or a subclass of tensors consists, each with its name."""
+    if tensor.layout in _METHODS_OF_LAYOUTS:
+        return [(f"{name}()", getattr(tensor.detach(), name)()) for name in _METHODS_OF_LAYOUTS[tensor.layout]]
+    names = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()  # type: ignore[attr-defined]
+    return [(name, getattr(tensor, name)) for name in names]
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:

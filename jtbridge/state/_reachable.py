@@ -122,9 +122,9 @@ class ReachableState:
         with unseen():
             fresh = {id(found.iterator): found.copy for found in self._advanced() if found.copy is not None}
             # The gradient of a tensor is restored before the tensor, whose dtype it must have.
-            classes_and_dicts = [record for each in self._saved.objects for record in each.changed()]
+            contents = [*self._records_of_contents()]
             is_changed = bool(fresh)
-            for record in [*classes_and_dicts, *reversed([*self._all_records()])]:
+            for record in [*self._changed_classes_and_dicts(), *reversed(contents)]:
                 wanted = _replaced(record.contents, fresh) if fresh else record.contents
                 if wanted is not record.contents or record.is_changed():
                     record.kind.write(record.obj, wanted)
@@ -183,8 +183,14 @@ class ReachableState:
 
     def _all_records(self) -> Iterator[Record]:
         # Classes are restored first, because the contents of an object may depend on its class.
+        yield from self._changed_classes_and_dicts()
+        yield from self._records_of_contents()
+
+    def _changed_classes_and_dicts(self) -> Iterator[Record]:
         for each in self._saved.objects:
             yield from each.changed()
+
+    def _records_of_contents(self) -> Iterator[Record]:
         yield from self._saved.records
         for empty in self._saved.empty:
             if any(empty.containers):

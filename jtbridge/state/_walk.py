@@ -80,9 +80,10 @@ from ._kinds import (
     derived_names,
     generator_kind,
     has_memory,
+    is_of_library,
     kind_of_dict,
-    names_of_parts,
     of_library,
+    parts_of_tensor,
     slots,
 )
 from ._records import ClassAndDict, EmptyContainers, Path, Position, Record
@@ -100,7 +101,6 @@ _FOLLOWED = (
     threading.local,  # its attributes on this thread
     *(torch.distributions.Distribution, torch.utils.data.Dataset, contextlib.nullcontext),
 )
-_MAKING_CLASSES = ("types", "torch.nn.utils.parametrize")  # modules with functions that make classes for users
 _GENERATORS = (
     *(random.Random, torch.Generator, np.random.RandomState),
     *(np.random.Generator, np.random.BitGenerator, np.random.SeedSequence),
@@ -177,7 +177,7 @@ class StateWalk:
         visit = self._visitor_of_kind(obj)
         if visit == self._object or isinstance(obj, torch.Tensor | types.FunctionType | type | types.ModuleType):
             return visit
-        if _is_of_library(type(obj)) and not isinstance(obj, _FOLLOWED):
+        if is_of_library(type(obj)) and not isinstance(obj, _FOLLOWED):
             return visit
 
         def visit_subclass(obj: Any, path: Path) -> None:  # of a container or a value, whose class is the user's
@@ -208,7 +208,7 @@ class StateWalk:
             (np.ndarray, self._array),
             (contextvars.ContextVar, self._context_variable),
             (types.MappingProxyType, self._view_of_dict),
-            (type(os.environ), self._environment),
+            (type(os.environ), lambda obj, path: self._record(obj, ENVIRONMENT, path)),
             (np.vectorize, lambda obj, path: self._queue.append((obj.pyfunc, path))),
             (types.FunctionType, self._function),
             ((*ITERATORS, types.GeneratorType), self._iterator),
@@ -225,7 +225,7 @@ class StateWalk:
             return self._wrapper
         if has_memory(obj):
             return self._memory
-        if _is_of_library(type(obj)) and not isinstance(obj, _FOLLOWED):
+        if is_of_library(type(obj)) and not isinstance(obj, _FOLLOWED):
             return self._runner if hasattr(type(obj), "objects_of_the_user") else _pass_by
         return self._object
 
@@ -252,9 +252,6 @@ class StateWalk:
     def _view_of_dict(self, view: types.MappingProxyType, path: Path) -> None:
         self._record(view, VIEW_OF_DICT, path)
         self._queue_all(path, "item", view.items())
-
-    def _environment(self, environment: Any, path: Path) -> None:
-        self._record(environment, ENVIRONMENT, path)
 
     def _array(self, array: np.ndarray, path: Path) -> None:
         if array.flags.writeable and self._may_copy(array.nbytes):
@@ -334,9 +331,7 @@ class StateWalk:
         self._object(tensor, path)
 
     def _parts_of_tensor(self, tensor: torch.Tensor, path: Path) -> None:
-        for name in names_of_parts(tensor):
-            part = getattr(tensor.detach() if name.endswith("()") else tensor, name.removesuffix("()"))
-            self._queue.append((part() if name.endswith("()") else part, Path(path, "attribute", name)))
+        self._queue_all(path, "attribute", parts_of_tensor(tensor))
 
     def _hooks(self, hooks: Mapping[Any, Any], path: Path) -> None:
         """Visit hooks. A hook that torch made, as for several tensors, has the user's function in its closure."""
@@ -400,14 +395,14 @@ class StateWalk:
                 self._queue.append((value, Path(None, "global", name)))
 
     def _class(self, cls: type, path: Path) -> None:
-        if cls in self._classes or _is_of_library(cls):
+        if cls in self._classes or is_of_library(cls):
             return
         self._classes.add(cls)
         self._record(cls, CLASS, path)
         for other in (*inspect.getmro(type(cls)), *cls.__mro__[1:]):  # `cls.name` may be an attribute of a base
             self._class(other, Path(None, "root", other.__name__))
         # A class of a library may call any method, as torch calls the `backward` of an `autograd.Function`.
-        is_called = any(_is_of_library(base) and base not in _CALLING_FORWARD_ALONE for base in cls.__mro__)
+        is_called = any(is_of_library(base) and base not in _CALLING_FORWARD_ALONE for base in cls.__mro__)
         for name, value in vars(cls).items():
             if isinstance(value, METHODS):
                 if is_called or name in self.names or name.startswith("__"):
@@ -423,7 +418,8 @@ class StateWalk:
             self._record(obj, PARTIAL, path)
             self._attributes(obj, path)
             self._queue.extend((value, path) for value in (obj.func, *obj.args, *obj.keywords.values()))
-        elif isinstance(obj, CACHED_FUNCTION):
+            return
+        if isinstance(obj, CACHED_FUNCTION):
             self.caches.append(CachedFunction(obj))
             self._queue_all(path, "item", self.caches[-1].results().items())
         self._queue.extend((part, path) for part in _wrapped_by(obj))
@@ -484,19 +480,6 @@ def _wrapped_by(method: Any) -> list[Any]:
     names = ("__func__", "fget", "fset", "fdel", "func", "args", "keywords", "__wrapped__", "dispatcher")
     parts = [getattr(method, name, None) for name in names]
     return [part for part in (*parts, method if isinstance(method, types.FunctionType) else None) if part is not None]
-
-
-@functools.lru_cache(maxsize=1024)
-def _is_of_library(cls: type) -> bool:
-    """Return whether a class belongs to a library that holds no state of users.
-
-    A class that `dataclasses.make_dataclass` or `types.new_class` makes may name `types` as its module, and a class
-    that torch makes for a parametrized module names torch.
-    """
-    name = module_of(cls)
-    if name in _MAKING_CLASSES and not hasattr(sys.modules.get(name), cls.__name__):
-        return False
-    return of_library(name)
 
 
 @functools.lru_cache(maxsize=4096)
