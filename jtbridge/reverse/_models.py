@@ -59,6 +59,16 @@ def model_of(f: Any, params: Any, state: Any) -> Model:
     """
     if isinstance(f, torch.nn.Module):
         raise ArgumentError("`to_torch_module` takes a JAX model, but got a torch module.")
+    linen = sys.modules.get("flax.linen")
+    is_linen = linen is not None and isinstance(f, linen.Module)
+    if is_linen and params is not None:
+        if state is not None:
+            raise ArgumentError(
+                "`to_torch_module` takes no `state=` with a model of Flax Linen, whose `apply` must be told which "
+                "collections it writes to. Pass a function `f(params, state, *args)` that returns "
+                "`(result, new_state)`, or all variables as `params`: then calls only read them."
+            )
+        f = f.apply
     if params is not None and state is None and _is_of_linen(f, params):
         return _of_linen(f, params)
     if params is not None:
@@ -68,11 +78,10 @@ def model_of(f: Any, params: Any, state: Any) -> Model:
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(f, nnx.Module):
         return _of_nnx(f, nnx)
-    linen = sys.modules.get("flax.linen")
-    if linen is not None and isinstance(f, linen.Module):
+    if is_linen:
         raise ArgumentError(
             "A model of Flax Linen does not hold its parameters. Pass both: "
-            "`to_torch_module(model.apply, model.init(key, x))`."
+            "`to_torch_module(model, model.init(key, x))`."
         )
     if callable(f) and not jax.tree_util.all_leaves([f]):
         return _of_tree(f)

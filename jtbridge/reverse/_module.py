@@ -27,12 +27,13 @@ def to_torch_module(f: Any, params: Any = None, state: Any = None, *, int32: str
     the model with copies of the present values.
 
     Args:
-        f: a model of Equinox (any callable pytree), a model of Flax NNX, or a function ``f(params, *args, **kwargs)``,
-            such as the ``apply`` of a model of Flax Linen. ``train()`` and ``eval()`` set the mode of models of Equinox
-            and Flax NNX, from their first call on.
-        params: the parameters of a function: a pytree. Float and complex arrays become parameters. Other arrays and
-            keys become buffers, and other leaves stay as they are. Of the variables of a model of Flax Linen, "params"
-            is trained, and other collections, such as "batch_stats", become buffers that a call only reads.
+        f: a model of Equinox (any callable pytree), Flax NNX or Flax Linen, or a function
+            ``f(params, *args, **kwargs)``, such as the ``apply`` of a model of Flax Linen. ``train()`` and ``eval()``
+            set the mode of models of Equinox and Flax NNX, from their first call on.
+        params: the parameters of a function, or the variables of a model of Flax Linen: a pytree. Float and complex
+            arrays become parameters. Other arrays and keys become buffers, and other leaves stay as they are. Of the
+            variables of Flax Linen, "params" is trained, and other collections, such as "batch_stats", become buffers
+            that a call only reads.
         state: a pytree of arrays, for a function ``f(params, state, *args, **kwargs)`` that returns
             ``(result, new_state)``. It becomes buffers, to which each call writes the new state. The state of a model
             of Flax NNX (statistics, random streams) is treated in the same way.
@@ -42,7 +43,8 @@ def to_torch_module(f: Any, params: Any = None, state: Any = None, *, int32: str
         A `torch.nn.Module` on the CPU, which has copies of the arrays.
 
     Raises:
-        ArgumentError: `f` is not a model, or is a function without `params`.
+        ArgumentError: `f` is not a model, or is a function or a model of Flax Linen without `params`, or is a model of
+            Flax Linen and `state` is given.
         ModelError: when called, if the new state has another structure, other shapes or other kinds of dtypes than the
             state; if a call of a model of Flax NNX changes a Python attribute; and in a recomputation of
             `torch.utils.checkpoint` whose result depends on a state that has changed, such as a random key.

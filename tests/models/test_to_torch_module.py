@@ -105,11 +105,13 @@ def test_linen():
     x, expected = _check_trained(module, lambda m, x: m(x))
     got = Net().apply(module.to_jax(), jtbridge.to_jax(x))
     torch.testing.assert_close(jtbridge.to_torch(got, copy=True), expected, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ArgumentError, match=r"to_torch_module\(model.apply, model.init"):
+    with pytest.raises(ArgumentError, match=r"to_torch_module\(model, model.init"):
         jtbridge.to_torch_module(Net())
+    with pytest.raises(ArgumentError, match=r"no `state=` with a model of Flax Linen"):
+        jtbridge.to_torch_module(Net(), variables, {"batch_stats": {}})
 
 
-@pytest.mark.parametrize("form", ["method", "partial", "function"])
+@pytest.mark.parametrize("form", ["model", "method", "partial", "function"])
 def test_collections_of_linen_beside_the_parameters_are_not_trained(form: str):
     nn = pytest.importorskip("flax.linen", reason="flax is in the environment of make test-models")
 
@@ -121,6 +123,7 @@ def test_collections_of_linen_beside_the_parameters_are_not_trained(form: str):
     net = Net()
     variables = net.init(jax.random.key(0), jnp.ones((1, 3)))
     forms = {
+        "model": net,
         "method": net.apply,
         "partial": functools.partial(net.apply, train=False),
         "function": lambda variables, x: net.apply(variables, x),
