@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -24,13 +23,6 @@ Y = (X[:, :1] * X[:, 1:2]).astype(np.float32)
 def mlp() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-
-
-@pytest.fixture
-def standard_promotion() -> Iterator[None]:
-    """JAX's own promotion of dtypes, on which optax relies."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 @modes

@@ -16,12 +16,12 @@ from torch.nn.utils import prune, weight_norm
 import jtbridge
 from jtbridge.errors import ModelError
 
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # for the libraries
+
 
 @pytest.fixture(autouse=True)
-def standard_promotion():
+def new_compiler():
     torch.compiler.reset()
-    with jax.numpy_dtype_promotion("standard"):  # for the libraries
-        yield
 
 
 def _net(nnx):
