@@ -69,7 +69,7 @@ def decode(name: str, batch: int, target: float, options: Options) -> Row:
 
 
 def first_seconds(contestant: str, clock: str) -> float:
-    """To trace, compile and run a generation of SmolLM2 for the first time. In a process of its own, all imported."""
+    """Return the seconds to trace, compile and run a first generation of SmolLM2. Call it in a fresh process."""
     import jtbridge
 
     net = jtbridge.module(_model("smollm2"))
@@ -82,7 +82,7 @@ def first_seconds(contestant: str, clock: str) -> float:
 
 
 def first(options: Options) -> Row:
-    """Everything up to the last token of the first call."""
+    """Time the first call, up to its last token."""
     repeats = 1 if options.quick else 3
     cells = minimum_of_children((XLA,), "generation.first_seconds", options.clock, repeats=repeats)
     return Row("generate-first", f"smollm2: first call, {_NEW} tokens", "s", cells)

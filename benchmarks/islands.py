@@ -86,7 +86,7 @@ def _model(activation: Callable[[torch.Tensor], torch.Tensor]) -> torch.nn.Seque
 
 
 def transformer(gradient: bool, batch: int, length: int, options: Options) -> Row:
-    """The forward, or the gradient by all parameters."""
+    """Time the forward, or the gradient with respect to all parameters."""
     operators = _operators()
     plain, twin = _model(operators.without), _model(operators.lowered)
     tokens = torch.randn(batch, length, _WIDTH)

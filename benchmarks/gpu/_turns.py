@@ -1,7 +1,7 @@
 """Contestants that take turns on a GPU.
 
-A turn starts as many calls as take some hundredths of a second, one after the other, and waits for the last: a GPU
-works them off in their order, so that the GPU's work is timed, unless it is less than a launch takes.
+A turn starts calls back to back, as many as take some hundredths of a second, and waits for the last. The GPU runs
+them in order, so this times the GPU's work, or the launches if they take longer.
 """
 
 from __future__ import annotations

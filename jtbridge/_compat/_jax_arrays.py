@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import config, core
-from jax._src.array import ArrayImpl as ArrayImpl  # the class behind `jax.Array`: `type(x) is` is 10x `isinstance`
+from jax._src.array import ArrayImpl as ArrayImpl  # for `type(x) is`, 10x faster than `isinstance`
 from jax._src.interpreters import pxla
 from jax._src.lax.lax import _convert_element_type
 

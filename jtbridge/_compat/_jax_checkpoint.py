@@ -108,7 +108,7 @@ def add_pruning(primitive: Any, prune: Callable[[list[bool], Any], tuple[list[bo
     """Register ``prune(used, equation)``, which returns which inputs are used and an equation of the used outputs."""
 
     def rule(used: list[bool], *rest: Any) -> tuple[list[bool], Any]:
-        equation = rest[-1]  # jax 0.12 passes before it which inputs are needed elsewhere
+        equation = rest[-1]  # the last: jax 0.12 first passes which inputs are needed elsewhere
         return prune(used, equation) if any(used) else ([False] * len(equation.invars), None)
 
     pe.dce_rules[primitive] = rule

@@ -81,7 +81,7 @@ def replace_memory(storage: torch.UntypedStorage) -> None:
     which moves the storage to shared memory, of which a container may have little.
     """
     swap = getattr(storage, "_swap_data_ptr_", None)
-    with outside_modes(), torch._C.DisableTorchFunction():  # the copy is made by tensors, which modes would change
+    with outside_modes(), torch._C.DisableTorchFunction():  # `clone` runs operators, which modes would change
         if swap is None:
             storage.share_memory_()
             return

@@ -43,7 +43,7 @@ def schema_of(operator: Any) -> Any:
 
 
 def overload_name(operator: OpOverload) -> str:
-    """Return the name of an overload, as "Tensor_mode" of ``aten.div.Tensor_mode``."""
+    """Return the name of an overload, such as "Tensor_mode" for ``aten.div.Tensor_mode``."""
     return operator._overloadname
 
 

@@ -22,7 +22,7 @@ outside_modes: Callable = _python_dispatch._disable_current_modes
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
-    """Read and write tensors inside the block such that no mode of torch notices, and autograd does not."""
+    """Hide reads and writes of tensors inside the block from torch's modes and from autograd."""
     with outside_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
         yield
 

@@ -56,10 +56,9 @@ def watch_questions() -> None:
 
 
 def asked_whether_fake() -> bool:
-    """Return whether a model was told, since the last call of this function, that a tensor is fake.
+    """Return whether `is_fake_tensor` returned True since the last call of this function, and forget it.
 
-    Questions in functions that make masks do not count: they leave out a mask that allows everything, which computes
-    the same. A question in a function that only warns does not count either.
+    Calls from functions that make masks or only warn do not count: there the answer does not change a model's result.
     """
     asked, _HERE.asked = _HERE.asked, False
     return asked

@@ -114,7 +114,7 @@ def _rows_of(axes: RowAxes, arrays: Sequence[Any]) -> int:
 
 
 def _sharding_rule(fn: TorchFunction, axes: RowAxes) -> tuple[str, tuple[str, ...]]:
-    """Return the rule in the notation of `custom_partitioning`, and its factors that must not be divided."""
+    """Return the rule in the notation of `custom_partitioning`, and its factors that must be replicated."""
     whole: list[str] = []
 
     def term(kind: str, position: int, shape: Sequence[int], axis: int | None) -> str:

@@ -90,7 +90,7 @@ def _callback(fn: TorchFunction, runs: TorchFunction, written: tuple[int, ...]) 
 def _fastest(fn: TorchFunction) -> tuple[TorchFunction, tuple[int, ...]]:
     """Return the form of `fn` to run, and which results it writes to XLA's output buffers itself, without a copy."""
     graph = fn if isinstance(fn, GraphFunction) else None
-    if 0 < fn.base.traits.operators <= _SHORT and (_batching_counts(fn) or _copying_counts(fn)):
+    if 0 < fn.base.traits.operators <= _SHORT and (_is_batching_costly(fn) or _is_copying_costly(fn)):
         graph = forward_graph(fn)
     if graph is None:
         return fn, ()
@@ -98,14 +98,14 @@ def _fastest(fn: TorchFunction) -> tuple[TorchFunction, tuple[int, ...]]:
     return (writing, written) if written else (graph, ())
 
 
-def _batching_counts(fn: TorchFunction) -> bool:
+def _is_batching_costly(fn: TorchFunction) -> bool:
     """Return whether torch.vmap, which takes some 15 us for an operator, is a large part of a call."""
     if not isinstance(fn, Vmap) or not isinstance(fn.fn, TracedFunction):
         return False
     return fn.size > 0 and not fn.summed and fn not in fn.base.cache.sequential
 
 
-def _copying_counts(fn: TorchFunction) -> bool:
+def _is_copying_costly(fn: TorchFunction) -> bool:
     """Return whether copying a result is a large part of a call: the function is not derived, and a result is large."""
     size = max((int(np.prod(type_.shape)) * type_.dtype.itemsize for type_ in fn.out_types), default=0)
     return isinstance(fn, TracedFunction) and size >= _LARGE

@@ -17,7 +17,7 @@ from jtbridge._compat import (
 from jtbridge.core.array_types import OutputTree, as_tensor, is_array_leaf
 from jtbridge.core.forward_mode import named_forward_mode
 from jtbridge.core.messages import first_line, text_of
-from jtbridge.core.nested_calls import as_in_program
+from jtbridge.core.nested_calls import refusing_jax_in_program
 from jtbridge.core.output_shapes import check_declared, declared_types, wrong_declaration
 from jtbridge.core.pytree import flatten_output, key_order
 from jtbridge.core.static import same_static
@@ -121,7 +121,8 @@ def _traced(request: TraceRequest, mode: Callable[[], contextlib.AbstractContext
         mode: makes the mode to trace in, anew for each trace.
     """
     (leaves, tree), recorder, without_grad = request.guard.run(
-        lambda: _with_least_recording(request, mode), on_values=as_in_program(lambda: _on_example_values(request))
+        lambda: _with_least_recording(request, mode),
+        on_values=refusing_jax_in_program(lambda: _on_example_values(request)),
     )
 
     def trace(attempt: TraceRequest) -> _Trace:
@@ -255,7 +256,7 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
         return request.guard.run(
             lambda: _with_overrides(request, oracle),
             again=again,
-            on_values=as_in_program(lambda: _on_example_values(request)),
+            on_values=refusing_jax_in_program(lambda: _on_example_values(request)),
         )
 
     try:
@@ -319,7 +320,7 @@ def _symbolic(request: TraceRequest, cause: Exception | None) -> AbstractResult:
         (leaves, tree), recorder = request.guard.run(
             lambda: trace(path),
             again=runs[-1],
-            on_values=as_in_program(lambda: _on_example_values(request)),
+            on_values=refusing_jax_in_program(lambda: _on_example_values(request)),
         )
         traits = traits_of(request, recorder, reason_of(cause), False)
         return PathOutcome(
@@ -364,8 +365,8 @@ def _on_examples(request: TraceRequest, cause: Exception | None) -> AbstractResu
         others = examples[0] if inputs is examples[1] else examples[1]
         try:
             out, recorder = request.guard.run(
-                as_in_program(lambda inputs=inputs: run_on_values(request, inputs)),
-                again=as_in_program(lambda others=others: run_on_values(request, others)),
+                refusing_jax_in_program(lambda inputs=inputs: run_on_values(request, inputs)),
+                again=refusing_jax_in_program(lambda others=others: run_on_values(request, others)),
             )
         except JtbridgeError:
             raise

@@ -17,7 +17,7 @@ from jtbridge._compat import raise_in_thread
 
 from .modes.effects import EndlessLoopError
 
-SECONDS = 20.0  # without an operator of torch
+SECONDS = 20.0  # the longest time between two operators of torch
 _SAMPLES = 8
 
 

@@ -18,7 +18,7 @@ def home() -> Path:
     """Return the user's home; below `/dev/null`, where there are no files, for a user who has none."""
     try:
         return Path.home()
-    except RuntimeError:  # neither $HOME nor an entry among the users, as in a container with a user of its own
+    except RuntimeError:  # no $HOME and no entry in the user database, as in a container
         return Path(os.devnull)
 
 

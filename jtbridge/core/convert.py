@@ -133,8 +133,8 @@ def tensor_to_jax(tensor: torch.Tensor, copy: bool, describe: Callable[[], str] 
         raise ArgumentError(f"{describe()} {kind}, which JAX does not have. Pass {dense}.")
     if not has_values(tensor):
         raise ArgumentError(
-            f"{describe()} has no values, because torch traces or transforms (`torch.func`) the code that has it. Pass "
-            "it as an argument to a JAX function, by `jtbridge.to_torch_function(f)`, which gets it as an array."
+            f"{describe()} has no values, because torch is tracing or transforming (`torch.func`) the code that uses "
+            "it. Pass it as an argument to a function of `jtbridge.to_torch_function`: its JAX function gets an array."
         )
     tensor = torch.ops.aten.detach.default(tensor)  # not the method, by which a user says that no gradient is wanted
     dtype = numpy_dtype(tensor.dtype, describe)

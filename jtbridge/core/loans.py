@@ -104,7 +104,7 @@ class CopyOnWrite:
     Example:
         loan = Loan([x])
         with CopyOnWrite():
-            x.add_(1)  # the memory that `x` was made over is as it was
+            x.add_(1)  # `x` has new memory now; the lent memory is unchanged
     """
 
     def __init__(self) -> None:

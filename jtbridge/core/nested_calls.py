@@ -65,14 +65,14 @@ def is_inside() -> bool:
 
 
 def _flushes_subnormals() -> bool:
-    """Return whether this thread takes subnormal numbers for zero. Torch can set that, and not tell."""
+    """Return whether this thread treats subnormal numbers as zero. Torch can set that, and not tell."""
     return _LEAST_NORMAL / 2 == 0.0
 
 
 def as_xla_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
     """Return `callback` for XLA: while it runs, :func:`is_in_callback` is true on its thread, and JAX is refused.
 
-    XLA's threads take subnormal numbers for zero. The callback takes them as the thread that calls this function does.
+    XLA's threads treat subnormal numbers as zero. The callback treats them as the thread that calls this function does.
     """
     refusing = refusing_jax(_jax_call_error, callback)
     apart_from_modes = apart(refusing)
@@ -95,10 +95,10 @@ def as_xla_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def as_in_program(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Return `call`, a run of a torch function on examples, with JAX refused if JAX traces a program for the function.
+def refusing_jax_in_program(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Return `call`, a run of a torch function on examples, which may not use JAX while JAX traces a program.
 
-    The program would call the function in a callback.
+    The program may call the torch function in a callback, where JAX cannot run.
     """
     return refusing_jax(_jax_call_error, call) if current_context() is Context.STAGED else call
 

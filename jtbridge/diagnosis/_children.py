@@ -169,7 +169,7 @@ class Runner:
                 size, since = now, time.monotonic()
             if time.monotonic() - since > self.timeout:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGABRT)  # `faulthandler` prints where it stands
+                    os.killpg(child.pid, signal.SIGABRT)  # makes `faulthandler` print the child's stack
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(2)
                 return True

@@ -48,7 +48,7 @@ class DoctorReport:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing that should work fails."""
+        """Whether no finding is a failure."""
         return not self.of(FAILURE)
 
     def of(self, status: str) -> tuple[Finding, ...]:

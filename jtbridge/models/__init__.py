@@ -7,11 +7,12 @@
 - `_run.py`: one call of a copy, and the state that it changed.
 - `_module.py`: :func:`jtbridge.module` and its result.
 - `_state_dict.py`, `_safetensors.py`: torch's ``state_dict``, and files.
-- `_sharding.py`, `_sharding_presets.py`: :func:`jtbridge.shard` and its relatives, and the axes that presets split.
-- `_optimizer_states.py`: the names and the division of what an optimizer keeps for each parameter.
+- `_sharding.py`, `_sharding_presets.py`: the sharding functions such as :func:`jtbridge.shard`, and the axes that
+  presets split.
+- `_optimizer_states.py`: the names and shardings of an optimizer's state.
 - `_release.py`: weights that the torch module gives up, and gets back.
 - `_caches.py`: the caches and outputs of transformers as pytrees.
-- `_programs.py`: compiled programs, as long as the Python state of a module does not change.
+- `_programs.py`: a cache of compiled programs, cleared when the module's Python state changes.
 - `generation/`: :func:`jtbridge.generate`.
 - `training/`: training steps.
 

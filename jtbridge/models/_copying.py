@@ -130,7 +130,7 @@ class _Copier:
         base: Any = next(base for base in (list, set, collections.deque) if isinstance(container, base))
         found = self._remember(container, copy.copy(container))
         items = [self.value(item) for item in items_of(container)]
-        base.clear(found)  # without the methods of a class of its own
+        base.clear(found)  # not `found.clear()`, which a subclass may override
         (base.update if base is set else base.extend)(found, items)
         return found
 

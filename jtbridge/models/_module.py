@@ -75,8 +75,9 @@ class JaxModule:
             release: with True, the torch module gives up its copy of the parameters and of the persistent buffers, one
                 at a time while they are converted, so that the weights are held once. The module raises an error if it
                 is used then, until :meth:`load`.
-            mesh, rules: the devices to distribute the tensors over, and how, as for :func:`jtbridge.shard`. No
-                parameter is ever whole on one device. Presets split parameters; buffers are replicated.
+            mesh, rules: the devices to distribute the tensors over, and how, as for :func:`jtbridge.shard`. Each
+                device gets its own part directly from the torch tensor. Presets split parameters; buffers are
+                replicated.
 
         Raises:
             ModelError: a lazy module has no shapes yet, a parameter shares memory with another tensor, a tensor is

@@ -1,6 +1,6 @@
 """Detection of a call that uses the tensors of the torch module in place of those it was given.
 
-The mode that does so also serves what a call does to a parameter itself, in place of its values.
+The mode that does so also implements, for parameters of a call, `copy.deepcopy`, `.grad` and `requires_grad`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ _SETTERS = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)  # 
 class RefuseOwnTensors(TorchFunctionMode):
     """A mode that raises an error where a torch function gets a tensor of the torch module, or a view of one.
 
-    The copy that a call runs holds none of them. Code that reaches one of them reaches the module itself, by way of a
-    global variable, a class attribute or an object that is not copied. Its result would not depend on `params`.
+    Apart from `stale`, the copy that a call runs has other tensors. Code that uses the module's own reached the module
+    itself, by a global variable, a class attribute or an object that is not copied. Its result would not depend on
+    `params`.
 
-    In an eager gradient, parameters are no leaves of torch's graph. So the mode serves ``copy.deepcopy`` and ``.grad``
-    of one, and raises an error for a call that sets its `requires_grad` to False.
+    In an eager gradient, parameters are not leaves of torch's graph. So the mode implements ``copy.deepcopy`` and
+    ``.grad`` for them, and refuses a call that sets their `requires_grad` to False, or a JAX function that closes over
+    one.
 
     Args:
         module: the name of the module, for the message.

@@ -144,9 +144,9 @@ class Run:
                 raise
             names = shown([f"`{name}`" for name in dict.fromkeys(stale.dropped)])
             raise ModelError(
-                f"A call of `{self.__name__}` raised {type(error).__name__}: {error}. It has no {names}, which an "
-                "earlier call computed from other parameters than those in `params`. Compute it in each call, or "
-                "clear it in the torch module."
+                f"A call of `{self.__name__}` raised {type(error).__name__}: {error}. The copy of the module "
+                f"that a call runs has no {names}: an earlier call computed it from parameters other than those in "
+                "`params`. Compute it in each call, or clear it in the torch module."
             ) from error
 
     def _check_shapes(self, found: Mapping[str, TensorEntry], tensors: Tensors) -> None:
@@ -345,9 +345,9 @@ def _may_be_written(entry: TensorEntry) -> bool:
 
 
 def _in_dtype_of(tensor: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
-    """Return a tensor in the dtype of the module's own, if JAX has another one for it while x64 is off.
+    """Return a tensor in the dtype of the module's tensor, if conversion to JAX and back changed it.
 
-    JAX has int32 for int64, which reaches torch as int64, and narrower floats and complex numbers for 64-bit parts.
+    While x64 is off, JAX narrows float64 and complex128, and an int32 array reaches torch as int64.
     """
     own = entry.tensor.dtype
     if tensor.dtype is torch.int64 and own is torch.int32:

@@ -15,7 +15,7 @@ from ._bound import Caller
 from ._function import check_int32, torch_function
 from ._models import Model, model_of
 from ._module_tensors import Part, TensorTree, compute_weights, set_mode
-from ._start_of_call import StateUse, refusal_of_recomputation, start_of_call
+from ._start_of_call import StateUse, recomputation_error, start_of_call
 
 
 def to_torch_module(f: Any, params: Any = None, state: Any = None, *, int32: str = "int64") -> TorchModule:
@@ -128,7 +128,7 @@ class TorchModule(torch.nn.Module):
         used = self._use.caller.used_tensors(given, {}, len(jax.tree.leaves(out)))
         for tensor, is_used in zip([*params, *state], used, strict=False):
             if is_used and any(tensor is x for x in changed):
-                raise refusal_of_recomputation(self._model.name)
+                raise recomputation_error(self._model.name)
 
     def train(self, mode: bool = True) -> TorchModule:
         """Set the mode of this module, and of the JAX model if its class has one."""

@@ -43,7 +43,7 @@ class Part(torch.nn.Module):
 def compute_weights(module: torch.nn.Module) -> None:
     """Compute the weights that `torch.nn.utils` derives from others, such as pruned ones, in the parts of a JAX model.
 
-    Torch does so in a hook of the call of a submodule, and a part is never called.
+    Torch does so in a forward pre-hook of a submodule, but a `Part` is never called.
     """
     for part in module.modules():
         if isinstance(part, Part):

@@ -24,7 +24,7 @@ class Layout:
     A layout belongs to one trace of the forward, so it is compared by identity.
     """
 
-    function: JaxFunction  # the function as this trace found it, whatever it has closed over since
+    function: JaxFunction  # the traced program, with the values that were closed over then
     result_types: Types
     tree: Any = None  # the structure of JAX's linear map from tangents to tangents; None without residuals
     sources: tuple[tuple[str, Any], ...] = ()  # ("argument", "result" or "residual", its position) or ("constant", it)

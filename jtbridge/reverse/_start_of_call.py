@@ -34,9 +34,10 @@ _USES: weakref.WeakValueDictionary[str, StateUse] = weakref.WeakValueDictionary(
 
 
 def start_of_call(tensors: Sequence[torch.Tensor], use: str) -> list[torch.Tensor]:
-    """Return an empty tensor that a call in a graph takes, so that a graph which repeats the call computes it again.
+    """Return an empty tensor as a marker, then a copy of each tensor of the state.
 
-    Copies of the state follow. TorchInductor removes copies by `clone`, and the backward would read the new state.
+    A call in a graph takes the marker as an input, so a graph that repeats the call runs this operator again.
+    TorchInductor would remove copies by `clone`, and the backward would read the new state.
 
     Args:
         tensors: the state.
@@ -48,7 +49,7 @@ def start_of_call(tensors: Sequence[torch.Tensor], use: str) -> list[torch.Tenso
     return torch.ops.jtbridge.start_of_call.default([x.detach() for x in tensors], use)
 
 
-def refusal_of_recomputation(name: str) -> ModelError:
+def recomputation_error(name: str) -> ModelError:
     """Return the error for a call in a backward that cannot repeat its first call."""
     return ModelError(
         f"`{name}` was called in a backward, as by `torch.utils.checkpoint`. It cannot repeat its first call, because "
@@ -60,7 +61,7 @@ def refusal_of_recomputation(name: str) -> ModelError:
 
 def _start(tensors: Sequence[torch.Tensor], use: str) -> list[torch.Tensor]:
     if in_backward() and use in _USES and _USES[use].changes:
-        raise refusal_of_recomputation(use.partition("#")[0])
+        raise recomputation_error(use.partition("#")[0])
     return _no_values(tensors, use)
 
 

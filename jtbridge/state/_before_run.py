@@ -75,7 +75,7 @@ class StateBeforeRun:
             )
 
     def refuse_repetition(self) -> None:
-        """Raise if state changed since the snapshot: the failed run before the snapshot then changed this state too."""
+        """Raise if the repeated run changed state: the failed attempt, made before this snapshot, changed it too."""
         if changed := self.changed():
             raise MutationError(
                 f"`{self._name}` cannot be batched by torch.vmap, and changed {changed} once in the attempt and again "

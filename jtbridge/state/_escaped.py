@@ -1,4 +1,4 @@
-"""Replacement of escaped fake tensors, which a function stored while it was traced, after the trace."""
+"""Replacement, after a trace, of escaped fake tensors: those that the function stored during the trace."""
 
 from __future__ import annotations
 

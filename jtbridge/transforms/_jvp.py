@@ -86,7 +86,7 @@ class Jvp(Derived):
             or traits.autograd.uses_data
             or traits.autograd.writes_unseen
             or traits.autograd.inner_autograd
-            or traits.autograd.forward_mode  # torch takes the tangent of a Function in two levels for 0 (torch 2.13)
+            or traits.autograd.forward_mode  # torch 2.13 treats the tangent of a Function in two levels as 0
             or traits.custom_operator
             or traits.autograd.wrong_forward_mode
             or traits.untraceable  # no trace has shown whether forward mode agrees with the gradient

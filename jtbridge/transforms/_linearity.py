@@ -55,7 +55,7 @@ _CONSTANT = frozenset(
 
 
 def may_be_nonlinear(outputs: Sequence[torch.Tensor], *, has_hooks: bool) -> bool:
-    """Return whether a backward from some results runs code of the user's.
+    """Return whether a backward from some results runs code of the user, which may be nonlinear.
 
     Args:
         outputs: the results.

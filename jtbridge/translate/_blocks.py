@@ -85,7 +85,7 @@ class _Blocks:
 
     @classmethod
     def of(cls, repetition: Repetition, values: Mapping[fx.Node, Any]) -> _Blocks:
-        """Sort the values of the nodes outside of the blocks."""
+        """Group the values that enter the blocks by their use."""
         inputs = repetition.inputs
         return cls(
             carry=[values[x.nodes[0]] for x in inputs if x.carried is not None],

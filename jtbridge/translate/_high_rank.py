@@ -20,13 +20,13 @@ from jax.extend.core.primitives import clamp_p, reduce_sum_p
 _RANK = 7  # the lowest rank for which XLA's code was seen to crash
 
 
-def with_guarded_sums(program: ClosedJaxpr) -> ClosedJaxpr:
+def with_clamped_sums(program: ClosedJaxpr) -> ClosedJaxpr:
     """Return the same program, with a clamp before every sum over a floating-point array of rank 7 or more."""
-    jaxpr = _guarded(program.jaxpr)
+    jaxpr = _with_clamped_sums(program.jaxpr)
     return program if jaxpr is program.jaxpr else program.replace(jaxpr=jaxpr)
 
 
-def _guarded(jaxpr: Jaxpr) -> Jaxpr:
+def _with_clamped_sums(jaxpr: Jaxpr) -> Jaxpr:
     new_variable = gensym()
     equations = []
     for equation in jaxpr.eqns:
@@ -42,7 +42,7 @@ def _guarded(jaxpr: Jaxpr) -> Jaxpr:
             )
             equation = equation.replace(invars=[clamped])
         equations.append(equation)
-    # JAX lowers a function that is called several times once, if all calls have the same object.
+    # JAX lowers a repeated function only once if all calls hold the same jaxpr, so an unchanged one is returned.
     is_same = len(equations) == len(jaxpr.eqns) and all(map(operator.is_, equations, jaxpr.eqns))
     return jaxpr if is_same else jaxpr.replace(eqns=equations)
 
@@ -60,9 +60,9 @@ def _is_high_rank_sum(equation: Any) -> bool:
 def _in_param(value: Any) -> Any:
     """Return a parameter of an equation, with clamps in the bodies of loops, branches and inner functions."""
     if isinstance(value, ClosedJaxpr):
-        return with_guarded_sums(value)
+        return with_clamped_sums(value)
     if isinstance(value, Jaxpr):
-        return _guarded(value)
+        return _with_clamped_sums(value)
     if type(value) in (tuple, list):
         parts = [_in_param(part) for part in value]
         return value if all(map(operator.is_, parts, value)) else type(value)(parts)

@@ -28,7 +28,7 @@ from jtbridge.errors import JtbridgeError, TranslationError
 from jtbridge.transforms import Jvp, Vjp, Vmap
 
 from ._costs import may_be_tuned
-from ._high_rank import with_guarded_sums
+from ._high_rank import with_clamped_sums
 from ._interpret import Interpretation
 from ._islands import island_of, islands_in
 from ._operators import obstacle
@@ -42,7 +42,7 @@ class Batched:
     """A function of one row over a batch. Each result is stacked along an axis, or summed over the batch."""
 
     source: TorchFunction  # the function of one row
-    inner: Batched | TorchFunction  # `source` with its batching outermost
+    inner: Batched | TorchFunction  # `source` after `_normalised`: a Batched if it contains another batch
     in_dims: tuple[int | None, ...]
     out_dims: tuple[int | str, ...]  # an axis, or "sum"
     size: int
@@ -136,7 +136,7 @@ def _traced_in_jax(run: Run, fn: TorchFunction) -> ClosedJaxpr:
     for i, (got, want) in enumerate(zip(program.out_avals, fn.out_types, strict=True)):
         if got.shape != want.shape or got.dtype != want.dtype:
             raise TranslationError(f"result {i} of `{fn.base.name}` became {got.str_short()}, torch's is {want}")
-    return with_guarded_sums(program)
+    return with_clamped_sums(program)
 
 
 @contextlib.contextmanager

@@ -167,7 +167,7 @@ def test_to_jax_refuses_a_tensor_of_a_transformation(convert):
     def f(x):
         return x * float(jtbridge.to_jax(x).sum())
 
-    with pytest.raises(ArgumentError, match="has no values, because torch traces or transforms"):
+    with pytest.raises(ArgumentError, match="has no values, because torch is tracing or transforming"):
         convert(f)(torch.ones(3))
 
 
@@ -177,7 +177,7 @@ def test_to_jax_refuses_a_tensor_of_a_trace():
 
     x, w = jnp.ones(3), jnp.full(3, 5.0)
     assert jtbridge.wrap(f)(x, w).tolist() == [5.0, 5.0, 5.0]
-    with pytest.raises(ArgumentError, match="has no values, because torch traces or transforms"):
+    with pytest.raises(ArgumentError, match="has no values, because torch is tracing or transforming"):
         jax.jit(jtbridge.wrap(f))(x, w)
 
 

@@ -219,9 +219,9 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
 
 
 def _refuse_state_of_rows(before: StateBeforeRun, base: EagerFunction) -> None:
-    """Raise if a batched run changed tensors that the function reaches, which each row changes in its turn."""
+    """Raise if a batched run wrote once to tensors that each row must write to."""
     if written := before.changed_tensors():
-        raise NotImplementedError(f"it changes {written}, which each row changes in its turn")
+        raise NotImplementedError(f"it writes to {written} once for the batch, and must do so once for each row")
     if StateBeforeRun(base.name, base.roots()).escaped():  # from code that no mode of torch sees
         raise KeptTensorError
 
@@ -240,7 +240,7 @@ def escapes_vmap(error: Exception) -> bool:
 
 
 def is_batched(fn: TorchFunction) -> bool:
-    """Return whether a function runs under torch.vmap, or row by row."""
+    """Return whether a function is a batch, or a derivative of one."""
     while fn is not fn.base:
         if hasattr(fn, "dims"):
             return True
@@ -314,6 +314,6 @@ def lower_as(program: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
     return rule
 
 
-def is_zero(tangent: Any) -> bool:
+def is_symbolic_zero(tangent: Any) -> bool:
     """Return whether a tangent or cotangent is symbolically zero."""
     return type(tangent) is ad.Zero

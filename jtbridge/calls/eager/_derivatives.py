@@ -50,7 +50,7 @@ from ._common import (
     escapes_vmap,
     exported,
     is_batched,
-    is_zero,
+    is_symbolic_zero,
     lower_as,
     primitive_of_several_results,
     result_avals,
@@ -106,7 +106,7 @@ def tangents_out(
 ) -> list[Any]:
     """Return the tangents of all results: symbolic zeros for results that are neither float nor complex."""
     out = zero_tangents(results)
-    wrt = nonzero_inputs(fn.in_types, [not is_zero(t) for t in tangents])
+    wrt = nonzero_inputs(fn.in_types, [not is_symbolic_zero(t) for t in tangents])
     outs = differentiable(fn.out_types)
     if wrt and outs:
         derivatives = _differential(fn, wrt, args, token, [tangents[i] for i in wrt], spread)
@@ -223,7 +223,7 @@ def _linear_transpose(
 ) -> Any:
     count = _inputs_of(transpose, forward)
     x, token, linear = args[:count], args[count], args[count + 1 :]
-    if all(is_zero(ct) for ct in cotangents):
+    if all(is_symbolic_zero(ct) for ct in cotangents):
         return [None] * (count + 1) + [ad.Zero(t.aval) if ad.is_undefined_primal(t) else None for t in linear]
     ct = [ad.instantiate_zeros(c) for c in cotangents]
     if current_context() is Context.STAGED:
@@ -286,11 +286,11 @@ def _linear_jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, forward: Any, transpose: Any, levels: Any, spread: Any
 ) -> Any:
     count = _inputs_of(transpose, forward)
-    also = nonzero_inputs(transpose.in_types[:count], [not is_zero(t) for t in tangents[:count]])
+    also = nonzero_inputs(transpose.in_types[:count], [not is_symbolic_zero(t) for t in tangents[:count]])
     spread = tuple(sorted({*spread, *also}))
     params = {"forward": forward, "transpose": transpose, "levels": levels, "spread": spread}
     results = eager_linear_p.bind(*primals, **params)
-    if all(is_zero(t) for t in tangents[:count]):  # the map is linear in dx: the same map again
+    if all(is_symbolic_zero(t) for t in tangents[:count]):  # the map is linear in dx: the same map again
         linear = [ad.instantiate_zeros(t) for t in tangents[count + 1 :]]
         return results, eager_linear_p.bind(*primals[: count + 1], *linear, **params)
     args = [*primals[:count], *primals[count + 1 :]]
@@ -387,7 +387,7 @@ def _pullback_jvp(
     batch: Any,
 ) -> Any:
     args, differentiated = _without(primals, count), _without(tangents, count)
-    wrt = nonzero_inputs(fn.in_types, [not is_zero(t) for t in differentiated])
+    wrt = nonzero_inputs(fn.in_types, [not is_symbolic_zero(t) for t in differentiated])
     keep = tuple(sorted({*keep, *wrt}))
     *results, token = eager_pullback_p.bind(
         *primals, fn=fn, count=count, levels=levels, spread=spread, keep=keep, batch=batch

@@ -20,7 +20,7 @@ from jtbridge.core.functions import TorchFunction
 from jtbridge.core.primitive_rules import batch_first, batch_size, nonzero_inputs, to_front, zero_tangents
 
 from ._common import (
-    is_zero,
+    is_symbolic_zero,
     lower_as,
     primitive_of_several_results,
     result_avals,
@@ -41,7 +41,7 @@ eager_forward_p = primitive_of_several_results("eager_forward")
 
 
 def _call_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction) -> Any:
-    wrt = nonzero_inputs(fn.in_types, [not is_zero(t) for t in tangents])
+    wrt = nonzero_inputs(fn.in_types, [not is_symbolic_zero(t) for t in tangents])
     if not wrt:
         results = eager_call_p.bind(*primals, fn=fn)
         return results, zero_tangents(results)
@@ -85,7 +85,7 @@ def _forward_impl(*args: Any, fn: TorchFunction, wrt: tuple[int, ...], batch: tu
 
 # One graph serves both derivatives, so the run records the inputs `wrt` and the inputs with a nonzero tangent.
 def _forward_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction, wrt: Any, batch: Any) -> Any:
-    also = nonzero_inputs(fn.in_types, [not is_zero(t) for t in tangents])
+    also = nonzero_inputs(fn.in_types, [not is_symbolic_zero(t) for t in tangents])
     wrt = tuple(sorted({*wrt, *also}))
     *results, token = eager_forward_p.bind(*primals, fn=fn, wrt=wrt, batch=batch)
     return [*results, token], tangents_out(fn, results, primals, tangents, token, wrt) + zero_tangents([token])

@@ -259,7 +259,7 @@ class EagerFunction(TorchFunction):
 
 @dataclasses.dataclass(frozen=True)
 class EagerVmap(Vmap):
-    """A batch, computed in one call by torch.vmap, or row by row if the function's `row_by_row` is set."""
+    """A batch, computed by one call of torch.vmap; row by row if `row_by_row` is set or each row has its own seed."""
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         base: Any = self.base

@@ -12,7 +12,7 @@ import torch
 
 from ._matcher import FLOATS, Match, Matcher, NoMatch
 from ._operators import cast, summed, wide, with_backward
-from ._rms_norm import averaged, by_normalized, of_squares
+from ._rms_norm import averaged, by_normalized, match_reciprocal_rms
 
 _aten = torch.ops.aten
 
@@ -88,7 +88,7 @@ def _normalized(matcher: Matcher, h: Any) -> tuple[torch.Tensor, float]:
     """Return x, in float32, and eps of ``(x - mean) * rsqrt(variance + eps)``."""
     for away, rstd in matcher.both_ways(h, "mul"):
         if matcher.sees(rstd, "rsqrt"):
-            again, eps = of_squares(matcher, rstd)
+            again, eps = match_reciprocal_rms(matcher, rstd)
             return _centered(matcher, away, again), eps
     raise NoMatch
 

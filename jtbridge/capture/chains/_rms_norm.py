@@ -154,12 +154,12 @@ def _factors(matcher: Matcher, h: Any) -> tuple[Any, Any]:
 
 def _product(matcher: Matcher, x: Any, rstd: Any) -> tuple[torch.Tensor, float]:
     """Return x, in float32, and eps from the factors x and ``rsqrt(mean(x**2) + eps)``."""
-    base, eps = of_squares(matcher, rstd)
+    base, eps = match_reciprocal_rms(matcher, rstd)
     matcher.demand(base is x and x.dtype is torch.float32)
     return x, eps
 
 
-def of_squares(matcher: Matcher, rstd: Any) -> tuple[torch.Tensor, float]:
+def match_reciprocal_rms(matcher: Matcher, rstd: Any) -> tuple[torch.Tensor, float]:
     """Return x and eps of ``rsqrt(mean(x**2) + eps)``."""
     (shifted,) = matcher(rstd, "rsqrt")
     mean, eps = matcher(shifted, "add")
@@ -190,7 +190,7 @@ def rounded_first(matcher: Matcher, out: torch.Tensor, weight: Any, h: Any) -> M
     """Match the norms of Llama and T5 in half precision."""
     (inner,) = matcher(h, "cast")
     factor, rstd = _factors(matcher, inner)
-    x32, eps = of_squares(matcher, rstd)
+    x32, eps = match_reciprocal_rms(matcher, rstd)
     x = matcher.unwidened(x32)
     matcher.demand((factor is x32 or factor is x) and x32.dtype is torch.float32 and h.dtype is x.dtype)
     return _operator(matcher, x, weight, eps, rounded=True, apart=factor is not x32)

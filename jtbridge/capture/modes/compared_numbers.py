@@ -32,7 +32,7 @@ _IF_ROUNDED_UP = {operator.le: operator.lt, operator.gt: operator.ge}
 class ComparedNumber(LateScalar):
     """The number in a tensor of one element. It can be compared; any other use needs its value, and raises.
 
-    ``isinstance`` takes it for an `int` or a `float`, as which ``.item()`` returns it in torch.
+    For ``isinstance``, it is the `int` or `float` that ``.item()`` returns in torch.
     """
 
     @property

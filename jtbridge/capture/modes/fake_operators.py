@@ -241,7 +241,7 @@ def _with_real_strides(func: OpOverload, args: tuple, kwargs: dict[str, Any], ou
         return out
     if all(tensor.is_contiguous() for tensor in tensors):
         return out
-    if "batch_norm" in schema_of(func).name and _is_channels_last(tensors[0]):  # these strides are right
+    if "batch_norm" in schema_of(func).name and _is_channels_last(tensors[0]):  # they have torch's strides
         return out
 
     def real(leaf: Any) -> Any:

@@ -40,6 +40,6 @@ class FusedGradients(TorchFunctionMode):
     """Traces a recurrent layer as one operator with a gradient that is one operator too, on this thread."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Forward mode takes the tangents of jtbridge's operators for 0.
+        # Torch's forward mode treats the tangents of jtbridge's operators as 0.
         found = NotImplemented if thread_in_forward_mode() else called(func, args, kwargs or {})
         return func(*args, **(kwargs or {})) if found is NotImplemented else found

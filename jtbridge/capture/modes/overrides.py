@@ -45,7 +45,7 @@ class OverrideMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         ours = REPLACEMENTS.get(func)
-        # Forward mode takes the tangents of jtbridge's operators for 0.
+        # Torch's forward mode treats the tangents of jtbridge's operators as 0.
         if ours is not None and _takes(ours, args, kwargs) and not thread_in_forward_mode():
             found = ours(*args, **kwargs)
             if found is not NotImplemented:

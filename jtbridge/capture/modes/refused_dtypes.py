@@ -20,9 +20,9 @@ from jtbridge._compat import OpOverload, outside_modes, schema_of
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _MOST = 1 << 16  # elements of the arguments and results of an operator that is run for a check
-_LONGEST = 4  # of a dimension, in other sizes
-# Operators whose integers are sizes, or are checked against sizes, and may be made smaller with them. Other kernels may
-# read past the end of a smaller tensor.
+_LONGEST = 4  # replaces larger sizes in a run on small tensors
+# Operators whose integer arguments are sizes, or are checked against sizes, and so shrink with the tensors. Other
+# kernels may read past the end of a smaller tensor.
 _SIZES = frozenset(
     {
         torch.ops.aten.convolution.default,

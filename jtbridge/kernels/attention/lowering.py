@@ -21,7 +21,7 @@ from .differentiable import kernel_or_cudnn
 Maybe = jax.Array | None
 
 
-def _attended(
+def _kernel_for(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -58,7 +58,7 @@ def _attention(
     scale: float | None = None,
     node: fx.Node,
 ) -> Any:
-    found = _attended(query, key, value, dropout_p, is_causal, attn_mask, scale)
+    found = _kernel_for(query, key, value, dropout_p, is_causal, attn_mask, scale)
     if found is None or out_dtype(node, 1) != np.float32:
         return NotImplemented
     kernel, arrays, _ = found
@@ -81,7 +81,7 @@ def _attention_backward(
     node: fx.Node,
 ) -> Any:
     del node
-    found = _attended(query, key, value, dropout_p, is_causal, attn_mask, scale)
+    found = _kernel_for(query, key, value, dropout_p, is_causal, attn_mask, scale)
     if found is None or logsumexp.dtype != np.float32:
         return NotImplemented
     kernel, arrays, either = found

@@ -81,7 +81,7 @@ def norm_forward(
 
 @triton.jit
 def _summed(x_ptr, residual_ptr, at, inside, has_residual: tl.constexpr):
-    """Load ``x``, or ``x + residual`` rounded to the dtype of the returned sum, as float32."""
+    """Load ``x``, or ``x + residual`` rounded to the dtype of `x`, and return it in float32."""
     x = tl.load(x_ptr + at, mask=inside, other=0.0)
     if has_residual:
         residual = tl.load(residual_ptr + at, mask=inside, other=0.0)

@@ -201,7 +201,7 @@ def takes(model: Any, name: str) -> bool:
 
 
 def own_generation(model: Any) -> str | None:
-    """Return the name of a method by which a model generates in a way of its own; None if it has none."""
+    """Return the name of a method of `GenerationMixin` for generation that a model overrides; None if there is none."""
     from transformers import GenerationMixin
 
     for name in _METHODS:

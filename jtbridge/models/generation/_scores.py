@@ -42,7 +42,7 @@ class Past:
         return cls(seen, tokens)
 
     def followed_by(self, token: jax.Array, number: jax.Array | int, settings: GenerationSettings) -> Past:
-        """Return the past after a token of each sequence, the one with this number."""
+        """Return the past with one more token of each sequence: the generated token `number`."""
         rows = jnp.arange(token.shape[0])
         seen, tokens = self.seen, self.tokens
         if seen is not None:

@@ -234,7 +234,7 @@ class TrainStep:
         return gradients, {name: buffers[name] for name in names}, metrics
 
     def _weight_of(self, microbatch: Any) -> jax.Array:
-        """Return the weight of a microbatch in the mean over all, float32."""
+        """Return the float32 weight of a microbatch in the mean over all microbatches."""
         weight = jnp.ones(()) if self._weight is None else jnp.asarray(self._weight(microbatch))
         if weight.ndim or jnp.iscomplexobj(weight):
             raise ArgumentError(f"`weight` must return a real scalar, but returned {weight.aval.str_short()}.")
