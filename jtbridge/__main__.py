@@ -21,7 +21,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command")
     doctor = commands.add_parser("doctor", help="check the installation and the machine")
     doctor.add_argument("--json", action="store_true", help="print the report as JSON")
-    doctor.add_argument("--only", metavar="GROUPS", help="run these groups of checks, as versions,caches")
+    doctor.add_argument("--only", metavar="GROUPS", help="groups of checks to run, such as versions,caches")
     doctor.add_argument("--timeout", type=float, default=120.0, help="seconds that a check may take (default: 120)")
     arguments = parser.parse_args()
     if arguments.command == "doctor":
@@ -33,13 +33,13 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    stdout: TextIO | None = sys.stdout  # None if the process began without one
+    stdout: TextIO | None = sys.stdout  # None if the process was started without a stdout
     try:
         status = main()
         if stdout is not None:
             stdout.flush()
-    except BrokenPipeError:  # the reader has read enough, as in `python -m jtbridge doctor | head`
+    except BrokenPipeError:  # the reader closed the pipe, as in `python -m jtbridge doctor | head`
         if stdout is not None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())  # for the last flush of Python
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())  # Python flushes stdout at exit
         status = 1
     sys.exit(status)

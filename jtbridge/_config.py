@@ -43,13 +43,13 @@ def config(
             faster one runs it. This takes some tenths of a second for each operator and shape. When a program is
             lowered for a GPU, each kernel is timed in a few configurations, on torch's stream and in torch's memory,
             and the fastest is used. This takes seconds for each kernel and size. A program of several processes does
-            not tune; it uses what was tuned before.
+            not tune; it uses earlier results.
         tuning_folder: the folder of the results; ``$XDG_CACHE_HOME/jtbridge/tuning`` if it is not given.
 
     Raises:
-        BackendError: there is no such backend; the message lists the known backends.
-        ArgumentError: `islands` is none of its three values, `verify` or `tune` is not True or False, or
-            `tuning_folder` is no path.
+        BackendError: `backend` is not the name of a backend; the message lists the known names.
+        ArgumentError: `islands` is not one of its three values, `verify` or `tune` is not True or False, or
+            `tuning_folder` is not a path.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge, torch

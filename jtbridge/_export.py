@@ -25,18 +25,19 @@ def export(fn: Any, *args: Any, platforms: Sequence[str] | None = None, **kwargs
 
     Args:
         fn: a wrapped function, a torch module, or a JAX function that calls wrapped functions.
-        args, kwargs: the arguments of a call. Of an array only the shape and dtype count, so ``jax.ShapeDtypeStruct``
-            will do. For a single wrapped function of arrays the sizes may be symbols
+        args, kwargs: the arguments of a call. Only the shape and dtype of an array are used, so a
+            ``jax.ShapeDtypeStruct`` is enough. For a single wrapped function of arrays the sizes may be symbols
             (``jax.export.symbolic_shape("b, 16")``); the program then runs with any size that their constraints allow.
             Static arguments must be keywords, and their values are fixed in the program.
-        platforms: the XLA platforms to lower for, such as ``("cpu", "cuda", "tpu")``; by default the present platform.
+        platforms: the XLA platforms to lower for, such as ``("cpu", "cuda", "tpu")``; by default JAX's default
+            platform.
 
     Returns:
         A `jax.export.Exported` that takes the arrays: ``.call(*arrays)`` runs it, ``.serialize()`` turns it into bytes
         for ``jax.export.deserialize``.
 
     Raises:
-        TranslationError: an operator has no lowering, or torch's code works for some sizes only.
+        TranslationError: an operator has no lowering, or the function works only for some of the symbolic sizes.
         ArgumentError: a positional argument is static, `fn` is a torch function that is not wrapped, or `platforms` is
             one string.
         EffectsError: `fn` is a wrapped function with ordered effects.

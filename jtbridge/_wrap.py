@@ -106,7 +106,7 @@ class Wrapped:
         return self._fn(*args, **kwargs)
 
     def objects_of_the_user(self) -> list[tuple[str, Any]]:
-        """Return what a call runs, into which the guard of traces of an enclosing wrapped function looks."""
+        """Return the function that a call runs, so that an enclosing wrapped function's guard finds its state."""
         return [("", self._fn)]
 
     @property
@@ -121,7 +121,7 @@ class Wrapped:
 
     @property
     def runs(self) -> Callable[..., Any]:
-        """Return what runs on the arguments of :meth:`flattened`: the function, or its partial."""
+        """Return the callable that takes the arguments of :meth:`flattened`: the function, or its `PartialCall`."""
         return self._fn
 
     @property
@@ -136,7 +136,7 @@ class Wrapped:
 
     @property
     def ordered(self) -> bool:
-        """Return whether side effects are kept in order."""
+        """Return whether the function was wrapped with ``effects="ordered"``."""
         return self._options["effects"] == "ordered"
 
     @functools.cached_property
@@ -159,7 +159,7 @@ class Wrapped:
         return *flatten_arguments(self._fn, self._name, *self._with_fixed(args, kwargs)), rng
 
     def _with_fixed(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """Return the arguments of a call, and those that a ``functools.partial`` fixes."""
+        """Return the arguments of a call together with those that a ``functools.partial`` fixes."""
         return (args, kwargs) if self._partial is None else self._partial.arguments(args, kwargs)
 
     def torch_dtypes(self, signature: Signature, names: tuple[str, ...]) -> tuple[torch.dtype, ...]:
@@ -183,20 +183,20 @@ class Wrapped:
         return f"<jtbridge.wrap of {self._name}>"
 
     def clear_cache(self) -> None:
-        """Forget the traces of this function: its next call, and the next one of `jax.jit` of it, read all state again.
+        """Forget the traces of this function. Its next call, and the next call of its `jax.jit`, read all state again.
 
-        Programs of other functions that call this one are kept. `jax.clear_caches()` drops these.
+        Programs of other functions that call this one are kept; `jax.clear_caches()` drops them.
         """
         if "_traced" in self.__dict__:
             self._traced.clear()
         jax.jit(self).clear_cache()  # type: ignore[attr-defined]  # JAX keeps the traces by function, for every `jax.jit` of it
 
     def _call_eagerly(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Run torch itself; return NotImplemented if the call is to be translated, or torch lacks the device."""
+        """Run torch on the arguments; return NotImplemented if the call is translated or torch lacks the device."""
         if self.backend != "auto" and translates(self.backend) and not self.ordered:
             return NotImplemented
         if self.ordered:
-            jax.effects_barrier()  # ordered calls of compiled programs that are still under way come first
+            jax.effects_barrier()  # wait for the ordered calls of compiled programs that still run
         arrays, signature, rng = self.flattened(args, dict(kwargs))
         return call_now(
             self._fn,
@@ -237,8 +237,8 @@ def wrap(
     The arguments of a call may be any JAX pytrees. JAX arrays (tracers included), NumPy arrays and torch tensors reach
     `fn` as tensors of the same shape. Every other leaf (Python numbers, strings, None, modules, ...) reaches `fn` as it
     is and must be hashable. A call may pass ``rng=``, a JAX key, which makes random operators a pure function of the
-    key. Shapes and dtypes may change from call to call. Tensors and modules that `fn` closes over are constants. So is
-    what a ``functools.partial`` fixes, except trees with JAX arrays, which are arguments of the call.
+    key. Shapes and dtypes may change from call to call. Tensors and modules that `fn` closes over are constants. So are
+    the values that a ``functools.partial`` fixes, except trees with JAX arrays, which are arguments of the call.
 
     Args:
         fn: any callable of tensors: a function, lambda, method, ``functools.partial``, ``nn.Module``, TorchScript
@@ -251,16 +251,16 @@ def wrap(
             chooses, as JAX arrays; "recompute" keeps only the arguments and runs the forward again.
         repeated_blocks: how equal blocks of the graph, such as the layers of a model, are translated. With "inline"
             every block is written out. With "call" they are one function that is called for each block: it is lowered
-            once, and the compiled program is that of "inline". With "scan" they run in a `jax.lax.scan` over weights
-            that are stacked in each call: the program is as small as that of one block, the stack takes memory, and
-            sums may be rounded in another order.
+            once, and the compiled program is the same as with "inline". With "scan" they run in a `jax.lax.scan` over
+            weights that are stacked in each call: the program is as small as that of one block, the stack takes
+            memory, and results may be rounded differently.
         islands: whether torch runs single operators inside translated programs, in one call each, while XLA runs
             everything around them. With "needed" these are the operators without a lowering, and regions of operators
             with sizes that depend on data. With "auto" and ``backend="auto"``, they are the operators without a
             lowering and those that torch is measured to run faster than XLA; but if more than an eighth of the
-            operators have no lowering, or a size depends on data, the whole function is called. With "auto", a program
-            of a backend that was asked for by name has no islands. With "never" one operator without a lowering has the
-            whole function called. There are no islands in exported programs, on a TPU, and in programs that XLA divides
+            operators have no lowering, or a size depends on data, the whole function is called. With "auto" and a
+            backend chosen by name there are no islands. With "never", a function with an operator that has no lowering
+            is called as a whole. There are no islands in exported programs, on a TPU, and in programs that XLA divides
             among devices.
         return_mutated: with True the result is ``(out, mutated)``, where `mutated` maps the name of every array
             argument that `fn` wrote to, such as ``x`` or ``params['w']``, to its new value. With False the caller does
@@ -275,9 +275,9 @@ def wrap(
         verify: with True the first result of every traced program is compared with torch's own for the same values, to
             within rounding. This finds a function that computes something else while it is traced. The comparison
             happens once, when the program runs: under ``jit`` by a callback to the host, under ``vmap`` for the first
-            row, in a loop for the first step, under ``grad`` for the value alone. A difference raises
-            `VerificationError`; a compiled program raises its text as JAX's error. Functions that draw, or that call
-            JAX functions, are not compared.
+            row, in a loop for the first step, under ``grad`` for the value and not the gradient. A difference raises
+            `VerificationError`; a compiled program raises JAX's error with its text. Functions that draw random
+            numbers, or that call JAX functions, are not compared.
         purity: the reaction if a function that is traced for ``jit``, ``scan`` and the like writes to state that it
             reaches (a closure, a global, an attribute, a list, an iterator), or draws from Python's or NumPy's global
             generator. "error" raises :class:`~jtbridge.errors.MutationError` or
@@ -288,15 +288,15 @@ def wrap(
             axis of each result too. If the function is called on several devices under plain ``jit`` (by the backend
             "dlpack"), each device calls it with its rows, and nothing is gathered. Its gradient runs the forward again.
             Rows must not depend on one another: jtbridge cannot check that. A function that draws from ``rng=`` is not
-            divided, because its numbers depend on the place of a row.
+            divided, because the numbers of a row depend on its position in the batch.
 
     Returns:
-        A function of the same arguments that returns `fn`'s result with JAX arrays for tensors. Python numbers and
-        other values that depend on shapes alone come back as they are.
+        A function of the same arguments that returns `fn`'s result with JAX arrays in place of tensors. Python numbers
+        and other values that depend only on shapes are returned unchanged.
 
     Raises:
-        BackendError, ArgumentError: at once, for an option or a callable that cannot work.
-        JtbridgeError: any class of :mod:`jtbridge.errors`, when the result is called.
+        BackendError, ArgumentError: an option or `fn` is not valid.
+        JtbridgeError: a call of the returned function may raise any class of :mod:`jtbridge.errors`.
 
     Example:
         >>> import jax, jax.numpy as jnp, jtbridge, torch
@@ -325,8 +325,11 @@ def wrap(
 
 
 def as_wrapped(fn: Any) -> Wrapped:
-    """Return the wrapped function that a callable is, jits, or has as a `JaxModule`; wrap any other callable."""
-    if fn is None:  # for which `wrap` returns a decorator
+    """Return the wrapped function behind a callable, or wrap the callable if there is none.
+
+    The callable may be a wrapped function, a ``jax.jit`` of one, or a `JaxModule`.
+    """
+    if fn is None:  # `wrap(None)` would return a decorator
         raise ArgumentError("A function is expected, but got None.")
     inner = fn
     while _is_jitted(inner) and hasattr(inner, "__wrapped__"):
@@ -401,12 +404,12 @@ def _one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
 def _holds_arrays(tree: Any) -> bool:
     try:
         return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
-    except ValueError:  # of a dict whose keys cannot be sorted
+    except ValueError:  # JAX cannot sort the keys of a dict
         return False
 
 
 def _is_jitted(fn: Any) -> bool:
-    """Return whether a callable is the result of ``jax.jit``. The protocol alone holds for a mock too."""
+    """Return whether a callable is the result of ``jax.jit``, and not a mock that has the same methods."""
     return isinstance(fn, jax.stages.Wrapped) and type(fn).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
@@ -424,6 +427,6 @@ def _name_of(fn: Any) -> str:
 def _has_signature(fn: Callable[..., Any]) -> bool:
     try:
         inspect.signature(fn)
-    except (TypeError, ValueError):  # built-in torch functions have none
+    except (TypeError, ValueError):  # built-in torch functions have no signature
         return False
     return True

@@ -12,11 +12,11 @@ class JtbridgeError(Exception):
 
 
 class ArgumentError(JtbridgeError, TypeError):
-    """An argument cannot cross into torch: it is neither an array nor a hashable static value."""
+    """An argument or an option is not valid, such as an argument that is neither an array nor hashable."""
 
 
 class DTypeError(JtbridgeError, TypeError):
-    """A dtype exists in JAX or in torch only, or torch's default dtype differs from the one of the trace.
+    """A dtype exists only in JAX or only in torch, or torch's default dtype is not the one of the trace.
 
     The message names the dtype, and the side that lacks it.
     """
@@ -47,7 +47,7 @@ class EffectsError(JtbridgeError):
 
 
 class ModelError(JtbridgeError, ValueError):
-    """Parameters or state do not fit their torch module, or the module cannot be called with others than its own."""
+    """Parameters or state do not fit their torch module, or the module cannot be called with any but its own."""
 
 
 class ShardingError(JtbridgeError, ValueError):
@@ -61,21 +61,21 @@ class OutputMismatchError(JtbridgeError):
 class VerificationError(JtbridgeError):
     """With ``verify=True``, a translated function gave another result than torch does for the same values.
 
-    A compiled program passes on text alone: its caller gets JAX's own error around this text.
+    XLA passes on only the text, so the caller of a compiled program gets JAX's own error with this text.
     """
 
 
 class TorchCallError(JtbridgeError, RuntimeError):
     """The torch function raised inside a compiled JAX program.
 
-    The text holds the original type, message and torch traceback. XLA passes on text alone, so the caller of a compiled
-    program gets JAX's own ``jax.errors.JaxRuntimeError`` (or ValueError) around that text. An eager call raises the
+    The text contains the original type, message and torch traceback. XLA passes on only the text, so the caller of a
+    compiled program gets JAX's own ``jax.errors.JaxRuntimeError`` (or ValueError) with it. An eager call raises the
     original exception instead.
     """
 
 
 class JaxCallError(JtbridgeError, RuntimeError):
-    """Torch calls a JAX function where it cannot run: in a callback of XLA, or from a graph that outlived it."""
+    """Torch code calls a JAX function that cannot run, for example inside a callback of XLA, or after it was freed."""
 
 
 class BackendError(JtbridgeError):
@@ -95,7 +95,7 @@ class LaunchError(JtbridgeError):
 
 
 class DeviceError(JtbridgeError):
-    """Tensors live on different devices, or on a device that the backend cannot reach."""
+    """Tensors are on different devices, or on a device that the backend cannot reach."""
 
 
 class ForkError(JtbridgeError, RuntimeError):

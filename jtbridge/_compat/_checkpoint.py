@@ -86,7 +86,7 @@ class _ByGrad(torch.autograd.Function):
 
 
 class _Gate:
-    """A switch for the gradients of a rerun function's arguments: whether they flow on to the original tensors."""
+    """A switch that decides whether gradients pass from the arguments of a rerun function to the original tensors."""
 
     is_open = False
 
@@ -113,7 +113,7 @@ def _run_again(ctx: Any, arguments: Sequence[Any]) -> tuple[Any, ...]:
     with contextlib.ExitStack() as stack:
         if ctx.preserve_rng_state:
             gpus, states = (ctx.fwd_devices, ctx.fwd_device_states) if ctx.had_device_in_fwd else ([], [])
-            if draw_source() is None:  # other threads use the default generators too
+            if draw_source() is None:  # the default generators, which other threads draw from, stay as they are
                 on_gpus = {torch.device("cuda", gpu): state for gpu, state in zip(gpus, states, strict=True)}
                 stack.enter_context(drawing_from(EarlierDraws(ctx.fwd_cpu_state, on_gpus)))
             else:

@@ -1,8 +1,8 @@
 """Torch's operators `cond` and `while_loop`. Tried on torch 2.13 and 2.15.
 
-The public functions `torch.cond`, `while_loop`, `scan` and their like compile a call of the operator by one function of
-torch, which is replaced once, when one of the contexts below is first entered. The replacement acts as the original on
-every other thread, and outside these contexts. Torch 2.11 has no such function: `torch.cond` is refused there in a
+The public functions, such as `torch.cond`, `while_loop` and `scan`, compile their operator by one private function of
+torch. It is replaced once, when one of the contexts below is first entered. The replacement acts like the original on
+other threads, and outside these contexts. Torch 2.11 has no such function: `torch.cond` is refused there in a
 trace, and under a dispatch mode.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["COND", "WHILE_LOOP", "control_flow_outside_modes", "control_flow_unc
 
 class _Thread(threading.local):
     is_uncompiled = False  # whether this thread calls the operators without compiling them
-    before: tuple[Callable[[], None], ...] | None = None  # called before an operator, which then runs outside all modes
+    before: tuple[Callable[[], None], ...] | None = None  # called before an operator that runs outside all modes
 
 
 _HERE = _Thread()
@@ -44,12 +44,12 @@ def control_flow_uncompiled() -> Iterator[None]:
 
 @contextlib.contextmanager
 def control_flow_outside_modes(*before: Callable[[], None]) -> Iterator[None]:
-    """Make `torch.cond` and its like on this thread run outside all modes.
+    """Make `torch.cond`, `while_loop` and similar functions on this thread run outside all modes.
 
-    They support few dispatch modes, and torch.compile would trace the Python code of modes of torch's functions.
+    They support few dispatch modes, and torch.compile would trace the Python code of torch function modes.
 
     Args:
-        before: functions that are called before each of these calls, after those of the contexts around this one.
+        before: functions to call before each such call. Those of enclosing contexts are called first.
     """
     _replace_once()
     outer = _HERE.before

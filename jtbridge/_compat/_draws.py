@@ -4,10 +4,10 @@ Torch has one default generator per device and process, and no public way to giv
 dispatcher makes this possible: it sends an operator to the kernel of a dispatch key that a thread switched on for
 itself. Kernels for the key ``TESTING_ONLY_GenericMode``, which torch has for its own C++ tests, are registered for the
 operators that take a `generator`. They pass a generator if the caller gave none. On a thread that has not switched the
-key on, the dispatcher never looks at these kernels. Operators without such a kernel fall through to their own kernel,
+key on, the dispatcher ignores these kernels. Operators without such a kernel fall through to their own kernel,
 at no cost.
 
-Tried on torch 2.13. A TorchDispatchMode would do the same for public names, but costs microseconds on each operator,
+Tried on torch 2.13. A TorchDispatchMode would do the same by public APIs, but costs microseconds on each operator,
 random or not, and is not active inside the Python implementation of a custom operator.
 """
 
@@ -33,7 +33,7 @@ _KEYS = torch._C.DispatchKeySet(_KEY)  # type: ignore[arg-type]
 _CPU = torch.device("cpu")
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _INSTALLING = threading.Lock()
-_libraries: list[torch.library.Library] = []  # registrations live as long as these objects
+_libraries: list[torch.library.Library] = []  # registrations last as long as these objects
 _seen_higher_order = 0  # number of higher-order operators when the key was last registered with them
 # CUDA operators that draw from the default generator and take no `generator`.
 _FUSED_ATTENTION = (
@@ -45,7 +45,7 @@ _FUSED_ATTENTION = (
     "_cudnn_attention_forward",
 )
 
-# The operators that make a tensor like another one, and the draws that fill it.
+# The operators that return a random tensor like another one, and the functions that draw its elements in place.
 _FILLS: dict[str, Callable[..., torch.Tensor]] = {
     "rand_like": torch.Tensor.uniform_,
     "randn_like": torch.Tensor.normal_,
@@ -74,7 +74,7 @@ class EarlierDraws:
 
     Args:
         state: the state of the CPU's generator.
-        on_gpus: the states of the generators of GPUs. On other GPUs the default generators are drawn from.
+        on_gpus: the states of the GPUs' generators. On other GPUs, draws use the default generators.
     """
 
     def __init__(self, state: torch.Tensor, on_gpus: Mapping[torch.device, torch.Tensor] | None = None):
@@ -95,7 +95,7 @@ class EarlierDraws:
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """Return torch's own default generator of a device, whatever this thread draws from."""
+    """Return torch's own default generator of a device, also if this thread draws from another source."""
     if device.type == "cpu":
         return torch.default_generator
     torch.cuda.init()
@@ -124,7 +124,7 @@ def _store(source: DrawSource | None) -> None:
 def _storing_takes_a_reference() -> bool:
     """Return whether `_stash_obj_in_tls` takes over the caller's reference to the object that it stores.
 
-    Tried on torch 2.11, where it does, and on 2.13, where it makes a reference of its own.
+    Tried on torch 2.11, where it does, and on 2.13, where it adds a new reference.
     """
     stored = object()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(stored))
@@ -152,14 +152,14 @@ class drawing_from:
 
 
 def same_generator(a: torch.Generator, b: torch.Generator) -> bool:
-    """Return whether two objects are one generator. A dispatch mode gets a new Python object. Tried on torch 2.13."""
+    """Return whether two Python objects are the same generator: modes receive a new object. Tried on torch 2.13."""
     return a._cdata == b._cdata  # type: ignore[attr-defined]
 
 
 def inside_mode() -> contextlib.AbstractContextManager[None]:
     """Return a context that keeps `drawing_from` active inside a TorchDispatchMode.
 
-    There torch excludes all dispatch keys but those of devices.
+    In a mode, torch excludes all dispatch keys except those of devices.
     """
     if draw_source() is None:
         return contextlib.nullcontext()
@@ -168,7 +168,10 @@ def inside_mode() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def random_state_of(source: DrawSource) -> Iterator[None]:
-    """Make ``torch.get_rng_state`` etc. of this thread act on `source`. For fake tensors, which draw nothing."""
+    """Make ``torch.get_rng_state`` etc. of this thread act on `source`.
+
+    Random operators do not draw from `source`. This context is for fake tensors, on which nothing is drawn.
+    """
     _install()
     before = draw_source()
     _store(source)
@@ -183,7 +186,7 @@ def _install() -> None:
     """Register the kernels, once per process, and make new higher-order operators fall through the key."""
     if _libraries and len(torch._ops._higher_order_ops) == _seen_higher_order:
         return
-    # Ctrl-C interrupts the main thread alone. It must not leave a part of the registrations: torch refuses second ones.
+    # Ctrl-C interrupts only the main thread. It must not interrupt the registrations: torch refuses to repeat some.
     on_own_thread(_install_now)
 
 
@@ -196,7 +199,7 @@ def _install_now() -> None:
         _seen_higher_order = len(higher_order)
         if not _libraries:
             torch.random.default_generator = _GeneratorOfThread(_CPU)  # type: ignore[assignment]
-            torch.cuda._lazy_call(_watch_gpus)  # at once, or when torch first uses a GPU
+            torch.cuda._lazy_call(_watch_gpus)  # called now, or when torch first uses a GPU
             _libraries.extend(_registered())
 
 
@@ -240,9 +243,9 @@ def _is_out(schema: Any) -> bool:
 
 
 def _without_generator(schema: Any) -> tuple[Any, ...]:
-    """Return the name of an operator, and the names and types of its arguments but for a generator.
+    """Return the name of an operator, and the names and types of its arguments except a generator.
 
-    Overloads differ in types alone: ``torch.normal(mean, std)`` has three for numbers and tensors.
+    Some overloads differ only in types: ``torch.normal(mean, std)`` has three for numbers and tensors.
     """
     arguments = [(each.name, str(each.type)) for each in schema.arguments if each.name != "generator"]
     return schema.name, *arguments
@@ -297,10 +300,10 @@ def _with_generator(operator: OpOverload) -> Callable[..., Any]:
 
 
 def _in_order(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a random operator so that it draws in the order of the elements, whatever the strides of its arguments.
+    """Call a random operator so that it draws in the order of the elements, for any strides of its arguments.
 
-    Torch draws in the order of the memory. The strides of a tensor and of its tangent, of its batch or of its place in
-    a graph may differ, and all of these must get the same numbers for a key.
+    Torch draws in the order of the memory. A tensor may have other strides as a tangent, in a batch or in a graph, and
+    must get the same numbers for a key there.
     """
     names = [argument.name for argument in operator._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -314,12 +317,15 @@ def _in_order(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
             out = given[argument.name] if out is ordered[argument.name] else out
     first = given[names[0]]
     if _is_permuted(first) and isinstance(out, torch.Tensor) and out is not first and out.shape == first.shape:
-        return torch.empty_like(first, dtype=out.dtype).copy_(out)  # with the strides of torch's result
+        return torch.empty_like(first, dtype=out.dtype).copy_(out)  # torch's result has these strides
     return out
 
 
 def _filled(out: torch.Tensor, source: DrawSource, fill: Callable[[torch.Tensor], Any]) -> torch.Tensor:
-    """Return a new tensor after `fill` has drawn its elements, in the order of :func:`_in_order`."""
+    """Draw the elements of `out` by `fill`, in the order of :func:`_in_order`, and return `out`.
+
+    For :class:`EarlierDraws` the order is torch's.
+    """
     target = out if isinstance(source, EarlierDraws) else out.contiguous()
     fill(target)
     return out if target is out else out.copy_(target)
@@ -347,7 +353,7 @@ def _as_one_that_takes_a_generator(operator: OpOverload, other: OpOverload) -> C
 def _filling(operator: OpOverload) -> Callable[..., Any]:
     """Return a kernel for an operator like ``rand_like`` that fills an empty tensor, as torch's own kernel does.
 
-    The overloads with a generator have no batching rule: torch.vmap would draw other numbers for each row.
+    The overloads with a generator have no batching rule: torch.vmap would draw different numbers for each row.
     """
     shown = str(operator)
     fill = _FILLS[operator._schema.name.removeprefix("aten::")]
@@ -368,7 +374,7 @@ def _filling(operator: OpOverload) -> Callable[..., Any]:
 def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
     """Compute ``native_dropout``, which has no overload with a generator.
 
-    The formula is that of torch's kernel on a CPU. The kernel on a GPU draws other numbers.
+    The formula is that of torch's CPU kernel. Torch's GPU kernel draws other numbers; it runs to repeat earlier draws.
     """
     operator = torch.ops.aten.native_dropout.default
     with torch._C._ExcludeDispatchKeyGuard(_KEYS):
@@ -387,9 +393,10 @@ def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
 
 
 def _cudnn_rnn(*args: Any) -> Any:
-    """Compute ``_cudnn_rnn`` with a state of its dropout between layers that follows from this thread's source.
+    """Compute ``_cudnn_rnn`` with a dropout state that is seeded from this thread's source.
 
-    Torch makes this state at the first call of a process, and cuDNN advances it in every call.
+    Torch creates the state of the dropout between layers in the first call of a process, and cuDNN advances it in every
+    call.
     """
     operator = torch.ops.aten._cudnn_rnn.default
     with torch._C._ExcludeDispatchKeyGuard(_KEYS):
@@ -397,7 +404,7 @@ def _cudnn_rnn(*args: Any) -> Any:
         source = _source_for_drawing(args, {})
         if source is None or isinstance(source, EarlierDraws) or not (dropout and train):
             return operator(*args)
-        with outside_modes():  # to a mode it is the recurrent operator that draws
+        with outside_modes():  # a mode must see the recurrent operator draw, not those below
             seed = torch.empty((), dtype=torch.int64).random_(generator=source.generator(_CPU, str(operator)))
             state = torch.ops.aten._cudnn_init_dropout_state.default(
                 dropout, train, int(seed), dtype=torch.uint8, device=args[0].device
@@ -425,9 +432,9 @@ def _with_default_generator_replaced(operator: OpOverload) -> Callable[..., Any]
 
 @contextlib.contextmanager
 def _lent_to_default(generator: torch.Generator) -> Iterator[None]:
-    """Give the default generator of a GPU the state of another one inside the block, which draws on.
+    """Exchange the state of a GPU's default generator for that of `generator` inside the block.
 
-    This is the only place where a default generator is written to.
+    Draws in the block advance `generator`. This is the only place where a default generator is written to.
     """
     theirs = default_generator(generator.device)
     if same_generator(generator, theirs):
@@ -457,8 +464,8 @@ def _device_of(args: Any, kwargs: dict[str, Any]) -> torch.device:
 class _GeneratorOfThread:
     """A stand-in for a default generator in ``torch.get_rng_state``, ``torch.cuda.manual_seed`` etc.
 
-    On a thread with a source of draws it is the generator of that source, so ``torch.utils.checkpoint`` rewinds the
-    draws of this thread alone. On any other thread it is the default generator.
+    On a thread with a source of draws it acts as the generator of that source, so ``torch.utils.checkpoint`` rewinds
+    only this thread's draws. On any other thread it acts as the default generator.
     """
 
     def __init__(self, device: torch.device):
@@ -484,7 +491,7 @@ class _GeneratorsOfGpus(tuple[torch.Generator, ...]):
 
 
 def _watch_gpus() -> None:
-    """Put :class:`_GeneratorsOfGpus` in the place of ``torch.cuda.default_generators``, which torch indexes.
+    """Replace ``torch.cuda.default_generators``, which torch indexes, by :class:`_GeneratorsOfGpus`.
 
     Tried on torch 2.11 and 2.13.
     """

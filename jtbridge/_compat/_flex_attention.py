@@ -2,7 +2,7 @@
 
 The public function compiles a call of an operator that takes functions, and refuses tensors on a CPU that require a
 gradient. Two names that it looks up in its module are replaced once, when a mode that calls `is_flex_attention` first
-sees a call of torch. The replacements act as the originals outside the contexts below, and on every other thread.
+sees a call of torch. The replacements act like the originals outside the contexts below, and on other threads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def flex_attention_in_operators() -> Iterator[None]:
 
 @contextlib.contextmanager
 def flex_attention_uncompiled() -> Iterator[None]:
-    """Make `flex_attention` on this thread call its operator without compiling it. Torch compiles under no mode."""
+    """Make `flex_attention` on this thread call its operator without compiling it: torch cannot under a mode."""
     before, _HERE.is_uncompiled = _HERE.is_uncompiled, True
     try:
         yield

@@ -1,4 +1,4 @@
-"""Torch's forward mode, of which a process has one level. Tried on torch 2.13; only the level itself is public."""
+"""Torch's forward mode, which has one level per process. Tried on torch 2.13; only the level itself is public."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def forward_mode() -> str | None:
 
 
 def thread_in_forward_mode() -> bool:
-    """Return whether this thread may be in torch's forward mode, as code outside all torch dispatch modes sees it.
+    """Return whether this thread may be in torch's forward mode, for code that runs outside of torch dispatch modes.
 
     Torch tells which thread runs a transform of torch.func. It does not tell which thread uses `forward_ad`, so such a
     use counts for every thread.
@@ -60,12 +60,12 @@ def dual() -> torch.Tensor:
 def has_tangent_at_any_level(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has a tangent, also inside a graph of torch.compile.
 
-    Such a graph enters a level of forward mode by C++ alone, so :func:`in_forward_mode` is false. Tried on torch 2.13,
+    Such a graph enters a level of forward mode in C++ only, so :func:`in_forward_mode` is false. Tried on torch 2.13,
     which has one level, 0.
     """
     return torch._VF._unpack_dual(tensor, level=0)[1] is not None  # type: ignore[attr-defined]
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:
-    """Return whether the tangent of a tensor of :func:`dual` exists."""
+    """Return whether a tensor of :func:`dual` still has its tangent."""
     return in_forward_mode() and forward_ad.unpack_dual(tensor).tangent is not None

@@ -13,8 +13,8 @@ Result = TypeVar("Result")
 def raise_in_thread(thread: int, exception: type[BaseException]) -> None:
     """Raise an exception at the next Python instruction of a thread.
 
-    Python has no function for it. Its C API has `PyThreadState_SetAsyncExc` (tried on Python 3.11). An exception that
-    is still to come must not be taken back with NULL: Python 3.11 then hangs when the thread is traced.
+    Python has no function for this. Its C API has `PyThreadState_SetAsyncExc` (tried on Python 3.11). A pending
+    exception must not be cancelled with NULL: Python 3.11 then hangs when the thread is traced.
     """
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(exception))
 
@@ -22,8 +22,8 @@ def raise_in_thread(thread: int, exception: type[BaseException]) -> None:
 def on_own_thread(function: Callable[[], Result]) -> Result:
     """Return the result of a function that a new thread runs, which Ctrl-C does not interrupt.
 
-    `concurrent.futures` starts no thread after the main thread has ended, while others may still run. At the end of the
-    process Python starts none at all: then this thread runs the function.
+    `concurrent.futures` cannot start a thread after the main thread has ended, while other threads may still run. At
+    the end of the process Python cannot start any thread: then the calling thread runs the function.
     """
     outcome: list[Any] = []
 

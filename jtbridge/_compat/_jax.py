@@ -13,7 +13,7 @@ import jax.core as jax_core
 import numpy as np
 from jax._src import callback, core
 from jax._src.core import InconclusiveDimensionOperation as InconclusiveDimensionOperation  # not in 0.10.0's jax.errors
-from jax._src.core import Primitive as Primitive  # `jax.extend.core`, its public home, imports Pallas
+from jax._src.core import Primitive as Primitive  # the public `jax.extend.core` imports Pallas
 from jax.interpreters import mlir
 
 _LOWERINGS_OF_REDUCTIONS = frozenset(
@@ -39,7 +39,7 @@ def cudnn_attention() -> Any:
     functions were tried on jax 0.10.2, 0.11.2 and 0.12.0, which adds a function of scores (`score_mod`).
 
     Raises:
-        ImportError: the functions of the installed JAX take other arguments.
+        ImportError: the functions of the installed JAX have other parameters.
     """
     from jax._src.cudnn import fused_attention_stablehlo as module
 
@@ -78,12 +78,12 @@ _OF_CUDNN = {
 }
 
 
-# Arguments for no function of scores, which jax 0.12 and later need.
+# jax 0.12 and later need these arguments. The values mean that there is no function of scores.
 _OF_SCORES = {"score_mod": None, "score_mod_args": ()}
 
 
 def cudnn_version() -> int | None:
-    """Return the version of cuDNN that JAX loads, as 91002 for 9.10.2; None without cuDNN. Tried on jax 0.10.2."""
+    """Return the version of cuDNN that JAX loads, such as 91002 for 9.10.2; None without cuDNN. Tried on jax 0.10.2."""
     from jax._src.lib import cuda_versions
 
     try:
@@ -100,13 +100,13 @@ def buffer_call(
     XLA drops a call whose results have no elements, unless `always` is true.
 
     Tried on jax 0.10.2. The public function refuses multi-platform lowering and rebuilds pytrees at every call,
-    which costs 2 us of 8. Only the executable keeps `callback` alive.
+    which costs 2 of the call's 8 us. Only the executable keeps `callback` alive.
     """
     return buffer_call_by_index(ctx, add_host_callback(ctx, callback), operands, gpu=gpu, always=always)
 
 
 def add_host_callback(ctx: mlir.LoweringRuleContext, callback: Callable) -> int:
-    """Make a program hold a callback, and return its index. Tried on jax 0.10.2."""
+    """Add a callback to a program, which keeps it alive, and return its index. Tried on jax 0.10.2."""
     module_context = ctx.module_context
     module_context.add_host_callback(callback)
     return len(module_context.host_callbacks) - 1
@@ -123,7 +123,7 @@ def buffer_call_by_index(
 
 
 def require_devices(primitive: Any) -> None:
-    """Make JAX give the devices of a program to the lowering of all its primitives. Tried on jax 0.10.2."""
+    """Make JAX pass the devices of a program with `primitive` to the lowerings in it. Tried on jax 0.10.2."""
     from jax._src import dispatch
 
     dispatch.prim_requires_devices_during_lowering.add(primitive)
@@ -132,7 +132,7 @@ def require_devices(primitive: Any) -> None:
 def spans_devices(ctx: mlir.LoweringRuleContext) -> bool:
     """Return whether XLA divides the program among the devices of a mesh.
 
-    Inside `shard_map` the user has done so. Tried on jax 0.10.2. JAX's own lowering of `custom_partitioning` asks for
+    Inside `shard_map` the user has divided it. Tried on jax 0.10.2. JAX's own lowering of `custom_partitioning` reads
     the same fields, and knows the names of the axes only if the program has a mesh.
     """
     from jax._src import sharding_impls
@@ -162,10 +162,11 @@ def is_divided(ctx: mlir.LoweringRuleContext) -> bool:
 
 
 def is_in_reduction(ctx: mlir.LoweringRuleContext) -> bool:
-    """Return whether the body of `jax.lax.reduce`, `reduce_window`, `scatter_apply` and their kin is being lowered.
+    """Return whether the body of `jax.lax.reduce`, `reduce_window`, `scatter_apply` or the like is being lowered.
 
-    XLA ends the process if such a body calls out of XLA. Tried on jax 0.10.2. There is no query: a function under
-    `jax.jit` inside the body is lowered to a function of its own, so that the module does not say it yet.
+    XLA ends the process if such a body calls out of XLA. Tried on jax 0.10.2. There is no query, and the module does
+    not show it: a function under `jax.jit` inside the body is lowered to a separate function. So JAX's lowerings of
+    reductions are looked for on the stack.
     """
     if any(getattr(aval, "shape", ()) for aval in ctx.avals_in):  # the operands of a body are scalars
         return False
@@ -188,9 +189,9 @@ def is_for_one_device(ctx: mlir.LoweringRuleContext) -> bool:
 
 
 def replicated(ctx: mlir.LoweringRuleContext, values: Sequence[Any]) -> list[Any]:
-    """Return the results of a lowering as arrays that every device has, in a program that XLA divides among devices.
+    """Return the results of a lowering as replicated arrays, in a program that XLA divides among devices.
 
-    The result of JAX's own callbacks is on the first device alone. If it is a result of the program too, JAX makes an
+    The result of JAX's own callbacks is only on the first device. If it is also a result of the program, JAX makes an
     array of it that no other program accepts: "Cannot convert GSPMDSharding {maximal device=0}". Tried on jax 0.10.2.
     """
     from jax._src import sharding_impls
@@ -216,7 +217,7 @@ ORDERED_EFFECT: Any = callback._OrderedIOEffect
 def add_linearization(primitive: Any, rule: Callable) -> None:
     """Register ``rule(is_vjp, nonzeros, *primals, **params)``, used by grad, vjp and linearize but not by jvp.
 
-    The rule returns the results, which of their tangents are not zero, the residuals, and
+    The rule returns the results, a list of whether the tangent of each may be nonzero, the residuals, and
     ``linearized(residuals, *tangents)``. Tried on jax 0.10.0 to 0.12.0; from 0.11.1 on JAX expects a second kind of
     residuals too, for which None is returned. The rule lets JAX distinguish reverse mode, which needs residuals, from
     forward mode; `jax.interpreters.ad` does not export the table of rules. Without this rule JAX uses the JVP rule, and

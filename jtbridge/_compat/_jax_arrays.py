@@ -1,4 +1,4 @@
-"""Conversion of host memory to a JAX array at the cost of an eager operator, and weakly typed arrays."""
+"""Fast conversion of host memory to a JAX array, and weakly typed arrays."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def array_on_device(memory: np.ndarray, device: jax.Device, *, committed: bool) 
     type_, sharding = _abstract_value(memory.shape, memory.dtype), _sharding_of(device)
     try:
         return pxla.batched_device_put(type_, sharding, [memory], [device], committed)
-    except jax.errors.JaxRuntimeError:  # of the guard, if not of the device
+    except jax.errors.JaxRuntimeError:  # raised by the transfer guard, or by the device
         with config.explicit_device_put_scope():
             return pxla.batched_device_put(type_, sharding, [memory], [device], committed)
 
 
 def weakly_typed(array: Any) -> Any:
-    """Return an array of the same dtype that gives way to the dtypes of others, as Python numbers do.
+    """Return an array as a weakly typed one: in type promotion, other dtypes win over its dtype, as for Python numbers.
 
-    The public `jax.lax.convert_element_type` returns arrays that do not. Tried on jax 0.10.2.
+    The public `jax.lax.convert_element_type` returns strongly typed arrays. Tried on jax 0.10.2.
     """
     return _convert_element_type(array, weak_type=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # `jax.extend` imports Pallas, which takes longer than an eag
 
 
 def is_staging() -> bool:
-    """Return whether a primitive that is bound now becomes an equation of a program, with no transformation between."""
+    """Return whether a primitive that is bound now becomes an equation of a program without a transformation."""
     return isinstance(core.trace_ctx.trace, pe.DynamicJaxprTrace)
 
 
@@ -29,7 +29,7 @@ class Cut:
     Attributes:
         known: ``inputs -> (outputs..., saved...)``.
         again: ``(saved..., inputs...) -> the outputs that are not saved``.
-        saved: for each saved value, its position among the outputs, or None.
+        saved: for each saved value, its position among the outputs; None if it is not an output.
         again_outputs: the positions of the outputs that `again` computes.
     """
 
@@ -105,7 +105,7 @@ def add_policy_rule(primitive: Any, cut: Callable[..., Any]) -> None:
 
 
 def add_pruning(primitive: Any, prune: Callable[[list[bool], Any], tuple[list[bool], Any]]) -> None:
-    """Register ``prune(used, equation)``, which returns which inputs are used and an equation of the used outputs."""
+    """Register ``prune(used, equation)`` for dead-code elimination. It returns the used inputs and a new equation."""
 
     def rule(used: list[bool], *rest: Any) -> tuple[list[bool], Any]:
         equation = rest[-1]  # the last: jax 0.12 first passes which inputs are needed elsewhere

@@ -22,7 +22,7 @@ def add_nan_check(primitive: Any, describe: Callable[..., tuple[str, int]]) -> N
     """
     from jax._src import checkify
 
-    leading = 3 if hasattr(checkify, "CheckifyContext") else 2  # the context, the error, and the kinds that are enabled
+    leading = 3 if hasattr(checkify, "CheckifyContext") else 2  # the context, the error, the enabled kinds of errors
 
     def rule(*args: Any, **params: Any) -> tuple[Any, Any]:
         results = primitive.bind(*args[leading:], **params)

@@ -36,9 +36,9 @@ def current_context() -> Context:
 
 
 def without_axis_names() -> contextlib.AbstractContextManager[None]:
-    """Return a context without the names of axes, of ``jax.vmap(axis_name=)``, that surround a call on values.
+    """Return a context for a call on values, in which the axis names of enclosing ``jax.vmap(axis_name=)`` are unknown.
 
-    A program that uses one would be traced, and then fail by an assertion of JAX.
+    Otherwise a program that uses such a name would be traced, and then fail by an assertion of JAX.
     """
     if core.trace_ctx.axis_env is core.top_axis_env:
         return contextlib.nullcontext()
@@ -110,7 +110,7 @@ def refusing_jax(error: Callable[[str], Exception], call: Callable[..., Any]) ->
     """Return a function that runs `call`, and raises if `call` uses an operation of JAX on the same thread.
 
     Args:
-        error: returns the exception, from the name of the operation. For a jitted function that is its own name.
+        error: returns the exception for the name of an operation, or of a jitted function.
         call: the function to run.
     """
     refusing = _RefusingTrace(error)

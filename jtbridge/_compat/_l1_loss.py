@@ -1,4 +1,4 @@
-"""`torch.nn.functional.l1_loss`, which loses its `weight` wherever a mode or a class of tensors sees its call."""
+"""`torch.nn.functional.l1_loss`, which loses its `weight` if a mode or a tensor subclass intercepts its call."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 
 def keep_weight_of_l1_loss() -> None:
-    """Make torch pass the weight of `l1_loss` on to those who see its call, such as the modes of a trace.
+    """Make torch pass the weight of `l1_loss` to the modes and tensor subclasses that intercept its call.
 
     Tried on torch 2.13: `l1_loss` gives `handle_torch_function` the weight as one of the tensors whose classes
     matter, but not as an argument, so the loss is silently not weighted. `handle_torch_function` is replaced in the
-    module of `l1_loss`, for the whole process. Torch calls it only if a mode or a class of tensors sees the call.
+    module of `l1_loss`, for the whole process. Torch calls it only if a mode or a tensor subclass intercepts the call.
     """
     functions: Any = torch.nn.functional
     original = functions.handle_torch_function

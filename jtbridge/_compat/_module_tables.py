@@ -8,7 +8,7 @@ import torch
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-# Lists that a recurrent module renews whenever one of its weights is assigned, as `torch.func.functional_call` does.
+# Lists that a recurrent module updates when one of its weights is assigned, such as by `torch.func.functional_call`.
 RNN_WEIGHTS = frozenset({"_flat_weights", "_flat_weight_refs"})
 
 

@@ -1,4 +1,4 @@
-"""What Python keeps to itself."""
+"""Private details of CPython."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def cache_entries(function: Callable[..., Any]) -> tuple[dict[Any, Any], dict[An
     if getattr(link, "__name__", "") != "_lru_list_elem":
         return entries, entries
     listed = [part for part in parts[: dicts[-1]] if part is not link and part is not type(function)]
-    results = dict(zip(listed[::2], listed[1::2], strict=False))  # of an entry that was deleted too, before later ones
+    results = dict(zip(listed[::2], listed[1::2], strict=False))  # deleted entries are listed too, before later ones
     return entries, {key: results.get(key) for key in entries}

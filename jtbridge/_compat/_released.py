@@ -1,4 +1,4 @@
-"""A tensor without memory in the place of one that was released."""
+"""A tensor without memory, which takes the place of a released tensor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def reads_no_values(func: Any) -> bool:
 class ReleasedTensor(torch.Tensor):
     """A tensor that has a shape and a dtype, and raises an error wherever its values are used.
 
-    Tried on torch 2.13. `_make_subclass` is the way of `torch.nn.Parameter` itself; `_is_param` makes a tensor of
+    Tried on torch 2.13. `torch.nn.Parameter` itself uses `_make_subclass`; `_is_param` makes a tensor of
     another class a parameter for `isinstance`.
     """
 
@@ -40,7 +40,7 @@ class ReleasedTensor(torch.Tensor):
     def __new__(cls, tensor: torch.Tensor) -> ReleasedTensor:
         empty = torch.empty_like(tensor, device="meta", requires_grad=False)
         found = torch.Tensor._make_subclass(cls, empty, tensor.requires_grad)
-        vars(found).update(vars(tensor))  # attributes of the user
+        vars(found).update(vars(tensor))  # attributes that the user set
         found._is_param = isinstance(tensor, torch.nn.Parameter)
         return found
 

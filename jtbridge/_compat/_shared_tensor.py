@@ -33,7 +33,7 @@ class SharedTensor(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
         kwargs = kwargs or {}
         undeclared = [args[position] for position in undeclared_writes(func, args)]
-        if func.overloadpacket is torch.ops.aten.set_:  # the memory of the source becomes that of another tensor
+        if func.overloadpacket is torch.ops.aten.set_:  # another tensor gets the memory of the source
             undeclared += args[1:2]
         if any(isinstance(x, SharedTensor) for x in undeclared):
             raise _write_error(func)
@@ -55,11 +55,11 @@ class SharedTensor(torch.Tensor):
         return format(self._inner, spec)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        """Return a tensor with memory of its own."""
+        """Return a copy in new memory, which may be written to."""
         return memo.setdefault(id(self), self._inner.clone())
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Return a capsule of a copy: torch would write to the memory of the array."""
+        """Return a capsule of a copy: a consumer could write to the memory of the array."""
         return self._inner.clone().__dlpack__(**options)
 
     def tolist(self) -> Any:

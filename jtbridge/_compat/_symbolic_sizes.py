@@ -1,7 +1,7 @@
 """Fake tensors with symbolic sizes, and the assumptions of a trace about these sizes.
 
 Tried on torch 2.13. torch.export makes such tensors for whole modules only, and cannot return the graph of a function
-after autograd. It needs sympy, whose import takes 0.3 s, so it is imported when a function first has symbolic sizes.
+after autograd. Symbolic sizes need sympy, whose import takes 0.3 s, so it is imported when a function first has them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax.core import max_dim, min_dim
 from ._jax import InconclusiveDimensionOperation
 from ._torch import FakeTensorMode
 
-_LEAST = 2  # torch treats no symbol as 0 or 1
+_LEAST = 2  # torch assumes that no symbol is 0 or 1
 _GREATEST = 2**62
 
 
@@ -91,7 +91,7 @@ def kernels_of_symbolic_sizes() -> contextlib.AbstractContextManager[Any]:
 def symbolic_shapes(value: Any, symbols: Mapping[Any, Any]) -> list[tuple[Any, ...] | None]:
     """Return the shapes of fake tensors in JAX's symbols. `symbols` maps JAX's symbols to torch's.
 
-    A size has no public form other than its expression in sympy.
+    Torch has no public access to the sympy expression of a size.
     """
     tensors = value if isinstance(value, list | tuple) else [value]
     return [
@@ -122,7 +122,8 @@ _FUNCTIONS = {
 def broken_assumption(environment: Any, symbols: Mapping[Any, Any]) -> tuple[str, str | None] | None:
     """Return an assumption of a trace that does not hold for all sizes, and a constraint that implies it.
 
-    Guards have no public form. Each guard is tested on a spread of the sizes that the constraints allow, from 2 on.
+    Torch has no public access to guards. An assumption is accepted if it holds for a sample of the sizes of 2 or
+    more that the constraints allow, or if the constraints imply it.
 
     Args:
         environment: the environment of the trace.
@@ -157,7 +158,7 @@ _SPREAD = (2, 3, 4, 5, 7, 8, 16, 31, 100, 1024, 4097)
 
 
 def _holds(assumed: Any, named: Mapping[Any, Any]) -> bool:
-    """Return whether an assumption holds for a spread of sizes. `named` has JAX's symbol for each symbol of torch."""
+    """Return whether an assumption holds for a sample of sizes. `named` has JAX's symbol for each symbol of torch."""
     free = sorted(assumed.free_symbols, key=str)
     spread = [[n for n in _SPREAD if s not in named or may_equal(named[s], n)] for s in free]
     if not all(spread):
@@ -172,7 +173,7 @@ def _holds(assumed: Any, named: Mapping[Any, Any]) -> bool:
 def _constraint(assumed: Any) -> str | None:
     """Return a bound of a symbol, as a text, that implies an assumption; None if there is none.
 
-    The bound is exact for sizes up to some thousands. An assumption about several symbols has none.
+    The bound is exact for sizes up to some thousands. There is none for an assumption about several symbols.
     """
     if len(assumed.free_symbols) != 1:
         return None

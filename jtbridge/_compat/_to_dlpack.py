@@ -1,4 +1,4 @@
-"""`torch.utils.dlpack.to_dlpack`, a function of C that no mode of torch sees."""
+"""`torch.utils.dlpack.to_dlpack`, a C function that torch's modes cannot intercept."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _HERE = _Observer()
 def exports_to_dlpack_seen(call: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """Call a function with each tensor that this thread exports by `to_dlpack`, before it is exported.
 
-    Tried on torch 2.13. `Tensor.__dlpack__` is seen by a `TorchFunctionMode`, but `to_dlpack` is not. It is replaced
-    once, in torch's modules: code that imported the function before then keeps the original.
+    Tried on torch 2.13. A `TorchFunctionMode` intercepts `Tensor.__dlpack__`, but not `to_dlpack`. So `to_dlpack` is
+    replaced once, in torch's modules: code that imported the function earlier keeps the original.
     """
     _replace_once()
     outer, _HERE.call = _HERE.call, call

@@ -10,8 +10,6 @@ from typing import Any, ClassVar
 
 import torch
 import torch._C._functorch as functorch_bindings
-
-# Tried on torch 2.13. TorchDispatchMode is documented, but its module has an underscore.
 from torch._ops import HigherOrderOperator as HigherOrderOperator  # torch.cond calls one; no public class
 
 # Tried on torch 2.13. The type of `torch.ops.aten.sin.default`: its schema states which arguments are read or written.
@@ -24,6 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import UnsupportedFakeTensorException, UnsupportedOperatorException
 from torch.nn.utils import parametrize
+
+# Tried on torch 2.13. TorchDispatchMode is documented, but its module has an underscore.
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 # Tried on torch 2.11 and 2.13. The type of `iter(DataLoader(...))`.
@@ -108,7 +108,7 @@ def once_differentiable_in(tensors: Sequence[torch.Tensor]) -> str | None:
 def has_lost_gradient(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether the autograd graph of some tensors has an operator without a kernel for autograd.
 
-    Tried on torch 2.13. Such an operator leaves a node that gives no gradient, and a warning if it is differentiated.
+    Tried on torch 2.13. Such an operator leaves a node that passes on no gradient, and warns if it is differentiated.
     """
     return any(node.name() == "torch::autograd::WarnNotImplemented" for node in graph_nodes(tensors))
 
@@ -128,9 +128,9 @@ def has_own_dispatch(tensor: torch.Tensor) -> bool:
 
 
 def is_of_trace(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is a fake or a functional tensor, by which torch traces.
+    """Return whether a tensor is a fake or a functional tensor, with which torch traces.
 
-    Tried on torch 2.13. The module of the class tells, because an import of `FunctionalTensor` alone takes a while.
+    Tried on torch 2.13. The module of the class is compared, because the import of `FunctionalTensor` is slow.
     """
     return type(tensor).__module__.startswith("torch._subclasses.")
 
@@ -146,22 +146,22 @@ def is_of_outer_trace(tensor: torch.Tensor) -> bool:
     if mode is None or not was_left(mode):
         return False
     now = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-    # While torch.compile traces, a trace inside may use the same mode, and look at its tensors outside of the mode.
+    # While torch.compile traces, an inner trace may use the same mode, and read its tensors outside of the mode.
     return now is not mode and (now is not None or not torch.compiler.is_compiling())
 
 
 def has_plain_memory(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has memory of its own: it is not fake, and no wrapper. Tried on torch 2.11 and 2.13."""
+    """Return whether a tensor itself has memory: it is neither fake nor a wrapper. Tried on torch 2.11 and 2.13."""
     is_wrapper = functorch_bindings.is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor)
     return not is_wrapper and not has_own_dispatch(tensor)
 
 
 @contextlib.contextmanager
 def gradients_required(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Let tensors of floating-point and complex numbers require a gradient inside the block, as parameters do.
+    """Let floating-point and complex tensors require a gradient inside the block, as parameters do.
 
-    Inside `torch.func.vmap` torch refuses `requires_grad_`: the tensor under the batched one gets the flag, outside of
-    `torch.func`. Tried on torch 2.13.
+    Inside `torch.func.vmap` torch refuses `requires_grad_`, so the flag is set on the tensor under the batched one,
+    outside of `torch.func`. Tried on torch 2.13.
     """
     leaves = [leaf for leaf in map(innermost, tensors) if not leaf.requires_grad]
     leaves = [leaf for leaf in leaves if leaf.is_floating_point() or leaf.is_complex()]
@@ -212,7 +212,7 @@ def mark_as_parameter(tensor: torch.Tensor, parameter: torch.Tensor) -> None:
 def custom_backwards(tensors: Sequence[torch.Tensor]) -> list[Any]:
     """Return the nodes of an `autograd.Function` in the graph of some tensors. Tried on torch 2.13.
 
-    Those of `torch.cond` and its kin are left out: they fail in a backward under a dispatch mode.
+    Nodes of `torch.cond` and similar functions are left out: they fail in a backward under a dispatch mode.
     """
     nodes = [node for node in graph_nodes(tensors) if isinstance(node, torch.autograd.function.BackwardCFunction)]
     of_torch = "torch._higher_order_ops."
@@ -290,13 +290,13 @@ def graph_nodes(tensors: Sequence[torch.Tensor]) -> list[Any]:
 
 
 def has_unbatched_node(tensors: Sequence[torch.Tensor], saved: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether the autograd graph of some tensors has a node that saved no batch of a torch.vmap that is running.
+    """Return whether a node in the graph of some tensors saved no tensor that is batched by a running torch.vmap.
 
-    Tried on torch 2.13.
+    One such torch.vmap suffices. Tried on torch 2.13.
 
     Args:
         tensors: the tensors.
-        saved: the names of the nodes to look for, and of the tensors that each of them saves.
+        saved: for the name of each node to look for, the names of the tensors that it saves.
     """
     stack = functorch_bindings.get_interpreter_stack() or []
     running = {each.level() for each in stack if each.key() == functorch_bindings.TransformType.Vmap}
@@ -324,7 +324,7 @@ def differentiating() -> bool:
 
 
 def in_backward() -> bool:
-    """Return whether torch's autograd runs this code in a backward. No public API tells. Tried on torch 2.13."""
+    """Return whether torch's autograd runs this code in a backward; no public query. Tried on torch 2.13."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -339,7 +339,7 @@ def functorch_level(tensor: torch.Tensor) -> int:
 
 
 def has_cpu_kernel(schema: Any) -> bool:
-    """Return whether an operator has a CPU kernel of its own, not composed of other operators. Tried on torch 2.13."""
+    """Return whether an operator has its own CPU kernel, not one composed of other operators. Tried on torch 2.13."""
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
 
@@ -353,7 +353,7 @@ def is_lazy(tensor: torch.Tensor) -> bool:
 
 
 def is_zero(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is a lazy zero of autograd, which may lie on the meta device. Tried on torch 2.13."""
+    """Return whether a tensor is a lazy zero of autograd, which may be on the meta device. Tried on torch 2.13."""
     return tensor._is_zerotensor()
 
 
@@ -367,7 +367,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def storage_id(tensor: torch.Tensor) -> int:
     """Return an identifier of a tensor's storage. Tried on torch 2.13; fake storages have no `data_ptr`."""
-    with torch._C.DisableTorchFunction():  # modes that watch for access to memory are not told
+    with torch._C.DisableTorchFunction():  # hides this access from modes that record it
         return tensor.untyped_storage()._cdata
 
 
@@ -380,7 +380,7 @@ def replace_fake(fake: FakeTensor, tensor: torch.Tensor) -> None:
     """Replace a fake tensor by another tensor in everything that refers to it. Tried on torch 2.11 to 2.15.
 
     `swap_tensors` is public, but refuses tensors with weak references. A fake mode holds weak references to its tensors
-    as long as it lives, so they are cleared first.
+    as long as it exists, so they are cleared first.
 
     Raises:
         RuntimeError: torch's own objects refer to the fake tensor, such as a view of it or an autograd graph.
@@ -388,7 +388,7 @@ def replace_fake(fake: FakeTensor, tensor: torch.Tensor) -> None:
     fake.fake_mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
     try:
         torch.utils.swap_tensors(fake, tensor)
-    except AssertionError as error:  # torch looks for the autograd graph of a tensor that has none
+    except AssertionError as error:  # torch asserts that the tensor has an autograd node
         raise RuntimeError(str(error)) from error
 
 
@@ -404,7 +404,10 @@ def torch_pytree_node(cls: type) -> tuple[Callable, Callable] | None:
 
 
 def unwrap_compiled(fn: Callable) -> Callable:
-    """Return the function under torch.compile. Tried on torch 2.13; compiling inside an XLA callback can hang."""
+    """Return the function or module that torch.compile wrapped; any other callable as it is.
+
+    Tried on torch 2.13; compiling inside an XLA callback can hang.
+    """
     if isinstance(fn, torch.nn.Module):
         return getattr(fn, "_orig_mod", fn)
     return getattr(fn, "_torchdynamo_orig_callable", fn)
@@ -435,7 +438,7 @@ def has_batching_rule(operator: OpOverload) -> bool:
 
 
 def torch_batches(operator: OpOverload) -> bool:
-    """Return whether torch.vmap has a rule for one of torch's operators, and need not run it row by row.
+    """Return whether torch.vmap has a rule for one of torch's operators, so that it does not run row by row.
 
     Tried on torch 2.13. The dispatcher has no public query.
     """

@@ -19,8 +19,8 @@ BACKWARD_HOOKS: tuple[Any, Any] = (
 )
 
 
-# Operators of batch normalisation that write to running statistics, which their schemas do not declare. For each: the
-# position of the argument that says whether they do, None if they always do, and the positions that they write to.
+# Operators of batch normalisation that write to running statistics, which their schemas do not declare. For each one:
+# the position of the argument that says whether it writes (None: it always does), and the positions of the statistics.
 _UNDECLARED_WRITES: dict[str, tuple[int | None, tuple[int, int]]] = {
     "aten::native_batch_norm": (5, (3, 4)),
     "aten::cudnn_batch_norm": (5, (3, 4)),
@@ -54,7 +54,7 @@ def overload_of(operator: Any) -> OpOverload:
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the base of a view; for any other tensor, the tensor itself."""
-    with torch._C.DisableTorchFunction():  # a mode must not take this question for the user's
+    with torch._C.DisableTorchFunction():  # a mode must not attribute this access to user code
         return tensor if tensor._base is None else tensor._base
 
 
@@ -86,7 +86,7 @@ def set_hooks_of_leaf(tensor: torch.Tensor, hooks: dict[str, dict[int, Any]]) ->
         present = getattr(tensor, name)
         if present is None and table:
             setattr(tensor, name, collections.OrderedDict(table))
-        elif present is not None:  # handles that remove hooks refer to it
+        elif present is not None:  # changed in place: handles that remove hooks refer to it
             present.clear()
             present.update(table)
 

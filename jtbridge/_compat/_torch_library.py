@@ -23,10 +23,10 @@ def redispatch_below_autograd(operator: Any, keyset: Any, *args: Any) -> Any:
 
 
 def outside_dynamo(function: Function) -> Function:
-    """Have TorchDynamo compile neither this function nor anything that it calls, where it runs as Python.
+    """Stop TorchDynamo from compiling a function, and those that it calls, when it runs as Python; return the function.
 
-    After a graph break, TorchDynamo compiles each Python frame that runs, those of JAX too. `torch.compiler.disable`
-    does the same for a call, and imports torch._dynamo, which takes a second. Tried on torch 2.13.
+    After a graph break, TorchDynamo compiles each Python frame that runs, also JAX's. `torch.compiler.disable` does the
+    same as this function, but imports torch._dynamo, which takes a second. Tried on torch 2.13.
     """
     skip = dynamo._FrameAction.SKIP
     dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(skip, skip))
@@ -34,7 +34,7 @@ def outside_dynamo(function: Function) -> Function:
 
 
 def mark_constant_for_dynamo(function: Callable[..., Any]) -> None:
-    """Make torch.compile run a function while it traces, and take its result as a constant.
+    """Make torch.compile run a function while it traces, and treat its result as a constant.
 
     This is `torch.compiler.assume_constant_result` without its import of torch._dynamo, which takes a second.
     """
@@ -45,10 +45,10 @@ _SingleLevel: Any = torch.autograd.function._SingleLevelFunction
 
 
 class SingleLevelFunction(_SingleLevel):
-    """The base of ``torch.autograd.Function``, with what compiled autograd asks of the latter.
+    """The base class of ``torch.autograd.Function``, with the attribute of that class that compiled autograd needs.
 
-    Its `apply` handles one level of torch.func, as an autograd kernel must. ``Function.apply`` would begin again with
-    all levels, and refuses to.
+    Its `apply` handles one level of torch.func, as an autograd kernel must. ``Function.apply`` would handle all levels
+    again, and raises.
     """
 
     _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)  # type: ignore[attr-defined]
@@ -87,6 +87,6 @@ def recording_in_operators() -> contextlib.AbstractContextManager[None]:
 
 
 def with_autograd() -> contextlib.AbstractContextManager[None]:
-    """Return a context in which autograd records, also where the thread runs the implementation of an operator."""
+    """Return a context in which autograd records, also if the thread runs the implementation of an operator."""
     is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)  # type: ignore[attr-defined]
     return recording_in_operators() if is_excluded else contextlib.nullcontext()

@@ -49,18 +49,18 @@ _FAKING = tuple(getattr(torch._C._TorchDispatchModeKey, key) for key in ("FAKE",
 
 
 def is_tracing() -> bool:
-    """Return whether a mode of torch is active that traces, or gives no values. Tried on torch 2.11 and 2.13."""
+    """Return whether a torch mode that traces, or that computes no values, is active. Tried on torch 2.11 and 2.13."""
     return any(torch._C._get_dispatch_mode(key) is not None for key in _FAKING)
 
 
 def is_transforming() -> bool:
-    """Return whether a torch.func transform, or a mode of torch's dispatch, is active. Tried on torch 2.11 and 2.13."""
+    """Return whether a torch.func transform or a torch dispatch mode is active. Tried on torch 2.11 and 2.13."""
     return functorch_bindings.maybe_current_level() is not None or torch._C._len_torch_dispatch_stack() > 0
 
 
 @contextlib.contextmanager
 def _outside_transforms() -> Iterator[None]:
-    """Leave, inside the block, the torch.func transforms and the modes of this thread that trace or give no values.
+    """Leave this thread's torch.func transforms, and its modes that trace or compute no values, inside the block.
 
     A user's own mode stays active. Tried on torch 2.11 and 2.13; torch has no public way to leave a mode for a while.
     """
@@ -74,10 +74,10 @@ def _outside_transforms() -> Iterator[None]:
 
 
 def outside_traces() -> contextlib.AbstractContextManager[None]:
-    """Return a context outside of the modes that trace or transform on this thread, jtbridge's own among them.
+    """Return a context outside of the modes that trace or transform on this thread, including jtbridge's own.
 
-    A trace that begins in another one, of other code, must not be seen by it. Modes of the user stay active, and so do
-    those that refuse uses of a module's own tensors. Tried on torch 2.13.
+    A trace that starts inside an unrelated trace must not be recorded by it. User modes stay active, and so do the
+    modes that refuse uses of a module's own tensors. Tried on torch 2.13.
     """
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return _outside_own_modes()
@@ -119,7 +119,7 @@ def _outside_own_modes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def outside_function_modes() -> Iterator[None]:
-    """Run the block without modes of torch's functions."""
+    """Run the block without torch function modes."""
     modes = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
     try:
         yield
@@ -140,7 +140,7 @@ def _push(dispatch: list[Any], functions: list[Any]) -> None:
 
 
 def apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a function that computes on values run outside of the transforms and modes of torch that call it."""
+    """Make a function, which needs values, run outside of torch.func transforms and of modes without values."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -69,7 +69,7 @@ _ATTENTION_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.d
 
 
 class AssumedSizeError(Exception):
-    """A graph is right only for some of the sizes that depend on data; the text says for which."""
+    """A graph is right only for some of the sizes that depend on data; the message says for which."""
 
 
 def trace_joint(
@@ -109,7 +109,7 @@ def trace_joint(
             tracker.clear()
     check(graph.graph)
     if any(_writes(node) for node in graph.graph.nodes):
-        # `_linalg_check_errors` is an effect, which is not made functional here. The results show an error too.
+        # `_linalg_check_errors` is an effect that is not made functional here: removed, as results show an error too.
         for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten._linalg_check_errors.default):
             graph.graph.erase_node(node)
         graph = _make_graph(dispatch_functionalize(_Again(graph).run), args, by_data)
@@ -126,7 +126,7 @@ def _refuse_assumed_sizes(environment: Any) -> None:
     """Raise if a trace assumed something about sizes that depend on data.
 
     Tried on torch 2.13. Torch assumes, for example, that two such sizes are equal where tensors are added, though one
-    of them may be 1. It defers a check to the run of the graph, which the graph does not contain.
+    of them may be 1. It defers the check until the graph runs, but the graph does not contain the check.
     """
     for assumed in environment.deferred_runtime_asserts.values():
         raise AssumedSizeError(f"it assumes of a size that depends on data: {assumed[0].expr}")
@@ -211,7 +211,7 @@ class _Again(torch.fx.Interpreter):
     """An interpreter that traces a graph again; the new nodes keep the "custom" metadata of the old nodes."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator; make the new tensors functional that it computes from closed-over tensors alone.
+        """Run an operator, and make new tensors that it computes from only closed-over tensors functional.
 
         Tried on torch 2.13: the functional mode returns a functional tensor only if an argument is one or if there is
         no tensor among the arguments, and refuses to write a functional tensor to one that is not.
@@ -269,7 +269,7 @@ def lstm_in_operators(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute ``torch.lstm`` by torch's decomposition into steps. Tried on torch 2.13, where it has no public name.
 
-    The decomposition is called for each layer: for several layers it leaves the dropout between them out.
+    The decomposition is called once per layer: for several layers it omits the dropout between them.
     """
     from torch._decomp import decompositions
 
@@ -295,8 +295,8 @@ _MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
 def running_modules(base: types.FrameType | None) -> list[torch.nn.Module]:
     """Return the modules that are being called on this thread, the outermost first.
 
-    The stack is searched from here to the frame `base`. Tried on torch 2.13. Torch's hooks for all modules also run for
-    modules of other threads, and while such a hook exists torch.compile warns and compiles again.
+    The stack is searched from here to the frame `base`. Tried on torch 2.13. Torch's hooks for all modules are not
+    used, because they also run on other threads, and while one exists torch.compile warns and compiles again.
     """
     found: list[torch.nn.Module] = []
     frame: types.FrameType | None = sys._getframe(1)
@@ -308,7 +308,7 @@ def running_modules(base: types.FrameType | None) -> list[torch.nn.Module]:
 
 
 def autograd_place() -> tuple[int, bool]:
-    """Return the number of the autograd step that this thread runs, and whether that is the backward of the step.
+    """Return the sequence number of the autograd operation that this thread runs, and whether this is its backward.
 
     Tried on torch 2.13. torch.compile matches backward operators with forward operators by this number.
     """
@@ -335,7 +335,7 @@ def last_traced_node_of(target: OpOverload) -> torch.fx.Node | None:
 def decomposition_of(operator: OpOverload) -> Callable | None:
     """Return torch's own decomposition of an operator, or None. Tried on torch 2.13.
 
-    The public `torch.export.default_decompositions` lacks those of operators that some backends of torch keep whole.
+    The public `torch.export.default_decompositions` lacks operators that some backends of torch do not decompose.
     """
     from torch._decomp import decomposition_table
 

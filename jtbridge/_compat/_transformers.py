@@ -1,4 +1,4 @@
-"""Answers to the question of Hugging Face's transformers whether a tensor is fake, while a model is traced."""
+"""A replacement of `is_fake_tensor` in Hugging Face's transformers, for models that are traced."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def show_as_real(has_value: Callable[[Any], bool] | None) -> None:
 def watch_questions() -> None:
     """Replace `is_fake_tensor` of transformers, if transformers is imported.
 
-    The state of a function is compared before and after a trace, and must not show the replacement. So this is called
-    before.
+    A trace compares the state that a function reaches before and after, and must not find the replacement. So this
+    function is called before the trace.
     """
     module = sys.modules.get("transformers.utils.import_utils")
     if module is not None:

@@ -1,6 +1,6 @@
-"""Fake tensors whose sizes may depend on data: unbacked symbolic sizes, as torch.export has them.
+"""Fake tensors whose sizes may depend on data: unbacked symbolic sizes, as in torch.export.
 
-Tried on torch 2.13. `ShapeEnv` has no public way to choose the value of a guard on a size that depends on data. It
+Tried on torch 2.13. `ShapeEnv` has no public way to choose the value of a guard on a size that depends on data. It also
 needs sympy, whose import takes 0.3 s, so both are imported when a function first needs them.
 """
 

@@ -15,12 +15,13 @@ from jtbridge.core.functions import TorchFunction
 class Backend(abc.ABC):
     """A way to run a torch function inside a JAX program.
 
-    A new backend is one file of this folder, whose name has no underscore, with its instances in `BACKENDS`.
+    A new backend is one file of this folder. Its name begins with no underscore, and its tuple `BACKENDS` has an
+    instance of the backend.
 
     Attributes:
         name: the value of ``backend=`` that selects the backend.
         kind: "translate" (the ATen graph becomes JAX operations) or "call" (torch runs inside the program).
-        preference: a number; ``backend="auto"`` takes the usable backend with the smallest one.
+        preference: a number; ``backend="auto"`` chooses the usable backend with the smallest number.
         kernels: whether the programs of this backend contain Triton kernels.
         on_host: whether functions run on the CPU, whatever the platform of the program.
     """
@@ -37,12 +38,12 @@ class Backend(abc.ABC):
         return None
 
     def unpreferred_reason(self, platform: str) -> str | None:
-        """Return why ``backend="auto"`` passes over the backend on a platform where it can run; None if it does not."""
+        """Return why ``backend="auto"`` skips the backend on a platform where it can run; None if it does not."""
         del platform
         return None
 
     def for_auto(self) -> Backend:
-        """Return the backend that runs a function for which ``backend="auto"`` chose this one; in general this one."""
+        """Return the backend to use where ``backend="auto"`` chose this one: itself, unless a subclass overrides it."""
         return self
 
     def unsupported_reason(self, fn: TorchFunction) -> str | None:
@@ -60,9 +61,9 @@ class Backend(abc.ABC):
 
 
 def has_assumed_empty_results(fn: TorchFunction) -> bool:
-    """Return whether no trace has shown that a result of a function, or of a derivative, has no elements.
+    """Return whether a result of a function that cannot be traced, or of its derivative, is assumed to be empty.
 
-    XLA drops a call of whose results only those without elements are used. Such a call must happen, so that its
+    XLA drops a call if only results without elements are used. The call of such a function must happen, so that its
     results are checked.
     """
     return fn.base.traits.untraceable is not None and any(0 in type_.shape for type_ in fn.out_types)

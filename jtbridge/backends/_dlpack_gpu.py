@@ -34,7 +34,7 @@ def gpu_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
     """Return the function that XLA calls with an execution context, its input buffers and its output buffers.
 
     The function only enqueues work. Torch's allocator keeps memory that the function frees for the same stream, so this
-    memory is not reused too early. Inputs and outputs belong to XLA until its stream has passed the call.
+    memory is not reused too early. XLA keeps the inputs and outputs until its stream has passed the call.
     """
     count = len(fn.in_types)
 
@@ -60,12 +60,12 @@ def gpu_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
 
 
 def _tensor(buffer: Any) -> torch.Tensor:
-    # The capsule is a view of XLA's memory, and an argument that the function writes to is copied first.
+    # The tensor is a view of XLA's memory. `fn` copies an argument that the user's function writes to.
     return torch.utils.dlpack.from_dlpack(buffer.__dlpack__())
 
 
 def _make_context_current(device: torch.device) -> None:
-    """Make a GPU's context current on this thread of XLA's. Where it is not, torch warns before its first product."""
+    """Make a GPU's context current on this XLA thread. Otherwise torch warns before its first matrix product."""
     known = vars(_THREAD).setdefault("devices", set())
     if device not in known:
         torch.cuda.mem_get_info(device)  # a cheap call that needs the context
@@ -82,8 +82,8 @@ def _device_of(buffers: Sequence[Any]) -> torch.device:
 def _on_stream(stream: int, device: torch.device) -> Iterator[None]:
     """Make torch use XLA's stream inside the block.
 
-    XLA's stream first waits for pending work of torch's own stream, for example on weights. Afterwards torch's own
-    stream waits for XLA's. Torch's own stream is its default stream: this is a thread of XLA.
+    XLA's stream first waits for pending work on torch's own stream, for example on weights. Afterwards torch's own
+    stream waits for XLA's. On a thread of XLA, torch's own stream is its default stream.
     """
     own = torch.cuda.current_stream(device.index)
     xlas = torch.cuda.ExternalStream(stream, device=device.index)
@@ -113,7 +113,7 @@ def order_after_current_streams(devices: Iterable[jax.Device]) -> None:  # type:
 def _by_default_on(device: torch.device, fn: TorchFunction) -> contextlib.AbstractContextManager:
     """Return a context that puts new tensors on the arguments' device, unless tracing had another default device.
 
-    The context is a mode of torch, which every call of torch enters: code that names devices does without.
+    The context is a torch mode, which slows down every torch call, so it is not used if all code names its devices.
     """
     return contextlib.nullcontext() if fn.names_devices or fn.state.device is not None else torch.device(device)
 

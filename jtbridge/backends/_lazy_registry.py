@@ -1,4 +1,4 @@
-"""Questions about backends that are asked before any backend is needed: the registry is imported to answer them."""
+"""Queries about backends. This file is fast to import, because it imports the registry only to answer a query."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def backends(platform: str | None = None) -> tuple[BackendStatus, ...]:
     """Return all backends, in the order ``backend="auto"`` prefers them, each with whether it can run and why not.
 
     Args:
-        platform: the XLA platform ("cpu", "cuda", "rocm", "tpu"); by default JAX's default platform.
+        platform: the XLA platform ("cpu", "cuda", "rocm", "gpu", "tpu"); by default JAX's default platform.
 
     Raises:
         ArgumentError: there is no such platform.

@@ -1,8 +1,8 @@
 """Calls on several devices under plain ``jit``: each device calls torch on its rows of the batch.
 
-XLA does not look into a call. It gathers the inputs on every device, unless the call says how it may be divided, as
-`jax.experimental.custom_partitioning` does: along the rows, with all other axes whole. A result that is a sum over the
-rows is summed over the devices afterwards.
+XLA does not know what a call computes, so it gathers the inputs on every device, unless
+`jax.experimental.custom_partitioning` says how the call may be divided: along the rows, with all other axes whole. A
+result that is a sum over the rows is summed over the devices afterwards.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from jtbridge.transforms import RowAxes, row_axes, with_rows
 
 Callback = Callable[..., Any]
 
-# The call of a host callback that the enclosing program holds at a position. The part of a program that
-# `custom_partitioning` asks for is lowered by itself, and cannot hold callbacks.
+# The primitive that calls a host callback by its index in the enclosing program, which holds the callback. The program
+# of one device, which `custom_partitioning` asks for, is lowered by itself and cannot hold callbacks.
 _indexed_call_p = Primitive("torch_indexed_call")
 _indexed_call_p.multiple_results = True
 

@@ -55,7 +55,7 @@ def preferred(platform: str) -> Backend:
 
 
 def _passed_over(backend: Backend, platform: str) -> str | None:
-    """Return why "auto" does not take a backend on a platform, whatever the function; None if it may."""
+    """Return why "auto" never chooses a backend on a platform; None if it may choose the backend for some functions."""
     return backend.unavailable_reason(platform) or backend.unpreferred_reason(platform)
 
 
@@ -80,6 +80,11 @@ def choose(name: str, platform: str, fn: TorchFunction, *, quiet: bool = False, 
 
     Unless `quiet`, warn if "auto" chooses a backend that does not translate. With `pure`, a translated program may not
     contain calls of torch.
+
+    Raises:
+        BackendError: the named backend cannot run on the platform, or for "auto" no backend can run the function.
+        TranslationError: the named backend cannot run the function.
+        RandomnessError: `fn` is a derivative that draws random numbers and cannot be translated, but its function can.
     """
     if name != "auto":
         backend = backend_named(name)
@@ -126,12 +131,12 @@ def _draws_again(fn: TorchFunction) -> bool:
 
 
 def _reason_with_draws(backend: Backend, fn: TorchFunction, reason: str | None) -> str | None:
-    """Return why a derivative that draws cannot be translated; None if it can.
+    """Return why a derivative that draws random numbers cannot be translated; None if it can.
 
     The derivative must draw the same numbers as the function, so both are translated or both are called.
 
     Args:
-        backend: one that translates.
+        backend: a backend that translates.
         fn: the derivative.
         reason: why the derivative alone cannot be translated.
 
@@ -143,7 +148,7 @@ def _reason_with_draws(backend: Backend, fn: TorchFunction, reason: str | None) 
         remedy = (
             "Torch has no such derivative either."
             if "is not implemented" in reason and "derivative for" in reason
-            else 'Torch would draw other numbers for it. Use `backend="dlpack"`, by which torch draws both.'
+            else 'Torch would draw other numbers for it. Use `backend="dlpack"`, with which torch draws for both.'
         )
         raise RandomnessError(
             f"`{fn.base.name}` draws random numbers and is translated, but a derivative of it cannot be: {reason}. "

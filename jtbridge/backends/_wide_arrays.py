@@ -41,7 +41,7 @@ def unpack(x: jax.Array, type_: ArrayType) -> jax.Array:
     """Convert a 64-bit result from words, in the JAX program after the call."""
     if not is_wide(type_):
         return x
-    with jax.enable_x64(True):  # a gradient of an array of 64 bits is one too, also where x64 is off
+    with jax.enable_x64(True):  # the gradient of a 64-bit array has 64 bits, also where x64 is off
         if type_.dtype.kind == "c":
             parts = jax.lax.bitcast_convert_type(x, jnp.float64)
             return jax.lax.complex(parts[..., 0], parts[..., 1])

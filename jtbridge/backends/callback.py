@@ -73,7 +73,7 @@ def numpy_callback(
 ) -> Callable[..., tuple[np.ndarray, ...]]:
     """Return a function that runs `fn` on copies of NumPy arrays on a device and returns NumPy arrays.
 
-    Exceptions of `fn` are converted to a form that survives XLA, or raised unchanged with `as_is`.
+    Exceptions of `fn` are converted to a form that XLA passes on, or raised unchanged with `as_is`.
     """
     run = _on_copies(fn, device)
 

@@ -26,8 +26,8 @@ from ._base import Backend, has_assumed_empty_results
 from ._dlpack_gpu import gpu_callback, without_gpu
 from ._partitioned_calls import lower_divided
 
-_LARGE = 1 << 18  # bytes of a result from which its copy is a large part of a call
-_SHORT = 32  # operators up to which a function is traced to make calls faster: tracing takes milliseconds
+_LARGE = 1 << 18  # the size in bytes from which the copy of a result takes a large part of a call
+_SHORT = 32  # the most operators of a function that is traced to make its calls faster: tracing takes milliseconds
 
 
 class DlpackBackend(Backend):
@@ -52,7 +52,7 @@ class DlpackBackend(Backend):
 
     @apart
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        # No copy: the capsule is a view of JAX's memory, and an argument that `fn` writes to is copied first.
+        # Each tensor is a view of JAX's memory. `fn` copies an argument that the user's function writes to.
         outs = runner(fn)(lambda: [torch.utils.dlpack.from_dlpack(x.block_until_ready().__dlpack__()) for x in arrays])
         return to_arrays(fn, outs, arrays)
 
@@ -63,7 +63,10 @@ def buffer_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
 
 
 def uncaptured_callback(fn: TorchFunction) -> Callable[..., tuple[()]]:
-    """Return the same without capturing a graph, which a thread of XLA may not do while another one traces."""
+    """Return the function of :func:`buffer_callback`, but without a captured graph.
+
+    A thread of XLA may not capture a graph while another thread traces.
+    """
     return as_xla_callback(_callback(fn, fn, ()))
 
 
@@ -99,7 +102,7 @@ def _fastest(fn: TorchFunction) -> tuple[TorchFunction, tuple[int, ...]]:
 
 
 def _is_batching_costly(fn: TorchFunction) -> bool:
-    """Return whether torch.vmap, which takes some 15 us for an operator, is a large part of a call."""
+    """Return whether torch.vmap, which takes about 15 us per operator, is a large part of a call."""
     if not isinstance(fn, Vmap) or not isinstance(fn.fn, TracedFunction):
         return False
     return fn.size > 0 and not fn.summed and fn not in fn.base.cache.sequential
@@ -137,7 +140,7 @@ def _direct_callback(fn: TracedFunction, general: Callable[..., tuple[()]]) -> C
 
 
 def to_arrays(fn: TorchFunction, outs: Sequence[torch.Tensor], like: Sequence[jax.Array]) -> list[jax.Array]:
-    """Return results as JAX arrays, each in memory of its own, on the device of the inputs."""
+    """Return results as JAX arrays, each in its own memory, on the device of the inputs."""
     results = []
     for type_, out in zip(fn.out_types, outs, strict=True):
         # Always a copy: a result may alias an argument, a weight or another result.

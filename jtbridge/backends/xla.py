@@ -30,13 +30,13 @@ class XlaBackend(Backend):
         return untranslatable_reason(fn)
 
     def lower(self, ctx: mlir.LoweringRuleContext, fn: TorchFunction, operands: Sequence[Any]) -> Sequence[Any]:
-        # Inside shard_map the types in `ctx` hold the mesh axes over which values vary. The program's constants do not.
+        # Inside shard_map the types in `ctx` hold the mesh axes over which values vary. The program's types do not.
         inside = ctx.replace(avals_in=_avals(fn.in_types), avals_out=_avals(fn.out_types))
         program = translate(fn, kernels=self.used_kernels())
         return lower_program(inside, program, operands, matmul_precision=precision(fn.base))
 
     def used_kernels(self) -> bool | frozenset[str]:
-        """Return whether translations have kernels, or the names of those that they may have."""
+        """Return whether translations may use kernels, or the names of the kernels that they may use."""
         return self.kernels
 
     def call(self, fn: TorchFunction, arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -56,7 +56,7 @@ class TritonBackend(XlaBackend):
         return triton_unsupported_reason(platform)
 
     def unpreferred_reason(self, platform: str) -> str | None:
-        """Return why "auto" passes over the kernels: it uses only kernels that were proven on this chip."""
+        """Return why "auto" uses no kernels: none is known to be proven on this chip. None if one is."""
         del platform
         from jtbridge.kernels._proofs import unproven_reason
 
@@ -67,7 +67,7 @@ class TritonBackend(XlaBackend):
 
 
 class ProvenTritonBackend(TritonBackend):
-    """The backend `triton` as ``backend="auto"`` uses it: with the kernels alone that are proven on this chip."""
+    """The backend `triton` as ``backend="auto"`` uses it: with only the kernels that are proven on this chip."""
 
     def used_kernels(self) -> bool | frozenset[str]:
         from jtbridge.kernels._proofs import proven

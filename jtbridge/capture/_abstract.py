@@ -41,7 +41,7 @@ from .rewrites.indexing import refuse_stale_copies
 
 
 class ResultOnGpu(Exception):
-    """A function of arguments on the CPU has a result on a GPU: it is traced again with arguments there."""
+    """A function of CPU arguments returned a GPU tensor. It is traced again with its arguments on the GPU."""
 
 
 def run_on_fakes(
@@ -53,7 +53,7 @@ def run_on_fakes(
 ) -> tuple[Any, EffectRecorder]:
     """Run the function on fake tensors; return the leaves and the tree of the result, and the recorder of its effects.
 
-    Only the types of the leaves count.
+    Of tensor leaves, only the types are valid.
 
     Args:
         request: the function.
@@ -118,13 +118,13 @@ def run_on_fakes(
 
 @contextlib.contextmanager
 def _followed(path: PathTrace, recorder: EffectRecorder) -> Iterator[None]:
-    """Follow a trace with symbols, and end it if torch takes too long for numbers computed from each other."""
+    """Record the operators of a trace with symbols; end it if torch's symbolic arithmetic takes too long."""
     with path.watching(), ended_if_endless(lambda: recorder.operators):
         yield
 
 
 def _type_of(leaf: Any) -> Any:
-    """Return a fake tensor of the type of a dense tensor, outside any autograd graph; any other leaf as it is."""
+    """Return a fake tensor of a dense tensor's type, without its autograd graph; return any other leaf unchanged."""
     if not isinstance(leaf, torch.Tensor) or not is_dense(leaf):
         return leaf
     with FakeTensorMode():
@@ -181,7 +181,7 @@ def traits_of(
         request: the function.
         recorder: the record of the run.
         untraceable: why the function is untraceable; None if it is traceable.
-        without_grad: whether its result is the same with gradient recording off.
+        without_grad: whether the function's result is the same with gradient recording off.
 
     Raises:
         RandomnessError: side effects are not allowed, and the function draws without a JAX key or from a generator

@@ -65,18 +65,18 @@ def aten_graph(fn: TorchFunction) -> fx.GraphModule:
 
 
 def use_of(traced: TracedFunction) -> GraphUse:
-    """Return the purpose of the graphs of a function, and of its derivatives, if they are translated."""
+    """Return the purpose of the translated graphs of a function and of its derivatives."""
     if traced.traits.by_data:
         return GraphUse.REGIONS
     return GraphUse.KERNELS if traced.fuses_chains else GraphUse.TRANSLATE
 
 
 def _without_forward_mode(fn: TorchFunction) -> Revision:
-    """Return the revision that makes the forward derivatives in `fn` use two reverse modes.
+    """Return a revision that computes the forward derivatives in `fn` by two reverse modes if forward mode fails.
 
     Torch's forward mode makes zeros on another device, which cannot always be traced. Where it fails inside a trace,
     `Jvp` continues with two reverse modes. The graph of that trace also has the operators from before the failure, so
-    it is traced again without forward mode.
+    `fn` is traced again without forward mode.
     """
     by_reverse_mode = fn.base.cache.double_reverse
     count = len(by_reverse_mode)

@@ -1,7 +1,8 @@
 """Attempts to trace a function to a graph, and the reasons for another attempt.
 
-An attempt may fail, or succeed and show that its graph is not the function's. Each revision in `REVISIONS` looks at the
-outcome of an attempt and may propose other settings. :func:`repeat` tries until no revision proposes anything.
+An attempt may fail, or may give a graph that does not compute what the function computes. Each revision in `REVISIONS`
+examines the outcome of an attempt and may propose other settings. :func:`repeat` makes attempts until no revision
+proposes other settings.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from jtbridge.triton.launches import may_need_late_scalars
 from ._request import Trial
 from .chains import CallRecorder
 
-_MOST_ROUNDS = 4  # attempts with fused chains
+_MOST_ROUNDS = 4  # the most attempts with fused chains
 
 
 class GraphUse(enum.Enum):
@@ -42,9 +43,9 @@ class Attempt:
     Attributes:
         use: the purpose of the graph.
         fuses: whether chains of operators are replaced by fused operators.
-        left: the numbers of the chains that are left as they are.
+        left: the numbers of the chains that are not fused.
         round: the number of this attempt among the attempts that fuse chains.
-        late_scalars: whether numbers that the function reads from tensors are read by its kernels.
+        late_scalars: whether kernels read the numbers that the function reads from tensors and passes to them.
         knows_stored: whether the attempt begins with the tensors that the function stored in an earlier attempt.
         cause: the error of the attempt without late scalars. It is raised if the attempt with them fails too.
     """
@@ -85,7 +86,7 @@ Revision = Callable[[Attempt, Outcome], tuple[Attempt, str] | None]
 
 
 def repeat(run: Callable[[Attempt], Outcome], first: Attempt, revisions: Sequence[Revision]) -> fx.GraphModule:
-    """Return the graph of the first attempt that no revision objects to, with all attempts in ``meta["trials"]``.
+    """Return the graph of the first attempt that no revision rejects, with all attempts in ``meta["trials"]``.
 
     Raises:
         Exception: the error of the last attempt.
@@ -115,7 +116,7 @@ def _with_late_scalars(attempt: Attempt, outcome: Outcome) -> tuple[Attempt, str
 
 
 def _with_fewer_chains(attempt: Attempt, outcome: Outcome) -> tuple[Attempt, str] | None:
-    """Refuse the chains that hide a value that is used elsewhere, or all chains if that is not known."""
+    """Reject the chains that hide a value that is used elsewhere, or all chains if it is not known which do."""
     replaced = [recorder for recorder in outcome.recorders if recorder.replaced]
     if not replaced:
         return None
@@ -134,8 +135,8 @@ def _with_fewer_chains(attempt: Attempt, outcome: Outcome) -> tuple[Attempt, str
 
 
 def _with_stored_tensors(attempt: Attempt, outcome: Outcome) -> tuple[Attempt, str] | None:
-    # A stored tensor that depends on arguments is state if the function reads it. An attempt that has the tensor from
-    # its beginning shows that.
+    # A stored tensor that depends on arguments is state if a later call reads it. The next attempt starts with the
+    # tensor stored, and so shows whether the function reads it.
     if isinstance(outcome.module, Exception) or attempt.knows_stored or not outcome.module.meta["keeps"]:
         return None
     return dataclasses.replace(attempt, knows_stored=True), "it stored a tensor that depends on its arguments"

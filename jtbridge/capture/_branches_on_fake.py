@@ -1,7 +1,7 @@
 """Tests whether a model that branches on fake tensors gives the same results on both branches.
 
-Models of transformers ask whether a mask is fake. If it is not, the model reads the mask and may leave it out. Both
-branches are compared on example arguments.
+Models of the library `transformers` test whether a mask is fake. If it is not, the model reads the mask and may leave
+it out. Both branches are compared on example arguments.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Result = TypeVar("Result")
 
 
 def differs_if_fake(request: TraceRequest) -> bool:
-    """Return whether a model that asks if tensors are fake gives other results if they are, on example arguments."""
+    """Return whether a model that tests if tensors are fake gives other results if they are, on example arguments."""
     if request.ordered:
         return False
     return any(not _same_operators(request, example) and _different_results(request, example) for example in EXAMPLES)
 
 
 def _different_results(request: TraceRequest, example: Example) -> bool:
-    """Return whether runs on values, without and with tensors taken for fake, both succeed and differ."""
+    """Return whether runs on values, with and without tensors reported as fake, both succeed and differ."""
     types = zip(request.shapes, request.dtypes, strict=True)
     inputs = [example(shape, dtype=dtype, device=request.device) for shape, dtype in types]
 
@@ -58,10 +58,10 @@ def _different_results(request: TraceRequest, example: Example) -> bool:
 
 
 def _both_ways(request: TraceRequest, run: Callable[[], Result]) -> tuple[Result, Result] | None:
-    """Run the function twice: while transformers takes no tensor for fake, and while it takes every tensor for fake.
+    """Run the function twice: with no tensor reported to transformers as fake, and with every tensor reported as fake.
 
     Returns:
-        Both results. None if a run fails, for example because the function does not take the example arguments.
+        Both results. None if a run fails, for example because the function does not accept the example arguments.
     """
     try:
         plain = request.guard.run(run)
@@ -89,9 +89,10 @@ def _nearly_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _same_operators(request: TraceRequest, example: Example) -> bool:
-    """Return whether the function runs the same operators on floats if they are taken for fake; False if not known.
+    """Return whether the function runs the same operators on floats if all tensors are reported as fake.
 
-    Integers and bools have values, so that masks are computed. Floats are fake, so that nothing large is computed.
+    Return False if this is not known. Integers and bools have values, so that masks are computed. Floats are fake, so
+    that nothing large is computed.
     """
     logs = _both_ways(request, lambda: _logged(request, example))
     return logs is not None and logs[0].same_as(logs[1])
@@ -120,7 +121,7 @@ class _FakeOperators(TorchDispatchMode):
 
     Attributes:
         entries: the operators with their arguments: fake tensors by number, other tensors by value.
-        masks: for each call of attention with a mask of bools, the keys that each query may attend to.
+        masks: for each attention call without a mask or with a bool mask, the keys that each query may attend to.
     """
 
     def __init__(self) -> None:
@@ -166,7 +167,7 @@ class _FakeOperators(TorchDispatchMode):
 
 
 class _Values:
-    """The values of a tensor, compared when they are needed."""
+    """The values of a tensor, which are read only when two logs are compared."""
 
     def __init__(self, tensor: torch.Tensor):
         self._tensor = tensor
@@ -180,7 +181,10 @@ class _Values:
 
 
 class _MaskRecordingMode(TorchFunctionMode):
-    """Records the mask of each attention call and removes it from the call, because a causal mask has two forms."""
+    """Records the mask of each attention call, and removes it from the call.
+
+    The two branches may pass the same causal mask in two forms: as ``attn_mask`` and as ``is_causal``.
+    """
 
     def __init__(self, log: _FakeOperators):
         super().__init__()
@@ -197,7 +201,10 @@ class _MaskRecordingMode(TorchFunctionMode):
 
 
 def _bool_mask(queries: int, keys: int, mask: Any, is_causal: Any) -> torch.Tensor | None:
-    """Return the mask of the keys that each query may attend to; None if `mask` is fake or not of bools."""
+    """Return the mask of the keys that each query may attend to; None if it is not known as bools.
+
+    It is not known if `mask` is fake, has another dtype, or is combined with `is_causal`.
+    """
     if mask is None:
         everything = torch.ones(queries, keys, dtype=torch.bool)
         return everything.tril() if is_causal else everything

@@ -13,12 +13,12 @@ from jtbridge.state import PoisonTensor
 
 
 def closed_over_modules(fn: Callable) -> list[torch.nn.Module]:
-    """Return the modules that a function is, is a method of, or names in its closure or globals."""
+    """Return the modules among a function, the object of a method, its closure and the globals it names."""
     return [value for value in closed_over(fn) if isinstance(value, torch.nn.Module)]
 
 
 def device_closed_over(fn: Callable) -> str:
-    """Return "cuda" if a tensor, or a parameter or buffer of a module, that a function closes over is on a GPU."""
+    """Return "cuda" if a function closes over a tensor on a GPU, directly or in a module; otherwise "cpu"."""
     tensors: list[torch.Tensor] = []
     for value in closed_over(fn):
         tensors += [value] if isinstance(value, torch.Tensor) else [*value.parameters(), *value.buffers()]
@@ -28,7 +28,7 @@ def device_closed_over(fn: Callable) -> str:
 def closed_over(fn: Callable) -> list[torch.nn.Module | torch.Tensor]:
     """Return the modules and tensors among a function, the object of a method, its closure and the globals it names.
 
-    Those of a ``functools.partial`` are those of its function, and the values that it fixes.
+    For a ``functools.partial``, return those of its function and those among its fixed arguments.
     """
     if isinstance(fn, PartialCall):
         function, args, keywords = fn.parts()

@@ -42,7 +42,10 @@ def lift_constants(module: fx.GraphModule, traced: TracedFunction) -> None:
 
 
 def copy_literals(module: fx.GraphModule) -> None:
-    """Copy the constants of a graph that become literals: somebody may write to them before the graph is translated."""
+    """Replace the constants of a graph that become literals by copies.
+
+    Otherwise user code could write to them before the graph is translated.
+    """
     copied = _copied_in_place if any("as_strided" in str(node.target) for node in module.graph.nodes) else torch.clone
     for node, value in _constants(module):
         if value.numel() <= _SMALL or not _crosses(value):
@@ -51,7 +54,7 @@ def copy_literals(module: fx.GraphModule) -> None:
 
 
 def _copied_in_place(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor that lies at the same place of its storage, for operators that count from its start."""
+    """Copy a tensor with its whole storage and its offset: `as_strided` counts from the start of the storage."""
     if tensor.layout is not torch.strided or not tensor.numel():
         return tensor.clone()
     place = tensor.shape, tensor.stride(), tensor.storage_offset()
@@ -75,7 +78,7 @@ def with_places_for(module: fx.GraphModule, first: int, constants: tuple[torch.T
 
 
 def _crosses(tensor: torch.Tensor) -> bool:
-    """Return whether JAX can hold a tensor in the same dtype: it cuts 64-bit dtypes to 32 bits while x64 is off."""
+    """Return whether JAX can hold a tensor in its dtype. While x64 is off, JAX converts 64-bit dtypes to 32 bits."""
     if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
         return False
     dtype = numpy_dtype(tensor.dtype, "a constant")

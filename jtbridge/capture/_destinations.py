@@ -1,8 +1,8 @@
 """Graphs that write their results into given destinations, instead of into new memory from which they are copied.
 
-The operator that computes a result is replaced by its overload that takes the result as an argument, such as ``out=``,
-a view of the destination. Only operators with a kernel of their own for it are replaced: the others would compute into
-new memory and copy all the same.
+The operator that computes a result is replaced by its overload that has an argument for the result, such as ``out=``.
+That argument is a view of the destination. Only operators with a separate kernel for the overload are replaced: the
+others would compute into new memory and copy the result anyway.
 """
 
 from __future__ import annotations
@@ -21,19 +21,25 @@ from jtbridge._compat import OpOverload, has_cpu_kernel, schema_of
 _aten = torch.ops.aten
 _VIEWS = (_aten.view.default, _aten.reshape.default, _aten.unsqueeze.default, _aten.squeeze.dim)
 
-# A method of torch.Tensor and its arguments.
+# The name of a method of torch.Tensor, and the arguments of a call of it.
 _Step = tuple[str, tuple[Any, ...]]
 
 
 class _Writer(NamedTuple):
-    """A function that writes the results of an operator to arguments of these names."""
+    """A function that writes the results of an operator to its keyword arguments `names`."""
 
     function: Callable[..., Any]
     names: tuple[str, ...]
 
 
 class _Source(NamedTuple):
-    """Where a result is computed: a node, the number of its tensor, and the steps from the result's shape to it."""
+    """Where a result is computed.
+
+    Attributes:
+        node: the operator's node.
+        number: the index of the tensor among the operator's results.
+        steps: turn a tensor of the result's shape into a view of the shape of the operator's tensor.
+    """
 
     node: fx.Node
     number: int
@@ -52,7 +58,7 @@ def with_destinations(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tup
     positions: list[int] = []
     for source, results in _written_results(cast(Sequence[Any], output.args[0])).items():
         writer = _writer(cast(OpOverload, source.target))
-        assert writer is not None  # `_source` has asked
+        assert writer is not None  # `_source` finds only operators with a writer
         views: dict[int, fx.Node] = {}
         for position, index, steps in results:
             with graph.inserting_before(body):
@@ -77,7 +83,7 @@ def with_destinations(graph_module: fx.GraphModule) -> tuple[fx.GraphModule, tup
 
 
 def _written_results(results: Sequence[Any]) -> dict[fx.Node, list[tuple[int, int, tuple[_Step, ...]]]]:
-    """Return the operators that can write results, each with these results' positions, tensors and steps."""
+    """Return the operators that can write to destinations, with ``(result position, number, steps)`` of each result."""
     found: dict[fx.Node, list[tuple[int, int, tuple[_Step, ...]]]] = {}
     for position, result in enumerate(results):
         source = _source(result) if isinstance(result, fx.Node) else None
@@ -122,7 +128,7 @@ def _empty(graph: fx.Graph, value: torch.Tensor) -> fx.Node:
 
 
 def _values(node: fx.Node) -> Sequence[Any]:
-    """Return the tensors that a node computes, as they were when it was traced."""
+    """Return the fake tensors that a node computed in the trace."""
     value = node.meta.get("val")
     return value if isinstance(value, list | tuple) else [value]
 
@@ -148,7 +154,7 @@ def _take_back(destination: torch.Tensor, steps: Sequence[_Step]) -> torch.Tenso
 def _embedding_gradient(
     grad: torch.Tensor, indices: torch.Tensor, rows: int, padding: int, by_frequency: bool, *, out: torch.Tensor
 ) -> torch.Tensor:
-    """Compute ``aten.embedding_dense_backward`` into `out`, adding in the same order.
+    """Compute ``aten.embedding_dense_backward`` into `out`, with the additions in torch's order.
 
     The gradient of an embedding is as large as the embedding, and mostly zeros: a copy of the gradient would cost more
     than its computation.
@@ -171,7 +177,8 @@ _WRITERS: dict[OpOverload, Callable[..., torch.Tensor]] = {
     _aten._to_copy.default: _converted,
     _aten.clone.default: _converted,
 }
-# Operators of two results that compute into `out`. Others resize it meanwhile, or compute elsewhere and copy.
+# Operators with two results that compute directly into their `out` arguments. Other operators with two results resize
+# these arguments, or compute elsewhere and copy.
 _OF_TWO_RESULTS = (
     *(_aten.topk.default, _aten.sort.stable, _aten.kthvalue.default, _aten.cummax.default, _aten.cummin.default),
     *(_aten.max.dim, _aten.min.dim, _aten.median.dim, _aten.nanmedian.dim, _aten.mode.default, _aten.aminmax.default),
@@ -182,9 +189,9 @@ _OF_TWO_RESULTS = (
 
 @functools.cache
 def _writer(target: OpOverload) -> _Writer | None:
-    """Return what writes the results of an operator to destinations.
+    """Return the function that writes the results of an operator to destinations; None if there is none.
 
-    That is an entry of `_WRITERS`, or the operator's overload that takes the results as arguments; None without either.
+    It is an entry of `_WRITERS`, or the operator's overload with arguments for the results.
     """
     if target in _WRITERS:
         return _Writer(_WRITERS[target], ("out",))

@@ -23,7 +23,7 @@ def refuse_draws(fn: TorchFunction, module: fx.GraphModule) -> None:
     for node in module.graph.nodes:
         if draws(node.target, node.args, node.kwargs):
             raise RandomnessError(
-                f"A derivative of `{fn.base.name}` draws random numbers ({node.target}), as in a hook or in the "
-                "`backward` of an `autograd.Function`, and the function itself draws none. A JAX program has no key "
-                "for them. Draw in the function, and pass a JAX key as `rng=`."
+                f"A derivative of `{fn.base.name}` draws random numbers ({node.target}), for example in a hook or in "
+                "the `backward` of an `autograd.Function`, and the function itself draws none. A JAX program has no "
+                "key for them. Draw in the function, and pass a JAX key as `rng=`."
             )

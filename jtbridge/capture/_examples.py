@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-Example = Callable[..., torch.Tensor]  # from a shape, and keywords `dtype` and `device`
+Example = Callable[..., torch.Tensor]  # makes a tensor from a shape and the keywords `dtype` and `device`
 
 
 def example_arguments(

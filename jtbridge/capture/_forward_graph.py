@@ -1,4 +1,4 @@
-"""The graph of a called function without its gradient, which torch runs in place of the function."""
+"""The forward graph of a called function. Torch runs the graph in place of the function."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ._graph_function import GraphFunction, ready_to_run
 from ._partition import clean, outputs_of
 from ._trace import trace
 
-_RULE = 8  # a batching rule makes at most so many operators from one
+_RULE = 8  # the most operators that a batching rule makes from one operator
 
 
 def forward_graph(fn: TorchFunction) -> GraphFunction | None:
-    """Return the graph of a function, captured for the CPU, without its gradient; None if no graph does the same.
+    """Return the forward graph of a function, captured on the CPU; None if no graph computes the same.
 
     The graph of a batched function computes the whole batch, by torch's batching rules.
     """
@@ -45,7 +45,7 @@ def forward_graph(fn: TorchFunction) -> GraphFunction | None:
 
 
 class _AtMost(TorchDispatchMode):
-    """Raises after a number of operators: torch.vmap loops over the batch where an operator has no batching rule."""
+    """Raises if too many operators run: torch.vmap loops over the batch for an operator without a batching rule."""
 
     def __init__(self, operators: int):
         super().__init__()

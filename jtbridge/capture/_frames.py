@@ -1,4 +1,4 @@
-"""Source lines of the user, found in stacks and tracebacks."""
+"""Source lines of user code, found in stacks and tracebacks."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from ._destinations import with_destinations
 
 @dataclasses.dataclass(eq=False)
 class GraphFunction(TorchFunction):
-    """A captured graph on flat tensors. Derivatives are taken of the captured function, never of the graph."""
+    """A captured graph as a function of flat tensors. Its derivatives are those of the captured function."""
 
     owner: TracedFunction
     module: fx.GraphModule
@@ -87,9 +87,9 @@ class GraphFunction(TorchFunction):
 
 
 def on_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
-    """Return a copy of a graph that makes its tensors on a device, and reads its constants there in every run.
+    """Return a copy of a graph that makes its tensors on a device, and copies its constants to it in every run.
 
-    A constant may be a tensor that the user closes over, and writes to between two runs.
+    A constant may be a closed-over tensor, which user code may write to between two runs.
     """
     attributes = {
         str(node.target): getattr(module, str(node.target)) for node in module.graph.find_nodes(op="get_attr")
@@ -108,7 +108,7 @@ def on_device(module: fx.GraphModule, device: torch.device) -> fx.GraphModule:
 
 
 def _names_device(node: fx.Node) -> bool:
-    """Return whether a node makes no tensor on the default device. Operators of a tensor `self` make them there."""
+    """Return whether a node makes no tensor on the default device. Operators with a tensor `self` use its device."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return node.op != "call_function" or node.target is operator.getitem
@@ -120,8 +120,8 @@ def ready_to_run(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Return the graph module ready to run: with detached parameters, and with generated code.
 
     Raises:
-        TranslationError: the graph uses a tensor without values, of which the trace lost sight. So torch makes a
-            `Parameter` of a row of a batch without an operator.
+        TranslationError: the graph uses a fake tensor that no traced operator made, for example a `Parameter` that
+            torch made from a row of a batch.
     """
     for node in graph_module.graph.find_nodes(op="get_attr"):
         value = getattr(graph_module, node.target)
@@ -130,8 +130,8 @@ def ready_to_run(graph_module: fx.GraphModule) -> fx.GraphModule:
         if isinstance(value, torch.nn.Parameter):
             delattr(graph_module, node.target)
             setattr(graph_module, node.target, value.detach())  # shares memory with the parameter
-    # The code assigns an argument to a variable if their names differ. That variable may have the name of another
-    # argument, which is lost then.
+    # If the target and the name of a placeholder differ, the generated code assigns the argument to a variable. That
+    # variable may have the name of another argument, whose value would then be lost.
     for node in graph_module.graph.find_nodes(op="placeholder"):
         node.target = node.name
     graph_module.graph.lint()

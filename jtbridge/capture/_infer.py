@@ -23,12 +23,12 @@ def infer(request: TraceRequest) -> AbstractResult:
         OutputMismatchError: `output_shapes` was given and is wrong.
         ShapeInferenceError: the function can neither be traced nor run on example arguments.
         RandomnessError: the function draws without a key.
-        TranslationError: the function calls an operator that takes functions.
+        TranslationError: the function calls a higher-order operator that cannot be translated.
         MutationError: the function writes to a closed-over tensor.
     """
     request = request.on_device(request.device)
     watch_questions()
-    asked_whether_fake()  # forgets earlier questions
+    asked_whether_fake()  # discards the tests of earlier functions
     trials: list[Trial] = []
     cause: Exception | None = None
     for strategy in STRATEGIES:
@@ -37,8 +37,8 @@ def infer(request: TraceRequest) -> AbstractResult:
         try:
             result = strategy.run(request, cause)
         except TranslationError:
-            # Of a higher-order operator. It calls torch.compile, which inside a mode marks the frames of the operator
-            # as not compilable, so that later calls in torch would fail.
+            # Raised for a higher-order operator. The operator calls torch.compile, which inside a mode marks the
+            # operator's frames as not compilable, so that later calls in torch would fail.
             torch.compiler.reset()
             raise
         except Exception as error:

@@ -48,7 +48,7 @@ def _split_by_row(fn: Vmap, wrt: tuple[int, ...], outs: tuple[int, ...]) -> Spli
         return row
     seed = fn.base.seed_position
     if seed is not None and fn.dims[seed] is not None:
-        return "every row of the batch draws with a key of its own"
+        return "every row of the batch draws with its own key"
     count = len(fn.in_types)
     saved = tuple(fn.dims[source] if source < count else 0 for source in row.sources)
     shared = tuple(position for position, i in enumerate(wrt) if fn.dims[i] is None)
@@ -69,7 +69,7 @@ def _try_split(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], t
     if traits.autograd.writes_unseen:
         return traits.autograd.writes_unseen
     if fn.base.seeded and fn.in_types[-1].shape != random_numbers.SEED_SHAPE:
-        return "every row of the batch draws with a key of its own"
+        return "every row of the batch draws with its own key"
     if fn.order > 0:
         return "only first derivatives keep residuals"
     try:
@@ -95,7 +95,7 @@ def _trace(fn: TorchFunction, wrt: tuple[int, ...], outs: tuple[int, ...], trans
         results, grads = pullback.by_autograd(tensors[:count], cotangents, around=reads)
         fn.base.cache.reads_graph = fn.base.cache.reads_graph or reads.found
         if len(outs) > 1 and (reads.hooks or not materializes_gradients([results[o] for o in outs])):
-            raise CannotSplit("its backward may tell a gradient of zeros from none")
+            raise CannotSplit("its backward may treat a gradient of zeros and a missing gradient differently")
         return [*(y.detach() for y in results), *(conjugate(g) for g in grads)]
 
     device = "cpu" if translated else fn.base.device

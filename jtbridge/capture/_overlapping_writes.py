@@ -1,4 +1,4 @@
-"""Writes through views that torch's graph of the write does not write back as torch itself does."""
+"""Refusal of writes through views for which torch's functional graph has other values than torch itself."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from jtbridge.errors import TranslationError
 
 
 def refuse_overlapping_writes(graph: fx.Graph) -> None:
-    """Refuse a graph with a write whose graph without writes would compute other values than torch does.
+    """Refuse a graph with a write if the functional graph would compute other values than torch does.
 
-    In some views several elements share memory, as after `expand`. Torch's graph of a write to such a view adds these
-    elements and subtracts the old value for each but one. That is wrong if more than one of them was written, and
-    inexact otherwise. If an argument overlaps the memory that the operator writes to, torch may read elements that it
-    has just written.
+    In some views, such as the result of `expand`, several elements share memory. Torch's functional graph of a write to
+    such a view adds these elements and subtracts the old value for all but one of them. The sum is wrong if more than
+    one of them was written, and inexact otherwise. If an argument overlaps the memory that the operator writes to,
+    torch may read elements that it has just written.
 
-    If the windows of `unfold` leave out elements of the tensor, torch's graph of a write to them has zeros there.
+    If the windows of `unfold` leave out elements of the tensor, torch's functional graph of a write to the windows sets
+    these elements to zero.
 
     Raises:
         TranslationError: there is such a write.
@@ -43,14 +44,14 @@ def refuse_overlapping_writes(graph: fx.Graph) -> None:
 
 
 def _lossy_view(node: fx.Node) -> str | None:
-    """Return the nearest view that cannot be written back, among a node and the nodes that it is a view of, or None."""
+    """Describe the first view that cannot be written back, from a node to its base; return None if there is none."""
     current: fx.Node | None = node
     while current is not None:
         value = current.meta.get("val")
         if isinstance(value, torch.Tensor):
             if may_overlap(value):
                 return f"`{current.target}`, whose elements share memory"
-            # The windows do not overlap, so they have each element at most once.
+            # The windows do not overlap, so they contain each element at most once.
             is_unfold = current.target is torch.ops.aten.unfold.default
             if is_unfold and value.numel() < current.all_input_nodes[0].meta["val"].numel():
                 return f"`{current.target}`, whose windows leave out elements of the tensor"
@@ -59,7 +60,7 @@ def _lossy_view(node: fx.Node) -> str | None:
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:
-    """Return the node in whose memory the result of a node lies, or None if the result has memory of its own."""
+    """Return the node that the result of a node is a view of; None if the result has its own memory."""
     if node.target is getitem:
         return cast(fx.Node, node.args[0])
     if not isinstance(node.target, OpOverload):

@@ -1,4 +1,4 @@
-"""Residuals as arrays of JAX."""
+"""Storage of residuals as JAX arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CannotSplit(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """How JAX stores a residual: unchanged, or as bytes if JAX does not have the dtype, such as int64 without x64."""
+    """How JAX stores a residual: unchanged, or as bytes if JAX lacks the dtype, for example int64 without x64."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -84,7 +84,7 @@ def _tag_forward(joint: fx.GraphModule, results: int) -> set[fx.Node]:
         if node not in forward:
             forward.add(node)
             pending += node.all_input_nodes
-    for node in list(forward):  # all results of an operator, so that the backward does not run it again
+    for node in list(forward):  # tag all results of an operator, so that the backward does not run it again
         while node.next.target is operator.getitem and node.next.args[0] in forward:
             node = node.next
             forward.add(node)
@@ -94,11 +94,11 @@ def _tag_forward(joint: fx.GraphModule, results: int) -> set[fx.Node]:
 
 
 def _compute_again(joint: fx.GraphModule, forward: set[fx.Node]) -> None:
-    """Copy the nodes that the backward needs and whose sizes depend on data into it: no residual has such a size.
+    """Copy the data-dependent nodes that the backward needs into it, so that all residuals have fixed shapes.
 
     Args:
         joint: the joint graph.
-        forward: the nodes tagged as forward. The partitioner takes all nodes up to the last one of them as forward.
+        forward: the nodes tagged as forward. The partitioner treats all nodes up to the last one of them as forward.
     """
     nodes = list(joint.graph.nodes)
     first = 1 + max(i for i, node in enumerate(nodes) if node in forward or node.op == "placeholder")
@@ -187,7 +187,7 @@ def _as_split(
     backward: fx.GraphModule,
     residuals: Sequence[fx.Node],
 ) -> Split:
-    """Return the split, in which each saved value is an argument, a result or a residual of its own."""
+    """Return the split. Each saved value is an argument, a result or a separate residual."""
     count, results = len(fn.in_types), len(fn.out_types)
     (forward_output,) = forward.graph.find_nodes(op="output")
     arguments = forward.graph.find_nodes(op="placeholder")

@@ -26,12 +26,12 @@ class DependentTensor:
 
 @dataclasses.dataclass(frozen=True)
 class PathOutcome:
-    """The result of one trace or run of a function, and its traits. Only the types of the result count."""
+    """The result of one trace or run of a function, and its traits. Of result tensors, only the types are used."""
 
     leaves: Sequence[Any]
     tree: Any
     traits: FunctionTraits
-    order: Any = None  # of the dicts in the result, see `key_order`
+    order: Any = None  # the order of the keys of dicts in the result, see `key_order`
 
 
 def agreed(name: str, outcomes: Sequence[PathOutcome], *, declared: bool) -> PathOutcome:
@@ -79,11 +79,11 @@ def without_empty_sizes(leaf: Any) -> Any:
 
 
 def _common(column: Sequence[Any]) -> Any:
-    """Return the common type of the leaves at one position of several results; marks sizes that differ."""
+    """Return the common type of the leaves at one position of several results, with sizes that differ marked."""
     first = column[0]
     if not all(isinstance(leaf, torch.Tensor | DependentTensor) for leaf in column):
         return first
-    if any(isinstance(leaf, torch.Tensor) and leaf.is_nested for leaf in column):  # it has no sizes, and is refused
+    if any(isinstance(leaf, torch.Tensor) and leaf.is_nested for leaf in column):  # no sizes: refused later
         return first
     shapes = [tuple(leaf.shape) for leaf in column]
     if any(leaf.dtype != first.dtype for leaf in column) or any(len(shape) != len(shapes[0]) for shape in shapes):
@@ -112,7 +112,7 @@ def _refuse(name: str, path: str, leaf: DependentTensor) -> NoReturn:
 
 
 def _difference(tree: Any, other: Any) -> str:
-    """Say what only one of two trees has; both trees if they differ in their containers alone."""
+    """Name the leaves that only one of two trees has, or both trees if only their containers differ."""
     names = [{f"`result{jax.tree_util.keystr(path)}`": None for path in leaf_paths(each)} for each in (tree, other)]
     alone = [name for name in (*names[0], *names[1]) if not (name in names[0] and name in names[1])]
     if not alone:

@@ -1,4 +1,4 @@
-"""Tests of a function on fake tensors, made while a program is traced: of torch.vmap and of derivatives."""
+"""Tests whether torch can batch and differentiate a function, on fake tensors and while a program is traced."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def probe_vmap(fn: Vmap) -> None:
     traced.cache.probed.add(fn)
     seed = traced.seed_position
     if seed is not None and fn.dims[seed] is not None:
-        traced.cache.sequential.add(fn)  # every row draws with a key of its own: no batched form could
+        traced.cache.sequential.add(fn)  # every row draws with its own key, which no batched form can do
         return
     wrong = traced.traits.unbatchable and f"its result for {traced.traits.unbatchable} is known to be wrong"
     reason = traced.traits.untraceable or wrong or traced.guarded(lambda: _vmap_fails(fn))
@@ -46,7 +46,7 @@ def probe_vmap(fn: Vmap) -> None:
 
 
 def _vmap_fails(fn: Vmap) -> str | None:
-    """Return why torch.vmap fails on fake tensors on every device; None if it does not."""
+    """Return why torch.vmap fails on fake tensors on every device; None if it succeeds on one."""
     reason = None
     for device in _devices(fn.base):
         try:
@@ -67,10 +67,7 @@ def _vmap_fails(fn: Vmap) -> str | None:
 
 
 def _devices(traced: TracedFunction) -> tuple[str, ...]:
-    """Return the devices to examine a function on: that of its called graphs, and that of its translated graphs.
-
-    A function whose module lies on the CPU can be translated in a program for a GPU, and cannot be called there.
-    """
+    """Return the devices to examine a function on: the device of its called graphs, and the CPU for translated ones."""
     return tuple(dict.fromkeys((traced.device, "cpu")))
 
 
@@ -80,7 +77,7 @@ def check_differentiable(fn: TorchFunction, wrt: tuple[int, ...], *, again: bool
     Args:
         fn: the function to differentiate.
         wrt: the positions of the differentiated inputs.
-        again: whether this may take a second derivative: of a derivative, or in forward mode.
+        again: whether torch may compute a second derivative: `fn` is a derivative, or this is forward mode.
     """
     traced = fn.base
     wrt = _innermost(fn, wrt)

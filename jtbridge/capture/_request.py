@@ -19,9 +19,9 @@ class TraceRequest:
     """A torch function, the types of its arguments and the settings to trace it under.
 
     Attributes:
-        name: of the function, for messages.
+        name: the function's name, for messages.
         call: takes the array arguments as tensors.
-        shapes, dtypes: of the arguments.
+        shapes, dtypes: the shapes and dtypes of the arguments.
         state: torch's settings.
         seeded: whether the call has a JAX key.
         ordered: whether side effects are allowed: draws without a key and writes to closed-over state.
@@ -44,17 +44,17 @@ class TraceRequest:
     guard: StateGuard = NO_GUARD
 
     def on_device(self, device: str) -> TraceRequest:
-        """Return the request for arguments on a device, which is the default device unless the user set another one."""
+        """Return the request with its arguments on a device, which is also the default unless the user set another."""
         return dataclasses.replace(self, device=device, state=self.state.by_default_on(device))
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One strategy that inference tried.
+    """One strategy that inference tried, or one attempt to get a graph.
 
     Attributes:
-        strategy: its name.
-        failure: why it failed; None if it gave the result.
+        strategy: the name of the strategy, or the settings of the attempt.
+        failure: why it failed or was rejected; None if it gave the result.
     """
 
     strategy: str
@@ -69,8 +69,8 @@ class AbstractResult:
     """The result types and the traits of a function.
 
     Attributes:
-        out_types, out_tree: of the result.
-        traits: the facts of the trace besides the types, such as effects.
+        out_types, out_tree: the types of the result's array leaves, and its tree.
+        traits: the other facts of the trace, such as effects.
         trials: the strategies that were tried, in order.
     """
 

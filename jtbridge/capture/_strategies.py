@@ -1,4 +1,4 @@
-"""The strategies by which inference finds the result types of a function, in the order in which they are tried."""
+"""The strategies that find the result types of a function, in the order in which inference tries them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Strategy:
     """One way to find the result types of a function.
 
     Attributes:
-        name: as `explain` shows it.
+        name: the name that `explain` shows.
         applies: whether to try it, given the error that the trace on fake tensors raised (None before it is tried).
         run: returns the result, or raises: a `JtbridgeError` ends inference (unless late scalars may avoid it), any
             other exception means that the strategy failed.
@@ -75,7 +75,7 @@ def _plain(request: TraceRequest, cause: Exception | None) -> AbstractResult:
 
 
 def _with_late_scalars(request: TraceRequest, cause: Exception | None) -> AbstractResult:
-    """Trace with the numbers that the function reads from tensors left to its kernels."""
+    """Trace the function; its kernels read the numbers that it takes from tensors and passes to them."""
     assert cause is not None
     try:
         return _traced(request, late_scalars)
@@ -95,7 +95,7 @@ def _overridden_on_gpu(request: TraceRequest, cause: Exception | None) -> Abstra
     """Trace with the arguments on a GPU, and with overrides.
 
     Raises:
-        DeviceError: the function has results on a GPU wherever its arguments are, and cannot be traced there.
+        DeviceError: the function has results on a GPU even for CPU arguments, and cannot be traced with GPU arguments.
     """
     try:
         return _overridden(request.on_device("cuda"), cause)
@@ -114,11 +114,11 @@ def _with_overrides(request: TraceRequest, oracle: BranchOracle) -> _Trace:
 
 
 def _traced(request: TraceRequest, mode: Callable[[], contextlib.AbstractContextManager]) -> AbstractResult:
-    """Infer from a trace, and add the reason why the function is untraceable if a graph would not do the same.
+    """Infer the result from a trace; mark the function as untraceable if a graph would not do the same.
 
     Args:
         request: the function.
-        mode: makes the mode to trace in, anew for each trace.
+        mode: makes a new mode for each trace.
     """
     (leaves, tree), recorder, without_grad = request.guard.run(
         lambda: _with_least_recording(request, mode),
@@ -193,7 +193,7 @@ def _sets_data_or_draws(recorder: EffectRecorder) -> str | None:
 def _depends_on_what_torch_raises(
     request: TraceRequest, places: Iterable[Place], trace: Callable[[TraceRequest], object]
 ) -> str | None:
-    """Return why a function that continues after torch raised for some values is untraceable; None for any other one.
+    """Return why a function is untraceable if it catches an error that torch raises for some values; otherwise None.
 
     Args:
         request: the function.
@@ -213,12 +213,12 @@ def _depends_on_what_torch_raises(
 
 
 def _refuse_used_text(request: TraceRequest, traces: Sequence[_Trace], once_more: Callable[[], list[_Trace]]) -> None:
-    """Raise if a function uses the text of a tensor, and does not only print or log it.
+    """Raise if a function uses the text of a tensor for more than printing or logging.
 
     Args:
         request: the function.
-        traces: of the paths through it.
-        once_more: traces the same paths.
+        traces: one trace for each path through the function.
+        once_more: traces the same paths again.
 
     Raises:
         StrategyError: the function uses the text.
@@ -239,7 +239,8 @@ def _same_trace(a: _Trace, b: _Trace) -> bool:
 def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult:
     """Trace every path through a function that reads values only to branch on them.
 
-    All paths must have results of the same types. A path that raises, as checks of arguments do, has no result.
+    All paths must have results of the same types. A path that raises, such as a failed check of an argument, has no
+    result.
     """
     assert cause is not None
 
@@ -248,7 +249,7 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
 
     runs: list[Callable[[], Any]] = []
 
-    def guarded(oracle: BranchOracle) -> _Trace:  # one guard for all paths would miss what an earlier one wrote
+    def guarded(oracle: BranchOracle) -> _Trace:  # one guard for all paths would miss an earlier path's writes
         def again() -> _Trace:
             return _with_overrides(request, BranchOracle(oracle.given))
 
@@ -262,7 +263,7 @@ def _branching(request: TraceRequest, cause: Exception | None) -> AbstractResult
     try:
         with request.guard.same_constants(runs):
             paths = all_paths(guarded)
-    except JtbridgeError as error:  # on a path that perhaps no values ever take
+    except JtbridgeError as error:  # perhaps no values of the arguments lead to the path that raised
         raise StrategyError(str(error)) from error
     _refuse_used_text(request, paths, lambda: trace(request))
     recorders = [recorder for _, recorder in paths]
@@ -388,9 +389,10 @@ def _on_examples(request: TraceRequest, cause: Exception | None) -> AbstractResu
 def _refuse_without_outcome(request: TraceRequest, cause: Exception, errors: Sequence[Exception]) -> NoReturn:
     """Raise one error for a function: its trace raised `cause`, and its runs on example arguments raised `errors`."""
     error = errors[0]
-    # A plain mistake in the function or its arguments. Torch's fakes may raise another class for it than its kernels.
+    # Both errors report a plain mistake in the function or its arguments. For one mistake, torch may raise another
+    # exception class on fake tensors than on values.
     if type(error) is type(cause) or text_of(error) == text_of(cause):
-        if len({*map(text_of, errors)}) > 1:  # due to the values of the examples too
+        if len({*map(text_of, errors)}) > 1:  # the errors of the runs also depend on the example values
             error = cause
         error.add_note(f"(raised while finding the output shapes of `{request.name}`)")
         raise error
@@ -453,12 +455,15 @@ def _reads_memory(cause: Exception | None) -> bool:
 
 
 def _needs_gpu(request: TraceRequest, cause: Exception | None) -> bool:
-    """Return whether a trace with the arguments on a GPU may succeed. There a tensor shares no memory with NumPy."""
+    """Return whether to try a trace with the arguments on a GPU.
+
+    It is not tried after a `SharedMemoryError`: no GPU tensor shares memory with NumPy, so the function would differ.
+    """
     return request.device == "cpu" and may_be_on_gpu() and not isinstance(cause, SharedMemoryError)
 
 
 STRATEGIES = (
-    # The first one, because any other strategy runs the function and so has its effects.
+    # This one is first, because any other strategy runs the function, with its side effects.
     Strategy("declared shapes", lambda request, _: request.ordered and request.output_shapes is not None, _declared),
     Strategy("fake tensors", lambda *_: True, _plain, is_trace=True),
     Strategy(

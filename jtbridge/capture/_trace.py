@@ -1,7 +1,7 @@
 """Traces of a torch function to a functional ATen graph. Its nodes record their origin (`modes/provenance.py`).
 
-``node.meta["detached"]`` says that other nodes use a detach of the node, which is left out of the graph. A graph's own
-``meta["keeps"]`` says whether the function stored a tensor that depends on its arguments.
+``node.meta["detached"]`` says whether other nodes used a `detach` of the node; the graph has no `detach` nodes. The
+graph module's ``meta["keeps"]`` says whether the function stored a tensor that depends on its arguments.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .rewrites.indexing import refuse_stale_copies
 from .rewrites.rounded_once import round_once
 from .rewrites.statistics import keep_statistics_wide
 
-_DETACHING = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)  # torch 2.15 traces `detach` as the latter
+_DETACHING = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)  # torch 2.15 traces `detach` as `alias`
 
 
 def trace(
@@ -66,7 +66,7 @@ def trace_on(
 ) -> fx.GraphModule:
     """Return the functional graph of ``fn``, after autograd, on tensors like `tensors`, whose sizes may be symbols.
 
-    A graph to translate is that of a CPU, with composite operators that oneDNN would take over written out.
+    A graph to translate is traced for the CPU, with an LSTM as the operators of its steps instead of oneDNN's.
     """
     first = Attempt(use, fuses=use is GraphUse.KERNELS)
     return repeat(lambda attempt: _tried(fn, tensors, attempt), first, revisions)
@@ -139,7 +139,7 @@ def _trace_one_way(
         with_closed_over(module)
     if oracle is not None:
         round_once(module.graph)
-        if use is not GraphUse.REGIONS:  # torch, which runs the regions, rounds them
+        if use is not GraphUse.REGIONS:  # torch runs the regions, and rounds as on a CPU
             keep_statistics_wide(module.graph)
     for detaching in _DETACHING:
         for node in module.graph.find_nodes(op="call_function", target=detaching):
@@ -160,7 +160,7 @@ def _noted(
     recorder: Callable[[], contextlib.AbstractContextManager],
     known: ConstantEvalMode,
 ) -> Callable[..., Sequence[Any]]:
-    """Return `fn` with the modes that note the origin of nodes; with an `oracle` it also returns the conditions."""
+    """Return `fn` run under the modes of a trace; with an `oracle`, its results are followed by the conditions."""
 
     def run(*tensors: torch.Tensor) -> Sequence[Any]:
         modules = ModulePaths()

@@ -30,8 +30,8 @@ from ._path_outcomes import DependentTensor
 from .modes.effects import EndlessLoopError
 from .rewrites.least_squares import LEAST_SQUARES, least_squares_results
 
-_PATHS = 6  # traces of one function
-_QUESTIONS = 32  # in one trace: a loop that ends by a condition on data may go on for ever
+_PATHS = 6  # the most traces of one function
+_QUESTIONS = 32  # the most answers in one trace: a loop whose end depends on data may never end
 _INTEGERS = (2, 3, 1, 0)
 _FLOATS = (1.5, 0.5)
 
@@ -70,7 +70,7 @@ class PathTrace:
         self._over = True
 
     def type_of(self, leaf: Any) -> Any:
-        """Return a tensor that stands for the type of a result; a DependentTensor if its sizes depend on data."""
+        """Return a tensor of the type of a result; a DependentTensor if its sizes depend on data."""
         for number, dtype in _NUMBERS.items():
             if isinstance(leaf, number):
                 return torch.empty((), dtype=dtype)
@@ -88,7 +88,7 @@ class PathTrace:
             raise escaped_tensor_error()
         number = len(self.choices)
         if number >= _QUESTIONS:
-            raise RuntimeError(f"it asks for more than {_QUESTIONS} values that depend on data")
+            raise RuntimeError(f"it reads more than {_QUESTIONS} values that depend on data")
         answers = _answers(kind, low, high)
         choice = self._given[number] if number < len(self._given) else self._rest
         self.choices.append(min(choice, len(answers) - 1))
@@ -115,7 +115,7 @@ def explored(run: Callable[[PathTrace], Result], most: int = _PATHS) -> list[Res
     Args:
         run: traces the function once.
         most: the greatest number of traces. The first two give the first and the second answer to all questions; each
-            of the others departs from the first trace in one question.
+            of the others differs from the first trace in one answer.
 
     Raises:
         JtbridgeError: a trace raised it.

@@ -1,7 +1,7 @@
-"""An end to runs on example arguments that loop for ever.
+"""A watchdog that ends runs and traces that loop for ever.
 
 A loop such as ``while np.linalg.norm(x) > tol: x = step(x)`` may never end for example arguments. If it calls torch,
-`EffectRecorder` counts its reads of values. If all of it is Python and NumPy, nobody is asked, so another thread looks.
+`EffectRecorder` counts its reads of values. If it is only Python and NumPy, no mode sees it, so another thread watches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jtbridge._compat import raise_in_thread
 
 from .modes.effects import EndlessLoopError
 
-SECONDS = 20.0  # the longest time between two operators of torch
+SECONDS = 20.0  # the longest time allowed between two operators of torch
 _SAMPLES = 8
 
 
@@ -54,8 +54,8 @@ def ended_if_endless(operators: Callable[[], int]) -> Iterator[None]:
             if operators() != called or frame is None:
                 called, places, samples = operators(), set(), 0
                 continue
-            # A long call of a compiled library stays at one place, and cannot be ended. A small loop is always seen at
-            # its jump back, where Python lets another thread run.
+            # During a long call of a compiled library, all samples show the same place, and the call cannot be ended.
+            # All samples of a small loop show its jump back, because there Python lets another thread run.
             places.add((id(frame), frame.f_lasti))
             loops = _is_at_jump(frame)
             samples += 1
@@ -65,7 +65,7 @@ def ended_if_endless(operators: Callable[[], int]) -> Iterator[None]:
                     if not done.is_set():
                         ended = True
                         raise_in_thread(thread, _StillRunningError)
-                places, samples = set(), 0  # code that catches every exception gets another one
+                places, samples = set(), 0  # if the code catches the exception, raise it again later
 
     watcher = threading.Thread(target=watch, name="jtbridge-watchdog", daemon=True)
     watcher.start()
@@ -75,7 +75,7 @@ def ended_if_endless(operators: Callable[[], int]) -> Iterator[None]:
         finally:
             with lock:
                 done.set()
-            if ended:  # the exception may be still to come, if the block ended by itself in the meantime
+            if ended:  # if the block ended by itself meanwhile, the exception may arrive only now
                 for _ in range(1_000):
                     pass
     except _StillRunningError:
@@ -83,4 +83,4 @@ def ended_if_endless(operators: Callable[[], int]) -> Iterator[None]:
             f"on example arguments it runs for {SECONDS:.0f} s without calling torch, and may not end for these"
         ) from None
     finally:
-        done.set()  # again: the exception may have come just before the first time
+        done.set()  # once more: the exception may have arrived just before the first call

@@ -43,8 +43,8 @@ class OutputTree:
 
     tree: Any
     array_positions: tuple[int, ...]
-    statics: tuple[Any, ...]  # one entry for each leaf; for a leaf that is no array, its value, which depends on shapes
-    order: Any = None  # see `key_order`: the insertion order of the result's dicts, if JAX's order is another
+    statics: tuple[Any, ...]  # one entry for each leaf: the value of a leaf that is not an array; it depends on shapes
+    order: Any = None  # see `key_order`: the insertion order of the result's dicts, if it differs from JAX's order
 
     def unflatten(self, arrays: Sequence[Any]) -> Any:
         """Build a result from its array leaves."""
@@ -55,14 +55,14 @@ class OutputTree:
         return structure.unflatten([leaves[number] for number in numbers])
 
 
-# Numbers that depend on data, in a trace with symbols.
+# The types of symbolic numbers, which depend on data, and the dtypes of their tensors.
 _SYMBOLIC = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64, torch.SymBool: torch.bool}
 
 
 def is_array_leaf(leaf: Any, untraceable: bool) -> bool:
     """Return whether an output leaf becomes a JAX array.
 
-    A Python number that a traceable function returns depends on shapes alone and stays a number. A Python number that
+    A Python number that a traceable function returns depends only on shapes and stays a number. A Python number that
     an untraceable function returns may depend on the data and becomes an array.
     """
     if isinstance(leaf, torch.Tensor | np.ndarray | np.generic):
@@ -87,9 +87,10 @@ def as_tensor(leaf: Any) -> torch.Tensor:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is one array: not sparse, not nested, and not of a class with operators of its own.
+    """Return whether a tensor is one array: not sparse, not nested, and not of a class with its own operators.
 
-    The memory of an object of such a class is not what it stands for: a `MaskedTensor` has none.
+    The memory of a tensor with its own operators does not hold its values: a `MaskedTensor` has no memory. A tensor of
+    a trace and a `SharedTensor` are dense all the same.
     """
     if tensor.layout is not torch.strided or tensor.is_nested:
         return False
@@ -97,7 +98,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Return whether a dense tensor has values: it is none of a trace, and none of a torch.func transform."""
+    """Return whether a dense tensor has values: it belongs neither to a trace nor to a torch.func transform."""
     return isinstance(tensor, SharedTensor) or has_plain_memory(tensor)
 
 
@@ -115,6 +116,6 @@ def kind_of_layout(tensor: torch.Tensor) -> tuple[str, str]:
 def to_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a tensor, as uint8 in one dimension."""
     flat = tensor.contiguous().reshape(-1)
-    if flat.stride(0) != 1:  # one element, or none, is contiguous with any stride
+    if flat.stride(0) != 1:  # a tensor of at most one element is contiguous with any stride
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)

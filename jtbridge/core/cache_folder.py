@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 _LARGEST = 16 << 20  # bytes of a file that is read
-# The exceptions of reading JSON values from a damaged file: the last two for a long number and for many brackets.
+# The exceptions that reading values from a damaged JSON file may raise. The last two are for a very long number and for
+# deeply nested brackets.
 MALFORMED = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
 
 def home() -> Path:
-    """Return the user's home; below `/dev/null`, where there are no files, for a user who has none."""
+    """Return the user's home folder; for a user who has none, `/dev/null`, which cannot contain files."""
     try:
         return Path.home()
     except RuntimeError:  # no $HOME and no entry in the user database, as in a container
@@ -36,7 +37,7 @@ def read_text(path: Path) -> str:
         UnicodeDecodeError: it is not UTF-8.
     """
     status = path.stat()
-    if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, and a device may have no end
+    if not stat.S_ISREG(status.st_mode):  # reading from a pipe may wait, and a device may have no end
         raise OSError(f"{path} is not a regular file")
     if status.st_size > _LARGEST:
         raise OSError(f"{path} has {status.st_size} bytes")
@@ -50,7 +51,7 @@ def write_json(path: Path, value: Any) -> None:
         OSError: the file cannot be written. The file that was there stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not `tempfile`, whose files no other user can read: several may share the folder.
+    # Not `tempfile`, whose files no other user can read: several users may share the folder.
     whole = path.with_name(f"{path.stem}-{uuid.uuid4().hex}")
     try:
         with whole.open("x") as file:

@@ -1,4 +1,4 @@
-"""The items of containers, without the methods of classes of their own, which may compute or refuse anything."""
+"""The items of containers, read without the methods of the user's subclasses, which may do anything."""
 
 from __future__ import annotations
 

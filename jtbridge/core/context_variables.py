@@ -10,7 +10,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def assigned(*values: tuple[contextvars.ContextVar[Any], Any]) -> Iterator[None]:
-    """Give each of some context variables its value inside the block."""
+    """Set context variables inside the block. Each argument is a variable and its value."""
     tokens = [(variable, variable.set(value)) for variable, value in values]
     try:
         yield

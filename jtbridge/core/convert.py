@@ -27,7 +27,7 @@ def to_jax(tree: Any, *, copy: bool = True) -> Any:
         tree: a JAX pytree with tensors of any shape and strides; conjugate and negative views and tensors that
             require grad included (they are resolved and detached). Other leaves are left alone. 64-bit dtypes
             become 32-bit ones while x64 is off, as in JAX itself.
-        copy: with True, the array has memory of its own. With False, the array shares the tensor's memory through
+        copy: with True, the array has its own memory. With False, the array shares the tensor's memory through
             DLPack if possible: a later write to the tensor changes the array, so do not write to the tensor. A CPU
             tensor is copied all the same if it is not contiguous, is lazily conjugated or negated, or has a dtype that
             changes width. An array that shares memory is committed to its device, as all arrays from DLPack are.
@@ -84,8 +84,8 @@ def to_torch(tree: Any, *, copy: bool = False) -> Any:
         tree: a JAX pytree; NumPy arrays are converted too (always copied), other leaves are left alone.
         copy: with False, the tensor of an array on one device shares the array's memory through DLPack. The tensor
             refuses writes, in place or through a view, because a JAX array never changes. Writes after
-            ``parameter.data = tensor``, to its storage and to its NumPy view are not seen. An array on several devices
-            is gathered, which copies. With True, each tensor has CPU memory of its own and can be written to.
+            ``parameter.data = tensor``, to its storage and to its NumPy view are not detected. An array on several
+            devices is gathered, which copies. With True, each tensor has its own CPU memory and can be written to.
 
     Raises:
         DTypeError: torch has no such dtype.
@@ -136,7 +136,7 @@ def tensor_to_jax(tensor: torch.Tensor, copy: bool, describe: Callable[[], str] 
             f"{describe()} has no values, because torch is tracing or transforming (`torch.func`) the code that uses "
             "it. Pass it as an argument to a function of `jtbridge.to_torch_function`: its JAX function gets an array."
         )
-    tensor = torch.ops.aten.detach.default(tensor)  # not the method, by which a user says that no gradient is wanted
+    tensor = torch.ops.aten.detach.default(tensor)  # the method `detach` would count as the user's wish for no gradient
     dtype = numpy_dtype(tensor.dtype, describe)
     wanted = canonical_dtype(dtype)
     if tensor.device.type not in ("cpu", "cuda"):
@@ -155,7 +155,7 @@ def _to_torch(array: jax.Array, copy: bool) -> torch.Tensor:
     platform = next(iter(devices)).platform
     if not array.is_fully_addressable:
         raise DeviceError(
-            "An array has parts on devices of other processes, and torch is of this process alone. Gather it first, on "
+            "An array has parts on devices of other processes, which torch cannot use in this one. Gather it first, on "
             "every process: `jax.experimental.multihost_utils.process_allgather(x, tiled=True)`."
         )
     if len(devices) > 1 or copy or not array.size:

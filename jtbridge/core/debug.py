@@ -30,7 +30,7 @@ def without_debug_switches() -> Iterator[None]:
 
 
 def check_results(name: str, results: Sequence[jax.Array], kind: str = "a torch function") -> None:
-    """Check the results of a function for NaNs and infinities, as far as JAX's switches are on.
+    """Check the results of a function for NaNs, for infinities, or for both, as JAX's switches say.
 
     Args:
         name: the name of the function in the error message.

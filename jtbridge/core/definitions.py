@@ -1,4 +1,4 @@
-"""Where classes and functions are defined."""
+"""The modules in which classes and functions are defined, and the slots of classes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 
 def module_of(defined: type | types.FunctionType) -> str:
-    """Return the name of the module in which a class or a function is defined; "" if `__module__` is no string.
+    """Return the name of the module in which a class or a function is defined; "" if `__module__` is not a string.
 
-    `__module__` of a class may be a descriptor for the instances, as that of functions that Cython compiled.
+    The `__module__` of a class may be a descriptor for its instances, as in the class of Cython's functions.
     """
     name = defined.__module__
     return name if isinstance(name, str) else ""

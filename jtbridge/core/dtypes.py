@@ -16,8 +16,8 @@ import torch
 
 from jtbridge.errors import DTypeError
 
-# Marks an int64 that torch would not compute: torch raises on a CPU. Both halves of the number are the least int32, so
-# the number becomes the least int32 where int64 results become int32, which keeps the lower half.
+# Stands for an int64 result where torch raises on a CPU. Both 32-bit halves of the number are the least int32, so the
+# conversion of int64 results to int32, which keeps the lower half, gives the least int32.
 NO_INT64 = -(2**63) + 2**31
 
 # Sources: https://docs.pytorch.org/docs/stable/tensor_attributes.html and jax.numpy's dtype list.
@@ -71,7 +71,7 @@ def torch_dtype(dtype: np.dtype, what: str) -> torch.dtype:
 
 
 def has_torch_dtype(dtype: np.dtype) -> bool:
-    """Return whether torch has a JAX dtype, which may be one of JAX alone, such as that of a key."""
+    """Return whether torch has a JAX dtype. Some dtypes exist only in JAX, such as that of a key."""
     return isinstance(dtype, np.dtype) and dtype in _TO_TORCH
 
 
@@ -101,7 +101,7 @@ def argument_dtypes(
 def numpy_dtype(dtype: torch.dtype, what: str | Callable[[], str]) -> np.dtype:
     """Return the NumPy dtype with the same bits as a torch dtype; `what` names the tensor in the error.
 
-    A text is for a result, and a function that returns a text for an argument.
+    `what` is a string for a result, and a function that returns a string for an argument.
     """
     try:
         return _TO_NUMPY[dtype]
@@ -119,7 +119,7 @@ def canonical_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def carrier(dtype: np.dtype) -> tuple[np.dtype, torch.dtype] | None:
-    """Return the integer dtypes of NumPy and torch through which an array of this dtype crosses NumPy.
+    """Return the integer dtypes of NumPy and torch that arrays of a dtype are viewed as, to pass between the two.
 
     Bfloat16 and the float8 types need such a dtype. For other dtypes the result is None.
     """
@@ -127,5 +127,5 @@ def carrier(dtype: np.dtype) -> tuple[np.dtype, torch.dtype] | None:
 
 
 def is_differentiable(dtype: np.dtype) -> bool:
-    """Return whether arrays of this dtype have tangents of their own dtype (float or complex)."""
+    """Return whether arrays of this dtype have tangents of the same dtype (float or complex)."""
     return jax.dtypes.issubdtype(dtype, np.inexact)

@@ -1,8 +1,9 @@
-"""Positions of largest and smallest elements; of floats several times faster on CPUs than by XLA's own operation.
+"""Positions of the largest and smallest elements. For floats on CPUs they are faster than XLA's own operation.
 
-XLA's CPU compiler does not vectorize a reduction of pairs, of an element and its position. It does vectorize reductions
-of floats, along the last axis several times faster than of integers. So the extreme element is found first, and then
-the first position that holds it, as a float along the last axis. XLA must not compute the array twice for that.
+XLA's CPU compiler does not vectorize a reduction of pairs of an element and its position. It vectorizes reductions of
+floats, which along the last axis are several times faster than those of integers. So the extreme element is found
+first, and then the first position that holds it. Positions along the last axis are computed as floats. XLA must not
+compute the array once for each of these reductions, so `materialized` is used.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def first_smallest(x: jax.Array, axis: int, dtype: Any) -> jax.Array:
 def _first(x: jax.Array, extreme: jax.Array, axis: int, dtype: Any) -> jax.Array:
     size = x.shape[axis]
     number: Any = np.int64
-    if isinstance(size, int) and size < 2**31:  # no symbol of an exported program
+    if isinstance(size, int) and size < 2**31:  # not a symbol of an exported program
         number = np.float32 if axis == x.ndim - 1 and size <= _EXACT_IN_FLOAT32 else np.int32
     positions = lax.broadcasted_iota(number, x.shape, axis)
     held = jnp.where((x == extreme) | (x != x), positions, jnp.asarray(size, number))

@@ -1,4 +1,4 @@
-"""Processes that were forked from one that uses JAX: JAX's threads do not exist in them, so its calls would hang."""
+"""Processes that were forked from one that uses JAX: JAX's threads do not exist there, so calls of JAX would hang."""
 
 from __future__ import annotations
 

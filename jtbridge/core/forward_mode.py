@@ -1,6 +1,6 @@
-"""One thread at a time in torch's forward mode, because torch has one level per process.
+"""A lock that lets one thread at a time use torch's forward mode, because torch has one level per process.
 
-A thread that leaves forward mode ends the level, and another thread that is inside silently computes with zeros.
+A thread that leaves forward mode ends the level. Another thread that uses the level then silently gets zero tangents.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from jtbridge.errors import DifferentiationError
 
 from .nested_calls import is_in_callback
 
-_LONGEST = 300  # seconds to wait for a trace; it may itself wait for the results of the function that waits for it
-_PATIENCE = 1.0  # seconds to wait for a thread that uses torch itself
+_LONGEST = 300  # seconds to wait for a trace, which may itself wait for the results of the waiting function
+_PATIENCE = 1.0  # seconds to wait for a thread that uses torch's forward mode without this lock
 _BUSY = "Another thread uses torch's forward mode, which one thread at a time can use"
 _REMEDY = "Call `jax.block_until_ready` on the results of the function before torch's forward mode is used elsewhere."
 
 
 class ForwardMode:
-    """A context in which no other function of jtbridge's uses torch's forward mode. It may be nested.
+    """A context in which no other thread runs a function of jtbridge that uses torch's forward mode. It may be nested.
 
-    In a callback of XLA it also keeps a level of forward mode, so that code which uses torch itself on another thread,
-    as an eager call does, shares that level. If such code was first, its level is shared here, and an error is raised
-    when it ends too early.
+    In a callback of XLA the context also keeps a level of forward mode open, so that code on another thread that uses
+    torch without this lock, such as an eager call, shares this level. If such code opened a level before, the context
+    shares that level, and raises an error if the level ends too early.
 
     Args:
-        keeps_level: whether a level is kept. Torch refuses `torch.autograd.forward_ad.dual_level` inside another level,
-            so there is none for a function that uses it; torch raises for all that would disturb such a function.
+        keeps_level: whether a level is kept open. Torch refuses `torch.autograd.forward_ad.dual_level` inside another
+            level, so none is kept for a function that uses it. Torch raises if another thread would disturb it.
 
     Raises:
         DifferentiationError: a trace stays in forward mode for minutes, or another thread ended the level.
@@ -55,7 +55,7 @@ class ForwardMode:
     def __init__(self, *, keeps_level: bool) -> None:
         self._keeps_level = keeps_level
         self._depth = 0
-        self._kept = False  # whether there is a level of our own
+        self._kept = False  # whether this object opened the level
         self._foreign: Any = None  # a tensor with a tangent at the level of another thread
 
     def __enter__(self) -> None:
@@ -69,7 +69,7 @@ class ForwardMode:
         if self._depth == 1 and is_in_callback():
             try:
                 self._keep_level()
-            except BaseException:  # as KeyboardInterrupt
+            except BaseException:  # such as KeyboardInterrupt
                 self.__exit__(*sys.exc_info())
                 raise
 
@@ -120,7 +120,7 @@ _WITHOUT_LEVEL = ForwardMode(keeps_level=False)
 
 
 def forward_mode_for(use: str | None) -> tuple[ForwardMode, ...]:
-    """Return the context for a function with a use of forward mode, as `AutogradTraits.forward_mode` states it."""
+    """Return the contexts for a function whose `AutogradTraits.forward_mode` is `use`: one context, or none."""
     return () if use is None else (FORWARD_MODE if use == "torch.func" else _WITHOUT_LEVEL,)
 
 
@@ -130,9 +130,9 @@ _OTHERS = frozenset({"torch", "jax", "numpy", "jtbridge"})  # packages whose fun
 
 
 def named_forward_mode(fn: Callable[..., Any]) -> str | None:
-    """Return which forward mode the code of a function names, or that of the functions that it calls by name.
+    """Return which forward mode a function uses, as far as its code and the functions that it names show.
 
-    The answer is one for `AutogradTraits.forward_mode`.
+    The result is a value of `AutogradTraits.forward_mode`.
     """
     found = None
     seen: set[int] = set()

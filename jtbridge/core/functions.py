@@ -65,7 +65,7 @@ class TorchFunction:
 
 @dataclasses.dataclass(eq=False)
 class TraceCache:
-    """Results that a traced function keeps so that nothing is found out, translated or compiled twice.
+    """Results that a traced function stores, so that nothing is examined, translated or compiled twice.
 
     Attributes:
         translations: JAX programs, or the errors of translation, by function, use of kernels, matmul precision, and
@@ -76,7 +76,7 @@ class TraceCache:
         sequential: the batches that torch.vmap cannot run.
         checked_graphs: the differentiated inputs whose autograd graph was examined.
         nonlinearities: the results of `nonlinearity`.
-        double_reverse: the JVPs that take two reverse modes.
+        double_reverse: the JVPs that are computed by two reverse modes because forward mode fails.
         reads_graph: whether the function reads autograd's graph or adds hooks to it.
         once_differentiable: the name of an autograd.Function without a second derivative, if the function uses one.
         differentiable_statistics: whether running statistics are among the differentiated inputs.
@@ -116,11 +116,11 @@ class TracedFunction(TorchFunction):
     return_mutated: bool
     residuals: str
     repeated_blocks: str = "inline"  # how equal blocks of its graphs are translated
-    # Which nodes torch may run inside its translated programs: "never" any, "needed" those without a lowering, "faster"
-    # those that torch runs faster, "auto" both.
+    # Which nodes torch may run inside its translated programs. "never": no nodes; "needed": nodes without a lowering;
+    # "faster": nodes that torch runs faster than XLA; "auto": both.
     islands: str = "never"
-    # The type of the device that its called graphs are captured for, for graphs differ between devices. With ordered
-    # effects: of the device that the function runs on.
+    # The type of the device for which its called graphs are captured, because graphs differ between devices. With
+    # ordered effects: the type of the device on which the function runs.
     device: str = "cpu"
     # Closed-over tensors that are inputs too, for backends that translate. A call of torch ignores these inputs.
     constants: tuple[torch.Tensor, ...] = ()
@@ -192,8 +192,9 @@ class TracedFunction(TorchFunction):
     def guarded(self, trace: Callable[[], Any], *, of_trace: bool = False) -> Any:
         """Return the result of `trace`, which traces this function or a derivative; restore the state that it changes.
 
-        With `of_trace`, it sees the state with which this function was traced: a translated derivative, which may be
-        traced much later, is that of the translated function. A function that is called reads state when it runs.
+        With `of_trace`, `trace` sees the state with which this function was traced. A translated derivative may be
+        traced much later, and must be the derivative of the translated function. A called function reads state when it
+        runs.
         """
         with TRACING, self.locked():
             if self.guard is None:
@@ -203,7 +204,7 @@ class TracedFunction(TorchFunction):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the locks of the modules that this function calls: another thread may have exchanged their parameters.
+        """Hold the locks of the modules that this function calls: another thread may be exchanging their parameters.
 
         The locks are taken after `TRACING` and before `FORWARD_MODE`, which is held too if the function uses it.
         """
@@ -225,7 +226,7 @@ class TracedFunction(TorchFunction):
 
     @property
     def seed_position(self) -> int | None:
-        """Return the position of the seed among the arguments, as in every derivative; None without a seed."""
+        """Return the position of the seed among the arguments, the same in every derivative; None without a seed."""
         return len(self.in_types) - 1 if self.seeded else None
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
@@ -268,14 +269,14 @@ class TracedFunction(TorchFunction):
 
     @property
     def _may_write_more(self) -> bool:
-        """Return whether an argument may be written to that no run on example values wrote to, and must be returned."""
+        """Return whether a run may write to, and must return, arguments that no run on example values wrote to."""
         return self.return_mutated and self.traits.untraceable is not None
 
     def _refuse_write(self, position: int) -> NoReturn:
         name = self.argument_names[position]
         raise MutationError(
             f"`{self.name}` writes to its argument `{name}` for these values, and did not for example values, so the "
-            "program cannot return it. Write to it for all values, as by `torch.where`, or return the new value as a "
+            "program cannot return it. Write to it for all values (`torch.where`), or return the new value as a "
             "result. (With `output_shapes=` no example values are tried.)"
         )
 
@@ -313,7 +314,7 @@ class TracedFunction(TorchFunction):
             if isinstance(leaf, jax.core.Tracer):
                 raise OutputMismatchError(
                     f"`{self.name}` returned an array that it made with JAX while JAX traced it: {leaf!r}. Make it "
-                    "with torch, or call the function of JAX through `jtbridge.to_torch_function`."
+                    "with torch, or call the JAX function through `jtbridge.to_torch_function`."
                 )
             raise OutputMismatchError(
                 f"`{self.name}` returned {leaf!r} where it returned {static!r} when it was traced. "
@@ -326,8 +327,8 @@ class TracedFunction(TorchFunction):
         if tensor.shape != expected.shape and i >= len(self.out_tree.array_positions):
             written = self.argument_names[self.traits.effects.mutated[i - len(self.out_tree.array_positions)]]
             raise OutputMismatchError(
-                f"`{self.name}` left its argument `{written}` with the shape {tuple(tensor.shape)}, and not "
-                f"{expected.shape}, as when it was traced. With `return_mutated=True` that shape may not depend on "
+                f"`{self.name}` left its argument `{written}` with the shape {tuple(tensor.shape)} instead of "
+                f"{expected.shape}, the shape in its trace. With `return_mutated=True` that shape may not depend on "
                 "values: return the tensor instead of changing its shape in place."
             )
         if tensor.shape != expected.shape:

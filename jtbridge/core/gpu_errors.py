@@ -1,4 +1,4 @@
-"""What to do about errors of torch that a GPU causes, added to the errors as notes."""
+"""Notes that say what to do, added to torch's errors about tensors on different devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from .messages import text_of
 
-# Torch's words for an operator with tensors on different devices; a convolution names their types.
+# The text of torch's error for an operator with tensors on different devices; a convolution names the tensors' types.
 _MIXED = re.compile(
     r"Expected all tensors to be on the same device"
     r"|\(torch\.cuda\..*\(torch\.(?!cuda\.)|\(torch\.(?!cuda\.).*\(torch\.cuda\."
@@ -22,18 +22,18 @@ def add_device_note(error: RuntimeError, inputs: Sequence[torch.Tensor]) -> None
     if device is None or not _MIXED.search(text_of(error)):
         return
     error.add_note(
-        f"The arguments are on `{device}`, as JAX placed them, and a called function is torch itself. Move what the "
-        f'function uses there (`module.to("{device.type}")`), and make tensors there (`device=x.device`); or place the '
-        'arguments on the CPU (`jax.device_put(x, jax.devices("cpu")[0])`). A function that is translated under '
+        f"The arguments are on `{device}`, as JAX placed them, and torch runs the function there. Move the modules and "
+        f'tensors that it uses (`module.to("{device.type}")`), and make tensors there (`device=x.device`); or place '
+        'the arguments on the CPU (`jax.device_put(x, jax.devices("cpu")[0])`). A function that is translated under '
         "`jax.jit` may use tensors of any device."
     )
 
 
 def add_host_note(error: BaseException) -> None:
-    """Add a note to an error about tensors on different devices, raised in a call on copies of the host's arrays."""
+    """Add a note to an error about tensors on different devices, raised in a call with arguments from the host."""
     if isinstance(error, RuntimeError) and _MIXED.search(text_of(error)):
         error.add_note(
-            'A function with `backend="callback"` gets its arguments on the CPU, wherever JAX has them, and one with '
-            '`effects="ordered"` where the modules and tensors lie that its code names. Move the arguments inside the '
-            'function, as in `model(x.to("cuda")).cpu()`.'
+            'A function with `backend="callback"` gets its arguments on the CPU, wherever JAX has them. One with '
+            '`effects="ordered"` gets them on the device of the modules and tensors that its code names. Move the '
+            'arguments inside the function, as in `model(x.to("cuda")).cpu()`.'
         )

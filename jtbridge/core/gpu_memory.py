@@ -1,9 +1,9 @@
-"""Values that pass between torch and XLA on a GPU, where each of them works on a stream of its own.
+"""Values that pass between torch and XLA on a GPU, where each library works on its own stream.
 
-Both give memory to other work of their own stream as soon as the host drops the last reference to it, although the
-other may still use it. So values are copied, and the host waits until the work that uses the other's memory is done. A
-wait for torch takes 10 us. An event that DLPack passes to XLA takes 0.2 to 0.4 ms, for XLA hands work with such an
-input to threads of its own.
+Each library reuses memory for other work on its stream as soon as the host drops the last reference to it, although the
+other library may still use it. So values are copied, and the host waits until the work that uses the other library's
+memory is done. A wait for torch takes 10 us. An event that DLPack passes to XLA takes 0.2 to 0.4 ms, because XLA hands
+work with such an input to its own threads.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .dtypes import canonical_dtype, numpy_dtype
 from .host_memory import to_canonical_numpy
 
 GPU_PLATFORMS = frozenset({"cuda", "rocm", "gpu"})  # JAX's names for GPUs
-# Largest size in bytes of a tensor that becomes an array of XLA's by way of the host, which takes 0.05 ms for 64 bytes
-# and 0.13 ms for 256 KB on an H100. The way by the GPU takes 0.2 to 0.3 ms.
+# Largest size in bytes of a tensor that is copied to XLA through the host, which takes 0.05 ms for 64 bytes and 0.13 ms
+# for 256 KB on an H100. A copy on the GPU takes 0.2 to 0.3 ms.
 _BY_HOST = 1 << 18
 
 
@@ -40,18 +40,18 @@ def gpu(device: torch.device, what: str) -> jax.Device:  # type: ignore[valid-ty
         if found.local_hardware_id == (device.index or 0):
             return found
     raise DeviceError(
-        f"{what} on `{device}`, which JAX does not have here: its devices are {jax.local_devices()}. Move what is "
-        "there: `x.cpu()`, or install JAX for this device."
+        f"{what} on `{device}`, which JAX does not have here: its devices are {jax.local_devices()}. Move the tensor "
+        "with `x.cpu()`, or install JAX for this device."
     )
 
 
 def wait_for_torch(device: torch.device) -> None:
-    """Wait until a GPU has done the work of torch's current stream, which may use memory of XLA's."""
+    """Wait until a GPU has done the work of torch's current stream, which may use XLA's memory."""
     torch.cuda.current_stream(device).synchronize()
 
 
 def shared_with_torch(array: jax.Array) -> torch.Tensor:
-    """Return a tensor over the memory of an array, once its values are there.
+    """Wait until the values of an array are computed, and return a tensor over its memory.
 
     Call :func:`wait_for_torch` before an array on a GPU is dropped.
     """
@@ -59,14 +59,14 @@ def shared_with_torch(array: jax.Array) -> torch.Tensor:
 
 
 def shared_with_xla(tensor: torch.Tensor) -> jax.Array:
-    """Return an array over the memory of a contiguous tensor on a GPU, once its values are there."""
+    """Wait until the values of a contiguous tensor on a GPU are computed, and return an array over its memory."""
     wait_for_torch(tensor.device)
-    with torch.cuda.device(tensor.device):  # torch exports from the current GPU alone
+    with torch.cuda.device(tensor.device):  # torch exports only from the current GPU
         return jax.dlpack.from_dlpack(_Ready(tensor))
 
 
 class _Ready:
-    """A tensor whose values are there, for DLPack: no stream need wait for them."""
+    """A tensor for DLPack whose values are computed, so that no stream waits for them."""
 
     def __init__(self, tensor: torch.Tensor):
         self._tensor = tensor
@@ -79,18 +79,18 @@ class _Ready:
 
 
 def copied_to_xla(tensor: torch.Tensor, what: str = "A tensor is", *, committed: bool = True) -> jax.Array:
-    """Return an array of the values of a tensor on a GPU, in memory of XLA's own, once they are there.
+    """Copy a tensor on a GPU to an array in XLA's memory, and wait until torch has done its work for it.
 
     Args:
-        tensor: of any shape, strides and dtype that JAX has. Its dtype becomes the one that JAX has for it.
-        what: the beginning of an error about its device.
+        tensor: a tensor of any shape, any strides and a dtype that JAX has. The array has JAX's canonical dtype for it.
+        what: the beginning of an error about the tensor's device.
         committed: whether the array is committed to its device.
     """
     device = gpu(tensor.device, what)
     if tensor.numel() * tensor.itemsize <= _BY_HOST:
         return array_on_device(to_canonical_numpy(tensor.detach().cpu()), device, committed=committed)
     dtype = canonical_dtype(numpy_dtype(tensor.dtype, "a tensor"))
-    # Torch writes the values into a new array. It may hold NaN before, and is made where JAX traces, too.
+    # Torch writes the values into a new array, which may contain NaN before. It is concrete even while JAX traces.
     with jax.ensure_compile_time_eval(), jax.default_device(device), jax.debug_nans(False), jax.debug_infs(False):
         array = jax.lax.empty(tuple(tensor.shape), dtype)
     shared_with_torch(array).copy_(plain(tensor))
@@ -99,7 +99,7 @@ def copied_to_xla(tensor: torch.Tensor, what: str = "A tensor is", *, committed:
 
 
 def copied_to_torch(array: jax.Array) -> torch.Tensor:
-    """Return a tensor of the values of an array on a GPU, in memory of torch's own.
+    """Copy an array on a GPU to a tensor in torch's memory.
 
     Call :func:`wait_for_torch` before the array is dropped.
     """

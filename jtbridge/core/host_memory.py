@@ -68,7 +68,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def to_canonical_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """Return a tensor as a NumPy array with memory of its own, in the dtype that JAX has for it."""
+    """Copy a tensor to a NumPy array of the dtype that JAX uses for it."""
     tensor = as_tensor(tensor).detach()
     wanted = canonical_dtype(numpy_dtype(tensor.dtype, "a tensor"))
     memory = np.empty(tuple(tensor.shape), wanted)

@@ -1,4 +1,4 @@
-"""Imports that an interrupt by the user does not break off."""
+"""Imports that Ctrl-C does not interrupt halfway."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from jtbridge._compat import on_own_thread
 
 
 def import_whole(*names: str) -> None:
-    """Import modules by name, in a thread of their own if need be. Exceptions are left to the import that follows.
+    """Import modules by name on a separate thread, unless all are imported. Errors are left to the caller's own import.
 
-    An import of sympy or of torch's compiler that Ctrl-C breaks off leaves modules that fail in every later use. The
-    interrupt reaches the main thread alone, so the import goes on while the main thread raises it.
+    If Ctrl-C interrupts an import of sympy or of torch's compiler, these modules fail in every later use. The interrupt
+    reaches only the main thread, so the import on the other thread continues while the main thread raises.
     """
     if any(name not in sys.modules for name in names):
         on_own_thread(lambda: _import(names))

@@ -10,7 +10,8 @@ import torch
 from jtbridge._compat import BACKWARD_HOOKS
 from jtbridge.errors import DifferentiationError
 
-# Functions and attributes that may hook into the graph of autograd. A node, which `grad_fn` returns, has hooks too.
+# Functions and attributes through which hooks may be added to the graph of autograd. `grad_fn` returns a node of the
+# graph, to which hooks can be added too.
 HOOKING: frozenset[Any] = frozenset(
     {
         torch.Tensor.register_hook,
@@ -19,7 +20,7 @@ HOOKING: frozenset[Any] = frozenset(
         *BACKWARD_HOOKS,
     }
 )
-# The position of `create_graph` in the arguments of each.
+# The functions that run autograd, each with the position of its argument `create_graph`.
 _CALLS: dict[Callable[..., Any], int] = {
     torch.autograd.grad: 4,
     torch.autograd.backward: 3,
@@ -39,7 +40,7 @@ def creates_graph(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -
 
 
 def broken_graph_error(position: int, name: str) -> DifferentiationError:
-    """Return the error for a result of a call of torch.autograd without ``create_graph=True``: it has no derivative."""
+    """Return the error for a result that has no derivative, because torch computed it without ``create_graph=True``."""
     return DifferentiationError(
         f"Result {position} of `{name}` comes from torch.autograd.grad or backward without `create_graph=True`, so "
         "torch has no derivative of it. Pass `create_graph=True` there, or `jax.lax.stop_gradient` the result."

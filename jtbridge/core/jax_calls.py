@@ -1,7 +1,7 @@
 """The table of JAX functions that torch code calls, and the name of the operator that calls them.
 
-An operator of torch takes tensors, numbers and text, so it refers to a JAX function by a text, its handle. `reverse/`
-defines the operator and its functions.
+An operator of torch takes tensors, numbers and strings, so it refers to a JAX function by a string, its handle.
+`reverse/` defines the operator and its functions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from jtbridge._compat import OpOverload
 OPERATOR = "jtbridge::jax_call"
 START = "jtbridge::start_of_call"  # marks in a graph the start of a call of a module with a state
 
-# The table is weak: a function lives as long as the torch function, autograd graph or traced graph that uses it.
+# The JAX functions by handle. The table is weak: a function is kept alive by the torch function, autograd graph or
+# traced graph that uses it.
 HANDLES: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 

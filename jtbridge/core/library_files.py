@@ -21,5 +21,5 @@ def is_library(file: str) -> bool:
 
 
 def is_users(file: str) -> bool:
-    """Return whether a source file belongs to the user: to none of these libraries, and to no code made at run time."""
+    """Return whether a source file belongs to the user, and not to these libraries or to code made at run time."""
     return not is_library(file) and not file.startswith("<") and file != contextlib.__file__

@@ -1,4 +1,4 @@
-"""Protection of arrays whose memory torch shares: it is copied before the first write."""
+"""Protection of arrays whose memory torch shares: the memory is copied before torch's first write."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _EXPOSING = frozenset(
 # The memory of arrays that torch uses now, by `storage_id`. A weak reference keeps the id from being used again.
 _LENT: dict[int, StorageWeakRef] = {}
 
-# Held while memory is replaced. A thread that finds the memory of a tensor on loan waits for another that replaces it.
+# Held while memory is replaced. A thread that is about to write to memory on loan waits while another replaces it.
 _REPLACING = threading.RLock()
 
 
@@ -70,7 +70,7 @@ class Loan:
         return bool(self._storages)
 
     def end(self) -> None:
-        """End the loan although the memory is still in use: whoever uses it will not write to it."""
+        """End the loan although the memory is still in use. The code that uses it must not write to it."""
         for reference in self._storages:
             _LENT.pop(reference.cdata, None)
 
@@ -87,7 +87,7 @@ def protected() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def lent(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Protect the memory of tensors inside the block. Writes to them go to a copy, which they share from then on."""
+    """Protect the memory of tensors inside the block. A write goes to a copy, which becomes the tensor's memory."""
     loan = Loan(tensors)
     try:
         with protected():

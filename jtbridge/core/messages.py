@@ -13,7 +13,7 @@ from .library_files import is_users
 
 
 def in_utf8(text: str) -> str:
-    """Return a text as XLA can pass it on: it ends the process at a lone surrogate, and the text at a NUL."""
+    """Return a text in a form that XLA can pass on: XLA aborts at a lone surrogate, and cuts the text at a NUL."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 

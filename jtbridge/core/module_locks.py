@@ -16,10 +16,10 @@ _MODULE_LOCKS: weakref.WeakKeyDictionary[torch.nn.Module, threading.RLock] = wea
 
 
 def locks_for(traits: FunctionTraits) -> tuple[Any, ...]:
-    """Return the locks of the modules that a function calls, in a fixed order, and that of torch's forward mode.
+    """Return the locks of the modules that a function calls, in a fixed order, and of forward mode if it is used.
 
     XLA runs calls of several devices at once, and torch.func.functional_call exchanges a module's parameters in place
-    while it runs. A function that calls no module takes no lock.
+    while it runs. A function that calls no module takes no lock of a module.
     """
     modules = module_locks([module for ref in traits.effects.modules if (module := ref()) is not None])
     return (*modules, *forward_mode_for(traits.autograd.forward_mode))

@@ -1,7 +1,7 @@
 """Tests for calls from inside a running wrapped function, and from inside a callback of XLA.
 
 Inside a running wrapped function, a wrapped function is a plain torch function. Inside a JAX function that torch code
-calls, it is a JAX function again. Inside a callback of XLA, JAX must not be called: the call may wait for the very
+calls, it is a JAX function again. Inside a callback of XLA, JAX must not be called: the call may wait for the
 thread that it runs on.
 """
 
@@ -23,7 +23,7 @@ from .messages import text_of
 
 _RUNNING = threading.local()
 _LEAST_NORMAL = sys.float_info.min
-# JAX's words for an argument that is no array.
+# The text of JAX's errors about an argument that is not an array.
 _OF_JAX = re.compile("requires ndarray or scalar arguments|Error interpreting argument|is not a valid JAX type")
 
 
@@ -65,12 +65,12 @@ def is_inside() -> bool:
 
 
 def _flushes_subnormals() -> bool:
-    """Return whether this thread treats subnormal numbers as zero. Torch can set that, and not tell."""
+    """Return whether this thread treats subnormal numbers as zero. Torch can set this mode, but not query it."""
     return _LEAST_NORMAL / 2 == 0.0
 
 
 def as_xla_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `callback` for XLA: while it runs, :func:`is_in_callback` is true on its thread, and JAX is refused.
+    """Return `callback` for XLA: while it runs, :func:`is_in_callback` is true on its thread, and calls of JAX raise.
 
     XLA's threads treat subnormal numbers as zero. The callback treats them as the thread that calls this function does.
     """
@@ -85,7 +85,7 @@ def as_xla_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
         if switched:
             torch.set_flush_denormal(flushes)
         try:
-            with with_autograd():  # this may be the thread of a program that runs in the implementation of an operator
+            with with_autograd():  # this thread may run the implementation of an operator, where autograd is off
                 return apart_from_modes(*args) if is_transforming() else refusing(*args)
         finally:
             if switched:
@@ -96,7 +96,7 @@ def as_xla_callback(callback: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refusing_jax_in_program(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Return `call`, a run of a torch function on examples, which may not use JAX while JAX traces a program.
+    """Return `call`, a run of a torch function on examples. While JAX traces a program, it raises if it uses JAX.
 
     The program may call the torch function in a callback, where JAX cannot run.
     """

@@ -11,7 +11,7 @@ from torch import fx
 def plain_arguments(node: fx.Node, of_node: Callable[[fx.Node], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments and keyword arguments of a node, with `of_node` applied to the nodes among them.
 
-    They are in plain containers. The lists and dicts of FX are no pytrees: `jax.tree.leaves` takes each for one leaf.
+    The containers are plain ones. The lists and dicts of FX are not pytrees: `jax.tree.leaves` treats each as a leaf.
     """
     return _plain(node.args, of_node), _plain(node.kwargs, of_node)
 

@@ -12,10 +12,10 @@ from jtbridge._compat import OpOverload, overload_name, schema_of, storage_id
 
 from .writes import written_tensors
 
-_LARGEST_MAP = 1 << 28  # bytes; tensors that span more memory are taken to overlap if their ranges do
+_LARGEST_MAP = 1 << 28  # elements; tensors that span more memory are assumed to overlap if their ranges do
 
 _aten = torch.ops.aten
-# Torch writes to a copy of the first argument, which lies in memory as that does unless a stride is 0.
+# Operators that write to a copy of the first argument. The copy has the argument's strides unless a stride is 0.
 _WRITE_TO_A_COPY = frozenset(
     {
         _aten.select_scatter.default,
@@ -31,7 +31,7 @@ _BY_ELEMENT = frozenset({_aten.copy_.default, _aten.masked_fill_.Scalar, _aten.m
 def overlapping_write(fn: OpOverload, args: tuple, kwargs: dict[str, Any]) -> str | None:
     """Return how an operator writes to elements that share memory with others; None if it does not.
 
-    Torch does not define the result of such a write, and its derivatives do not follow it.
+    Torch does not define the result of such a write, and torch's derivatives do not follow it.
 
     Args:
         fn: the operator.
@@ -114,7 +114,7 @@ def _place(tensor: torch.Tensor) -> tuple[int, list[tuple[int, int]]]:
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the offsets in memory of a tensor's first element, and after its last."""
+    """Return the offset of a tensor's first element in its storage, and the offset after its last element."""
     start = int(tensor.storage_offset())
     steps = [(int(size) - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     return start, start + sum(steps) + 1

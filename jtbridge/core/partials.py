@@ -19,14 +19,14 @@ from jtbridge._compat import unwrap_compiled
 
 from .signature import Fixed, flattened_arguments
 
-_PLACEHOLDER = getattr(functools, "Placeholder", Fixed)  # since Python 3.14, the place of an argument of the call
+_PLACEHOLDER = getattr(functools, "Placeholder", Fixed)  # from Python 3.14 on: marks the place of a call's argument
 
 
 class PartialCall:
     """A ``functools.partial`` as a function of the values of all its arguments, some of which are :class:`Fixed`.
 
     Args:
-        partial: the partial, which may be one of a partial. It is read again in each call, because its keywords can
+        partial: the partial, which may wrap another partial. It is read again in each call, because its keywords can
             change.
         unwrapped: returns the torch function under a wrapped function, and other functions unchanged.
     """
@@ -34,7 +34,7 @@ class PartialCall:
     def __init__(self, partial: functools.partial, unwrapped: Callable[[Any], Any]):
         self._partial = partial
         self._unwrapped = unwrapped
-        with contextlib.suppress(TypeError, ValueError):  # built-in torch functions have none
+        with contextlib.suppress(TypeError, ValueError):  # built-in torch functions have no signature
             self.__signature__ = inspect.signature(self.function)
 
     @property
@@ -58,7 +58,7 @@ class PartialCall:
         return function(*positional, **named)
 
     def objects_of_the_user(self) -> list[tuple[str, Any]]:
-        """Return what a call runs, for a walk over the state that the function reaches."""
+        """Return the partial, for a walk over the state that the function reaches."""
         return [("", self._partial)]
 
     def parts(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -73,7 +73,7 @@ class PartialCall:
 
 
 def _fixed(value: Any) -> Any:
-    """Return a value that has JAX arrays as it is, as an argument; any other one as :class:`Fixed`."""
+    """Return a value unchanged if it has JAX arrays, as an argument; wrap any other value in :class:`Fixed`."""
     leaves = flattened_arguments((value,), {})[2]
     return value if any(isinstance(leaf, jax.Array | jax.Ref) for leaf in leaves) else Fixed(value)
 

@@ -1,4 +1,4 @@
-"""Pickling of wrapped functions: by name, as for Python functions, where the name finds them; otherwise by parts."""
+"""Pickling of wrapped functions: by name, like Python functions, if the name refers to them; otherwise by parts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def reduced(wrapped: Any, rebuild: Callable[..., Any], *parts: Any) -> Any:
     """Return the value for ``__reduce__`` of a wrapped function.
 
     The name of a decorated function refers to the wrapped function, so the wrapped function is pickled by this name.
-    The plain function has no name of its own. Another process may have another ``__main__``: a wrapped function of
-    ``__main__`` is pickled by its parts, with `cloudpickle` if that is imported.
+    No name refers to the plain function. Another process may have another ``__main__``, so if `cloudpickle` is
+    imported, a wrapped function of ``__main__`` is pickled by its parts with `cloudpickle`.
 
     Args:
         wrapped: the wrapped function.

@@ -25,15 +25,15 @@ def zero_tangents(results: Sequence[Any]) -> list[Any]:
 
 
 def sharded_like(value: Any, aval: Any) -> Any:
-    """Return an array with the sharding of a type, which a type has on a mesh with explicit axes."""
+    """Return an array with the sharding of `aval`. On a mesh with explicit axes, a type has a sharding."""
     wanted = aval.sharding
     return value if wanted.mesh.empty or jax.typeof(value).sharding == wanted else jax.sharding.reshard(value, wanted)
 
 
 def with_sharded_rows(results: Sequence[Any], args: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
-    """Return batched results whose batch axis, the first, is divided as that of an argument.
+    """Return batched results whose batch axis, the first one, is sharded like the batch axis of an argument.
 
-    On a mesh with explicit axes, JAX takes the types of a batch to be so.
+    On a mesh with explicit axes, JAX expects this sharding.
     """
     for arg, dim in zip(args, dims, strict=True):
         sharding = jax.typeof(arg).sharding

@@ -76,7 +76,7 @@ def _register_packed_sequence() -> None:
         return tuple((jax.tree_util.GetAttrKey(name), child) for name, child in zip(names, node, strict=True)), None
 
     def unflatten_for_jax(_: None, children: Any) -> Any:
-        return tuple.__new__(PackedSequence, children)  # its constructor takes tensors alone
+        return tuple.__new__(PackedSequence, children)  # its constructor accepts only tensors
 
     jax.tree_util.register_pytree_with_keys(PackedSequence, flatten_for_jax, unflatten_for_jax)
 
@@ -156,11 +156,11 @@ def _paths_by_position(structure: Any, path: tuple[Any, ...]) -> list[tuple[Any,
 def structure_key(structure: Any) -> Any:
     """Return a hashable key of the static parts of a pytree's structure, such as keys of dicts; None if it has none.
 
-    JAX compares these parts by ``==``, for which 1 and 1.0 are one.
+    JAX compares these parts by ``==``, for which 1 and 1.0 are equal.
     """
     kind, static = structure.node_data() or (None, None)
     if kind is InOrder or (kind is dict and all(type(key) is str for key in static or ())):
-        static = None  # JAX compares them right
+        static = None  # JAX's comparison is exact for these
     only_leaves = structure.num_nodes <= structure.num_leaves + 1
     inside = () if only_leaves else tuple(map(structure_key, structure.children()))
     if static is None and all(key is None for key in inside):
@@ -245,7 +245,7 @@ def flatten_output(out: Any) -> tuple[list[Any], Any]:
     """Return the leaves of a torch function's result, and the JAX pytree structure that rebuilds it.
 
     Raises:
-        ArgumentError: JAX cannot sort the keys of a dict; or a leaf holds tensors and is no container of JAX.
+        ArgumentError: JAX cannot sort the keys of a dict; or a leaf holds tensors and is not a container of JAX.
     """
     if isinstance(out, torch.Tensor):
         return [out], _LEAF
@@ -276,7 +276,7 @@ def _refuse_hidden_tensors(leaf: Any) -> None:
 
 
 def holds_derivative(value: Any, depth: int = 4) -> bool:
-    """Return whether an object that is no pytree node holds a tensor that autograd has computed, down to a depth."""
+    """Return whether an object that is not a pytree node holds, down to a depth, a non-leaf tensor of autograd."""
     if isinstance(value, torch.Tensor):
         return value.requires_grad and not value.is_leaf
     if depth == 0 or isinstance(value, type | types.ModuleType | torch.nn.Module | str | bytes | int | float | None):
@@ -309,7 +309,7 @@ def refuse_unsortable(tree: Any, name: str) -> None:
     """Raise if a dict in a tree has keys that JAX cannot sort.
 
     Raises:
-        ArgumentError: there is such a dict. The text calls the tree `name`.
+        ArgumentError: there is such a dict. The message calls the tree `name`.
     """
     for path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_sorted)[0]:
         if not _is_sorted(node):

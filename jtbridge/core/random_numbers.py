@@ -1,7 +1,7 @@
 """Random operators as a pure function of a JAX key.
 
-A call with a key draws from a generator of its own, which the key seeds: the same key gives the same draws, in the
-forward and in the backward alike. Torch's default generators, one per device and process, are neither read nor written,
+A call with a key draws from its own generator, which the key seeds: the same key gives the same draws, in the forward
+and in the backward. Torch's default generators, one per device and process, are neither read nor written,
 so other threads that draw from them are not affected.
 """
 
@@ -62,7 +62,7 @@ def seed_from_key(key: Any) -> jax.Array:
     check_key(key)
     is_raw = key.dtype == jnp.uint32
     if key.shape == _RAW_SHAPES["rbg"] or (not is_raw and str(jax.random.key_impl(key)) in ("rbg", "unsafe_rbg")):
-        # Under vmap, the bits of such a key follow from the first row's key alone.
+        # Under vmap, the bits of such keys depend only on the key of the first row.
         words = jnp.asarray(key) if is_raw else jax.random.key_data(key)
         first = jax.random.wrap_key_data(words[:2], impl="threefry2x32")
         key = jax.random.fold_in(jax.random.fold_in(first, words[2]), words[3])
@@ -85,14 +85,14 @@ def seeded(seed: torch.Tensor) -> contextlib.AbstractContextManager[None]:
 def seeded_again(seed: torch.Tensor) -> contextlib.AbstractContextManager[None]:
     """Seed the draws of a backward inside the block: other numbers than the forward drew from `seed` (uint32[2]).
 
-    A ``torch.utils.checkpoint`` in it draws the numbers of the forward again. Inside :func:`counting_draws` nothing is
-    seeded.
+    A ``torch.utils.checkpoint`` in the backward draws the numbers of the forward again. Inside :func:`counting_draws`
+    nothing is seeded.
 
     Args:
         seed: the seed, or the seeds of several rows, as uint32[rows..., 2].
 
     Raises:
-        RandomnessError: there are several rows, and the block drew. The numbers belong to no row.
+        RandomnessError: there are several rows, and the block drew numbers, which would belong to no row.
     """
     if is_counting_draws():
         return contextlib.nullcontext()
@@ -104,7 +104,7 @@ def seeded_again(seed: torch.Tensor) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _without_draws() -> Iterator[None]:
-    """Raise after the block if it drew. A checkpoint in it may draw, because it puts back the state it finds."""
+    """Raise after the block if it drew. A checkpoint may draw, because it restores the generator's state afterwards."""
     source = _Seeded(0)
     try:
         with drawing_from(source):
@@ -129,7 +129,7 @@ def drawing_again(state: torch.Tensor) -> Iterator[None]:
 
     If nothing is drawn, the generator is left alone: another thread may have drawn from it since.
     """
-    if draw_source() is not None:  # then the state that is set is that of this thread's own generator
+    if draw_source() is not None:  # the state is set in the generator of this thread's source
         torch.set_rng_state(state)
         yield
         return
@@ -181,14 +181,14 @@ class _Seeded:
         return found
 
     def has_drawn(self) -> bool:
-        """Return whether a generator is in another state than its seed gives."""
+        """Return whether a generator has left the state that its seed gives."""
         return any(not torch.equal(g.get_state(), self._new(d).get_state()) for d, g in self.generators.items())
 
     def _new(self, device: torch.device) -> torch.Generator:
         return torch.Generator(device).manual_seed(self._seed)
 
     def note_new_seed(self) -> None:
-        """Record the new seed. As in torch, the next draws follow from it."""
+        """Record that the function set a new seed. As in torch, the next draws follow from the new seed."""
         self.has_new_seed = True
 
 
@@ -217,7 +217,7 @@ class _Numbered:
         return self._generator
 
     def note_new_seed(self) -> None:
-        """Record the new seed. The seeds of this generator are numbers of draws, so the trace is refused."""
+        """Record that the function set a new seed. The trace is refused: the seeds here are numbers of draws."""
         self.has_new_seed = True
 
 
@@ -236,7 +236,7 @@ class _Refusing:
         return default_generator(device)
 
     def note_new_seed(self) -> None:
-        """Refuse a new seed."""
+        """Raise because the function set a new seed."""
         raise RandomnessError(with_new_seed(self._name))
 
 
@@ -277,7 +277,7 @@ def refused(name: str) -> contextlib.AbstractContextManager[None]:
 
 
 def undeclared_refused(name: str, custom_operator: str) -> contextlib.AbstractContextManager[None]:
-    """Raise if the block draws from torch's generators, because of a custom operator that does not declare it."""
+    """Raise if the block draws from torch's generators: a custom operator draws without declaring that it does."""
 
     def message(name: str, operator: str) -> str:
         return (

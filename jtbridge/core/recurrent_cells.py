@@ -18,8 +18,8 @@ class Cell:
         step: ``step(xp, gates, more, h, c) -> h, c, saved``: the states after a step, and values for its derivative.
             `gates` and `more` are the parts of the gates from the input and from the hidden state.
         slopes: ``slopes(xp, by_h, by_c, saved, h, c, before_h, before_c) -> by_gates, by_more, by_h, by_c``: the
-            cotangents of the arguments of a step, from those of its results `h` and `c`. `by_more` is None where it is
-            `by_gates`, `by_h` where `h` has a part in the gates alone.
+            cotangents of the arguments of a step, from those of its results `h` and `c`. `by_more` is None if it equals
+            `by_gates`. `by_h` is None if the step uses `h` only through the gates.
         gates: the number of gates.
         saved: the number of saved values.
         adds_gates: whether both parts of the gates are just added, so that one bias is enough.

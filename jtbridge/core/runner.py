@@ -16,7 +16,7 @@ from .array_types import Tensors, to_bytes
 from .functions import TorchFunction
 from .messages import in_utf8, text_of
 
-_SHOWN = 6  # arguments at either end of a long list
+_SHOWN = 6  # arguments that a message shows at each end of a long list
 
 
 def escaped_tensor_error(name: str | None = None) -> MutationError:
@@ -36,8 +36,8 @@ def escaped_tensor_error(name: str | None = None) -> MutationError:
 def lost_tensor_error() -> TranslationError:
     """Return the error for a graph with a tensor that no operator in it computes."""
     return TranslationError(
-        "its trace lost sight of a tensor, as of `as_subclass`, of one that another thread of the function computes, "
-        "or of one that an earlier trace left"
+        "its trace lost sight of a tensor, such as the result of `as_subclass`, a tensor that another thread of the "
+        "function computes, or a tensor that an earlier trace left"
     )
 
 
@@ -88,7 +88,7 @@ def _on_copies(fn: TorchFunction, tensors: Sequence[torch.Tensor], count: int) -
     """Run a function with custom operators for the first time, on copies of its first `count` arguments on a CPU.
 
     Raises:
-        MutationError: a copy has changed, as the memory of a JAX array would have.
+        MutationError: an operator wrote to a copy. Without the copy, it would have written to a JAX array.
         RandomnessError: an operator draws random numbers, and the trace of the function did not show it.
     """
     copies = [x.clone(memory_format=torch.preserve_format) if x.is_cpu else x for x in tensors[:count]]
@@ -108,7 +108,7 @@ def _on_copies(fn: TorchFunction, tensors: Sequence[torch.Tensor], count: int) -
 
 
 def as_call_error(fn: TorchFunction, error: BaseException) -> JtbridgeError:
-    """Return the error for a compiled program: XLA passes on text only, so the text includes the torch traceback."""
+    """Return the error for a compiled program. XLA passes on only its text, so the text has the torch traceback."""
     if isinstance(error, JtbridgeError):
         return error
     lines = "".join(traceback.format_exception(error)).rstrip()
@@ -121,7 +121,7 @@ def as_call_error(fn: TorchFunction, error: BaseException) -> JtbridgeError:
 
 
 def describe_arguments(fn: TorchFunction) -> str:
-    """Return the arguments of a function as `name: dtype[shape]`; of many arguments the first and the last ones."""
+    """Describe the arguments of a function as `name: dtype[shape]`; of many arguments, the first and the last ones."""
     flat = fn.base
     parts = [
         f"{name}: {type_.dtype}{list(type_.shape)}"

@@ -8,7 +8,7 @@ import torch
 
 
 def as_variable(x: torch.Tensor) -> torch.Tensor:
-    """Return a new tensor equal to `x` that requires a gradient. It is part of the graph of `x` if `x` requires one."""
+    """Return a new tensor equal to `x` that requires a gradient: a view if `x` requires one, else a new leaf."""
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
 
 

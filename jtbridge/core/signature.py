@@ -25,7 +25,7 @@ ARRAY = object()  # marks the place of an array among the leaves of a signature
 
 
 class Fixed:
-    """Value of a ``functools.partial`` among the arguments of a call: the function gets it from the partial."""
+    """Placeholder, among the arguments of a call, for a value that the function gets from its ``functools.partial``."""
 
     def __init__(self, value: Any):
         self._value = value
@@ -154,7 +154,7 @@ def _as_array(leaf: Any, describe: Callable[[], str]) -> jax.Array:
         return leaf
     if current_context() is Context.EAGER:
         return _converted(leaf, describe)
-    with jax.ensure_compile_time_eval():  # a constant of the trace, whose value is known in it
+    with jax.ensure_compile_time_eval():  # a constant of the trace, so that its value is known there
         return _converted(leaf, describe)
 
 
@@ -162,7 +162,7 @@ def _converted(leaf: Any, describe: Callable[[], str]) -> jax.Array:
     if isinstance(leaf, torch.Tensor):
         if innermost(leaf) is not leaf:
             raise ArgumentError(
-                f"{describe()} is a tensor of a transformation of `torch.func`, but a wrapped function is one of JAX. "
+                f"{describe()} is a tensor of a transformation of `torch.func`, but a wrapped function is a JAX one. "
                 "Transform it by JAX (`jax.vmap`, `jax.grad`), or call its `.function`, the torch function."
             )
         return tensor_to_jax(leaf, copy=True, describe=describe)
@@ -185,7 +185,7 @@ def _converted(leaf: Any, describe: Callable[[], str]) -> jax.Array:
 
 
 def _is_number_of_jax(leaf: Any) -> bool:
-    """Return whether a number has a dtype: JAX gives such numbers to the functions of `custom_jvp`, for arrays."""
+    """Return whether a Python number has a dtype. JAX passes such numbers in place of arrays to `custom_jvp` rules."""
     return isinstance(leaf, int | float | complex) and hasattr(leaf, "dtype")
 
 

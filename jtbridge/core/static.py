@@ -18,7 +18,7 @@ from .definitions import slot_names
 def static_key(value: Any) -> Any:
     """Return a hashable key; two values that may behave differently have different keys.
 
-    The key contains the parts of containers, dataclasses and other objects with an ``__eq__`` of their own, because
+    The key contains the parts of containers, dataclasses and other objects whose class defines ``__eq__``, because
     Python's ``==`` says that ``Config(1)`` and ``Config(True)`` are equal. An object without ``__eq__`` equals only
     itself.
 
@@ -46,7 +46,7 @@ def _key(value: Any, inside: tuple[int, ...]) -> Any:
     kind = type(value)
     if kind in _PLAIN or isinstance(value, _BY_EQUALITY):
         return kind, value
-    if isinstance(value, range):  # equal ranges may be written differently, as range(0, 3, 2) and range(0, 4, 2)
+    if isinstance(value, range):  # equal ranges may differ in parts: range(0, 3, 2) and range(0, 4, 2)
         return kind, value.start, value.stop, value.step
     if isinstance(value, float):
         return kind, struct.pack("d", value)

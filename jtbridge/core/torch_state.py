@@ -1,6 +1,6 @@
 """Torch's settings, most of them thread-local, as they were when a call was traced.
 
-XLA runs a callback on a thread of its own, or on whichever thread waits for the result. The grad mode, autocast,
+XLA runs a callback on its own thread, or on whichever thread waits for the result. The grad mode, autocast,
 inference mode, default device and default dtype of that thread may differ from those of the traced program.
 """
 
@@ -97,7 +97,7 @@ class TorchState:
         return dataclasses.replace(self, dtype=None)
 
     def by_default_on(self, device: str) -> TorchState:
-        """Return the same settings with a device for new tensors, unless the user has set one or it is the CPU."""
+        """Return the settings with `device` for new tensors; unchanged if the user has set a device, or for "cpu"."""
         if device == "cpu" or self.device is not None:
             return self
         return dataclasses.replace(self, device=torch.device(device))

@@ -14,8 +14,8 @@ class Effects:
 
     Attributes:
         mutated: positions of the arguments that the function writes to.
-        reshaped: the positions of the arguments that have another type afterwards, as by ``x.unsqueeze_(0)``, with that
-            type.
+        reshaped: the positions of the arguments whose type the function changes, as by ``x.unsqueeze_(0)``, each with
+            the new type.
         random_operator: an operator that draws random numbers, if any.
         launches: a Triton kernel that the function launches, if any.
         modules: weak references to the modules that the function calls.
@@ -43,7 +43,7 @@ class AutogradTraits:
             may then be computed from values that were written over.
         breaks_inner_graph: the function takes gradients inside, and never with `create_graph=True`.
         fused_norm: an operator that torch differentiates wrongly beyond the first derivative, if any.
-        wrong_forward_mode: an operator of which torch's forward mode is not the transpose of its gradient, if any.
+        wrong_forward_mode: an operator whose forward mode in torch is not the transpose of its gradient, if any.
         runs_without_grad: the function gives the same result with gradient recording off, at less cost.
     """
 
@@ -60,7 +60,7 @@ class AutogradTraits:
 
 @dataclasses.dataclass(frozen=True)
 class FunctionTraits:
-    """Facts about a function that its trace shows, besides its types.
+    """Facts about a function that its trace shows, in addition to its types.
 
     Attributes:
         effects: the side effects of the function.

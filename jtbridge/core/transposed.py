@@ -1,4 +1,4 @@
-"""Matrices of a graph that are transposed where they are multiplied."""
+"""A test of whether a node of a graph is a transposed view of a matrix."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def is_transposed(node: Any) -> bool:
             return len(order) > 1 and order[-2] % len(order) == len(order) - 1  # type: ignore[arg-type, index, operator]
         case _:
             return False
-    ndim = len(_shape(source))  # all of these take vectors too
+    ndim = len(_shape(source))  # these operators take vectors too
     return ndim > 1 and {dim % ndim for dim in dims} == {ndim - 2, ndim - 1}  # type: ignore[operator]
 
 

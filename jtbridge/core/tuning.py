@@ -32,17 +32,17 @@ from .context_variables import assigned
 from .messages import warn_user
 
 T = TypeVar("T")
-Key = Mapping[str, Any]  # the values that a choice depends on, all of which JSON has
+Key = Mapping[str, Any]  # the values that a choice depends on, of types that JSON has
 
 _TUNE: contextvars.ContextVar[bool] = contextvars.ContextVar("jtbridge_tune", default=False)
 _FOLDER: contextvars.ContextVar[Path | None] = contextvars.ContextVar("jtbridge_tuning_folder", default=None)
 _LOCK = threading.RLock()
 _ENTERED = False  # whether tuning was on in this process
-# The names of choices that tuning might change and that programs were compiled with, and whether JAX has forgotten the
-# programs since. There are no more names than there are keys.
+# The names of the untuned choices that programs were compiled with, each with whether JAX has dropped these programs
+# since. A name is the digest of a key, or stands for all choices of a program.
 _UNTUNED: dict[str, bool] = {}
 _FILES: dict[str, Path] = {}  # the files of the results of this process, by the digests of their keys
-_GENERATION = 0  # how often JAX forgot programs
+_GENERATION = 0  # how often JAX dropped its programs for new choices
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ def settings(tune: bool | None, folder: str | os.PathLike[str] | None) -> Iterat
 
 
 def _forget_untuned_programs() -> None:
-    """Let JAX forget its programs if there are new untuned choices, so that a loop with a block compiles them once."""
+    """Make JAX drop its programs if there are new untuned choices: a loop around a block compiles them only once."""
     global _GENERATION
     with _LOCK:
         if not all(_UNTUNED.values()):
@@ -71,13 +71,13 @@ def _forget_untuned_programs() -> None:
 
 
 def note_untuned(name: str) -> None:
-    """Record that a program has untuned choices: the choice of a key, by its digest, or all of a program."""
+    """Record that a program was compiled with an untuned choice. `name` is a key's digest, or one for all choices."""
     with _LOCK:
         _UNTUNED.setdefault(name, False)
 
 
 def generation() -> int:
-    """Return a value that differs if a program may get other choices than it got before. It is part of caches' keys."""
+    """Return a number that changes when programs may get other choices than before. It is part of cache keys."""
     return _GENERATION
 
 
@@ -99,7 +99,7 @@ def has_results(files: str) -> bool:
 def _has_files(folder: Path, files: str) -> bool:
     try:
         return any(folder.glob(files))
-    except OSError:  # a folder of another user, as with $HOME of root
+    except OSError:  # such as a folder of another user, if $HOME is root's
         return False
 
 
@@ -116,7 +116,7 @@ def digest(key: Key) -> str:
 def known_or_tuned(
     found: dict[str, T | None], key: Key, path: Path, read: Callable[[], T | None], tune: Callable[[], T | None]
 ) -> T | None:
-    """Return the result for a key: of this process, of its file, or measured now; None if there is none.
+    """Return the result for a key, from this process, from the key's file or measured now; None if there is none.
 
     Where tuning is on, a result that this process has from another folder is copied into the file.
 
@@ -126,7 +126,7 @@ def known_or_tuned(
         key: the key.
         path: the key's file.
         read: returns the result in the key's file.
-        tune: measures. It is called where tuning is on and there is no result.
+        tune: measures the choice and returns the result. It is called where tuning is on and there is no result.
     """
     name = digest(key)
     with _LOCK:
@@ -147,13 +147,13 @@ def _copy(path: Path, other: Path) -> None:
     try:
         cache_folder.write_json(other, json.loads(cache_folder.read_text(path)))
     except (OSError, UnicodeDecodeError, *cache_folder.MALFORMED) as error:
-        warn(f"what was tuned cannot be copied: {type(error).__name__}: {error}")
+        warn(f"a tuning result cannot be copied: {type(error).__name__}: {error}")
 
 
 def several_processes_reason() -> str | None:
     """Return why a program of several processes tunes nothing; None in a program of one process."""
     if jax.process_count() > 1:
-        return "a program of several processes reads what was tuned before, and tunes nothing"
+        return "a program of several processes reads earlier tuning results, and tunes nothing"
     return None
 
 
@@ -165,21 +165,21 @@ def read(path: Path, key: Key, parse: Callable[[Any], T | None]) -> T | None:
     Args:
         path: the file.
         key: the key.
-        parse: returns the result from the content of the file, which it need not trust. It may raise the
-            exceptions of `cache_folder.MALFORMED`.
+        parse: returns the result from the content of the file, which may be anything. It may raise the exceptions of
+            `cache_folder.MALFORMED`.
     """
     try:
         text = cache_folder.read_text(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
-        return warn(f"what was tuned cannot be read, the default is used: {type(error).__name__}: {error}")
+        return warn(f"a tuning result cannot be read, the default is used: {type(error).__name__}: {error}")
     try:
         held = json.loads(text)
         result = parse(held)
         return result if held["key"] == dict(key) else None
     except cache_folder.MALFORMED as error:
-        return warn(f"what was tuned is no such file, the default is used: {path}: {type(error).__name__}: {error}")
+        return warn(f"no tuning result is in {path}, the default is used: {type(error).__name__}: {error}")
 
 
 def write(path: Path, key: Key, result: Mapping[str, Any]) -> None:
@@ -190,9 +190,9 @@ def write(path: Path, key: Key, result: Mapping[str, Any]) -> None:
     try:
         cache_folder.write_json(path, {"key": dict(key), **result})
     except OSError as error:
-        warn(f"what was tuned cannot be kept: {type(error).__name__}: {error}")
+        warn(f"a tuning result cannot be saved: {type(error).__name__}: {error}")
 
 
 def warn(message: str) -> None:
-    """Warn that a choice is not tuned, or that its result cannot be read or kept."""
+    """Warn that a choice is not tuned, or that its result cannot be read or saved."""
     warn_user(message, TuningWarning)

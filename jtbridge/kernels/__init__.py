@@ -1,10 +1,11 @@
 """JAX functions with Triton kernels: differentiable, batched, and computed in jnp where there is no GPU.
 
 Each function has a folder: ``reference.py`` (the function in jnp), ``triton_kernel.py`` (device code; only files named
-``triton_*.py`` import Triton) and ``op.py`` (the public function, the condition under which its kernel applies, its
-derivatives and its batching rule). A function that is tuned also has ``configurations.py``: the launch configurations
-that tuning tries, and the default for each shape and chip. ``lowering.py`` holds lowerings of torch operators to the
-kernel.
+``triton_*.py`` import Triton), ``op.py`` (the public function, the condition under which its kernel applies, its
+derivatives and its batching rule) and ``proof.py`` (cases on which the kernel is compared with the reference). A
+function that is tuned also has ``configurations.py``: the launch configurations that tuning tries, and the default for
+each shape and chip. ``lowering.py``, where there is one, holds lowerings of torch operators to the kernel. The folder
+``linear_cross_entropy`` has no kernel: it uses the kernels of ``cross_entropy``.
 """
 
 from .attention import attention as attention

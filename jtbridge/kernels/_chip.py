@@ -9,7 +9,7 @@ import jax
 # Kilobytes of shared memory that a program may have, by compute capability. Source: CUDA C++ Programming Guide, table
 # of technical specifications per compute capability.
 _SHARED = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
-_SHARED_OF_OTHERS = 64  # kilobytes, of AMD's GPUs
+_SHARED_OF_OTHERS = 64  # kilobytes, for AMD's GPUs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Chip:
     """A GPU.
 
     Args:
-        name: the name that its driver reports, as "NVIDIA H100 80GB HBM3".
+        name: the name that its driver reports, such as "NVIDIA H100 80GB HBM3".
         capability: compute capability, 90 for 9.0; None for a GPU that is not NVIDIA's.
     """
 

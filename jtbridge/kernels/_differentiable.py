@@ -1,4 +1,4 @@
-"""A differentiable function of a forward and a backward kernel."""
+"""A differentiable function that consists of a forward and a backward kernel."""
 
 from __future__ import annotations
 

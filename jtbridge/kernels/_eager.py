@@ -1,4 +1,4 @@
-"""Eager calls of kernel primitives: each is a program, compiled once for its types, parameters and settings."""
+"""Eager calls of kernel primitives: a call runs a program, compiled once for its types, parameters and settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_compiled(primitive: Primitive, name: str, *arrays: jax.Array, **params: 
         params: the parameters of the primitive.
 
     Raises:
-        FloatingPointError: a result holds a NaN or an infinity, and JAX's switch for it is on.
+        FloatingPointError: a result holds a NaN or an infinity, and ``jax_debug_nans`` or ``jax_debug_infs`` checks it.
     """
     settings = _tuning.program_key(), _proofs.kernels_in_use()
     with without_debug_switches():

@@ -42,8 +42,8 @@ def launch(
         out_types: shape and dtype of each result, which the kernel fills completely.
         grid: the number of programs, in up to three dimensions.
         constants: the kernel's ``tl.constexpr`` parameters by name.
-        num_warps: warps of a program.
-        num_stages: stages that loops are pipelined in.
+        num_warps: the number of warps per program.
+        num_stages: the number of stages in which loops are pipelined.
     """
     if interpreting():
         return _interpreted(kernel, operands, out_types, grid, constants)
@@ -73,7 +73,7 @@ def _interpreted(
 
         tensors = iter([_tensor(np.array(value)) for value in values])
         given = [next(tensors) if isinstance(x, jax.Array | np.ndarray) else x for x in operands]
-        # Filled with NaN, or with ones for other dtypes, so that an element that the kernel does not write shows.
+        # Results begin as NaN, or as ones for other dtypes, so that tests find elements that the kernel does not write.
         results = [_tensor(_unset(type_)) for type_ in out_types]
         with torch.no_grad(), fixed_interpreter():
             kernel[grid](*given, *results, **constants)

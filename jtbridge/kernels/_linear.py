@@ -1,7 +1,8 @@
 """A linear function whose transpose is given: ``linear(fun, transpose, residuals, tangents)``.
 
-JAX transposes the derivative of a function by itself. Here the transpose is a kernel. ``jax.custom_derivatives`` has
-``linear_call`` for such a function, but ``linear_call`` cannot be batched. ``custom_vjp`` has no forward mode.
+JAX can transpose the derivative of a function automatically. Here the transpose is a kernel instead.
+``jax.custom_derivatives`` has ``linear_call`` for such a function, but ``linear_call`` cannot be batched, and
+``custom_vjp`` has no forward mode.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def _abstract(*operands: Any, fun: Function, transpose: Function, count: int) ->
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fun: Function, transpose: Function, count: int) -> Any:
     results = bind(linear_p, *primals, fun=fun, transpose=transpose, count=count)
     instantiated = [ad.instantiate_zeros(t) for t in tangents]
-    # The function is linear in its tangents: its derivative along them is the function itself. In the residuals it may
-    # be any function, which JAX differentiates below.
+    # The function is linear in its tangents, so its derivative along them is the function itself. It need not be linear
+    # in the residuals: JAX differentiates it with respect to them below.
     along = bind(linear_p, *primals[:count], *instantiated[count:], fun=fun, transpose=transpose, count=count)
     if all(type(t) is ad.Zero for t in tangents[:count]):
         return results, along
@@ -51,7 +52,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fun: Function, tran
 def _transpose(cotangents: Sequence[Any], *operands: Any, fun: Function, transpose: Function, count: int) -> list[Any]:
     residuals, tangents = operands[:count], operands[count:]
     if any(ad.is_undefined_primal(r) for r in residuals):
-        raise NotImplementedError("a kernel's derivative is linear in the tangents alone")
+        raise NotImplementedError("a kernel's derivative can be transposed only in the tangents, not in the residuals")
     filled = [ad.instantiate_zeros(ct) for ct in cotangents]
     wanted = [ad.is_undefined_primal(t) for t in tangents]
     grads = bind(linear_p, *residuals, *filled, fun=transpose, transpose=fun, count=count)

@@ -1,8 +1,8 @@
 """Primitives inside `shard_map`, where the type of a value names the mesh axes over which the value varies.
 
 A result varies over every mesh axis that an argument varies over. Before a primitive is bound, each argument is made to
-vary over all these axes, so that the gradient of an argument that did not is summed over the shards. A primitive is
-lowered to the code of one shard, whose types, and the kernels in it, have no mesh axes.
+vary over all these axes. So the gradient of an argument that is the same on all shards is summed over the shards. A
+primitive is lowered to the code of one shard, in which types and kernels have no mesh axes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from jtbridge._compat import call_aval, unify_varying_axes
 
 
 def bind(primitive: Primitive, /, *arrays: Any, **params: Any) -> Any:
-    """Bind a primitive to arrays, each made to vary over the mesh axes of all of them."""
+    """Bind a primitive to arrays, after making each array vary over the mesh axes of all of them."""
     return primitive.bind(*unify_varying_axes(arrays), **params)
 
 
 def as_varying(function: Callable[..., Sequence[Any]], arrays: Sequence[Any]) -> list[Any]:
-    """Return the types of a function's results, which vary over the mesh axes of its arguments."""
+    """Return the types of a function's results. They vary over the mesh axes over which its arguments vary."""
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     return [call_aval(y.shape, y.dtype, arrays) for y in jax.eval_shape(function, *shapes)]
 

@@ -32,7 +32,7 @@ class KernelPrimitive:
     Args:
         reference: the function in jnp.
         kernel: the same function by Triton kernels.
-        batching_rule: folds a batch axis into the arrays, see :func:`leading`. None: a loop of one launch for each
+        batching_rule: folds a batch axis into the arrays, see :func:`leading`. None: a loop with one launch for each
             element of the batch.
         needs_triton: whether the reference replaces the kernel on an NVIDIA GPU where Triton is missing. On an AMD GPU
             without Triton it always does.
@@ -68,7 +68,7 @@ class KernelPrimitive:
 
 
 def leading(shared: Sequence[int] = ()) -> BatchingRule:
-    """Return the batching rule of primitives that take any leading dimensions: the batch axis is one more of them.
+    """Return the batching rule of primitives with any number of leading dimensions: the batch axis becomes one of them.
 
     The arguments whose indices are in `shared` have no leading dimensions. If one of them is batched, the rule does
     not apply.
@@ -94,8 +94,8 @@ def grouped(shared: Sequence[int]) -> BatchingRule:
     """Return the batching rule of primitives whose arguments and results begin with an axis of groups.
 
     A batch of `b` elements becomes `b` times as many groups. The arguments whose indices are in `shared` may have a
-    group axis of size 1, which stands for all groups; if one of them is batched or has more groups, each of them is
-    expanded to all groups. Results, gradients of shared arguments too, have all groups.
+    group axis of size 1, which all groups share. If one of these arguments is batched or has more groups, all of them
+    are expanded to all groups. All results have all groups, including the gradients of shared arguments.
     """
 
     def batching_rule(
@@ -153,7 +153,7 @@ def _run_reference(*arrays: Any, fn: KernelPrimitive) -> list[Any]:
 
 
 def _run_kernel(*arrays: Any, fn: KernelPrimitive, platform: str) -> list[Any]:
-    # The only kernels that can do without Triton are cuDNN's, which an AMD GPU does not run.
+    # Only cuDNN's kernels run without Triton, and cuDNN does not run on AMD GPUs.
     needed = fn.needs_triton or platform == "rocm"
     _proofs.warn_of_failed(fn.name)
     return list((fn.reference if needed and triton_unsupported_reason(platform) else fn.kernel)(*arrays))

@@ -1,7 +1,8 @@
-"""The record of the kernels that were proven on this chip: `jtbridge.prove` writes it, and `auto` reads it.
+"""The record of the kernels that were proven on this chip: `jtbridge.prove` writes it, ``backend="auto"`` reads it.
 
-There is a file for each combination of chip, driver and versions, in the folder `proofs` of jtbridge's folder. A record
-names the kernels that gave the same results as their references, and for each other kernel its error.
+Each combination of chip, driver, versions and kernel source has its own file, in the folder `proofs` of jtbridge's
+cache folder. A record names the kernels that gave the same results as their references, and the error of each kernel
+that did not.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _DRIVERS = (
     (Path("/sys/module/amdgpu/version"), r"(\S+)"),
 )
 _ONLY: contextvars.ContextVar[frozenset[str] | None] = contextvars.ContextVar("jtbridge_only_kernels", default=None)
-# The record that was read last, with the file and its time of change: a file that did not change is not read again.
+# The path and modification time of the file that was read last, and its record. An unchanged file is not read again.
 _LAST: tuple[tuple[str, int], ProofRecord | None] | None = None
 _LOCK = threading.Lock()
 
@@ -47,7 +48,7 @@ class ProofRecord:
 
     Attributes:
         proven: the names of the kernels whose results were right.
-        failed: the error of each other kernel, by its name.
+        failed: the errors of the kernels whose results were wrong or that did not run, by name.
     """
 
     proven: tuple[str, ...]
@@ -55,7 +56,10 @@ class ProofRecord:
 
 
 def key() -> dict[str, str] | None:
-    """Return the chip, driver, versions and source of the kernels that a record is valid for; None without a GPU."""
+    """Return the key of this process's record: all that a proof depends on, such as chip, driver, versions and source.
+
+    None without a GPU.
+    """
     chip = _chip.present()
     if chip is None:
         return None
@@ -65,7 +69,7 @@ def key() -> dict[str, str] | None:
 
 
 def driver() -> str:
-    """Return the version of the kernel driver of the GPU; "unknown" if no file says it."""
+    """Return the version of the GPU's kernel driver; "unknown" if the driver's files do not contain it."""
     for path, pattern in _DRIVERS:
         with contextlib.suppress(OSError):
             match = re.search(pattern, path.read_text())
@@ -80,7 +84,7 @@ def path_of(key: Mapping[str, str]) -> Path:
 
 
 def record() -> ProofRecord | None:
-    """Return the record for this process's chip; None if there is none that can be read."""
+    """Return the record for this process's chip; None if there is none, or, with a warning, if it cannot be read."""
     global _LAST
     wanted = key()
     if wanted is None:
@@ -111,14 +115,14 @@ def write(key: Mapping[str, str], record: ProofRecord) -> Path:
 
 
 def unproven_reason() -> str | None:
-    """Return why ``backend="auto"`` uses no kernels in this process; None if it uses those that are proven."""
+    """Return why ``backend="auto"`` uses no kernels in this process; None if it uses proven kernels."""
     if jax.process_count() > 1:
         return (
             'a program of several processes has kernels only with `backend="triton"`: the processes\' records of '
-            "proven kernels may differ, and their programs may not"
+            "proven kernels may differ, and their programs must not"
         )
     if _chip.present() is None:
-        return 'this process has no GPU, and so no kernel is proven on it; `backend="triton"` uses them anyway'
+        return 'this process has no GPU, so no kernel is proven on it; `backend="triton"` uses unproven kernels too'
     found = record()
     if found is None:
         return UNPROVEN
@@ -134,7 +138,7 @@ def proven() -> frozenset[str]:
 
 
 def warn_of_failed(name: str) -> None:
-    """Warn if a kernel, which the caller asked for by name, failed its proof on this chip."""
+    """Warn if a kernel, which a program is about to use, failed its proof on this chip."""
     found = record()
     if found is not None and name in found.failed:
         warn_user(
@@ -145,7 +149,7 @@ def warn_of_failed(name: str) -> None:
 
 
 def only(names: frozenset[str]) -> contextlib.AbstractContextManager[None]:
-    """Use the kernels `names` in traces inside the block, and the reference in place of every other kernel."""
+    """Return a context in which traces use the kernels `names`, and the references of all other kernels."""
     return assigned((_ONLY, names))
 
 
@@ -165,11 +169,11 @@ def _read(path: Path, wanted: Mapping[str, str]) -> ProofRecord | None:
         held = json.loads(cache_folder.read_text(path))
         proven, failed = held["proven"], held["failed"]
         if held["key"] != dict(wanted):
-            raise ValueError("it is the record of something else")
+            raise ValueError("its key is not the key of this process")
         if not isinstance(proven, list) or not isinstance(failed, dict) or set(proven) & set(failed):
             raise ValueError("it does not list proven and failed kernels")
         if not all(isinstance(text, str) for text in (*proven, *failed, *failed.values())):
-            raise ValueError("it has names or reasons that are no text")
+            raise ValueError("a kernel's name or error in it is not a string")
     except FileNotFoundError:
         return None
     except (OSError, *cache_folder.MALFORMED) as error:
@@ -205,7 +209,7 @@ def _version(package: str) -> str:
 
 @functools.cache
 def _source() -> str:
-    """Return a digest of the source of the kernels: the version of a checkout does not change with its files."""
+    """Return a digest of the kernels' source files. In a checkout, files change while the version stays the same."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(file.name.encode() + file.read_bytes())

@@ -1,8 +1,8 @@
-"""The proof of kernels: each is run beside its reference, over the cases that its folder's `proof.py` holds.
+"""The proof of kernels: each kernel runs beside its reference, on the cases in its folder's `proof.py`.
 
 A case calls a public function of `jtbridge.kernels`, then its vjp. Every kernel primitive that these calls run is
 computed twice, by the kernel and by the reference, and the calls go on with the result of the reference. So each kernel
-gets the inputs that it gets in use, and a kernel that is wrong does not make the next one look wrong.
+gets the same inputs as in real use, and a wrong kernel does not change the inputs of the next kernel.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from jtbridge.core.positions import replaced
 
 from ._launch import interpreting
 
-# The largest allowed difference, relative to the largest number of a result: several roundings of the dtype, and for
-# float32 the approximations of exponentials and of products by tensor cores.
+# By the dtype of a result, the largest allowed difference relative to its largest absolute value. It allows for several
+# roundings to the dtype, and for float32 also for approximate exponentials and approximate products on tensor cores.
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2, "float16": 6e-3}
-# The least tolerance of a float32 result, by the dtype of the kernel's arguments: a kernel for arguments of 16 bits
-# rounds the terms of a sum to 16 bits once.
+# By the dtype of a kernel's arguments, the smallest tolerance of a float32 result: a kernel with 16-bit arguments
+# rounds each term of a sum to 16 bits once.
 _OF_SUMS = {"bfloat16": 1e-2, "float16": 1.5e-3}
 _DTYPES = ("float32", "bfloat16", "float16")
 # The function that runs each kernel primitive of this thread on its arrays, in place of `jit`; None outside of a proof.
@@ -38,12 +38,12 @@ OBSERVER: contextvars.ContextVar[Callable[[Any, Sequence[Any]], Sequence[Any]] |
 
 
 class Unproven(Exception):
-    """A kernel computed something else than its reference."""
+    """The program of a kernel does not call a Triton kernel."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One row of a kernel's table of shapes.
+    """One case of a proof: a function and its arguments.
 
     Attributes:
         name: a description of the case, such as "rows of 1000, float32".
@@ -69,12 +69,12 @@ def folders() -> list[str]:
 
 
 def cases(folder: str) -> list[Case]:
-    """Return the cases of a folder. They are made anew by each call, with the same numbers."""
+    """Return the cases of a folder. Each call creates them again, with the same numbers."""
     return list(importlib.import_module(f"jtbridge.kernels.{folder}.proof").cases())
 
 
 def normal(*shape: int, dtype: Any, seed: int = 0) -> jax.Array:
-    """Return numbers to prove kernels on, the same every time."""
+    """Return normally distributed random numbers, the same for the same arguments."""
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.dtype(dtype))
 
 
@@ -84,7 +84,7 @@ def dtypes() -> Sequence[str]:
 
 
 def run_case(case: Case, begins: Callable[[str], None], found: Found) -> None:
-    """Run a case.
+    """Run a case's function and its vjp, and compare each kernel that they run with its reference.
 
     Args:
         case: the case.
@@ -94,7 +94,7 @@ def run_case(case: Case, begins: Callable[[str], None], found: Found) -> None:
 
     def observe(primitive: Any, arrays: Sequence[Any]) -> Sequence[Any]:
         if primitive.kernel is primitive.reference:
-            return primitive.reference(*arrays)  # such as a backward that is left to XLA
+            return primitive.reference(*arrays)  # no Triton kernel: for example a backward by XLA's matrix products
         begins(primitive.name)
         want = jax.block_until_ready(jax.jit(lambda *xs: list(primitive.reference(*xs)))(*arrays))
         try:
@@ -125,7 +125,7 @@ def _by_kernel(primitive: Any, arrays: Sequence[Any]) -> Sequence[Any]:
 
 
 def _difference(got: Sequence[Any], want: Sequence[Any], of_sums: float) -> str | None:
-    """Return how results differ; None if they agree. `of_sums` is the least tolerance of results in float32."""
+    """Return how results differ; None if they agree. `of_sums` is the smallest tolerance of float32 results."""
     if len(got) != len(want):
         return f"{len(got)} results where the reference has {len(want)}"
     for i, (g, w) in enumerate(zip(got, want, strict=True)):

@@ -67,7 +67,10 @@ def next_power_of_2(n: int) -> int:
 
 
 def row_block(n: int, most: int, piece: int) -> int:
-    """Return how many elements of a row of `n` a program takes at a time: all of up to `most`, or else `piece`."""
+    """Return how many elements of a row of `n` a program takes at a time.
+
+    A row of up to `most` elements is taken whole, padded to a power of two; a longer row in pieces of `piece` elements.
+    """
     return next_power_of_2(n) if n <= most else piece
 
 
@@ -77,7 +80,7 @@ def tile_rows(rows: int, block: int, most: int) -> int:
 
 
 def warps(block: int) -> int:
-    """Return the warps of a program over a block: one for each 256 elements, 8 per thread, and from 1 to 16."""
+    """Return the number of warps for a block: one for every 256 elements (8 per thread), at least 1 and at most 16."""
     return min(16, max(1, block // 256))
 
 
@@ -87,9 +90,9 @@ def accumulated(x: jax.Array) -> np.dtype:
 
 
 def to_precision(y: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Round values to a narrower dtype and return them in their own dtype.
+    """Round values to the precision of a narrower dtype, but keep their dtype.
 
-    A conversion to the narrower dtype and back would not do: XLA may remove both.
+    A conversion to the narrower dtype and back would not be safe: XLA may remove both conversions.
     """
     info = jnp.finfo(dtype)
     return jax.lax.reduce_precision(y, info.nexp, info.nmant)

@@ -1,9 +1,9 @@
 """The time that a launch takes, measured by Triton's own benchmark.
 
-Triton launches a candidate on torch's tensors and torch's stream. There ``triton.testing.do_bench`` records its events
-and clears the second-level cache. A candidate is not timed as a jitted JAX call: XLA launches on a stream of its own,
-so that the events would measure how long the host waited, not how long the kernel ran. The compiled code is the same,
-because jax-triton compiles a kernel with Triton's compiler too, and gets the same options.
+Triton launches a candidate on torch's tensors and torch's stream. On this stream ``triton.testing.do_bench`` records
+its events and clears the second-level cache. A candidate is not timed as a jitted JAX call: XLA launches on its own
+stream, so events on torch's stream would measure how long the host waited, not how long the kernel ran. The compiled
+code is the same, because jax-triton also uses Triton's compiler, with the same options.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def milliseconds(
     num_warps: int,
     num_stages: int,
 ) -> float | str:
-    """Return the median time of a launch on made-up arrays, or the error if it fails, as for too much shared memory."""
+    """Return the median time of a launch on made-up arrays, or its error, for example for too much shared memory."""
     import torch
     from triton.errors import TritonError
 
@@ -60,8 +60,8 @@ def milliseconds(
 def wait_for_device() -> None:
     """Wait until the GPU is idle, so that a timed kernel does not share it with a program that JAX has started.
 
-    JAX may not have handed over all programs yet: the arrays that they compute tell when they are done. An error of
-    such a program is for the reader of the array. Then torch waits for everything on the GPU, on whatever stream.
+    JAX may not have submitted all programs to the GPU yet, so this first waits for the arrays that they compute. An
+    error of such a program is ignored: whoever reads the array gets it. Then torch waits for all streams of the GPU.
     """
     import torch
 
@@ -90,5 +90,5 @@ def _made_up(x: Any) -> Any:
     dtype = torch_dtype(np.dtype(x.dtype), "an operand of a kernel")
     if dtype.is_floating_point:
         return torch.randn(x.shape, device=_DEVICE).to(dtype)
-    make = torch.ones if dtype == torch.bool else torch.zeros  # a boolean mask that hides no key
+    make = torch.ones if dtype == torch.bool else torch.zeros  # a boolean mask of ones hides no key
     return make(x.shape, device=_DEVICE, dtype=dtype)

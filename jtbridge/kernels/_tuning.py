@@ -30,9 +30,9 @@ _TUNED_KEYS = 0
 
 
 def program_key() -> int | None:
-    """Return a value that differs if a program with kernels, lowered now, may get other configurations than before.
+    """Return a cache key that changes when a program lowered now may get other configurations than before.
 
-    None stands for any program that is lowered while tuning is on: it has the configurations that were found.
+    While tuning is on, the key is None: every program then gets the configurations that tuning found.
     """
     return None if tuning.is_on() else _TUNED_KEYS
 
@@ -67,13 +67,13 @@ def launch_tuned(
         kernel: a function decorated with ``triton.jit``.
         operands: arrays, and Python numbers.
         out_types: shape and dtype of each result.
-        candidates: the configurations that tuning chooses from, frozen dataclasses of numbers. All compute the same.
-            The first one is the default, for a problem that was not tuned.
-        problem: the values that the choice depends on, beside kernel and chip: sizes (see :func:`size`), dtypes,
+        candidates: the configurations that tuning chooses from, frozen dataclasses of numbers. All give the same
+            results. The first one is the default, for a problem that was not tuned.
+        problem: the values that the choice depends on, apart from kernel and chip: sizes (see :func:`size`), dtypes,
             options.
         launch_parameters: returns the launch parameters of a configuration.
-        timed: returns the launch parameters for timing, if they differ: operands are made up then, and all integers
-            are 0.
+        timed: returns the launch parameters for timing, where they must differ from `launch_parameters`: a timed launch
+            has made-up operands, in which all integers are 0.
     """
 
     def milliseconds(candidate: C) -> float | str:
@@ -121,7 +121,7 @@ def _tuned(path: Path, key: Problem, candidates: Sequence[C], milliseconds: Call
     timed = {candidate: t for candidate, t in times.items() if not isinstance(t, str)}
     if not timed:
         return tuning.warn(f"`{key['kernel']}` is not tuned: no candidate runs. The first says: {times[candidates[0]]}")
-    # Another process may have written a result meanwhile. This process takes that result, as all later ones do.
+    # Another process may have written a result meanwhile. This process uses that result, as all later processes do.
     found = _read(path, key, candidates) or min(timed, key=timed.__getitem__)
     _write(path, key, found, times)
     _TUNED_KEYS += 1

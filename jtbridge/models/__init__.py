@@ -10,8 +10,8 @@
 - `_sharding.py`, `_sharding_presets.py`: the sharding functions such as :func:`jtbridge.shard`, and the axes that
   presets split.
 - `_optimizer_states.py`: the names and shardings of an optimizer's state.
-- `_release.py`: weights that the torch module gives up, and gets back.
-- `_caches.py`: the caches and outputs of transformers as pytrees.
+- `_release.py`: releases the weights of the torch module, and writes them back.
+- `_caches.py`: the caches of transformers as pytrees.
 - `_programs.py`: a cache of compiled programs, cleared when the module's Python state changes.
 - `generation/`: :func:`jtbridge.generate`.
 - `training/`: training steps.

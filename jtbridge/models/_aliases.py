@@ -1,4 +1,4 @@
-"""Tensors of a module that share memory after a call: the arrays of a state do not."""
+"""Errors for calls that make tensors of a module share memory, which the arrays of a state cannot do."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ._layout import TensorEntry, plain_attributes
 
 
 def refuse_new_ties(name: str, module: torch.nn.Module, before: Mapping[str, str], after: Mapping[str, str]) -> None:
-    """Raise an error if a call made two tensors of its module one.
+    """Raise an error if a call replaced a tensor of its module by another tensor of the module.
 
     Args:
         name: the name of the module, for the message.
         module: the torch module.
-        before, after: the names of tied tensors before and after the call, with the first name of each.
+        before, after: each further name of a tied tensor, with its first name, before and after the call.
     """
     new = {other: first for other, first in after.items() if before.get(other, other) != before.get(first, first)}
     shared = _shared_containers(module) if new else {}
@@ -60,7 +60,7 @@ def _error(module: str, name: str, other: str, relation: str) -> ModelError:
 
 
 def _shared_containers(module: torch.nn.Module) -> dict[str, str]:
-    """Return the other names of containers that a module has at several places, and the first name of each."""
+    """Return each further name of a container or module that has several names in a module, with its first name."""
     names: dict[int, str] = {}
     shared: dict[str, str] = {}
 
@@ -85,7 +85,7 @@ def _shared_containers(module: torch.nn.Module) -> dict[str, str]:
 
 
 def _first_name(name: str, shared: Mapping[str, str]) -> str:
-    """Return the name of a tensor that goes through the first name of each shared container."""
+    """Return the name of a tensor, with each shared container in it under its first name."""
     for end in (place for place in range(len(name) - 1, 0, -1) if name[place] == "."):
         if name[:end] in shared:
             return _first_name(shared[name[:end]] + name[end:], shared)

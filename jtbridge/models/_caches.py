@@ -1,4 +1,4 @@
-"""The caches and outputs of transformers as pytrees, as soon as a module of transformers is used."""
+"""The caches of transformers as pytrees."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Copies of a module's Python objects with other tensors in them.
 
-A copy shares no mutable object with the original that the copied code could write to by way of `self`: modules, their
+A copy shares no mutable object with the original that the copied code could write to through `self`: modules, their
 dicts of parameters, buffers, children and hooks, and the containers and NumPy arrays in their attributes are new.
 Objects of other classes are shared, unless they hold a module or a tensor of the original. A function whose closure
 holds one, such as a hook, is rebuilt around the copy.
@@ -29,7 +29,7 @@ from jtbridge.errors import ModelError
 from ._layout import OF_TORCH
 
 _ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), type, torch.dtype, torch.device, torch.Size})
-_DEPTH = 4  # of the search of an object for a module or a tensor
+_DEPTH = 4  # levels of references in which an object's modules and tensors are looked for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ def copied(module: torch.nn.Module, replaced: Mapping[int, torch.Tensor], stale:
 
     Args:
         module: the module.
-        replaced: the tensors of the copy, by the ids of the module's own ones.
+        replaced: the tensors of the copy, by the ids of the module's tensors that they replace.
         stale: is filled with the tensors that earlier calls left in the module.
     """
     return _Copier(module, replaced, stale).value(module)
@@ -64,7 +64,7 @@ class _Copier:
         self._stale = stale
         self._modules = {id(module) for module in root.modules()}
         self._copies: dict[int, Any] = {}
-        self._alive: list[Any] = []  # the originals of `_copies` whose ids must not be used again
+        self._alive: list[Any] = []  # the originals of `_copies`: while they exist, their ids stay unique
         self._holding: dict[int, bool] = {}
 
     def value(self, value: Any) -> Any:
@@ -105,7 +105,7 @@ class _Copier:
             if self._is_stale(value):
                 self._stale.dropped.append(key)
                 attributes[key] = None
-            elif key in OF_TORCH and isinstance(value, dict) and not value:  # most dicts of hooks
+            elif key in OF_TORCH and isinstance(value, dict) and not value:  # such as most tables of hooks
                 attributes[key] = type(value)()
             else:
                 attributes[key] = self.value(value)
@@ -152,13 +152,13 @@ class _Copier:
             return self._function(value)
         try:
             found = copy.copy(value)
-        except TypeError:  # such as a `threading.local`: shared; a use of the module's own tensors is refused
+        except TypeError:  # such as a `threading.local`: it is shared, and a use of its tensors is refused
             return value
-        if isinstance(value, tuple):  # of a class of its own, such as a named tuple
+        if isinstance(value, tuple):  # of a subclass, such as a named tuple
             items = [self.value(item) for item in items_of(value)]
             return value._make(items) if hasattr(value, "_make") else type(value)(items)  # type: ignore[attr-defined]
         self._remember(value, found)
-        copies_itself = hasattr(type(value), "__copy__")  # its class then leaves out caches
+        copies_itself = hasattr(type(value), "__copy__")  # `__copy__` may leave out caches
         for key, attribute in attributes_of(found if copies_itself else value).items():
             object.__setattr__(found, key, self.value(attribute))
         return found
@@ -220,7 +220,7 @@ class _Copier:
         return list(attributes_of(value).values())
 
     def _check_globals(self, function: types.FunctionType) -> None:
-        """Refuse a function that reads a module of the original from a global: it would not see the copy."""
+        """Refuse a function that reads a module of the original from a global variable, and so not the copy."""
         for name in function.__code__.co_names:
             value = function.__globals__.get(name)
             if isinstance(value, torch.nn.Module) and id(value) in self._modules and _reads(function, name):

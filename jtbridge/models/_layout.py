@@ -53,10 +53,9 @@ def entries(
 
     Args:
         module: the module.
-        computed: whether tensors in plain attributes count that autograd recorded as the result of an operator. An
-            earlier call left them there.
-        visited: the ids of modules whose tensors are listed already.
-        ties: is filled with the other names of tied tensors, and the first name for each.
+        computed: whether to list tensors in plain attributes that have a `grad_fn`. An earlier call left them there.
+        visited: the ids of modules whose tensors are already listed.
+        ties: is filled with each further name of a tied tensor, and its first name.
 
     Raises:
         ModelError: two tensors have the same name.
@@ -104,7 +103,7 @@ def plain_attributes(module: torch.nn.Module) -> dict[str, Any]:
 def derived_attributes(module: torch.nn.Module) -> set[str]:
     """Return the attributes that are computed from parameters.
 
-    They are those of `functools.cached_property`, and those that `torch.nn.utils.weight_norm`, `spectral_norm` and
+    These are `functools.cached_property` attributes, and weights that `torch.nn.utils.weight_norm`, `spectral_norm` and
     `prune` compute in a pre-hook.
     """
     kind = type(module)
@@ -118,7 +117,7 @@ def derived_attributes(module: torch.nn.Module) -> set[str]:
 def _tensors_in(
     name: str, value: Any, registered: frozenset[int], computed: bool, depth: int = 0
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the tensors in a plain attribute: itself, or in containers and in modules that are not registered."""
+    """Yield names and tensors of an attribute: its value, or tensors in its containers and unregistered modules."""
     if isinstance(value, torch.Tensor):
         if computed or value.grad_fn is None:
             yield name, value
@@ -158,7 +157,7 @@ def call_once(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def check_initialized(found: dict[str, TensorEntry]) -> None:
-    """Raise an error if a lazy module has parameters without a shape."""
+    """Raise an error if a lazy module has parameters or buffers without a shape."""
     for entry in found.values():
         if isinstance(entry.tensor, UninitializedParameter | UninitializedBuffer):
             raise ModelError(
@@ -204,7 +203,7 @@ def locate(module: torch.nn.Module, name: str) -> tuple[Any, Any]:
     """Return the object that holds the tensor of a name, and its key there.
 
     Raises:
-        ModelError: no module or container of `module` is at the place that the name says.
+        ModelError: the name leads to no module or container in `module`.
     """
     holder: Any = module
     path = name.split(".")
@@ -242,10 +241,10 @@ def shown(names: Sequence[str]) -> str:
 
 
 def refuse_own_class(module: str, name: str, parameter: torch.Tensor) -> None:
-    """Raise if a parameter is of a class of the user, which tensors in a call are not."""
+    """Raise if the class of a parameter is not torch's or jtbridge's: in a call, the parameter has no such class."""
     kind = type(parameter)
     if module_of(kind).partition(".")[0] not in ("torch", "jtbridge"):
         raise ModelError(
             f"`{name}` of `{module}` is a `{kind.__qualname__}`, and a call would get it as a plain parameter. Make it "
-            "a `torch.nn.Parameter` in the torch module. It may have attributes of its own."
+            "a `torch.nn.Parameter` in the torch module. It may have additional attributes."
         )

@@ -38,7 +38,7 @@ class JaxModule:
     """A torch module as a JAX function of its parameters and state, made by :func:`jtbridge.module`.
 
     ``net(params, state, *args)`` returns ``(out, changed)``; the new state is ``state | changed``. The function is
-    static: arrays are in `params` and `state` alone, which are plain dicts with torch's names. So `net` may be closed
+    static: all arrays are in `params` and `state`, which are plain dicts with torch's names. So `net` may be closed
     over, be a static argument, or be a field of another framework's module.
     """
 
@@ -66,15 +66,15 @@ class JaxModule:
         """Return the module's present tensors as `params` and `state`, by torch's names.
 
         `params` has the parameters with ``requires_grad``, for ``jax.grad`` and an optimizer. `state` has the
-        frozen parameters, the buffers (persistent or not), and tensors in plain attributes. A tied tensor is there
+        frozen parameters, the buffers (persistent or not), and tensors in plain attributes. A tied tensor is listed
         once, by its first name. An entry may be moved from one dict to the other.
 
         Args:
             args, kwargs: the arguments of a call, for a lazy module that has no shapes yet: the torch module is called
                 with them once, in eval mode. Other modules ignore them.
-            release: with True, the torch module gives up its copy of the parameters and of the persistent buffers, one
-                at a time while they are converted, so that the weights are held once. The module raises an error if it
-                is used then, until :meth:`load`.
+            release: with True, the torch module frees its parameters and persistent buffers one at a time, as they are
+                converted, so that memory holds the weights once. Then the torch module raises an error if it is used,
+                until :meth:`load`.
             mesh, rules: the devices to distribute the tensors over, and how, as for :func:`jtbridge.shard`. Each
                 device gets its own part directly from the torch tensor. Presets split parameters; buffers are
                 replicated.
@@ -96,7 +96,7 @@ class JaxModule:
         elif any(_is_key(leaf) for leaf in jax.tree.leaves((args, kwargs))):
             raise ArgumentError(
                 f"`{self.__name__}`: `init` takes no JAX key, because the weights are those of the torch module. For "
-                "other ones call `torch.manual_seed(...)` before the module is made."
+                "other weights, call `torch.manual_seed(...)` before the module is made."
             )
         check_initialized(found)
         for entry in found.values():
@@ -126,7 +126,7 @@ class JaxModule:
         """Call the module with these parameters and this state; return the result and the changed state.
 
         The new state is ``state | changed``. Only entries that the call wrote to or assigned are in `changed`, because
-        ``jit`` copies every array that a program returns, also one that it did not change. The torch module is not
+        ``jit`` copies every array that a program returns, even an unchanged one. The torch module is not
         changed.
 
         Args:
@@ -134,14 +134,14 @@ class JaxModule:
             state: the rest of the module's tensors by name.
             args, kwargs: the arguments of the module's ``forward``, as for a function of :func:`jtbridge.wrap`.
             rng: a JAX key, for dropout and other random operators.
-            train: whether the call is that of ``module.train()`` or of ``module.eval()``; with None, each submodule
-                keeps its own mode.
+            train: whether the call is in train mode (True) or in eval mode (False); with None, each submodule keeps its
+                own mode.
 
         Raises:
             ModelError: a tensor of the module is missing, is in both dicts, or is unknown; a parameter has another
                 shape than the module's; or the call writes to a parameter.
             MutationError: the call changed a Python value in an attribute.
-            ArgumentError: ``forward`` has an argument `train` or `rng` of its own, and would not get the value given.
+            ArgumentError: ``forward`` itself has an argument `train` or `rng`, which would not get the given value.
 
         Example:
             >>> import jax, jax.numpy as jnp, jtbridge, torch
@@ -197,7 +197,7 @@ class JaxModule:
     def state_dict(self, params: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the ``state_dict`` that the torch module would have with these tensors, for ``torch.save``.
 
-        Names, dtypes, tied entries, extra state and version metadata are torch's. The tensors have memory of their own.
+        Names, dtypes, tied entries, extra state and version metadata are torch's. They share no memory with arrays.
 
         Raises:
             ModelError: a tensor is missing or unknown.
@@ -220,13 +220,11 @@ class JaxModule:
     ) -> tuple[Arrays, Arrays]:
         """Return `params` and `state` from a ``state_dict`` of the module. The torch module is not changed.
 
-        Tensors that a ``state_dict`` does not have, such as buffers that are not persistent, are the module's present
-        ones.
+        Tensors that a ``state_dict`` does not have, such as buffers that are not persistent, are taken from the module.
 
         Args:
             state_dict: torch tensors, NumPy or JAX arrays by torch's names. Of tied names, one suffices.
-            strict: with False, entries may be missing, which then are the module's present ones, and further entries
-                are ignored.
+            strict: with False, missing entries are taken from the module, and unknown entries are ignored.
             mesh, rules: the devices to distribute the tensors over, and how, as for :meth:`init`.
 
         Raises:
@@ -272,10 +270,10 @@ class JaxModule:
         mesh: jax.sharding.Mesh | None = None,
         rules: Rules | None = None,
     ) -> tuple[Arrays, Arrays]:
-        """Return `params` and `state` from a safetensors checkpoint, as :meth:`from_state_dict`. Needs `safetensors`.
+        """Return `params` and `state` from a safetensors checkpoint, like :meth:`from_state_dict`. Needs `safetensors`.
 
-        With `mesh` and `rules`, a process reads from the file only what its own devices hold. The torch module may have
-        parameters without memory, on torch's device "meta".
+        With `mesh` and `rules`, a process reads from the file only the parts that its own devices hold. The torch
+        module may have parameters without memory, on torch's device "meta".
 
         Args:
             path: a file, a folder with ``model.safetensors``, or one with several files and
@@ -289,9 +287,9 @@ class JaxModule:
         return from_state_dict(self._module, tensors, strict=strict, mesh=mesh, rules=rules, other_names=ties)
 
     def clear_cache(self) -> None:
-        """Forget the traces of this module: its next call, and the next one of `jax.jit` of it, read all state again.
+        """Forget the traces of this module: its next call, also by `jax.jit(net)`, reads all state again.
 
-        Programs of other functions that call it are kept. `jax.clear_caches()` drops these.
+        Compiled programs of other functions that call the module are kept; `jax.clear_caches()` drops them.
         """
         self._wrapped.clear_cache()
         jax.jit(self).clear_cache()  # type: ignore[attr-defined]
@@ -343,7 +341,7 @@ class JaxModule:
         for name in params:
             if f"params[{name!r}]" in written:
                 raise written_parameter(self.__name__, name)
-        # A tensor that was written to and then replaced is no part of the new state: what replaced it is.
+        # If a tensor was written to and then replaced, only its replacement is part of the new state.
         for name in state:
             if name not in changed and (place := f"state[{name!r}]") in written:
                 changed[name] = written[place]
@@ -355,15 +353,15 @@ class JaxModule:
         for name in overlapping(entries(self._module)) & changed.keys() if changed else ():
             raise ModelError(
                 f"A call of `{self.__name__}` writes to `{name}`, which shares memory with another tensor of the "
-                "module: in torch the other one changes as well. Give it memory of its own, with `.clone()`."
+                "module: in torch the other one changes as well. Give it its own memory, with `.clone()`."
             )
 
     def _checked(self, params: Any, state: Any) -> Arrays:
         _check_dicts(self.__name__, params, state)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in (*params.values(), *state.values())):
             raise ArgumentError(
-                f"Weights of `{self.__name__}` were to be written to torch or to a file inside `jax.jit` or another "
-                "transformation, where arrays have no values. Return them, and call the method outside."
+                f"Weights of `{self.__name__}` cannot be written to torch or to a file inside `jax.jit` or another "
+                "transformation, where arrays have no values. Return the arrays, and call the method outside."
             )
         found = entries(self._module)
         check_names(self.__name__, found, params, state)
@@ -426,11 +424,11 @@ def module(
         module: any ``torch.nn.Module`` that is not TorchScript.
         backend, residuals, repeated_blocks, islands, int32, verify: as for :func:`jtbridge.wrap`.
         purity: the reaction if a call changes Python state, as for :func:`jtbridge.wrap`.
-        batched: whether the first axis of all array arguments and results of a call, besides `params` and `state`, is a
+        batched: whether the first axis of all array arguments and results of a call, except `params` and `state`, is a
             batch of independent rows, as for :func:`jtbridge.wrap`.
 
     Raises:
-        ArgumentError: `module` is no module, or one of TorchScript.
+        ArgumentError: `module` is not a torch module or contains TorchScript, or `batched` is not a bool.
 
     Example:
         >>> import jax, jax.numpy as jnp, jtbridge, torch
@@ -456,7 +454,7 @@ def module(
             place = f"`{path}`" if path else "the module"
             raise ArgumentError(
                 f"`jtbridge.module` cannot exchange the parameters of TorchScript, and {place} is TorchScript. Use the "
-                "Python module that it was made from, or `jtbridge.wrap`, which takes the weights as constants."
+                "Python module that it was made from, or `jtbridge.wrap`, which treats the weights as constants."
             )
     register_caches()
     options = {
@@ -467,7 +465,7 @@ def module(
         "int32": int32,
         "verify": verify,
         "purity": purity,
-        "batched": ("args", "kwargs") if batched else (),  # of `Run`
+        "batched": ("args", "kwargs") if batched else (),  # arguments of `Run`
     }
     return JaxModule(plain, options)
 

@@ -1,4 +1,4 @@
-"""The arrays that an optimizer keeps for each parameter: their names and their place on a mesh."""
+"""The arrays that an optimizer keeps for each parameter: their names and shardings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ Shape = tuple[int, ...]
 
 
 def name_of(path: Sequence[Any]) -> str:
-    """Return the last dict keys in a row on a path: those before are groups, as of `optax.multi_transform`."""
+    """Return the name of a leaf: the last consecutive dict keys on its path, joined by dots.
+
+    Earlier dict keys are names of groups, such as those of `optax.multi_transform`.
+    """
     keys: list[str] = []
     for step in reversed(path):
         if isinstance(step, jax.tree_util.DictKey):
@@ -24,13 +27,13 @@ def name_of(path: Sequence[Any]) -> str:
 
 
 def spec_of_state(spec: PartitionSpec, parameter: Shape, shape: Shape) -> PartitionSpec:
-    """Return how to split an array that an optimizer keeps for a parameter: like the axes of the parameter that it has.
+    """Return how to split an array that an optimizer keeps for a parameter: axes that both have are split alike.
 
     Args:
         spec: how the parameter is split.
         parameter: the shape of the parameter.
-        shape: the shape of the array. It may have further leading axes, as the history of L-BFGS, or lack axes, as the
-            means of Adafactor. Another array is not split.
+        shape: the shape of the array. It may have further leading axes, as the history of L-BFGS has, or lack axes, as
+            the means of Adafactor do. An array of any other shape is not split.
     """
     if shape == parameter:
         return spec

@@ -1,4 +1,4 @@
-"""Arguments `train` and `rng` of a module's own methods, which a call of `jtbridge.module` has for other things."""
+"""Methods of a torch module with an argument `train` or `rng`, which `jtbridge.module` uses for itself."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 from jtbridge.errors import ArgumentError
 
 _MEANINGS = {"train": "sets the mode of the module", "rng": "is a JAX key"}
-_KNOWN: weakref.WeakKeyDictionary[Any, dict[str, tuple[int, Any]]] = weakref.WeakKeyDictionary()  # by functions
+_KNOWN: weakref.WeakKeyDictionary[Any, dict[str, tuple[int, Any]]] = weakref.WeakKeyDictionary()  # by function
 
 
 def check_own_arguments(
     module: torch.nn.Module, method: str | Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]
 ) -> None:
-    """Raise an error if a method has an argument `train` or `rng` of its own that does not get the value given.
+    """Raise an error if a method itself has an argument `train` or `rng`, which would not get the given value.
 
     Args:
         module: the torch module.
         method: its method, or a function of the module and further arguments.
-        args: the arguments by position of a call.
-        given: `train` and `rng` of the call.
+        args: the positional arguments of the call.
+        given: the values of `train` and `rng` in the call.
     """
     function = method if callable(method) else getattr(module, method)
     first = 1 if callable(method) else 0
@@ -40,20 +40,20 @@ def check_own_arguments(
 
 
 def _own_arguments(function: Any) -> dict[str, tuple[int, Any]]:
-    """Return the places and the defaults of the arguments `train` and `rng` of a function."""
+    """Return the positions and the defaults of the arguments `train` and `rng` of a function."""
     key = getattr(function, "__func__", function)
     try:
         if key not in _KNOWN:
             _KNOWN[key] = _read(function)
         return _KNOWN[key]
-    except TypeError:  # a callable without weak references
+    except TypeError:  # a callable that does not support weak references
         return _read(function)
 
 
 def _read(function: Any) -> dict[str, tuple[int, Any]]:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a built-in function has none
+    except (TypeError, ValueError):  # a built-in function may have no signature
         return {}
     return {
         parameter.name: (10**6 if parameter.kind is parameter.KEYWORD_ONLY else place, parameter.default)

@@ -1,4 +1,4 @@
-"""Detection of a call that uses the tensors of the torch module in place of those it was given.
+"""Detection of a call that uses the torch module's own tensors instead of those that it was given.
 
 The mode that does so also implements, for parameters of a call, `copy.deepcopy`, `.grad` and `requires_grad`.
 """
@@ -25,7 +25,7 @@ from jtbridge.errors import ModelError
 
 from ._layout import TensorEntry
 
-_COMPUTED = "a tensor"  # in place of the name of a tensor that an object of the module holds
+_COMPUTED = "a tensor"  # in messages, for a tensor without a name that an object of the module holds
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # tensors of a trace and of a vmap level are not the module's own
 _GRADIENT = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
 _SETTERS = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
@@ -44,7 +44,7 @@ class RefuseOwnTensors(TorchFunctionMode):
 
     Args:
         module: the name of the module, for the message.
-        found: the tensors of the module, also those that an earlier call computed.
+        found: the tensors of the module, including those that an earlier call computed.
         given: the tensors of the call, which may be the module's own if a caller passes these.
         stale: tensors that an earlier call computed, and that the copy of the module holds.
         trained: the parameters of the call that require a gradient, by name.
@@ -76,14 +76,14 @@ class RefuseOwnTensors(TorchFunctionMode):
             if func is torch.Tensor.__deepcopy__:
                 return _copied_parameter(*args)
             if func == _GRADIENT and not args[0].is_leaf:
-                return None  # without torch's warning about tensors that are no leaves; `module.to(dtype)` reads it
+                return None  # `module.to(dtype)` reads it; torch would warn that it is not a leaf
             if func in _SETTERS and not args[0].is_leaf and not (*args[1:], *kwargs.values(), True)[0]:
                 raise requires_grad_error(self._module, self._trained[id(args[0])])
         if not reads_no_values(func):
             self._refuse_own(tensors_in(args, kwargs.values()), lambda: resolve_name(func) or func)
         result = func(*args, **kwargs)
         function = called_function(func, args)
-        if function is not None:  # JAX has traced it, and it has read tensors that it closes over
+        if function is not None:  # `reads` has the tensors that it closes over, because JAX has traced it
             self._refuse_own(function.reads.tensors(), lambda: function.name)
             self._refuse_trained(function)
         return result

@@ -20,7 +20,7 @@ from ._sharding import Leaf, Rules, place, shardings_of
 def converter(
     found: Mapping[str, TensorEntry], mesh: jax.sharding.Mesh | None, rules: Rules | None
 ) -> Callable[[str, torch.Tensor], jax.Array]:
-    """Return the function from the name and the value of a tensor to its JAX array."""
+    """Return a function that converts a tensor, given by its name and value, to a JAX array."""
     if (mesh is None) != (rules is None):
         raise ArgumentError("`mesh` and `rules` are given together: `init(mesh=mesh, rules=...)`.")
     for entry in found.values():
@@ -51,7 +51,7 @@ def converter(
 
 
 def _check_range(name: str, tensor: torch.Tensor) -> None:
-    """Raise an error for whole numbers of 64 bits that JAX, while x64 is off, would cut to 32 bits."""
+    """Raise an error for 64-bit integers that JAX would truncate to 32 bits, because x64 is off."""
     wide = numpy_dtype(tensor.dtype, f"`{name}`")
     narrow = canonical_dtype(wide)
     if wide == narrow or wide.kind not in "iu" or not tensor.numel():
@@ -60,6 +60,6 @@ def _check_range(name: str, tensor: torch.Tensor) -> None:
     lost = values[(values < limits.min) | (values > limits.max)]
     if lost.size:
         raise ModelError(
-            f"`{name}` has the value {lost[0]}, and JAX has whole numbers of 32 bits alone while x64 is off, which "
-            'cannot hold it. Switch it on, `jax.config.update("jax_enable_x64", True)`, before the first array is made.'
+            f"`{name}` has the value {lost[0]}, but while x64 is off JAX has only 32-bit integers, which "
+            'cannot hold it. Turn x64 on, `jax.config.update("jax_enable_x64", True)`, before the first array is made.'
         )

@@ -1,4 +1,4 @@
-"""Compiled programs of one module, as long as its Python state and the hooks of all modules do not change."""
+"""A cache of compiled programs of one module, cleared when its Python state or torch's global hooks change."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MOST = 16
 
 
 class Programs:
-    """The programs that were used last."""
+    """The most recently used programs."""
 
     def __init__(self) -> None:
-        self._model_state: ReachableState | None = None  # that the programs were compiled for
+        self._model_state: ReachableState | None = None  # the state that the programs were compiled for
         self._programs: collections.OrderedDict[Any, Any] = collections.OrderedDict()
 
     def get(self, key: Any) -> Any:

@@ -34,9 +34,9 @@ def python_changes(original: torch.nn.Module, copy: torch.nn.Module) -> Iterator
 
     Values of every kind count, such as numbers, strings, dtypes, functions and NumPy arrays, in attributes and in the
     containers and objects there. Tensors do not count: they are part of the state that a call returns, except in sets
-    and deques, where they have no names. An attribute that the call made does not count either, because the next call
-    makes it anew, unless the class asks whether it is there; nor does an object that took the place of None. A
-    submodule that is removed or of another class counts, and a hook that the call registered.
+    and deques, where they have no names. An attribute that the call created does not count either, because the next
+    call creates it again, unless the class tests whether it exists. Nor does an object that replaced None. A submodule
+    that was removed or replaced by one of another class counts, and so does a hook that the call registered.
     """
     yield from _Comparison().modules("", original, copy)
 
@@ -48,7 +48,7 @@ def _is_installed_anew(hook: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def asks_for(kind: type, name: str) -> bool:
-    """Return whether a method of a class asks for an attribute by a string, as `getattr(self, "name", 0)` does."""
+    """Return whether a method of a class uses an attribute's name as a string, as `getattr(self, "name", 0)` does."""
     for base in kind.__mro__:
         for method in vars(base).values():
             code = getattr(method, "__code__", None)
@@ -108,7 +108,7 @@ class _Comparison:
             old, new = (dict(entries_of(value)) if isinstance(value, dict) else {} for value in (before, after))
             for key in {**old, **new}:
                 if isinstance(key, torch.nn.Module):
-                    continue  # the copy has another key
+                    continue  # in the copy, the key is the copied module
                 yield from self._values(f"{name}.{key}", old.get(key, _MISSING), new.get(key, _MISSING), depth + 1)
         elif isinstance(before, list | tuple) or isinstance(after, list | tuple):
             old, new = (items_of(value) if isinstance(value, list | tuple) else () for value in (before, after))

@@ -1,4 +1,4 @@
-"""The weights of a torch module: given up, and written back."""
+"""The weights of a torch module: releasing them, and writing them back."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ._state_dict import as_dtype
 
 
 def release_tensor(module: torch.nn.Module, tensor: torch.Tensor) -> None:
-    """Put a tensor without memory into each place of a module that has `tensor`.
+    """Replace `tensor` by a tensor without memory everywhere in a module.
 
-    The tensor loses its memory too, because an optimizer may refer to it.
+    The memory of `tensor` itself is freed too, because an optimizer may refer to it.
     """
     _exchange(module, tensor, ReleasedTensor(tensor))
     with torch.no_grad():
@@ -31,7 +31,7 @@ def release_tensor(module: torch.nn.Module, tensor: torch.Tensor) -> None:
 
 
 def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> torch.nn.Module:
-    """Copy arrays into the tensors of a module, by name."""
+    """Copy arrays into the tensors of a module, by name, and return the module."""
     found = entries(module)
     for key, array in arrays.items():
         entry = found.get(key)
@@ -50,7 +50,7 @@ def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> 
         if not same_tensors(found[key].tensor.detach(), as_dtype(to_torch(arrays[key]), found[key].tensor.dtype)):
             raise ModelError(
                 f"`{key}` of `{name}` shares memory with another tensor of the module, so no other value of it can be "
-                "loaded: it would change the other one as well. Nothing was loaded. Give it memory of its own in the "
+                "loaded: it would change the other one as well. Nothing was loaded. Give it its own memory in the "
                 "torch module, with `.clone()`."
             )
     with torch.no_grad():
@@ -75,13 +75,13 @@ def load_into(module: torch.nn.Module, name: str, arrays: Mapping[str, Any]) -> 
 
 
 def _can_hold(dtype: torch.dtype, array: Any) -> bool:
-    """Return whether a tensor of a dtype can hold numbers of the kind of an array's: real, complex or whole."""
+    """Return whether a dtype can hold the kind of numbers that an array has: complex, real, integer or bool."""
     given = array.dtype if isinstance(array, torch.Tensor) else torch_dtype(array.dtype, "a tensor")
     return torch.can_cast(given, dtype)
 
 
 def _exchange(module: torch.nn.Module, old: torch.Tensor, new: torch.Tensor) -> None:
-    """Put `new` into each place of a module that has `old`: attributes, and containers and modules there."""
+    """Replace `old` by `new` in a module: in its attributes, and in the containers and modules there."""
     seen: set[int] = set()
 
     def exchanged(value: Any) -> Any:
@@ -89,7 +89,7 @@ def _exchange(module: torch.nn.Module, old: torch.Tensor, new: torch.Tensor) -> 
             return new
         if not isinstance(value, torch.nn.Module | dict | list | tuple) or id(value) in seen:
             return value
-        if not isinstance(value, tuple):  # a tuple is rebuilt wherever it is
+        if not isinstance(value, tuple):  # a tuple is rebuilt wherever it occurs
             seen.add(id(value))
         if isinstance(value, torch.nn.Module):
             for table in MODULE_TABLES:

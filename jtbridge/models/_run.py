@@ -35,24 +35,24 @@ from ._python_state import python_changes
 
 Tensors = Mapping[str, torch.Tensor]
 _MISSING = object()
-_NARROWED = {torch.float64: torch.float32, torch.complex128: torch.complex64}  # what JAX has while x64 is off
+_NARROWED = {torch.float64: torch.float32, torch.complex128: torch.complex64}  # JAX's dtypes while x64 is off
 # Such a layer is often one of a library, whose code a user cannot change.
 _FIRST_CALL = (
-    "If only the first call does so, as that of a layer that initializes itself from data or fills a cache, call the "
+    "If only the first call does so, because a layer initializes itself from data or fills a cache, call the "
     "torch module once before `net.init()`."
 )
 
 
 class Run:
-    """The function of tensors that a module is: ``(params, state, ...) -> out, changed``.
+    """A call of a module as a function of tensors: ``(params, state, ...) -> out, changed``.
 
-    `changed` has the entries of the state that an attribute refers to after the call and that were not passed in:
-    tensors that the call assigned. Entries that are written in place are arguments that are written to, which
-    :func:`jtbridge.wrap` reports.
+    `changed` has the tensors that the call assigned to attributes. It does not have an entry of `state` that the call
+    writes to in place, because :func:`jtbridge.wrap` reports it as a mutated argument, unless the entry is a copy in
+    the module's dtype.
 
     Args:
         module: the torch module. It is read, and never written to.
-        purity: "error", "warn" or "allow", if a call changes a number or a string that an attribute holds.
+        purity: the reaction if a call changes Python state: "error", "warn" or "allow".
 
     The argument `in_parts` of a call says whether parameters may be parts of the module's own, as inside `shard_map`.
     """
@@ -63,7 +63,7 @@ class Run:
         self.__name__ = type(module).__name__
 
     def objects_of_the_user(self) -> list[tuple[str, Any]]:
-        """Return the module, into which the guard of traces looks."""
+        """Return the module, whose state the guard of a trace restores."""
         return [("module", self.module)]
 
     def __call__(
@@ -100,7 +100,7 @@ class Run:
         trained = {name: tensors[name] for name in params if name in tensors}
         converted = {name: tensor for name, tensor in trained.items() if tensor is not given[name]}
         with (
-            gradients_required(trained.values()),  # under `jax.grad` they do so already
+            gradients_required(trained.values()),  # under `jax.grad` they already do
             without_cached_weights(),
             RefuseOwnTensors(self.__name__, everything, given.values(), stale.kept, trained),
             RefuseWrites(self.__name__, converted) if converted else contextlib.nullcontext(),
@@ -131,12 +131,12 @@ class Run:
             module.train(train)
         except NotImplementedError as error:  # a module of `torch.export`
             raise ModelError(
-                f"`{self.__name__}` has one mode alone ({error}). Pass `train=None`, which leaves it as it is."
+                f"`{self.__name__}` has only one mode ({error}). Pass `train=None`, which leaves it as it is."
             ) from error
 
     @contextlib.contextmanager
     def _explained_errors(self, stale: Stale) -> Iterator[None]:
-        """Explain an exception of the module's code by attributes that the copy of the module does not have."""
+        """Replace an exception of the module's code by one that names the attributes that the module's copy lacks."""
         try:
             yield
         except (AttributeError, KeyError, TypeError) as error:
@@ -185,8 +185,8 @@ class Run:
     ) -> None:
         for name in lost:
             raise ModelError(
-                f"A call of `{self.__name__}` removed `{name}` from the module, or replaced it by a value that is no "
-                "tensor. The state that a call returns needs a tensor for each one that it got."
+                f"A call of `{self.__name__}` removed `{name}` from the module, or replaced it by a value that is not "
+                "a tensor. The state that a call returns needs a tensor for each one that it got."
             )
         for name in changed:
             if name in params or (name in found and found[name].kind in ("parameter", "frozen")):
@@ -203,13 +203,13 @@ class Run:
                 )
 
     def _check_attributes(self, module: torch.nn.Module, train: bool | None) -> None:
-        """Refuse a call that changed a Python value in an attribute: it is not part of the state."""
+        """Raise or warn if a call changed a Python value in an attribute, which is not part of the state."""
         if self.purity == "allow":
             return
         original = self.module
         if train is not None and any(type(part).train is not torch.nn.Module.train for part in original.modules()):
             original = copied(original, {}, Stale())
-            self._set_mode(original, train)  # so that attributes that `train` sets are not taken for changed ones
+            self._set_mode(original, train)  # so that attributes that `train` sets do not count as changed
         for name, before, after in python_changes(original, module):
             self._report(name, before, after)
 
@@ -232,9 +232,10 @@ def _bound_method(module: torch.nn.Module, method: str | Callable[..., Any]) -> 
 
 
 class RefuseWrites(DispatchMode):
-    """A mode that raises an error for an operator that writes to a parameter of another dtype than JAX's.
+    """A mode that raises an error for an operator that writes to a parameter which was converted to the module's dtype.
 
-    Such a parameter is a copy of an argument, so a write is none to an argument, and torch does not count all writes.
+    Such a parameter is a copy of an argument, so `wrap` does not report a write to it, and torch does not count all
+    writes.
     """
 
     def __init__(self, module: str, parameters: Tensors):
@@ -254,7 +255,7 @@ def written_parameter(module: str, name: str) -> ModelError:
     """Return the error for a call that writes to a parameter."""
     return ModelError(
         f"A call of `{module}` writes to `{name}`, which is a parameter or in `params`. A call returns new state, and "
-        "no new parameters. If it is no parameter that an optimizer changes, move it into the state: "
+        "no new parameters. If no optimizer is to change it, move it into the state: "
         f"`state[{name!r}] = params.pop({name!r})`; register it as a buffer if the call writes to it. {_FIRST_CALL}"
     )
 
@@ -285,7 +286,7 @@ def bound(
     Args:
         module: the module.
         found: its tensors.
-        given: the tensors of the copy. Further ones are put into attributes that are None.
+        given: the tensors of the copy. Those that are not in `found` go where their names say, see :func:`place`.
         added: the names of attributes that an earlier call made.
         stale: is filled with the tensors that earlier calls left in the module.
     """
@@ -303,7 +304,7 @@ def place(module: torch.nn.Module, name: str, tensor: Any, *, is_known: bool) ->
         module: the module.
         name: the name of the tensor.
         tensor: the tensor.
-        is_known: whether a call made the attribute, so that a new module does not have it.
+        is_known: whether an earlier call created the attribute, so that the module itself may not have it.
 
     Raises:
         ModelError: no call could have stored a tensor under this name.

@@ -17,9 +17,9 @@ from jtbridge.errors import ModelError
 
 
 def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
-    """Write a ``state_dict``. A tied tensor is written once; the metadata maps its other names to that one.
+    """Write a ``state_dict``. A tied tensor is written under one name; the metadata maps its other names to this one.
 
-    The file replaces an earlier one as a whole, when it is complete.
+    An existing file is replaced when the new one is complete.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -30,7 +30,7 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any], meta
     for name, value in state_dict.items():
         if not isinstance(value, torch.Tensor):
             raise ModelError(
-                f"`{name}` is {kind_of(value)}, and a safetensors file has tensors alone. Save it with "
+                f"`{name}` is {kind_of(value)}, and a safetensors file has only tensors. Save it with "
                 "`torch.save(net.state_dict(params, state), path)`."
             )
         place = value.untyped_storage().data_ptr() if value.numel() else -len(known) - 1
@@ -43,7 +43,7 @@ def write_file(path: str | os.PathLike[str], state_dict: Mapping[str, Any], meta
         raise ModelError(f"The metadata has the key `{clash[0]}`, which is another name of a tied weight: rename it.")
     if not all(isinstance(text, str) for text in (*metadata, *metadata.values())):
         raise ModelError("The metadata of a safetensors file has texts alone, as keys and as values.")
-    place = pathlib.Path(path).resolve()  # a link stays one
+    place = pathlib.Path(path).resolve()  # a symbolic link is kept, and its target replaced
     if place.exists() and not place.is_file():
         raise ModelError(f"`{place}` is not a regular file, and is not replaced.")
     incomplete = place.with_name(f".{place.name}.{os.getpid()}-{threading.get_ident()}")
@@ -60,8 +60,8 @@ def read_files(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], d
     """Read a file, or the files of a folder or of an index; return the tensors, and other names for some of them.
 
     The tensors are views of the mapped files: memory is read when values are used. The other names are the keys of the
-    metadata whose values are names of tensors, as ``safetensors.torch.save_model`` writes them. Metadata of a user may
-    look the same.
+    metadata whose values are names of tensors, as ``safetensors.torch.save_model`` writes them. User metadata may look
+    the same.
     """
     place = pathlib.Path(path)
     if place.is_dir():
@@ -86,7 +86,7 @@ def _files_of_index(path: pathlib.Path) -> list[str]:
     try:
         names = sorted(set(json.loads(read_text(path))["weight_map"].values()))
         if not all(isinstance(name, str) and name == os.path.basename(name) and name.strip(".") for name in names):
-            raise TypeError(f"{names} are no names of files in its folder")
+            raise TypeError(f"{names} are not names of files in its folder")
         return names
     except FileNotFoundError:
         raise
@@ -106,7 +106,7 @@ def _read_file(path: pathlib.Path) -> tuple[dict[str, torch.Tensor], dict[str, s
         raise ModelError(f"`{path}` cannot be opened: {error}.") from error
     if not is_there:
         raise ModelError(f"There is no file `{path}`.")
-    if not is_file:  # a pipe would be waited for
+    if not is_file:  # opening a pipe would block
         raise ModelError(f"`{path}` is not a regular file.")
     try:
         with safe_open(path, framework="pt") as file:

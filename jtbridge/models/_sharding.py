@@ -29,7 +29,7 @@ _PRESETS = ("replicated", "fsdp", "tensor", "tensor+fsdp")
 _TENSOR_AXES = ("model", "tensor", "tp")
 _FULLY_SHARDED_AXES = ("fsdp", "data")
 _OF_OPTIMIZER = "If it is the state of an optimizer, pass its parameters: `jtbridge.shard(..., params=params)`."
-_WORTH_TELLING = 1 << 16  # a replicated parameter with at least so many elements causes a warning
+_WORTH_TELLING = 1 << 16  # a replicated parameter with at least this many elements causes a warning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Leaf:
 def shard(tree: Any, mesh: Mesh, rules: Rules, *, params: Any = None) -> Any:
     """Distribute parameters over the devices of a mesh, by rules on their names.
 
-    Each device gets its part alone. ``net.init(mesh=..., rules=...)`` and ``net.load_safetensors(..., mesh=...,
-    rules=...)`` do the same while they convert, so that no parameter is ever whole on a device.
+    Each device gets only its part. ``net.init(mesh=..., rules=...)`` and ``net.load_safetensors(..., mesh=...,
+    rules=...)`` do the same while they convert, so that a split parameter is never whole on a device.
 
     Presets:
 
@@ -62,25 +62,25 @@ def shard(tree: Any, mesh: Mesh, rules: Rules, *, params: Any = None) -> Any:
       and down projections by inputs, embeddings by the vocabulary, experts one by one.
     - "tensor+fsdp": both, over two mesh axes.
 
-    If the mesh has one axis, a preset takes this axis, whatever its name. Axes of the mesh are used in JAX's mode
+    If the mesh has one axis, a preset uses this axis, under any name. Axes of the mesh are used in JAX's mode
     `AxisType.Auto`: the compiler places the operations. Under ``jit``, such as for gradients, the sharding is a
     constraint for the compiler.
 
     Args:
         tree: `params`, `state` or ``(params, state)``: dicts by name, of JAX or NumPy arrays or torch tensors. In
-            another pytree, such as the state of an optimizer, the name of a leaf is made of the last dict keys in a row
-            that lead to it, and leaves without a name are replicated.
+            another pytree, such as the state of an optimizer, the name of a leaf consists of the last consecutive dict
+            keys on its path, and leaves without a name are replicated.
         mesh: the devices, such as ``jax.make_mesh((2, 4), ("data", "model"))``.
         rules: a preset; or a dict from patterns to a ``PartitionSpec`` or a preset. In a pattern, ``*`` stands for any
             text. The first pattern that matches counts.
-        params: if `tree` is the state of an optimizer, its parameters. The rules are then for their shapes, and an
+        params: if `tree` is the state of an optimizer, its parameters. The rules then apply to their shapes, and an
             array of the state that has another shape than its parameter is split like the axes that both have: the
             history of L-BFGS, the means of rows and columns of Adafactor.
 
     Raises:
         ShardingError: a pattern matches no name, a name matches no pattern, a spec names an axis that the mesh does not
             have, is longer than the shape, or does not divide it.
-        ArgumentError: `mesh` is no mesh, or the preset is unknown.
+        ArgumentError: `mesh` is not a mesh, or a rule is neither a known preset nor a ``PartitionSpec``.
 
     Warns:
         ShardingWarning: a preset leaves a large matrix whole on each device, because its name is not known or no axis
@@ -135,7 +135,7 @@ def shard_batch(batch: Any, mesh: Mesh, *, axis: str | Sequence[str] | None = No
         mesh: the devices.
         axis: the mesh axes; by default all but "model", "tensor" and "tp". The batch is replicated over other axes.
         local: with False, each process has the whole batch, and its devices take their rows. With True, each process
-            has its own rows alone, and the batch is made of the rows of all processes.
+            has only its own rows, and the batch is made of the rows of all processes.
 
     Raises:
         ShardingError: the number of devices along the axes does not divide the number of rows.
@@ -211,8 +211,8 @@ def shardings_of(leaves: Sequence[Leaf], mesh: Mesh, rules: Rules) -> list[Named
         )
     if whole:
         warn_user(
-            f"The preset leaves these parameters whole on each device: {shown(whole)}. Its axes cannot be divided by "
-            'the mesh, or the preset "tensor" does not know the name. Give a rule for it, such as '
+            f"The preset leaves these parameters whole on each device: {shown(whole)}. The mesh does not divide their "
+            'axes, or the preset "tensor" does not know their names. Give rules for them, such as '
             '`{"NAME": PartitionSpec(None, "model"), "*": "tensor"}`, or `{"NAME": PartitionSpec(), ...}` without this '
             "warning.",
             ShardingWarning,

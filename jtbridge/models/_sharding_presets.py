@@ -1,9 +1,9 @@
 """The presets of :func:`jtbridge.shard`: which axis of a parameter is split, by its name and shape.
 
-Tensor parallelism follows Megatron-LM (https://arxiv.org/abs/1909.08053). Of two matrices in a row, the first is split
-by its outputs (a column) and the second by its inputs (a row), so that only the result of the second is summed over the
-devices. Embeddings and output layers are split by the vocabulary. Fully sharded parameters follow ZeRO, stage 3
-(https://arxiv.org/abs/1910.02054): XLA gathers a parameter where it is used.
+Tensor parallelism follows Megatron-LM (https://arxiv.org/abs/1909.08053). Of two consecutive matrices, the first is
+split by its outputs (a column) and the second by its inputs (a row), so that only the result of the second is summed
+over the devices. Embeddings and output layers are split by the vocabulary. Fully sharded parameters follow ZeRO, stage
+3 (https://arxiv.org/abs/1910.02054): XLA gathers a parameter where it is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ._optimizer_states import Shape
 
 
 class Role(enum.Enum):
-    """The part of a layer in tensor parallelism."""
+    """How tensor parallelism splits a layer."""
 
     COLUMN = "column"  # split by outputs
     ROW = "row"  # split by inputs
@@ -46,7 +46,7 @@ _WEIGHT_AND_BIAS = ("weight", "bias")
 def role_of(name: str) -> Role | None:
     """Return the role of the layer that a parameter belongs to, by its name; None if the name is not known."""
     layer, _ = _split_adapter(name)
-    parts = tuple(part for part in layer.split(".") if part != "base_layer")  # of an adapter around a layer
+    parts = tuple(part for part in layer.split(".") if part != "base_layer")  # of the layer inside an adapter
     if parts[-1] in _WEIGHT_AND_BIAS:
         parts = parts[:-1]
     if len(parts) > 1 and parts[-2] == "experts":
@@ -58,7 +58,7 @@ def role_of(name: str) -> Role | None:
 
 
 def transposed_layers(shapes: Mapping[str, Shape]) -> bool:
-    """Return whether layers with GPT-2's names hold their weights as (inputs, outputs), by the sizes of the biases."""
+    """Return whether layers with GPT-2's names hold weights as (inputs, outputs). If no bias tells, return True."""
     for name, shape in shapes.items():
         layer, _, kind = name.rpartition(".")
         bias = shapes.get(f"{layer}.bias")
@@ -92,7 +92,7 @@ def tensor_axis(name: str, shape: Shape, size: int, *, transposed: bool) -> int 
 
 
 def largest_axis(shape: Shape, size: int, free: Iterable[int]) -> int | None:
-    """Return the largest of some axes that `size` divides, the first of several; None if there is none."""
+    """Return the largest of the axes `free` that `size` divides, the first of equal ones; None if there is none."""
     divided = [axis for axis in free if shape[axis] and shape[axis] % size == 0]
     return max(divided, key=lambda axis: (shape[axis], -axis), default=None)
 
@@ -102,7 +102,7 @@ def _is_conv1d(name: str) -> bool:
 
 
 def _split_adapter(name: str) -> tuple[str, str | None]:
-    """Split the name of a LoRA matrix into its layer and "lora_A" or "lora_B"; of others, return the name and None."""
+    """Split the name of a LoRA matrix into its layer and "lora_A" or "lora_B"; for others, return name and None."""
     parts = name.split(".")
     for place, part in enumerate(parts):
         if part in ("lora_A", "lora_B"):

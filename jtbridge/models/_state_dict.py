@@ -35,7 +35,7 @@ def to_state_dict(module: torch.nn.Module, arrays: Mapping[str, Any], *, shared:
     Args:
         module: the torch module.
         arrays: its tensors by name.
-        shared: whether tensors may share the memory of arrays. They must not be written to.
+        shared: whether tensors may share the memory of arrays. Then they must not be written to.
     """
     found = entries(module)
     tensors = {}
@@ -57,12 +57,12 @@ def from_state_dict(
     """Return the parameters and the state in a ``state_dict``: see :meth:`jtbridge.JaxModule.from_state_dict`.
 
     Args:
-        module, state_dict, strict, mesh, rules: as there.
+        module, state_dict, strict, mesh, rules: as for that method.
         other_names: further names for entries of the ``state_dict``. Those that the module does not have are ignored.
     """
     found = entries(module)
     check_initialized(found)
-    overlapping(found)  # raises for parameters
+    overlapping(found)  # raises if a parameter shares memory
     copy = _loaded(module, found, state_dict, strict, other_names or {})
     params: dict[str, jax.Array] = {}
     state: dict[str, jax.Array] = {}
@@ -87,7 +87,7 @@ def _loaded(
     strict: bool,
     other_names: Mapping[str, str],
 ) -> Any:
-    """Return a copy of a module with the tensors of a ``state_dict``, and tensors without memory where it has none."""
+    """Return a copy of a module with the tensors of a ``state_dict``. Tensors that it lacks have no memory."""
     name = type(module).__name__
     copy = bound(module, found, {key: _placeholder(entry) for key, entry in found.items()})
     ties = _ties(copy)
@@ -116,7 +116,7 @@ class _WithMetadata(dict):
 
 
 def as_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor in the module's 64-bit dtype if JAX holds it in 32 bits; a dtype that a user chose stays."""
+    """Return a tensor in the module's dtype if JAX narrowed that dtype to 32 bits; keep a dtype that the user chose."""
     wide = canonical_dtype(numpy_dtype(dtype, "a tensor")) == numpy_dtype(tensor.dtype, "a tensor")
     return tensor.to(dtype) if wide else tensor
 
@@ -133,7 +133,7 @@ def _as_tensor(value: Any) -> Any:
 
 
 def _placeholder(entry: TensorEntry) -> torch.Tensor:
-    """Return a tensor without memory in the place of one of the module."""
+    """Return a tensor without memory, of the shape and dtype of a tensor of the module."""
     empty = torch.empty(tuple(entry.tensor.shape), dtype=entry.tensor.dtype, device="meta")
     if isinstance(entry.tensor, torch.nn.Parameter):
         return torch.nn.Parameter(empty, requires_grad=entry.tensor.requires_grad)
@@ -169,7 +169,7 @@ def _check_entries(module: str, given: Mapping[str, Any], expected: Mapping[str,
     ]
     if wrong:
         raise ModelError(
-            f"The `state_dict` has other dtypes than `{module}`: {shown(wrong)}. Convert it first, as "
+            f"The `state_dict` has other dtypes than `{module}`: {shown(wrong)}. Convert it first, by "
             "`{key: value.to(model_dtype) for key, value in state_dict.items()}`, or make the module in that dtype, "
             "with `model.to(dtype)`."
         )

@@ -45,7 +45,7 @@ def _jvp(
     return results, tangents_out(fn, results, args, differentiated, backend)
 
 
-# transpose in ct:  dx -> Df(x) dx, as the transpose of fn.
+# transpose in ct:  dx -> Df(x) dx, computed as the transpose of fn.
 def _transpose(
     cotangents: Sequence[Any],
     *operands: Any,
@@ -60,7 +60,7 @@ def _transpose(
     return [*found[:inputs], *[None] * saved, *found[inputs:]]
 
 
-# batching:  the graph and fn, over the whole batch.
+# batching:  one call of the graph, and of fn, for the whole batch.
 def _batch(
     args: Sequence[Any],
     dims: Sequence[Any],

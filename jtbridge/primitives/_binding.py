@@ -46,7 +46,10 @@ def differential(
     saved: Sequence[Any] = (),
     backward: TorchFunction | None = None,
 ) -> list[Any]:
-    """Return ``Df(args) tangents`` for the differentiated inputs `wrt`: a tangent for each differentiable result."""
+    """Return ``Df(args) tangents`` for the differentiated inputs `wrt`: a tangent for each differentiable result.
+
+    `saved` are the residuals of the forward, and `backward` the function that uses them; None if there is none.
+    """
     outs = differentiable(fn.out_types)
     return bind(
         torch_linear_p,
@@ -64,7 +67,7 @@ def differential(
 def tangents_out(
     fn: TorchFunction, results: Sequence[Any], args: Sequence[Any], tangents: Sequence[Any], backend: str
 ) -> list[Any]:
-    """Return the tangents of all results: `differential` of float and complex results, symbolic zeros of others."""
+    """Return the tangents of all results: derivatives for float and complex results, symbolic zeros for the others."""
     out = zero_tangents(results)
     wrt = nonzero_inputs(fn.in_types, [type(t) is not ad.Zero for t in tangents])
     outs = differentiable(fn.out_types)

@@ -27,8 +27,8 @@ from ._forward import torch_forward_p
 from ._transpose import transpose_linear
 
 
-# jvp:  y = f(x),  dy = Df(x) dx.  In a staged program the tangents may be transposed later, as in jax.checkpoint and
-# scan. The forward then saves residuals for the backward, and XLA removes unused residuals.
+# jvp:  y = f(x),  dy = Df(x) dx.  In a staged program the tangents may be transposed later, for example in
+# jax.checkpoint and scan. So the forward saves residuals for the backward, and XLA removes unused residuals.
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, fn: TorchFunction, backend: str) -> Any:
     wrt = nonzero_inputs(fn.in_types, [type(t) is not ad.Zero for t in tangents])
     outs = differentiable(fn.out_types)
@@ -47,10 +47,10 @@ def _forward(
 ) -> tuple[list[Any], list[Any], TorchFunction | None]:
     """Return the results, the arrays that the backward needs, and the backward.
 
-    If the backward cannot be split off, there are no such arrays, and the backward is None.
+    If forward and backward cannot be split, there are no such arrays, and the backward is None.
     """
     translated = will_translate(fn, backend)
-    if fn.base.batched and not translated:  # the graphs of a split are of this number of rows
+    if fn.base.batched and not translated:  # the graphs of a split are only valid for the number of rows of the trace
         return torch_call(*primals, fn=fn, backend=backend), [], None
     parts = split(fn, wrt, outs, translated=translated)
     if not isinstance(parts, Split):

@@ -44,7 +44,7 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
         fn, operands = select(*args, **params)
         with without_debug_switches():
             results = run_now(primitive, fn, operands, args, dict(params, backend=backend))
-        # Residuals beside the results are not checked, because the user does not see them: a mask may be infinite.
+        # Residuals after the results are not checked: the user does not see them, and a mask may hold infinities.
         function = _function_of(params)
         check_results(describe(function), results[: len(function.out_types)])
         return results
@@ -82,7 +82,7 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
                 f"`{fn.base.name}` is called, not translated, and a call out of XLA cannot be lowered for several "
                 f"platforms at once ({', '.join(platforms)}). Lower for one platform at a time."
             )
-        # A program with Triton kernels serves all platforms: without Triton, a kernel is lowered to its reference.
+        # A program with Triton kernels is valid on all platforms: without Triton, a kernel is lowered to its reference.
         serving_all = next((each for each in chosen if each.kernels), chosen[0])
         return serving_all.lower(ctx.replace(avals_in=list(avals)), fn, operands)
 
@@ -106,10 +106,10 @@ def new_primitive(name: str, select: Callable[..., tuple[TorchFunction, Sequence
 
 
 def _refuse_missing_formula(fn: TorchFunction) -> None:
-    """Raise if a derivative that torch is going to compute needs that of a custom operator which has none.
+    """Raise if torch is to compute a derivative that needs the missing derivative of a custom operator.
 
     Raises:
-        DifferentiationError: it does. Torch would raise when the program runs.
+        DifferentiationError: the derivative is missing. Without this check, torch would raise when the program runs.
     """
     reason = untranslatable_reason(fn) or ""
     if "no autograd formula was registered" in reason:  # torch's words
@@ -152,8 +152,9 @@ def run_now(
     key = (primitive, *sorted(params.items(), key=lambda item: item[0]), places, settings)
     compiled = fn.base.cache.compiled
     if key not in compiled:
-        # The compiled program is stored, not the function that `jax.jit` returns. JAX's cache would hold the program of
-        # that function, which holds `fn`, which would hold that function: none of them would ever be freed.
+        # The compiled program is stored, not the function that `jax.jit` returns. JAX's cache would hold that
+        # function's program, the program holds `fn`, and the cache of `fn` would hold that function: none would ever be
+        # freed.
         compiled[key] = jax.jit(functools.partial(primitive.bind, **params)).lower(*args).compile()
     order_after_current_streams(devices)
     return compiled[key](*args)

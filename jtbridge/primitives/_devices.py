@@ -1,7 +1,8 @@
 """``torch_with_devices(x) -> x``: tells JAX that the lowering of the program needs its devices.
 
-JAX lowers a program without them unless one of its primitives is known to need them. A call that is divided by rows
-does, other calls do not, and both are the same primitives. So the operand of such a call passes through this primitive.
+JAX gives the devices of a program to its lowering only if one of its primitives is registered as needing them. A call
+that is divided by rows needs them, but other calls of the same primitives do not. So an operand of a call that may be
+divided passes through this primitive, which is registered.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ torch_with_devices_p = Primitive("torch_with_devices")
 
 
 def with_devices(operands: Sequence[Any], fn: TracedFunction, backend: str) -> list[Any]:
-    """Return the operands of a function, marked if its call may be divided by rows."""
+    """Return the operands of a function; if its call may be divided by rows, one passes through the primitive."""
     found = list(operands)
     if fn.batched and not will_translate(fn, backend):
         position = fn.batched[0]

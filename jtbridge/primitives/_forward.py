@@ -1,8 +1,7 @@
 """``torch_forward[fn](x...) -> (y..., residuals...)``: a torch function, with the residuals that its backward needs.
 
-The residuals save time and are no part of the mathematics: `torch_backward`, which uses the residuals, computes a
-function of x and the cotangents alone, and is differentiated as that function. So the tangents of the residuals are
-zero.
+The residuals only save time. `torch_backward` uses them, but its value is a function of x and the cotangents alone, and
+it is differentiated as that function. So the tangents of the residuals are zero.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def _transpose(cotangents: Sequence[Any], *operands: Any, fn: TorchFunction, for
     return transpose_linear(fn, cotangents[: len(fn.out_types)], operands, backend)
 
 
-# batching:  both the function and its graph over the whole batch; every residual is batched.
+# batching:  one call of the function, and of its graph, for the whole batch; every residual is batched.
 def _batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction, forward: Any, backend: str) -> Any:
     size = batch_size(args, dims)
     args, dims = batch_first(args, dims)

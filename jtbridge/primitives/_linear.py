@@ -27,13 +27,13 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, backend: str, **par
     forward, args = linear_operands(*primals, **params)
     _, differentiated = linear_operands(*tangents, **params)
     inputs, saved = params["counts"]
-    if all(type(t) is ad.Zero for t in differentiated[:inputs]):  # the map is linear in dx: the same map again
+    if all(type(t) is ad.Zero for t in differentiated[:inputs]):  # linear in dx: the derivative is the map itself
         linear = [ad.instantiate_zeros(t) for t in differentiated[inputs:]]
         return results, bind(torch_linear_p, *primals[: inputs + saved], *linear, backend=backend, **params)
     return results, tangents_out(forward, results, args, differentiated, backend)
 
 
-# transpose in dx:  ct -> ct @ Df(x), by the backward graph if the forward kept residuals.
+# transpose in dx:  ct -> ct @ Df(x), by the backward graph if the forward saved residuals.
 def _transpose(
     cotangents: Sequence[Any],
     *args: Any,

@@ -1,6 +1,6 @@
 """``torch_ordered[fn](x...) -> y...``: run a torch function for its side effects too, in program order.
 
-The primitive is `jax.experimental.io_callback(ordered=True)` with error messages of its own for transformations that
+The primitive is `jax.experimental.io_callback(ordered=True)`, with its own error messages for transformations that
 cannot keep the order.
 """
 
@@ -33,7 +33,7 @@ def torch_ordered(*args: Any, fn: TracedFunction) -> list[Any]:
 
 
 def _impl(*args: Any, fn: TracedFunction) -> list[jax.Array]:
-    jax.effects_barrier()  # ordered calls of compiled programs that are still under way come first
+    jax.effects_barrier()  # wait for ordered calls of compiled programs that still run
     results = jax.device_put(list(numpy_callback(fn, fn.device, as_is=True)(*args)))
     check_results(f"`{fn.name}`", results)
     return results

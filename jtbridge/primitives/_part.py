@@ -6,8 +6,8 @@ program of a ``torch_forward`` is cut in two by the policy's decisions on the op
     first part    x -> (y, residuals, saved)
     second part   (x, saved) -> the y and residuals that are not saved
 
-As in ``torch_forward``, the tangents of all outputs but y are zero: these outputs are functions of x, and the functions
-that use them are differentiated with respect to x.
+As in ``torch_forward``, the tangents of all outputs except y are zero: these outputs are functions of x, and the
+functions that use them are differentiated with respect to x.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _jvp(
     return values, [zero if i is None else of_results[i] for i, zero in zip(results, zeros, strict=True)]
 
 
-# batching:  the function and the part of it over the whole batch.
+# batching:  one call of the function, and of the part, for the whole batch.
 def _batch(
     args: Sequence[Any],
     dims: Sequence[Any],
@@ -80,7 +80,7 @@ def _batch(
 def _cut(policy: Callable[..., Any], equation: Any) -> Any:
     """Cut a ``torch_forward`` in two by a policy.
 
-    The result is "save" or "recompute" for all of the equation, or the two equations in the form of `add_policy_rule`.
+    The result is "save" or "recompute" for the whole equation, or the two equations in the form of `add_policy_rule`.
     """
     fn, forward, backend = (equation.params[name] for name in ("fn", "forward", "backend"))
     avals = [x.aval for x in equation.invars]
@@ -89,7 +89,7 @@ def _cut(policy: Callable[..., Any], equation: Any) -> Any:
     cut = cut_by_policy(translate(forward), policy)
     if not cut.again.jaxpr.eqns:
         return "save"
-    # The program has 64-bit types and keys inside, which a variable outside the program may not have.
+    # Values inside the program may be 64-bit numbers or random keys, which variables outside it may not be.
     if not cut.saved or not all(map(_may_be_saved, cut.again.in_avals[: len(cut.saved)])):
         return "recompute"
     outs = equation.outvars

@@ -25,7 +25,7 @@ from ._binding import torch_call
 
 
 def transpose_linear(fn: TorchFunction, cotangents: Sequence[Any], operands: Sequence[Any], backend: str) -> list[Any]:
-    """Return the cotangents of the inputs in which `fn` is transposed, None for the other inputs.
+    """Return the cotangents of the inputs in which `fn` is transposed, and None for the other inputs.
 
     Args:
         fn: the function.
@@ -49,8 +49,8 @@ def transpose_linear(fn: TorchFunction, cotangents: Sequence[Any], operands: Seq
     if reason is not None:
         raise DifferentiationError(
             f"{describe(fn)} was to be transposed, which takes a linear function: {reason}. If it is linear, pass its "
-            "transpose yourself: `jax.vjp(f, jnp.zeros_like(x))[1]`, or the `transpose_solve=` or `rmatvec=` of what "
-            "asks for it."
+            "transpose yourself: `jax.vjp(f, jnp.zeros_like(x))[1]`, or the `transpose_solve=` or `rmatvec=` of the "
+            "solver that transposes it."
         )
     check_differentiable(fn, wrt, again=fn.order > 0)
     at_zero = [

@@ -1,4 +1,4 @@
-"""Split of the arguments of a torch function over JAX into tensors and everything else."""
+"""The arguments of a call of a JAX function by torch code, split into tensors and static values."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from jtbridge.errors import ArgumentError
 from ._tensors import readable
 
 TENSOR = "tensor"  # marks the place of a tensor among the leaves
-WEAK = "weak"  # marks that of a JAX array whose dtype gives way to others, as that of a Python number does
+WEAK = "weak"  # marks the place of a weakly typed JAX array, such as one made from a Python number
 
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """Marks the place of a random key of JAX, which crosses torch as its bits."""
+    """Marks the place of a random key of JAX, whose bits are a tensor in torch."""
 
     implementation: str
 
@@ -60,7 +60,7 @@ class Arguments:
 
 
 def split(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[list[torch.Tensor], Arguments]:
-    """Split the arguments of a call.
+    """Split the arguments of a call into tensors and static values.
 
     Several results of a torch operator, such as those of ``x.max(0)``, reach JAX as a named tuple.
 
@@ -148,7 +148,7 @@ def _named_tuple_type(kind: Any) -> Any:
 
 
 def _number(leaf: Any) -> Any:
-    """Return a symbolic number of torch.compile as a Python number; the graph then holds for this number alone."""
+    """Return a symbolic number of torch.compile as a Python number; the graph is then valid only for this number."""
     if isinstance(leaf, torch.SymBool):
         return bool(leaf)
     if isinstance(leaf, torch.SymInt):
@@ -161,7 +161,7 @@ def _number(leaf: Any) -> Any:
 def _static(leaf: Any, named: Callable[[], str]) -> Hashable:
     if hasattr(type(leaf), "__torch_function__"):
         raise ArgumentError(
-            f"{named()} is {kind_of(leaf)}, which stands for a tensor in functions of torch alone. Pass the tensor. "
+            f"{named()} is {kind_of(leaf)}, which stands for a tensor only in torch functions. Pass the tensor. "
             "In torch.fx.symbolic_trace, call the function in a function that `torch.fx.wrap` names."
         )
     if type(leaf) not in _PLAIN:
@@ -170,7 +170,7 @@ def _static(leaf: Any, named: Callable[[], str]) -> Hashable:
                 raise ArgumentError(
                     f"{named()} is {kind_of(leaf)} with a tensor in `{place}`, whose values would be read only when "
                     f"JAX traces the function. Make `{type(leaf).__name__}` a pytree, such as by "
-                    "`jax.tree_util.register_dataclass`, or pass the tensor as an argument of its own."
+                    "`jax.tree_util.register_dataclass`, or pass the tensor as a separate argument."
                 )
     try:
         return static_key(leaf)

@@ -1,7 +1,7 @@
 """The derivatives of a call of a JAX function, which are calls of derived JAX functions.
 
 The backward calls the same operator with the function that `jax.vjp` derives, and the forward derivative with that of
-`jax.jvp`. So a derivative is differentiated in turn, to any order. While nothing can differentiate the backward, it
+`jax.jvp`. So a derivative can be differentiated again, to any order. While nothing can differentiate the backward, it
 uses residuals of the forward, which then runs once.
 """
 
@@ -42,7 +42,7 @@ class Differentiated(SingleLevelFunction):
         types: Types,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """Run the function, with residuals if a gradient may follow that nothing differentiates."""
+        """Run the function. Save the residuals of its gradient if nothing can differentiate this gradient."""
         ctx.set_materialize_grads(False)
         ctx.function, ctx.call, ctx.types = function, call, types
         wrt = tuple(i for i, x in enumerate(tensors) if ctx.needs_input_grad[_FIRST + i] and is_inexact(x))
@@ -51,7 +51,7 @@ class Differentiated(SingleLevelFunction):
             if wrt and _runs_now(tensors):
                 results, ctx.layout = _run_with_residuals(function, wrt, types, below)
             else:
-                # Something may differentiate the gradient.
+                # Here something may differentiate the gradient.
                 twice = wrt and function.has_own_gradient and functorch_depth() > 1
                 results = below(function.under_gradient(wrt) if twice else function)
         if ctx.layout is not None:
@@ -66,7 +66,7 @@ class Differentiated(SingleLevelFunction):
     @staticmethod
     @outside_dynamo
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[Any, ...]:
-        """Return the gradients: from residuals, or by a function that can be differentiated."""
+        """Return the gradients, from residuals or by a function that can be differentiated again."""
         found: list[Any] = [None] * (_FIRST + len(ctx.types))
         outs = tuple(i for i, x in enumerate(cotangents) if x is not None)
         if not outs or not ctx.wrt:
@@ -124,5 +124,5 @@ def _runs_now(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _kept(layout: Layout, results: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors to save beside the arguments, in the order of the residuals."""
+    """Return the tensors to save in addition to the arguments, in the order of the residuals."""
     return [(results if kind == "result" else residuals)[i] for kind, i in layout.kept if kind != "argument"]

@@ -37,7 +37,7 @@ _MOST_SIGNATURES = 128  # flat functions that one torch function keeps
 
 
 class FunctionInGraph(JaxFunction):
-    """A JAX function that a graph of torch.compile calls. The dtypes in the graph hold for one setting of x64."""
+    """A JAX function that a graph of torch.compile calls. The graph is valid for one setting of x64."""
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the results for tensors.
@@ -106,10 +106,10 @@ def _check_result(leaf: Any, name: str) -> None:
 
 
 def _of_these_values(function: JaxFunction, tensors: Sequence[torch.Tensor]) -> JaxFunction:
-    """Return the function as it is now, for a call that has values: its derivatives belong to these values.
+    """Return the function with its current program fixed, for a call on values, so that derivatives match the values.
 
-    Outside of transforms and modes of torch, the residuals of the call do so. A graph that is traced calls the function
-    itself. Without jit there is no trace.
+    Outside of torch transforms and modes this is not needed, because residuals belong to the values. If torch traces a
+    graph, if the tensors may have no values, or without jit, return the function itself.
     """
     if is_tracing() or not runs_program(tensors):
         return function
@@ -132,14 +132,14 @@ class Caller:
         self._bound: dict[tuple[Arguments, bool], BoundFunction] = {}
         self._in_graphs: set[BoundFunction] = set()
         self._lock = threading.Lock()
-        self._told = False  # whether the user was warned of tensors without a gradient
+        self._told = False  # whether the user was warned about tensors without a gradient
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # `self` may be a keyword of the function
         results, tree = self.flat(args, kwargs)
         return tree.unflatten(results)
 
     def __copy__(self) -> Caller:
-        """Return a caller without traces, for a copy of what the function closes over."""
+        """Return a caller without traces, because a copy of the caller may get a copy of the function."""
         return Caller(self._function, self.name, keep_int32=self._keep_int32)
 
     def __reduce__(self) -> Any:
@@ -147,7 +147,7 @@ class Caller:
         return functools.partial(Caller, keep_int32=self._keep_int32), (self._function, self.name)
 
     def objects_of_the_user(self) -> list[tuple[str, Any]]:
-        """Return the JAX function, into which the guard of traces of an enclosing wrapped function looks."""
+        """Return the JAX function, whose state the guard of an enclosing wrapped function restores after a trace."""
         return [("", self._function)]
 
     @outside_dynamo
@@ -155,7 +155,7 @@ class Caller:
         """Return the leaves of the result, and its structure; `in_graph` is for a graph of torch.compile."""
         tensors, function = self._split(args, kwargs)
         if torch.compiler.is_compiling():
-            self._in_graphs.add(function)  # a graph refers to the function by its handle alone
+            self._in_graphs.add(function)  # a graph refers to the function only by its handle
         called = function.in_graph() if in_graph else function
         if is_transforming() or in_forward_mode():
             called = _of_these_values(called, tensors)
@@ -178,7 +178,7 @@ class Caller:
         return function.used_arguments(tensor_types(tensors), count)
 
     def structure(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Return the result of a call with numbers for tensors."""
+        """Return the result of a call, with each tensor replaced by its position among the leaves."""
         tensors, function = self._split(args, kwargs)
         tree = function.tree(tensor_types(tensors))
         return tree.unflatten(range(tree.num_leaves))

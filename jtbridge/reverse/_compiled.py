@@ -71,7 +71,7 @@ def _mutable(value: Any) -> Any:
 
 
 def _described(value: Any, name: str) -> Any:
-    """Return a description of a result with numbers for tensors: constants, which TorchDynamo can hold."""
+    """Describe a result, with numbers in place of tensors, by constants, which TorchDynamo can store."""
     if isinstance(value, int):
         return _LEAF, value
     if value is None or type(value) in (tuple, list):
@@ -80,8 +80,8 @@ def _described(value: Any, name: str) -> Any:
     if type(value) is dict:
         return "dict", tuple((key, _described(child, name)) for key, child in value.items())
     raise ArgumentError(
-        f"`{name}` returned {kind_of(value)} inside torch.compile, which traces results of tuples, lists and "
-        "dicts alone. Return one of these, or call the function outside of the compiled function."
+        f"`{name}` returned {kind_of(value)} inside torch.compile, which traces only results of tuples, lists "
+        "and dicts. Return one of these, or call the function outside of the compiled function."
     )
 
 

@@ -37,8 +37,8 @@ def to_torch_function(f: Callable[..., Any] | None = None, *, int32: str = "int6
             stay int32. 64-bit arguments become 32-bit ones while x64 is off, as in JAX itself.
 
     Returns:
-        A function of the same arguments that returns `f`'s result with tensors for arrays. Results have memory of their
-        own.
+        A function of the same arguments that returns `f`'s result with tensors for arrays. Each result has its own
+        memory.
 
     Raises:
         ArgumentError: at once, for an `f` that is not a function of JAX; later, for an argument that JAX cannot have (a

@@ -46,7 +46,7 @@ Value = TypeVar("Value")
 Derived = TypeVar("Derived", bound="JaxFunction")
 
 _LOCK = threading.RLock()
-_MOST_PROGRAMS = 4  # programs of one signature that calls under torch.func refer to
+_MOST_PROGRAMS = 4  # programs that are kept for each signature, for calls under torch.func
 _MOST_TYPES = 256  # signatures of one function whose records are kept
 
 
@@ -75,9 +75,9 @@ class JaxFunction:
         x64: whether 64-bit types are enabled while it is traced and run.
 
     Attributes:
-        handle: the text by which the operator of torch finds the function.
-        jitted: the function under `jax.jit`. Derivatives and batches are of this one, so that they are those of the
-            trace that gave the values, whatever the function has closed over since.
+        handle: the text by which the torch operator finds the function.
+        jitted: the function under `jax.jit`. Derivatives and batches are derived from it, so they use the trace that
+            computed the values, even if closed-over values have changed since.
         has_own_gradient: whether it is known that a `jax.custom_vjp` is part of the function.
         reads: the torch tensors that the function reads while JAX traces it.
     """
@@ -93,7 +93,7 @@ class JaxFunction:
         self._derived: dict[Hashable, JaxFunction] = {}
         self._types: dict[Types, Types] = {}
         self._used: dict[Any, list[bool]] = {}
-        # The last programs for some types, one for each of JAX's settings, and the functions that they are.
+        # By types of arguments: the latest programs, one for each of JAX's settings, and the function of each program.
         self._latest: dict[Types, tuple[tuple[Any, JaxFunction], ...]] = {}
         HANDLES[self.handle] = self
 
@@ -113,7 +113,7 @@ class JaxFunction:
         if is_in_callback():
             raise JaxCallError(
                 f"`{self.name}`, a JAX function, is called by a torch function that a JAX program calls. JAX cannot "
-                "run inside a callback of its own: the call could wait for ever. Let the torch function be translated "
+                "run inside a callback of a program: the call could wait forever. Let the torch function be translated "
                 '(`jtbridge.wrap(f, backend="xla")` says what prevents it), or call `f` outside of `jax.jit`.'
             )
         device = common_device(tensors, self.name)
@@ -152,10 +152,10 @@ class JaxFunction:
         return without_unused(program, results, [False] * len(types))[1]
 
     def as_traced(self, tensors: Sequence[torch.Tensor]) -> Callable[..., list[Any]]:
-        """Return the function as JAX traces it now for arguments like `tensors`, and for others when it is called.
+        """Return the function as the program that JAX traces now for arguments like `tensors`.
 
-        JAX traces a function where it is called. A graph runs it when the graph is lowered: what the function closes
-        over may have other values then.
+        Other arguments are traced when the result is called. A graph calls it when the graph is lowered, and the values
+        that the function closes over may have changed by then.
         """
         types = tensor_types(tensors)
         program = self.traced_program(types)
@@ -169,13 +169,13 @@ class JaxFunction:
         return run
 
     def traced_program(self, types: Types) -> Callable[..., list[Any]]:
-        """Return the function as JAX traces it now for arguments of some types, and no others."""
+        """Return the program that JAX traces now, as a function of arguments of exactly these types."""
         return jaxpr_as_fun(self._program(types))
 
     def as_of_now(self, types: Types) -> JaxFunction:
-        """Return the function as JAX traces it now for arguments of some types, and no others.
+        """Return the program that JAX traces now, as a `JaxFunction` of arguments of exactly these types.
 
-        It and its derivatives stay the same, whatever the function closes over later.
+        It and its derivatives stay the same if the values that the function closes over change later.
         """
         program = self._program(types)
         latest = self._latest.get(types, ())
@@ -218,7 +218,7 @@ class JaxFunction:
     def under_gradient(self, wrt: tuple[int, ...]) -> JaxFunction:
         """Return the function as a gradient by `wrt` runs it: a `jax.custom_vjp` runs its forward rule.
 
-        Other than the function itself, that rule has a forward mode, which second derivatives take.
+        Unlike a `jax.custom_vjp` itself, this rule has a forward mode, which second derivatives use.
         """
         return self._derive(("under gradient", wrt), lambda: _under_gradient(self, wrt))
 
@@ -227,7 +227,7 @@ class JaxFunction:
         return self._derive(("batch", dims), lambda: jax.vmap(self.jitted, in_axes=dims))
 
     def derive(self, key: Hashable, make: Callable[[], Derived]) -> Derived:
-        """Return the function that `make` returned first for a key."""
+        """Return the function that is stored for a key; call `make` to make it the first time."""
         found: Any = self._derived.get(key)
         if found is None:
             with _LOCK:
@@ -251,7 +251,7 @@ class JaxFunction:
         return stack
 
     def _in_jax(self) -> contextlib.AbstractContextManager:
-        """Return the context of the function, in which JAX may trace wrapped functions: x64, gradients, no trace."""
+        """Return the context in which JAX traces or runs the function: its x64 setting, autograd on, no torch trace."""
         traces = outside_traces()
         if jax.config.jax_enable_x64 == self.x64 and isinstance(traces, contextlib.nullcontext):  # type: ignore[attr-defined]
             return with_autograd()
@@ -270,8 +270,8 @@ def _structs(types: Types) -> list[jax.ShapeDtypeStruct]:
 def _refuse_axis_name(name: str, error: NameError) -> None:
     if "unbound axis name" in str(error):
         raise JaxCallError(
-            f"`{name}`, a JAX function that torch code calls, uses the name of an axis ({error}). Names of axes, as of "
-            "`jax.vmap(..., axis_name=)`, are not known inside of torch code. Compute the sum or mean over the axis in "
+            f"`{name}`, a JAX function that torch code calls, uses the name of an axis ({error}). Axis names, such "
+            "as of `jax.vmap(..., axis_name=)`, are not known in torch code. Compute the sum or mean over the axis in "
             "JAX, before or after the torch function."
         ) from error
 
@@ -317,7 +317,7 @@ def is_inexact(tensor: torch.Tensor) -> bool:
 
 
 def in_own_memory(values: Sequence[Any]) -> list[Any]:
-    """Return the results of a program such that each gets memory of its own.
+    """Return copies of the results of a program, so that each result has its own memory.
 
     JAX returns an argument or a closed-over array as it is, and torch may write to a result. XLA removes a copy that is
     not needed.

@@ -20,14 +20,14 @@ class Model:
     """A JAX model: its tensors, and the function that computes it.
 
     Attributes:
-        name: for messages.
+        name: the name of the model, for messages.
         params: the tree whose float arrays are trained.
         state: the tree of arrays that a call returns new values of.
         apply: ``(mode, params, state, args, kwargs) -> (result, new state, new params)``; the last is None if a call
             cannot write to parameters.
         rebuild: ``(params, state) -> `` the model as the user gave it.
         mode: a static value that `apply` takes: how the model behaves.
-        in_mode: returns this model for training (True) or evaluation (False).
+        modes: returns the `mode` for training (True) or for evaluation (False).
     """
 
     name: str
@@ -39,7 +39,7 @@ class Model:
     modes: Callable[[bool], Any] = lambda train: None
 
     def __deepcopy__(self, memo: Any) -> Model:
-        return self  # nothing writes to it, and static fields of a tree may be known by identity
+        return self  # nothing writes to it, and static fields of a tree may be compared by identity
 
     def __reduce__(self) -> Any:
         raise ModelError(
@@ -55,7 +55,7 @@ def model_of(f: Any, params: Any, state: Any) -> Model:
     """Return the model that the arguments of :func:`jtbridge.to_torch_module` describe.
 
     Raises:
-        ArgumentError: `f` is no model of Equinox or Flax NNX, and no function that is given with its parameters.
+        ArgumentError: `f` is neither a model of Equinox or Flax NNX nor a function that is given with its parameters.
     """
     if isinstance(f, torch.nn.Module):
         raise ArgumentError("`to_torch_module` takes a JAX model, but got a torch module.")
@@ -100,7 +100,7 @@ def _of_function(f: Callable[..., Any], params: Any, state: Any) -> Model:
             if isinstance(leaf, torch.Tensor):
                 raise ArgumentError(
                     f"`{argument}{jax.tree_util.keystr(path)}` is a torch tensor, but `to_torch_module` takes JAX "
-                    "arrays there, which the module has copies of. Convert it: `jtbridge.to_jax(tensor)`."
+                    "arrays there, and copies them. Convert it: `jtbridge.to_jax(tensor)`."
                 )
     name = getattr(f, "__name__", type(f).__name__)
 
@@ -120,7 +120,7 @@ def _of_function(f: Callable[..., Any], params: Any, state: Any) -> Model:
 
 
 def _is_of_linen(f: Any, variables: Any) -> bool:
-    """Return whether a tree has collections of Flax Linen, of which "params" alone is trained."""
+    """Return whether a tree has collections of Flax Linen, of which only "params" is trained."""
     linen = sys.modules.get("flax.linen")
     if linen is None or not isinstance(variables, Mapping) or "params" not in variables or len(variables) == 1:
         return False
@@ -141,7 +141,7 @@ def _of_linen(f: Callable[..., Any], variables: Mapping[str, Any]) -> Model:
 
 
 def _of_tree(model: Any) -> Model:
-    """Return a model that is a callable pytree, as those of Equinox are."""
+    """Return a model that is a callable pytree, such as a model of Equinox."""
 
     def apply(mode: Any, params: Any, state: Any, args: Any, kwargs: Any) -> Any:
         return _equinox_mode(params, mode)(*args, **kwargs), state, None
@@ -164,8 +164,8 @@ def _of_nnx(model: Any, nnx: Any) -> Model:
         if structure != mode:
             raise ModelError(
                 f"A call of `{type(model).__name__}` changes an attribute that is not a variable, or adds one. A torch "
-                "module keeps what calls write in variables alone, such as `nnx.BatchStat`, which the model must have "
-                "from the beginning."
+                "module keeps only changes of variables, such as `nnx.BatchStat`, which the model must have from the "
+                "beginning."
             )
         return out, new, after
 

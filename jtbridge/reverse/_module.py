@@ -62,8 +62,8 @@ def to_torch_module(f: Any, params: Any = None, state: Any = None, *, int32: str
     return TorchModule(model_of(f, params, state), int32)
 
 
-# Torch's counts of the writes to the state of a module at the start of its last call outside of a backward. They are no
-# attribute, because `jtbridge.module` refuses calls that change one.
+# Torch's counts of the writes to the state of a module at the start of its last call outside of a backward. They are
+# not an attribute, because `jtbridge.module` refuses calls that change one.
 _VERSIONS: weakref.WeakKeyDictionary[TorchModule, list[int]] = weakref.WeakKeyDictionary()
 
 
@@ -113,7 +113,7 @@ class TorchModule(torch.nn.Module):
         changed = [*[state[i] for i in new], *[params[i] for i in written]]
         # A tensor that keeps its value is not written to: torch.func and `jtbridge.wrap` refuse such writes.
         for tensor, value in zip(changed, [*new.values(), *written.values()], strict=True):
-            tensor.detach().copy_(value.detach())  # an exported graph of `torch.no_grad` could not be saved
+            tensor.detach().copy_(value.detach())  # not in `torch.no_grad`, whose exported graph could not be saved
         return out
 
     def _check_recomputed(self, params: Any, state: Any, args: Any, kwargs: Any) -> None:
@@ -121,7 +121,7 @@ class TorchModule(torch.nn.Module):
         given = (params, state, args, kwargs, None)
         out, new, written = self._use.caller.structure(given, {})
         changed = [*[state[i] for i in new], *[params[i] for i in written]]
-        versions = _VERSIONS.get(self, [])  # none if there were calls in compiled graphs alone
+        versions = _VERSIONS.get(self, [])  # empty if there were calls only in compiled graphs
         changed += [x for x, old in zip(state, versions, strict=False) if writes(x) != old]
         if not changed:
             return
@@ -140,7 +140,7 @@ class TorchModule(torch.nn.Module):
         """Return a copy of the model with the present parameters and state.
 
         Returns:
-            A model of Equinox or Flax NNX as such. For a function, its parameters; with a state, both.
+            The model, if it is of Equinox or Flax NNX. Otherwise `params`, or `(params, state)` if a `state` was given.
         """
         compute_weights(self)
         return self._model.rebuild(*(tree.arrays(self, self._model.name) for tree in self._trees))
@@ -152,7 +152,8 @@ def _tensor_function(
     """Return the model in its mode as a torch function of ``(params, state, args, kwargs, start)``.
 
     It returns the result, and the arrays of the state and of the parameters that the call changed, by their positions.
-    The mode is no argument, because torch.compile could not trace it. `start` is that of :func:`start_of_call`.
+    The mode is not an argument, because torch.compile could not trace it. `start` is the marker of
+    :func:`start_of_call`.
     """
     apply, mode, name = model.apply, model.mode, model.name
 

@@ -23,13 +23,13 @@ class Part(torch.nn.Module):
     """A submodule that holds tensors of a JAX model.
 
     Attributes:
-        has_mode: whether the model behaves otherwise in training.
+        has_mode: whether the model behaves differently in training.
     """
 
     has_mode = False
 
     def train(self, mode: bool = True) -> Part:
-        """Refuse another mode than that of the whole module, if the model has modes."""
+        """Set the mode. If the model has modes, raise an error for a mode other than that of the whole module."""
         if self.has_mode and mode is not self.training:
             raise ModelError(
                 f"`{'train' if mode else 'eval'}()` of a part of a JAX model has no effect on the model, whose mode is "
@@ -53,7 +53,7 @@ def compute_weights(module: torch.nn.Module) -> None:
 
 
 def set_mode(module: torch.nn.Module, mode: bool) -> None:
-    """Set the mode of a module and its submodules, of the parts of a JAX model too."""
+    """Set the mode of a module and its submodules, including the parts of a JAX model."""
     module.training = mode
     for child in module.children():
         if isinstance(child, Part):
@@ -69,26 +69,26 @@ _SIGNED = {np.dtype(f"uint{bits}"): np.dtype(f"int{bits}") for bits in (16, 32, 
 
 @dataclasses.dataclass(frozen=True)
 class ArrayEntry:
-    """One array of a tree: where its tensor is in the module, and how that becomes an array again."""
+    """One array of a tree: where its tensor is in the module, and how the tensor becomes an array again."""
 
     path: tuple[str, ...]  # the names of the submodules that lead to the tensor, and the tensor's name
     key: str | None  # the implementation of a random key; None for other arrays
     dtype: np.dtype  # of the array, or of the key's bits
-    weak: bool  # whether the dtype gives way to others
+    weak: bool  # whether the array is weakly typed
 
     @property
     def name(self) -> str:
         return ".".join(self.path)
 
     def tensor(self, module: torch.nn.Module) -> torch.Tensor | None:
-        """Return the present tensor of a module, whose submodules and tensors may have been replaced."""
+        """Return the entry's current tensor in a module, where it may have been replaced; None if it is missing."""
         found: Any = module
         for name in self.path:
             found = getattr(found, name, None)
         return found
 
     def array(self, tensor: torch.Tensor) -> jax.Array:
-        """Return a copy of the tensor as the array that it was made from."""
+        """Return a copy of the tensor as an array of the kind that the entry was made from."""
         return self.restored(to_jax(tensor.cpu()))
 
     def restored(self, array: Any) -> Any:
@@ -118,7 +118,7 @@ class TensorTree:
     def __init__(self, module: torch.nn.Module, tree: Any, *, train: bool):
         paths, self.structure = jax.tree_util.tree_flatten_with_path(tree)
         values = [path for path, _ in paths if path and str(getattr(path[-1], "name", "")) == "value"]
-        drop = len(values) == len(paths)  # a state of Flax NNX: the step to the value of a variable is no name
+        drop = len(values) == len(paths)  # a state of Flax NNX: the last step, to a variable's value, is not in names
         self.entries: list[ArrayEntry] = []
         self._leaves: list[Any] = []
         for path, leaf in paths:
@@ -130,7 +130,7 @@ class TensorTree:
         self._places = [i for i, (_, leaf) in enumerate(paths) if isinstance(leaf, jax.Array | np.ndarray)]
 
     def __deepcopy__(self, memo: Any) -> TensorTree:
-        return self  # nothing writes to it, and static values may be known by identity
+        return self  # nothing writes to it, and static values may be compared by identity
 
     def rebuild(self, arrays: Any) -> Any:
         """Return the tree with arrays in the places of the entries; those of random keys are given as their bits."""
@@ -151,7 +151,7 @@ class TensorTree:
             name: the name of the model.
 
         Raises:
-            ModelError: the tree has another structure, or a leaf of it cannot be kept in the tensor of the given one.
+            ModelError: the tree has another structure, or the tensor of an entry cannot hold its new leaf.
         """
         leaves, structure = jax.tree.flatten(tree)
         if structure != self.structure:
@@ -213,7 +213,7 @@ def _name(step: Any) -> str:
 
 
 def _add(module: torch.nn.Module, path: list[str], leaf: Any, train: bool) -> ArrayEntry:
-    """Add a tensor to the module that a path names, and make the modules on the way."""
+    """Add a tensor to the submodule that a path names, and the submodules on the path that are missing."""
     holder, steps = module, []
     for name in path[:-1]:
         children = dict(holder.named_children())
@@ -236,7 +236,7 @@ def _add(module: torch.nn.Module, path: list[str], leaf: Any, train: bool) -> Ar
 
 
 def _free(holder: torch.nn.Module, name: str, known: Any) -> str:
-    """Return a name that no attribute of the module has, beside those in `known`."""
+    """Return a name with underscores appended until it is in `known` or no attribute of the module has it."""
     while hasattr(holder, name) and name not in known:
         name += "_"
     return name

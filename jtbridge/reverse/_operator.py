@@ -28,7 +28,7 @@ JAX_CALL = torch.ops.jtbridge.jax_call.default
 
 
 def call(function: JaxFunction, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Call a JAX function by the operator, so that every transformation of torch sees the call."""
+    """Call a JAX function by the torch operator, which all transformations of torch can handle."""
     return JAX_CALL(list(tensors), function.handle)
 
 

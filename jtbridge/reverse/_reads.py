@@ -18,7 +18,7 @@ from jtbridge.core.nested_calls import is_inside
 from jtbridge.errors import ConstantsWarning, JaxCallError
 
 _DETACHING = (torch.Tensor.detach, torch.Tensor.data.__get__)  # type: ignore[attr-defined]
-# By these functions, values of a tensor that requires a gradient leave torch. `aten.detach` is the step of `to_jax`.
+# Functions by which the values of a tensor that requires a gradient leave torch. `to_jax` calls `aten.detach`.
 _LEAVING = {
     *(torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.__bool__),
     *(torch.Tensor.__complex__, torch.Tensor.__index__, torch.ops.aten.detach.default),
@@ -34,14 +34,14 @@ class TensorReads:
 
     def __init__(self) -> None:
         self._found: dict[int, weakref.ref[torch.Tensor]] = {}
-        self._attached: dict[int, weakref.ref[torch.Tensor]] = {}  # those whose values JAX got without a `detach`
+        self._attached: dict[int, weakref.ref[torch.Tensor]] = {}  # the ones whose values JAX got without a `detach`
         self.derived: list[tuple[int, ...]] = []
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
     def add(self, func: Any, tensors: Iterable[torch.Tensor]) -> None:
-        """Record the tensors that a torch function gets."""
+        """Record the tensors among the arguments of a torch function."""
         leaves = torch.is_grad_enabled() and (func in _LEAVING or (is_inside() and func not in _DETACHING))
         for tensor in tensors:
             if has_values(tensor):
@@ -52,19 +52,19 @@ class TensorReads:
                         self.derived.append(tuple(tensor.shape))
 
     def include(self, reads: TensorReads) -> None:
-        """Record what a JAX function reads that this one calls, by way of torch."""
+        """Record the reads of a JAX function that this JAX function calls through torch."""
         self._found.update(reads._found)
         self._attached.update(reads._attached)
         self.derived += reads.derived
 
     def forget_deleted(self) -> None:
-        """Forget the tensors that a trace made for a while."""
+        """Forget the tensors that no longer exist, such as temporary ones of a trace."""
         for table in (self._found, self._attached):
             for key in [key for key, reference in table.items() if reference() is None]:
                 del table[key]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the tensors."""
+        """Return the recorded tensors that still exist."""
         return _alive(self._found)
 
     def without_gradient(self) -> list[torch.Tensor]:
@@ -81,7 +81,7 @@ def _alive(table: dict[int, weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
 
 
 class RecordReads(TorchFunctionMode):
-    """A mode that records the tensors which torch functions get, and refuses those without values.
+    """A mode that records the tensors among the arguments of torch functions, and refuses those without values.
 
     Args:
         name: the name of the JAX function.
@@ -119,7 +119,7 @@ class RecordReads(TorchFunctionMode):
 
 
 def refuse_arguments(name: str, reads: TensorReads) -> None:
-    """Raise if a JAX function, inside a wrapped function, closes over a tensor that may depend on its arguments.
+    """Raise if a JAX function, inside a wrapped function, closes over a tensor that may depend on the arguments.
 
     Parameters that a wrapped function closes over are constants anyway.
 
@@ -128,7 +128,7 @@ def refuse_arguments(name: str, reads: TensorReads) -> None:
         reads: the tensors that it reads.
 
     Raises:
-        JaxCallError: it does, and the tensor requires a gradient.
+        JaxCallError: it closes over such a tensor, and the tensor requires a gradient.
     """
     found = [tuple(x.shape) for x in reads.without_gradient() if not isinstance(x, torch.nn.Parameter)]
     shapes = [*found, *reads.derived]

@@ -1,4 +1,4 @@
-"""A forward that returns the residuals of its gradient too, and the gradient from these residuals."""
+"""A forward that also returns the residuals of its gradient, and the gradient from these residuals."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Layout:
     function: JaxFunction  # the traced program, with the values that were closed over then
     result_types: Types
     tree: Any = None  # the structure of JAX's linear map from tangents to tangents; None without residuals
-    sources: tuple[tuple[str, Any], ...] = ()  # ("argument", "result" or "residual", its position) or ("constant", it)
+    sources: tuple[tuple[str, Any], ...] = ()  # ("argument", "result" or "residual", position) or ("constant", value)
     wrt: Types = ()  # the types of the arguments that the map takes tangents of
     outs: tuple[int, ...] = ()  # the positions of the results that it returns tangents of
     pullbacks: dict[tuple[int, ...], JaxFunction] = dataclasses.field(default_factory=dict)
 
     @property
     def kept(self) -> list[tuple[str, int]]:
-        """The residuals that are not constants."""
+        """The sources of the residuals that are not constants."""
         return [(kind, place) for kind, place in self.sources if kind != "constant"]
 
     def pullback(self, outs: tuple[int, ...]) -> JaxFunction:
@@ -47,12 +47,12 @@ class Layout:
 
 
 class _Trace:
-    """One trace of a forward: it lives as long as JAX's program of this trace."""
+    """One trace of a forward. The object exists as long as JAX's program of this trace."""
 
 
 @jax.tree_util.register_pytree_node_class
 class _Traced:
-    """A pytree node without leaves that holds a trace: a compiled program returns its own."""
+    """A pytree node without leaves that holds a trace, so that each compiled program returns its own trace."""
 
     def __init__(self, trace: _Trace):
         self.trace = trace
@@ -80,7 +80,7 @@ class ForwardWithResiduals(JaxFunction):
 
     Args:
         base: the function.
-        wrt: the positions of the arguments whose gradients are asked for. Without any there are no residuals.
+        wrt: the positions of the arguments whose gradients are needed. If it is empty, there are no residuals.
 
     Attributes:
         refused: the types of arguments for which JAX cannot derive a gradient.
@@ -96,7 +96,7 @@ class ForwardWithResiduals(JaxFunction):
         super().__init__(base.name, self._with_residuals, base.x64)
 
     def last_layout(self) -> Layout:
-        """Return the layout of the last run on this thread."""
+        """Return and forget the layout of the last run on this thread."""
         layout, self._last.layout = self._last.layout, None
         assert layout is not None
         return layout
@@ -158,10 +158,10 @@ def _source(leaf: Any, arrays: Any, results: list[Any], residuals: list[Any]) ->
 
 
 def _pullback(layout: Layout, outs: tuple[int, ...]) -> Callable[..., list[Any]]:
-    """Return the transpose of the linear map, as far as it leads to the results `outs`.
+    """Return the transpose of the linear map, restricted to the results `outs`.
 
-    The other results take no part. Cotangents of zeros for them would make NaN of infinite derivatives, and run the
-    rule of a ``jax.custom_vjp``.
+    The other results are left out, because cotangents of zeros for them would give NaN for infinite derivatives, and
+    would run the rule of a ``jax.custom_vjp``.
     """
     # The function must not refer to the layout, which refers to it.
     tree, sources, count = layout.tree, layout.sources, len(layout.kept)

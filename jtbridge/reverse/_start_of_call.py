@@ -52,7 +52,7 @@ def start_of_call(tensors: Sequence[torch.Tensor], use: str) -> list[torch.Tenso
 def recomputation_error(name: str) -> ModelError:
     """Return the error for a call in a backward that cannot repeat its first call."""
     return ModelError(
-        f"`{name}` was called in a backward, as by `torch.utils.checkpoint`. It cannot repeat its first call, because "
+        f"`{name}` was called in a backward, such as by `torch.utils.checkpoint`. It cannot repeat its first call: "
         "a state has changed since then, such as a random key, and the result depends on it. (In `torch.compile`, each "
         "call that changes a state is refused in a backward.) Call it outside of the checkpoint, or pass the state or "
         "key as an argument."

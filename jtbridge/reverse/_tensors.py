@@ -62,10 +62,11 @@ def jax_device(device: torch.device, name: str) -> jax.Device:  # type: ignore[v
 def to_operands(tensors: Sequence[torch.Tensor], device: jax.Device) -> list[Any]:  # type: ignore[valid-type]
     """Return tensors as arguments of a compiled function: arrays on `device`, for one run.
 
-    They share the memory of the tensors if they can.
+    The arrays share the memory of the tensors if possible.
 
-    For JAX's default device they are NumPy arrays, which takes a third of the time of making JAX arrays. A guard of
-    transfers refuses those. Without jit the function sees its arguments, and may keep them, so they are copies.
+    For a CPU that is JAX's default device they are NumPy arrays, which take a third of the time of JAX arrays. A
+    transfer guard would refuse NumPy arrays. Without jit the function itself gets the arguments and may keep them, so
+    they are copies.
     """
     config: Any = jax.config
     guarded = config.jax_transfer_guard_host_to_device not in (None, "allow")

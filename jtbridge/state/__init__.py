@@ -1,7 +1,7 @@
 """State that a user's function reaches: how it is found, compared before and after a run, and restored.
 
 - `_reachable.py` saves the state that a function reaches, compares it with the present state, and restores it.
-- `_walk.py` walks from a function to everything that the function can read; `_records.py` has what the walk saves.
+- `_walk.py` walks from a function to everything that the function can read; `_records.py` has the saved entries.
 - `_kinds.py` reads, writes and compares one object of each kind, and `_iterators.py` the position of an iterator.
 - `_comparison.py` compares values, and finds tensors of a trace in them.
 - `_guard.py` runs a function for a trace, restores the state that it wrote, and raises an error that names this state.

@@ -57,16 +57,16 @@ class StateBeforeRun:
         if left := self.changed():
             raise MutationError(
                 f"`{self._name}` cannot be batched by torch.vmap, and in the attempt it changed {left}, which cannot "
-                "be put back. Call it for each row in a loop."
+                "be restored. Call it for each row in a loop."
             )
         return drawing_again(self._of_torch)
 
     def escaped(self) -> list[str]:
-        """Return the places where the snapshot has tensors of a batched run before it, which are of no use now."""
+        """Return the places where the snapshot has tensors that escaped from an earlier batched run."""
         return [*dict.fromkeys(f"`{place}`" for place in self._state.escaped())][:_SHOWN]
 
     def refuse_escaped(self) -> None:
-        """Raise if the snapshot has tensors of a batched run before it."""
+        """Raise if the snapshot has tensors that escaped from an earlier batched run."""
         if escaped := self.escaped():
             raise MutationError(
                 f"`{self._name}` stored a tensor of the batch in {', '.join(escaped)}, "

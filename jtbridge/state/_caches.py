@@ -1,4 +1,4 @@
-"""Functions with a ``functools.cache`` or ``functools.lru_cache``, and the entries that a trace adds to it."""
+"""Functions with a ``functools.cache`` or ``functools.lru_cache``, and the entries that a trace adds to the cache."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ._comparison import VALUES
 from ._escaped import PoisonTensor
 
 CACHED_FUNCTION = type(functools.cache(lambda: None))
-_MOST_OBJECTS = 20_000  # that a result is searched for
+_MOST_OBJECTS = 20_000  # objects that are searched, from one result, for a tensor of a trace
 _NOT_SEARCHED = (type, types.ModuleType, types.FunctionType, types.CodeType, types.FrameType, str, bytes, int, float)
 
 
 class CachedFunction:
     """A function with a cache, as it was when the state was saved.
 
-    A cache cannot be put back as other state is: its entries have no public interface. Those that were added since can
-    be dropped, so that the next call computes them again.
+    A cache cannot be restored like other state, because its entries have no public interface. Entries that were added
+    since can be dropped, so that the next call computes them again.
     """
 
     def __init__(self, function: Any):
@@ -37,13 +37,13 @@ class CachedFunction:
         return cache_entries(self.function)[1]
 
     def has_new_containers(self) -> bool:
-        """Return whether there is a new entry that later calls may write to."""
+        """Return whether there is a new entry whose result later calls may write to."""
         return any(map(_may_be_written, self._new().values()))
 
     def drop_new(self) -> None:
-        """Drop the entries that were added since, in runs that are undone."""
+        """Drop the entries that were added since the state was saved."""
         if self._new() and not self._entries:
-            self.function.cache_clear()  # a bounded cache keeps a list too, from which no single entry can be taken
+            self.function.cache_clear()  # a bounded cache has a list too, from which no single entry can be removed
             return
         entries, _ = cache_entries(self.function)
         for key in self._new():
@@ -55,10 +55,10 @@ class CachedFunction:
         return {key: result for key, result in self.results().items() if key not in self._entries}
 
     def drop_traced(self) -> bool:
-        """Drop the entries that were added since, and hold tensors of a trace or of a transform of `torch.func`.
+        """Drop the entries added since that hold tensors of a trace or of a transform of `torch.func`.
 
-        They are of no use after the trace. Return whether a later call would have got the result of one of them. An
-        entry for an argument that is a tensor of the trace is for this tensor alone.
+        Such tensors cannot be used after the trace. Return whether a later call would have got one of the dropped
+        results. No later call gets the result for an argument that is a tensor of the trace.
         """
         if self.function.cache_info().misses == self._misses:
             return False
@@ -73,7 +73,7 @@ class CachedFunction:
 
 
 def _may_be_written(result: Any) -> bool:
-    """Return whether a result of a cached function holds state, as a list; an object counts, a tensor does not."""
+    """Return whether a result of a cached function may hold state, such as a list or an object, but not a tensor."""
     if isinstance(result, tuple):
         return any(map(_may_be_written, result))
     return not isinstance(result, (torch.Tensor, type, types.FunctionType, types.ModuleType, *VALUES))

@@ -55,9 +55,10 @@ def same(a: Any, b: Any, depth: int = DEPTH) -> bool:
 
 
 def same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors have the same type and elements; NaN equals NaN.
+    """Return whether two dense tensors have the same type and elements; a real NaN equals a NaN.
 
-    A tensor that escaped from a transform of `torch.func` has no elements that could be read.
+    The result is False for sparse tensors, and for a tensor that escaped from a transform of `torch.func`, whose
+    elements cannot be read.
     """
     if innermost(a) is not a or innermost(b) is not b:
         return False
@@ -68,11 +69,11 @@ def same_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
     a, b = a.detach(), b.detach()
     if a.dtype.itemsize == 1 and a.is_floating_point():
         a, b = a.float(), b.float()  # torch has no `signbit` of float8
-    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) and torch.equal(a.signbit(), b.signbit())  # of zeros
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) and torch.equal(a.signbit(), b.signbit())  # -0.0
 
 
 def same_results(results: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Return whether the results of two runs are the same up to rounding: one may have read what the other computed."""
+    """Return whether the results of two runs are the same up to rounding: one run may read what the other computes."""
     return len(results) == len(others) and all(map(_same_up_to_rounding, results, others))
 
 
@@ -107,7 +108,7 @@ def holds_traced(value: Any, depth: int) -> bool:
 
 
 def read_cell(cell: types.CellType) -> Any:
-    """Return the contents of a closure cell, or `MISSING`."""
+    """Return the contents of a closure cell, or `MISSING` if the cell is empty."""
     try:
         return cell.cell_contents
     except ValueError:  # not filled yet

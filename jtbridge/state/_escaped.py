@@ -11,7 +11,9 @@ from jtbridge.core.runner import escaped_tensor_error
 
 
 def replace(pairs: list[tuple[FakeTensor, torch.Tensor]]) -> None:
-    """Replace fake tensors by other tensors, and take them off the list, unless torch itself refers to them.
+    """Replace fake tensors by other tensors, and remove these pairs from the list.
+
+    A pair stays in the list if torch's own objects refer to the fake tensor.
 
     A view or a graph of a fake tensor refers to it until the view is replaced and freed. A failed replacement is
     therefore tried again after others have succeeded.

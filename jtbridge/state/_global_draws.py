@@ -38,7 +38,7 @@ class GlobalDraws:
         self._python: Any = None  # the states before the first draws
         self._numpy: Any = None
         self._stretch: tuple[Any, dict[str, Any]] | None = None  # a frame that may draw, and NumPy's state before it
-        # Whether a code object names `random`, by its id, because its hash is slow. The object keeps the id in use.
+        # Whether a code object names `random`, by its id, because its hash is slow. The object is held to keep its id.
         self._names_random: dict[int, tuple[CodeType, bool]] = {}
 
     @property
@@ -76,8 +76,8 @@ class GlobalDraws:
     def watched_if_needed(self, trial: Callable[[], Result], start_over: Callable[[], None]) -> Result:
         """Return the result of `trial`; if a generator has changed, run it again and record the draws.
 
-        It is for a function that drew nothing in an earlier run: the profiler, which records draws, makes a run several
-        times slower.
+        Use it for a function that drew nothing in an earlier run: the profiler, which records draws, makes a run
+        several times slower.
 
         Args:
             trial: runs the function.

@@ -1,8 +1,8 @@
 """Guard for traces: it restores the state that a function writes while it is traced, and raises an error.
 
-A lazily built constant is allowed. The guard recognises it by a second run of the function: the written value does not
-depend on the arguments, the second run changes nothing, and on example values it has the results of the first one. The
-constant is kept, as when torch runs the function.
+A lazily built constant is allowed. The guard recognises a constant by three tests: the written value does not depend on
+the arguments, a second run of the function changes nothing, and on example values the function has the same results
+with and without the written value. The constant is kept, as when torch runs the function.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RUNNING = threading.local()
 
 @dataclasses.dataclass(eq=False)
 class StateGuard:
-    """Guard that runs one function of the user while it is traced.
+    """Guard that runs one user function while it is traced.
 
     After :meth:`remember`, derivatives that are traced later see the state of that time.
 
@@ -51,9 +51,9 @@ class StateGuard:
     ordered: bool = False
     notices: set[str] = dataclasses.field(default_factory=set)
     _remembered: ReachableState | None = dataclasses.field(default=None, init=False)
-    _drew_nothing: bool = dataclasses.field(default=False, init=False)  # in a run that was watched
-    _writes: bool = dataclasses.field(default=False, init=False)  # more than constants, in a run before
-    # The functions with a `functools.cache` that had a result of the trace.
+    _drew_nothing: bool = dataclasses.field(default=False, init=False)  # whether a watched run drew nothing
+    _writes: bool = dataclasses.field(default=False, init=False)  # whether an earlier run wrote more than constants
+    # The functions with a `functools.cache` that stored a result of the trace.
     _cached: list[str] = dataclasses.field(default_factory=list, init=False)
 
     def remember(self) -> None:
@@ -141,22 +141,22 @@ class StateGuard:
         """Refuse a function that is translated and draws, if it keeps a result in a ``functools.cache``.
 
         Raises:
-            MutationError: in torch, later calls would get what the first call drew.
+            MutationError: there is such a result. In torch, later calls would get the numbers that the first call drew.
         """
         if self._cached and not self.ordered:
             self._report(
                 MutationError,
                 f"`{self.name}` draws, and calls `{self._cached[0]}`, whose cache (of `functools`) keeps a result of "
-                "the trace: later calls would get what the first one drew, and a JAX program has no state. Call "
+                "the trace: later calls would get the numbers of the first one, and a JAX program has no state. Call "
                 f"`{self._cached[0]}` before, and pass its result as an argument.",
             )
 
     @contextlib.contextmanager
     def _seed_kept(self) -> Iterator[None]:
-        """Refuse new seeds of the object `torch.default_generator`, whose methods no mode of torch sees.
+        """Raise after the block if it seeded the object `torch.default_generator`, whose methods no mode of torch sees.
 
-        Draws of a trace do not advance it. Other threads may draw from it, so the numbers are put back only after a new
-        seed.
+        Draws of a trace do not advance this generator. Other threads may draw from it, so its state is restored only
+        after a new seed.
         """
         generator = torch.default_generator
         seed, numbers = generator.initial_seed(), generator.get_state()
@@ -181,7 +181,7 @@ class StateGuard:
         Args:
             result: the result of the run.
             before: the state from which the run started.
-            drew: a message about its draws from global generators; empty if it drew nothing.
+            drew: a message about the run's draws from global generators; empty if it drew nothing.
             again: runs the function once more.
             on_values: runs the function on example values and returns its results.
         """
@@ -220,7 +220,7 @@ class StateGuard:
     def _has_no_influence(self, before: ReachableState, on_values: Callable[[], list[Any]]) -> bool:
         """Return whether the function has the same results from the state `before` as from the present one.
 
-        A function that fails on the example values from both is taken to have.
+        The result is True if the function fails on the example values from both states.
         """
         now = ReachableState(self.roots)
         results: list[list[Any] | None] = []
@@ -238,13 +238,13 @@ class StateGuard:
 
     @contextlib.contextmanager
     def same_constants(self, runs: list[Callable[[], Any]]) -> Iterator[None]:
-        """Refuse, at the end of the block, constants that runs of the function build there with different values.
+        """Raise after the block if runs of the function inside the block store different values in one place.
 
         Args:
-            runs: is filled inside the block: each runs one path through the function.
+            runs: a list that is filled inside the block. Each entry runs one path through the function.
 
         Raises:
-            MutationError: two paths store different values in one place. It is state that depends on the arguments.
+            MutationError: two paths store different values, so they are state that depends on the arguments.
         """
         before = ReachableState(self.roots)
         yield
@@ -281,7 +281,7 @@ class StateGuard:
             warn_user(message, PurityWarning)
 
     def _message(self, written: Sequence[Change | str]) -> str:
-        """Return the message that the function writes to state: to some places, or to results of cached functions."""
+        """Return the error message for writes to state: to places, or to results of the named cached functions."""
         places = (f"what `{each}` keeps in its cache" if isinstance(each, str) else str(each) for each in written)
         names = list(dict.fromkeys(places))
         shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
@@ -310,7 +310,7 @@ def saving_state_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _settings_put_back_if_it_fails() -> Iterator[None]:
-    """Put settings of torch back if the block raises: an error of a trace may leave code that sets them half done."""
+    """Restore settings of torch if the block raises: an error of a trace may stop code before it resets them."""
     dtype = torch.get_default_dtype()
     deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     try:
@@ -345,7 +345,7 @@ def start_over() -> None:
 
 
 def save_values(tensor: torch.Tensor) -> None:
-    """Save the values of a tensor, if it is state of a function that runs: code takes its memory as an array."""
+    """Save the values of a tensor that is state of a running function, before code gets its memory as an array."""
     for state, _ in getattr(_RUNNING, "states", ()):
         state.save_values(tensor)
 

@@ -20,8 +20,8 @@ _ITERTOOLS = (
     *("dropwhile", "filterfalse", "groupby", "islice", "pairwise", "permutations", "product", "repeat", "starmap"),
     *("takewhile", "zip_longest"),
 )
-# Iterators that tell their position and cannot be copied. The position of a text is the number of characters that are
-# left to read: reading changes it, and writing at the end does not.
+# Iterators that have a position and cannot be copied. The position of a `StringIO` or `BytesIO` is the number of
+# characters or bytes that are left to read: reading changes this number, and writing at the end does not.
 _WITH_POSITION: dict[type, Callable[[Any], Any]] = {
     type(csv.reader(())): lambda reader: reader.line_num,
     np.flatiter: lambda flat: flat.index,

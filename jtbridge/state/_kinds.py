@@ -80,7 +80,7 @@ def of_library(module: str) -> bool:
 
 
 def _is_elsewhere(name: str) -> bool:
-    """Return whether a module with the name of one of the standard library is another one, of the user."""
+    """Return whether a module with the name of a standard library module is another module, such as the user's."""
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is None:  # it is built in, or not imported
         return False
@@ -89,7 +89,7 @@ def _is_elsewhere(name: str) -> bool:
 
 
 def attributes_of(obj: Any) -> dict[str, Any] | None:
-    """Return the `__dict__` of an object, without a `__getattribute__` of the user; None if it has none."""
+    """Return the `__dict__` of an object without a call of its `__getattribute__`; None if it has no `__dict__`."""
     try:
         attributes = object.__getattribute__(obj, "__dict__")
     except (AttributeError, TypeError):  # TypeError: a class
@@ -114,7 +114,7 @@ def _compare_items(step: str) -> Callable[[dict, dict], Iterator[tuple[str, Any,
             if not same(was, now):
                 is_different = True
                 yield step, key, was, now
-        if step == "item" and not is_different and [*before] != [*after]:  # the order
+        if step == "item" and not is_different and [*before] != [*after]:  # only the order differs
             yield "", None, before, after
 
     return compare
@@ -197,11 +197,11 @@ def _write_set(obj: set, contents: set) -> None:
 
 
 def has_memory(obj: Any) -> bool:
-    """Return whether other objects may write to the memory of an object, as that of an array of `array` or `ctypes`."""
+    """Return whether an object exposes memory that may be written to, such as an array of `array` or `ctypes`."""
     try:
         with memoryview(obj) as memory:
             return not memory.readonly and memory.c_contiguous
-    except (TypeError, ValueError, BufferError):  # it has no memory, or no longer
+    except (TypeError, ValueError, BufferError):  # it exposes no memory, or has released it
         return False
 
 
@@ -212,7 +212,7 @@ def _read_memory(obj: Any) -> bytes:
 
 def _write_memory(obj: Any, contents: bytes) -> None:
     if isinstance(obj, bytearray):
-        obj[:] = contents  # also where it has another length now
+        obj[:] = contents  # also if its length has changed
     elif isinstance(obj, array.array):
         obj[:] = array.array(obj.typecode, contents)
     else:
@@ -395,8 +395,8 @@ def _write_module(attributes: dict[str, Any], contents: dict[str, Any]) -> None:
 
 
 def _write_context_variable(variable: contextvars.ContextVar, value: Any) -> None:
-    if value is MISSING:  # a variable cannot be made unset again, but set to its default
-        with contextlib.suppress(LookupError):  # it has none
+    if value is MISSING:  # a variable cannot be unset again, only set to its default
+        with contextlib.suppress(LookupError):  # it has no default
             variable.set(contextvars.Context().run(variable.get))
     else:
         variable.set(value)
@@ -449,7 +449,7 @@ DENSE_TENSOR = Kind(lambda t: (*_read_tensor(t), _bytes_of(t)), _write_tensor, _
 CONTEXT_VARIABLE = Kind(lambda obj: obj.get(MISSING), _write_context_variable, _compare_value)
 FUNCTION = Kind(_read_function, _write_function, _compare_items("attribute"), _has_code)
 PARTIAL = Kind(_read_partial, _write_partial, _compare_items("attribute"))
-# Writing to a view restores nothing: the dict behind it is restored if the function reaches the dict itself.
+# A view cannot be written to. The dict behind it is restored if the function reaches the dict itself.
 VIEW_OF_DICT = Kind(dict, lambda obj, contents: None, _compare_items("item"))
 ENVIRONMENT = Kind(dict, _write_variables, _compare_items("item"))
 _PYTHON_GENERATOR = Kind(lambda obj: obj.getstate(), lambda obj, state: obj.setstate(state), _compare_value)
@@ -460,13 +460,13 @@ _NUMPY_GENERATOR = Kind(
     _compare_value,
 )
 _NUMPY_BITS = Kind(lambda obj: obj.state, lambda obj, state: setattr(obj, "state", state), _compare_value)
-# Numpy offers no way to set the number of seeds that were made.
+# Numpy offers no way to set the number of child seeds that were spawned.
 _NUMPY_SEEDS = Kind(lambda obj: obj.n_children_spawned, lambda obj, number: None, _compare_value)
 _TORCH_GENERATOR = Kind(lambda obj: obj.get_state(), lambda obj, state: obj.set_state(state), _compare_value)
 
 
 def generator_kind(obj: Any) -> Kind | None:
-    """Return how to save the state of a random generator; None for global generators, which other threads share."""
+    """Return the kind of a random generator; None for global generators, which other threads share."""
     if isinstance(obj, random.Random) and not isinstance(obj, random.SystemRandom) and obj is not GLOBAL_RANDOM:
         return _PYTHON_GENERATOR
     if isinstance(obj, np.random.RandomState) and obj is not GLOBAL_NUMPY_RANDOM:

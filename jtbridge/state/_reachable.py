@@ -42,7 +42,7 @@ class Change(NamedTuple):
 
     @property
     def is_of_tensor(self) -> bool:
-        """Return whether a tensor was written to, replaced or removed. Values of a small one were saved as bytes."""
+        """Return whether a tensor was written to, replaced or removed. Small tensors may be saved as bytes."""
         written = isinstance(self.before, bytes) and isinstance(self.after, torch.Tensor)
         return written or isinstance(self.before, torch.Tensor)
 
@@ -106,7 +106,7 @@ class ReachableState:
         return ((record.obj, record.path) for record in self._saved.records if record.kind in kinds)
 
     def save_values(self, tensor: torch.Tensor) -> None:
-        """Save the values of large tensors in the memory of `tensor`, before code takes it and may write to it."""
+        """Save the values of the large tensors that share the memory of `tensor`, before code may write to it."""
         records, storage = self._saved.records, storage_id(tensor)
         for i, record in enumerate(records):
             if record.kind is TENSOR and record.obj.layout is torch.strided and storage_id(record.obj) == storage:
@@ -117,7 +117,7 @@ class ReachableState:
     def restore(self) -> None:
         """Restore the state, except Python generators that were advanced and iterators that cannot be copied.
 
-        If there is something to restore, functions with a ``functools.cache`` forget what they computed since.
+        If there is something to restore, functions with a ``functools.cache`` drop the results that they stored since.
         """
         with unseen():
             fresh = {id(found.iterator): found.copy for found in self._advanced() if found.copy is not None}
@@ -135,16 +135,16 @@ class ReachableState:
                 self.drop_traced_results()
 
     def new_containers(self) -> list[str]:
-        """Return the names of functions with a ``functools.cache`` that hold new results that calls may write to."""
+        """Return the names of functions whose ``functools.cache`` has new results that later calls may write to."""
         return [cache.name for cache in self._saved.caches if cache.has_new_containers()]
 
     def drop_new_results(self) -> None:
-        """Drop the results that functions with a ``functools.cache`` keep since the snapshot."""
+        """Drop the results that functions with a ``functools.cache`` stored since the snapshot."""
         for cache in self._saved.caches:
             cache.drop_new()
 
     def drop_traced_results(self) -> list[str]:
-        """Drop the results with tensors of a trace that functions with a ``functools.cache`` keep since the snapshot.
+        """Drop the results with tensors of a trace that functions with a ``functools.cache`` stored since the snapshot.
 
         Return the names of the functions whose dropped results later calls would have got.
         """

@@ -59,9 +59,9 @@ class Record(NamedTuple):
 
 
 class ClassAndDict(NamedTuple):
-    """An object, and its class and its `__dict__` when the state was saved. The contents of a dict are a record.
+    """An object, and its class and its `__dict__` when the state was saved.
 
-    A tensor has an empty dict as a rule, which has no record.
+    The contents of the dict are a separate `Record`. The empty dict of a tensor has no record.
     """
 
     obj: Any
@@ -71,7 +71,7 @@ class ClassAndDict(NamedTuple):
     path: Path
 
     def changed(self) -> Iterator[Record]:
-        """Yield records of the class and the dict, if they are others now."""
+        """Yield records of the class and the dict, if they were replaced since, or if an empty dict was filled."""
         if type(self.obj) is not self.cls:
             yield Record(self.obj, TYPE, {"__class__": self.cls}, self.path)
         if attributes_of(self.obj) is not self.attributes:

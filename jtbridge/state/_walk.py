@@ -1,12 +1,12 @@
-"""The walk from a function to all mutable state that it reaches, which saves the state on its way.
+"""A walk from a function to all mutable state that it reaches, which saves this state.
 
 A function reaches its closures, its default arguments, the globals that its code or the code of a helper names, and the
 object that a method belongs to; and from there attributes, slots, items of containers, methods and class attributes,
-and the tensors of which a sparse tensor consists. Hooks are reached from their tensor, and those of all modules and
-optimizers from everywhere. Functions and objects of torch, JAX, NumPy and the standard library are not followed, except
-modules, optimizers, distributions, data sets, generators, containers, results in a ``functools.cache``, and objects
-with memory such as `array.array`. Weak references are not followed either, because a snapshot would keep their objects
-alive. State outside Python objects (of a C extension, of a file) is not seen.
+and the tensors of which a sparse tensor consists. Hooks of a tensor are reached from the tensor. Hooks for all modules
+and optimizers are always reached. Functions and objects of torch, JAX, NumPy and the standard library are not followed,
+except modules, optimizers, distributions, data sets, generators, containers, results in a ``functools.cache``, and
+objects with memory such as `array.array`. Weak references are not followed either, because a snapshot would keep their
+objects alive. State outside Python objects (of a C extension, of a file) is not seen.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class StateWalk:
         records: the contents of all objects that can change.
         objects: the classes and dicts of all objects that have them.
         empty: the empty containers of modules, which have no records.
-        positions: of iterators.
+        positions: the positions of iterators.
         versions: the number of writes to each tensor whose values are not saved.
         derived: the attributes of modules that torch computes in each call, each as attributes, name, value.
         caches: the functions that ``functools.cache`` or ``functools.lru_cache`` decorates.
@@ -143,8 +143,8 @@ class StateWalk:
         self._seen: dict[int, Any] = {}  # by id; holding the objects keeps their ids from being used again
         self.names: set[str] = {"forward"}
         self._classes: set[type] = set()
-        self._slots: dict[type, bool] = {}  # whether a class has slots, of the classes of objects
-        self._methods: dict[str, list[tuple[Any, Path]]] = {}  # methods of these classes that no reached code names yet
+        self._slots: dict[type, bool] = {}  # for the class of each visited object, whether it has slots
+        self._methods: dict[str, list[tuple[Any, Path]]] = {}  # methods of `_classes` that no reached code names yet
         self._modules: list[dict[str, Any]] = []  # the variables of the user's Python modules that are reached
         self._visitors: dict[type, Callable[[Any, Path], None]] = {}
         self._scopes: dict[int, tuple[dict[str, Any], set[str]]] = {}
@@ -173,21 +173,21 @@ class StateWalk:
         self._visitors[cls](obj, path)
 
     def _visitor(self, obj: Any) -> Callable[[Any, Path], None]:
-        """Return what visits objects of the type of `obj`."""
+        """Return the function that visits objects of the type of `obj`."""
         visit = self._visitor_of_kind(obj)
         if visit == self._object or isinstance(obj, torch.Tensor | types.FunctionType | type | types.ModuleType):
             return visit
         if is_of_library(type(obj)) and not isinstance(obj, _FOLLOWED):
             return visit
 
-        def visit_subclass(obj: Any, path: Path) -> None:  # of a container or a value, whose class is the user's
+        def visit_subclass(obj: Any, path: Path) -> None:  # a container or a value of a user's class
             visit(obj, path)
             self._object(obj, path)
 
         return visit_subclass
 
     def _visitor_of_kind(self, obj: Any) -> Callable[[Any, Path], None]:
-        """Return what visits objects of the kind of `obj`, except the attributes of a user's subclass."""
+        """Return the function that visits objects of the kind of `obj`, but not the attributes of a user's subclass."""
         if isinstance(obj, types.BuiltinMethodType | types.MethodWrapperType):
             return self._method_in_c
         if isinstance(obj, VALUES):
@@ -195,11 +195,11 @@ class StateWalk:
         if isinstance(obj, torch.Tensor):
             if isinstance(obj, FakeTensor | PoisonTensor | ReleasedTensor):
                 return _pass_by
-            # A subclass that dispatches in Python has no memory of its own to compare, but may consist of tensors.
+            # A subclass that dispatches in Python has no memory to compare, but may consist of tensors.
             is_plain = type(obj).__torch_dispatch__ is NO_DISPATCH  # type: ignore[attr-defined]
             return self._tensor if is_plain else self._parts_of_tensor
         if module_of(type(obj)).startswith("scipy.sparse"):
-            return self._object  # with arrays, or with lists or dicts
+            return self._object  # its attributes are arrays, lists or dicts
         for types_, visit in (
             (dict, self._dict),
             ((list, collections.deque), self._sequence),
@@ -231,7 +231,7 @@ class StateWalk:
 
     def _dict(self, obj: dict, path: Path) -> None:
         self._record(obj, kind_of_dict(obj), path)
-        if dict.__len__(obj):  # a subclass may compute its truth: transformers then imports all of its models
+        if dict.__len__(obj):  # not `if obj`: for a subclass in transformers, it imports all models
             self._queue_all(path, "item", dict.items(obj))
         if isinstance(obj, collections.defaultdict):
             self._record(obj, FACTORY, path)
@@ -275,7 +275,7 @@ class StateWalk:
             self._scope(vars(module), self.names)
 
     def _method_in_c(self, method: types.BuiltinMethodType | types.MethodWrapperType, path: Path) -> None:
-        """Visit the object of a bound method such as `items.append`; in torch 2.15 the `apply` of a Function is one."""
+        """Visit the object of a bound method such as `items.append`, or `apply` of a Function in torch 2.15."""
         owner = method.__self__
         is_global_generator = owner is GLOBAL_RANDOM or owner is GLOBAL_NUMPY_RANDOM  # whose draws are watched
         if owner is not None and not isinstance(owner, types.ModuleType) and not is_global_generator:
@@ -334,7 +334,7 @@ class StateWalk:
         self._queue_all(path, "attribute", parts_of_tensor(tensor))
 
     def _hooks(self, hooks: Mapping[Any, Any], path: Path) -> None:
-        """Visit hooks. A hook that torch made, as for several tensors, has the user's function in its closure."""
+        """Visit hooks. The hook that torch makes for several tensors, for example, has the user's in its closure."""
         for key, hook in hooks.items():
             place = Path(path, "item", key)
             self._queue.append((hook, place))
@@ -342,7 +342,7 @@ class StateWalk:
                 self._queue.extend((read_cell(cell), place) for cell in hook.__closure__ or ())
 
     def _function(self, fn: types.FunctionType, path: Path) -> None:
-        # `functools.wraps` gives a user's function the `__module__` of a library, and a library's the user's.
+        # `functools.wraps` may give a user's function a library's `__module__`, and a library's function the user's.
         if of_library(module_of(fn)) and of_library(fn.__globals__.get("__name__") or ""):
             return
         self._record(fn, FUNCTION, Path(None, "root", fn.__name__))
@@ -366,11 +366,11 @@ class StateWalk:
             self._queue.append((os.environ, Path(None, "global", "os.environ")))
         if not of_library(fn.__globals__.get("__name__") or ""):  # a library's decorator has the user's `__module__`
             self._scope(fn.__globals__, used)
-            # It may write variables that it does not name.
+            # With `globals()`, the function may write variables that it does not name.
             if "globals" in used and id(fn.__globals__) not in self._seen:
                 self._seen[id(fn.__globals__)] = fn.__globals__
                 self._record(fn.__globals__, ALL_GLOBALS, Path(None, "global", ""))
-        for name in used & sys.modules.keys():  # that the function imports
+        for name in used & sys.modules.keys():  # modules that the function may import
             self._queue.append((sys.modules[name], Path(None, "global", name)))
         new = used - self.names
         if new:
@@ -380,7 +380,7 @@ class StateWalk:
                     self._queue.extend((part, place) for part in _wrapped_by(method))
             for scope in self._modules:
                 self._scope(scope, new)
-        clear = getattr(fn, "_clear_cache", None)  # of `functools.singledispatch`, which caches the types it has met
+        clear = getattr(fn, "_clear_cache", None)  # of `functools.singledispatch`: its cache of types is not state
         if isinstance(clear, types.MethodType):
             self._seen[id(clear.__self__)] = clear.__self__
         self._attributes(fn, Path(None, "root", fn.__name__))
@@ -401,7 +401,7 @@ class StateWalk:
         self._record(cls, CLASS, path)
         for other in (*inspect.getmro(type(cls)), *cls.__mro__[1:]):  # `cls.name` may be an attribute of a base
             self._class(other, Path(None, "root", other.__name__))
-        # A class of a library may call any method, as torch calls the `backward` of an `autograd.Function`.
+        # A base class of a library may call any method, as torch calls the `backward` of an `autograd.Function`.
         is_called = any(is_of_library(base) and base not in _CALLING_FORWARD_ALONE for base in cls.__mro__)
         for name, value in vars(cls).items():
             if isinstance(value, METHODS):
@@ -425,7 +425,7 @@ class StateWalk:
         self._queue.extend((part, path) for part in _wrapped_by(obj))
 
     def _runner(self, obj: Any, path: Path) -> None:
-        """Visit the objects of the user that a function of this package runs, such as a wrapped function inside."""
+        """Visit the user's objects that an object of jtbridge runs, such as a wrapped function that is called."""
         for name, part in obj.objects_of_the_user():
             self._queue.append((part, Path(_or_self(path), "attribute", name) if name else path))
 
@@ -476,7 +476,7 @@ def _or_self(path: Path) -> Path:
 
 
 def _wrapped_by(method: Any) -> list[Any]:
-    """Return a function, or what a method, a property, a cached function or a similar wrapper is made of."""
+    """Return the parts of a method, a property, a cached function or a similar wrapper, and a function itself."""
     names = ("__func__", "fget", "fset", "fdel", "func", "args", "keywords", "__wrapped__", "dispatcher")
     parts = [getattr(method, name, None) for name in names]
     return [part for part in (*parts, method if isinstance(method, types.FunctionType) else None) if part is not None]

@@ -1,7 +1,7 @@
-"""Derived functions: derivatives and batches of torch functions, taken by torch, and closed under composition.
+"""Derived functions: derivatives and batches of torch functions, computed by torch, and closed under composition.
 
 Each derived function is a :class:`TorchFunction` made from another one, so ``Vmap(Vjp(f))`` or ``Vjp(Vjp(f))`` need no
-rule of their own. Derived functions follow JAX's conventions: a cotangent of a complex array is the conjugate of
+extra rule. Derived functions follow JAX's conventions: a cotangent of a complex array is the conjugate of
 torch's, since JAX transposes without conjugating (https://docs.jax.dev/en/latest/notebooks/autodiff_cookbook.html).
 """
 

@@ -106,7 +106,7 @@ def _functional_batch_norm(
 
 
 def in_order_of_torch(functional: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement of ``torch.batch_norm``, made from one of ``F.batch_norm``, whose order is another."""
+    """Return a replacement of ``torch.batch_norm``, made from one of ``F.batch_norm``, whose argument order differs."""
 
     def batch_norm(
         input: torch.Tensor,
@@ -196,7 +196,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    if dropout_p:  # torch writes it out itself, and draws
+    if dropout_p:  # with dropout, torch itself uses elementary operators, and draws
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -207,13 +207,14 @@ def _attention(
     return written_out(query, key, value, attn_mask, 0.0, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
 
 
-_POSITIONS, _DROPOUT = 13, 10  # of `F.multi_head_attention_forward`: the arguments before `training`, and `dropout_p`
+# Of `F.multi_head_attention_forward`: the number of arguments before `training`, and the position of `dropout_p`.
+_POSITIONS, _DROPOUT = 13, 10
 
 
 def _multi_head_attention(*args: Any, need_weights: bool = True, **kwargs: Any) -> tuple[torch.Tensor, Any]:
-    """Compute the weights, although they are not needed: torch then writes the attention out.
+    """Compute the weights even if they are not needed, because torch then uses elementary operators.
 
-    No mode sees the functions that `F.multi_head_attention_forward` calls.
+    No mode sees the functions that `F.multi_head_attention_forward` calls, so these cannot be replaced.
     """
     draws = len(args) != _POSITIONS or (args[_DROPOUT] and kwargs.get("training", True))
     if need_weights or draws:
@@ -243,5 +244,5 @@ COMPOSITE = {
 # a function is computed from its replacement.
 _ATTENTION = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 WITH_A_GRADIENT_ALONE = {f: COMPOSITE[f] for f in _ATTENTION}
-# Functions whose gradient cannot be differentiated even once, as forward derivatives by two reverse modes do.
+# Functions whose gradient cannot be differentiated even once, which a forward derivative by two reverse modes does.
 WITHOUT_DOUBLE_BACKWARD = {f: COMPOSITE[f] for f in (torch.logcumsumexp, torch.Tensor.logcumsumexp)}

@@ -34,19 +34,19 @@ class Derived(TorchFunction):
 
 
 def differentiable_norms(fn: TorchFunction) -> contextlib.AbstractContextManager:
-    """Write normalisations and attention out inside the block, where `fn` takes the derivative of a gradient."""
+    """Return a context that replaces fused functions which torch does not differentiate as often as `fn` needs."""
     if fn.base.traits.autograd.fused_norm is None:
         return contextlib.nullcontext()
     return ReplacementMode(COMPOSITE if fn.order > 1 else WITH_A_GRADIENT_ALONE)
 
 
 def refuse_once_differentiable(traced: TracedFunction, order: int) -> None:
-    """Raise if torch has no second derivative, for which it would give zeros."""
+    """Raise if a second derivative is needed that torch does not have: torch would return zeros for it."""
     name = traced.cache.once_differentiable
     if name is not None and order > 1:
         raise DifferentiationError(
             f"`{traced.name}` uses the autograd.Function `{name}`, whose backward is once_differentiable, so torch "
-            "has its gradient alone: no second derivative, and no forward mode, which takes two reverse modes here. "
+            "has only its gradient: no second derivative, and no forward mode, which takes two reverse modes here. "
             "Write the backward with differentiable operators, or give the Function a `jvp`."
         )
 
@@ -56,12 +56,12 @@ class DetachedBackwardError(DifferentiationError):
 
 
 class UntraceableBackwardError(RuntimeError):
-    """A backward may compute outside autograd. Real values would show whether it does; a trace has none."""
+    """A backward may compute outside autograd. Only real values show whether it does, and a trace has none."""
 
 
 @contextlib.contextmanager
 def refused_detached_backwards(name: str, results: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Refuse, at the end of the block, gradients whose derivative torch would silently take for zero.
+    """Raise after the block if it computed gradients whose derivative torch would silently treat as zero.
 
     Args:
         name: the name of the function, for the message.
@@ -69,7 +69,7 @@ def refused_detached_backwards(name: str, results: Sequence[torch.Tensor]) -> It
 
     Raises:
         DetachedBackwardError: a backward of an autograd.Function, or of a sparse tensor, computed outside autograd.
-        UntraceableBackwardError: a backward returned a gradient on fake tensors that may be zeros, or be detached.
+        UntraceableBackwardError: a backward returned a detached fake gradient, which might be zero on real values.
     """
     with detached_backwards(results) as found:
         yield
@@ -79,20 +79,20 @@ def refused_detached_backwards(name: str, results: Sequence[torch.Tensor]) -> It
     if is_function:
         text = (
             f"`{name}` uses the autograd.Function `{node}`, whose backward computes gradients outside autograd, as "
-            "with NumPy or `detach`: torch has its gradient alone, no second derivative. Write the backward with "
+            "with NumPy or `detach`: torch has only its gradient, no second derivative. Write the backward with "
             "differentiable operators of the cotangents."
         )
     else:
         text = (
             f"`{name}` uses a sparse tensor whose gradient torch cannot differentiate (`{node}`): it has no second "
-            "derivative, which torch would give as zero. Compute with dense tensors, for example by `index_add`."
+            "derivative, and torch would return zeros. Compute with dense tensors, for example by `index_add`."
         )
     in_trace = any(isinstance(innermost(result), FakeTensor) for result in results)
     raise (UntraceableBackwardError if in_trace else DetachedBackwardError)(text)
 
 
 def refuse_lost_gradients(name: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise if torch would silently take the derivative of an operator for zero.
+    """Raise if torch would silently treat the derivative of an operator as zero.
 
     Args:
         name: the name of the function, for the message.
@@ -100,20 +100,21 @@ def refuse_lost_gradients(name: str, tensors: Sequence[torch.Tensor]) -> None:
 
     Raises:
         DetachedBackwardError: an operator in the graph has no kernel for autograd.
-        UntraceableBackwardError: an operator has none for fake tensors. On real values, autograd may see inside it.
+        UntraceableBackwardError: an operator has no such kernel for fake tensors. On real values, autograd may see
+            inside the operator.
     """
     if not has_lost_gradient(tensors):
         return
     in_trace = any(isinstance(innermost(tensor), FakeTensor) for tensor in tensors)
     raise (UntraceableBackwardError if in_trace else DetachedBackwardError)(
-        f"`{name}`, or a backward in it, uses an operator without a derivative, which torch would take for zero: "
+        f"`{name}`, or a backward in it, uses an operator without a derivative, which torch would treat as zero: "
         "no kernel of the operator is registered for autograd. The warning of `torch.autograd.grad`, called in torch, "
         "names the operator. Give it a derivative by `torch.library.register_autograd`. If no gradient is wanted, call "
         "the operator under `torch.no_grad()`."
     )
 
 
-# Nodes whose batching rule ignores the batch of a cotangent if none of the tensors that they saved has it (torch 2.13).
+# Nodes whose batching rule ignores the batch axis of a cotangent if no tensor that they saved has one (torch 2.13).
 _WRONG_FOR_COTANGENTS = {"CdistBackward0": ("_saved_x1", "_saved_x2")}
 
 
@@ -121,7 +122,7 @@ def refuse_wrong_batches(tensors: Sequence[torch.Tensor]) -> None:
     """Raise if torch.vmap is running, and would differentiate the graph of some tensors wrongly.
 
     Raises:
-        NotImplementedError: the rows are to be differentiated one after another.
+        NotImplementedError: the caller must differentiate the rows one after another.
     """
     if has_unbatched_node(tensors, _WRONG_FOR_COTANGENTS):
         raise NotImplementedError("torch.vmap is wrong for the gradient of `cdist` of the same points in each row")

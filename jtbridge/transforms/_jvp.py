@@ -73,7 +73,7 @@ class Jvp(Derived):
 
     @marked
     def by_gradient(self, *tensors: torch.Tensor) -> Tensors:
-        """Compute the product as the transpose of the gradient, with which forward mode is compared."""
+        """Compute the product as the transpose of the gradient, for a comparison with forward mode."""
         with differentiable_norms(self):
             return self.by_reverse_mode(tensors)
 
@@ -113,8 +113,8 @@ class Jvp(Derived):
         """Compute the product by two reverse modes, or by the rows of the Jacobian.
 
         The rows are used if torch fails to differentiate the gradient, if its derivative of the gradient is NaN, as for
-        a norm at zero, or if the function may overwrite values that the gradient reads. A trace has no values, so it
-        does not notice NaN.
+        a norm at zero, or if the function may overwrite values that the gradient reads. A trace has no values, so NaN
+        is not detected there.
         """
         hidden = self.base.traits.autograd.writes_unseen
         if hidden is not None:
@@ -172,7 +172,7 @@ class Jvp(Derived):
         def products(units: Sequence[torch.Tensor]) -> torch.Tensor:
             batch = None
             with contextlib.suppress(RuntimeError):  # torch has no batching rule
-                if self.base.traits.autograd.writes_unseen is None:  # torch.func reads others than were saved
+                if self.base.traits.autograd.writes_unseen is None:  # else torch.func reads other values than autograd
                     batch = torch.func.vmap(product)(*units)
             if batch is None or have_nan([batch]):  # torch has other formulas for batches, which may divide 0 by 0
                 batch = torch.stack([product(*(unit[i] for unit in units)) for i in range(len(units[0]))])
@@ -213,7 +213,7 @@ class Jvp(Derived):
 
 
 def without_nan(products: Tensors, rows: Tensors) -> Tensors:
-    """Return `products`, with NaN replaced by the element of `rows`, whose own NaN may come from another element."""
+    """Return `products` with each NaN replaced by the element of `rows`. Other elements of `rows` may be NaN."""
     return tuple(
         torch.where(product.isnan(), row.reshape(product.shape).to(product.dtype), product)
         for product, row in zip(products, rows, strict=True)
@@ -221,7 +221,7 @@ def without_nan(products: Tensors, rows: Tensors) -> Tensors:
 
 
 def have_nan(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether any element of some tensors is NaN, batched ones included; False for tensors without values."""
+    """Return whether any element of some tensors, which may be batched, is NaN; False for tensors without values."""
     with outside_modes(), torch.no_grad():
         values = [innermost(tensor) for tensor in tensors]
         return any(bool(value.isnan().any()) for value in values if not isinstance(value, FakeTensor))

@@ -1,8 +1,8 @@
-"""Refusal of forward derivatives by reverse mode where a backward is not linear in its cotangent.
+"""Errors for forward derivatives by reverse mode where a backward is not linear in its cotangent.
 
-The transpose of a gradient is taken at any cotangent, because ``ct -> ct @ Df(x)`` is linear. Torch's own backwards
-are. That of an `autograd.Function`, and a hook of the user's, may clip or normalise a gradient: then the derivative at
-some cotangent says nothing, and is zero where the gradient was clipped.
+The transpose of a gradient may be taken at any cotangent, because ``ct -> ct @ Df(x)`` is linear. Torch's own backwards
+are linear. A backward of an `autograd.Function`, or a user's hook, may clip or normalise a gradient. Then the transpose
+at one cotangent is not the one at others, and is zero where the gradient was clipped.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _CONSTANT = frozenset(
 
 
 def may_be_nonlinear(outputs: Sequence[torch.Tensor], *, has_hooks: bool) -> bool:
-    """Return whether a backward from some results runs code of the user, which may be nonlinear.
+    """Return whether a backward from some results runs user code, which may be nonlinear.
 
     Args:
         outputs: the results.
@@ -69,9 +69,9 @@ def may_be_nonlinear(outputs: Sequence[torch.Tensor], *, has_hooks: bool) -> boo
 def linear_gradients(
     name: str, cotangents: Sequence[torch.Tensor], gradients: Callable[[Sequence[torch.Tensor]], Gradients]
 ) -> Gradients:
-    """Return the gradients for some cotangents, if they are linear in these.
+    """Return the gradients for some cotangents, or raise if the gradients are not linear in the cotangents.
 
-    Real gradients are compared with those of small cotangents. Fake ones must come from operators that are linear.
+    Real gradients are compared with those of small cotangents. Fake gradients must come from linear operators.
 
     Args:
         name: the name of the function, for messages.
@@ -80,7 +80,7 @@ def linear_gradients(
 
     Raises:
         DifferentiationError: the gradients are not linear.
-        UntraceableBackwardError: they may not be, which fake tensors do not show.
+        UntraceableBackwardError: fake gradients come from an operator that may not be linear.
     """
     if any(isinstance(innermost(ct), FakeTensor) for ct in cotangents):
         with _NonlinearOperators(cotangents) as seen:
@@ -97,7 +97,7 @@ def refuse_nonlinear(name: str, gradients: Gradients, of_small: Gradients) -> No
     """Raise if the gradients of cotangents times `SMALL` are not the gradients times `SMALL`.
 
     Raises:
-        DifferentiationError: they are not.
+        DifferentiationError: the gradients are not linear in the cotangents.
     """
     with outside_modes(), torch.no_grad():
         for gradient, small in zip(gradients, of_small, strict=True):
@@ -110,8 +110,8 @@ def refuse_nonlinear(name: str, gradients: Gradients, of_small: Gradients) -> No
 def _reason(name: str) -> str:
     return (
         f"`{name}` has no forward derivative: a backward of an autograd.Function in it, or a hook, is not linear in "
-        "its cotangent, as if it clips or normalises gradients, so its gradient is the transpose of no derivative. Use "
-        "reverse mode (`jax.grad`, `jax.jacrev`; `jax.jacrev` of a gradient in the place of `jax.hessian`)."
+        "its cotangent, for example because it clips gradients, so its gradient is not the transpose of a derivative. "
+        "Use reverse mode (`jax.grad`, `jax.jacrev`; `jax.jacrev` of a gradient in place of `jax.hessian`)."
     )
 
 
@@ -126,10 +126,11 @@ def _differ(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 class _NonlinearOperators(TorchDispatchMode):
-    """Follows what depends on some tensors through operators.
+    """Mode that finds an operator that may not be linear in some tensors.
 
     Attributes:
-        operator: the first operator that may not be linear in what depends on the tensors, if there was one.
+        operator: the first operator that may not be linear in its arguments that depend on the tensors; None if there
+            was none.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -154,7 +155,7 @@ class _NonlinearOperators(TorchDispatchMode):
         return any(id(x) in self._dependent for x in _tensors(value))
 
     def _is_linear(self, func: OpOverload, name: str, args: Sequence[Any], kwargs: Any, dependent: list[bool]) -> bool:
-        # The backward of a custom operator is taken to be linear.
+        # The backward of a custom operator is assumed to be linear.
         if returns_view(func) or func.namespace not in ("aten", "prims"):
             return True
         if name == "masked_fill" and dependent[0] and not any(dependent[1:]):

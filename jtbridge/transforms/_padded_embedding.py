@@ -1,7 +1,7 @@
-"""Embeddings with `padding_idx`, whose row for padding has no gradient, also where torch forgets it (torch 2.13).
+"""Embeddings with `padding_idx`, whose row for padding has no gradient, also where torch gives it one (torch 2.13).
 
-Under torch.vmap the tables of a batch become one table, and the row for padding has no gradient in the first table
-only. Torch's forward mode ignores `padding_idx`, so a tangent would differ from what the gradient implies.
+Under torch.vmap the tables of a batch become one table, and only in the first table the row for padding has no
+gradient. Torch's forward mode ignores `padding_idx`, so its tangents would not match the gradient.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ class RowAxes:
 def row_axes(fn: TorchFunction) -> RowAxes | None:
     """Return the axes of the rows of a function; None if its rows are not known to be independent.
 
-    They are if the function was wrapped with ``batched=`` and draws no random numbers, which depend on the place of a
-    row.
+    They are independent if the function was wrapped with ``batched=`` and draws no random numbers: the numbers of a row
+    depend on its position.
     """
     if fn.base.seeded:
         return None

@@ -48,7 +48,7 @@ class Vjp(Derived):
     It is computed by torch's reverse mode.
 
     Attributes:
-        linearly: whether the cotangents stand for any others, so that the product must be linear in them.
+        linearly: whether the product must be linear in the cotangents, because its transpose is taken at any of them.
     """
 
     wrt: tuple[int, ...]
@@ -69,7 +69,7 @@ class Vjp(Derived):
         count = len(self.fn.in_types)
         primals, cotangents = tensors[:count], [conjugate(ct) for ct in tensors[count:]]
         written_out = differentiable_norms(self) if self.order > 1 else contextlib.nullcontext()
-        with written_out, intercepted_launches():  # a backward may launch kernels of its own
+        with written_out, intercepted_launches():  # a backward may launch kernels too
             if inside_functorch():
                 grads = self._by_functorch(primals, cotangents)
             else:
@@ -127,7 +127,7 @@ class Vjp(Derived):
                 return torch.autograd.grad(
                     outputs, inputs, cts, retain_graph=again, create_graph=again, allow_unused=True
                 )
-            # A backward of the user's own may keep its cotangent, and may write to a tensor that the forward saved.
+            # A user's backward may keep its cotangent, and may write to a tensor that the forward saved.
             with lent([x for x in primals if has_plain_memory(x)]):
                 return run_backward(outputs, [ct.clone() for ct in cts], inputs, create_graph=again, retain_graph=again)
 
@@ -138,7 +138,7 @@ class Vjp(Derived):
                 grads = gradients(cts)
         if again:
             refuse_lost_gradients(self.base.name, [grad for grad in grads if grad is not None])
-        # A lazy zero needs no place in a sum, and is on no device that a trace could know.
+        # A lazy zero is left out of the sum: it changes nothing, and may be on another device.
         found = [
             [_dense(part) for part in parts if part is not None and not is_zero(part)]
             for parts in zip(grads, extra, strict=True)

@@ -78,7 +78,7 @@ class Vmap(Derived):
         """Run all rows by one call of torch.vmap, which raises if it cannot batch the function.
 
         By default a key that is not batched draws the same numbers for every row, as in JAX. With `has_state`, the
-        function may keep tensors, and it raises if it keeps one of the batch.
+        function may keep tensors, and an error is raised if it keeps a tensor of the batch.
         """
         guard = VmapGuard(tensors, self.dims, has_state=has_state)
         with guard, control_flow_outside_modes(_refuse_control_flow):
@@ -100,7 +100,7 @@ class Vmap(Derived):
         return tuple(torch.stack(column) for column in zip(*rows, strict=True))
 
     def _arguments_of_row(self, tensors: Tensors, i: int) -> list[torch.Tensor]:
-        # A row is copied to memory of its own: as_strided and similar operators count from the start of the memory.
+        # A row is copied to new memory: as_strided and similar operators count from the start of the memory.
         return [t if d is None else t.select(d, i).clone() for t, d in zip(tensors, self.dims, strict=True)]
 
     def _empty(self, tensors: Tensors) -> Tensors:
@@ -112,7 +112,7 @@ class Vmap(Derived):
 
 
 def _refuse_control_flow() -> None:
-    # No guard would see what the functions inside do.
+    # The guard does not see the operators that these functions run.
     raise NotImplementedError("torch.vmap is not checked inside `torch.cond` and other operators that take functions")
 
 
@@ -131,7 +131,7 @@ def of_results(transpose: TorchFunction, used: Sequence[int]) -> TorchFunction:
 
 
 def unbatched(fn: TorchFunction) -> TorchFunction:
-    """Return the function under all batching of `fn`."""
+    """Return the function inside all `Vmap` layers of `fn`."""
     while isinstance(fn, Vmap):
         fn = fn.fn
     return fn

@@ -1,4 +1,4 @@
-"""Guard against silent errors of torch.vmap: results that differ from the rows one after another (torch 2.13)."""
+"""Guard against silent errors of torch.vmap: results that differ from those of single rows (torch 2.13)."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _KINDS = {
     **dict.fromkeys(("requires_grad", "is_leaf", "output_nr", "grad_fn"), "reads graph"),
     "as_strided": "as_strided",
     "_cdist_backward": "wrong for a gradient",
-    **dict.fromkeys(("addr", "select_scatter", "linear_cross_entropy"), "wrong"),  # their gradients are
-    **dict.fromkeys(("quantize_per_tensor_dynamic", "choose_qparams_optimized"), "wrong"),  # the range of the batch
+    **dict.fromkeys(("addr", "select_scatter", "linear_cross_entropy"), "wrong"),  # their gradients are wrong
+    **dict.fromkeys(("quantize_per_tensor_dynamic", "choose_qparams_optimized"), "wrong"),  # by the batch's range
     **dict.fromkeys(("index_put", "_unsafe_index_put"), "by indices"),
     **dict.fromkeys(("batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm"), "statistics"),
     **dict.fromkeys(("_native_batch_norm_legit", "_batch_norm_with_update", "batch_norm_update_stats"), "statistics"),
@@ -77,14 +77,15 @@ class VmapGuard(TorchFunctionMode):
       strides than a row. The strides are known to be the same for contiguous arguments with the batch axis first, for
       contiguous copies of these, and for contiguous tensors that are made like them.
 
-    A function may also read the strides of `x`, whether it is a view, or its text. The strides are taken for those of a
-    row if they are those of a contiguous tensor. The other answers are those for the batch.
+    A function may also read the strides of `x`, whether it is a view, or its text. If `x` has the strides of a
+    contiguous tensor, a row is assumed to have them too, and later writes raise. Otherwise the answer may differ for a
+    row, and the mode raises.
 
     A write such as ``x[1:] += x[:-1]`` reads what it has just written. Torch refuses it for some strides of a row, and
-    torch.vmap runs it in an order of its own.
+    torch.vmap runs it in another order.
 
     The result of some operators, such as `where` and `layer_norm`, has the dtype of a batch where a row has another:
-    torch gives a tensor without dimensions less weight in the choice of a dtype, and with the batch axis it has one.
+    torch gives a tensor without dimensions less weight in the choice of a dtype, and the batch axis is a dimension.
     So an operator that gets several dtypes is compared with its result for a row, on tensors without memory.
 
     Batch normalisation writes its running statistics to a copy of them unless they are contiguous, with the batch axis
@@ -95,7 +96,7 @@ class VmapGuard(TorchFunctionMode):
     A batched tensor never requires a gradient. The mode returns the attribute of the tensor under it instead, so
     ``if y.requires_grad: y.register_hook(...)`` takes the branch that it takes for a row. The hook itself raises.
 
-    A tensor of the batch that outlives the call is of no use: every later operation on it fails, or takes it for one of
+    A tensor of the batch cannot be used after the call: every later operation on it fails, or treats it as a tensor of
     another batch. So `check_kept` raises if the function kept one, in an attribute or a list for example.
 
     The function may catch an error, as in ``try: n = int(x.sum())``, which a row might not raise. `check_errors` raises
@@ -104,7 +105,7 @@ class VmapGuard(TorchFunctionMode):
     Args:
         tensors: the arguments of torch.vmap.
         dims: their batch axes.
-        has_state: whether the function may keep tensors, so that those that it gets are noted.
+        has_state: whether the function may keep tensors. Then the mode records the tensors that the function gets.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], dims: Sequence[int | None], *, has_state: bool = False):
@@ -129,7 +130,7 @@ class VmapGuard(TorchFunctionMode):
                 raise NotImplementedError("the function caught an error, which a row might not raise") from error
 
     def note(self, results: Any) -> None:
-        """Note the tensors that the function gets: its arguments, or the results of an operator."""
+        """Record the tensors that the function gets: its arguments, or the results of an operator."""
         if not self._has_state:
             return
         if isinstance(results, torch.Tensor):
@@ -142,7 +143,7 @@ class VmapGuard(TorchFunctionMode):
         """Raise if a tensor of the batch is still alive after the call.
 
         Raises:
-            KeptTensorError: there is one.
+            KeptTensorError: such a tensor exists.
         """
         for generation in range(3):  # it may be part of a reference cycle that nothing refers to
             if not self._is_any_kept():
@@ -157,7 +158,7 @@ class VmapGuard(TorchFunctionMode):
 
     @functools.cached_property
     def _same_strides(self) -> dict[int, StorageWeakRef]:
-        """The storages of the arguments in which torch.vmap shows the strides of a row alone, by `storage_id`.
+        """The storages of the arguments for which torch.vmap shows the strides of a single row, by `storage_id`.
 
         A reference to each storage keeps its id from being used again.
         """
@@ -185,7 +186,7 @@ class VmapGuard(TorchFunctionMode):
         if kind == "wrong" or (_is_wrong_for_scalars(func) and any(x.dim() == 0 for x in _tensors((args, kwargs)))):
             raise NotImplementedError(f"torch.vmap is wrong for {func.__name__}")
         if kind == "wrong for a gradient" and [innermost(x) is x for x in args[:3]] == [False, True, True]:
-            raise NotImplementedError(f"torch.vmap is wrong for {func.__name__} if the gradient alone is a batch")
+            raise NotImplementedError(f"torch.vmap is wrong for {func.__name__} if only the gradient is a batch")
         if kwargs.get("generator") is not None:  # the function may have seeded it, and each row would do so
             raise NotImplementedError("the rows draw from a generator of the function")
         if func.__name__.partition(".")[0] in _WITH_INDICES and _is_behind_a_slice(args[1]):
@@ -206,7 +207,7 @@ class VmapGuard(TorchFunctionMode):
     def _call(self, kind: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = args[0]
         if kind == "reads graph":
-            # A tensor that a torch.func transform of the user wrapped is as it is for a row.
+            # A tensor that an inner torch.func transform of the user wrapped has the same attributes for a row.
             return self._of_graph(func, x) if functorch_level(x) == self._depth else func(x)
         is_batched = innermost(x) is not x
         is_doubtful = is_batched and storage_id(innermost(x)) not in self._same_strides
@@ -216,7 +217,7 @@ class VmapGuard(TorchFunctionMode):
         if is_batched and kind == "tells views":
             raise NotImplementedError("the function asks whether a tensor is a view, which may differ for a row")
         if is_batched and kind == "shows values":
-            raise NotImplementedError("the function takes the text of a tensor, which differs for a row")
+            raise NotImplementedError("the function uses the text of a tensor, which differs for a row")
         if kind == "tells strides" and is_doubtful:
             if x.stride() != _contiguous_strides(x.shape):
                 raise NotImplementedError("the strides of a row are not known")
@@ -239,9 +240,9 @@ class VmapGuard(TorchFunctionMode):
     ) -> Any:
         row_args, row_kwargs = jax.tree.map(_without_memory, (args, kwargs))
         try:
-            with outside_functorch():  # torch.vmap composes some operators of others
+            with outside_functorch():  # torch.vmap computes some operators by other operators
                 expected = func(*row_args, **row_kwargs)
-        except Exception as error:  # an operator that has no result without memory
+        except Exception as error:  # the operator cannot run on tensors without memory
             raise NotImplementedError("the dtype of a row is not known") from error
         out = self._run(kind, func, args, kwargs)
         for found, right in zip(_tensors(out), _tensors(expected), strict=True):
@@ -260,7 +261,7 @@ class VmapGuard(TorchFunctionMode):
         for tensor in _strided_tensors(written):
             storage = storage_id(tensor)
             if self._strides_were_read or any(pair.is_seen_in_both(storage) for pair in self._pairs):
-                raise NotImplementedError("it writes to memory that a row may share otherwise than the batch")
+                raise NotImplementedError("it writes to memory that may be shared differently for a row")
             if any(storage_id(other) == storage and shares_other_elements(tensor, other) for other in tensors):
                 raise NotImplementedError("it writes to memory that it reads as other elements")
 
@@ -299,7 +300,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _strided_tensors(tree: Any) -> list[torch.Tensor]:
-    """Return the tensors of a tree as they lie in memory, with the batch axis."""
+    """Return the strided tensors of a tree without torch.func's wrappers, so that they have the batch axis."""
     return [leaf for leaf in map(innermost, _tensors(tree)) if leaf.layout is torch.strided]
 
 
@@ -349,13 +350,13 @@ def _is_wrong_for_scalars(func: Callable[..., Any]) -> bool:
 
 
 def _assigned_part(x: torch.Tensor, index: Any) -> torch.Tensor:
-    """Return what ``x[index] = y`` writes to: the view ``x[index]``, or `x` for an index that makes a copy."""
+    """Return the tensor that ``x[index] = y`` writes to: ``x[index]``, or `x` for an index that makes a copy."""
     part = x if _tensors(index) else x[index]
     return part if storage_id(innermost(part)) == storage_id(innermost(x)) else x
 
 
 def _is_behind_a_slice(index: Any) -> bool:
-    """Return whether an index by tensors or lists has a slice before one of them."""
+    """Return whether an index has a slice, an ellipsis or None before a tensor or a list."""
     parts = list(index) if isinstance(index, tuple | list) else [index]
     last = max((i for i, part in enumerate(parts) if _is_index_of_elements(part)), default=0)
     return any(part is None or isinstance(part, slice | EllipsisType) for part in parts[:last])

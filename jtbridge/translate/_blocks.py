@@ -69,7 +69,7 @@ class _Blocks:
 
     Attributes:
         carry: the inputs of the first block that each later block gets from the block before it.
-        own: the inputs of which each block has its own, each with the values of all blocks.
+        own: the inputs that differ between blocks, each as a list of its values for all blocks.
         numbers: the numbers of each draw, of shape ``(blocks, ...)``.
         shared: the inputs that all blocks share.
         count: how many blocks there are.
@@ -85,7 +85,7 @@ class _Blocks:
 
     @classmethod
     def of(cls, repetition: Repetition, values: Mapping[fx.Node, Any]) -> _Blocks:
-        """Group the values that enter the blocks by their use."""
+        """Return the inputs of the blocks, grouped by how the blocks use them."""
         inputs = repetition.inputs
         return cls(
             carry=[values[x.nodes[0]] for x in inputs if x.carried is not None],
@@ -98,7 +98,7 @@ class _Blocks:
 
 
 def _block(repetition: Repetition, run: Run, keys: Keys) -> _Block:
-    """Return one block as a function of ``(carry, own, numbers, shared)`` to the next carry and the results."""
+    """Return one block as a function from ``(carry, own, numbers, shared)`` to the next carry and the results."""
     carries = sum(x.carried is not None for x in repetition.inputs)
 
     def block(carry: Sequence[Any], own: Sequence[Any], numbers: Sequence[Any], shared: Sequence[Any]) -> Any:
@@ -138,11 +138,11 @@ def _scanned(blocks: _Blocks, block: _Block) -> list[list[Any]]:
 
 
 def _keys_of_block(keys: Keys, numbers: Mapping[Draw, Any]) -> Keys:
-    """Return `keys` for the graph of a block, whose draws have the numbers of the first block's.
+    """Return the keys for one block. All blocks run one graph, whose draws have the numbers of the first block.
 
     Args:
         keys: returns the key of a draw from its number.
-        numbers: the numbers of this block's draws, by those of the first block's.
+        numbers: the numbers of this block's draws, by the numbers of the first block's draws.
     """
 
     def of_draw(draw: Sequence[int]) -> Callable[[], jax.Array]:

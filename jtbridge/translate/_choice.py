@@ -1,6 +1,6 @@
-"""Whether torch or XLA runs an operator that has a lowering and that torch may run faster.
+"""The choice whether torch or XLA runs an operator that has a lowering and that torch may run faster.
 
-The choice is one that was measured on this machine (`jtbridge/core/tuning.py`), else that of the table (`_costs.py`).
+The choice follows times measured on this machine (`jtbridge/core/tuning.py`) or, without them, the table (`_costs.py`).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class RunnerChoice:
     """The choice whether torch or XLA runs an operator.
 
     Attributes:
-        in_torch: whether torch does, as an island.
-        reason: why torch does, or why XLA does although torch may be faster; None if there is nothing to say.
-        measured: whether this was measured on this machine.
+        in_torch: whether torch runs it, as an island.
+        reason: why torch runs it, or by which measurement XLA is faster; None if neither applies.
+        measured: whether the reason was measured on this machine.
     """
 
     in_torch: bool
@@ -57,7 +57,7 @@ def choose_runner(
 
     Args:
         fn: the island, or a batch of it.
-        lowered: its program by its lowering, or None without one.
+        lowered: the program of its lowering, or None if it has no lowering.
         platform: the platform.
         measures: whether to measure the operator if tuning is on.
         one_device: whether the program is for one device, as measurements are.
@@ -119,8 +119,8 @@ def _measured(fn: TorchFunction, lowered: ClosedJaxpr, path: Path, key: tuning.K
 def _key_of_times(fn: TorchFunction) -> dict[str, Any]:
     """Return all values on which the times of an operator depend.
 
-    Shapes are exact. Both libraries choose algorithms by them, and a program has few: it is compiled for its shapes,
-    which takes longer than to measure its operators.
+    Shapes are exact, because both libraries choose algorithms by them. A program has few shapes: it is compiled for
+    them, which takes longer than measuring its operators.
     """
     island = island_of(fn)
     (call,) = (node for node in island.module.graph.nodes if isinstance(node.target, OpOverload))

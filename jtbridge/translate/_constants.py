@@ -21,9 +21,9 @@ from ._operators import obstacle, share_without_lowering
 from ._program import graph_of, translation_key
 
 # The largest share of operators that torch may run inside a program. Measured on a CPU for chains of 48 operators: an
-# island takes the time of five operators of a called function. For 256 floats, a program of which one operator in six
-# is an island takes 1.1 to 1.2 times the time of calling the whole function, and one in twelve 0.7 to 0.8; for 65,536
-# floats, 0.4 for both.
+# island takes the time of five operators of a called function. For 256 floats, a program in which one operator in six
+# is an island takes 1.1 to 1.2 times the time of calling the whole function. With one in twelve, it takes 0.7 to 0.8
+# times that time; for 65,536 floats, 0.4 times in both cases.
 _MOST_ISLANDS = 1 / 8
 
 # For each outermost trace, the closed-over tensors and their arrays, by the tensors' ids and numbers of writes.
@@ -33,7 +33,7 @@ _ARRAYS: weakref.WeakKeyDictionary[Any, dict[Any, tuple[torch.Tensor, jax.Array]
 def with_constants(traced: TracedFunction) -> TracedFunction:
     """Return `traced` with its graph, and with the large closed-over tensors as inputs.
 
-    If it cannot be translated, it is returned unchanged.
+    If it cannot be translated, return it without islands, with the reason in its cache.
     """
     try:
         module = graph_of(traced)
@@ -68,7 +68,7 @@ def with_constants(traced: TracedFunction) -> TracedFunction:
 
 
 def _untranslatable(traced: TracedFunction, error: TranslationError) -> TracedFunction:
-    """Return `traced` with the reason why it cannot be translated. Then no derivative of it has islands."""
+    """Return `traced` without islands, also in its derivatives; its cache records why it cannot be translated."""
     traced = traced if traced.islands == "never" else dataclasses.replace(traced, islands="never")
     traced.cache.translations |= dict.fromkeys(
         [translation_key(traced, kernels) for kernels in (False, True)], error.with_traceback(None)
@@ -77,7 +77,7 @@ def _untranslatable(traced: TracedFunction, error: TranslationError) -> TracedFu
 
 
 def constant_arrays(tensors: Sequence[torch.Tensor]) -> tuple[jax.Array, ...]:
-    """Return closed-over tensors as arrays of their present values. The same values are copied once per trace."""
+    """Return arrays of the current values of closed-over tensors. Each tensor is copied once per trace and write."""
     trace = outermost_trace()
     known = {} if trace is None else _ARRAYS.setdefault(trace, {})
     keys = [(id(tensor), writes(tensor)) for tensor in tensors]

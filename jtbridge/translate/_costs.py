@@ -1,7 +1,7 @@
 """Which operators torch runs faster than XLA, by the measurements in `measured/`.
 
 `make bench-operators` writes them: for each operator, the time of a program in which XLA runs it, and of one in which
-torch does. An operator is faster in torch from the smallest measured size on from which torch won at every size.
+torch does. An operator counts as faster in torch from the first measured size after the last size that torch lost.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from jtbridge.core.transposed import is_transposed
 
 # How many times faster torch has to be: the measurements are noisy, and XLA may fuse an operator with its neighbours.
 _MARGIN = 1.15
-_LEAST_SAVED_US = 20.0  # a call waits for Python's lock too, and separates what XLA would fuse
-_LONG_US = 30.0  # a call out of XLA takes some 10 us
-_PLATFORMS = ("cpu",)  # those of which `measured/` has a file
+# How much time torch has to save: a call also waits for Python's lock, and separates operators that XLA would fuse.
+_LEAST_SAVED_US = 20.0
+_LONG_US = 30.0  # the least time in XLA for which tuning may save time: a call out of XLA takes about 10 us
+_PLATFORMS = ("cpu",)  # the platforms for which `measured/` has a file
 # Operators along one dimension, whose time depends on its length.
 _ALONG_ROWS = (
     "cummax.default",
@@ -46,11 +47,11 @@ _DIM_IS_THIRD = ("aten.sort.stable", "aten.topk.default", "aten.kthvalue.default
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """The facts about a call of an operator on which its time depends.
+    """The properties of a call of an operator that determine its time.
 
     Attributes:
         operator: the name of the operator.
-        kind: the algorithm that the arguments ask for, such as "depthwise 2d"; "" if there is one alone.
+        kind: the algorithm that the arguments ask for, such as "depthwise 2d"; "" if there is only one.
         dtype: the dtype of the first tensor.
         size: the number of products or of elements.
     """
@@ -71,12 +72,12 @@ class Workload:
         return self.operator, self.kind, self.dtype
 
     def of_rows(self, rows: int) -> Workload:
-        """Return the same work for a batch."""
+        """Return the workload of the operator for a batch of `rows` rows."""
         return dataclasses.replace(self, size=rows * self.size)
 
 
 def workload_of(node: fx.Node) -> Workload | None:
-    """Return the work of a node with an operator of torch's own on arrays of known sizes; None for other nodes."""
+    """Return the workload of a node with an ATen operator on arrays of known sizes; None for other nodes."""
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "aten":
         return None
@@ -140,7 +141,7 @@ def _points(platform: str) -> dict[tuple[str, str, str], list[tuple[int, float, 
 
 
 def _won(points: list[tuple[int, float, float]]) -> tuple[tuple[int, float], ...]:
-    """Return the size and the ratio of the times of the measurements after the last one that torch did not win."""
+    """Return (size, ratio of the times) of the measurements after the last one that torch did not win."""
     lost = [i for i, (_, xla, island) in enumerate(points) if xla < max(_MARGIN * island, island + _LEAST_SAVED_US)]
     return tuple((size, xla / island) for size, xla, island in points[lost[-1] + 1 if lost else 0 :])
 
@@ -148,7 +149,7 @@ def _won(points: list[tuple[int, float, float]]) -> tuple[tuple[int, float], ...
 def _form(weight: torch.Tensor, transposed: bool, groups: int) -> str:
     kernel = math.prod(weight.shape[2:])
     if groups > 1:
-        # XLA's time per product is another for 3 x 3 than for 7 x 7.
+        # XLA's time per product is different for 3 x 3 kernels and for 7 x 7 kernels.
         small = "small " * (weight.ndim == 4 and kernel <= 9)
         form = f"{small}depthwise" if 1 in weight.shape[:2] else "grouped"
     else:
@@ -157,7 +158,7 @@ def _form(weight: torch.Tensor, transposed: bool, groups: int) -> str:
 
 
 def _products(x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, transposed: bool) -> int:
-    # Each element of the input of a transposed convolution, or of the result of another one, takes one row of weights.
+    # One row of weights is used for each element: of the input if the convolution is transposed, else of the result.
     elements = x.numel() if transposed else result.numel()
     return elements * math.prod(weight.shape[1:])
 
@@ -181,7 +182,7 @@ def _of_convolution_backward(node: fx.Node, tensors: list[torch.Tensor]) -> tupl
 
 def _of_product(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
     first, second = _array_nodes(node)[-2:]
-    kind = "first transposed" if is_transposed(first) else ""  # as for the gradient of a weight
+    kind = "first transposed" if is_transposed(first) else ""  # such as in the gradient of a weight
     return kind, node.meta["val"].numel() * _tensor_of(second).shape[-2]
 
 
@@ -193,7 +194,7 @@ def _of_attention(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]
 
 
 def _of_rows(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
-    """Return the form and the size of an operator along one dimension. The time of an element depends on the length."""
+    """Return the kind and size of an operator along one dimension, whose length determines the time per element."""
     x = tensors[0]
     position = 2 if str(node.target) in _DIM_IS_THIRD else 1
     dim = node.kwargs.get("dim", node.args[position] if len(node.args) > position else -1)
@@ -203,7 +204,7 @@ def _of_rows(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
 
 
 def _of_max_pool(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
-    """Torch computes the indices in any case, and XLA only if they are used, as in a gradient."""
+    """Return the kind and size. Torch always computes the indices, XLA only if they are used, such as by a gradient."""
     uses_indices = any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
     return "" if uses_indices else "values alone", _of_elements(node, tensors)[1]
 
@@ -222,7 +223,7 @@ def _of_elements(node: fx.Node, tensors: list[torch.Tensor]) -> tuple[str, int]:
 
 
 def _arguments(node: fx.Node) -> list[torch.Tensor]:
-    """Return the tensors among the positional arguments. One that is passed twice is there twice."""
+    """Return the tensors among the positional arguments; a tensor that is passed twice occurs twice."""
     return [_tensor_of(x) for x in _array_nodes(node)]
 
 

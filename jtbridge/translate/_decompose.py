@@ -94,7 +94,7 @@ def _of_chain(name: str, *arguments: Any) -> fx.GraphModule:
     plain = [value.tensor() if isinstance(value, _Like) else value for value in arguments]
     module = _graph_of(FUSABLE_FUNCTIONS[name], (plain, {}))
     for inner in module.graph.nodes:
-        inner.meta.pop("custom", None)  # the origin of the chain that was traced first
+        inner.meta.pop("custom", None)  # it would be the origin of the first such chain
     return module
 
 

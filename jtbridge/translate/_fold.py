@@ -60,7 +60,7 @@ def _in_order(nodes: Sequence[fx.Node], wanted: Sequence[fx.Node]) -> list[fx.No
 
 
 def _is_computed(node: fx.Node) -> bool:
-    """Return whether a node is worth folding: it is no constant, and no factory with a lowering, such as ``zeros``."""
+    """Return whether a node is worth folding: not a constant, and not a factory with a lowering, such as ``zeros``."""
     return bool(node.all_input_nodes) or (node.op == "call_function" and find(node.target) is None)  # type: ignore[arg-type]
 
 

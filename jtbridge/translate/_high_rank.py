@@ -1,4 +1,4 @@
-"""A workaround for sums over arrays of many dimensions, whose code from XLA's CPU compiler crashes the process.
+"""A workaround for sums over arrays of many dimensions, for which XLA's CPU compiler emits code that crashes.
 
 For a float32 array of rank 7 or more, XLA (jaxlib 0.10.2) compiles ``sum(a * b)`` on a CPU to a call of YNNPACK whose
 generated code writes outside its memory. A batched program soon reaches such ranks, because each ``vmap`` adds a
@@ -42,7 +42,7 @@ def _with_clamped_sums(jaxpr: Jaxpr) -> Jaxpr:
             )
             equation = equation.replace(invars=[clamped])
         equations.append(equation)
-    # JAX lowers a repeated function only once if all calls hold the same jaxpr, so an unchanged one is returned.
+    # JAX lowers a repeated function only once if all calls hold the same jaxpr object, so an unchanged jaxpr is kept.
     is_same = len(equations) == len(jaxpr.eqns) and all(map(operator.is_, equations, jaxpr.eqns))
     return jaxpr if is_same else jaxpr.replace(eqns=equations)
 

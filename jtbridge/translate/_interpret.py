@@ -40,7 +40,7 @@ def _constant(tensor: torch.Tensor) -> np.ndarray:
     if isinstance(tensor, FakeTensor):
         raise lost_tensor_error()
     if tensor.device.type not in ("cpu", "cuda"):
-        raise TranslationError(f"it holds a constant on device `{tensor.device}`")
+        raise TranslationError(f"its graph has a constant on device `{tensor.device}`, which JAX cannot hold")
     return to_numpy(tensor.cpu())
 
 
@@ -99,8 +99,8 @@ class Interpretation:
         choices_of: TracedFunction | None = None,
     ):
         self.module = module
-        self._islands_of = islands_of  # the function of whose graph torch may run nodes; None if it may not
-        self._choices_of = choices_of  # the same for nodes that have a lowering, where torch is faster
+        self._islands_of = islands_of  # the function, if torch may run nodes of its graph; otherwise None
+        self._choices_of = choices_of  # the function, if torch may run nodes that have a lowering; otherwise None
         self._kernels = kernels  # whether to prefer kernels to lowerings
         self._name = name
         self._seed = seed  # the position of the input from which random operators draw
@@ -188,7 +188,7 @@ class Interpretation:
         except (TranslationError, LoweringError):
             raise
         except Exception as error:
-            if "jax_shapes" in node.meta:  # sizes that are symbols; the text of the error shows JAX's inner program
+            if "jax_shapes" in node.meta:  # symbolic sizes: the error's text would be about JAX's inner program
                 raise TranslationError(
                     f"`{self._name}`: the lowering of {describe(node)} does not take these symbolic sizes. Give the "
                     "size as a number, or write the operator in another way."
@@ -215,7 +215,7 @@ class Interpretation:
         return value
 
     def _decomposed(self, node: fx.Node, values: Mapping[fx.Node, Any], keys: Keys) -> Any:
-        """Return the value of a node by torch's decomposition of its operator, which is interpreted in turn."""
+        """Return the value of a node by interpreting torch's decomposition of its operator."""
         module = decomposition(node)
         reason = obstacle(module)
         if reason is not None:
@@ -278,7 +278,7 @@ def _scope(node: fx.Node) -> str:
 
 
 def _failure(lowering: Lowering | None) -> type[TranslationError | LoweringError]:
-    """Return the class of the error of a lowering that fails. Torch runs an operator instead of one of jtbridge's."""
+    """Return the exception class for a failed lowering. If the lowering is jtbridge's, torch may run the operator."""
     return TranslationError if lowering is None or lowering.is_own else LoweringError
 
 

@@ -1,13 +1,13 @@
 """Islands: operators that torch runs inside a translated program, each in one call.
 
-An operator is an island because it has no lowering, or because torch may be faster (`_costs.py`). The second kind has
-its lowering too, and the choice (`_choice.py`) falls when the program is lowered, when the platform and the batch are
-known.
+An operator is an island because it has no lowering, or because torch may be faster (`_costs.py`). An island of the
+second kind also has a lowering. The choice (`_choice.py`) is made when the program is lowered, because the platform and
+the batch are known then.
 
 An island is one node of a captured graph, or a region of nodes whose sizes depend on data (`_regions.py`). Its graph is
-a torch function, so it is batched as every torch function is: by `torch.func.vmap` in one call, or row by row if torch
-has no batching rule. It needs no derivative: graphs are captured after autograd, and the gradient of a program is a
-captured graph of its own.
+a torch function, so it is batched like every torch function: by `torch.func.vmap` in one call, or row by row if torch
+has no batching rule. It needs no derivative: graphs are captured after autograd, and the gradient of a program is
+another captured graph.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from jtbridge.transforms import Vmap, unbatched
 
 from ._costs import Workload, may_be_faster, workload_of
 
-# Operators whose results depend on the strides of their arguments, or have no defined values.
+# Parts of the names of operators whose results depend on the strides of their arguments, or have undefined values.
 _BY_STRIDES = ("strided", "_reshape_alias", "resize", "empty")
 _BY_VALUES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
@@ -59,9 +59,9 @@ class Island(GraphFunction):
     """The graph of one operator, or of a region.
 
     Attributes:
-        operators: the operator; or the operators of a region, first the one because of which there is a region.
-        reason: why the island has to run in torch; None if it has a lowering too.
-        workload: the operator's work, if it has a lowering too.
+        operators: the operator; or the operators of a region, beginning with the first whose result depends on data.
+        reason: why the island has to run in torch; None if it also has a lowering.
+        workload: the operator's workload, if it also has a lowering.
     """
 
     operators: tuple[OpOverload, ...]
@@ -83,7 +83,7 @@ class Island(GraphFunction):
 
     @property
     def state(self) -> TorchState:
-        # No tensor requires a gradient. Switching the recording off would take a fifth of the time of a small island.
+        # No tensor requires a gradient, so recording stays as it is: switching takes a fifth of a small island's time.
         state = self.owner.trace_state
         return dataclasses.replace(state.without_casts(), grad=state.grad)
 
@@ -112,7 +112,7 @@ torch_island_p = Primitive("torch_island")
 torch_island_p.multiple_results = True
 
 
-# torch_island[fn, lowered](x...) -> y...: `lowered` is the program by the operator's lowering, or None without one.
+# torch_island[fn, lowered](x...) -> y...: `lowered` is the program of the operator's lowering, or None.
 @torch_island_p.def_abstract_eval
 def _(*_: Any, fn: TorchFunction, lowered: ClosedJaxpr | None) -> list[ShapedArray]:
     del lowered
@@ -161,7 +161,7 @@ def island_of(fn: TorchFunction) -> Island:
 def islands_in(program: ClosedJaxpr) -> list[tuple[TorchFunction, ClosedJaxpr | None]]:
     """Return the islands of a translated program, and of the loops, branches and functions in it, in order.
 
-    Each comes with its program by its lowering, or None if it has no lowering.
+    Each island is paired with the program of its lowering, or None if it has no lowering.
     """
     found: list[tuple[TorchFunction, ClosedJaxpr | None]] = []
     pending = [program.jaxpr]
@@ -192,7 +192,7 @@ def ineligible_reason(node: fx.Node) -> str | None:
     inputs = [tensor_of(x) for x in node.all_input_nodes]
     results = _results(node)
     if not results or not all(map(is_array, [*inputs, *results])):
-        return "an argument or a result is no array of fixed shape"
+        return "an argument or a result is not an array of fixed shape"
     # `_laid_out` gives a custom operator the strides of its arguments.
     if not is_torchs and any(may_overlap(x, ignoring_expanded=True) for x in inputs):
         return "an argument overlaps itself in memory"
@@ -200,10 +200,10 @@ def ineligible_reason(node: fx.Node) -> str | None:
 
 
 def workload_for_torch(node: fx.Node) -> Workload | None:
-    """Return the work of a node that torch may run faster than XLA, and can run; else None.
+    """Return the workload of a node that torch can run, and may run faster than XLA; None for other nodes.
 
-    An argument that repeats elements, as an expanded weight does, would be written out for the call. The measurements
-    are of arguments that do not.
+    An argument that repeats elements, such as an expanded weight, would be copied with all repetitions for the call.
+    The measured arguments do not repeat elements, so such a node is left to XLA.
     """
     workload = workload_of(node)
     can = workload is not None and may_be_faster(workload) and ineligible_reason(node) is None and not _may_crash(node)
@@ -211,7 +211,7 @@ def workload_for_torch(node: fx.Node) -> Workload | None:
 
 
 def _may_crash(node: fx.Node) -> bool:
-    """Return whether torch ends the process for NaNs, as in the gradient of a `grid_sample` that reflects (2.13)."""
+    """Return whether torch may crash on NaNs, as it does in the gradient of a `grid_sample` with reflection (2.13)."""
     is_gradient = node.target is torch.ops.aten.grid_sampler_2d_backward.default
     return is_gradient and bool(node.args[4] == _REFLECTION)
 
@@ -243,7 +243,7 @@ def bind_choice(
 
     Args:
         node, owner, values: as for :func:`bind_island`.
-        workload: the node's work.
+        workload: the node's workload.
         lowered: returns the node's value by its lowering, from the values of its arguments.
     """
     inputs, used = list(node.all_input_nodes), _used(node)
@@ -285,12 +285,12 @@ def _bind(
 
 
 def bind(island: Island, arrays: Sequence[Any], lowered: ClosedJaxpr | None) -> list[Any]:
-    """Return the results of an island. `lowered` is its program by a lowering, if it has one."""
+    """Return the results of an island. `lowered` is the program of its lowering, or None if it has no lowering."""
     return torch_island_p.bind(*map(jnp.asarray, arrays), fn=island, lowered=lowered)
 
 
-# The rule by which a test makes islands of nodes that have a lowering.
 _REFLECTION = 2  # the number of this `padding_mode`
+# The rule by which a test makes islands of nodes that have a lowering.
 _FORCED: contextvars.ContextVar[Callable[[fx.Node], bool] | None] = contextvars.ContextVar("forced", default=None)
 
 

@@ -45,7 +45,7 @@ def _nonlinearity(fn: TorchFunction, wrt: tuple[int, ...]) -> str | None:
     try:
         reached = _reached(aten_graph(fn), wrt)
     except TranslationError as error:
-        return f"whether it is linear is read off its graph, and there is none: {error}"
+        return f"it has no graph that could show that it is linear: {error}"
     for node in reached:
         if node.meta.get("detached"):
             return f"it detaches a tensor from autograd{_line(node)}, so its derivative leaves a part out"
@@ -124,7 +124,7 @@ def _is_transposed_by_jax(fn: TorchFunction, wrt: tuple[int, ...]) -> bool:
     return True
 
 
-# Operators whose results depend on the shapes and dtypes of their tensors alone.
+# Operators whose results depend only on the shapes and dtypes of their tensors.
 _TYPE_ONLY = {
     *("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"),
     *("sym_size", "new_empty_strided"),

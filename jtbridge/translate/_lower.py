@@ -1,4 +1,4 @@
-"""Lowering of a translated program, which uses 64-bit types, inside a program where these may be off."""
+"""Lowering of a translated program, which uses 64-bit types, as part of a program that may have x64 disabled."""
 
 from __future__ import annotations
 

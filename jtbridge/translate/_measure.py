@@ -23,8 +23,8 @@ from ._islands import island_of, tensor_of, torch_island_p
 from ._program import jax_semantics, precision
 
 _ROUNDS = 5
-_TURN_SECONDS = 0.01  # how long one of the two runs in a round: at least one call
-_SETTLE_SECONDS = 0.02  # torch's threads go on spinning for a while, on the cores that XLA needs
+_TURN_SECONDS = 0.01  # how long each of the two programs is called in a round: at least once
+_SETTLE_SECONDS = 0.02  # a wait, because torch's threads spin for a while after a call, on the cores that XLA needs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,15 +43,15 @@ class Times:
         """
         xla, torch = (float(held["milliseconds"][name]) for name in ("xla", "torch"))
         if not (0 < xla < math.inf and 0 < torch < math.inf):
-            raise ValueError(f"{xla} and {torch} are no times")
+            raise ValueError(f"{xla} and {torch} are not times")
         return cls(xla, torch)
 
 
 def measure(fn: TorchFunction, lowered: ClosedJaxpr) -> Times | str:
-    """Return the times of an island and of its lowering; the error if one does not run.
+    """Return the times of an island and of its lowering; return the error's text if one does not run.
 
-    A thread of its own measures: it has none of the settings and traces of the thread that lowers a program. The two
-    programs run as every program does, after their operands are computed and beside nothing else of this thread.
+    The measurement has its own thread, without the settings and traces of the thread that lowers a program. The two
+    programs run like any program: after their operands are computed, and while this thread runs nothing else.
     """
     try:
         return on_own_thread(lambda: _measure(fn, lowered))
@@ -64,7 +64,7 @@ def _measure(fn: TorchFunction, lowered: ClosedJaxpr) -> Times:
     by_torch = functools.partial(torch_island_p.bind, fn=fn, lowered=None)
     with jax_semantics(precision(fn.base)):
         arrays = [jax.device_put(x, device) for x in operands(fn)]
-        # If a program calls back, `jit(f).lower(...).compile()` takes 60 us longer for a call of it than `jit(f)`.
+        # If a program has a callback, a call of `jit(f).lower(...).compile()` takes 60 us longer than one of `jit(f)`.
         programs = [jax.jit(jaxpr_as_fun(lowered)), jax.jit(by_torch)]
         times: list[float] = [math.inf, math.inf]
         for _ in range(_ROUNDS):
@@ -88,7 +88,7 @@ def _fastest(program: Callable[..., Any], arrays: Sequence[jax.Array]) -> float:
 
 
 def operands(fn: TorchFunction) -> list[np.ndarray]:
-    """Return random operands of an island or of a batch of it, of values that its operator takes."""
+    """Return random operands of an island or of a batch of it, with values that its operator accepts."""
     island = island_of(fn)
     (call,) = (node for node in island.module.graph.nodes if isinstance(node.target, OpOverload))
     name = call.target.name().removeprefix("aten::")
@@ -117,7 +117,7 @@ def _random(random: np.random.Generator, type_: ArrayType, below: int) -> np.nda
 
 
 def _index_bound(call: fx.Node, name: str) -> int:
-    """Return the number of elements that the integers among the arguments of an operator count."""
+    """Return the exclusive upper bound for the integers among the arguments of an operator, which are indices."""
     shapes = [tensor_of(x).shape if isinstance(x, fx.Node) else () for x in call.args]
     if name.startswith("embedding_dense_backward"):
         return int(call.args[2])  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from ._fold import folded, needed
 from ._islands import ineligible_reason
 from ._regions import reason_for_region, region_of, regions_of
 
-# Python functions that a graph may contain besides operators: functions of symbolic sizes and of residuals.
+# Python functions that a graph may contain in addition to operators: functions of symbolic sizes and of residuals.
 _OF_SIZES = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.pow)
 _CALL = 'backend="dlpack" or "callback"'
 _PLAIN = frozenset({operator.getitem, *_OF_SIZES, to_bytes, from_bytes, materialized_tensor})
@@ -37,12 +37,12 @@ def obstacle(module: fx.GraphModule, *, islands: bool = False) -> str | None:
         found = [node for node in found if ineligible_reason(node) is not None]
     if not found:
         return None
-    run = set(_nodes_to_run(module))  # torch computes values of constants alone, so these need no lowering
+    run = set(_nodes_to_run(module))  # without operators on constants, which torch computes
     return next((without_lowering(node) for node in found if node in run), None)
 
 
 def share_without_lowering(module: fx.GraphModule) -> float:
-    """Return the share of a graph's operators that have no lowering, or none in their decomposition."""
+    """Return the share of a graph's operators that have neither a lowering nor a translatable decomposition."""
     nodes = list(filter(_is_operator, _nodes_to_run(module)))
     return sum(not has_lowering(node) and _lacks_lowering(node) for node in nodes) / max(len(nodes), 1)
 
@@ -127,7 +127,7 @@ def without_lowering(node: fx.Node) -> str:
             "size as a number, or compute it without floats"
         )
     if not isinstance(node.target, OpOverload):
-        return f"{describe(node)} takes functions, and has no lowering. Write it without, or {call}"
+        return f"{describe(node)} takes functions, and has no lowering. Write the function without it, or {call}"
     return (
         f"{describe(node)} has no lowering. Register one with `jtbridge.register_lowering(torch.ops.{node.target})`, "
         f"or {call}"

@@ -39,10 +39,10 @@ Run = Callable[..., list[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Batched:
-    """A function of one row over a batch. Each result is stacked along an axis, or summed over the batch."""
+    """A function of one row, mapped over a batch. Each result is stacked along an axis, or summed over the batch."""
 
     source: TorchFunction  # the function of one row
-    inner: Batched | TorchFunction  # `source` after `_normalised`: a Batched if it contains another batch
+    inner: Batched | TorchFunction  # `source` with its batching outermost: a `Batched` if it has another batch
     in_dims: tuple[int | None, ...]
     out_dims: tuple[int | str, ...]  # an axis, or "sum"
     size: int
@@ -76,7 +76,7 @@ def translate(fn: TorchFunction, *, kernels: bool | frozenset[str] = False) -> C
     Args:
         fn: the function.
         kernels: whether to use the kernels of `jtbridge.kernels` for the operators that have one; or the names of the
-            kernels to use, where the references of the others are used.
+            kernels to use, with references instead of the other kernels.
 
     Raises:
         TranslationError: the function cannot be translated; the message says why.
@@ -97,7 +97,7 @@ def translate(fn: TorchFunction, *, kernels: bool | frozenset[str] = False) -> C
             cache[key] = TranslationError(f"`{fn.base.name}` cannot be translated: {type(error).__name__}: {error}")
     found = cache[key]
     if isinstance(found, TranslationError):
-        raise copy.copy(found)  # one that was raised refers to frames, and so to JAX's tracers and constants
+        raise copy.copy(found)  # raising `found` would add frames to it, with JAX's tracers and constants
     return found
 
 
@@ -163,7 +163,7 @@ def jax_semantics(matmul_precision: str) -> Iterator[None]:
 def precision(traced: TracedFunction) -> str:
     """Return the matmul precision of float32: JAX's setting, or else torch's, whose default is full float32.
 
-    JAX's own default takes ten bits on a GPU and seven on a TPU.
+    JAX's own default keeps ten bits of the mantissa on a GPU, and seven on a TPU.
     """
     asked_for = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     return asked_for or _PRECISIONS[traced.trace_state.matmul_precision]

@@ -112,7 +112,7 @@ def _reason(first: fx.Node) -> str:
 
 
 def _first(nodes: Sequence[fx.Node]) -> fx.Node:
-    """Return the first node whose value has a size that depends on data, or is such a number."""
+    """Return the first node whose value has a size that depends on data, or is a number that depends on data."""
     return next(node for node in nodes if is_data_dependent(node))
 
 
@@ -169,7 +169,7 @@ def _ineligible_reason(part: Sequence[fx.Node], inputs: Sequence[fx.Node], resul
         if any(part in target.name() for part in _BY_STRIDES):
             return f"the results of {name} depend on the memory of its arguments"
     if not all(is_array(tensor_of(x)) for x in (*inputs, *results)):
-        return "an argument or a result is no array of fixed shape"
+        return "an argument or a result is not an array of fixed shape"
     if _has_custom_operators(part) and any(may_overlap(tensor_of(x), ignoring_expanded=True) for x in inputs):
         return "an argument overlaps itself in memory"
     return None

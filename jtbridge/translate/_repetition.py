@@ -7,7 +7,7 @@ their operators, static arguments, shapes, strides and dtypes are equal, and eac
 - from the same place of the block before (a value that is carried), or
 - from outside of all blocks: from one node for all blocks, or from a node for each (a weight).
 
-Whatever is not of this form is no repetition, and stays as it is.
+Nodes that do not have this form are left as they are.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from jtbridge.capture import from_bytes, origin
 from jtbridge.core.writes import returns_view
 
 _FEWEST_BLOCKS = 3
-_FEWEST_SAVED = 24  # nodes that need not be translated, because they are in a later block
-_MOST_STARTS = 8  # places for the beginning of a block that are tried
+_FEWEST_SAVED = 24  # the fewest nodes in the later blocks, which are not translated again
+_MOST_STARTS = 8  # the most places that are tried as the beginning of a block
 
 Draw = tuple[int, ...]
 
@@ -38,8 +38,8 @@ class Input:
     """An input of all blocks.
 
     Attributes:
-        nodes: the node outside of the blocks from which each block takes the value. A carried input has one node, from
-            which the first block takes it.
+        nodes: the nodes outside of the blocks that have the value: one node for all blocks, or one for each block. The
+            one node of a carried input has the value for the first block.
         carried: the position in a block of the value that the next block takes; None if it is not carried.
     """
 
@@ -52,7 +52,7 @@ class Repetition:
     """Equal blocks that follow each other.
 
     Attributes:
-        blocks: the nodes of each block, in one order.
+        blocks: the nodes of each block, in the same order.
         inputs: the inputs of all blocks.
         uses: for each place of a block where a node has an input as an argument, the position of the input in `inputs`.
             The places are counted over all nodes of a block, in the order in which `map_arg` visits them; the value is
@@ -72,7 +72,7 @@ class Repetition:
 
 
 def with_repetitions(nodes: Sequence[fx.Node], constants: Mapping[fx.Node, np.ndarray]) -> list[fx.Node | Repetition]:
-    """Return the nodes of a graph in an order in which they can be run, with repeated blocks in place of their nodes.
+    """Return the nodes of a graph in an order in which they can be run, with repetitions in place of their nodes.
 
     Args:
         nodes: the nodes to run, in order.
@@ -93,7 +93,7 @@ def _is_run(node: fx.Node, constants: Mapping[fx.Node, Any]) -> bool:
 def _scheduled(nodes: Sequence[fx.Node], constants: Mapping[fx.Node, Any]) -> list[fx.Node]:
     """Return the nodes in another order: inputs and constants first, and views of inputs before their first use.
 
-    The partition of a joint graph puts all views that the backward takes again at its beginning.
+    The partition of a joint graph puts all views that the backward computes again at the beginning of the backward.
     """
     order = [node for node in nodes if not _is_run(node, constants) and node.op != "output"]
     of_inputs = set(order)
@@ -126,9 +126,9 @@ class _Graph:
     """A scheduled graph, with the facts about each node that the search needs.
 
     Attributes:
-        nodes: in order.
-        ids: a number for each node. Nodes with equal numbers are alike except for the origin of their arguments.
-        position: of each node in the order.
+        nodes: the nodes, in order.
+        ids: a number for each node. Nodes with equal numbers differ at most in where their arguments come from.
+        position: the position of each node.
         last_use: the position of the last node that uses each node.
     """
 
@@ -168,7 +168,7 @@ def _arguments(node: fx.Node) -> list[fx.Node]:
 def _signature(node: fx.Node) -> Any:
     """Return a key that is equal for two nodes that compute the same from arguments of the same types."""
     if node.op != "call_function":
-        return node  # equal to itself alone
+        return node  # equal only to itself
     notes = origin(node)
     arguments = _arguments(node)
     static = map_arg((node.args, node.kwargs), lambda _: _ARGUMENT)  # type: ignore[arg-type, return-value]
@@ -199,7 +199,10 @@ def _type(value: Any) -> Any:
 
 
 def _search(graph: _Graph, start: int, end: int) -> Iterator[fx.Node | Repetition]:
-    """Yield the nodes between two positions, with the longest repetition in place of its nodes, and so on around it."""
+    """Yield the nodes between two positions, with repetitions in place of their nodes.
+
+    The longest repetition is found first, then those before and after it.
+    """
     found = _longest(graph, start, end)
     if found is None:
         yield from graph.nodes[start:end]
@@ -213,7 +216,7 @@ def _search(graph: _Graph, start: int, end: int) -> Iterator[fx.Node | Repetitio
 def _longest(graph: _Graph, start: int, end: int) -> Repetition | None:
     """Return the repetition between two positions that saves the most nodes; None if there is none."""
     ids = graph.ids[start:end]
-    candidates: list[tuple[int, int, int, int]] = []  # nodes saved, minus the period, first position, positions equal
+    candidates: list[tuple[int, int, int, int]] = []  # (nodes saved, -period, first position, equal positions)
     for period in range(1, len(ids) // 2 + 1):
         equal = np.concatenate([[False], ids[:-period] == ids[period:], [False]])
         edges = np.flatnonzero(np.diff(equal.astype(np.int8)))
@@ -271,8 +274,8 @@ def _repetition(graph: _Graph, start: int, period: int, count: int) -> Repetitio
     return _of_blocks(graph, start, period, arguments[first : last + 1], origins[first + 1])
 
 
-# Where an argument comes from: the position in its own block, minus one minus the position in the block before,
-# `_OUTSIDE`, or `_ELSEWHERE`: another block.
+# Where an argument comes from: the position in its own block; -1 minus the position in the block before; `_OUTSIDE`,
+# before all blocks; or `_ELSEWHERE`, in another block.
 _OUTSIDE, _ELSEWHERE = "outside", "elsewhere"
 _Origin = int | str
 
@@ -290,8 +293,8 @@ def _origin(graph: _Graph, node: fx.Node, start: int, block: int, period: int) -
 def _longest_stretch(origins: Sequence[Sequence[_Origin]]) -> tuple[int, int]:
     """Return the first and the last block of the longest stretch of blocks that are equal.
 
-    Blocks are equal if they take each argument from the same node of the block before them, or from the same node
-    outside of the blocks. The first block of a stretch may take its arguments from anywhere.
+    Blocks are equal if each argument comes from the same position of the block itself or of the block before it, or
+    from outside of the blocks. The first block of a stretch may take its inputs from anywhere.
     """
     best = (0, 0)
     for first in range(len(origins) - 1):
@@ -317,7 +320,10 @@ def _is_inside(place: _Origin) -> bool:
 def _of_blocks(
     graph: _Graph, start: int, period: int, arguments: Sequence[Sequence[fx.Node]], origins: Sequence[_Origin]
 ) -> Repetition | None:
-    """Return equal blocks with their inputs and results; None if a value that crosses a block's border is no tensor."""
+    """Return equal blocks with their inputs and results.
+
+    Return None if an input or a result of a block is not a tensor, or if the draws of the blocks do not correspond.
+    """
     count = len(arguments)
     end = start + count * period
     blocks = tuple(tuple(graph.nodes[start + b * period : start + (b + 1) * period]) for b in range(count))

@@ -132,7 +132,7 @@ def _graph_of(traced: TracedFunction, shapes: Sequence[Sequence[Any]]) -> tuple[
 
 
 def torch_symbolic(*args: Any, name: str, program: ClosedJaxpr) -> list[Any]:
-    """Bind a program of symbolic sizes as part of a JAX program; `name` is that of the function, for messages."""
+    """Bind a program of symbolic sizes as part of a JAX program; `name` is the function's name, for messages."""
     return torch_symbolic_p.bind(*args, name=name, program=program)
 
 
@@ -155,13 +155,13 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, name: str, program: Clos
 
 
 def _jvp(primals: Sequence[Any], _: Sequence[Any], *, name: str, program: ClosedJaxpr) -> Any:
-    if not any(is_differentiable(aval.dtype) for aval in program.out_avals):  # as of a comparison
+    if not any(is_differentiable(aval.dtype) for aval in program.out_avals):  # such as the result of a comparison
         results = torch_symbolic(*primals, name=name, program=program)
         return results, zero_tangents(results)
     raise DifferentiationError(
         f"`{name}` has arguments with symbolic sizes, and such a program has no derivative. Compute the derivative in "
-        "torch inside the wrapped function, as by `torch.func.grad`, or give the sizes as numbers. A symbolic batch of "
-        "rows may have one: put `jax.vmap` around the derivative."
+        "torch inside the wrapped function, for example by `torch.func.grad`, or give the sizes as numbers. A symbolic "
+        "batch of rows may have one: put `jax.vmap` around the derivative."
     )
 
 

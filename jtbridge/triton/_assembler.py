@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# Where a plugin of JAX finds the wheel with the assembler, relative to itself.
+# For each CUDA plugin of JAX, the folder of the wheel with the assembler, relative to the folder of installed packages.
 _PLUGINS = {"jax_cuda13_plugin": "nvidia/cu13", "jax_cuda12_plugin": "nvidia/cuda_nvcc"}
 
 
@@ -24,7 +24,7 @@ _PLUGINS = {"jax_cuda13_plugin": "nvidia/cu13", "jax_cuda12_plugin": "nvidia/cud
 def ptx_version(capability: int) -> int | None:
     """Return the version of PTX to compile to for a compute capability, 88 for 8.8; None for Triton's own choice.
 
-    It is Triton's own choice too if JAX's assembler does not know the chip: jaxlib then leaves the PTX to the driver.
+    The result is None, too, if JAX's assembler does not know the chip: jaxlib then lets the driver compile the PTX.
     """
     from triton.backends.nvidia import compiler
 
@@ -58,7 +58,7 @@ def _candidates(plugin: str) -> Iterator[Path]:
 
 @functools.cache
 def _version(assembler: Path) -> tuple[int, ...]:
-    """Return the version of an assembler, as (12, 9, 86); () if it cannot be run."""
+    """Return the version of an assembler, such as (12, 9, 86); () if it cannot be run."""
     try:
         text = subprocess.run([assembler, "--version"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
@@ -68,7 +68,7 @@ def _version(assembler: Path) -> tuple[int, ...]:
 
 
 def _takes(assembler: Path, version: int, target: str) -> bool:
-    """Return whether an assembler takes a program without kernels, of a version of PTX and for a chip."""
+    """Return whether an assembler accepts PTX of a version for a chip, tried with a program without kernels."""
     text = f".version {version // 10}.{version % 10}\n.target {target}\n.address_size 64\n"
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "empty.ptx"

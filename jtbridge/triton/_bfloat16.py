@@ -1,7 +1,7 @@
 """bfloat16 and float8 numbers in Triton's interpreter, rounded as a GPU rounds them.
 
-The interpreter holds a bfloat16 number as an integer of its 16 bits. The patches hold it as `ml_dtypes.bfloat16`, with
-which NumPy computes. Tried on triton 3.6 to 3.9.
+The interpreter holds a bfloat16 number as an integer of its 16 bits. The patches hold it as `ml_dtypes.bfloat16`, a
+dtype that NumPy can compute with. Tried on triton 3.6 to 3.9.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _constant(interpreter: Any) -> Any:
 def _convert(interpreter: Any) -> Any:
     """Return a conversion from or to bfloat16 and the 8-bit floating-point types.
 
-    The interpreter's own function converts 127 to 64: if the mantissa rounds up to the next power of two, it does not
-    increase the exponent.
+    The interpreter's own function converts 127 to 64: if the mantissa rounds up to the next power of two, the function
+    does not increase the exponent.
     """
     original, tl = interpreter._convert_float, interpreter.tl
     types = {getattr(tl, name): np.dtype(dtype) for name, dtype in _FLOATS.items()}
@@ -95,9 +95,9 @@ def _store(interpreter: Any) -> Any:
 
 
 def _atomic(interpreter: Any) -> Any:
-    """Return an atomic addition to bfloat16 memory. Interpreted programs run one after another.
+    """Return the addition to bfloat16 memory, the only atomic operation of Triton on bfloat16.
 
-    Addition is the only atomic operation on bfloat16.
+    The result needs no lock, because interpreted programs run one after another.
     """
     original, tl, handle = interpreter.InterpreterBuilder.create_atomic_rmw, interpreter.tl, interpreter.TensorHandle
     memory = interpreter._interpreter

@@ -27,11 +27,11 @@ def triton_call(
     aliases: Mapping[int, int] | None = None,
     **options: int,
 ) -> list[jax.Array]:
-    """Return the arrays that a Triton kernel writes, computed in a named scope of the kernel's name.
+    """Return the arrays that a Triton kernel writes, computed in a named scope with the kernel's name.
 
     Args:
-        kernel: the result of ``triton.jit``, or of ``triton.autotune`` over it. Its parameters are the operands, then
-            a pointer for each result (see :func:`passes_aliases_twice`), then the constants.
+        kernel: the result of ``triton.jit``, or of ``triton.autotune`` applied to it. Its parameters are the operands,
+            then a pointer for each result (see :func:`passes_aliases_twice`), then the constants.
         operands: arrays and Python numbers.
         out_types: shape and dtype of each result.
         grid: the number of programs in each dimension, or a function of the constants that returns it.
@@ -61,7 +61,7 @@ def _ptx_option() -> dict[str, int]:
     """Return the option of Triton's compiler for the version of PTX. The compiler for AMD ignores it."""
     try:
         version = ptx_version(compute_capability())
-    except RuntimeError:  # jaxlib sees no GPU: jax-triton finds out for which one it compiles
+    except RuntimeError:  # jaxlib sees no GPU: the choice of the target is left to jax-triton
         return {}
     return {} if version is None else {"ptx_version": version}
 
@@ -69,7 +69,7 @@ def _ptx_option() -> dict[str, int]:
 def _call_for_assembler(call: Callable[..., Any], operands: Sequence[Any]) -> list[jax.Array]:
     """Return the results of a call of jax-triton 0.3, which has no argument for the version of PTX.
 
-    The call's primitive is exchanged for one that jax-triton lowers by another compiler.
+    The call's primitive is replaced by one whose lowering gives Triton's compiler the version of PTX.
     """
     arrays = [x for x in operands if not isinstance(x, bool | int | float)]
 

@@ -14,7 +14,7 @@ def intercepted_launches() -> Iterator[list[str]]:
     """Replace this thread's launches of Triton kernels by torch operators inside the block.
 
     Yields a list to which the names of the launched kernels are added. While Triton is not imported no kernel exists,
-    and nothing is imported here. A function that first imports Triton inside the block is not seen.
+    and nothing is imported here. If Triton is first imported inside the block, its launches are not replaced.
     """
     if "triton.runtime.jit" not in sys.modules:
         yield []

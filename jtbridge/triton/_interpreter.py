@@ -22,10 +22,10 @@ def fixed_interpreter() -> Iterator[None]:
     """Patch Triton's interpreter inside the block.
 
     Without the patches the interpreter adds, multiplies and compares the bits of bfloat16 numbers as integers; its loop
-    counters are Python numbers, where a compiled kernel has tensors; and a comparison with a block has the dtype of its
-    operands instead of a truth value. The interpreter of Triton 3.6 also uses arrays of one element as indices, which
-    NumPy 2.4 refuses, and cannot make constants of bfloat16. NumPy's warnings about values that kernels compute and
-    then mask are silenced.
+    counters are Python numbers, where a compiled kernel has tensors; and a comparison has the dtype of its operands
+    instead of booleans. The interpreter of Triton 3.6 also uses arrays of one element as indices, which NumPy 2.4
+    refuses, and cannot make constants of bfloat16. NumPy's warnings about values that kernels compute and then mask are
+    silenced.
     """
     with LANGUAGE_LOCK, contextlib.ExitStack() as stack, np.errstate(all="ignore"):
         for place, name, value in _patches():

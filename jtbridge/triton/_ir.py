@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# Triton's names of torch's dtypes, as signatures have them.
+# Triton's names of torch's dtypes in signatures.
 TRITON_TYPES = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
@@ -26,10 +26,10 @@ TRITON_TYPES = {
     torch.uint64: "u64",
 }
 
-# Options with which every kernel is compiled. Triton announces that it will not fuse products and sums by default.
+# Options with which every kernel is compiled. Triton plans to no longer fuse products and sums by default.
 COMPILER_OPTIONS: Mapping[str, Any] = {"enable_fp_fusion": True}
 
-# For the name of each scalar type in a signature, its name in `triton.language`.
+# From the name of each scalar type in a signature to its name in `triton.language`.
 LANGUAGE_TYPES = {
     "u1": "int1",
     **{f"{kind}{bits}": f"{kind_}int{bits}" for kind, kind_ in (("i", ""), ("u", "u")) for bits in (8, 16, 32, 64)},

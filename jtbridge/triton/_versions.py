@@ -44,8 +44,8 @@ def _mismatch() -> str | None:
 def _mismatch_on_amd() -> str | None:
     """Return why the installed versions cannot compile for AMD.
 
-    Triton from 3.7 on reads the number of blocks of a cluster there, and jax-triton up to 0.4.1 does not pass it. Tried
-    by lowering with Triton 3.6 to 3.9, on a machine without a GPU.
+    For AMD, Triton from 3.7 on reads `num_ctas`, the number of blocks of a cluster, and jax-triton up to 0.4.1 does not
+    pass it. Tried by lowering with Triton 3.6 to 3.9, on a machine without a GPU.
     """
     triton, jax_triton = _versions()
     passes_it = "num_ctas" in import_jax_triton().triton_lib.compile_ttir_to_hsaco_inplace.__code__.co_consts

@@ -1,4 +1,4 @@
-"""Conversion of arrays to tensors and of tensors to arrays, at the cost of a small torch operator."""
+"""Conversion of arrays to tensors and of tensors to arrays, in about the time of a small torch operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jtbridge.core.host_memory import shared_numpy
 from jtbridge.errors import DeviceError
 
 # Largest size in bytes of an argument that is copied, so that torch code may write to it. For a larger argument torch
-# gets a view, which is copied before the first write. Detecting the write takes a mode of 4 us per operator.
+# gets a view, which is copied before the first write. The mode that detects the write takes 4 us per operator.
 COPIED = 1 << 18
 # Smallest size in bytes of a result whose memory the array takes over, if nothing else refers to the memory.
 _SHARED = 1 << 16
@@ -32,7 +32,7 @@ def is_copied(array: jax.Array) -> bool:
 
 
 def copied_tensor(array: jax.Array) -> torch.Tensor:
-    """Return a tensor of the values of an array, in memory of its own.
+    """Return a tensor with a copy of the values of an array.
 
     A tangent or cotangent may lie on several devices although the arguments do not: its values are gathered.
     """
@@ -74,17 +74,17 @@ def unsupported_reason(array: jax.Array) -> str | None:
 
 
 def _is_of_torch_alone(storage: torch.UntypedStorage) -> bool:
-    """Return whether the memory of a storage is torch's, not that of a NumPy array, and no cache finds the storage."""
+    """Return whether torch allocated the memory of a storage, and no weak reference (of a cache) finds the storage."""
     return storage.resizable() and not weakref.getweakrefcount(storage)
 
 
 def _fills_its_memory(tensor: torch.Tensor) -> bool:
-    """Return whether the elements of a tensor are all that its storage holds."""
+    """Return whether the elements of a tensor fill its whole storage."""
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
 
 
 class Placement:
-    """The device of results: that of the arguments. Results are committed to the device if an argument is."""
+    """The device of results: the device of the arguments. Results are committed to it if an argument is."""
 
     __slots__ = ("committed", "device")
 
@@ -105,13 +105,13 @@ class Placement:
         """
         tensor = results.pop()
         if type(tensor) is not torch.Tensor:
-            as_tensor(tensor)  # raises for an object with operators of its own, such as a gradient of such objects
+            as_tensor(tensor)  # raises for a subclass with its own operators, which a gradient may have too
         if not tensor.is_cpu:
             return self._on_gpu(tensor, name)
         is_large = tensor.numel() * tensor.itemsize >= _SHARED
         owned = is_large and sys.getrefcount(tensor) == 2 and not is_lazy(tensor) and _fills_its_memory(tensor)
         if owned:
-            tensor = tensor.data  # no view any more, which would keep the tensor that it was made from
+            tensor = tensor.data  # not a view, which would keep its base alive
             owned = not is_shared(tensor) and _is_of_torch_alone(tensor.untyped_storage())
         values = tensor.detach() if tensor.requires_grad else tensor
         if not owned:
@@ -119,13 +119,13 @@ class Placement:
         return self._placed(shared_numpy(values.resolve_conj().resolve_neg().contiguous()))
 
     def copied(self, tensor: torch.Tensor, name: str) -> jax.Array:
-        """Return a tensor as an array with memory of its own."""
+        """Copy a tensor to a new array."""
         if not tensor.is_cpu:
             return self._on_gpu(tensor, name)
         return self.array([tensor.detach().clone(memory_format=torch.contiguous_format)], name)
 
     def release(self) -> None:
-        """Allow XLA to reuse the memory of arguments on a GPU, from which torch may still read."""
+        """Wait until torch has read the arguments on a GPU, so that XLA may reuse their memory."""
         device: Any = self.device
         if device is not None and device.platform != "cpu":
             wait_for_torch(torch.device("cuda", device.local_hardware_id))
@@ -138,7 +138,7 @@ class Placement:
         what = f"A result of `{name}` lies"
         if tensor.device.type != "cuda":
             raise DeviceError(f"{what} on device `{tensor.device}`, which JAX does not have. Move it with `.cpu()`.")
-        # A derivative has the dtype of the array that it belongs to, also if that is a dtype of 64 bits and x64 is off.
+        # A derivative has the dtype of its primal, which may have 64 bits although x64 is off now.
         with jax.enable_x64(True) if tensor.itemsize > 4 else contextlib.nullcontext():
             return copied_to_xla(tensor, what, committed=self.committed)
 

@@ -31,18 +31,18 @@ _INT32 = np.dtype(np.int32)
 
 
 def runs_now(arrays: list[Any]) -> bool:
-    """Return whether torch has the devices of all arrays of an eager call, also of those behind tracers."""
+    """Return whether torch can use all arrays of an eager call, including the arrays behind tracers."""
     values = (value for x in arrays for value in concrete_values(x))
-    return all(unsupported_reason(value) is None for value in values if isinstance(value, ArrayImpl))  # not a number
+    return all(unsupported_reason(value) is None for value in values if isinstance(value, ArrayImpl))  # no numbers
 
 
 def _refuse_several_devices(arrays: list[Any], names: Callable[[], tuple[str, ...]], name: str) -> None:
-    """Raise if arrays are committed to different devices, as a function of JAX does."""
+    """Raise if arrays are committed to different devices, as JAX does."""
     if only_device() is not None:
         return
     first: tuple[int, Any] | None = None
     for i, array in enumerate(arrays):
-        for value in concrete_values(array)[:1]:  # a derivative may lie elsewhere
+        for value in concrete_values(array)[:1]:  # only the primal: a tangent may be on another device
             if not isinstance(value, ArrayImpl) or not value.committed:
                 continue
             if first is None:
@@ -79,15 +79,16 @@ def call_now(
         keep_int32: whether `fn` gets int32 arrays as int32 tensors.
         return_mutated: whether to return the new values of mutated arguments too.
         output_shapes: a tree of the shapes and dtypes that the result must have, or None.
-        notices: the warnings that the user got about this function already.
-        clean_batches: the kinds of batches whose last run succeeded without side effects.
+        notices: keys of the warnings already given about the function.
+        clean_batches: the kinds of batches and derivatives whose last run succeeded without side effects.
         capture: makes the traced function from a signature and whether the call has a key.
 
     Returns:
-        The result; NotImplemented if an array lies on a device that torch does not have.
+        The result; NotImplemented if an array is on several devices or on a device that torch does not have.
 
     Raises:
         DeviceError: the arrays are committed to different devices.
+        OutputMismatchError: the types of the results are not those of `output_shapes`.
     """
     declared = None if output_shapes is None else declared_types(output_shapes)[0]
     if not runs_now(arrays):

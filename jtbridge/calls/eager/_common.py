@@ -31,10 +31,10 @@ Result = TypeVar("Result")
 
 
 def as_arrays(values: Sequence[Any]) -> list[jax.Array]:
-    """Return concrete operands as JAX arrays on one device: that of the first committed one, or else of the first.
+    """Return concrete operands as JAX arrays on the device of the first committed operand, or else of the first one.
 
-    As in JAX, an array that is not committed follows one that is, such as a cotangent, which JAX makes on its default
-    device. A tangent or a cotangent that lies on several devices is gathered.
+    As in JAX, an uncommitted array, such as a cotangent that JAX made on its default device, follows a committed one.
+    A tangent or a cotangent that lies on several devices is gathered.
     """
     arrays = [x if isinstance(x, ArrayImpl) else jnp.asarray(x) for x in values]
     places = [x.sharding.device_set for x in arrays]
@@ -51,7 +51,7 @@ def as_arrays(values: Sequence[Any]) -> list[jax.Array]:
 
 
 def _moved(array: jax.Array, device: jax.Device, *, committed: bool) -> jax.Array:  # type: ignore[valid-type]
-    """Return an array on another device; it is not committed there if neither of the two was."""
+    """Return an array on another device, committed to it if `committed` is true or the array was committed."""
     if committed or array.committed:
         return jax.device_put(array, device)
     with jax.default_device(device):
@@ -59,7 +59,7 @@ def _moved(array: jax.Array, device: jax.Device, *, committed: bool) -> jax.Arra
 
 
 def _is_token(array: jax.Array) -> bool:
-    """Return whether an array may be the token of a graph, by which the graph is found: it must stay as it is."""
+    """Return whether an array may be a token, whose graph is an attribute that a copy of the array would lose."""
     return not array.size and array.dtype == np.uint8
 
 
@@ -86,13 +86,13 @@ def run(fn: TorchFunction, operands: Sequence[Any]) -> list[jax.Array]:
 
 @contextlib.contextmanager
 def same_run(base: EagerFunction) -> Iterator[None]:
-    """Refuse a run for a derivative, after the block, if it is not like the run that gave the values.
+    """Raise after the block if the run of the function in the block, for a derivative, had side effects.
 
-    A derivative without a kept graph runs the function anew. If the function changes its state or draws without a key,
-    that run computes something else.
+    A derivative without a kept graph runs the function again. If the function changes its state or draws without a key,
+    this run differs from the run that gave the values.
 
     Raises:
-        DifferentiationError: the function does. Its state is as before the block.
+        DifferentiationError: the function changes its state or draws without a key. The state is restored.
     """
     kind = ("derivative", base.in_types)
     if kind in base.clean_batches:
@@ -112,7 +112,7 @@ def same_run(base: EagerFunction) -> Iterator[None]:
     what = f"changes {changed}" if changed else "draws random numbers without `rng=`"
     raise DifferentiationError(
         f"`{base.name}` {what} each time it runs, and this derivative (of a forward derivative, for example) runs it "
-        "again: it would be the derivative of another run than that of the values. "
+        "again: the result would be the derivative of another run than the one that gave the values. "
         + ("Return the new state." if changed else "Pass `rng=`.")
     )
 
@@ -121,7 +121,7 @@ def same_run(base: EagerFunction) -> Iterator[None]:
 def run_recorded(fn: TorchFunction, operands: Sequence[Any], wrt: Sequence[int]) -> tuple[list[jax.Array], Any]:
     """Return the results of a function on concrete arrays, and the graph that autograd recorded of the run.
 
-    An operand without the batch axis that its type has is repeated along it.
+    A differentiated operand (`wrt`) without the batch axis that its type has is repeated along that axis.
     """
     arrays = as_arrays(operands)
     base, types = eager_function(fn), fn.in_types
@@ -170,7 +170,7 @@ def exported(results: list[torch.Tensor], arrays: list[jax.Array], fn: TorchFunc
 
 
 _KEEPS_TENSORS = "keeps tensors"  # a notice: the function has kept a tensor of a batch, and may do so again
-_MOST_BATCHES = 512  # kinds of batches and derivatives; beyond these, every new kind is prepared to be undone
+_MOST_BATCHES = 512  # in `clean_batches`; beyond these, the state is saved before every run of another kind
 
 
 def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Result:
@@ -183,7 +183,7 @@ def row_by_row_if_needed(fn: TorchFunction, once: Callable[[], Result]) -> Resul
     # skipped if the last attempt succeeded without side effects.
     before = None if batch in base.clean_batches else StateBeforeRun(base.name, base.roots())
     try:
-        # Under any mode of torch's dispatch, torch.vmap of `torch.cond` gives a tuple (torch 2.13).
+        # Only where needed: under any dispatch mode, torch.vmap of `torch.cond` gives a tuple (torch 2.13).
         with SetGuard() if before is not None and "set_" in before.names else contextlib.nullcontext():
             result = once()
         is_clean = before is not None and not before.changed()
@@ -222,7 +222,7 @@ def _refuse_state_of_rows(before: StateBeforeRun, base: EagerFunction) -> None:
     """Raise if a batched run wrote once to tensors that each row must write to."""
     if written := before.changed_tensors():
         raise NotImplementedError(f"it writes to {written} once for the batch, and must do so once for each row")
-    if StateBeforeRun(base.name, base.roots()).escaped():  # from code that no mode of torch sees
+    if StateBeforeRun(base.name, base.roots()).escaped():  # stored by code that no mode of torch sees
         raise KeptTensorError
 
 
@@ -249,7 +249,7 @@ def is_batched(fn: TorchFunction) -> bool:
 
 
 def _imported(arrays: Sequence[jax.Array]) -> tuple[list[torch.Tensor], Loan]:
-    """Return arrays as tensors, the small ones copied, and the loan of the memory of the large ones."""
+    """Return arrays as tensors, some of them copied (:func:`is_copied`), and the loan of the other arrays' memory."""
     copied = [is_copied(array) for array in arrays]
     tensors = [copied_tensor(x) if copy else shared_tensor(x) for x, copy in zip(arrays, copied, strict=True)]
     return tensors, Loan([tensor for tensor, copy in zip(tensors, copied, strict=True) if not copy])
@@ -297,7 +297,7 @@ def token_aval(batch: tuple[int, ...], in_avals: Sequence[Any]) -> Any:
 def traced(fn: TorchFunction, operands: Sequence[Any]) -> list[Any]:
     """Bind the function as part of a traced program. It is captured once for each eager call.
 
-    Torch runs a function with a key, because a translated one draws other numbers than the eager call did.
+    With a key, the program calls torch, because a translated function would draw other numbers than the eager call did.
     """
     from jtbridge.primitives import torch_call  # imports the translation, which is slow
 

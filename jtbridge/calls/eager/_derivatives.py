@@ -6,8 +6,8 @@
 ``f`` is an `EagerFunction` or a transformation of one. Under vmap a token gets a leading axis for each level of
 batching that its graph has. `levels` has an entry for each level of a batched `eager_linear` or `eager_pullback`:
 "graph" if the graph has the level, or "extra" if the level is a batch of tangents or cotangents over one graph.
-`spread` are the positions of the x that have every level in the graph, as every differentiated input has: each row has
-a gradient of its own. Without a batch axis they get one, so that a derivative finds the shapes that the graph has.
+`spread` holds the positions of the x that have every level in the graph, as every differentiated input does, because
+each row has its own gradient. Such an x without a batch axis gets one, so that its shape is the shape in the graph.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def _extra_axes(levels: Sequence[str]) -> list[int]:
     return [axis for axis, level in enumerate(levels) if level == "extra"]
 
 
-# Df(x) dx is the derivative along dx of v -> v @ Df(x), which is linear in v, so it can be taken at any v. At v = 1
-# torch's formulas have a value; at v = 0 the formula of logcumsumexp has none.
+# Df(x) dx is the vector-Jacobian product of v -> v @ Df(x) with dx. That map is linear in v, so the product may be
+# taken at any v. At v = 1 torch's formulas have a value; at v = 0 the formula of logcumsumexp gives NaN.
 def _linear_impl(
     *args: Any, forward: Any, transpose: Any, levels: tuple[str, ...], spread: tuple[int, ...]
 ) -> list[jax.Array]:
@@ -155,7 +155,7 @@ def _linear_impl(
     of = innermost_vjp(transpose)
     try:
         return _by_kept_graph(graph, of, arrays[count + 1 :], _extra_axes(levels), arrays[:count])
-    except RandomnessError:  # rows that draw from keys of their own run one after another
+    except RandomnessError:  # rows that draw from separate keys run one after another
         return run(forward, [*arrays[:count], *arrays[count + 1 :]])
     except RuntimeError as error:
         # For some operators torch has a forward mode, and a gradient that it cannot differentiate.
@@ -186,7 +186,7 @@ def _by_kept_graph(
             if found is None:
                 raise
             dys = found
-    # The gradient of a norm at zero is 0, and its derivative is NaN.
+    # Torch's gradient of a norm at zero is 0, and torch's derivative of this gradient is NaN.
     if have_nan(dys) and not have_nan([*outputs, *tangents]):
         rows = product_by_rows(graph, of, tangents, extra, dys)
         dys = dys if rows is None else without_nan(dys, rows)
@@ -264,11 +264,11 @@ def _batched(
         dims: the batch axes of the operands.
         count: the number of x.
         spread: the positions of the x that have every level in the graph.
-        keep: the positions of the x and t for which the result will be differentiated, within the batch.
+        keep: the positions, in ``(x..., t...)``, of the operands by which a row of the result will be differentiated.
 
     Returns:
         The size of the batch, its level, the operands, and the batch axes of the x. The token has no graph if an x has
-        a batch axis that the graph does not have, or needs one because its rows will have gradients of their own.
+        a batch axis that the graph does not have, or needs one because each row will have its own gradient.
     """
     size = batch_size(args, dims)
     level = "extra" if dims[count] is None else "graph"
@@ -290,7 +290,7 @@ def _linear_jvp(
     spread = tuple(sorted({*spread, *also}))
     params = {"forward": forward, "transpose": transpose, "levels": levels, "spread": spread}
     results = eager_linear_p.bind(*primals, **params)
-    if all(is_symbolic_zero(t) for t in tangents[:count]):  # the map is linear in dx: the same map again
+    if all(is_symbolic_zero(t) for t in tangents[:count]):  # the tangent of a map that is linear in dx is the same map
         linear = [ad.instantiate_zeros(t) for t in tangents[count + 1 :]]
         return results, eager_linear_p.bind(*primals[: count + 1], *linear, **params)
     args = [*primals[:count], *primals[count + 1 :]]
@@ -338,12 +338,12 @@ def _gradients(
         with recording(), torch.no_grad():
             cotangents = [copied_tensor(c) for c in ct]
             grads = list(graph.pull(cotangents, of, extra, create_graph=False))
-    except RandomnessError:  # rows that draw from keys of their own run one after another
+    except RandomnessError:  # rows that draw from separate keys run one after another
         return run(fn, [*x, *ct])
     except RuntimeError as error:
         if isinstance(error, DifferentiationError) or not (is_batched(fn) or escapes_vmap(error)):
             raise
-        eager_function(fn).row_by_row = True  # for some operators, the gradient of a batch alone fails
+        eager_function(fn).row_by_row = True  # for some operators only the gradient of a batch fails
         return run(fn, [*x, *ct])
     grads = [g.to(graph.inputs[i].dtype) for g, i in zip(grads, of.wrt, strict=True)]
     del cotangents
@@ -358,7 +358,7 @@ def _recorded_gradients(
     extra: Sequence[int],
     keep: Sequence[int],
 ) -> tuple[list[jax.Array], AutogradGraph]:
-    """Return the gradients, and their own graph, by which they can be differentiated."""
+    """Return the gradients, and the graph by which they can be differentiated."""
     if graph is None:
         return run_recorded(fn, [*x, *ct], keep)
     with recording():
@@ -367,7 +367,7 @@ def _recorded_gradients(
             c.requires_grad_(c.is_floating_point() or c.is_complex())
         try:
             grads = graph.pull(cotangents, innermost_vjp(fn), extra, create_graph=True)
-        except RandomnessError:  # as above
+        except RandomnessError:  # rows that draw from separate keys run one after another
             return run_recorded(fn, [*x, *ct], keep)
     place = Placement(x)
     results = [place.copied(grad, eager_function(fn).name) for grad in grads]
@@ -436,7 +436,7 @@ def _without(items: Sequence[Any], position: int) -> list[Any]:
 def _pullback_batch(
     args: Sequence[Any], dims: Sequence[Any], *, fn: Any, count: int, levels: Any, spread: Any, keep: Any, batch: Any
 ) -> Any:
-    # The graph has the x. Where no transformation outside must see that all have the batch axis, the others stay as is.
+    # The graph holds the x, so an x needs the batch axis only if an outer transformation must see it.
     seen = spread if keep or current_context() is not Context.EAGER else ()
     size, level, batched, x_dims = _batched(args, dims, count, seen, keep)
     out = eager_pullback_p.bind(

@@ -35,7 +35,7 @@ def only_device() -> jax.Device | None:  # type: ignore[valid-type]
 
 
 def small_tensors(args: tuple[Any, ...]) -> list[torch.Tensor] | None:
-    """Return the arguments of a call as tensors in memory of their own; None if the fast path does not support one."""
+    """Return copies of the arguments of a call as tensors; None if the fast path does not support an argument."""
     device = only_device()
     if device is None or is_transforming():
         return None

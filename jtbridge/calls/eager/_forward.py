@@ -103,8 +103,8 @@ def _forward_linearize(
     return [*results, token], [*nonzero_outs, False], residuals, lambda saved, *ts: [*apply(saved, *ts), *zero]
 
 
-# Each row of a differentiated input has a gradient of its own, so every differentiated input gets the batch axis: from
-# JAX if a transformation outside must see it, and else from torch, which is faster (:func:`run_recorded`).
+# Each row of a differentiated input has its own gradient, so every differentiated input gets the batch axis: from JAX
+# if an outer transformation must see the axis, otherwise from torch, which is faster (:func:`run_recorded`).
 def _forward_batch(args: Sequence[Any], dims: Sequence[Any], *, fn: TorchFunction, wrt: Any, batch: Any) -> Any:
     size = batch_size(args, dims)
     args, dims = batch_first(args, dims)

@@ -56,7 +56,7 @@ from jtbridge.triton import intercepted_launches
 
 from ._arrays import COPIED
 
-# The traits that are assumed of a function that was not traced: its derivatives use reverse mode alone, and derivatives
+# The traits that are assumed for a function that was not traced: its derivatives use only reverse mode, and derivatives
 # beyond the first use normalisations composed of simple operators.
 _UNKNOWN = FunctionTraits(autograd=AutogradTraits(inner_autograd=True, fused_norm="any"))
 
@@ -73,14 +73,14 @@ class EagerFunction(TorchFunction):
 
     Args:
         name: the function's name, for messages.
-        call: a function of the array arguments alone, as tensors.
+        call: a function that takes only the array arguments, as tensors.
         in_types: the types of the array arguments, and of the seed if there is one.
         casts: for each array argument that torch gets in another dtype, its position and that dtype.
         seeded: whether the last input is a seed.
         argument_names: the names of the array arguments if the new values of mutated arguments are results; else None.
         capture: makes the traced function.
-        notices: the warnings that the user got about this function already.
-        clean_batches: the kinds of batches whose last run succeeded without side effects.
+        notices: keys of the warnings already given about the function.
+        clean_batches: the kinds of batches and derivatives whose last run succeeded without side effects.
         roots: returns the objects through which the function reaches its state, with their names.
 
     Attributes:
@@ -137,7 +137,7 @@ class EagerFunction(TorchFunction):
 
     @property
     def seed_position(self) -> int | None:
-        """Return the position of the seed among the arguments, as in every derivative; None without a seed."""
+        """Return the position of the seed among the arguments, the same in every derivative; None without a seed."""
         return len(self.in_types) - 1 if self.seeded else None
 
     @property
@@ -156,7 +156,7 @@ class EagerFunction(TorchFunction):
         return self._out_types
 
     def promote(self, rows: Sequence[tuple[ArrayType, ...]]) -> None:
-        """Let the results have the dtypes to which the dtypes of several rows are promoted."""
+        """Set the types of the results: each gets the dtype to which its dtypes in the rows promote."""
         found = []
         for column in zip(*rows, strict=True):
             dtypes = [torch_dtype(type_.dtype, "a result") for type_ in column]
@@ -165,7 +165,7 @@ class EagerFunction(TorchFunction):
         self._out_types = tuple(found)
 
     def captured(self) -> TracedFunction:
-        """Return the same function as a traced function. The first call makes it, from the state at that time."""
+        """Return the same function as a traced function. The first call traces it, with the state at that time."""
         if self._captured is None:
             assert self._capture is not None
             self._captured = self._capture()
@@ -190,7 +190,7 @@ class EagerFunction(TorchFunction):
             if self.argument_names is None:
                 return self.flatten(self._called(inputs))
             record = stack.enter_context(_WriteRecorder(inputs))
-            stack.enter_context(CopyOnWrite())  # it runs torch's operators that take functions, which a mode stops
+            stack.enter_context(CopyOnWrite())  # it also runs `torch.cond` and its like outside the recorder
             out = self._called(inputs)
             self.mutated = record.written()
             return self.flatten(out, [inputs[i] for i in self.mutated])
@@ -233,7 +233,7 @@ class EagerFunction(TorchFunction):
         return tensor.to(torch_dtype(wanted, "a result"))
 
     def refuse_hidden_tensors(self) -> None:
-        """Raise if an object in the result, which JAX takes for a constant, holds a tensor that has a derivative.
+        """Raise if the result has an object that JAX treats as a constant and that holds a differentiated tensor.
 
         Raises:
             DifferentiationError: there is such an object.
@@ -247,7 +247,7 @@ class EagerFunction(TorchFunction):
                 )
 
     def unflatten(self, arrays: Sequence[Any]) -> Any:
-        """Return the result for the caller, with arrays in the place of tensors."""
+        """Return the result for the caller, with arrays in place of tensors."""
         count = len(self._positions)
         tree = OutputTree(self._tree, tuple(self._positions), tuple(self._statics), self._order)
         out = tree.unflatten(arrays[:count])
@@ -274,7 +274,7 @@ class EagerVmap(Vmap):
         return self.by_torch_vmap(tensors, "same" if base.seeded else "different", has_state=True)
 
     def by_loop(self, tensors: Tensors) -> Tensors:
-        """Run the rows one after another. A row may return a number of another dtype than a tensor of another row."""
+        """Run the rows one after another. If the dtype of a result differs between rows, the dtypes are promoted."""
         base: Any = self.base
         rows, types = [], []
         for i in range(self.size):
@@ -315,7 +315,7 @@ class EagerVmap(Vmap):
 
 @dataclasses.dataclass(frozen=True)
 class EagerJvp(Jvp):
-    """A forward derivative by reverse mode alone. It is not known whether torch's forward mode computes the same."""
+    """A Jacobian-vector product by reverse mode. For an untraced function torch's forward mode may be wrong."""
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         return self.by_reverse_mode(tensors)
@@ -338,8 +338,8 @@ def as_captured(fn: TorchFunction) -> TorchFunction:
 class _WriteRecorder(DispatchMode):
     """A mode that records which of some tensors are written to: by operators, or without operators, as by NumPy.
 
-    A small tensor is compared with a copy. A large one is over the memory of an argument, which `CopyOnWrite` replaces
-    before the first write, and before code gets access to the memory.
+    A small tensor is compared with its bytes at the start. The address of a large tensor is compared: the tensor shares
+    the memory of an argument, which `CopyOnWrite` replaces before a write and before code gets access to the memory.
     """
 
     supports_higher_order_operators = True
@@ -362,7 +362,7 @@ class _WriteRecorder(DispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if isinstance(func, HigherOrderOperator):  # such as `flex_attention`, which writes to nothing
+        if isinstance(func, HigherOrderOperator):  # such as `flex_attention`, which writes to no argument
             return func(*args, **kwargs)
         for tensor in written_tensors(func, args, kwargs):
             if tensor.layout is torch.strided:
@@ -383,12 +383,12 @@ def _contents(tensors: Sequence[torch.Tensor]) -> list[Any]:
 
 
 def _shared(x: torch.Tensor, found: torch.Tensor, chosen: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Return a reduction of all elements to one of them, whose gradient equal elements share. NaN is equal to NaN.
+    """Return a reduction that selects one element, and divide its gradient among equal elements. NaN equals NaN.
 
     Args:
         x: the elements.
         found: the result, without a gradient.
-        chosen: the reduction by `amax` or `amin`, which share a gradient among numbers, but not among NaN.
+        chosen: computes the result by `amax` or `amin`, which divide a gradient among equal numbers, not among NaNs.
     """
     if not x.is_floating_point():
         return found
@@ -419,7 +419,7 @@ def _median_of_all(x: torch.Tensor, median: Callable[..., torch.Tensor]) -> torc
 
 
 def _forms(name: str) -> tuple[Callable[..., Any], ...]:
-    """Return the forms in which a function of torch is called."""
+    """Return the callables of a torch operator: function, method, overload packet and default overload."""
     packet = getattr(torch.ops.aten, name)
     return getattr(torch, name), getattr(torch.Tensor, name), packet, packet.default
 

@@ -44,12 +44,12 @@ from ._function import EagerFunction
 
 
 class Family:
-    """The graph of a run and the graphs of its derivatives, which share their leaves."""
+    """Marker that the graph of a run shares with the graphs of its derivatives. Their leaves refer to it."""
 
     __slots__ = ("__weakref__",)
 
 
-FAMILIES: weakref.WeakSet[Family] = weakref.WeakSet()  # of the graphs that exist
+FAMILIES: weakref.WeakSet[Family] = weakref.WeakSet()  # the families that still have a graph
 
 
 def new_leaf(tensor: torch.Tensor, family: Family) -> torch.Tensor:
@@ -62,22 +62,22 @@ def new_leaf(tensor: torch.Tensor, family: Family) -> torch.Tensor:
 def refuse_other_graphs(name: str, results: Sequence[torch.Tensor], own: Family | None) -> None:
     """Raise if results depend on the arguments of another differentiated call.
 
-    JAX does not know of that: the derivative would lack a part.
+    JAX does not see this dependence, so the derivative would lack a part.
 
     Args:
         name: the name of the function.
         results: its results.
-        own: the family of its graph; None for a call that is not differentiated, which is wrong only while the other
-            call's derivative is under way.
+        own: the family of its graph. It is None for a call that is not differentiated: such a call may depend on
+            another call's arguments once that call's graphs are freed.
 
     Raises:
-        DifferentiationError: a result does.
+        DifferentiationError: a result depends on such arguments.
     """
     if own is None and not FAMILIES:
         return
     for node in graph_nodes(results):
         family = getattr(getattr(node, "variable", None), "_jtbridge_family", None)
-        if family is None or family() is own:  # without a graph of its own: one whose derivative is over
+        if family is None or family() is own:  # if `own` is None: the graphs are freed
             continue
         raise DifferentiationError(
             f"`{name}` reads a tensor that an earlier call computed from its own arguments, and JAX differentiates "
@@ -93,10 +93,10 @@ class AutogradGraph:
         inputs: a tensor for each input; a differentiated input is a leaf of the graph.
         outputs: a tensor for each result.
         order: how often the function has been differentiated in this graph: 0 for a run of the function.
-        loan: the memory of arrays that the graph uses.
-        family: what this graph has in common with the graphs of its derivatives.
+        loan: the loan of the memory of arrays that the graph uses.
+        family: the marker that this graph shares with the graphs of its derivatives.
         has_hooks: whether the run may have registered hooks for the backward.
-        seed: the seed of the run, or one for each of its rows; None without a key.
+        seed: the seed of the run, or an array with a seed for each row; None without a key.
     """
 
     __slots__ = ("__weakref__", "family", "has_hooks", "inputs", "loan", "order", "outputs", "seed")
@@ -121,7 +121,7 @@ class AutogradGraph:
         self.seed = seed
 
     def __del__(self) -> None:
-        # The loan ends after this, and sees whether something else uses the memory.
+        # The tensors are dropped before the loan ends, which copies the memory if anything else still uses it.
         self.inputs.clear()
         self.outputs.clear()
 
@@ -150,6 +150,7 @@ class AutogradGraph:
         Raises:
             DifferentiationError: torch has no derivative of a gradient that this graph computes.
             DetachedBackwardError: a backward computes outside autograd, and the result will be differentiated.
+            RandomnessError: a backward draws random numbers, and each row has its own seed.
         """
         inputs = [self.inputs[i] for i in of.wrt]
         pairs = [
@@ -218,7 +219,7 @@ def refuse_once_differentiable(gradients: Sequence[torch.Tensor], of: TorchFunct
     if has_error_node(gradients):
         raise DifferentiationError(
             f"`{eager_function(of).name}` uses an autograd.Function whose backward is once_differentiable, so torch "
-            "has its gradient alone: no second derivative, and no forward mode, which takes two reverse modes here. "
+            "has only its gradient: no second derivative, and no forward mode, which takes two reverse modes here. "
             "Write the backward with differentiable operators."
         )
 
@@ -297,7 +298,7 @@ _NORMS = {
 
 
 def innermost_vjp(fn: TorchFunction) -> Vjp:
-    """Return the pullback under all batching of `fn`."""
+    """Return the `Vjp` inside all `Vmap` layers of `fn`."""
     pullback = unbatched(fn)
     assert isinstance(pullback, Vjp)
     return pullback

@@ -1,4 +1,4 @@
-"""Forward derivatives from the rows of a Jacobian, for gradients that torch differentiates to NaN."""
+"""Forward derivatives from the rows of a Jacobian, where torch gets NaN or fails when it differentiates a gradient."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jtbridge.transforms import LARGEST_JACOBIAN, Vjp, have_nan
 
 from ._graph import AutogradGraph, with_axes
 
-_MOST_PARTS = 64  # of a Jacobian, each of up to `LARGEST_JACOBIAN` elements, that are computed to replace NaN
+_MOST_PARTS = 64  # parts of a Jacobian, of up to `LARGEST_JACOBIAN` elements each, that are computed to replace NaN
 
 
 def product_by_rows(
@@ -21,16 +21,16 @@ def product_by_rows(
     extra_axes: Sequence[int],
     products: Sequence[torch.Tensor] | None = None,
 ) -> Tensors | None:
-    """Return ``Df(x) @ dx`` for the graph of a run of f, from first derivatives alone.
+    """Return ``Df(x) @ dx`` for the graph of a run of f, computed from first derivatives only.
 
-    Returns None if the rows of Df(x) that this takes are too large.
+    The result is None if the needed rows of Df(x) have too many elements.
 
     Args:
         graph: the kept graph.
         of: the derivative of f, with its inputs `wrt` and outputs `outs`.
         tangents: dx, one for each of the inputs ``of.wrt``.
-        extra_axes: the axes of a tangent over which the graph is not batched; those of the result are the last ones.
-        products: the product, of which only the elements that are NaN are computed again; the others become 0.
+        extra_axes: the axes of a tangent over which the graph is not batched. They are axes of the result, too.
+        products: an earlier result, whose NaN elements are computed again; the other elements become 0.
     """
     outputs = [graph.outputs[o] for o in of.outs]
     sizes = [tangents[0].shape[axis] for axis in extra_axes]

@@ -1,4 +1,4 @@
-"""The arguments that ``batched=`` names."""
+"""The positions of the arguments that ``batched=`` names."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def batched_inputs(
         in_types, out_types: the types of these arrays, and of the results.
 
     Raises:
-        ArgumentError: an argument does not exist, or none of them has arrays.
-        ShardingError: an array has no first axis, or one of another size than the others.
+        ArgumentError: `batched` names an argument that does not exist, or only arguments without arrays.
+        ShardingError: a batched array or a result has no first axis, or one of another size than the others.
     """
     if not batched:
         return ()

@@ -45,8 +45,8 @@ from ._literals import warn_of_literals
 from ._retracing import NumberWatch
 from ._verify import verify as verify_result
 
-_MAX_TRACED = 512  # traced functions in a cache; a compiled program keeps its own alive
-# The option `islands` of a function that draws random numbers.
+_MAX_TRACED = 512  # traced functions in a cache; a compiled program keeps its traced functions alive
+# What each value of the option `islands` becomes for a function that draws random numbers.
 _WHEN_DRAWING = {"auto": "faster", "needed": "never"}
 _SEED = ArrayType(random_numbers.SEED_SHAPE, np.dtype(np.uint32))
 
@@ -74,7 +74,7 @@ class TracedCalls:
         # calls of a backend that translates, until `clear`.
         self._by_trace: weakref.WeakKeyDictionary[Any, _Cache] = weakref.WeakKeyDictionary()
         self.outside_traces: _Cache = collections.OrderedDict()
-        # The signatures of each trace for which the function needed known values.
+        # For each outermost trace, the signatures for which the function needs known values: see `_known_values.py`.
         self._needing_values: weakref.WeakKeyDictionary[Any, set[Signature]] = weakref.WeakKeyDictionary()
 
     def call(
@@ -102,7 +102,7 @@ class TracedCalls:
         count = len(traced.out_tree.array_positions)
         out = traced.out_tree.unflatten(results[:count])
         if torch.Size in map(type, traced.out_tree.statics) and current_context() is not Context.EAGER:
-            out = jax.tree.map(lambda leaf: tuple(leaf) if type(leaf) is torch.Size else leaf, out)  # as JAX knows it
+            out = jax.tree.map(lambda leaf: tuple(leaf) if type(leaf) is torch.Size else leaf, out)  # not a JAX type
         if not traced.return_mutated:
             return out
         names = [traced.argument_names[i] for i in traced.traits.effects.mutated]
@@ -121,7 +121,7 @@ class TracedCalls:
 
         Args:
             arrays, signature, rng, backend, islands: see `call`.
-            known: the values of arrays by position, for a function that can be traced with them alone.
+            known: the values of some arrays by position, for a function that can only be traced with known values.
         """
         if any(is_symbolic(shape) for shape, _ in signature.types):
             traced = self._trace_symbolic(signature, rng is not None, backend)
@@ -147,7 +147,7 @@ class TracedCalls:
         needing: set[Signature] = self._needing_values.setdefault(trace, set()) if trace is not None else set()
 
         def with_known(*, called: bool) -> tuple[TracedFunction, list[Any]] | None:
-            """Return the function with the known values, if it can be translated so, or also if it can be called."""
+            """Return the trace with the known values; None if it fails, or is untraceable and `called` is false."""
             with contextlib.suppress(JtbridgeError):
                 found = look_up(with_values(signature, known, self._torch_dtypes(signature)))
                 if called or found.traits.untraceable is None:
@@ -209,7 +209,7 @@ class TracedCalls:
         return "never" if option == "auto" and backend != "auto" else option
 
     def _trace_symbolic(self, signature: Signature, seeded: bool, backend: str) -> TracedFunction:
-        """Trace the function for symbolic sizes: for an example of each size, with one program for all sizes."""
+        """Trace the function with an example of each symbolic size, and make one program for all sizes."""
         if not translates(backend) or self._ordered:
             option = 'effects="ordered"' if self._ordered else f'backend="{backend}"'
             raise BackendError(
@@ -234,7 +234,7 @@ class TracedCalls:
         return dataclasses.replace(traced, symbolic=program)
 
     def capture(self, signature: Signature, seeded: bool) -> TracedFunction:
-        """Trace the function for a call that keeps its seed as an input, whether or not the function draws."""
+        """Trace the function for an eager call. If the call has a key, the seed is an input even without draws."""
         fuses = uses_kernels("auto")
         device = called_device("auto")
         return self._trace(signature, TorchState.current(), seeded, keep_seed=True, fuses_chains=fuses, device=device)
@@ -308,7 +308,7 @@ class TracedCalls:
             trials=found.trials,
             batched=batched,
             fuses_chains=fuses_chains,
-            # If the gradient alone had to be called, torch would draw other numbers for it than XLA drew.
+            # If only the gradient had to be called, torch would draw other numbers for it than XLA drew for the value.
             islands=_WHEN_DRAWING.get(islands, islands) if seeded else islands,
             device=device,
         )

@@ -22,7 +22,7 @@ _MAX_SIZE = 64  # elements; arrays that decide about sizes and branches are smal
 
 
 def known_values(arrays: Sequence[Any]) -> dict[int, np.ndarray]:
-    """Return the values of the small arrays of integers and booleans that are no tracers, by position."""
+    """Return the values of the small arrays of integers and booleans that are not tracers, by position."""
     return {position: np.asarray(x) for position, x in enumerate(arrays) if _is_known(x)}
 
 

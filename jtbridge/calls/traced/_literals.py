@@ -23,7 +23,7 @@ def warn_of_literals(name: str, notices: set[str]) -> None:
     trace = outermost_trace()
     if _KEY in notices or trace is None or traced_for(trace) != "jit":
         return
-    if getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):  # JAX then passes them as arguments
+    if getattr(jax.config, "jax_use_simplified_jaxpr_constants", False):  # JAX passes closed-over arrays as arguments
         return
     size = closed_over_bytes()
     if size > _LIMIT:

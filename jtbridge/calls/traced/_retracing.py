@@ -1,4 +1,4 @@
-"""Warning for a function that is traced again in every call, for a new value of a Python number."""
+"""Warning for a function that is traced again for each new value of a Python number."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from jtbridge.errors import JaxCallError, VerificationError
 # Allowed differences, relative to the largest magnitude of a result.
 _TOLERANCES = {np.dtype(np.float64): 1e-10, np.dtype(np.complex128): 1e-10, np.dtype(np.float16): 2e-2}
 _SINGLE, _BFLOAT16 = 2e-4, 1e-1
-_TRIALS = 4  # runs that show what rounding changes
-_MARGIN = 8  # of the allowed difference over the largest one in these runs
+_TRIALS = 4  # runs on slightly changed arguments, to find how much rounding changes the results
+_MARGIN = 8  # the allowed difference, as a multiple of the largest one in these runs
 
 
 def verify(traced: TracedFunction, operands: Sequence[Any], results: Sequence[Any]) -> None:
@@ -63,10 +63,10 @@ def _compare(traced: TracedFunction, operands: Sequence[np.ndarray], results: Se
 
 
 def difference(got: np.ndarray, expected: np.ndarray) -> float:
-    """Return the largest difference as a share of the largest finite magnitude.
+    """Return the largest difference of two arrays, divided by the largest finite magnitude of `expected`.
 
     The difference is absolute if all expected values are zero. It is infinite if shapes, dtypes, integers or booleans
-    differ, or if NaNs or infinities are in other places.
+    differ, or if NaNs or infinities are at different positions.
     """
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return float("inf")
@@ -90,10 +90,10 @@ def tolerance(dtype: Any) -> float:
 def by_rounding(
     reference: Callable[..., Sequence[torch.Tensor]], tensors: Sequence[torch.Tensor], expected: Sequence[np.ndarray]
 ) -> list[float]:
-    """Return the :func:`difference` that rounding may cause in each result, where terms cancel: as in a total charge.
+    """Return the :func:`difference` that rounding may cause in each result, which is large where terms cancel.
 
-    The arguments are changed by their last bit, a few times at random. Results that are not floating point, or that
-    become NaN or infinite, are left out.
+    The function runs a few times on arguments whose last bit is changed at random. An infinite difference, as between
+    integers or where a result becomes NaN, is ignored.
 
     Args:
         reference: the torch function.

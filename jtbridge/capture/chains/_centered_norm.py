@@ -85,7 +85,7 @@ def _operator(matcher: Matcher, x: torch.Tensor, weight: Any, eps: float) -> Mat
 
 
 def _normalized(matcher: Matcher, h: Any) -> tuple[torch.Tensor, float]:
-    """Return x, in float32, and eps of ``(x - mean) * rsqrt(variance + eps)``."""
+    """Match ``(x - mean) * rsqrt(variance + eps)`` and return x, which is in float32, and eps."""
     for away, rstd in matcher.both_ways(h, "mul"):
         if matcher.sees(rstd, "rsqrt"):
             again, eps = match_reciprocal_rms(matcher, rstd)
@@ -94,7 +94,7 @@ def _normalized(matcher: Matcher, h: Any) -> tuple[torch.Tensor, float]:
 
 
 def _centered(matcher: Matcher, away: Any, again: Any) -> torch.Tensor:
-    """Return the x of ``x - mean``, a difference that the function may compute once or twice."""
+    """Return the x of ``x - mean``, which the user's function may compute once or twice."""
     once = away is again
     x, mean = matcher(away, "sub", uses=1 + once)
     if not once:

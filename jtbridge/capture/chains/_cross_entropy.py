@@ -1,6 +1,6 @@
 """Cross-entropy of rows of logits with class indices, computed in float32 for logits of any precision.
 
-Classes may have weights, which torch takes as constants, if there is no label smoothing.
+Class weights are supported without label smoothing; they have no gradient, as in torch.
 
 The residuals of the backward are two numbers for each row: the largest logit, and the logarithm of the sum of
 ``exp(logit - largest)``. The logarithm of the softmax of every class is not stored.

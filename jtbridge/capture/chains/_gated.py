@@ -1,7 +1,7 @@
 """``activation(gate) * up``, as models write SwiGLU and GeGLU. The activation is rounded before the product.
 
-``gelu_new`` is GELU by tanh that is written out. In half precision each of its operators rounds, which the kernel does
-not do, so that ``gelu_new`` is matched in float32 only.
+``gelu_new`` is the tanh approximation of GELU, written out. In half precision each of its operators rounds. The kernel
+does not, so ``gelu_new`` is matched in float32 only.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def product(matcher: Matcher, out: torch.Tensor, activated: Any, up: Any) -> Mat
 
 
 def _written_out(matcher: Matcher, activated: Any) -> torch.Tensor:
-    """Return x, in float32, of ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``."""
+    """Match ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))`` and return x, which is in float32."""
     for halved, shifted in matcher.both_ways(activated, "mul"):
         if matcher.sees(halved, "mul") and matcher.sees(shifted, "add"):
             x = _beside(matcher, halved, "mul", 0.5)

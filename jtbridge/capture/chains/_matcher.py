@@ -41,7 +41,7 @@ class RecordedCall:
     def is_valid(self, result: torch.Tensor) -> bool:
         """Return whether the call would return the same now.
 
-        It would if no tensor of the call was written to or detached since, and gradient recording has not changed.
+        This is so if no tensor of the call was written to or detached since, and gradient recording has not changed.
         """
         return (
             self.grad_enabled == torch.is_grad_enabled()
@@ -51,7 +51,7 @@ class RecordedCall:
 
 
 def _state_of(x: torch.Tensor) -> Any:
-    """Return the state of a tensor that changes if the tensor is written to or gets another autograd history.
+    """Return a state that changes if a tensor is written to or gets another autograd history.
 
     ``detach_`` and an ``autograd.Function`` can change the history of a tensor.
     """
@@ -77,7 +77,7 @@ class Matcher:
     def __call__(self, value: Any, name: str, *, hidden: bool = True, uses: int = 1) -> tuple[Any, ...]:
         """Return the arguments of the recorded call of this name that returned a value.
 
-        With `hidden`, the value is an inner value of the chain, which takes it `uses` times.
+        With `hidden`, the value is an inner value of the chain, and the chain uses it `uses` times.
         """
         call = self._call(value, name)
         if call is None:

@@ -1,7 +1,7 @@
 """Fused operators: torch operators that each compute a whole chain of operators, with a backward operator.
 
 The definition of a fused operator (:data:`FUNCTIONS`) is written in ATen overloads and rounds where the chain rounds.
-Where no kernel computes the operator, the definition is translated instead, and has the results of the chain.
+Where no kernel computes the operator, the definition is translated instead, and gives the results of the chain.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def with_backward(
         options: the schema of the other arguments.
         forward: ``(*tensors, *options) -> (result, *kept)``.
         backward: ``(cotangent, *tensors, *kept, *options)`` -> gradients of the differentiated tensors.
-        fake: as `forward`, without values.
-        differentiated: the number of tensors that have a gradient: the first ones.
-        kept: the number of residuals, which are for the backward alone.
-        written_out: as `forward`, in operators that torch can differentiate twice; None: `forward` is.
+        fake: like `forward`, on fake tensors.
+        differentiated: the number of differentiated tensors, which come first.
+        kept: the number of residuals, which only the backward uses.
+        written_out: like `forward`, in operators that torch can differentiate twice; None if `forward` has only such.
     """
     saved = [f"Tensor kept_{i}" for i in range(kept)]
     count = tensors.count("Tensor")

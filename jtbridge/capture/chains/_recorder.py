@@ -1,9 +1,9 @@
-"""Chains of operators, found while a function runs, from the results of its calls of torch.
+"""Detection of chains of operators among the torch calls of a function, while the function runs.
 
 The function runs unchanged, so that torch's autograd sees the same `detach`, `no_grad` and `autograd.Function` as
 without the recorder. Only the last call of a chain returns another tensor: the result of the fused operator on the
-chain's arguments. Torch then takes the derivative of the fused operator. The earlier calls of the chain have no use
-left, and are removed from the graph.
+chain's arguments. Torch then takes the derivative of the fused operator. The results of the chain's earlier calls have
+no more uses, so these calls are removed from the graph.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from jtbridge._compat import any_autocast, has_saved_tensor_hooks, in_forward_mo
 from . import _centered_norm, _cross_entropy, _gated, _rms_norm, _rope
 from ._matcher import Match, Matcher, NoMatch, RecordedCall, parsed
 
-# From the name of the last call of a chain to the functions ``(matcher, result, *arguments)`` that match the chain. Two
-# arguments are tried in both orders. Longer chains come first: an RMS norm of a centered value may end with the same
-# call as the norm that centers the value.
+# The functions ``(matcher, result, *arguments)`` that match a chain, by the name of its last call. Two arguments are
+# tried in both orders. Longer chains come first: an RMS norm of a centered value may end with the same call as the norm
+# that centers the value.
 _ENDS: dict[str, tuple[Callable[..., Match], ...]] = {
     "mul": (
         _centered_norm.in_float32,
@@ -56,7 +56,7 @@ class CallRecorder(TorchFunctionMode):
     """A mode that records calls of torch functions, and replaces the last call of a chain by the fused operator.
 
     Args:
-        left: the numbers of chains, in the order in which they are found, that are not replaced.
+        left: the numbers of the chains that are not replaced. Chains are numbered in the order in which they are found.
     """
 
     def __init__(self, left: Collection[int]):
@@ -66,7 +66,7 @@ class CallRecorder(TorchFunctionMode):
         self._found = 0
         self._hidden: dict[int, dict[RecordedCall, int]] = {}  # the inner calls of each replaced chain, by its number
         self.replaced = False  # whether any chain was replaced
-        self.misused: set[int] = set()  # numbers of replaced chains of which an inner value has other uses
+        self.misused: set[int] = set()  # numbers of the replaced chains with an inner value that is used elsewhere
         self.reads_history = False  # whether the function makes one of the accesses in `_HISTORY`
 
     def __exit__(self, *error: Any) -> None:
@@ -91,10 +91,10 @@ class CallRecorder(TorchFunctionMode):
             self._note_uses(args, kwargs)
             return func(*args, **kwargs) if match is None else match()
         out = func(*args, **kwargs)
-        if any(x is out for x in args):  # as a conversion of a tensor to its own dtype
+        if any(x is out for x in args):  # such as a conversion of a tensor to the dtype that it has
             return out
         if not isinstance(out, torch.Tensor):
-            if getattr(func, "__name__", "") != "__get__":  # to read a shape or a dtype is not a use
+            if getattr(func, "__name__", "") != "__get__":  # reading a shape or a dtype is not a use
                 self._note_uses(args, kwargs)
             return out
         call = None if out.is_inference() else parsed(func, args, kwargs, out)
@@ -153,7 +153,7 @@ class CallRecorder(TorchFunctionMode):
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors have the same dtype, shape and strides, so that later calls treat them alike."""
+    """Return whether two tensors have the same dtype, shape and strides, so that later calls do the same with both."""
     return a.dtype is b.dtype and a.shape == b.shape and a.stride() == b.stride()
 
 

@@ -75,7 +75,7 @@ def by_normalized(by_h: torch.Tensor, x32: torch.Tensor, rstd: torch.Tensor) -> 
 
 
 def _parts(by_h: torch.Tensor, x32: torch.Tensor, rstd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the two terms of the gradient of ``x32 * rstd`` with respect to x32: of the factor x32, and of rstd."""
+    """Return the two terms of the gradient of ``x32 * rstd`` with respect to x32: for the factor x32, and for rstd."""
     by_rstd = _aten.sum.dim_IntList(_aten.mul.Tensor(by_h, x32), [-1], True)
     cube = _aten.pow.Tensor_Scalar(rstd, 3)
     by_mean = _aten.mul.Tensor(_aten.mul.Tensor(by_rstd, -0.5), cube)
@@ -141,7 +141,7 @@ def _unscaled(matcher: Matcher, x: torch.Tensor, eps: float) -> Match:
 
 
 def _normalized(matcher: Matcher, h: Any) -> tuple[torch.Tensor, float]:
-    """Return x, in float32, and eps of ``x * rsqrt(mean(x**2) + eps)``."""
+    """Match ``x * rsqrt(mean(x**2) + eps)`` and return x, which is in float32, and eps."""
     return _product(matcher, *_factors(matcher, h))
 
 
@@ -153,14 +153,14 @@ def _factors(matcher: Matcher, h: Any) -> tuple[Any, Any]:
 
 
 def _product(matcher: Matcher, x: Any, rstd: Any) -> tuple[torch.Tensor, float]:
-    """Return x, in float32, and eps from the factors x and ``rsqrt(mean(x**2) + eps)``."""
+    """Match the factors x and ``rsqrt(mean(x**2) + eps)``; return x, which is in float32, and eps."""
     base, eps = match_reciprocal_rms(matcher, rstd)
     matcher.demand(base is x and x.dtype is torch.float32)
     return x, eps
 
 
 def match_reciprocal_rms(matcher: Matcher, rstd: Any) -> tuple[torch.Tensor, float]:
-    """Return x and eps of ``rsqrt(mean(x**2) + eps)``."""
+    """Match ``rsqrt(mean(x**2) + eps)`` and return x and eps."""
     (shifted,) = matcher(rstd, "rsqrt")
     mean, eps = matcher(shifted, "add")
     (x,) = matcher(averaged(matcher, mean), "square")
@@ -169,7 +169,7 @@ def match_reciprocal_rms(matcher: Matcher, rstd: Any) -> tuple[torch.Tensor, flo
 
 
 def averaged(matcher: Matcher, mean: Any, *, uses: int = 1) -> torch.Tensor:
-    """Return the x of ``x.mean(-1, keepdim=True)``."""
+    """Match ``x.mean(-1, keepdim=True)`` and return x."""
     x, dims, keepdim = matcher(mean, "mean", uses=uses)
     last = x.dim() - 1
     matcher.demand(last >= 0 and dims in (-1, last, [-1], (-1,), [last], (last,)) and keepdim is True)

@@ -1,11 +1,11 @@
 """Rotary position embedding: ``x * cos + turned(x) * sin``.
 
-``turned((a, b)) = (-b, a)`` takes the halves of x, or neighbours at an even and the next odd place. Models compute the
-embedding in the precision of x, so that each product is rounded, or in float32, rounded once. Llama 4 takes neighbours
-as complex numbers, and multiplies them by ``cos + i sin``.
+In ``turned((a, b)) = (-b, a)``, a and b are the halves of x, or neighbours: the elements at even and odd positions.
+Models compute the embedding in the precision of x, so that each product is rounded, or in float32, rounded once. Llama
+4 treats neighbours as complex numbers, and multiplies them by ``cos + i sin``.
 
-The gradient of x is the embedding with the opposite rotation. One operator with a `transposed` option is
-therefore its own gradient.
+The gradient of x is the embedding with the opposite rotation. One operator with a `transposed` option is therefore also
+its own gradient.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ rope.register_autograd(_backward, setup_context=_save)
 
 
 def embedded(matcher: Matcher, out: torch.Tensor, plain: Any, turned: Any) -> Match:
-    """Match the chain in the precision of x: queries or keys [batch, heads, tokens, d] or [batch, tokens, heads, d]."""
+    """Match the chain in the precision of x, of shape [batch, heads, tokens, d] or [batch, tokens, heads, d]."""
     rotated, sin = _ordered(matcher, turned, lambda value: _is_turned(matcher, value))
     x, interleaved = _unturned(matcher, rotated)
     _, cos = _ordered(matcher, plain, lambda value: value is x)
@@ -116,12 +116,12 @@ def through_float32(matcher: Matcher, out: torch.Tensor, total: Any) -> Match:
     factor, cos = _ordered(matcher, plain, lambda value: matcher.unwidened(value) is x)
     matcher.demand(factor is not x and (after or inner is not x))  # both products must be in float32
     matcher.demand(out.dtype is x.dtype and _are_angles(x, cos, sin))
-    # If x is converted twice, the gradient of each conversion is rounded by itself.
+    # If x is converted twice, the gradient of each conversion is rounded separately.
     return lambda: rope(x, cos, sin, False, interleaved, False, factor is not inner)
 
 
 def complex_in_float32(matcher: Matcher, out: torch.Tensor, *flattened: Any) -> Match:
-    """Match neighbours as complex numbers, for an x in float32.
+    """Match the chain that treats neighbours as complex numbers, for an x in float32.
 
     If x was converted from half precision, this is only a part of the chain that `complex_rounded` matches.
     """
@@ -131,7 +131,7 @@ def complex_in_float32(matcher: Matcher, out: torch.Tensor, *flattened: Any) -> 
 
 
 def complex_rounded(matcher: Matcher, out: torch.Tensor, flat: Any) -> Match:
-    """Match neighbours as complex numbers, for an x in half precision."""
+    """Match the chain that treats neighbours as complex numbers, for an x in half precision."""
     inner, angles = _of_complex(matcher, *matcher(flat, "flatten"))
     x = matcher.unwidened(inner)
     matcher.demand(out.dtype is x.dtype)
@@ -208,7 +208,10 @@ def _unturned(matcher: Matcher, rotated: Any) -> tuple[torch.Tensor, bool]:
 
 
 def _are_angles(x: torch.Tensor, cos: Any, sin: Any) -> bool:
-    """Return whether cos and sin are angles for x: the same for all heads, one of the two dimensions in the middle."""
+    """Return whether cos and sin have a shape and dtype of angles for x.
+
+    All heads share their angles. The heads are one of the two middle dimensions of x.
+    """
     if not (isinstance(cos, torch.Tensor) and isinstance(sin, torch.Tensor)):
         return False
     floats = x.dtype in FLOATS and cos.dtype in FLOATS and sin.dtype in FLOATS
@@ -216,7 +219,7 @@ def _are_angles(x: torch.Tensor, cos: Any, sin: Any) -> bool:
 
 
 def _is_of_tokens(x: torch.Tensor, shape: Sequence[int], last: int) -> bool:
-    """Return whether `shape` is a shape of angles for x, with `last` angles for each token."""
+    """Return whether a tensor of this shape can have the angles for x, with `last` angles for each token."""
     batch, one, other, _ = x.shape
     return tuple(shape) in [(rows, *middle, last) for rows in (batch, 1) for middle in ((1, other), (one, 1))]
 

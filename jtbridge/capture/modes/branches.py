@@ -4,8 +4,9 @@
 The joined graph computes both paths and the condition, and the condition selects the results. This works for a few
 conditions and for paths whose results have equal shapes; everything else is refused.
 
-A path that only raises, as checks of arguments do, is not in the graph. Where torch would raise, the results are NaN
-(`NO_INT64` for int64, the least integer of any other integer type, False for bool), because a JAX program cannot raise.
+A path that only raises, such as a failed check of an argument, is not in the graph. Where torch would raise, the
+results are NaN (`NO_INT64` for int64, the least integer of any other integer type, False for bool), because a JAX
+program cannot raise.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from jtbridge.core.dtypes import NO_INT64
 from jtbridge.core.library_files import is_library
 from jtbridge.errors import JtbridgeError, TranslationError
 
-_MOST_SPLITS = 3  # conditions on one path of which both answers lead to results
-_MOST_CONDITIONS = 64  # conditions on one path
+_MOST_SPLITS = 3  # the most conditions on one path for which both answers lead to results
+_MOST_CONDITIONS = 64  # the most conditions on one path
 ASSERTING = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
 
 Result = TypeVar("Result")
 
 
 class BranchOracle:
-    """The conditions that one trace meets, and their answers: the `given` ones, then True."""
+    """The conditions that one trace reaches, and the answers to them: first those in `given`, then True."""
 
     def __init__(self, given: Sequence[bool] = ()):
         self.given = given
         self.conditions: list[torch.Tensor] = []
-        self._reads: int | None = None  # numbers that were read in a call of `number`; None outside one
+        self._reads: int | None = None  # the count of unknown numbers read in a call of `number`; None outside one
 
     def number(self, read: Callable[[], Any]) -> tuple[Any, bool]:
-        """Return the number that `read` reads from a tensor, and whether it is known. If it is not, it is 0."""
+        """Return the number that `read` reads from a tensor, and whether it is known; return 0 if it is unknown."""
         self._reads = 0
         try:
             return read(), self._reads == 0
@@ -48,7 +49,10 @@ class BranchOracle:
             self._reads = None
 
     def answer(self, func: Any, args: Sequence[Any]) -> Any:
-        """Return the answer to an operator that needs the truth value of data; NotImplemented for any other one."""
+        """Return the answer to an operator that needs the truth value of data; NotImplemented for other operators.
+
+        Inside a call of `number`, an operator that reads a number gets the answer 0.
+        """
         if func in ASSERTING:
             if not self._decided(args[0].reshape(()).bool()):
                 raise AssertionError(*args[1:])
@@ -88,14 +92,14 @@ class BranchReplayMode(TorchDispatchMode):
 
 
 def all_paths(run: Callable[[BranchOracle], Result]) -> list[Result]:
-    """Return the results of all paths through a function, except of those whose checks of arguments raise.
+    """Return the results of all paths through a function, except paths on which a check of arguments raises.
 
     Args:
         run: runs one path.
 
     Raises:
         TranslationError: there are more paths than a graph can hold.
-        Exception: every path raises, or an exception is no check (see `_is_raised_by_check`).
+        Exception: every path raises, or a path raises an exception that no check raised (see `_is_raised_by_check`).
     """
     found = 0
 
@@ -142,9 +146,9 @@ def _explored(run: Callable[[BranchOracle], Any], join: Callable[[Any, Any, int]
 
     Args:
         run: runs one path.
-        join: joins the result where a condition holds, the result where it does not, and the number of the condition;
-            in place of a result there may be an exception.
-        given: the answers to the first conditions. If there are none, the exception is raised.
+        join: ``join(yes, no, number)`` joins the results where condition `number` holds and where it does not. Each of
+            the two may be an exception instead.
+        given: the answers to the first conditions. If it is empty, the exception is raised instead of returned.
     """
     oracle = BranchOracle(given)
     try:

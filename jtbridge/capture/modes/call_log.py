@@ -63,7 +63,7 @@ class CallLog:
         if isinstance(value, SYMBOLIC_NUMBERS):
             return type(value), str(value)
         if isinstance(value, torch.Generator):
-            return torch.Generator, id(value)  # the id alone: `EffectRecorder.keeps_generator` counts references
+            return torch.Generator, id(value)  # without a reference: `EffectRecorder.keeps_generator` counts them
         return value_key(value)
 
     def _number(self, tensor: torch.Tensor) -> int:
@@ -75,5 +75,5 @@ class CallLog:
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
     with outside_modes():
-        # A copy: after `numpy()` the memory of a tensor cannot be resized, as that of a tensor from NumPy.
+        # Copies first: after `numpy()`, the memory of a tensor can no longer be resized, like that of a NumPy array.
         return to_bytes(tensor.detach().cpu().clone()).numpy().tobytes()

@@ -74,7 +74,7 @@ class Place(NamedTuple):
 
 
 def with_different_handlers(places: Iterable[Place]) -> list[Place]:
-    """Return one place for each set of handlers: these do the same wherever inside them the exception is raised."""
+    """Return one place for each set of handlers, which treat an exception alike wherever it is raised inside them."""
     return list({place.handlers: place for place in reversed(list(places))}.values())
 
 
@@ -116,7 +116,7 @@ def _handler(code: types.CodeType, position: int) -> int | None:
 
 
 def _may_raise(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if name in _DIVISIONS:  # of integers by a tensor, which may be zero
+    if name in _DIVISIONS:  # a division of integers raises if the divisor, a tensor, is zero
         tensors = [x for x in args[:2] if isinstance(x, torch.Tensor)]
         is_exact = name == "div" and kwargs.get("rounding_mode") is None
         is_of_integers = not any(x.is_floating_point() or x.is_complex() for x in tensors)
@@ -125,12 +125,12 @@ def _may_raise(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
 
 
 class RaisingAt(TorchDispatchMode):
-    """Makes operators that may raise do so at one place of the function.
+    """Makes the operator at one place of the function raise, where torch may raise.
 
     Attributes:
-        caught: whether the function went on in one of its runs although an operator had raised: it returned a
-            result, or came to the place again, as in a loop that tries again. A handler that only looks for what was
-            wrong, and raises, may call other operators.
+        caught: whether the function continued in one of its runs after the operator raised: it returned a result, or
+            reached the place again, as in a loop that retries. It did not if a handler called other operators, for
+            example to examine the error, and then raised.
     """
 
     def __init__(self, place: Place, call: Callable[..., Any]):

@@ -70,7 +70,7 @@ class CudaAsCpuMode(TorchFunctionMode):
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         shape, strides, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
         if tensor.numel() and (offset or tensor.untyped_storage().nbytes() != tensor.nbytes):
-            # A part of a storage has the same place in a placeholder of all of it, which kernels may reach.
+            # Kernels may reach the rest of the storage, so the placeholder is a view of a placeholder for all of it.
             whole = whole_storage(tensor)
             memory = self._stand_in(whole)
             self._real[memory] = whole

@@ -1,7 +1,7 @@
-"""Numbers that a function reads from tensors only to compare them, as checks of arguments do.
+"""Numbers that a function reads from tensors only to compare them, for example in checks of arguments.
 
-``lengths.max().item() <= n`` needs no value while the function is traced. The comparison of the number becomes one of
-the tensor, whose truth value is a condition on data (`modes/branches.py`).
+``lengths.max().item() <= n`` needs no value while the function is traced. The comparison of the number becomes a
+comparison of the tensor, whose truth value is a condition on data (`modes/branches.py`).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .branches import BranchOracle
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _INT32 = torch.iinfo(torch.int32)
-_EXACT = 2**53  # integers up to this one are exact as Python floats
+_EXACT = 2**53  # Python floats represent integers up to this one exactly
 
-# The comparison that is true of the same numbers if the number on the right is rounded down, or up.
+# A comparison, and the one with the same result after the number on its right was rounded down, or up.
 _IF_ROUNDED_DOWN = {operator.lt: operator.le, operator.ge: operator.gt}
 _IF_ROUNDED_UP = {operator.le: operator.lt, operator.gt: operator.ge}
 
 
 class ComparedNumber(LateScalar):
-    """The number in a tensor of one element. It can be compared; any other use needs its value, and raises.
+    """The unknown number in a tensor of one element. It can be compared; any other use needs its value, and raises.
 
-    For ``isinstance``, it is the `int` or `float` that ``.item()`` returns in torch.
+    ``isinstance`` treats it as an `int` or a `float`, the type that ``.item()`` returns in torch.
     """
 
     @property
@@ -78,13 +78,13 @@ class ComparedNumber(LateScalar):
         return bool(compare(self.tensor, near))
 
     def _rounded(self, number: float) -> float | None:
-        """Return a number of the tensor's dtype with no other between it and `number`; None if it is not known."""
+        """Return `number`, or a neighbour of it, as a number of the tensor's dtype; None if it is not known."""
         if self.tensor.dtype in _FLOATS:
             if abs(number) > _EXACT and isinstance(number, int):
                 return None
             with outside_modes():
                 return torch.tensor(number, dtype=self.tensor.dtype).item()
-        # Of other dtypes than int64 the tensor is converted first, because -1 compared with uint8 is 255.
+        # `ComparedNumbers` converted other integer dtypes to int64: compared with uint8, torch treats -1 as 255.
         return math.floor(number) if _INT32.min <= number <= _INT32.max else None
 
     def __eq__(self, other: object) -> bool:

@@ -40,20 +40,20 @@ from .refused_shapes import check_masks
 _aten = torch.ops.aten
 _NEEDS_VALUES = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 _PUTS = frozenset({_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default})
-_MOST = 1 << 26  # bytes: the largest written storage of which a copy is held
+_MOST = 1 << 26  # bytes: the contents of written storages up to this size are tracked
 # The results of these operators do not depend on the values of their first argument.
 _LIKES = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"})
 
 
 @dataclasses.dataclass(frozen=True)
 class _Recipe:
-    """The way to compute a tensor: as a result of an operator."""
+    """How to compute a tensor: as a result of an operator."""
 
     operator: OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: int | None  # its index among several results; None for a single result
-    storages: frozenset[int]  # of the arguments
+    storages: frozenset[int]  # the storages of the arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +61,8 @@ class _TensorRef:
     """A reference that does not keep a tensor alive.
 
     Attributes:
-        shape, stride, offset: of the tensor.
-        number: of its recipe or value in `ConstantEvalMode._made`.
+        shape, stride, offset: those of the tensor.
+        number: the index of its recipe or value in `ConstantEvalMode._made`.
         memory: its storage, if the contents are in `ConstantEvalMode._memory`.
     """
 
@@ -83,7 +83,7 @@ class _ClosedOver:
 
 @dataclasses.dataclass(frozen=True)
 class _TensorType:
-    """The type of a tensor, in place of an argument whose values do not count."""
+    """The type of a tensor. It replaces an argument whose values do not matter, such as that of ``zeros_like``."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -98,7 +98,7 @@ class ConstantEvalMode(TorchDispatchMode):
         answers: whether operations that need values are evaluated. If not, values are only tracked for the tensors
             that the function stores.
         symbols: whether the result of an operator may have a size that depends on values, as a symbol. In a graph that
-            torch runs it may not: where the result is broadcast, torch takes the symbol for the other size.
+            torch runs it may not: where the result is broadcast, torch assumes that the symbol equals the other size.
         stands_for: returns the closed-over tensor that a tensor stands for, or None.
 
     Attributes:
@@ -118,7 +118,7 @@ class ConstantEvalMode(TorchDispatchMode):
         self._symbols = symbols
         self._stands_for = stands_for
         self._numbers = WeakTensorKeyDictionary()  # tensor -> its number in `_made`; None if its value is unknown
-        self._made: list[_Recipe | torch.Tensor | None] = []  # or the value; None if it cannot be computed any more
+        self._made: list[_Recipe | torch.Tensor | None] = []  # recipe or value; None if it can no longer be computed
         # By written storage: a tensor that keeps the storage alive, and the contents (None if they are unknown).
         self._memory: dict[int, tuple[torch.Tensor | None, torch.Tensor | None]] = {}
 
@@ -248,7 +248,7 @@ class ConstantEvalMode(TorchDispatchMode):
         return [self._new(position) for position in positions]
 
     def _new(self, value: Any) -> Any:
-        """Return a new tensor of the traced function for a tensor with known values; other values unchanged."""
+        """Return a new traced tensor with the values of a real tensor; return other objects unchanged."""
         if not isinstance(value, torch.Tensor):
             return value
         tensor = _aten.lift_fresh_copy.default(value.contiguous())
@@ -273,7 +273,7 @@ class ConstantEvalMode(TorchDispatchMode):
         return number is not None and self._made[number] is not None
 
     def _held(self, leaf: Any) -> Any:
-        """Return a reference to a tensor with known values, as :meth:`_value` takes it; other leaves unchanged.
+        """Return a reference, for :meth:`_value`, to a tensor with known values; return other leaves unchanged.
 
         The reference does not keep a fake tensor alive.
         """
@@ -290,7 +290,7 @@ class ConstantEvalMode(TorchDispatchMode):
         """Return the value behind a reference that :meth:`_held` returned.
 
         Args:
-            held: the reference. Anything but a reference is its own value.
+            held: the reference. Any other object is returned unchanged.
             values: a cache of values by number, to which the values computed here are added.
             graph: whether autograd may record from closed-over tensors, which are detached otherwise.
         """

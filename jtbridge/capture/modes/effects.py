@@ -43,8 +43,8 @@ from .exceptions import refuse_higher_order
 from .texts import is_text
 from .wrong_forward_mode import has_wrong_forward_mode
 
-# Torch's batching rules for these are wrong: one applies the strides of a row to the batch, the other leaves the tensor
-# as it is (torch 2.13).
+# Torch's batching rules for these operators are wrong (torch 2.13). For example, a batched `set_` leaves its tensor
+# unchanged.
 _UNBATCHABLE = frozenset(
     {
         torch.ops.aten.as_strided_scatter.default,
@@ -55,7 +55,7 @@ _UNBATCHABLE = frozenset(
 )
 
 _DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
-# Calls after which autograd may keep a tensor, and does not notice that it is written to.
+# After these calls, autograd may have saved a tensor without detecting later writes to it.
 _UNWATCHED = (_DATA, torch.kron, torch.Tensor.kron)
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
@@ -64,8 +64,8 @@ _LIFTS = frozenset(
     {torch.ops.aten.lift.default, torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
 )
 
-_MOST_READS, _MOST_SECONDS = 5_000, 20.0  # reads of values, and seconds, in one run on example arguments
-# Functions that read a tensor's values, besides the operator `_local_scalar_dense`.
+_MOST_READS, _MOST_SECONDS = 5_000, 20.0  # limits of one run on example arguments: reads of values, and seconds
+# Functions that read a tensor's values, in addition to the operator `_local_scalar_dense`.
 _READING = AS_NUMPY | {torch.Tensor.tolist, torch.Tensor.__dlpack__}
 
 
@@ -77,7 +77,7 @@ _Type = tuple[tuple[int, ...], torch.dtype]
 
 
 class SharedMemoryError(RuntimeError):
-    """A trace would change a tensor from outside of it, or a NumPy array whose memory a tensor shares."""
+    """A trace would assign to the `.data` of a closed-over tensor, or write to memory shared with a NumPy array."""
 
 
 class EffectRecorder:
@@ -98,14 +98,14 @@ class EffectRecorder:
         self._started = time.monotonic()
         self.random_operator: str | None = None
         self.own_generator: str | None = None  # an operator that draws from another generator than torch's default one
-        self.has_new_seed = False  # of torch's default generator
+        self.has_new_seed = False  # whether torch's default generator was seeded
         self._generators: list[torch.Generator] = []
         self.unbatchable: str | None = None
         self.wrong_forward_mode: str | None = None
         self.fused_norm: str | None = None
         self.custom_operator: str | None = None
-        self.launches: list[str] = []  # Triton kernels
-        self.operators_of_kernels: list[str] = []  # made by torch.library.triton_op
+        self.launches: list[str] = []  # the Triton kernels that were launched
+        self.operators_of_kernels: list[str] = []  # the called operators that torch.library.triton_op made
         self.switches_grad_mode = False
         self.inner_autograd = False
         self.forward_mode: str | None = None
@@ -117,8 +117,8 @@ class EffectRecorder:
         self._default_dtypes = (torch.get_default_dtype(), torch.get_default_dtype().to_complex())
         self.sets_data = False
         self.asserts = False
-        self.takes_text = False  # of a tensor without values
-        self.may_raise: dict[Place, None] = {}  # in order, inside exception handlers
+        self.takes_text = False  # whether the text of a fake tensor was taken
+        self.may_raise: dict[Place, None] = {}  # where torch may raise inside exception handlers, in order
         self.keeps_inner_graph = False
         self.reshaped: dict[int, _Type] = {}  # the inputs that have another shape or dtype after the run
         self.calls = CallLog(inputs)
@@ -127,11 +127,11 @@ class EffectRecorder:
         self._base: types.FrameType | None = None
         self._inputs = [_storages(tensor) for tensor in inputs]
         self._input_tensors = list(inputs)
-        self._types = _types_of(inputs)  # of the inputs before the run
-        self._keep: list[Any] = list(inputs)  # a storage's address may be reused once it is freed
+        self._types = _types_of(inputs)  # the types of the inputs before the run
+        self._keep: list[Any] = list(inputs)  # kept alive, because the address of a freed storage may be reused
         self._written: set[int] = set()
         self._closed_over: dict[int, torch.Tensor] = {}  # by storage, only while tracing on fake tensors
-        self._shared: set[int] = set()  # storages of fake tensors in the place of tensors from NumPy
+        self._shared: set[int] = set()  # storages of fake tensors that stand for tensors from NumPy
         self._fake_mode = fake_mode
         self._refuse_write = refuse_write
         self._saved = saved  # saves tensors before they are written to
@@ -161,7 +161,7 @@ class EffectRecorder:
         return tuple(i for i, storages in enumerate(self._inputs) if storages & self._written)
 
     def note_unseen_writes(self, before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> None:
-        """Record the inputs that have other values after a run, as code without torch may write to them."""
+        """Record the inputs that have other values after a run: code outside torch may have written to them."""
         for storages, was, now in zip(self._inputs, before, after, strict=True):
             if was.shape == now.shape and not same_tensors(was, now.detach()):
                 self._written |= storages
@@ -172,7 +172,7 @@ class EffectRecorder:
         return self._fake_mode is not None
 
     def keeps_generator(self) -> bool:
-        """Return whether a generator that the function drew from exists after the call, so it was not made inside."""
+        """Return whether a generator that the function drew from still exists, so that it was not made inside."""
         found = not self._generators  # a generator that was not seen may exist after the call
         while self._generators and not found:
             generator = self._generators.pop()
@@ -185,7 +185,7 @@ class EffectRecorder:
         self._note_modules()
         if fn in _READING and not self.is_tracing:
             self._note_read()
-            if fn is not torch.Tensor.tolist:  # the others give memory, to which code may write
+            if fn is not torch.Tensor.tolist:  # the others return memory, to which code may write
                 save_values(args[0])
         if is_text(fn, args):
             self.takes_text = True
@@ -215,7 +215,7 @@ class EffectRecorder:
         """
         self.operators += 1
         if self.is_tracing and torch.get_default_dtype() is not self._default_dtypes[0]:
-            torch.set_default_dtype(self._default_dtypes[0])  # the function does not get to that
+            torch.set_default_dtype(self._default_dtypes[0])  # the exception ends the function before it does so
             raise RuntimeError("it calls operators while it has set another default dtype of torch")
         if fn is torch.ops.aten._local_scalar_dense.default and not self.is_tracing:
             self._note_read()
@@ -223,7 +223,7 @@ class EffectRecorder:
         if self._fake_mode is not None and fn not in _LIFTS:
             self._note_closed_over(self._fake_mode, args, kwargs)
         if self.forward_mode != "forward_ad":
-            self.forward_mode = forward_mode() or self.forward_mode  # it may be another thread that is in this mode
+            self.forward_mode = forward_mode() or self.forward_mode  # the mode may be that of another thread
         if draws(fn, args, kwargs):
             self._note_draw(fn, kwargs.get("generator"))
         if fn.namespace not in ("aten", "prims", "prim", "profiler"):
@@ -280,9 +280,9 @@ class EffectRecorder:
             raise SharedMemoryError(f"it writes to memory that a tensor shares with a NumPy array (`{fn}`)")
 
     def note_lift(self, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        """Record that the fake tensor `out` has the place of `tensor`, if torch does not own the memory of `tensor`.
+        """Record that the fake tensor `out` stands for `tensor`, if torch does not own the memory of `tensor`.
 
-        Torch does not own the memory of the result of `torch.from_numpy`.
+        Torch does not own the memory of a result of `torch.from_numpy`.
         """
         is_real = isinstance(out, FakeTensor) and not isinstance(tensor, FakeTensor)
         if is_real and not tensor.untyped_storage().resizable():
@@ -292,8 +292,8 @@ class EffectRecorder:
     def _note_new_dimensions(self, fn: OpOverload, tensor: torch.Tensor) -> None:
         """Record that an operator is about to change the dimensions of a tensor in place.
 
-        A trace computes views again from their base: from a base whose dimensions have changed meanwhile, or, if the
-        view itself was changed, without that change.
+        A trace computes views again from their bases. The new view is wrong if the dimensions of the base have changed
+        since then, or those of the view itself.
         """
         is_view = base_of(tensor) is not tensor
         if not is_view and _storages(tensor) & self._viewed:
@@ -318,7 +318,7 @@ class EffectRecorder:
     def note_result(self, fn: OpOverload, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         """Record whether a result of an operator may take its dtype from torch's default dtype.
 
-        In doubt it is recorded, and the traced function then holds for one default dtype alone.
+        If this is not known, record that it may. The traced function is then valid for one default dtype only.
         """
         if self.uses_default_dtype:
             return
@@ -430,7 +430,7 @@ class _OperatorRecordingMode(TorchDispatchMode):
         self._recorder.note_operator(func, args, kwargs)
         args, kwargs = self._recorder.kept_apart(func, args, kwargs)
         if self._recorder.is_tracing and kwargs.get("generator") is not None:
-            kwargs = {**kwargs, "generator": None}  # fake tensors draw nothing; their cache would keep it alive
+            kwargs = {**kwargs, "generator": None}  # not needed to run on fakes, whose cache would keep it alive
         with inside_mode():
             out = func(*args, **kwargs)
         self._recorder.calls.add(func, args, kwargs, out, lifts=func in _LIFTS)
@@ -459,7 +459,7 @@ def _types_of(tensors: Sequence[torch.Tensor]) -> list[_Type]:
 
 
 def draws(fn: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Return whether a call draws random numbers. Torch marks the operators that may, by a tag.
+    """Return whether a call draws random numbers. Torch tags the operators that may draw.
 
     Dropout of probability 0 or in evaluation mode draws nothing, and nothing is drawn on the meta device.
     """

@@ -49,7 +49,7 @@ class _Raised:
     """The first exception of each kind that left a call of torch."""
 
     def __init__(self) -> None:
-        self.by_tracing: Exception | None = None  # never raised when torch runs: a value is needed, a write is refused
+        self.by_tracing: Exception | None = None  # only tracing raises it: a value is needed, or a write is refused
         self.by_torch: Exception | None = None  # torch may raise it outside a trace, too
 
     def note(self, error: Exception) -> None:
@@ -60,7 +60,7 @@ class _Raised:
 
 
 def refuse_higher_order(operator: Any) -> None:
-    """Raise for an operator that takes functions and that torch cannot trace inside a mode."""
+    """Raise for a higher-order operator, which torch cannot trace inside a mode."""
     if isinstance(operator, HigherOrderOperator):
         raise TranslationError(
             f"`{operator}` is an operator that takes functions, and is not supported under `jit` or in another trace. "
@@ -73,7 +73,7 @@ _DEVICE = torch.ops.prim.device.default
 
 
 class _OperatorExceptionMode(TorchDispatchMode):
-    """Records exceptions of operators that only tracing raises: torch's own Python code may catch other ones."""
+    """Records the exceptions of operators that only tracing raises; torch's own Python code may catch others."""
 
     supports_higher_order_operators = True
 
@@ -82,7 +82,7 @@ class _OperatorExceptionMode(TorchDispatchMode):
         self._raised = raised
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # More than half of all dispatches of a trace ask for a device. The other modes have nothing to note of them.
+        # More than half of all dispatches of a trace ask for a device. The other modes need not see them.
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].device
         try:
@@ -95,7 +95,7 @@ class _OperatorExceptionMode(TorchDispatchMode):
 
 
 class _CallExceptionMode(TorchFunctionMode):
-    """Records exceptions of functions that the user's code calls, such as ``Tensor.numpy``, which is no operator."""
+    """Records exceptions of torch functions that user code calls, including ``Tensor.numpy``, which has no operator."""
 
     def __init__(self, raised: _Raised):
         super().__init__()
@@ -111,7 +111,7 @@ class _CallExceptionMode(TorchFunctionMode):
             raise
 
 
-# For a tensor without values, these return the null pointer, or memory at address 0: to read it crashes the process.
+# For a fake tensor, these return the null pointer, or memory at address 0, and reading it crashes the process.
 _EXPOSING = frozenset(
     getattr(torch.Tensor, name)
     for name in ("data_ptr", "const_data_ptr", "is_set_to", "__dlpack__")

@@ -1,4 +1,4 @@
-"""A mode for operators that do something else on fake tensors than on real ones (torch 2.13)."""
+"""A mode that corrects operators that behave differently on fake tensors than on real ones (torch 2.13)."""
 
 from __future__ import annotations
 
@@ -107,20 +107,20 @@ class FakeAsReal(TorchDispatchMode):
       trace operators on lazy zeros. A product with lazy zeros is zero, even if the other factor is infinite or NaN:
       forward mode multiplies the two factors of ``x * 2`` with each other's tangents, and the tangent of a number is a
       lazy zero.
-    - ``native_dropout`` without training returns a copy of a real tensor, but a fake tensor itself, so that a later
-      write to the result would change the argument. It is traced as a copy.
-    - A power of Boolean numbers by `True` or `False` is Boolean, and fake results are integers.
-    - The margin losses of one sample without a batch axis are numbers, and fake ones have one element.
+    - ``native_dropout`` without training returns a copy of a real tensor, but returns a fake tensor itself, so that a
+      later write to the result would change the argument. It is traced as a copy.
+    - A power of Boolean numbers by `True` or `False` is Boolean, but fake results are integers.
+    - The margin losses of one sample without a batch axis have no axis, but fake results have one.
     - The fake results of some operators have other strides than results on a CPU, if an argument is not contiguous.
       They get the strides of the CPU, because ``reshape`` returns a view for some strides and a copy for others.
     - Some operators, such as ``max``, raise for a real tensor without elements, but not for a fake one. Others, such as
-      ``upsample_nearest2d``, raise for a fake one only. Both do what they do for real tensors.
+      ``upsample_nearest2d``, raise for a fake one only. Both are made to do what they do for real tensors.
     - The number of entries of a sparse tensor, the sizes of its indices and values, and whether it is coalesced depend
       on data. An operator that reads one of them raises.
 
     Args:
-        refuses: also refuse the dtypes, shapes and draws that torch refuses, see `DtypeChecks`, `check_shapes` and
-            `check_draw`. One trace of a function is enough.
+        refuses: whether to refuse the dtypes, shapes and draws that torch refuses for real tensors, see `DtypeChecks`,
+            `check_shapes` and `check_draw`. It is enough if one trace of a function does so.
 
     Raises:
         DynamicOutputShapeException, DataDependentOutputException: an operator reads the entries of a sparse tensor.
@@ -180,13 +180,13 @@ class FakeAsReal(TorchDispatchMode):
 
 
 def _margin_of_one(func: OpOverload, x: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Return a margin loss of one sample, which is a number, by way of a batch of one."""
+    """Return a margin loss of one sample, a result without axes, from the loss of a batch of one."""
     out = func(x.reshape(1, -1), target.reshape(1, *target.shape), *args, **kwargs)
     return out.reshape(()) if isinstance(out, torch.Tensor) else (out[0].reshape(()), out[1].reshape(target.shape))
 
 
 def _is_empty(leaf: Any) -> bool:
-    """Return whether an argument is a tensor without elements, whatever the values of other sizes are."""
+    """Return whether an argument is a tensor without elements whose sizes are all known."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
         return False
     sizes = [size for size in leaf.shape if isinstance(size, int)]
@@ -197,7 +197,7 @@ def _run_on_empty(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> None
     """Run an operator on real tensors if none of its tensors has elements, to raise the errors that torch raises."""
     if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags or schema_of(func).is_mutable:
         return
-    if func.is_view or torch.Tag.view_copy in func.tags:  # of memory that may have elements
+    if func.is_view or torch.Tag.view_copy in func.tags:  # the viewed memory may have elements
         return
     leaves = jax.tree.leaves((args, kwargs))
     if any(isinstance(leaf, SYMBOLIC_NUMBERS) for leaf in leaves):
@@ -241,7 +241,8 @@ def _with_real_strides(func: OpOverload, args: tuple, kwargs: dict[str, Any], ou
         return out
     if all(tensor.is_contiguous() for tensor in tensors):
         return out
-    if "batch_norm" in schema_of(func).name and _is_channels_last(tensors[0]):  # they have torch's strides
+    # For a channels-last input, the fake results of batch norm have the strides of the real ones.
+    if "batch_norm" in schema_of(func).name and _is_channels_last(tensors[0]):
         return out
 
     def real(leaf: Any) -> Any:

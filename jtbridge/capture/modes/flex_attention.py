@@ -13,9 +13,9 @@ from jtbridge._compat import flex_attention_scores
 def attention_in_operators(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: Any, block_mask: tuple, *rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the result, the log-sum-exp and the greatest score of each row, both divided by ``log(2)``.
+    """Return the result, and the log-sum-exp and the greatest score of each row, both divided by ``log(2)``.
 
-    A row in which everything is masked has the result 0, and -inf for the others.
+    For a fully masked row, the result is 0, and the other two are -inf.
     """
     groups = query.shape[1] // key.shape[1]
     if key.shape[0] not in (1, query.shape[0]):

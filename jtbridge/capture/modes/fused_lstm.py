@@ -1,7 +1,7 @@
 """Modes that avoid torch's fused CPU LSTM, whose gradient can neither be batched nor differentiated again.
 
-Torch chooses the fused LSTM inside ``torch.lstm`` unless oneDNN is switched off for the whole process. Other threads
-would notice that: their convolutions would give other bits.
+Torch chooses the fused LSTM inside ``torch.lstm`` unless oneDNN is switched off for the whole process. That would also
+change other threads: their convolutions would give other bits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A mode that traces torch's operators that take functions by calling these functions.
+"""A mode that traces torch's higher-order operators by calling the functions that they take.
 
 Torch has one operator each for `flex_attention`, `torch.cond` and `while_loop`, and no dispatch mode can trace them.
 """
@@ -25,8 +25,8 @@ class HigherOrderInOperators(TorchFunctionMode):
     """Traces `flex_attention` as operators, and `torch.cond` and `while_loop` as Python's `if` and `while`.
 
     Attributes:
-        control_flow: the name of the first operator of control flow that was called; None if there was none. Torch has
-            no forward mode of it.
+        control_flow: the name of the first control-flow operator that was called; None if there was none. Torch cannot
+            differentiate these operators in forward mode.
     """
 
     def __init__(self) -> None:

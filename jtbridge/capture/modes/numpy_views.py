@@ -12,10 +12,10 @@ from jtbridge.core.writes import AS_NUMPY
 
 
 class NumpyViews(TorchFunctionMode):
-    """Gives code the memory of a closed-over tensor that it takes as a NumPy array.
+    """Returns the memory of a closed-over tensor where code converts the tensor to a NumPy array.
 
-    Under a mode of fake tensors, torch would take a fake tensor for it and give an array over memory that nobody owns.
-    The array is read-only. Its values are read while the function is traced, as those of a closed-over array are.
+    In fake mode, torch would convert the tensor to a fake one and return an array over memory that nobody owns. The
+    array is read-only. Its values are read while the function is traced, like those of a closed-over array.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

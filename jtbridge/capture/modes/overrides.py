@@ -66,12 +66,12 @@ class CopiedTensors(TorchFunctionMode):
 
 
 class AsOnValues(TorchFunctionMode):
-    """Replaces calls whose graph, or run without values, would not do what torch does.
+    """Replaces calls whose graph, or whose run on fake tensors, would not do what torch does.
 
-    - The results of ``torch.unsafe_split`` and its kin share memory with the argument, and torch's graph says they do
-      not.
-    - ``torch._foreach_mul_(xs, ys)`` and its kin write to one tensor after another. Torch's graph reads all of them
-      first, which differs if they share memory.
+    - The results of ``torch.unsafe_split`` and similar functions share memory with the argument, but in torch's graph
+      they do not.
+    - ``torch._foreach_mul_(xs, ys)`` and similar functions write to one tensor after another. Torch's graph reads all
+      tensors first, which differs if they share memory.
 
     Raises:
         RuntimeError: ``Tensor.apply_``, ``map_`` and ``map2_`` call Python for each element. On a tensor without values

@@ -4,11 +4,11 @@ The origin of a node is in ``node.meta["custom"]``, which torch keeps when a gra
 
 - ``module``: the path of the module that ran the operator.
 - ``line``: file and line of the user's code.
-- ``backward``: the node computes the gradient of an operator that ran there.
+- ``backward``: the node computes the gradient of an operator of that module and line.
 - ``draw``: the number of a random operator among the draws of the function, as a tuple. The forward and its
   recomputation have the same number.
 - ``launch``: the launch of a Triton kernel.
-- ``jax_function``: the JAX function that a node calls, as JAX traced it, which the note keeps alive.
+- ``jax_function``: the JAX function that the node calls, as JAX traced it. The note keeps the function alive.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Refusal of random numbers that torch refuses to draw, and accepts to draw on fake tensors.
+"""Refusal of random draws that torch accepts on fake tensors, and refuses on real ones.
 
 ``torch.randint(0, 300, (4,), dtype=torch.int8)`` and ``torch.poisson`` of integers raise in torch. JAX would draw
 numbers, and convert them to the dtype. Each operator is run for one element, to see whether it raises.
@@ -16,7 +16,7 @@ from jtbridge.core.array_types import SYMBOLIC_NUMBERS
 
 from .refused_dtypes import is_for_cpu, lacks_kernel
 
-# Operators that draw for any values of their tensors, and so for ones.
+# Operators that draw for any values of their tensors. The check uses ones.
 _DRAWS = frozenset(
     {
         "bernoulli",
@@ -38,7 +38,7 @@ _DRAWS = frozenset(
         "uniform",
     }
 )
-_LONGEST_PERMUTATION = 1 << 17  # more than the integers of each dtype of two bytes
+_LONGEST_PERMUTATION = 1 << 17  # more than the greatest number of each two-byte dtype
 
 
 def check_draw(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Refusal of dtypes that torch refuses when it computes, and accepts on fake tensors.
+"""Refusal of dtypes that torch accepts on fake tensors, and refuses on real ones.
 
 ``torch.mm`` of float32 and bfloat16 raises in torch. On fake tensors it has a result, and its translation to JAX
 promotes the dtypes. Kernels check dtypes in their own code, and no schema describes these checks. So each operator is
@@ -19,10 +19,10 @@ import torch
 from jtbridge._compat import OpOverload, outside_modes, schema_of
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-_MOST = 1 << 16  # elements of the arguments and results of an operator that is run for a check
+_MOST = 1 << 16  # the most elements, in all arguments and results, of an operator that is run as a check
 _LONGEST = 4  # replaces larger sizes in a run on small tensors
-# Operators whose integer arguments are sizes, or are checked against sizes, and so shrink with the tensors. Other
-# kernels may read past the end of a smaller tensor.
+# Operators whose integer arguments are sizes, or are checked against sizes, and so shrink with the tensors. The kernels
+# of other operators may read past the end of a smaller tensor.
 _SIZES = frozenset(
     {
         torch.ops.aten.convolution.default,
@@ -49,7 +49,7 @@ _BY_PIVOTS = frozenset(
     }
 )
 
-# A dtype for which torch has no kernel on a CPU. Others may have one: a GPU, or XLA.
+# The messages of torch for a dtype for which it has no CPU kernel. A GPU or XLA may have one.
 _NO_KERNEL = re.compile(r"not implemented for|[Nn]ot supported|doesn't support")
 
 
@@ -71,7 +71,7 @@ class DtypeChecks:
             kwargs: its arguments by name.
             out: its result on fake tensors.
         """
-        if func is torch.ops.aten.scalar_tensor.default:  # of a number that its dtype may not hold
+        if func is torch.ops.aten.scalar_tensor.default:  # the dtype may not hold the number
             with outside_modes():
                 func(args[0], **{**kwargs, "device": "cpu", "pin_memory": False})
             return
@@ -125,7 +125,7 @@ class _Call(NamedTuple):
         """Run the operator on tensors of these dtypes; return its exception, or None if it raises none."""
         try:
             filled = [torch.full(s, fill(dtype), dtype=dtype) for s, dtype in zip(self.shapes, dtypes, strict=True)]
-        except RuntimeError:  # a dtype without numbers, as uint4
+        except RuntimeError:  # `full` does not have the dtype, such as uint4
             return None
         tensors, statics = iter(filled), iter(self.statics)
         leaves = [next(tensors if is_tensor else statics) for is_tensor in self.are_tensors]
@@ -138,9 +138,9 @@ class _Call(NamedTuple):
 
 
 def _small_call(func: OpOverload, leaves: Sequence[Any], tree: Any, out: Any, numbers: frozenset[int]) -> _Call | None:
-    """Return a call like the given one, with few elements; None if a smaller call could fail for its sizes.
+    """Return a call like the given one, with few elements; None if a smaller call could fail because of its sizes.
 
-    The leaves at the positions `numbers` are no sizes.
+    The leaves at the positions `numbers` are not sizes.
     """
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     results = [leaf for leaf in jax.tree.leaves(out) if isinstance(leaf, torch.Tensor)]
@@ -153,7 +153,7 @@ def _small_call(func: OpOverload, leaves: Sequence[Any], tree: Any, out: Any, nu
     shapes, result_shapes = (
         tuple(tuple(_size(size, shrinks) for size in x.shape) for x in group) for group in (tensors, results)
     )
-    if sum(map(math.prod, (*shapes, *result_shapes))) > _MOST:  # of many dimensions
+    if sum(map(math.prod, (*shapes, *result_shapes))) > _MOST:  # too many dimensions
         return None
     statics = tuple(leaf for leaf in sized if not isinstance(leaf, torch.Tensor))
     return _Call(func, tree, tuple(isinstance(leaf, torch.Tensor) for leaf in leaves), shapes, statics)
@@ -179,7 +179,7 @@ def _refusal(call: _Call, dtypes: tuple[torch.dtype, ...], plain: _Call | None) 
 
 
 def _numbers(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> frozenset[int]:
-    """Return which of the leaves of an operator's arguments are numbers by its schema, and not sizes or dimensions."""
+    """Return the positions of the argument leaves that the operator's schema declares as numbers, not as sizes."""
     arguments = schema_of(func).arguments
     types = {argument.name: str(argument.type) for argument in arguments}
     kinds = [*(str(argument.type) for argument in arguments[: len(args)]), *(types[name] for name in sorted(kwargs))]
@@ -217,7 +217,7 @@ def _with_plain_numbers(
 
 
 def _overflows(number: float, dtypes: Sequence[torch.dtype]) -> bool:
-    """Return whether a number is too large for one of some dtypes. Infinities and NaN are not."""
+    """Return whether a number is finite and too large for one of some dtypes."""
     if not math.isfinite(number):
         return False
     limits = [
@@ -229,9 +229,9 @@ def _overflows(number: float, dtypes: Sequence[torch.dtype]) -> bool:
 
 
 def _check_write(func: OpOverload, target: torch.Tensor, values: torch.Tensor) -> None:
-    """Raise the exception of torch if it does not write values of one dtype to elements of another.
+    """Raise the exception of torch if it refuses to write values of one dtype through a mask to elements of another.
 
-    It does write a single value through a mask.
+    Torch accepts a single value of any dtype.
     """
     if any(type(size) is not int or size != 1 for size in values.shape):
         with outside_modes(), torch.no_grad():

@@ -1,4 +1,4 @@
-"""Refusal of shapes and numbers that torch refuses when it computes, and accepts on fake tensors (torch 2.13)."""
+"""Refusal of shapes and numbers that torch accepts on fake tensors, and refuses on real ones (torch 2.13)."""
 
 from __future__ import annotations
 

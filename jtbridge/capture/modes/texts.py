@@ -1,7 +1,7 @@
 """The text of a tensor, as `repr`, `str` and f-strings return it, while a function is traced.
 
-The text shows values, and a traced tensor has none. It does not matter in a message that is printed or logged. To test
-whether it matters, a function is traced once more with another text.
+The text shows values, and a traced tensor has no values. The text does not matter in a message that is printed or
+logged. To test whether it matters, a function is traced once more with another text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from jtbridge._compat import FakeTensor
 
 _FORMATTING = frozenset({torch.Tensor.__repr__, torch.Tensor.__format__})
-_VALUES = "tensor([-0.123456789e+05, nan, inf, True, False])"  # has all that a function may look for
+_VALUES = "tensor([-0.123456789e+05, nan, inf, True, False])"  # contains what a function may search for
 
 
 def is_text(func: Any, args: tuple) -> bool:

@@ -8,11 +8,11 @@ import torch
 
 from jtbridge._compat import OpOverload
 
-# triangular_solve takes the tangent of the half of a matrix that it does not read for one that it reads. The formula of
-# cholesky_inverse is wrong for every tangent. A view that is transposed in place transposes the tangent of the tensor
-# that it is a view of. The results of frac, of remainders by a number and of copied views have their tangents in the
-# memory of the argument's, and a later write in place writes to it. The derivative of atan2 at the origin is NaN, where
-# the gradient is 0. That of logcumsumexp loses all digits for elements far below the largest.
+# triangular_solve also uses the tangent of the half of the matrix that it does not read. The formula of
+# cholesky_inverse is wrong for every tangent. If a view is transposed in place, the tangent of its base is transposed.
+# For frac, remainders by a number and copied views, the tangent of the result shares memory with the tangent of the
+# argument, so a later in-place write changes both. The derivative of atan2 at the origin is NaN, where the gradient is
+# 0. The derivative of logcumsumexp loses all digits for elements far below the largest.
 _ALWAYS = frozenset(
     {
         torch.ops.aten.atan2.default,
@@ -31,14 +31,14 @@ _ALWAYS = frozenset(
         torch.ops.aten.squeeze_.dims,
     }
 )
-# It loses the imaginary part of a power of a real tensor, or to the power of one, that is complex.
+# Forward mode loses the imaginary part of a power if either the base or the exponent is complex, and the other real.
 _POWERS = frozenset(
     {
         *(torch.ops.aten.pow.Tensor_Tensor, torch.ops.aten.pow.Tensor_Scalar, torch.ops.aten.pow.Scalar),
         *(torch.ops.aten.pow_.Tensor, torch.ops.aten.pow_.Scalar),
     }
 )
-# It is 0 for the reduction "prod".
+# The forward derivative is 0 for the reduction "prod".
 _SCATTER_REDUCE = frozenset({torch.ops.aten.scatter_reduce.two, torch.ops.aten.scatter_reduce_.two})
 
 
@@ -49,7 +49,7 @@ def has_wrong_forward_mode(fn: OpOverload, args: tuple) -> bool:
         or torch.Tag.view_copy in fn.tags
         or (fn in _SCATTER_REDUCE and args[4] == "prod")
         or (fn in _POWERS and _is_complex(args[0]) != _is_complex(args[1]))
-        or (fn is torch.ops.aten.native_dropout.default and args[2] is False)  # it copies, as `frac` does
+        or (fn is torch.ops.aten.native_dropout.default and args[2] is False)  # tangents share memory, as for frac
     )
 
 

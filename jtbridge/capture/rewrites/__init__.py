@@ -1,6 +1,6 @@
 """Replacements of functions of torch whose own graphs are long, wrong or impossible, applied by `modes/overrides.py`.
 
-A file holds the replacements of one group of functions, as `REPLACEMENTS`: torch's function to its replacement.
+Each file replaces one group of functions: its `REPLACEMENTS` maps functions of torch to their replacements.
 """
 
 from . import ctc, indexing, one_hot, packed, recurrent, truth

@@ -43,7 +43,7 @@ def ctc_loss_backward(
     blank: int,
     zero_infinity: bool,
 ) -> torch.Tensor:
-    """Return the gradient of `ctc_loss` by `log_probs`. The gradient has no derivative, as in torch."""
+    """Return the gradient of `ctc_loss` with respect to `log_probs`. It has no derivative, as in torch."""
     inputs, lengths = input_lengths.tolist(), target_lengths.tolist()
     log_alpha = log_alpha[..., : 2 * max(lengths, default=0) + 1].contiguous()
     return torch.ops.aten._ctc_loss_backward(

@@ -1,6 +1,7 @@
 """Torch's fused LSTM for float32 on a CPU as an operator whose gradient can be batched and differentiated again.
 
-Torch's own operator has a gradient that can do neither, and its fake tensors give the residual of oneDNN no elements.
+The gradient of torch's own operator can be neither batched nor differentiated, and the operator's fake kernel gives
+oneDNN's residual no elements.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def _(x, h, c, w_ih, w_hh, b_ih, b_hh):
 
 @functools.lru_cache(maxsize=256)
 def _workspace(steps: int, rows: int, features: int, units: int) -> int:
-    """Return the number of bytes of oneDNN's residual, which no function of torch tells without running the layer."""
+    """Return the number of bytes of oneDNN's residual. Torch shows it only by running the layer."""
     with outside_modes():
         x, state = torch.zeros(steps, rows, features), torch.zeros(rows, units)
         weights = [torch.zeros(4 * units, *shape) for shape in ((features,), (units,), (), ())]
@@ -105,7 +106,7 @@ def _save_backward(ctx: Any, inputs: tuple[torch.Tensor, ...], output: Any) -> N
 
 
 def _double_backward(ctx: Any, *seconds: torch.Tensor) -> tuple[Any, ...]:
-    """Return the gradients of `fused_lstm_backward`; the other results count as functions of the arguments."""
+    """Return the gradients of `fused_lstm_backward`; results of `fused_lstm` are treated as functions of the rest."""
     with torch.enable_grad():
         leaves = [as_variable(t) for t in ctx.saved_tensors]
         x, h, c, *params = leaves[2:]

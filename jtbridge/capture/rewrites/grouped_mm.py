@@ -1,7 +1,7 @@
-"""Products of groups of rows with a matrix each, as in mixtures of experts, as an operator that has fake tensors.
+"""``torch._grouped_mm``, the product of each group of rows with its own matrix, as an operator that can be traced.
 
 Torch's fake kernel of ``torch._grouped_mm`` refuses float32, and shapes whose rows do not begin at multiples of 16
-bytes, which its kernel for a CPU takes.
+bytes. Torch's CPU kernel accepts both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OURS = overload_of(grouped_mm)
 
 
 class GroupedProducts(TorchDispatchMode):
-    """Replaces ``torch._grouped_mm`` by :func:`grouped_mm`, after autograd, which has torch's formula."""
+    """Replaces ``torch._grouped_mm`` by :func:`grouped_mm`, after autograd has applied torch's own derivative."""
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple = (), kwargs: dict | None = None

@@ -15,7 +15,7 @@ from jtbridge.core.writes import written_tensors
 
 from .packed import noted_values
 
-# Without uint8, which torch takes for a mask.
+# Without uint8, because torch treats a uint8 tensor as a mask.
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -64,9 +64,9 @@ class _Copy:
 
 
 class CopiedViews(TorchDispatchMode):
-    """Raises where it matters that ``x[i]`` is a copy: there, torch needs the value of `i`.
+    """Raises where it matters that ``x[i]`` is a copy and not a view, for which the value of `i` would be needed.
 
-    It matters for a write to ``x[i]``, and for a use of ``x[i]``, or its return, after a write to `x`. ``x[i] += y`` is
+    It matters if ``x[i]`` is written to, and if ``x[i]`` is used or returned after a write to `x`. ``x[i] += y`` is
     allowed: Python assigns the written copy to ``x[i]`` before any other code can read it.
     """
 
@@ -120,7 +120,7 @@ class CopiedViews(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # A view reads no values. An operator of `prim` asks for a tensor's device; to raise there ends the process.
+        # A view reads no values. An operator of `prim` asks for a tensor's device; raising there ends the process.
         if self._copies and not func.is_view and func.namespace != "prim":
             tensors = [t for t in jax.tree.leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
             used = {storage_id(t) for t in tensors if t.layout is torch.strided}
@@ -186,7 +186,7 @@ def _places(x: torch.Tensor, index: Any) -> list[tuple[int, torch.Tensor]]:
 
 
 def _dimensions(part: Any) -> int:
-    """Return the number of dimensions that a part of an index is for."""
+    """Return the number of dimensions that a part of an index selects from."""
     if part is None or part is Ellipsis or isinstance(part, bool):
         return 0
     is_mask = isinstance(part, torch.Tensor) and part.dtype is torch.bool

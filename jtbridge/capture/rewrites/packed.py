@@ -1,4 +1,4 @@
-"""Packed sequences whose lengths are known while tracing, as numbers in the user's code are.
+"""Packed sequences whose lengths are known while tracing, for example as numbers in user code.
 
 Torch's own operators for packed sequences read the lengths, and torch has no rules to differentiate or batch them.
 The functions here select rows by constant indices instead. ``counts`` is torch's `batch_sizes`: for each step, the

@@ -3,9 +3,10 @@
 Torch's composite LSTM, GRU and RNN are traced step by step. `REPLACEMENTS` computes the same with three custom
 operators: ``jtbridge::recurrent`` runs one layer in one direction over a sequence,
 ``jtbridge::recurrent_backward`` computes its gradient, and ``jtbridge::recurrent_double_backward`` the gradient of
-that. The gradient of the last one is written in torch, step by step, so that derivatives of any order are right.
+that. The gradient of the last operator is torch code, step by step, which autograd can differentiate to any order.
 
-The operators have the rows last: the product of a step is ``weight @ h``, with the weight as it is in memory.
+The last axis of the operators' tensors is the rows: the product of a step is ``weight @ h``, with the weight as it is
+in memory.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ def recurrent(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the hidden states (step, unit, row) of a layer, its cell states, and values for `recurrent_backward`.
 
-    A cell without cell states has 0 units of them.
+    The cell states of a cell without them have 0 units.
 
     Args:
         gates: the contribution of the input to the gates, for each step.
         h, c: the states before the first step.
-        weight, bias: the contribution of the hidden state to the gates is ``weight @ h + bias``; no elements of `bias`
-            for 0.
-        project: the hidden state is ``project @ h``; no elements to leave it as it is.
+        weight, bias: the contribution of the hidden state to the gates is ``weight @ h + bias``; without a bias, `bias`
+            has no elements.
+        project: the hidden state is ``project @ h``; without a projection, `project` has no elements.
         cell: `lstm`, `gru`, `rnn_tanh` or `rnn_relu`.
     """
     return _unrolled(gates, h, c, weight, bias, project, cell)
@@ -165,7 +166,7 @@ def recurrent_double_backward(
 ]:
     """Return the gradients of `recurrent_backward` with respect to its tensors up to `project`.
 
-    The hidden and cell states count as functions of the other arguments.
+    The hidden and cell states are treated as functions of the other arguments.
 
     Args:
         seconds: the cotangents of the results of `recurrent_backward`.
@@ -277,9 +278,9 @@ _FUSED: contextvars.ContextVar[Layer | None] = contextvars.ContextVar("fused_lay
 
 
 def using(fused: Layer) -> contextlib.AbstractContextManager[None]:
-    """Run layers inside the block by another function where it does not return None.
+    """Run layers inside the block by `fused`, and by :func:`layer` where `fused` returns None.
 
-    The function is called as :func:`layer`, and of the cell states may return the last one alone.
+    `fused` is called like :func:`layer`. It may return only the last cell state in place of all cell states.
     """
     return assigned((_FUSED, fused))
 
@@ -327,9 +328,9 @@ def _network(
     Args:
         x: the input, as torch takes it.
         h, c: the states before the first step, for each layer and direction.
-        params: of all layers, in torch's order.
+        params: the parameters of all layers, in torch's order.
         how: the cell, then the options of the layers in torch's order.
-        lengths: the number of steps that count in each row; None if all do.
+        lengths: the number of steps before the padding in each row; None if there is no padding.
     """
     cell, _, num_layers, dropout, train, bidirectional, batch_first = how
     directions = 1 + bidirectional
@@ -374,7 +375,7 @@ def _is_supported(
 
 
 def _is_cast_by_autocast(x: Any, h: torch.Tensor, c: torch.Tensor) -> bool:
-    """Return whether torch computes an LSTM by oneDNN under autocast, which then computes in autocast's dtype.
+    """Return whether torch computes an LSTM by oneDNN in autocast's dtype.
 
     Without oneDNN, and with projections, autocast applies to each operator of the LSTM.
     """
@@ -423,7 +424,7 @@ def _without_cell_state(cell: str) -> Callable[..., Any]:
 
 
 def _of_packed(data: Any, sizes: Any, h: Any, c: Any, params: Any, cell: str, how: Sequence[Any]) -> Any:
-    """Run the layers on a packed sequence, as a padded one: no step in a sequence depends on the padding."""
+    """Run the layers on a packed sequence by padding it: no step in a sequence depends on the padding."""
     counts = known_values(sizes)
     # Hidden states are computed in the padding as well, where they may overflow with relu, which spoils gradients.
     if counts is None or cell == "rnn_relu" or len(how) != 5 or data.dim() != 2:

@@ -1,6 +1,6 @@
-"""Arrays that are compared with their own elements, as with the largest one, and that XLA must compute once.
+"""Arrays that are compared with their own elements, such as the largest one, and that XLA must compute once.
 
-XLA may compute an array again in each operation that reads it, and round in another way. Then no element equals the
+XLA may compute an array again in each operation that reads it, and round it differently. Then no element equals the
 largest one, and the gradient of a maximum is lost.
 """
 
@@ -48,7 +48,8 @@ _TAKING: dict[Any, tuple[int, ...]] = {
     _aten.index_reduce.default: (0, 3),
 }
 
-# Operators that compare, with the positions of their exponent and of the arrays that the compared values come from.
+# Backward operators that compare values, with the positions of their exponent and of the arrays that the values come
+# from. An operator with an exponent compares values only if the exponent is infinite.
 _COMPARING_BACKWARDS: dict[Any, tuple[int | None, tuple[int, ...]]] = {
     _aten._cdist_backward.default: (3, (1, 2)),
     _aten._pdist_backward.default: (2, (1,)),

@@ -14,8 +14,8 @@ _HALF = (torch.bfloat16, torch.float16)
 def keep_statistics_wide(graph: fx.Graph) -> None:
     """Give mean and 1 / sigma the dtype that they have on a GPU, if only the backward uses them.
 
-    The normalization itself takes them in float32 anyway. Then its gradient does so too, and a kernel that keeps them
-    in float32 can compute both.
+    The normalization itself uses them in float32 anyway. With this dtype its gradient does so, too, and a kernel that
+    keeps them in float32 can compute both.
     """
     for node in graph.find_nodes(op="call_function", target=_aten.native_layer_norm.default):
         value = node.meta["val"]

@@ -10,7 +10,7 @@ import torch
 def _is_nonzero(input: torch.Tensor) -> Any:
     """Return whether a number differs from 0, by a comparison.
 
-    Torch reads the number, which has no value in a trace. A trace may take a comparison both ways (see
+    Torch reads the number, which has no value in a trace. Both results of a comparison can be traced (see
     ``modes/branches.py``).
     """
     if input.dtype is torch.bool or input.numel() != 1:

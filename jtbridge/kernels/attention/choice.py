@@ -1,8 +1,8 @@
 """The choice of the implementation of attention for a program on a GPU: the Triton kernels or cuDNN.
 
-The rule is narrow: cuDNN is chosen only where its kernels are made for the chip and the shape is common. The rule
-follows publications of NVIDIA and of the authors of FlashAttention-3 (arXiv:2407.08608) about Hopper. `make bench-gpu`
-shows whether the rule is right.
+Unless the caller asks for cuDNN, it is chosen only where its kernels are made for the chip and the shape is common.
+This rule follows publications of NVIDIA and of the authors of FlashAttention-3 (arXiv:2407.08608) about Hopper.
+`make bench-gpu` shows whether the rule is right.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .reference import AttentionSettings
 Implementation = Literal["triton", "cudnn"]
 IMPLEMENTATIONS = ("triton", "cudnn")
 
-# The limits of cuDNN: the largest head that it takes on every chip that it supports, the oldest chip, the oldest cuDNN.
+# cuDNN's limits: the largest head size on all supported chips, the lowest compute capability, the oldest version.
 _LARGEST_HEAD = 128
 _OLDEST_CHIP = 80
 _OLDEST_CUDNN = 90000
-# Where cuDNN is preferred: on Hopper, whose tensor cores work asynchronously to the threads, and Triton 3 uses this
-# less well than cuDNN. Below the length, both implementations take less time than a launch.
+# cuDNN is preferred on Hopper, whose tensor cores work asynchronously to the threads: cuDNN uses this better than
+# Triton 3. Below the preferred length, both implementations take less time than a launch.
 _PREFERRED_CHIP = 90
 _PREFERRED_HEADS = (64, 128)
 _PREFERRED_LENGTH = 512
@@ -51,7 +51,7 @@ def refused_by_cudnn(query: jax.Array, key: jax.Array, settings: AttentionSettin
     if settings.dropout_rate:
         return "cuDNN draws other random numbers than jtbridge does elsewhere"
     if logsumexp:
-        return "cuDNN has no gradient of the logarithm that is to be returned"
+        return "cuDNN has no gradient of the logarithm that `return_logsumexp` asks for"
     if settings.right not in (None, 0) or (settings.left is not None and not causal):
         return "of windows cuDNN takes those that look back alone, with `is_causal` or (n, 0)"
     if causal and q_len != kv_len:
@@ -64,7 +64,7 @@ def refused_by_cudnn(query: jax.Array, key: jax.Array, settings: AttentionSettin
 def missing_for_cudnn(chip: Chip | None) -> str | None:
     """Return the reason that cuDNN cannot be used in this process; None if it can.
 
-    Without a chip in this process, the chip and the version of cuDNN are not checked.
+    If `chip` is None, because this process has no GPU, neither the chip nor the version of cuDNN is checked.
     """
     try:
         cudnn_attention()
@@ -101,7 +101,7 @@ def decided(
     return Choice("triton", reason) if (reason := _not_preferred(query, key, settings, chip)) else _PREFERRED
 
 
-_PREFERRED = Choice("cudnn", "made for Hopper: heads of 64 and 128, equal lengths, nothing that it cannot do")
+_PREFERRED = Choice("cudnn", "made for Hopper: heads of 64 or 128, equal lengths, no option that cuDNN lacks")
 
 
 def _not_preferred(query: jax.Array, key: jax.Array, settings: AttentionSettings, chip: Chip | None) -> str | None:

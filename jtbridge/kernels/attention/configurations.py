@@ -2,7 +2,8 @@
 
 Without an additive mask every configuration fits the shared memory of compute capability 8.0 (163 KB) and 9.0 (227 KB).
 The first configuration of an entry is the default there; for 16-bit heads of 64 and 128 it is close to the one of
-PyTorch's FlexAttention on an H100. Tuning tries all of an entry. The last is the default of chips with less memory.
+PyTorch's FlexAttention on an H100. Tuning tries all configurations of an entry. The last one is the default of chips
+with less memory.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def padded(head_size: int) -> int:
 
 
 def default(table: Table, entry: tuple[int, int], chip: Chip, masked: bool = False) -> AttentionConfiguration:
-    """Return a chip's configuration where nothing was tuned.
+    """Return the default configuration on a chip.
 
     With an additive mask (`masked`) it has one stage less, because blocks of the mask are in the pipeline too.
     """

@@ -1,6 +1,6 @@
 """Attention by cuDNN, through JAX's primitives, instead of the Triton kernels.
 
-The forward has the results of the kernels: the rounded output, and in float32 the natural logarithm of the sum of the
+The forward returns what the kernels return: the rounded output, and in float32 the natural logarithm of the sum of the
 exponentials of the scores.
 """
 
@@ -27,7 +27,10 @@ def output(*arrays: jax.Array, settings: AttentionSettings) -> list[jax.Array]:
 
 
 def backward(*arrays: jax.Array, settings: AttentionSettings) -> list[jax.Array]:
-    """Return the gradients of query, key and value, given these, the results of :func:`forward` and the cotangent."""
+    """Return the gradients of query, key and value.
+
+    The arguments are query, key and value, the results of :func:`forward`, and the cotangent of the output.
+    """
     query, key, value, out, logsumexp, ct = arrays
     gradients = cudnn_backward(
         **_options(query, key, value, settings=settings), activation=logsumexp, fwd_output=out, grad_output=ct
@@ -35,7 +38,7 @@ def backward(*arrays: jax.Array, settings: AttentionSettings) -> list[jax.Array]
     return list(gradients[:3])
 
 
-# A bias, lengths and offsets of packed sequences, and page tables. Each gets an empty array.
+# Unused arguments of cuDNN: a bias, lengths and offsets of packed sequences, page tables. Each gets an empty array.
 _UNUSED = ("bias", "q_seqlen", "kv_seqlen", "q_offsets", "kv_offsets", "page_table_k", "page_table_v")
 
 

@@ -24,7 +24,7 @@ from .reference import AttentionSettings
 
 @functools.lru_cache(256)
 def differentiable_kernel(settings: AttentionSettings) -> DifferentiableKernel:
-    """Return attention by the Triton kernels, with the logarithm of the sums as a second result."""
+    """Return attention by the Triton kernels, with the log-sum-exp of the scores as a second result."""
 
     def primitive(of_reference: Any, kernels: Any, gradient: bool) -> KernelPrimitive:
         keywords = {"settings": settings}
@@ -44,7 +44,7 @@ def differentiable_kernel(settings: AttentionSettings) -> DifferentiableKernel:
 
 @functools.lru_cache(256)
 def kernel_or_cudnn(settings: AttentionSettings, implementation: Implementation | None) -> DifferentiableKernel:
-    """Return attention by the kernels or by cuDNN, chosen when the program is lowered; without the logarithm.
+    """Return attention by the kernels or by cuDNN, chosen when the program is lowered. The only result is the output.
 
     The residuals of the forward are the same for both, so that forward and backward are each chosen independently.
     """
@@ -89,12 +89,12 @@ def _backward_of_output(*arrays: jax.Array, settings: AttentionSettings) -> Sequ
 
 
 def _fold(settings: AttentionSettings, gradient: bool) -> BatchingRule:
-    """Return the batching rule that folds a batch axis into the arrays' own batch, their first axis.
+    """Return the batching rule that folds a batch axis into the first axis of the arrays, their batch.
 
     A mask may have size 1 on that axis.
     """
     of_mask = 3 if settings.mask != "none" else None
-    # The gradient of a mask must have an element for each of the batch, so that the mask is expanded first.
+    # The gradient of an additive mask needs a separate part for each batch element, so the mask is expanded first.
     expanded = settings.mask == "additive" and gradient
 
     def batching_rule(
@@ -139,8 +139,8 @@ def _backward(*arrays: jax.Array, settings: AttentionSettings) -> list[jax.Array
 
     inputs, (out, logsumexp, ct, ct_logsumexp) = arrays[:-4], arrays[-4:]
     (query, key, value), mask, seeds = settings.split(inputs)
-    # The gradient of the scores is weights * (ct @ value.T - delta). The derivative of the logsumexp by the scores is
-    # the weights, so that its cotangent is part of delta.
+    # The gradient of the scores is weights * (ct @ value.T - delta). The derivative of the log-sum-exp with respect to
+    # the scores is the weights, so its cotangent is part of delta.
     delta = jnp.sum(out.astype(jnp.float32) * ct.astype(jnp.float32), -1) - ct_logsumexp
     more = [ct, logsumexp * jnp.float32(math.log2(math.e)), delta]
     grad_key, grad_value = _launched(
@@ -185,7 +185,7 @@ def _launched(
     kv_heads, kv_len = key.shape[1:3]
     block_d = configurations.padded(d)
     entry = block_d, query.dtype.itemsize
-    # A kernel without a mask or dropout does not read these arrays, so that the query can stand in their place.
+    # A kernel without a mask or dropout does not read the mask or the seeds, so it gets the query instead.
     absent = query
     strides = (0, 0, 0, 0) if mask is None else _strides(mask.shape)
     constants = {

@@ -41,7 +41,7 @@ def _kernel_for(
         arrays.append(mask.reshape((1,) * (4 - mask.ndim) + mask.shape))
     settings = attention.AttentionSettings(factor, None, 0 if is_causal else None, kind, 0.0)
     if refused_by_cudnn(query, key, settings, logsumexp=False) is None:
-        # Only torch's backward operator takes the logarithm, which therefore has no cotangent.
+        # Only torch's backward operator uses the logarithm, so the logarithm has no cotangent.
         return kernel_or_cudnn(settings, None), arrays, True
     return attention.differentiable_kernel(settings), arrays, False
 

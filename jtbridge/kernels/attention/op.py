@@ -87,38 +87,42 @@ def attention(
     """Compute ``softmax(scale * query @ key.T + mask) @ value``, accumulated in float32, without scores in memory.
 
     Where the program is lowered for a GPU, Triton kernels or cuDNN compute the forward and the backward. Elsewhere both
-    are computed in jnp, with all scores in memory at once. The function is differentiable to any order, also by an
-    additive mask. The gradient of a mask has the size of the mask; it is computed in jnp, for one element of `batch`
-    after the other, and only if it is used. Under `vmap`, the batch axis is folded into `batch`.
+    are computed in jnp, with all scores in memory at once. The function is differentiable to any order, also with
+    respect to an additive mask. The gradient of a mask has the size of the mask; on a GPU it is computed in jnp, for
+    one element of `batch` at a time, and only if it is used. Under `vmap`, the batch axis is folded into `batch`.
 
     Args:
         query: [batch, heads, q_len, d], float32, bfloat16 or float16. Other floating-point dtypes,
             and `d` over 256, are computed in jnp.
         key: [batch, kv_heads, kv_len, d], like `query`. `heads` is a multiple of `kv_heads`: ``heads / kv_heads``
             consecutive heads of the query share a head of the key.
-        value: like `key`.
-        mask: [batch | 1, heads | 1, q_len | 1, kv_len | 1], leading dimensions may be missing. Boolean: True where a
-            query sees a key. Or floating-point, added to the scores.
+        value: like `key`. If only its last dimension differs, the function is computed in jnp.
+        mask: [batch | 1, heads | 1, q_len | 1, kv_len | 1], leading dimensions may be missing. A boolean mask is True
+            where a query sees a key; a floating-point mask is added to the scores.
         is_causal: query `i` sees keys up to `i`, also if `q_len` and `kv_len` differ.
         scale: the factor of the products of queries and keys; None for ``1 / sqrt(d)``.
-        window: the numbers of keys before and behind its own position that a query sees; None for no limit.
+        window: the number of keys before and the number of keys after its own position that a query sees, each None
+            for no limit; None for no window.
         dropout_rate: the probability that a weight is dropped; the others are divided by ``1 - dropout_rate``.
         dropout_key: a JAX key, if there is dropout. Whether a weight is dropped depends on this key and on the weight's
-            batch, head, query and key position alone. It is the same on a GPU and elsewhere, forward and backward.
+            batch, head, query and key position alone. The same weights are dropped on a GPU and elsewhere, and in the
+            forward and the backward.
         return_logsumexp: also return the logarithm of the sum of the exponentials of the scores.
         implementation: the implementation on a GPU. "triton": the kernels. "cudnn": cuDNN as JAX calls it, for bfloat16
             and float16 without a mask, dropout or the logarithm. None: the choice of :func:`chosen`, which is cuDNN
             for common shapes on Hopper. Without a GPU the argument is checked and has no other effect.
 
     Returns:
-        An array like `query`; 0 for a query that sees no key, as in torch. With `return_logsumexp` also a float32 array
-        [batch, heads, q_len] of logarithms before dropout, 0 for a query that sees no key.
+        An array like `query`, with the last dimension of `value`; 0 for a query that sees no key, as in torch. With
+        `return_logsumexp` also an array [batch, heads, q_len] of logarithms before dropout, in float32 (float64 for a
+        float64 query), 0 for a query that sees no key.
 
     Raises:
-        TypeError: query, key or value is not of a real floating-point dtype, or they are of several dtypes; or `scale`
-            or `is_causal` is no number or bool that is known when JAX traces.
-        ValueError: shapes do not fit, `window` is negative, `dropout_rate` is not from 0 to 1 or there is no
-            `dropout_key` for it; or `implementation` cannot compute this attention, with the reason.
+        TypeError: query, key or value is not of a real floating-point dtype, or they have different dtypes; or `scale`
+            is not a number, or `is_causal` not a bool, that is known when JAX traces.
+        ValueError: shapes do not fit; `mask` is neither boolean nor floating-point; `window` is negative or not a pair;
+            `dropout_rate` is not from 0 to 1, or there is no `dropout_key` for it; `implementation` is unknown or
+            cannot compute this attention, with the reason.
         BackendError: when the program is lowered: "cudnn" is asked for, and cuDNN or a GPU that it supports is missing.
 
     Example:
@@ -176,6 +180,11 @@ def chosen(
 
     Returns:
         ``(implementation, reason)``: "triton", "cudnn", or "jnp" where neither of them applies.
+
+    Raises:
+        TypeError: as in :func:`attention`.
+        ValueError: `window` is negative or not a pair, or `implementation` cannot compute this attention.
+        BackendError: "cudnn" is asked for, and cuDNN or a GPU that it supports is missing.
 
     Example:
         >>> import jax.numpy as jnp
@@ -235,14 +244,14 @@ def _check(
         )
     if value.shape[:3] != key.shape[:3]:
         raise ValueError(
-            f"`value` has shape {value.shape}, expected that of `key`, {key.shape}, but for the last dimension"
+            f"`value` has shape {value.shape}, expected that of `key`, {key.shape}, except for the last dimension"
         )
     if heads % key.shape[1] if key.shape[1] else heads:
         raise ValueError(f"`query` has {heads} heads, expected a multiple of the {key.shape[1]} heads of `key`")
     if not 0 <= dropout_rate <= 1:
         raise ValueError(f"`dropout_rate` is {dropout_rate}, expected a probability")
     if dropout_rate and dropout_key is None:
-        raise ValueError("`dropout_rate` is not 0, so `dropout_key` must be given: a JAX key, as of jax.random.key")
+        raise ValueError("`dropout_rate` is not 0, so `dropout_key` must be given, such as jax.random.key(0)")
 
 
 def _four_dimensional(mask: jax.Array, scores: tuple[int, ...]) -> jax.Array:
@@ -257,7 +266,7 @@ def _four_dimensional(mask: jax.Array, scores: tuple[int, ...]) -> jax.Array:
 def _window(window: Window | None, is_causal: bool) -> Window:
     sides = (None, None) if window is None else window
     if not (isinstance(sides, tuple | list) and len(sides) == 2 and all(map(_is_limit, sides))):
-        raise ValueError(f"`window` is {window}, expected two counts, or None where there is no limit")
+        raise ValueError(f"`window` is {window}, expected two counts, where None means no limit")
     left, right = (None if side is None else int(side) for side in sides)
     return left, 0 if is_causal else right
 
@@ -267,7 +276,7 @@ def _is_limit(side: object) -> bool:
 
 
 def _seeds(key: jax.Array | None, batch: int) -> jax.Array:
-    """Return the seeds of :func:`reference.dropout`: for each of a batch, both halves of a seed, and its index."""
+    """Return the seeds of :func:`reference.dropout`: for each batch element, both halves of a seed and its index."""
     assert key is not None
     words = jnp.broadcast_to(jax.random.bits(key, (2,), jnp.uint32), (batch, 2))
     return jnp.concatenate([words, jnp.arange(batch, dtype=jnp.uint32)[:, None]], 1)

@@ -20,7 +20,7 @@ def philox(
 
     Args:
         seed: the low and the high half of the seed, uint32.
-        c0: the first word of the counter, uint32; `c1`, `c2` and `c3` are the other words. All broadcast.
+        c0: the first word of the counter, uint32; `c1`, `c2` and `c3` are the other words. All arrays are broadcast.
 
     Returns:
         Four uint32 arrays of random bits.

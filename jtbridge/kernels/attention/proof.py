@@ -1,4 +1,4 @@
-"""The cases on which the kernels of attention are proven: causal, masked, grouped, windows, and every size of head."""
+"""The cases on which the attention kernels are proven: causal, masked, grouped, windows, dropout, and head sizes."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class AttentionSettings:
     Args:
         scale: the factor of the products of queries and keys.
         left: the number of keys before its own position that a query sees; None: all.
-        right: the number of keys behind its own position that a query sees; None: all.
+        right: the number of keys after its own position that a query sees; None: all.
         mask: the kind of mask among the arrays.
         dropout_rate: the probability that a weight is dropped. If it is not 0, there are seeds among the arrays.
     """
@@ -105,7 +105,7 @@ def backward(*arrays: jax.Array, settings: AttentionSettings) -> tuple[jax.Array
 def dropout(seeds: jax.Array, heads: int, q_len: int, kv_len: int, threshold: int) -> jax.Array:
     """Return which weights [batch, heads, q_len, kv_len] dropout keeps.
 
-    A weight is kept if the random bits of its place are not below `threshold`.
+    A weight is kept if its random bits are not below `threshold`.
 
     Args:
         seeds: uint32 [batch, 3]: both halves of the seed, and the last word of the counter.
@@ -131,7 +131,10 @@ def mask_gradient(
     *,
     settings: AttentionSettings,
 ) -> jax.Array:
-    """Return the gradient of an additive mask, from the gradient of the scores of one element of a batch at a time."""
+    """Return the gradient of an additive mask. Only the scores of one batch element are in memory at a time.
+
+    `ct` is the cotangent of the output, and `delta` is ``sum(output * ct, -1)`` less the cotangent of the logarithm.
+    """
     _, heads, q_len, _ = query.shape
     groups, kv_len = key.shape[1:3]
     seen = _in_window(q_len, kv_len, settings)

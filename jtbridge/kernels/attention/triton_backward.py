@@ -1,4 +1,4 @@
-"""The gradients of attention, from weights that are computed again.
+"""The gradients of attention. The weights are computed again.
 
 A program for a block of keys sums over the queries, and over the heads that share the keys. A program for a block of
 queries sums over the keys. One program computes the whole of each sum, in a fixed order.

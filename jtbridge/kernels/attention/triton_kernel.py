@@ -1,8 +1,8 @@
 """Device functions that the forward and the backward of attention share: loads, masks and dropout of a block.
 
 Scores are multiplied by log2(e), so that an exponential is one instruction; the factor is part of the scale and costs
-nothing. Blocks of keys that no query of a program sees are skipped. Blocks that all its queries see are taken without
-comparing positions. The other blocks are masked.
+nothing. Blocks of keys that no query of a program sees are skipped. For blocks that all its queries see, no positions
+are compared. The other blocks are masked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOWEST = tl.constexpr(-2e38)  # stays finite when multiplied by log2(e) and adde
 
 @triton.jit
 def load(base, first, length, block: tl.constexpr, d: tl.constexpr, block_d: tl.constexpr, edge: tl.constexpr):
-    """Load rows of ``[length, d]`` from `first` on, with zeros beyond `d`, and with `edge` beyond the last row too."""
+    """Load rows of ``[length, d]`` from `first` on, with zeros beyond `d` and, if `edge`, also beyond the last row."""
     rows = tl.arange(0, block)[:, None]
     columns = tl.arange(0, block_d)[None, :]
     at = base + tl.cast(first, tl.int64) * d + (rows * d + columns)
@@ -53,11 +53,11 @@ def bounds(
     before: tl.constexpr,
     after: tl.constexpr,
 ):
-    """Return the range, in steps, of the `other` positions that are paired with the block of positions from `first` on.
+    """Return which of the `other` positions are paired with a block of positions that begins at `first`.
 
-    Position `i` is paired with ``i - before`` to ``i + after``. Returns ``start, inner, outer, stop``: positions from
-    `inner` to `outer` are paired with the whole block; positions from `start` to `inner` and from `outer` to `stop` may
-    be paired with a part of it.
+    Position `i` is paired with ``i - before`` to ``i + after``. Returns ``start, inner, outer, stop``, all but `stop`
+    multiples of `step`: positions from `inner` to `outer` are paired with the whole block; positions from `start` to
+    `inner` and from `outer` to `stop` may be paired with a part of it.
     """
     last = tl.minimum(first + block, length) - 1
     start = first * 0
@@ -106,8 +106,8 @@ def scores(
             scores = tl.where(tl.load(at, mask=inside, other=0) != 0, scores, -float("inf"))
         else:
             bias = tl.load(at, mask=inside, other=-float("inf")).to(tl.float32)
-            # A finite mask stays finite: a query whose keys all have the lowest number sees them evenly, instead of no
-            # key. Not tl.maximum, which may drop a NaN.
+            # A finite mask stays finite: if all keys of a query have the lowest finite number, they get equal weights
+            # instead of not being seen. Not tl.maximum, which may drop a NaN.
             finite = tl.where(bias < LOWEST, LOWEST, bias) * LOG2E
             scores += tl.where(bias == -float("inf"), bias, finite)
     if edge:

@@ -40,13 +40,13 @@ class Backward:
 
 
 def default_forward(n: int) -> Forward:
-    """Return the configuration of the forward where nothing was tuned."""
+    """Return the default configuration of the forward."""
     lanes = min(next_power_of_2(n), _LANES)
     return Forward(min(next_power_of_2(-(-n // lanes)), _PIECES), lanes, warps(lanes))
 
 
 def default_backward(n: int) -> Backward:
-    """Return the configuration of the backward where nothing was tuned."""
+    """Return the default configuration of the backward."""
     block = min(next_power_of_2(n), _BLOCK)
     return Backward(block, warps(block) // 2 or 1)
 
@@ -54,8 +54,8 @@ def default_backward(n: int) -> Backward:
 def candidates_forward(n: int) -> list[Forward]:
     """Return the forward configurations that tuning tries, the default first.
 
-    They have half and twice the pieces, or half and twice the lanes with as many lanes to a warp. With more warps for
-    the same lanes, several threads would share the pieces of a lane and exchange their maxima at every step.
+    They have half or twice the pieces, or half or twice the lanes with the same number of lanes per warp. With more
+    warps for the same lanes, several threads would share the pieces of a lane and exchange their maxima at every step.
     """
     taken = default_forward(n)
     pieces, lanes, warps = dataclasses.astuple(taken)
@@ -71,7 +71,7 @@ def candidates_forward(n: int) -> list[Forward]:
 def candidates_backward(n: int) -> list[Backward]:
     """Return the backward configurations that tuning tries, the default first.
 
-    They have half and twice the warps, for the same block or for half and twice the block.
+    They have half or twice the warps, for the same block, or for half or twice the block.
     """
     taken = default_backward(n)
     block, warps = dataclasses.astuple(taken)

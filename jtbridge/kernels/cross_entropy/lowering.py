@@ -32,9 +32,9 @@ def _cross_entropy(
     *,
     node: fx.Node,
 ) -> Any:
-    """Lower the loss, and for the backward the log-sum-exp of each row.
+    """Return the loss and, for the backward, the log-sum-exp of each row.
 
-    The operator returns a log-sum-exp as two terms. Here the second term is 0.
+    The operator returns each log-sum-exp as two terms. Here the second term is 0.
     """
     del node
     if cross_entropy.unsupported_reason(logits, target):

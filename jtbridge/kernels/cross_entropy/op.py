@@ -53,15 +53,16 @@ def cross_entropy(
             loss of its row, and the gradient, NaN.
         label_smoothing: the part of the target, from 0 to 1, that is spread evenly over all classes.
         ignore_index: the label of rows whose loss and gradient are 0.
-        reduction: "mean" divides the sum by the number of rows that are not ignored, and is NaN if all are; "sum"; or
-            "none".
+        reduction: "mean" divides the sum by the number of rows that are not ignored, and is NaN if all rows are
+            ignored; "sum"; or "none".
 
     Returns:
         The loss in the dtype of the logits: a scalar, or [...] for "none".
 
     Raises:
-        TypeError: `labels` are not integers, or `logits` not of a real floating-point dtype.
-        ValueError: the shapes do not fit, or `label_smoothing` or `reduction` is not one of the values above.
+        TypeError: `labels` or `ignore_index` are not integers, or `logits` not of a real floating-point dtype.
+        ValueError: the shapes do not fit, there are no classes, or `label_smoothing` or `reduction` is not one of the
+            values above.
 
     Example:
         >>> import jax.numpy as jnp
@@ -106,7 +107,7 @@ def as_labels(labels: jax.Array) -> jax.Array:
 
 
 def check_options(label_smoothing: float, reduction: str) -> None:
-    """Raise a ValueError for options that the loss does not have."""
+    """Raise a ValueError if an option of the loss is not valid."""
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"`label_smoothing` is {label_smoothing}, expected a number from 0 to 1")
     if reduction not in ("mean", "sum", "none"):
@@ -114,7 +115,7 @@ def check_options(label_smoothing: float, reduction: str) -> None:
 
 
 def reduced(losses: jax.Array, labels: jax.Array, ignore_index: int, reduction: Reduction) -> jax.Array:
-    """Reduce the losses of rows."""
+    """Return the losses of the rows, their sum, or their mean over the rows that are not ignored."""
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else mean(losses.sum(), labels, ignore_index)

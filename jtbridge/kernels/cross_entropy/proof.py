@@ -1,4 +1,4 @@
-"""The cases on which the kernels of cross-entropy are proven: with ignored labels, and smoothed."""
+"""The cases on which the kernels of cross-entropy are proven: plain, and with label smoothing and ignored labels."""
 
 from __future__ import annotations
 

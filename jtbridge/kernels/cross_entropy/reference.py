@@ -49,6 +49,9 @@ def _wide(x: jax.Array) -> jax.Array:
 
 
 def _counted(labels: jax.Array, classes: int, ignore_index: int) -> tuple[jax.Array, jax.Array]:
-    """Return which labels are not ignored, and a factor of each loss: NaN if such a label is not a class, else 1."""
+    """Return which labels are not ignored, and a factor of each loss: NaN for a label that is not a class, else 1.
+
+    The factor of an ignored label is 1.
+    """
     counted = labels != ignore_index
     return counted, jnp.where(counted & ((labels < 0) | (labels >= classes)), jnp.nan, 1.0)

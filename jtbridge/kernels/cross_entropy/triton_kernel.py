@@ -5,7 +5,7 @@ In the forward, a program takes its row in tiles of ``[pieces, lanes]``. Each la
 memory, so that all pieces of a lane belong to one thread: within the loop, threads exchange nothing, and the sums are
 scaled once for every `pieces` elements. The backward is elementwise, with many programs to a row.
 
-A row whose label is not a class is not read.
+A row that is ignored, or whose label is not a class, is not read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gated activations: the activation of one half of a layer's width, times the other half."""
+"""Gated activations, ``activation(gate) * up``, as in the feed-forward layers of transformers."""
 
 from .op import geglu as geglu
 from .op import swiglu as swiglu

@@ -14,12 +14,12 @@ class GatedConfiguration:
 
 
 def default() -> GatedConfiguration:
-    """Return the configuration where nothing was tuned: 8 elements for each thread, 16 bytes of float16."""
+    """Return the default configuration: 8 elements for each thread, which are 16 bytes of float16."""
     return GatedConfiguration(1024, 4)
 
 
 def candidates() -> list[GatedConfiguration]:
-    """Return the configurations that tuning tries, the default first: larger programs, 4 to 16 elements per thread.
+    """Return the configurations that tuning tries, the default first. They have 4 to 16 elements per thread.
 
     4 elements of float32 are 16 bytes.
     """

@@ -1,4 +1,4 @@
-"""Lowerings of gated activations to the kernels. The activation is rounded before the product, as in a model's code."""
+"""Lowerings of gated activations to the kernels. As in torch, the activation is rounded before the product."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from .configurations import GatedConfiguration, candidates
 
 
 def unsupported_reason(gate: jax.Array, up: jax.Array) -> str | None:
-    """Return the reason that the kernel cannot run on two arrays of one shape; None if it can."""
+    """Return the reason that the kernel cannot run on two arrays of the same shape; None if it can."""
     return (
         unsupported_dtype("gate", gate.dtype, FLOATS)
         or (f"`gate` is {gate.dtype} and `up` is {up.dtype}" if gate.dtype != up.dtype else None)
@@ -42,7 +42,7 @@ def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
         An array like `gate`.
 
     Raises:
-        TypeError: an argument is not of a real floating-point dtype, or `up` is not of that of `gate`.
+        TypeError: an argument is not of a real floating-point dtype, or `up` has another dtype than `gate`.
         ValueError: `gate` and `up` differ in shape.
 
     Example:
@@ -68,7 +68,7 @@ def geglu(gate: jax.Array, up: jax.Array, *, approximate: str = "tanh") -> jax.A
         An array like `gate`.
 
     Raises:
-        TypeError: an argument is not of a real floating-point dtype, or `up` is not of that of `gate`.
+        TypeError: an argument is not of a real floating-point dtype, or `up` has another dtype than `gate`.
         ValueError: `gate` and `up` differ in shape, or `approximate` is neither "tanh" nor "none".
 
     Example:

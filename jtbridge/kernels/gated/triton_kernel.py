@@ -1,7 +1,7 @@
 """Gated activations: elementwise kernels, with a program for each block of elements, each read and written once.
 
-Every block but the last is full and is loaded without a mask: a mask that ends at an odd place would split vector
-loads.
+Every block that is full is loaded without a mask, because a mask may split a vector load where it ends. Only the last
+block may be partial.
 """
 
 from __future__ import annotations

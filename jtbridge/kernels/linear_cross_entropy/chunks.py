@@ -29,7 +29,7 @@ class Options:
 def losses(
     hidden: jax.Array, weight: jax.Array, bias: jax.Array, labels: jax.Array, options: Options
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the loss and the log-sum-exp of each token of ``hidden[tokens, width]``; no logits outlive their chunk."""
+    """Return the loss and log-sum-exp of each token of ``hidden[tokens, width]``, one chunk of logits at a time."""
     forward = rows_forward(options.ignore_index, options.smoothing)
 
     def one(_: Any, chunk: Sequence[jax.Array]) -> tuple[Any, Sequence[jax.Array]]:
@@ -43,10 +43,10 @@ def losses(
 def sum_and_gradients(
     hidden: jax.Array, weight: jax.Array, bias: jax.Array, labels: jax.Array, options: Options, wanted: Sequence[bool]
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """Return the sum of the losses, and its gradients by `hidden`, `weight` and `bias` where they are `wanted`.
+    """Return the sum of the losses, and those of its gradients of `hidden`, `weight` and `bias` that are `wanted`.
 
-    The logits of a chunk are computed once, for the loss and the gradients. This takes three matrix products in all, as
-    many as with all logits stored.
+    The logits of a chunk are computed once, for the loss and the gradients. This takes three matrix products in total,
+    as many as with all logits stored.
     """
     forward = rows_forward(options.ignore_index, options.smoothing)
     backward = rows_backward(options.ignore_index, options.smoothing)
@@ -73,7 +73,7 @@ def gradients(
     options: Options,
     wanted: Sequence[bool],
 ) -> list[jax.Array]:
-    """Return the gradients that are `wanted`, for a cotangent of each token's loss; computes the logits again."""
+    """Return the gradients that are `wanted`, given a cotangent of each token's loss. Computes the logits again."""
     backward = rows_backward(options.ignore_index, options.smoothing)
 
     def one(sums: Any, chunk: Sequence[jax.Array]) -> tuple[Any, Sequence[jax.Array]]:
@@ -104,7 +104,7 @@ def _gradients(
     wanted: Sequence[bool],
     outputs: Sequence[jax.Array],
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Take the gradient of a chunk's logits back to the arguments.
+    """Compute the gradients of the arguments from `slope`, the gradient of a chunk's logits.
 
     Returns the sums with the chunk's gradients of weight and bias added, and the outputs with the gradient of `hidden`
     appended.
@@ -129,7 +129,10 @@ def _scan(
     fill: Sequence[int],
     chunk: int,
 ) -> tuple[Any, list[jax.Array]]:
-    """Run ``lax.scan`` over chunks of tokens, the last one padded with `fill`, and join the outputs of all tokens."""
+    """Run ``lax.scan`` over chunks of tokens, and join the outputs of all tokens.
+
+    `fill` holds for each array the value that pads the last chunk.
+    """
     tokens = arrays[0].shape[0]
     count = -(-tokens // chunk)
 

@@ -12,7 +12,7 @@ from . import reference
 from .chunks import Options
 from .primitive import bind
 
-# The default number of chunks, and the fewest tokens of a chunk: fewer tokens do not keep a GPU's matrix units busy.
+# The default number of chunks, and the least default number of tokens per chunk: fewer do not keep tensor cores busy.
 _CHUNKS, _FEWEST = 8, 512
 
 
@@ -61,18 +61,18 @@ def linear_cross_entropy(
         bias: [classes], or None.
         label_smoothing: the part of the target, from 0 to 1, that is spread evenly over all classes.
         ignore_index: the label of rows whose loss and gradient are 0.
-        reduction: "mean" divides the sum by the number of rows that are not ignored, and is NaN if all are; "sum"; or
-            "none".
-        chunk_size: the rows of a chunk; None for an eighth of all rows, but no fewer than 512.
+        reduction: "mean" divides the sum by the number of rows that are not ignored, and is NaN if all rows are
+            ignored; "sum"; or "none".
+        chunk_size: the number of rows of a chunk; None for an eighth of all rows, but at least 512.
         accumulator_dtype: the dtype in which gradients of `weight` and `bias` are added up over chunks; within a chunk
             they are accumulated in float32. None for float32, except that up to 8 chunks of bfloat16 are added up in
-            bfloat16. This takes no memory but the gradient's own, and is off by at most one rounding for each chunk.
+            bfloat16: this takes no memory beyond the gradient, and adds at most one rounding error for each chunk.
 
     Returns:
         The loss in the dtype of `hidden`: a scalar, or [...] for "none".
 
     Raises:
-        TypeError: `labels` are not integers, or another argument is not of a real floating-point dtype.
+        TypeError: `labels` or `ignore_index` are not integers, or another array is not of a real floating-point dtype.
         ValueError: the shapes do not fit, or an option is not one of the values above.
 
     Example:

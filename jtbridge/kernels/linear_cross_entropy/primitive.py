@@ -2,11 +2,11 @@
 
 - Without a transformation: the losses, chunk by chunk.
 - The derivative of the sum of the losses: the gradients are computed with the sum, and reverse mode only multiplies
-  them by the cotangent, a scalar. The logits are computed once, and never stored.
+  them by the cotangent, a scalar. The logits are computed once, and are not saved for the backward.
 - The derivative of each loss: the cotangents are not known in the forward, so reverse mode computes the logits again.
-- A batch with one weight: the tokens of the batch are folded into the tokens, and the losses are summed for each
-  element of the batch. The batching rule sees the loss before a derivative is taken, so that the gradient of the weight
-  has no batch axis.
+- A batch that shares the weight and the bias: the batch axis is folded into the tokens, and the losses are summed for
+  each element of the batch. The batching rule applies before a derivative is taken, so the gradient of the weight has
+  no batch axis.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ linear_cross_entropy_p = Primitive("linear_cross_entropy")
 def bind(
     hidden: jax.Array, weight: jax.Array, bias: jax.Array, labels: jax.Array, *, summed: bool, options: Options
 ) -> jax.Array:
-    """Bind the primitive: the losses of ``hidden[tokens, width]`` in float32, or their sum.
+    """Return the losses of ``hidden[tokens, width]`` in float32, or their sum, by binding the primitive.
 
     Args:
         hidden: [tokens, width].

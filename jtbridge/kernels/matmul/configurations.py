@@ -1,7 +1,7 @@
 """Launch configurations of the matmul kernel: blocks, warps and pipeline stages, by shape.
 
-Every configuration fits the shared memory of compute capability 8.0 (163 KB) and 9.0 (227 KB) for the elements that it
-is listed for.
+Every configuration fits the shared memory of compute capability 8.0 (163 KB) and 9.0 (227 KB), for elements of the kind
+under which it is listed.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from jtbridge.kernels._chip import Chip
 
 Kind = Literal["half", "tf32", "ieee"]
 
-# The number of multiprocessors of a chip, about: an A100 has 108, an H100 has 132.
+# The approximate number of multiprocessors of a chip: an A100 has 108, an H100 has 132.
 _MULTIPROCESSORS = 108
 
 
 @dataclasses.dataclass(frozen=True)
 class MatmulConfiguration:
-    """Launch parameters: a program computes `block_m` x `block_n` results, by `block_k` terms of the sum at a time."""
+    """Launch parameters: a program computes `block_m` x `block_n` results, `block_k` terms of the sum at a time."""
 
     block_m: int
     block_n: int
@@ -79,6 +79,9 @@ def choose(kind: Kind, m: int, n: int, chip: Chip) -> MatmulConfiguration:
 
 
 def candidates(kind: Kind, m: int, n: int) -> list[MatmulConfiguration]:
-    """Return the configurations that tuning tries, whose blocks are less than twice as wide and high as the result."""
+    """Return the configurations that tuning tries.
+
+    Their blocks are less than twice as high and wide as the result, or have the least height or width.
+    """
     fitting = [c for c in CONFIGURATIONS[kind] if c.block_m < max(2 * m, 17) and c.block_n < max(2 * n, 33)]
     return fitting or [CONFIGURATIONS[kind][-1]]

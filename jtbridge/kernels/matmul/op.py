@@ -19,7 +19,7 @@ from . import reference
 from .configurations import MatmulConfiguration, candidates, choose
 from .reference import ACTIVATIONS, PRECISIONS, Activation, Precision
 
-# Rows of blocks that go through the columns together, so that rows and columns stay in the cache.
+# The number of rows of blocks that are computed together, column by column, so that operands stay in the cache.
 _GROUP = 8
 
 
@@ -49,7 +49,7 @@ def matmul(
     Where the program is lowered for a GPU, a Triton kernel computes the product, with bias and activation in its
     epilogue. Elsewhere the function is computed in jnp. The backward uses XLA's matrix products (cuBLAS on a GPU); if
     there is an activation, its argument is a residual of the forward. The function is differentiable to any order. A
-    batch of `a` is folded into its rows; a batch of `b` is a loop.
+    batch of `a` is folded into its rows; a batch of `b` or `bias` becomes a loop over its elements.
 
     Args:
         a: [..., m, k], float32, bfloat16 or float16; other dtypes are computed in jnp.
@@ -58,13 +58,13 @@ def matmul(
         activation: "relu", "gelu" (by the error function), "gelu_tanh", "silu", or None.
         transpose_b: whether `b` is given as a linear layer's weight, [n, k].
         precision: the matmul precision of float32: "ieee"; or, on tensor cores, "tf32x3", which is nearly as exact, or
-            "tf32", with ten bits.
+            "tf32", which has ten bits of mantissa.
 
     Returns:
         [..., m, n], of the dtype of `a`.
 
     Raises:
-        TypeError: an argument is not of a real floating-point dtype, and there is an activation or dtypes differ.
+        TypeError: there is an activation, or dtypes differ, and an argument is not of a real floating-point dtype.
         ValueError: the shapes do not fit, or an option is not one of the values above.
 
     Example:
@@ -105,7 +105,7 @@ def _check(
 def differentiable_kernel(
     activation: Activation | None, transpose_b: bool, precision: Precision, biased: bool
 ) -> DifferentiableKernel:
-    """Return the product of `a`, `b` and, with `biased`, a bias, as a differentiable kernel."""
+    """Return ``activation(a @ b)`` or, with `biased`, ``activation(a @ b + bias)`` as a differentiable kernel."""
     options: dict[str, Any] = {"activation": activation, "transpose_b": transpose_b, "precision": precision}
     forward = functools.partial(reference.forward, **options)
     backward = functools.partial(reference.backward, **options, biased=biased)
@@ -156,7 +156,7 @@ def _forward(
         matmul_forward_saving if saving else matmul_forward,
         a,
         b,
-        b if bias is None else bias,  # the kernel does not read a missing bias, so that b can stand in its place
+        b if bias is None else bias,  # the kernel does not read a missing bias, so it gets b instead
         out_types=[out_type] * (1 + saving),
         candidates=[choose(kind, m, n, target()), *candidates(kind, m, n)],
         problem={"dtype": str(a.dtype), "m": size(m), "n": size(n), "k": size(k), **options},

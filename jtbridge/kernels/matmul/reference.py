@@ -29,7 +29,10 @@ def forward(
     transpose_b: bool,
     precision: Precision,
 ) -> tuple[jax.Array, ...]:
-    """Return ``activation(a @ b + bias)``, and with an activation also its argument; in float32, rounded once."""
+    """Return ``activation(a @ b + bias)`` and, if there is an activation, its argument.
+
+    Both are computed in float32, or in the dtype of `a` if that is neither bfloat16 nor float16, and rounded once.
+    """
     product = _product(a, b, 1 if transpose_b else 0, precision)
     before = product if bias is None else product + bias.astype(product.dtype)
     if activation is None:
@@ -48,9 +51,9 @@ def backward(
 ) -> tuple[jax.Array, ...]:
     """Return the gradients of `a`, `b` and the bias.
 
-    `rest` is the bias and the argument of the activation, each if there is one, then the cotangent. The kernel
-    primitive of the backward is this function too: XLA fuses the elementwise derivative of the activation with the sum
-    of the bias's gradient, and computes the matrix products (cuBLAS on a GPU).
+    `rest` is the bias, if there is one, the argument of the activation, if there is one, and the cotangent. On a GPU
+    the backward is this function too: XLA fuses the elementwise derivative of the activation with the sum of the bias's
+    gradient, and computes the matrix products with cuBLAS.
     """
     *others, ct = rest
     if activation is not None:

@@ -1,7 +1,7 @@
 """Launch configurations of the norm kernels, by shape: rows and columns of a program, its warps, and pipeline stages.
 
-The number of programs that add up gradients of weights is not tuned. Each program writes a partial sum, and to add
-these up takes time that is not in the time of the kernel alone.
+The number of programs that add up gradients of weights is not tuned. Each program writes a partial sum, and the time of
+the kernel alone does not include the time of adding up these partial sums.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _LONGEST, _LONGEST_BACKWARD = 16384, 8192
 _PIECE, _TILE, _TILE_BACKWARD = 4096, 1024, 2048
 # In the backward of longer rows, the columns of a program, and the rows that it takes at a time.
 _COLUMNS, _COLUMN_ROWS = 1024, 4
-# Elements that all programs hold together which add up gradients of weights: as many as fit an H100, 8192 on each of
-# its 132 multiprocessors. More programs would wait for their turn, and write more partial sums.
+# The most elements that the programs that add up gradients of weights hold together: as many as run at once on an H100,
+# 8192 on each of its 132 multiprocessors. More programs would run later, and write more partial sums.
 _ROOM = 132 * 8192
 # Bytes of shared memory for the rows that a program of 8192 elements, alone on its multiprocessor, loads ahead.
 _SHARED = 96 * 1024
@@ -39,14 +39,14 @@ class NormConfiguration:
 
 
 def default_forward(rows: int, n: int) -> NormConfiguration:
-    """Return the forward's default configuration: a tile of whole rows, or pieces of one row that is too long."""
+    """Return the forward's default configuration: a tile of whole rows, or pieces of one row if rows are too long."""
     block = row_block(n, _LONGEST, _PIECE)
     tile = tile_rows(rows, block, _TILE) if n <= block else 1
     return NormConfiguration(tile, block, _warps(tile * block))
 
 
 def default_backward(rows: int, n: int, loaded: int) -> NormConfiguration:
-    """Return the default configuration of the gradients of `rows` rows that share weights.
+    """Return the backward's default configuration for `rows` rows that share weights.
 
     A program takes whole rows, or a block of columns where rows are too long. `loaded` is the number of bytes that are
     loaded for each element.
@@ -59,8 +59,8 @@ def default_backward(rows: int, n: int, loaded: int) -> NormConfiguration:
 def programs(groups: int, rows: int, n: int, summed: bool) -> int:
     """Return how many programs share the rows of a group.
 
-    There is one program for each tile of rows. If the programs add up gradients of weights (`summed`), there are no
-    more than run at once.
+    There is one program for each tile of rows. If the programs add up gradients of weights (`summed`), there are at
+    most as many as run at once.
     """
     c = default_backward(rows, n, 1)
     room = _ROOM // (groups * math.ceil(n / c.block) * c.tile * c.block)
@@ -70,8 +70,8 @@ def programs(groups: int, rows: int, n: int, summed: bool) -> int:
 def candidates_forward(rows: int, n: int) -> list[NormConfiguration]:
     """Return the forward's candidates for tuning, the default first.
 
-    They have half and twice the warps, for the same rows or for half and twice the rows. Where a row is taken in
-    pieces, the length of a piece takes the place of the rows.
+    They have half or twice the warps, for the same number of rows, or for half or twice the rows. Where a row is read
+    in pieces, the length of a piece is halved or doubled instead of the number of rows.
     """
     taken = default_forward(rows, n)
     if n > taken.block:

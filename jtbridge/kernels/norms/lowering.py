@@ -32,7 +32,7 @@ def _refused(x: jax.Array, normalized_shape: Sequence[int], weight: Maybe, bias:
 def _refused_by_rms(x: jax.Array, normalized_shape: Sequence[int], weight: Maybe) -> bool:
     """Return whether the kernels refuse the arguments of an RMS norm.
 
-    If x and the weight have different dtypes, torch's result may have a third one. The kernels' result has that of x.
+    If x and the weight have different dtypes, torch's result may have a third dtype. The kernels' result has that of x.
     """
     return _refused(x, normalized_shape, weight, None) or (weight is not None and weight.dtype != x.dtype)
 
@@ -152,7 +152,7 @@ def _scaled_rms_norm_backward(
     *,
     node: fx.Node,
 ) -> Any:
-    """Lower the gradient. The kernel rounds once, where the operators in half precision round after each step."""
+    """Return the gradients. The kernel rounds once, where torch's operators in half precision round after each step."""
     del node, rounded, apart
     if not _weighed(x, weight) or grad.dtype != x.dtype:
         return NotImplemented

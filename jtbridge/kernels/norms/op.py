@@ -41,7 +41,7 @@ def layer_norm(
 
     Triton kernels compute the forward and the backward where the program is lowered for a GPU; elsewhere both are
     computed in jnp. The function is differentiable to any order. Under vmap, one launch computes the rows of the whole
-    batch, also if each element of the batch has a weight and a bias of its own.
+    batch, also if each element of the batch has its own weight and bias.
 
     Args:
         x: [..., n], float32, bfloat16 or float16; other floating-point dtypes are computed in jnp.
@@ -148,7 +148,7 @@ def _check(x: jax.Array, weight: jax.Array | None, bias: jax.Array | None, resid
 
 @functools.cache
 def differentiable_kernel(norm: Norm, dtypes: tuple[str, ...]) -> DifferentiableKernel:
-    """Return a normalization of [g, rows, n] as a differentiable kernel, for a weight and a bias of these dtypes."""
+    """Return a normalization of [g, rows, n] as a differentiable kernel. `dtypes` are those of the weight and bias."""
 
     def saved(inputs: Sequence[jax.Array], outputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
         weight = inputs[1 + norm.residual :][: norm.weight]
@@ -172,7 +172,7 @@ def differentiable_kernel(norm: Norm, dtypes: tuple[str, ...]) -> Differentiable
 
 
 def _flags(norm: Norm) -> dict[str, bool]:
-    """Return the arrays and steps that a norm has, as constants of the kernels."""
+    """Return whether a norm subtracts the mean, and which arrays it has, as constants of the kernels."""
     return {
         "centered": norm.centered,
         "has_residual": norm.residual,
@@ -191,7 +191,7 @@ def _forward(*arrays: jax.Array, norm: Norm) -> list[jax.Array]:
     x, *others = arrays
     groups, group, n = x.shape
     given = iter(others)
-    # The kernel does not read a missing array. Its parameter needs some array, so x takes its place.
+    # The kernel does not read a missing array. Its parameter needs some array, so it gets x.
     residual, weight, bias = (next(given) if there else x for there in (norm.residual, norm.weight, norm.bias))
     rows = groups * group
     tried = candidates_forward(rows, n)

@@ -16,7 +16,7 @@ from jtbridge.kernels._shapes import accumulated, to_precision
 
 @dataclasses.dataclass(frozen=True)
 class Norm:
-    """The kind of normalization: whether a mean is subtracted, its options, and which arrays it takes beside x."""
+    """The kind of normalization: whether a mean is subtracted, its options, and which arrays it takes apart from x."""
 
     centered: bool
     eps: float

@@ -47,8 +47,8 @@ def norm_forward(
     else:
         of_group = columns
         of_group_inside = columns < n
-    # The cache drops the row, which is read once, first and the weights last. The weights are loaded before the row is
-    # first used, so that both loads overlap.
+    # The cache evicts the row first, because it is read once, and the weights last. The weights are loaded before the
+    # row is first used, so that both loads overlap.
     x = tl.load(x_ptr + at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
     if has_residual:
         x += tl.load(residual_ptr + at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
@@ -172,7 +172,7 @@ def norm_backward_sums(
     has_weight: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Compute the two means over a row that its gradient takes: of ``m * hat``, and of ``m``."""
+    """Compute the two means over a row that its gradient needs: of ``m * hat``, and of ``m``."""
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * n
     ct_ptr += row * n

@@ -24,7 +24,7 @@ class RopeConfiguration:
 
 
 def default(heads: int, tokens: int, half: int, interleaved: bool) -> RopeConfiguration:
-    """Return the configuration where nothing was tuned; `heads` is the larger number of heads of the arrays."""
+    """Return the default configuration; `heads` is the larger of the two arrays' numbers of heads."""
     half_block = next_power_of_2(half)
     token_block = min(next_power_of_2(tokens), max(1, _BLOCK // half_block))
     return RopeConfiguration(
@@ -64,5 +64,5 @@ def candidates(heads: int, tokens: int, half: int, interleaved: bool) -> list[Ro
 
 
 def _held(interleaved: bool) -> int:
-    """Return the heads of a program. Neighbours are separated in registers, which then hold fewer heads."""
+    """Return the default number of heads of a program: fewer if neighbours are rotated, which takes more registers."""
     return _HEADS // 2 if interleaved else _HEADS

@@ -1,4 +1,4 @@
-"""Lowering of rotary position embedding to the kernel. Products are rounded before they are added, or not."""
+"""Lowering of rotary position embedding to the kernel. With `rounded`, products are rounded before they are added."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def _rope(
         return NotImplemented
     kernel = rope.differentiable_kernel(1, Rotation(rounded, interleaved, tokens_first))
     given = x[None], *(angle[None] for angle in angles)
-    # Transposed, x is the cotangent. It also stands in for the primal, on which the gradient by the primal does not
-    # depend; the gradients of the angles are not used.
+    # If `transposed`, x is the cotangent. It is passed as the primal too: the gradient of the primal does not depend on
+    # the primal, and the gradients of the angles are not used.
     return (kernel.backward(*given, x[None]) if transposed else kernel.forward(*given))[0][0]

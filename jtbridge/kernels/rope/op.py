@@ -19,7 +19,7 @@ from . import reference
 from .configurations import RopeConfiguration, candidates
 from .reference import Rotation
 
-# Tokens times d are less than this number, so that places in a table of angles fit into 32 bits.
+# Tokens times d must be less than this number, so that offsets into an array of angles fit into 32 bits.
 _LARGEST = 2**31
 
 
@@ -39,10 +39,10 @@ def rope(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = Fa
     """Compute ``x * cos + rotate_half(x) * sin``, where ``rotate_half((a, b)) = (-b, a)``.
 
     a and b are the halves of the last dimension. With `interleaved` they are neighbours: the elements at even and at
-    odd places. Models of Hugging Face use both kinds. The result is computed in float32 and rounded once. A Triton
+    odd positions. Models of Hugging Face use both kinds. The result is computed in float32 and rounded once. A Triton
     kernel computes the forward and the backward where the program is lowered for a GPU; elsewhere both are computed in
-    jnp. The function is differentiable to any order, also by cos and sin, which may be any numbers. Under vmap, one
-    launch computes the whole batch, also if each element of the batch has angles of its own.
+    jnp. The function is differentiable to any order, also with respect to cos and sin, which may be any numbers. Under
+    vmap, one launch computes the whole batch, also if each element of the batch has its own angles.
 
     Args:
         x: [..., heads, tokens, d], float32, bfloat16 or float16; other floating-point dtypes are computed in jnp.
@@ -125,7 +125,7 @@ def _check(cos: jax.Array, sin: jax.Array, named: dict[str, jax.Array]) -> None:
     for other, y in others:
         if (*y.shape[:-3], *y.shape[-2:]) != (*x.shape[:-3], *x.shape[-2:]) or y.ndim < 3:
             raise ValueError(
-                f"`{other}` has shape {y.shape}, expected that of `{name}`, {x.shape}, but for the heads (-3)"
+                f"`{other}` has shape {y.shape}, expected that of `{name}`, {x.shape}, except for the heads (-3)"
             )
     for other, y in {"cos": cos, "sin": sin}.items():
         if y.shape != cos.shape or y.shape not in (x.shape[-2:], (*x.shape[:-3], *x.shape[-2:])):
@@ -137,7 +137,7 @@ def _check(cos: jax.Array, sin: jax.Array, named: dict[str, jax.Array]) -> None:
 
 @functools.cache
 def differentiable_kernel(count: int, rotation: Rotation) -> DifferentiableKernel:
-    """Return the rotation of `count` arrays, given before cos and sin, as a differentiable kernel."""
+    """Return the differentiable kernel that rotates `count` arrays; its arguments are the arrays, then cos and sin."""
     of = functools.partial(functools.partial, rotation=rotation)
     angles = (count, count + 1)
     return DifferentiableKernel(

@@ -1,4 +1,4 @@
-"""The cases on which the kernels of rotary embeddings are proven: halves and neighbours, one angle for all or each."""
+"""The cases on which the kernels of rotary embeddings are proven: halves and neighbours, one array and two."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Rotary position embedding of halves, or of neighbours, in jnp.
 
 Arrays begin with an axis of groups `g`: each x is [g, batch, heads, tokens, d], or has the tokens before the heads; cos
-and sin are [g, batch, tokens, d], where `g` is 1 if all groups share the angles, and `batch` is 1 if all of a batch do.
+and sin are [g, batch, tokens, d], where `g` is 1 if all groups share the angles, and `batch` is 1 if a batch shares
+them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Rotation:
 
 
 def turned(x: jax.Array, *, interleaved: bool) -> jax.Array:
-    """Return ``(-x2, x1)`` of the halves ``(x1, x2)`` of the last dimension, or of each two neighbours."""
+    """Return ``(-x2, x1)`` of the halves ``(x1, x2)`` of the last dimension, or of each pair of neighbours."""
     if interleaved:
         return jnp.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
     first, second = jnp.split(x, 2, -1)

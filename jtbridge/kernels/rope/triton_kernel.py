@@ -91,8 +91,8 @@ def rope_rotate(
     half: tl.constexpr,
     q_heads: tl.constexpr,
     k_heads: tl.constexpr,
-    group_stride: tl.constexpr,  # of cos and sin, 0 if all groups share them
-    batch_stride: tl.constexpr,  # of cos and sin, 0 if all of a batch share them
+    group_stride: tl.constexpr,  # of cos and sin; 0 if all groups share them
+    batch_stride: tl.constexpr,  # of cos and sin; 0 if a batch shares them
     transposed: tl.constexpr,
     rounded: tl.constexpr,  # round products before they are added
     interleaved: tl.constexpr,  # rotate neighbours instead of halves

@@ -24,14 +24,14 @@ class SoftmaxConfiguration:
 
 
 def default(rows: int, n: int) -> SoftmaxConfiguration:
-    """Return the configuration where nothing was tuned."""
+    """Return the default configuration."""
     block = row_block(n, _LONGEST, _PIECE)
     tile = tile_rows(rows, block, _TILE) if n <= block else 1
     return SoftmaxConfiguration(tile, block, warps(tile * block))
 
 
 def candidates(rows: int, n: int) -> list[SoftmaxConfiguration]:
-    """Return the configurations that tuning tries: the default first, half and twice its warps, and single rows."""
+    """Return the configurations that tuning tries: the default, half and twice its warps, and one row per program."""
     taken = default(rows, n)
     tried = [
         taken,

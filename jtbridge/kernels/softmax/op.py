@@ -31,8 +31,8 @@ def softmax(x: jax.Array, axis: int = -1) -> jax.Array:
     the whole batch.
 
     Args:
-        x: [..., n], float32, bfloat16 or float16; other dtypes are computed in jnp.
-        axis: the axis of `n`.
+        x: an array, float32, bfloat16 or float16; other dtypes are computed in jnp.
+        axis: the axis along which the numbers are normalized.
 
     Returns:
         An array like `x`, whose sum along the axis is 1. A row that is all -inf gives NaN, as in torch.
@@ -52,8 +52,8 @@ def log_softmax(x: jax.Array, axis: int = -1) -> jax.Array:
     """Compute ``x - log(sum(exp(x)))`` along an axis; see :func:`softmax`.
 
     Args:
-        x: [..., n], float32, bfloat16 or float16; other dtypes are computed in jnp.
-        axis: the axis of `n`.
+        x: an array, float32, bfloat16 or float16; other dtypes are computed in jnp.
+        axis: the axis along which the exponentials are summed.
 
     Returns:
         An array like `x`.
@@ -77,7 +77,7 @@ def _along(x: jax.Array, axis: int, log: bool) -> jax.Array:
 
 @functools.cache
 def differentiable_kernel(log: bool) -> DifferentiableKernel:
-    """Return softmax over the last dimension, or its logarithm, as a differentiable kernel."""
+    """Return softmax over the last dimension or, with `log`, its logarithm, as a differentiable kernel."""
     of = functools.partial(functools.partial, log=log)
     return DifferentiableKernel(
         forward=KernelPrimitive(of(reference.forward), of(_forward), leading()),

@@ -31,7 +31,7 @@ class _Beams:
     ended: jax.Array
 
     def best(self, count: int) -> tuple[_Beams, jax.Array]:
-        """Return the `count` best sequences, and where they were."""
+        """Return the `count` best sequences, and their positions among these sequences."""
         places = jax.lax.top_k(self.scores, count)[1]
         return jax.tree.map(lambda part: _gathered(part, places), self), places
 
@@ -66,14 +66,14 @@ def search(decoder: Decoder, start: Start, settings: GenerationSettings, control
         return _Beams(tokens, best, ends(token, settings) | (number == length - 1)), parents
 
     def after(number: Any, scores: jax.Array, running: _Beams, done: _Beams, open_: jax.Array, past: Past) -> Any:
-        """Choose the tokens with this number.
+        """Choose one more token of each sequence.
 
         Args:
-            number: of the token.
-            scores: of the token, of shape ``(batch * beams, vocabulary)``.
+            number: the position of the token among the generated tokens.
+            scores: the scores of the token, of shape ``(batch * beams, vocabulary)``.
             running, done: the sequences that go on, and the best ones that ended.
             open_: whether each batch element may still get a better sequence, of shape ``(batch, 1)``.
-            past: the tokens of each sequence before.
+            past: the earlier tokens of each sequence.
         """
         found, parents = extended(number, scores, running, past)
         running, places = dataclasses.replace(found, scores=_worsened(found.scores, found.ended)).best(beams)

@@ -34,7 +34,7 @@ class _FixedLayer(cache_utils.CacheLayerMixin):
     is_compileable = True  # transformers then makes a mask for each token: not all of the buffer is filled
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, length: torch.Tensor, total: int):
-        cache_utils.CacheLayerMixin.__init__(self)  # not that of a layer of transformers beside this one
+        cache_utils.CacheLayerMixin.__init__(self)  # not `super()`: that may be a layer of transformers
         self.keys, self.values, self.length, self.total = keys, values, length, total
         self.is_initialized = True
 
@@ -86,11 +86,11 @@ class RingLayer(_FixedLayer):
 
 
 class SlotPositions:
-    """The positions of the tokens in a ring, in place of the position of the first one.
+    """The positions of the tokens in a ring buffer, in the form of an offset of the slots.
 
     transformers computes the positions of the keys as ``torch.arange(size) + offset``. The sum with this object is the
-    position of the token in each slot. A slot that is not filled has the last position there will be, which is after
-    that of every query then, so that a causal mask excludes it.
+    position of the token in each slot. An unfilled slot gets the last possible position. As long as there is such a
+    slot, this position is after that of every query, so a causal mask excludes the slot.
 
     Args:
         length: the position of the query.
@@ -136,7 +136,7 @@ def fixed_size(cache: Any, length: int, total: int) -> Any:
         total: the number of tokens that there will be at most.
 
     Raises:
-        ModelError: it is a cache of a kind that cannot be given a fixed size.
+        ModelError: the class of the cache, or of one of its layers, cannot be given a fixed size.
     """
     if isinstance(cache, cache_utils.EncoderDecoderCache):  # the keys of the encoder stay as they are
         cache.self_attention_cache = fixed_size(cache.self_attention_cache, length, total)
@@ -155,7 +155,7 @@ def has_hybrid_layers(cache: Any) -> bool:
 
 
 def has_buffers(cache: Any) -> bool:
-    """Return whether any layer keeps keys and values in a buffer. Layers with recurrent states alone do not."""
+    """Return whether any layer keeps keys and values in a buffer. Layers with only recurrent states do not."""
     if isinstance(cache, cache_utils.EncoderDecoderCache):
         return has_buffers(cache.self_attention_cache)
     return any(isinstance(layer, _FixedLayer) for layer in cache.layers)
@@ -166,12 +166,12 @@ def _fixed_layer(layer: Any, length: int, total: int) -> Any:
     if kind in (_LINEAR, STATELESS_LAYER):
         return layer  # its size does not depend on the number of tokens
     if kind is cache_utils.DynamicLayer and not layer.is_initialized:
-        return layer  # of a layer that uses the keys of another one
+        return layer  # a layer that uses the keys of another layer
     stored = layer.get_seq_length() if issubclass(kind, cache_utils.DynamicLayer) else length
     if stored != length:
         raise ModelError(
-            f"The model keeps {stored} tokens of a prompt of {length}, because it adds some of its own, such as those "
-            "of an image. `jtbridge.generate` does not know their positions. Write the loop with `jtbridge.module`."
+            f"The model's cache has {stored} tokens for a prompt of {length}, because it adds tokens, such as those of "
+            "an image. `jtbridge.generate` does not know their positions. Write the loop with `jtbridge.module`."
         )
     if kind in (cache_utils.DynamicLayer, _HYBRID):
         keys, values = (_padded(part, total) for part in (layer.keys, layer.values))

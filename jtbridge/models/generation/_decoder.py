@@ -1,4 +1,4 @@
-"""A model of transformers as two functions: of a prompt, and of one token more."""
+"""A model of transformers as two functions: one reads the prompt, the other reads one more token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jtbridge.models._module import JaxModule
 
 # How models name their cache, in arguments and in outputs: "cache" from transformers 5.24 on.
 _CACHES = ("past_key_values", "cache_params", "cache")
-# Arguments of a model that decide what it returns, whatever its configuration says.
+# Arguments that set what a model returns. They take precedence over its configuration.
 _OUTPUTS = {"use_cache": True, "return_dict": True}
 
 
@@ -76,14 +76,14 @@ class Decoder:
     Args:
         net: the model.
         params, state: its tensors.
-        total: the largest number of tokens of a row: the prompt and all new tokens.
+        total: the largest number of tokens of a sequence: the prompt and all new tokens.
     """
 
     def __init__(self, net: JaxModule, params: Any, state: Any, total: int):
         self._net, self._params, self._state, self._total = net, params, state, total
 
     def read(self, ids: jax.Array, mask: jax.Array, encoder: dict[str, Any], inputs: dict[str, Any]) -> Start:
-        """Read the prompt.
+        """Run the model on the prompt; return its state after the prompt.
 
         Args:
             ids: the tokens of the decoder, padded on the left, of shape ``(batch, length)``.
@@ -97,7 +97,7 @@ class Decoder:
         return Start(ids, mask, logits, Prompt(shared, encoded), Carry(cache, mask.sum(-1)))
 
     def step(self, token: jax.Array, prompt: Prompt, carry: Carry) -> tuple[jax.Array, Carry]:
-        """Read one token of each sequence, of shape ``(batch,)``; return the scores of the next one."""
+        """Read one token of each sequence, of shape ``(batch,)``; return the scores of the next one and the carry."""
         logits, cache = self._run(
             _step, {}, token[:, None], prompt.mask, prompt.encoded, carry.cache, carry.positions[:, None]
         )
@@ -163,10 +163,10 @@ def _step(
 
 @contextlib.contextmanager
 def _tables_of_fixed_size(model: Any) -> Iterator[None]:
-    """Keep sinusoidal tables of positions, as in M2M100, as they are inside the block.
+    """Stop sinusoidal tables of positions, such as that of M2M100, from growing inside the block.
 
-    They grow if a position is behind their end. Generation has checked that none is. In a loop the position has no
-    value, so a trace follows the branch that grows the table too.
+    A table grows if a position is beyond its end. `check_positions` has refused such positions, but in a loop the
+    position has no value, so a trace would also follow the branch that grows the table.
     """
     tables = [part for part in model.modules() if hasattr(part, "make_weights")]
     for table in tables:

@@ -65,32 +65,33 @@ def generate(
         net: a causal or an encoder-decoder language model, as :func:`jtbridge.module` made it.
         params, state: its tensors, see :meth:`JaxModule.init`.
         inputs: the prompts, integers of shape ``(batch, length)``, padded on the left; or the input of the encoder.
-        max_new_tokens: the most tokens to generate.
-        attention_mask: which tokens of the prompt count, of its shape. By default, all but the padding token, if that
-            is not also one that ends a sequence.
+        max_new_tokens: the largest number of tokens to generate.
+        attention_mask: 1 for tokens of the prompt that count, 0 for others, in the shape of the prompt. By default, all
+            tokens count except the padding token, which counts if it also ends sequences.
         rng: a JAX key to sample with. By default, the most probable token is taken.
-        temperature: what the scores are divided by before sampling.
-        top_k: sample from this many tokens; 0, or neither here nor in the configuration: from all.
+        temperature: the divisor of the scores before sampling.
+        top_k: sample from this many of the most probable tokens; from all tokens if it is 0, or is None here and in the
+            configuration.
         top_p: sample from the most probable tokens, up to this probability.
         min_p: sample from tokens that are at least this probable, relative to the most probable one.
-        repetition_penalty: makes tokens that were there less probable, above 1.
-        no_repeat_ngram_size: no sequence, its prompt included, gets this many tokens in a row twice; 0: it may.
+        repetition_penalty: above 1, tokens that the sequence already has become less probable.
+        no_repeat_ngram_size: the length of n-grams that no sequence, including its prompt, has twice; 0 for no limit.
         num_beams: the number of sequences that beam search keeps.
-        length_penalty, early_stopping: of beam search, as in transformers.
+        length_penalty, early_stopping: settings of beam search, as in transformers.
         min_new_tokens: no sequence ends before this many tokens.
         eos_token_id: the token that ends a sequence, or several.
-        pad_token_id: the token after the end.
-        stream: a function that gets the tokens of each step as a NumPy array of shape ``(batch,)``, as they come. If
-            it returns True, the generation ends; what it raises is raised here.
+        pad_token_id: the token that fills a sequence after its end.
+        stream: a function that gets the tokens of each step, when they are generated, as a NumPy array of shape
+            ``(batch,)``. If it returns True, the generation ends. Its exceptions are raised here.
         model_inputs: further arguments of the model, such as ``pixel_values``.
 
     Returns:
         Prompt and generated tokens, of shape ``(batch, length + max_new_tokens)``, with `pad_token_id` after the end
-        of a sequence. For an encoder-decoder model the start token takes the place of the prompt.
+        of a sequence. For an encoder-decoder model, the start token replaces the prompt.
 
     Raises:
         ArgumentError: an argument is out of range or does not fit.
-        ModelError: the model is no language model of transformers, or its cache or its ``generation_config`` has
+        ModelError: the model is not a language model of transformers, or its cache or its ``generation_config`` has
             something that is not supported.
 
     Example:
@@ -131,7 +132,7 @@ def generate(
     if stream is not None and not callable(stream):
         raise ArgumentError(f"`stream` must be a function of the tokens of a step, but it is {kind_of(stream)}.")
     if stream is not None and settings.num_beams > 1:
-        raise ArgumentError("Beam search knows its tokens at the end alone, so it takes no `stream`.")
+        raise ArgumentError("Beam search knows its tokens only at the end, so it takes no `stream`.")
     mask = mask_of(model, inputs, attention_mask, pad_token_id, settings)
     check_positions(model, inputs, settings)
     check_tokens(model, inputs, mask, settings)
@@ -156,7 +157,7 @@ class _Arrays:
         inputs: the prompt, or the input of the encoder.
         mask: which tokens of the prompt count, if the model takes a mask.
         rng: a key, if tokens are sampled.
-        controls: temperature, penalties and probabilities, and the length of the prompt if it counts.
+        controls: temperature, penalties and probabilities, and the length of the prompt if n-grams are limited.
         further: further arguments of the model.
     """
 
@@ -171,7 +172,7 @@ class _Arrays:
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
-    """The static facts that a program is compiled for, besides the shapes of its arguments.
+    """The static facts that a program is compiled for, in addition to the shapes of its arguments.
 
     Attributes:
         settings: the settings of the generation.
@@ -189,7 +190,7 @@ class _Program:
         Args:
             net: the model.
             arrays: the arguments of the program.
-            emit: passes the tokens of a step on, and returns whether to stop.
+            emit: passes the tokens of a step to the user's function, and returns whether to stop.
         """
         inputs, mask = arrays.inputs, arrays.mask
         ids, encoder = inputs, {}
@@ -206,7 +207,7 @@ class _Program:
 
 
 def _compiled(net: JaxModule, program: _Program, arrays: _Arrays, stream: Any) -> jax.Array:
-    """Run a program that is compiled once, and again when the Python state of the model has changed."""
+    """Run a program. It is compiled in its first run, and again when the Python state of the model has changed."""
     programs = net._programs
     streams = stream is not None
     options = backend_or("auto"), islands_or("auto"), verify_or(False)
@@ -245,7 +246,7 @@ def _check_inputs(model: Any, given: dict[str, Any]) -> None:
 
 
 _INSTEAD = {
-    "generation_config": "Set `model.generation_config` instead, from which settings are read that are no arguments.",
+    "generation_config": "Set `model.generation_config` instead: settings that are not arguments are read from it.",
     "stopping_criteria": "A function of the tokens of each step ends the generation if it returns True: `stream=`.",
     "do_sample": "Tokens are sampled if there is a key: `rng=jax.random.key(0)`.",
     "max_length": "Pass `max_new_tokens`, which does not count the prompt.",
@@ -273,8 +274,8 @@ def _language_model(net: Any) -> Any:
     """Return the torch model of transformers in a module.
 
     Raises:
-        ArgumentError: `net` is no :class:`JaxModule`.
-        ModelError: it is no language model.
+        ArgumentError: `net` is not a :class:`JaxModule`.
+        ModelError: `generate` does not support the model.
     """
     if not isinstance(net, JaxModule):
         raise ArgumentError(
@@ -288,7 +289,7 @@ def _language_model(net: Any) -> Any:
         )
     adapters: Any = net.module
     if model is not adapters and adapters.active_peft_config.is_prompt_learning:
-        raise ModelError("`jtbridge.generate` takes adapters such as LoRA, but no prompts that are learned.")
+        raise ModelError("`jtbridge.generate` takes adapters such as LoRA, but not learned prompts.")
     _refuse_changing_positions(model)
     if model.config.model_type == "falcon" and model.config.alibi:
         raise ModelError(
@@ -298,7 +299,7 @@ def _language_model(net: Any) -> Any:
     own = own_generation(model)
     if own is not None:
         raise ModelError(
-            f"`{type(model).__name__}` generates in a way of its own (`{own}`), which `jtbridge.generate` does not do. "
+            f"`{type(model).__name__}` overrides `{own}` of transformers, which `jtbridge.generate` does not support. "
             "Write the loop with `jtbridge.module`."
         )
     return model
@@ -307,15 +308,15 @@ def _language_model(net: Any) -> Any:
 def _refuse_changing_positions(model: Any) -> None:
     """Raise an error for rotary positions whose frequencies a model changes when a sequence becomes long."""
     for path, part in model.named_modules():
-        kinds = getattr(part, "rope_type", None)  # one, or one for each type of layer
+        kinds = getattr(part, "rope_type", None)  # one type, or a dict with one for each kind of layer
         for kind in kinds.values() if isinstance(kinds, dict) else (kinds,):
             if isinstance(kind, str) and ("dynamic" in kind or kind == "longrope"):
                 raise ModelError(
                     f"`{path}` changes the frequencies of its rotary positions with the length of a sequence "
                     f"(`rope_type` is {kind!r}), which the compiled loop of `jtbridge.generate` does not do. If your "
                     "sequences stay within the length that the model was first trained for, its frequencies do not "
-                    f'change: set `model.get_submodule("{path}").rope_type = "default"`. Else write the loop with '
-                    "eager calls of `jtbridge.module`."
+                    f'change: set `model.get_submodule("{path}").rope_type = "default"`. Otherwise write the loop '
+                    "with eager calls of `jtbridge.module`."
                 )
 
 

@@ -26,7 +26,7 @@ def integers(ids: Any) -> jax.Array:
             "The prompts must be integers of shape (batch, length), with at least one token, but they have shape "
             f"{ids.shape} and dtype {ids.dtype}."
         )
-    return ids.astype(jnp.int64 if ids.dtype.itemsize == 8 else jnp.int32)  # torch has no tokens without a sign
+    return ids.astype(jnp.int64 if ids.dtype.itemsize == 8 else jnp.int32)  # torch does not take unsigned tokens
 
 
 def mask_of(
@@ -39,7 +39,7 @@ def mask_of(
         inputs: its input.
         mask: the mask that was given, if any.
         pad: the padding token, if one was given.
-        settings: what is asked for.
+        settings: the settings of the generation.
     """
     if mask is None and (model.main_input_name != "input_ids" or not takes(model, "attention_mask")):
         return None
@@ -110,7 +110,7 @@ def _has_table(model: Any, positions: int) -> bool:
 
 
 def in_bucket(model: Any, inputs: jax.Array, mask: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
-    """Return a prompt and its mask, padded to the next power of two where padding changes nothing."""
+    """Return a prompt and its mask, padded to the next power of two if padding does not change the result."""
     if mask is None or model.main_input_name != "input_ids":
         return inputs, mask
     length = inputs.shape[1]
@@ -124,11 +124,11 @@ def in_bucket(model: Any, inputs: jax.Array, mask: jax.Array | None) -> tuple[ja
         sides = ((0, 0), (more, 0))
     else:
         return inputs, mask
-    return jnp.pad(inputs, sides), jnp.pad(mask, sides)  # any token that the model has: the mask excludes it
+    return jnp.pad(inputs, sides), jnp.pad(mask, sides)  # 0 is a token of every model: the mask excludes it
 
 
 def _only_attends(model: Any) -> bool:
-    """Return whether a model's cache has keys and values alone, so that a mask excludes tokens completely."""
+    """Return whether a model's cache has only keys and values, so that a mask excludes tokens completely."""
     from transformers import cache_utils
 
     from ._cache import STATELESS_LAYER

@@ -27,10 +27,10 @@ def sample(
 
     Args:
         decoder: the model.
-        start: what it made of the prompt.
-        settings, controls: what is asked for.
+        start: the state of the model after the prompt.
+        settings, controls: the settings of the generation.
         rng: a key; None for greedy tokens.
-        emit: passes the tokens of a step on, and returns whether to stop.
+        emit: passes the tokens of a step to the user's function, and returns whether to stop.
     """
     batch = start.ids.shape[0]
 

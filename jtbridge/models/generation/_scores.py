@@ -16,12 +16,12 @@ _NEVER = -jnp.inf
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Past:
-    """What the scores of the next token depend on besides the model.
+    """The earlier tokens, as far as penalties and limits of repetition need them.
 
     Attributes:
         seen: which tokens each sequence has, of shape ``(batch, vocabulary)``; None without a penalty for them.
-        tokens: prompts and generated tokens, of shape ``(batch, length + max_new_tokens)``; None if nothing can repeat,
-            or all may.
+        tokens: prompts and generated tokens, of shape ``(batch, length + max_new_tokens)``; None if
+            repetition is not limited, or the limit is longer than the sequences.
     """
 
     seen: jax.Array | None
@@ -31,7 +31,7 @@ class Past:
     def of_prompts(cls, start: Start, settings: GenerationSettings, controls: dict[str, jax.Array]) -> Past:
         """Return the past of the first token.
 
-        As in transformers, the padding before a prompt does not count as seen, and a masked token in it does.
+        As in transformers, the padding before a prompt does not count as seen, but a masked token in the prompt does.
         """
         seen, tokens = None, None
         if "repetition_penalty" in controls:
@@ -64,8 +64,8 @@ def constrained(
     Args:
         scores: of shape ``(batch, vocabulary)``, float32.
         number: how many tokens were generated before.
-        past: the tokens before.
-        settings: what is asked for.
+        past: the earlier tokens.
+        settings: the settings of the generation.
         controls: the numbers that a program takes as arguments.
     """
     number = jnp.asarray(number)
@@ -73,7 +73,7 @@ def constrained(
         penalty = controls["repetition_penalty"]
         scores = jnp.where(past.seen, jnp.where(scores < 0, scores * penalty, scores / penalty), scores)
     if past.tokens is not None:
-        prompts = past.tokens.shape[1] - settings.max_new_tokens  # padded on the left
+        prompts = past.tokens.shape[1] - settings.max_new_tokens  # the length of the padded prompts
         first, end = prompts - controls["prompt_length"], prompts + number
         scores = jnp.where(_repeats(scores, past.tokens, first, end, settings.unrepeated), _NEVER, scores)
     if settings.min_new_tokens and settings.eos:
@@ -91,13 +91,13 @@ def constrained(
 
 
 def _repeats(scores: jax.Array, tokens: jax.Array, first: jax.Array, end: jax.Array, count: int) -> jax.Array:
-    """Return which next tokens would be the last of `count` tokens that a sequence has in a row already.
+    """Return which next tokens would complete an n-gram of `count` tokens that a sequence already has.
 
     Args:
-        scores: of the next token, of shape ``(batch, vocabulary)``.
-        tokens: of the sequences, of shape ``(batch, length)``. Those between `first` and `end` count.
-        first, end: where sequences begin, and where the next token will be.
-        count: how many tokens in a row.
+        scores: the scores of the next token, of shape ``(batch, vocabulary)``.
+        tokens: the tokens of the sequences, of shape ``(batch, length)``. Those between `first` and `end` count.
+        first, end: the positions of the first token and of the next token.
+        count: the length of the n-grams.
     """
     starts = jnp.arange(tokens.shape[1] - count + 1)
     latest = jax.lax.dynamic_slice_in_dim(tokens, end - (count - 1), count - 1, 1)

@@ -1,4 +1,4 @@
-"""What a model's ``generation_config`` and the arguments of `generate` ask for."""
+"""The settings that a model's ``generation_config`` and the arguments of `generate` give."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _UNSUPPORTED_FOR_SAMPLING = {
 # The settings that are arguments of a compiled program, with the values that turn them off.
 _LEAST = float(np.finfo(np.float32).tiny)  # smaller numbers are 0 for XLA
 _CONTROLS = {"repetition_penalty": 1.0, "temperature": 1.0, "top_p": 1.0, "min_p": None}
-_WHOLE = {"max_new_tokens": 1, "min_new_tokens": 0, "num_beams": 1, "top_k": 0, "no_repeat_ngram_size": 0}  # at least
-# Settings that are read from the model alone, and are no arguments of `generate`.
+_WHOLE = {"max_new_tokens": 1, "min_new_tokens": 0, "num_beams": 1, "top_k": 0, "no_repeat_ngram_size": 0}  # minima
+# Settings that are read from the model only, and are not arguments of `generate`.
 OF_THE_MODEL = frozenset(
     {"bos_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "min_length"}
     | {"suppress_tokens", "begin_suppress_tokens"}
@@ -61,18 +61,18 @@ class GenerationSettings:
     """The settings that a program is compiled for.
 
     Attributes:
-        max_new_tokens: the most tokens to generate.
-        min_new_tokens: before this number, no sequence ends.
+        max_new_tokens: the largest number of tokens to generate.
+        min_new_tokens: the number of tokens before which no sequence ends.
         num_beams: the sequences that beam search keeps; 1 without it.
         early_stopping: when beam search ends, as in transformers: True, False or "never".
         top_k: the number of tokens to sample from; None for all.
-        unrepeated: no sequence has this many tokens in a row twice; 0 if it may.
+        unrepeated: the length of n-grams of tokens that no sequence has twice; 0 without this limit.
         eos: the tokens that end a sequence.
-        pad: the token after the end.
+        pad: the token that fills a sequence after its end.
         forced_first: the first token, if it is forced.
-        forced_last: the tokens one of which is last, if it is forced.
-        suppressed: tokens that never come.
-        suppressed_first: tokens that do not come first.
+        forced_last: the tokens that may be the last one; empty if it is not forced.
+        suppressed: tokens that are never generated.
+        suppressed_first: tokens that are not generated first, or after the forced first token.
     """
 
     max_new_tokens: int
@@ -96,10 +96,10 @@ def settings_of(
 
     Args:
         config: the ``generation_config`` of the model.
-        given: the arguments of `generate` by name. One that is None is that of `config`.
+        given: the arguments of `generate` by name. For None, the setting of `config` is used.
         length: the number of tokens in the prompt of the decoder.
         sampled: whether tokens are sampled.
-        vocabulary: the number of tokens that there are.
+        vocabulary: the size of the vocabulary.
 
     Raises:
         ArgumentError: a number is out of range, an argument for sampling is given without a key, or one for beam search
@@ -138,7 +138,7 @@ def settings_of(
 
 
 def _chosen(config: Any, given: dict[str, Any], sampled: bool) -> dict[str, Any]:
-    """Return the arguments of `generate` with the values of `config` where none is given, after a check of them all."""
+    """Return the arguments of `generate`, with the value of `config` for None; raise an error for unsupported ones."""
     if not sampled:
         _refuse_sampling(given)
     chosen: dict[str, Any] = {
@@ -180,7 +180,7 @@ def _controls(chosen: dict[str, Any], length: int, sampled: bool) -> dict[str, A
 
 
 def _check(given: dict[str, Any]) -> None:
-    """Raise an error for a setting of another kind, or out of range."""
+    """Raise an error for a setting of the wrong type, or out of range."""
     for name in given.keys() & _WHOLE:
         value, least = given[name], _WHOLE[name]
         may_be_none = name != "max_new_tokens"
@@ -239,7 +239,7 @@ def _refuse_unsupported(config: Any, names: dict[str, tuple[Any, ...]]) -> None:
         if not any(_is(value, one) for one in off):
             raise ModelError(
                 f"The `generation_config` of the model sets `{name}` to {value!r}, which `jtbridge.generate` does not "
-                f"do. If you do not need it: `model.generation_config.{name} = {off[-1]!r}`."
+                f"support. If you do not need it: `model.generation_config.{name} = {off[-1]!r}`."
             )
 
 
@@ -261,7 +261,7 @@ def _tokens(name: str, value: Any) -> tuple[int, ...]:
 
 
 def _known_tokens(config: Any, name: str, vocabulary: int) -> tuple[int, ...]:
-    """Return the tokens of a setting, all of which the model must have."""
+    """Return the tokens of a setting; raise an error for one that the model does not have."""
     found = _tokens(name, getattr(config, name, None))
     if any(not 0 <= token < vocabulary for token in found):
         raise ModelError(f"`generation_config.{name}` must be tokens below {vocabulary}, but is {found}.")

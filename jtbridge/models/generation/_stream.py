@@ -1,4 +1,4 @@
-"""Tokens that are passed to a Python function as they come."""
+"""Tokens that are passed to a Python function as they are generated."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Function = Callable[[np.ndarray], Any]
 
 
 class Stream:
-    """One use of a function, by a compiled program that knows its number alone.
+    """One use of a function by a compiled program, which refers to the function only by a number.
 
     Args:
         function: gets the tokens of each step, of shape ``(batch,)``. It ends the generation by returning True.
 
     Attributes:
-        number: what the program passes back, so that it serves every function.
-        error: what the function raised.
+        number: identifies the stream. It is an argument of the program, so that one program can call any function.
+        error: the exception that the function raised, or None.
     """
 
     def __init__(self, function: Function):
@@ -40,7 +40,7 @@ class Stream:
         del _OPEN[self.number]
 
     def put(self, tokens: np.ndarray) -> bool:
-        """Pass tokens on; return whether to stop."""
+        """Pass tokens to the function; return whether to stop."""
         try:
             return _stops(self._function(tokens))
         except BaseException as error:  # noqa: BLE001  (it is raised when the program has ended)
@@ -58,7 +58,7 @@ def emit(number: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 def emit_to(function: Function, tokens: jax.Array) -> jax.Array:
-    """Pass tokens to a function, from within a program of the user; return whether to stop."""
+    """Pass tokens to a function, from within a user's program; return whether to stop."""
     return _asked(lambda tokens: _stops(function(tokens)), tokens)
 
 

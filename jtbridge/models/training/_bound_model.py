@@ -18,12 +18,12 @@ from jtbridge.models._module import Arrays, JaxModule
 class BoundModel:
     """The module with the parameters, the state and the key of one step: the first argument of a loss.
 
-    ``model(*args)`` returns the module's result alone. Changes of the state are kept, and the next call finds
-    them. Each call draws from a key of its own.
+    ``model(*args)`` returns only the module's result. Changes of the state are kept for the next call. Each call
+    draws from its own key.
 
     Attributes:
         net: the :class:`jtbridge.JaxModule`.
-        params: the parameters, which the gradient is taken for.
+        params: the parameters, with respect to which the gradient is taken.
         state: the state after the calls so far. A loss that calls `net` itself assigns ``model.state |= changed``.
     """
 
@@ -32,7 +32,7 @@ class BoundModel:
         self.params = params
         self.state = dict(state)
         self._key = key
-        self._keys = 0  # that were given out
+        self._keys = 0  # the number of keys that were given out
         self._train = train
         self._dtype = dtype
         self._trace = current_trace()
@@ -42,7 +42,7 @@ class BoundModel:
         return self._call("forward", args, kwargs)
 
     def method(self, name: str) -> Callable[..., Any]:
-        """Return another method of the module, which is called as the model itself."""
+        """Return another method of the module, which is called like the model itself."""
         return lambda *args, **kwargs: self._call(name, args, kwargs)
 
     def key(self) -> jax.Array:
@@ -86,7 +86,7 @@ class BoundModel:
 
 @contextlib.contextmanager
 def _autocast(dtype: Any):
-    # Without torch's cache of converted weights, which would keep tensors of one trace for the next one.
+    # Torch's cache of converted weights is off: it would keep tensors of one trace for the next one.
     with torch.autocast("cpu", dtype=getattr(torch, jnp.dtype(dtype).name), cache_enabled=False):
         yield
 

@@ -76,7 +76,7 @@ class TrainStep:
         self._dtype = compute_dtype
         self._train = train
         self._donated = ("params", "opt_state") if donate else ()
-        self._compiled: dict[Any, Any] = {}  # steps by the shardings of their arguments
+        self._compiled: dict[Any, Any] = {}  # compiled steps, by the shardings of their arguments
 
     def init(
         self, key: jax.Array, params: Mapping[str, Any] | None = None, state: Mapping[str, Any] | None = None
@@ -84,7 +84,7 @@ class TrainStep:
         """Return the state at step zero.
 
         Args:
-            key: a JAX key, for dropout and whatever else draws.
+            key: a JAX key, for dropout and other random operators.
             params, state: the tensors to start from, such as those of ``net.init(release=True)`` or of
                 ``net.load_safetensors(path)``; the module's present ones by default. The first step donates `params`.
 
@@ -97,7 +97,7 @@ class TrainStep:
         """
         check_key(key, "key")
         if (params is None) != (state is None):
-            raise ArgumentError("`init` takes both `params` and `state`, or none of them.")
+            raise ArgumentError("`init` takes both `params` and `state`, or neither of them.")
         if params is None or state is None:
             params, state = self._net.init()
         kept: Arrays = {name: jnp.asarray(value) for name, value in state.items()}
@@ -109,8 +109,8 @@ class TrainStep:
     def __call__(self, train: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
         """Take one step; return the new state of the run, and the metrics.
 
-        The parameters of `train` and the state of its optimizer are donated: use the returned ones. Of `state`, entries
-        that the step does not change, such as frozen parameters, are passed on as they are.
+        The parameters of `train` and the state of its optimizer are donated: use the returned ones. Entries of
+        `state` that the step does not change, such as frozen parameters, are returned as they are.
 
         Args:
             train: the state of the run, of :meth:`init` or of the previous step.
@@ -127,7 +127,7 @@ class TrainStep:
                 "`train = step.init(key)`, then call `train, metrics = step(train, batch)`."
             )
         _refuse_donated(train, "train")
-        if isinstance(batch, Mapping) and jax.tree_util.all_leaves([batch]):  # such as that of a tokenizer
+        if isinstance(batch, Mapping) and jax.tree_util.all_leaves([batch]):  # such as the result of a tokenizer
             batch = dict(batch)
         batch = jax.tree.map(lambda leaf: to_jax(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
         _refuse_donated(batch, "batch")
@@ -185,7 +185,7 @@ class TrainStep:
 
         told = _taken(self._optimizer.update, value=metrics["loss"], grad=gradients, value_fn=value_fn)
         updates, opt_state = self._optimizer.update(gradients, opt_state, params, **told)
-        # Else XLA chooses where new state lies, and the next step is compiled for that.
+        # Otherwise XLA chooses the shardings of new state, and the next step is compiled again for these.
         changed = {name: _placed(value, state.get(name), (places or {}).get(name)) for name, value in changed.items()}
         return optax.apply_updates(params, updates), opt_state, changed, step + 1, metrics
 
@@ -207,7 +207,7 @@ class TrainStep:
         kinds = {name: entry.kind for name, entry in entries(self._net.module).items()}
         # A loop copies its carry. No call writes to a parameter, so the carry holds only the buffers.
         buffers = {name: value for name, value in state.items() if kinds.get(name) not in ("parameter", "frozen")}
-        names: set[str] = set()  # of the entries that a microbatch changes
+        names: set[str] = set()  # the entries that a microbatch changes
 
         def body(carry: Any, numbered: Any) -> Any:
             total, buffers = carry
@@ -257,7 +257,7 @@ def train_step(
 ) -> TrainStep:
     """Make a compiled training step of a module, with an optimizer of optax.
 
-    The loss is a function ``loss(model, batch)`` of JAX. It calls ``model(x)`` as often as it likes, and returns a
+    The loss is a function ``loss(model, batch)`` of JAX. It may call ``model(x)`` several times, and returns a
     scalar, or a scalar and a dict of metrics. The step takes care of the rest: gradients of the parameters that train,
     state that the calls change, and keys for dropout. Frozen parameters are never copied. The module's Python state
     (modes, hooks, attributes) is read when the step is compiled: make a new step after a change.
@@ -267,14 +267,14 @@ def train_step(
         loss: the loss of one batch. ``model.params`` are the parameters, ``model.method(name)`` another method.
         optimizer: any ``optax.GradientTransformation``. Clipping, schedules and masks are part of it. It is told the
             loss as `value`, the gradient as `grad` and the function of the loss as `value_fn`, if it takes them.
-        accumulate: the number of microbatches that a batch is split into, to save memory. The gradient is the mean of
-            theirs: that of the whole batch, if the loss is a mean over rows. Of BatchNorm, each microbatch has its own
-            statistics, and updates the running ones.
+        accumulate: the number of microbatches that a batch is split into, to save memory. The gradient is the mean
+            over the microbatches: that of the whole batch, if the loss is a mean over rows. In BatchNorm, each
+            microbatch has its own statistics, and updates the running ones.
         weight: a function from a microbatch to its weight in that mean, for a loss that is a mean over something else
             than rows, such as ``lambda batch: (batch["labels"] >= 0).sum()`` for a mean over tokens.
         compute_dtype: ``jnp.bfloat16`` runs the module under ``torch.autocast``: products and convolutions in bfloat16.
             Parameters, gradients and results are float32.
-        train: whether calls are those of ``module.train()``, as for ``net``.
+        train: whether calls are in train mode, as for ``net``.
         donate: with False, the step does not reuse the memory of the previous parameters and optimizer state.
 
     Raises:
@@ -369,7 +369,7 @@ def _split(result: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _of_strong_type(leaf: Any) -> Any:
-    """Return an array that JAX does not type weakly. A step returns such ones, so another would be compiled for."""
+    """Return an array as a strongly typed one. A step returns such arrays, and is compiled again for others."""
     return leaf.astype(leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
 
 
@@ -387,9 +387,9 @@ def _without_aliases(donated: Any, kept: Any) -> Any:
 
 
 def _on_mesh_of(params: Mapping[str, Any], train: TrainState) -> TrainState:
-    """Place arrays of one device on the mesh of the parameters. Else the first step does, and compiles twice.
+    """Place arrays of one device on the mesh of the parameters. Otherwise the first step does, and two are compiled.
 
-    What an optimizer keeps for a parameter is split as the parameter is, other arrays are replicated.
+    An array that an optimizer keeps for a parameter is split like the parameter. Other arrays are replicated.
     """
     placed = {name: p for name, p in params.items() if isinstance(getattr(p, "sharding", None), NamedSharding)}
     if not placed:
@@ -408,14 +408,14 @@ def _on_mesh_of(params: Mapping[str, Any], train: TrainState) -> TrainState:
 
 
 def _placed(value: jax.Array, old: Any, sharding: Any) -> jax.Array:
-    """Return new state with the sharding of the old one, unless its shape is another one."""
+    """Return new state with the sharding of the old state, if both have the same shape."""
     if sharding is None or jnp.shape(old) != value.shape:
         return value
     return jax.lax.with_sharding_constraint(value, sharding)
 
 
 def _weighted(leaf: jax.Array, weight: jax.Array) -> jax.Array:
-    """Return a gradient times its weight. A mean over nothing is NaN, and counts for nothing."""
+    """Return a gradient or metric times its weight. For weight 0, return zeros: the mean of an empty set is NaN."""
     wide = leaf.astype(_accumulator(leaf.dtype))
     return jnp.where(weight != 0, wide * weight.astype(wide.dtype), jnp.zeros_like(wide))
 

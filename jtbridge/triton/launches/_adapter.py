@@ -26,11 +26,11 @@ class AdapterSignature:
     """The parameters of an adapter, and how it computes the arguments of the user's kernel.
 
     Attributes:
-        inputs: the inputs in order, a memory by its position and a number by its name. The memories that the kernel
+        inputs: the inputs in order: a position for each memory, a name for each number. The memories that the kernel
             writes come first.
         results: positions of the memories that the kernel writes, those that are inputs first.
         outputs: names of these memories.
-        constants: values that are part of the code.
+        constants: the values that are compiled into the kernel, by name.
         autotuned: names of the constants that a configuration supplies.
         aliases: positions of inputs, and the positions of the results that share their memory.
         memories: the name of each memory by position: the name of the first tensor in it.
@@ -62,8 +62,8 @@ class AdapterSignature:
         views = dict(zip(launch.tensors, launch.views, strict=True))
         memories = {position: name for name, (position, _) in reversed(_starts(views).items())}
         constant = {p.name for p in jit_function(launch.kernel).params if p.is_constexpr}
-        # Input i and result i are the same memory: after timing a configuration, jaxlib's autotuner restores an input
-        # that a result aliases only if both have the same index.
+        # An input that a result aliases has the same index as the result: after timing a configuration, jaxlib's
+        # autotuner restores only such inputs.
         kept = [position for position in launch.written if position not in fresh]
         results = (*kept, *(position for position in launch.written if position in fresh))
         inputs: list[int | str] = [*kept]
@@ -128,7 +128,7 @@ class AdapterSignature:
         (parameter,) = with_adapter_names({name: None})
         if name not in self.casts:
             return parameter
-        if name in self.constants and self.casts[name] == "float64":  # `tl.cast` takes the constant as a float32 first
+        if name in self.constants and self.casts[name] == "float64":  # `tl.cast` would first make it a float32
             return f"tl.full([], {parameter}, tl.float64)"
         return f"tl.cast({parameter}, tl.{self.casts[name]})"
 
@@ -138,12 +138,12 @@ def _starts(views: Mapping[str, MemoryView]) -> dict[str, tuple[int, int]]:
 
 
 def with_adapter_names(constants: Mapping[str, Any]) -> dict[str, Any]:
-    """Return constants under other names where jax-triton would take them for options of the launch."""
+    """Return constants by name, renamed where jax-triton would treat the name as an option of the launch."""
     return {f"{name}{_SUFFIX}" if name in OPTIONS else name: value for name, value in constants.items()}
 
 
 def with_kernel_names(constants: Mapping[str, Any]) -> dict[str, Any]:
-    """Return constants under the names that the user's kernel has for them."""
+    """Return constants with the names of the user's kernel added, where :func:`with_adapter_names` changed a name."""
     own = {name.removesuffix(_SUFFIX): value for name, value in constants.items() if name.endswith(_SUFFIX)}
     return {**constants, **own}
 
@@ -152,7 +152,7 @@ _SUFFIX = "__of_kernel"
 
 
 def adapter_kernel(function: Any, parameters: AdapterSignature) -> Any:
-    """Return a kernel of the same name that has the signature `parameters` and calls `function`.
+    """Return a kernel with the signature `parameters` and the name of `function` that calls `function`.
 
     jax-triton compiles a kernel object once. Launches with the same adapter get the same object, so that a second
     program does not compile the user's kernel again.
@@ -161,7 +161,7 @@ def adapter_kernel(function: Any, parameters: AdapterSignature) -> Any:
 
 
 def _global_values(function: Any) -> tuple[tuple[str, str], ...]:
-    """Return the names and values of the global variables that a kernel uses, and the functions that it calls.
+    """Return the names and values of the global variables that a kernel and the functions that it calls use.
 
     They are part of the compiled code. Triton lists them when it computes the function's `cache_key`; Triton 3.6 leaves
     out those of called functions the first time.
@@ -171,7 +171,7 @@ def _global_values(function: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _with_called(function: Any) -> list[Any]:
-    """Return a kernel and the functions of Triton that it calls, and that these call, by the names in their code."""
+    """Return a kernel and the jitted functions that it calls, directly or indirectly, found by names in their code."""
     found = [function]
     for each in found:  # the body appends the functions that `each` calls
         names, scope = each.fn.__code__.co_names, inspect.getclosurevars(each.fn)
@@ -186,17 +186,17 @@ def _with_called(function: Any) -> list[Any]:
 
 
 def _is_jitted(value: Any) -> bool:
-    """Return whether a value is a function of `triton.jit`."""
+    """Return whether a value is a result of `triton.jit`."""
     return isinstance(getattr(value, "fn", None), types.FunctionType) and hasattr(value, "used_global_vals")
 
 
 @functools.lru_cache(maxsize=256)
 def _made(function: Any, key: str, global_values: tuple[tuple[str, str], ...], source: str) -> Any:
-    """Return the kernel of :func:`adapter_kernel`. The cache compares functions of Triton by identity.
+    """Return the kernel of :func:`adapter_kernel`. The cache compares jitted functions by identity.
 
     Args:
         function: the user's kernel.
-        key, global_values: the code that `function` was last compiled from. Another code makes another kernel.
+        key, global_values: values that differ if the code of `function` differs, so that new code gets a new kernel.
         source: the source of the adapter.
     """
     del key, global_values

@@ -57,7 +57,7 @@ def patched_launches() -> Iterator[list[str]]:
 
 
 def _patch_triton() -> Callable[[], None]:
-    """Patch Triton's launches to check whether their thread intercepts them. The result removes the patch."""
+    """Patch Triton's launches to check whether their thread intercepts them. Return a function that undoes this."""
     jit, autotuner = (sys.modules[f"triton.runtime.{name}"] for name in ("jit", "autotuner"))
     kinds = (jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics)
     runs = [kind.run for kind in kinds]
@@ -116,7 +116,7 @@ def _apply_operator(kernel: Any, grid: Any, args: Sequence[Any], kwargs: Mapping
     if overlaps_written(memories, launch.written):
         raise LaunchError(
             f"Kernel `{launch.name}` writes to a tensor whose storage another argument shares, with another dtype or "
-            "as a view that is not known to be one (as after `.detach()`). Pass a copy of one of them (`.clone()`)."
+            "as a view without a record of its base, such as `x.detach()`. Pass a copy of one of them (`.clone()`)."
         )
     results = launch_operator(memories, register_launch(launch))
     _keep_alive(launch)
@@ -136,9 +136,9 @@ def _keep_alive(launch: Launch) -> None:
 
 
 def _mutated_tensors(launch: Launch, tensors: Sequence[torch.Tensor]) -> tuple[Collection[str], bool]:
-    """Return the names of the tensors that a kernel writes, or of all tensors if that is not known.
+    """Return the names of the tensors that a kernel writes, and whether the kernel makes tensor descriptors.
 
-    The second result is whether the kernel makes tensor descriptors.
+    If the analysis cannot tell which tensors the kernel writes, the result has the names of all of them.
     """
     arguments = {**dict(zip(launch.tensors, tensors, strict=True)), **launch.values}
     values = {**launch.values, **launch.configurations(arguments)[0].constants}

@@ -1,7 +1,7 @@
 """Interpretation of Triton kernels on a CPU, by Triton's interpreter.
 
-Triton itself interprets only in a process that was started with ``TRITON_INTERPRET=1``. Here a kernel that was defined
-to be compiled is interpreted. The interpreter replaces functions of `triton.language`; they are restored afterwards.
+Triton itself interprets only in a process that was started with ``TRITON_INTERPRET=1``. This file interprets kernels
+that were defined to be compiled. The interpreter replaces functions of `triton.language`; they are restored afterwards.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _converted(parameter: Any, value: Any) -> Any:
 
 
 def _python_function(function: Any) -> Any:
-    """Return a kernel's Python function, rewritten to be interpreted, with globals of its own."""
+    """Return a kernel's Python function, rewritten to be interpreted, with its own copy of the globals."""
     from triton.runtime.interpreter import FunctionRewriter
 
     fn = function.fn
@@ -90,7 +90,7 @@ def _python_function(function: Any) -> Any:
 
 
 def _interpreted_builtin(value: Any) -> Any:
-    """Return `value`, or the interpreter's function for a builtin of Triton that the module imported by name.
+    """Return `value`, or the interpreter's function if `value` is a builtin of Triton that was imported by name.
 
     The interpreter replaces builtins in Triton's own modules only.
     """
@@ -108,7 +108,7 @@ def _interpreted_language() -> Iterator[None]:
     from triton.runtime.interpreter import _patch_lang
     from triton.runtime.jit import JITFunction
 
-    functions: dict[int, Any] = {}  # by identity: hashing a kernel reads `triton.language`
+    functions: dict[int, Any] = {}  # keys are `id`s, because the hash of a kernel reads `triton.language`
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         fn = functions[id(self)] = functions.get(id(self)) or _python_function(self)

@@ -88,7 +88,7 @@ def late_scalars() -> Iterator[None]:
 
 
 def may_need_late_scalars(error: Exception) -> bool:
-    """Return whether a trace failed because it needs the value of a tensor, which perhaps only a kernel reads."""
+    """Return whether a trace failed because it needs the value of a tensor that perhaps only a kernel reads."""
     if "triton.runtime.jit" not in sys.modules:
         return False
     # A number read from a tensor may also be an unbacked symbol, which raises another error when it is first used.
@@ -97,7 +97,7 @@ def may_need_late_scalars(error: Exception) -> bool:
 
 
 class UnusedLateScalarError(Exception):
-    """Late scalars do not fit a function."""
+    """A function reads no number from a tensor, or does not pass such a number to a kernel."""
 
 
 class SymbolicScalarError(LaunchError):

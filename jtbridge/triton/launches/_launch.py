@@ -46,7 +46,7 @@ class Launch:
         kernel: the user's kernel: ``triton.jit``, possibly under ``triton.heuristics`` and ``triton.autotune``.
         grid: one to three numbers, or a function of the kernel's arguments and constants that returns them.
         tensors: the names of the parameters that are tensors.
-        numbers: the names among `tensors` of late scalars: the kernel takes the number in a tensor of one element.
+        numbers: the names among `tensors` that are late scalars: the kernel gets the number that the tensor holds.
         values: the other arguments by name: numbers and constants.
         options: `num_warps`, `num_stages` and `num_ctas` that the launch asks for.
         views: for each tensor, its memory and its place in that memory.
@@ -114,15 +114,15 @@ def bind_launch(
     for name, tensor in tensors.items():
         if tensor.dtype not in TRITON_TYPES:
             raise LaunchError(
-                f"Kernel `{function.__name__}` was given a tensor of {tensor.dtype} for `{name}`, which Triton does "
-                "not have. Pass complex tensors as `torch.view_as_real(x)`."
+                f"Kernel `{function.__name__}` was given a tensor of {tensor.dtype} for `{name}`, but Triton does not "
+                "have this dtype. Pass complex tensors as `torch.view_as_real(x)`."
             )
     values = {name: _checked_value(function, name, value) for name, value in named.items() if name not in tensors}
     return Launch(kernel, grid, tuple(tensors), values, options, frozenset(numbers)), list(tensors.values())
 
 
 def _arguments_by_name(kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a launch and the defaults of other parameters, without those that decorators supply.
+    """Return the arguments of a launch by name, with defaults, but without the arguments that decorators supply.
 
     Raises:
         LaunchError: the arguments do not fit the kernel, or the launch is cooperative.
@@ -206,7 +206,7 @@ def _pruned(kernel: Any, named: Mapping[str, Any]) -> list[Any]:
     tuner.nargs, tuner.perf_model = dict(named), None
     tuner.configs = tuner.prune_configs(dict(named))
     tuner.early_config_prune, tuner.perf_model = None, kernel.perf_model
-    return tuner.prune_configs({})  # one call of this method passes `nargs` to `perf_model` and clears it
+    return tuner.prune_configs({})  # `perf_model` gets `named` from `nargs`; as an argument it would get it twice
 
 
 def _refuse_hooks(tuner: Any) -> None:

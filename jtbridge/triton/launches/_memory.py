@@ -1,9 +1,9 @@
 """The memories of the tensors on which a kernel is launched.
 
-A kernel gets the address of each tensor. From there it can reach the whole storage, for example from the first row with
-the stride between rows, and two tensors may share elements. JAX has no views, so the operator of a launch takes
-*memories*: each is a contiguous tensor that covers all that its views can reach, and is passed once. A `MemoryView`
-says where in a memory a tensor lies.
+A kernel gets the address of each tensor. From there it can reach the whole storage, for example other rows by the
+stride between rows, and two tensors may share elements. JAX has no views, so the operator of a launch takes *memories*:
+each is a contiguous tensor that covers all that its views can reach, and is passed once. A `MemoryView` says where in a
+memory a tensor lies.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def refuse_hidden_views(memories: Sequence[torch.Tensor], written: Sequence[int]
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory of a tensor as a contiguous tensor of the same dtype, because JAX has no strides.
 
-    It is the base of a view, and the inverse permutation of a permuted tensor. Where the base has gaps, it is the range
-    from the tensor's first to its last element.
+    The memory of a view is its base, and that of a permuted tensor has the dimensions in the order of their strides. If
+    the base has gaps, the memory is the range from the tensor's first to its last element.
     """
     base = base_of(tensor)
     if base.is_complex() and not tensor.is_complex():
@@ -122,7 +122,7 @@ def _span(tensor: torch.Tensor) -> int:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Return an identifier of the storage. Where torch.func hides the storage it is negative, and unique."""
+    """Return an identifier of the storage. If torch.func hides the storage, it is negative and unique."""
     try:
         return storage_id(tensor)
     except NotImplementedError:

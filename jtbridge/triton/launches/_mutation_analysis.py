@@ -35,7 +35,7 @@ _POINTER_OPERATIONS = {
 
 
 def mutated_parameters(ttir: str, parameters: Collection[str]) -> set[str] | None:
-    """Return the parameters that a kernel stores to, or None if that is not known.
+    """Return the parameters that a kernel writes to; None if the analysis cannot tell.
 
     Args:
         ttir: Triton's intermediate representation of the kernel, all calls inlined.
@@ -66,9 +66,9 @@ class _Region:
     """The body of a branch or a loop. Names of values are unique only within their region."""
 
     op: str = ""
-    results: list[str] = dataclasses.field(default_factory=list)  # of the branch or loop
-    carried: list[str] = dataclasses.field(default_factory=list)  # the loop's arguments of one iteration
-    passed: list[str] = dataclasses.field(default_factory=list)  # the operands of the condition of a `while`
+    results: list[str] = dataclasses.field(default_factory=list)  # the results of the branch or loop
+    carried: list[str] = dataclasses.field(default_factory=list)  # the values that a loop carries between iterations
+    passed: list[str] = dataclasses.field(default_factory=list)  # the values that a `while` passes to its body
     names: dict[str, str] = dataclasses.field(default_factory=dict)  # unique names of the values defined here
 
 

@@ -33,7 +33,7 @@ def find_launch(number: int) -> Launch:
 
 
 class _Running(threading.local):
-    """A flag of this thread: it runs a kernel with Triton itself, so launches are not intercepted."""
+    """A flag of each thread: whether it runs a kernel with Triton, so that its launches are not intercepted."""
 
     kernel = False
 
@@ -91,8 +91,8 @@ def _(info, in_dims, memories, number):
 def _no_gradient(context: object, *grads: object) -> None:
     raise LaunchError(
         f"Kernel `{context.kernel}` is launched where autograd records, and Triton kernels have no gradient. "  # type: ignore[attr-defined]
-        "Launch it in the forward of a torch.autograd.Function with a backward of its own, or give the operator that "
-        "launches it `register_autograd`."
+        "Launch it in the forward of a torch.autograd.Function that defines `backward`, or call `register_autograd` of "
+        "the operator that launches it."
     )
 
 

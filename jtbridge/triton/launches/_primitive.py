@@ -145,7 +145,7 @@ def _refused_descriptors() -> str | None:
     """Return why a kernel that makes tensor descriptors cannot be compiled for this process's chip; None if it can.
 
     From compute capability 9.0 on, Triton writes descriptors to scratch memory whose address is a parameter of the
-    kernel, and jax-triton up to 0.3.1 passes a null pointer for it. Read in the PTX that it compiles.
+    kernel, and jax-triton up to 0.3.1 passes a null pointer for it. Seen in the PTX of its kernels.
     """
     if not passes_aliases_twice() or compute_capability() < 90:
         return None
