@@ -54,7 +54,7 @@ def main() -> None:
     if not chosen:
         parser.error(f"no row is called like that; there are {', '.join(ROWS)}")
 
-    # As pip does for the packages that it installs: else each process that is measured may compile ours again.
+    # Compile to bytecode, as pip does for the packages that it installs: otherwise each measured process may do it.
     compileall.compile_dir(Path(jtbridge.__file__).parent, quiet=1)
     facts = _report.machine() | {"clock": arguments.clock}
     rows = []

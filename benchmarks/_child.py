@@ -1,4 +1,4 @@
-"""`python -m benchmarks._child MODULE.FUNCTION ARGS`: one measurement in its own process, as JSON."""
+"""`python -m benchmarks._child MODULE.FUNCTION ARGS`: run one measurement in its own process, and print JSON."""
 
 import importlib
 import json

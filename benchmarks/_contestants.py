@@ -12,7 +12,7 @@ import torch
 
 from benchmarks._results import BY_HAND, CALLBACK, DLPACK, ISLANDS, TORCH2JAX, TORCHAX, XLA, Calls, Failed
 
-# From a torch function and example arguments, pytrees of tensors, to a JAX function. Some need no examples.
+# Takes a torch function and example arguments (pytrees of tensors, which some ignore), and returns a JAX function.
 Wrapper = Callable[..., Callable[..., Any]]
 
 
@@ -53,7 +53,7 @@ def _torchax(fn: Callable[..., Any], *examples: Any) -> Callable[..., Any]:
 
 @cache
 def _why_torchax_cannot() -> str:
-    """Tried in another process: an import that fails half-way would leave this one's torch changed."""
+    """Return why torchax cannot be imported, or "". Try it in another process: a failed import would change torch."""
     tried = subprocess.run([sys.executable, "-c", "import torchax"], capture_output=True, text=True, check=False)
     return tried.stderr.strip().splitlines()[-1] if tried.returncode else ""
 
@@ -75,9 +75,9 @@ def wrap_all(
     then: Callable[[Callable[..., Any]], Callable[..., Any]] = jax.jit,
     on: tuple[Any, ...] | None = None,
 ) -> Calls:
-    """For each contestant a call of `then(fn as a JAX function)`, which waits for the result.
+    """Return, for each contestant, a call of `then(fn as a JAX function)` that waits for the result.
 
-    It is called on the tensors `on`, or else on the examples, as JAX arrays.
+    The arguments are the tensors `on`, or the examples if `on` is None, as JAX arrays.
     """
     arrays = jax.tree.map(to_jax, examples if on is None else on)
     calls: Calls = {}
@@ -92,7 +92,7 @@ def wrap_all(
 
 
 def to_jax(tensor: torch.Tensor) -> jax.Array:
-    """A copy as a JAX array, of the dtype that JAX makes of it (int64 becomes int32 while x64 is off)."""
+    """Copy a tensor to a JAX array. As in JAX, int64 becomes int32 while x64 is off."""
     if tensor.dtype is torch.bfloat16:  # NumPy has no such dtype
         return jnp.array(tensor.detach().float().numpy(), jnp.bfloat16)
     return jnp.array(tensor.detach().numpy())

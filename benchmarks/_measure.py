@@ -1,4 +1,4 @@
-"""Taking times in turn, and measuring in a process of its own."""
+"""Timing of contestants in turns, and measurements in separate processes."""
 
 import ctypes
 import gc
@@ -17,20 +17,20 @@ import torch
 
 from benchmarks._results import Calls, Cell, Failed, Options
 
-# Torch's threads go on spinning for a while after a call of torch, on the cores that the next contestant needs.
+# After a call of torch, its threads keep spinning for a while on the cores that the next contestant needs.
 SETTLE_SECONDS = 0.3
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's numbers for them, in malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # the numbers of these parameters in glibc's malloc.h
 
-# On a machine that is busy with other work, compare CPU time, which is that of all threads together.
+# On a machine that is busy with other work, compare CPU time, which is the sum over all threads.
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def keep_memory() -> None:
     """Make this process keep the memory that it frees.
 
-    Else glibc gives megabytes back to the system now and then, and who asks for them next pays for the page faults:
-    the same call of a contestant took 150 or 600 us.
+    Otherwise glibc sometimes returns megabytes to the system, and the next call that needs them pays for the page
+    faults: the same call of a contestant took 150 or 600 us.
     """
     if sys.platform == "linux":
         for parameter in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
@@ -38,13 +38,13 @@ def keep_memory() -> None:
 
 
 def microseconds(calls: Calls, options: Options) -> dict[str, Cell]:
-    """Microseconds per call of each contestant, for calls of up to a millisecond."""
+    """Return the microseconds per call of each contestant, for calls of up to a millisecond."""
     rounds = 15 if options.quick else 75
     return _scaled(1e6, interleaved(calls, rounds=rounds, batch_seconds=0.01, clock=options.clock))
 
 
 def milliseconds(calls: Calls, options: Options, rtol: float = 1e-3) -> dict[str, Cell]:
-    """Milliseconds per call of each contestant, for whole models. `rtol` is that of :func:`interleaved`."""
+    """Return the milliseconds per call of each contestant, for whole models. :func:`interleaved` explains `rtol`."""
     rounds = 3 if options.quick else 12
     return _scaled(1e3, interleaved(calls, rounds=rounds, batch_seconds=0.2, clock=options.clock, rtol=rtol))
 
@@ -62,11 +62,12 @@ def interleaved(
     rtol: float = 1e-3,
     settle: float = SETTLE_SECONDS,
 ) -> dict[str, Cell]:
-    """Seconds per call: the minimum over rounds, in each of which every contestant has one turn.
+    """Return the seconds per call of each contestant: the minimum over rounds, in which every contestant has one turn.
 
-    A turn is one call, or as many as take about `batch_seconds`, after a rest and calls that are not timed: each has
-    the machine to itself and its own threads awake. Torch itself comes last in `calls`: a result
-    that differs from its result by more than `rtol` of its largest number gets no time.
+    A turn is one call, or as many as take about `batch_seconds`. Before a turn, the process sleeps for `settle` seconds
+    and makes some calls that are not timed, so that the threads of the other contestants are idle and those of this
+    contestant are awake. Torch itself comes last in `calls`: a contestant whose result differs from torch's by more
+    than `rtol` of the largest number in torch's result gets no time.
     """
     keep_memory()
     cells: dict[str, Cell] = {name: call for name, call in calls.items() if isinstance(call, Failed)}
@@ -92,7 +93,7 @@ def interleaved(
 
 
 def _as_numpy(leaf: Any) -> np.ndarray:
-    """A result as an array whose dtype NumPy can compute with."""
+    """Return a result as an array whose dtype NumPy can compute with."""
     if isinstance(leaf, torch.Tensor):
         return (leaf.float() if leaf.dtype is torch.bfloat16 else leaf).numpy()
     return np.asarray(leaf, np.float32 if leaf.dtype == jax.numpy.bfloat16 else None)
@@ -122,7 +123,7 @@ def _batch_size(call: Callable[[], Any], seconds: float) -> int:
 
 
 def in_child(function: str, *args: Any, timeout: float = 1200) -> Any:
-    """The result of `module.function(*args)` of this package, run in a fresh Python. It must be JSON."""
+    """Return the result of `module.function(*args)` of this package, run in a fresh Python. It must be JSON."""
     command = [sys.executable, "-m", "benchmarks._child", function, json.dumps(args)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
@@ -135,7 +136,7 @@ def in_child(function: str, *args: Any, timeout: float = 1200) -> Any:
 
 
 def minimum_of_children(names: Iterable[str], function: str, *args: Any, repeats: int) -> dict[str, Cell]:
-    """For each name the minimum of `function(name, *args)` in fresh processes, taken in turn."""
+    """Return, for each name, the minimum of `function(name, *args)` over `repeats` fresh processes, run in turns."""
     got: dict[str, list[Any]] = {name: [] for name in names}
     for _ in range(repeats):
         for name, values in got.items():
@@ -154,11 +155,11 @@ def resident_mb() -> float:
 
 
 class PeakMemory:
-    """`with PeakMemory() as peak: ...`, then `peak.extra_mb`: how far memory rose above where it was."""
+    """Context manager whose `extra_mb` is, after the block, the peak memory in MB above the memory at its start."""
 
     def __enter__(self) -> "PeakMemory":
         self._before = resident_mb()
-        Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM, the high-water mark, back to now
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak, to the current memory
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -1,9 +1,9 @@
 """The models that are measured, as functions of their parameters: transformers, convolutional networks and layers.
 
 Weights are random. ``bert`` has BERT-base's width and four layers, ``llama`` is a small Llama of four layers 128 wide.
-Each has a batch of texts, where most of the time goes to matrix products, and one sentence, where much of it goes to
-what is around them. The mixtures of experts are of the size of ``llama``. The convolutional networks have one image of
-224 x 224, and the U-Nets one image or volume.
+Each runs on a batch of texts, where matrix products take most of the time, and on one sentence, where the other
+operators take much of it. The mixtures of experts are of the size of ``llama``. The convolutional networks have one
+image of 224 x 224, and the U-Nets one image or volume.
 """
 
 import os
@@ -24,7 +24,7 @@ class Model:
     call: Callable[..., torch.Tensor]
 
     def loss(self, *args: Any) -> torch.Tensor:
-        """A scalar that depends on all of the result."""
+        """Return a scalar that depends on all of the result."""
         return self.call(*args).sin().mean()
 
 
@@ -65,14 +65,15 @@ def _llama(batch: int, tokens: int) -> Model:
 def _bert_in_bfloat16(batch: int, tokens: int) -> Model:
     model = _bert(batch, tokens)
     parameters = {name: p.detach().bfloat16().requires_grad_() for name, p in model.parameters.items()}
-    # Torch sums its gradient over all tokens in bfloat16, and is wrong by as much as the gradient itself.
+    # This parameter gets no gradient: torch sums the gradient over all tokens in bfloat16, with an error as large as
+    # the gradient itself.
     name = "embeddings.token_type_embeddings.weight"
     inputs = (parameters.pop(name).detach(), *model.inputs)
     return Model(parameters, inputs, lambda given, fixed, *inputs: model.call({**given, name: fixed}, *inputs))
 
 
 def _experts(name: str, **config: Any) -> Model:
-    """A language model with four experts, two of which see a token."""
+    """Return a language model with four experts, two of which process each token."""
     import transformers
 
     sizes = {
@@ -113,7 +114,7 @@ def _attention() -> Model:
 
 
 def _buffers(model: torch.nn.Module, device: torch.device) -> dict[str, torch.Tensor]:
-    """Moved, where they are not there yet: torchax has a device of its own, and takes no tensor of another."""
+    """Return a model's buffers on a device: torchax has its own device, and does not accept tensors of others."""
     return {name: buffer.to(device) for name, buffer in model.named_buffers()}
 
 
@@ -231,7 +232,7 @@ _ALL = TRANSFORMERS | IN_BFLOAT16 | EXPERTS | CONVOLUTIONAL | LAYERS
 
 @cache
 def named(name: str) -> Model:
-    """A model by its name in the tables, made once."""
+    """Return a model by its name in the tables; later calls return the same model."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     torch.manual_seed(0)
     return _ALL[name][1]()

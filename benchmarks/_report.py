@@ -1,4 +1,4 @@
-"""The one table, and the same as JSON."""
+"""The table of all rows, printed and as JSON."""
 
 import importlib.metadata
 import json
@@ -33,7 +33,7 @@ def machine(packages: tuple[str, ...] = PACKAGES) -> dict[str, Any]:
 
 
 def show(rows: list[Row], facts: dict[str, Any]) -> None:
-    """Prints the table; below it the reasons for missing cells, and notes."""
+    """Print the table, and below it the reasons for missing cells, and notes."""
     from rich.console import Console
     from rich.table import Table
 
@@ -72,7 +72,7 @@ def _cell(row: Row, name: str, reasons: list[str]) -> str:
 
 
 def write(rows: list[Row], facts: dict[str, Any]) -> Path:
-    """Writes build/bench/TIME.json, so that runs can be compared later."""
+    """Write build/bench/TIME.json, so that runs can be compared later."""
     results = [
         {
             "key": row.key,

@@ -1,4 +1,4 @@
-"""The result of a benchmark: a row of numbers, or of reasons why there is none."""
+"""The result of a benchmark: a row with a number for each contestant, or the reason why it has no number."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,13 +21,13 @@ COLUMNS = (EAGER, XLA, ISLANDS, DLPACK, CALLBACK, REVERSE, TORCH2JAX, BY_HAND, T
 
 @dataclass(frozen=True)
 class Failed:
-    """Why a contestant has no number."""
+    """The reason why a contestant has no number."""
 
     reason: str
 
     @classmethod
     def from_error(cls, error: BaseException) -> "Failed":
-        """The line that says most: JAX puts the whole traceback from a callback into the message."""
+        """Keep the most telling line of an error: JAX's message contains the whole traceback of a callback."""
         lines = [line.strip() for line in str(error).splitlines() if line.strip(" -")]
         text = next((line for line in reversed(lines) if "Error" in line), lines[0] if lines else "")
         return cls(f"{type(error).__name__}: {text}"[:200])
@@ -39,7 +39,7 @@ Calls = dict[str, Callable[[], Any] | Failed]
 
 @dataclass(frozen=True)
 class Target:
-    """The largest ratio of `judged` to the contestant `against`, or without `against` its largest value."""
+    """The limit for the ratio of the contestant `judged` to `against`, or for its value if `against` is None."""
 
     judged: str
     limit: float
@@ -59,12 +59,12 @@ class Row:
     notes: list[str] = field(default_factory=list)
 
     def ratio(self, name: str, against: str | None = None) -> float | None:
-        """How many times the value of another; None where one of the two has no number."""
+        """Return a contestant's value divided by that of another; None if one of the two has no number."""
         cell, base = self.cells.get(name), self.cells.get(against or self.against or "")
         return cell / base if isinstance(cell, float) and isinstance(base, float) and base > 0 else None
 
     def verdict(self) -> str:
-        """The targets, and whether they were met in this run."""
+        """Return the targets, and whether this run met them, as text."""
         return "\n".join(map(self._verdict, self.targets))
 
     def _verdict(self, target: Target) -> str:

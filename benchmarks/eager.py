@@ -20,7 +20,7 @@ def _waiting(call: Callable[..., Any], *args: Any) -> Callable[[], Any]:
 
 
 def add(options: Options) -> Row:
-    """`a + b`."""
+    """Time an eager `a + b`."""
     a, b = torch.randn(16), torch.randn(16)
     x, y = to_jax(a), to_jax(b)
     calls: Calls = {
@@ -33,7 +33,7 @@ def add(options: Options) -> Row:
 
 
 def gradient(options: Options) -> Row:
-    """The gradient of `sum(sin(a) * b)`, beside the same function written in jnp."""
+    """Time the gradient of `sum(sin(a) * b)`, beside the same function written in jnp."""
     a, b = torch.randn(16), torch.randn(16)
     leaf = a.clone().requires_grad_()
     x, y = to_jax(a), to_jax(b)
@@ -47,7 +47,7 @@ def gradient(options: Options) -> Row:
 
 
 def gradients_of_rows(batch: int, width: int, options: Options) -> Row:
-    """`vmap(grad(f))` of an MLP with two layers, beside `torch.func`."""
+    """Time `vmap(grad(f))` of an MLP with two layers, beside `torch.func`."""
     weights = [torch.randn(width, 2 * width) / width**0.5, torch.randn(2 * width, 1)]
     arrays = [to_jax(weight) for weight in weights]
     rows = torch.randn(batch, width)
@@ -70,7 +70,7 @@ def gradients_of_rows(batch: int, width: int, options: Options) -> Row:
 
 
 def bert(of_gradient: bool, options: Options) -> Row:
-    """Four layers of BERT-base's width on 8 x 128 tokens; the gradient is by every parameter."""
+    """Time four layers of BERT-base's width on 8 x 128 tokens, or their gradient with respect to every parameter."""
     model = named("bert")
     arrays = jax.tree.map(to_jax, (model.parameters, *model.inputs))
     names = sorted(model.parameters)  # the order in which JAX flattens a dict
@@ -85,7 +85,7 @@ def bert(of_gradient: bool, options: Options) -> Row:
     if of_gradient:
         calls: Calls = {EAGER: _waiting(jax.grad(jtbridge.wrap(model.loss)), *arrays), TORCH: torch_gradient}
     else:
-        # JAX asks for no gradient here; torch's own parameters ask for one.
+        # JAX computes no gradient here, but torch's parameters require one, so torch runs under `no_grad`.
         calls = {EAGER: _waiting(jtbridge.wrap(model.call), *arrays), TORCH: torch.no_grad()(torch_forward)}
     cells = milliseconds(calls, options)
     what = "gradient" if of_gradient else "forward"

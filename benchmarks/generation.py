@@ -1,4 +1,4 @@
-"""Greedy tokens of language models: `jtbridge.generate` beside `model.generate`, with both kinds of cache.
+"""Greedy generation by language models: `jtbridge.generate` beside `model.generate`, with both kinds of cache.
 
 ``llama``: 8 layers, 256 wide. ``smollm2``: the sizes of SmolLM2-135M. Both have random weights.
 """
@@ -44,7 +44,7 @@ def _prompts(batch: int) -> np.ndarray:
 
 
 def decode(name: str, batch: int, target: float, options: Options) -> Row:
-    """Tokens per second, of all rows together. All contestants must make the same tokens."""
+    """Time the generation of a token for all rows of a batch. All contestants must generate the same tokens."""
     import jtbridge
 
     model, ids = _model(name), _prompts(batch)

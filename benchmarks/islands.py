@@ -1,7 +1,7 @@
-"""A transformer with one custom operator in each of its layers, which has a lowering, has none, or is called with all.
+"""A transformer with a custom operator in each layer: as islands, translated by a lowering, and called as a whole.
 
-The operator is a gated activation with a gradient. Its twin computes the same and has a lowering, so the difference of
-the two programs is the cost of the islands.
+The operator is a gated activation with a gradient. A second operator computes the same and has a lowering, so the
+difference between the two programs is the cost of the islands.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _LAYERS, _WIDTH, _HEADS = 12, 128, 4
 
 
 def _activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A custom operator ``x * sigmoid(x)`` with a gradient."""
+    """Return a custom operator ``x * sigmoid(x)`` with a gradient."""
 
     @torch.library.custom_op(f"jtbridge_bench::{name}", mutates_args=())
     def forward(x: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from benchmarks._contestants import WRAPPERS
 from benchmarks._measure import in_child, resident_mb
 from benchmarks._results import DLPACK, XLA, Cell, Options, Row, Target
 
-# JAX alone, doing the same: memory that JAX keeps for itself does not count against the contestants.
+# JAX alone runs the same: memory that JAX itself keeps does not count against the contestants.
 _JAX = "jax alone"
 
 
@@ -19,7 +19,10 @@ def _wrapper(name: str) -> Callable:
 
 
 def functions(name: str, count: int) -> float:
-    """Kilobytes kept for each of `count` functions wrapped, jitted, called and dropped. In its own process."""
+    """Return the kilobytes kept for each of `count` functions that are wrapped, jitted, called and dropped.
+
+    Call it in a fresh process.
+    """
     wrap, a, x = _wrapper(name), torch.ones(16), jnp.ones(16)
 
     def once() -> None:
@@ -29,7 +32,7 @@ def functions(name: str, count: int) -> float:
 
 
 def calls(name: str, count: int) -> float:
-    """Megabytes gained over `count` calls of one jitted function. In its own process."""
+    """Return the megabytes gained over `count` calls of one jitted function. Call it in a fresh process."""
     wrap, a, x = _wrapper(name), torch.ones(16), jnp.ones(16)
     function = jax.jit(wrap(lambda a, b: a + b, a, a))
     return _growth(lambda: function(x, x).block_until_ready(), count, warm=5_000)
@@ -47,7 +50,7 @@ def _growth(once: Callable[[], None], count: int, warm: int) -> float:
 
 
 def many_functions(options: Options) -> Row:
-    """The number of the `dlpack` backend is over ten times as many functions: they take a while to compile."""
+    """Measure the memory kept for each function, for `dlpack` over ten times as many functions as for the others."""
     count = 200 if options.quick else 1_000
     counts = dict.fromkeys((*WRAPPERS, _JAX), count) | {DLPACK: 10 * count}
     cells = {name: in_child("leaks.functions", name, n) for name, n in counts.items()}
@@ -57,7 +60,7 @@ def many_functions(options: Options) -> Row:
 
 
 def many_calls(options: Options) -> Row:
-    """Of one function."""
+    """Measure the memory gained over many calls of one function."""
     count = 10_000 if options.quick else 100_000
     cells = {name: in_child("leaks.calls", name, count) for name in (*WRAPPERS, _JAX)}
     return _row("leak-calls", f"memory growth over {count:,} calls of one function", "MB", cells, target=1)

@@ -1,4 +1,4 @@
-"""The memory that a call with a large array takes, beyond the array."""
+"""The memory that a call with a large array takes in addition to the array."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def _read(x: torch.Tensor) -> torch.Tensor:
 
 
 def peaks(name: str) -> tuple[float, float]:
-    """Extra megabytes of a jitted call, and of tracing and compiling before it. Runs in its own process."""
+    """Return the extra megabytes of a jitted call, and of its tracing and compilation. Call it in a fresh process."""
     if name == TORCH:
         function, x = _read, torch.ones(_FLOATS)
     else:
@@ -32,7 +32,7 @@ def peaks(name: str) -> tuple[float, float]:
 
 
 def call(options: Options) -> Row:
-    """The peak of the call itself; a compilation that needs much is noted."""
+    """Measure the peak memory of the call itself, and note a compilation that needs much memory."""
     cells, notes = {}, []
     for name in (*WRAPPERS, TORCH):
         got = in_child("memory.peaks", name)

@@ -11,13 +11,13 @@ from benchmarks._networks import EXPERTS, IN_BFLOAT16, named, title
 from benchmarks._results import DLPACK, ISLANDS, TORCH, TORCHAX, XLA, Options, Row, Target
 
 _GRAD_MODE = "torch, recording gradients"
-# Of the largest number in a result. Torch's gradients of biases in bfloat16 are 7 % of it away from those in float32,
-# and jtbridge's 0.3 %.
+# Relative to the largest number in a result. By this measure, torch's gradients of biases in bfloat16 differ by 7 %
+# from those in float32, and jtbridge's by 0.3 %.
 _TOLERANCE, _TOLERANCE_OF_BFLOAT16 = 1e-3, 8e-2
 
 
 def forward(name: str, targets: tuple[Target, ...], options: Options) -> Row:
-    """The last hidden state, or the logits. The parameters are arguments, as JAX wants them."""
+    """Time the forward, which returns the last hidden state or the logits. The parameters are arguments."""
     model = named(name)
 
     def eager() -> torch.Tensor:
@@ -33,7 +33,7 @@ def forward(name: str, targets: tuple[Target, ...], options: Options) -> Row:
 
 
 def gradient(name: str, targets: tuple[Target, ...], options: Options) -> Row:
-    """Of a scalar with respect to every parameter; torch runs forward and backward."""
+    """Time the gradient of a scalar with respect to every parameter. Torch runs forward and backward."""
     model = named(name)
     names = sorted(model.parameters)  # the order in which JAX flattens a dict
 
@@ -52,7 +52,7 @@ def _tolerance(name: str) -> float:
 
 
 def capture_seconds(contestant: str, clock: str) -> float:
-    """To capture the forward of BERT, where torch's tracing machinery was used before. In a process of its own."""
+    """Return the seconds to capture the forward of BERT, after another capture. Call it in a fresh process."""
     import jtbridge
 
     model = named("bert")
@@ -65,7 +65,7 @@ def capture_seconds(contestant: str, clock: str) -> float:
 
 
 def first_seconds(contestant: str, clock: str) -> float:
-    """To capture, compile and run the forward of BERT for the first time. In a process of its own, all imported."""
+    """Return the seconds to capture, compile and run the forward of BERT, without imports, in a fresh process."""
     import jtbridge  # noqa: F401
 
     model = named("bert")
@@ -78,14 +78,14 @@ def first_seconds(contestant: str, clock: str) -> float:
 
 
 def capture(options: Options) -> Row:
-    """Tracing alone."""
+    """Time the capture alone."""
     repeats = 2 if options.quick else 5
     cells = minimum_of_children((XLA,), "models.capture_seconds", options.clock, repeats=repeats)
     return Row("bert-capture", "capture of the BERT forward", "s", cells, targets=(Target(XLA, 0.5),))
 
 
 def first(options: Options) -> Row:
-    """Everything up to the first result."""
+    """Time everything up to the first result."""
     repeats = 1 if options.quick else 3
     cells = minimum_of_children((XLA, DLPACK, TORCHAX), "models.first_seconds", options.clock, repeats=repeats)
     what = "BERT forward: capture, compile, first run"

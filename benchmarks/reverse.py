@@ -20,7 +20,7 @@ def _to_torch(array: jax.Array) -> torch.Tensor:
 
 
 def _jax2torch(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`jax2torch.jax2torch` 0.0.7, for functions of tensors to one tensor.
+    """Convert a JAX function as `jax2torch.jax2torch` 0.0.7 does, for functions of tensors that return one tensor.
 
     The package itself calls `jax.dlpack.to_dlpack`, which JAX 0.10 no longer has.
     """
@@ -48,7 +48,7 @@ def _product(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def call(options: Options) -> Row:
-    """The round trip of a jitted function."""
+    """Time a call of a jitted JAX function with torch tensors."""
     a, b = torch.randn(16), torch.randn(16)
     x, y = to_jax(a), to_jax(b)
     fn = jax.jit(lambda a, b: jnp.sin(a) * b)
@@ -65,7 +65,7 @@ def call(options: Options) -> Row:
 
 
 def gradient(options: Options) -> Row:
-    """Its value and its gradient by torch's autograd."""
+    """Time the value of a jitted JAX function and its gradient by torch's autograd."""
     a, b = torch.randn(16), torch.randn(16)
     leaf = a.clone().requires_grad_()
     x, y = to_jax(a), to_jax(b)
@@ -84,7 +84,7 @@ def gradient(options: Options) -> Row:
 
 
 def training_step(width: int, batch: int, options: Options) -> Row:
-    """One step of SGD of a Flax MLP with two hidden layers, in a torch loop and in JAX."""
+    """Time one step of SGD for a Flax MLP with two hidden layers, in a torch loop and in JAX."""
     import flax.linen as nn
 
     rate = 1e-6  # so that the weights of all contestants stay close

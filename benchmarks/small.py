@@ -20,7 +20,7 @@ def _product(a, b):
 
 
 def add(size: int, target: float, options: Options) -> Row:
-    """A jitted `a + b`."""
+    """Time a jitted `a + b`."""
     a, b = torch.randn(size), torch.randn(size)
     calls = wrap_all(_add, a, b) | {TORCH: lambda: a + b}
     title = f"jit(a + b), {size:,} floats"
@@ -30,7 +30,7 @@ def add(size: int, target: float, options: Options) -> Row:
 
 
 def gradient(options: Options) -> Row:
-    """A jitted gradient. JAX compiles it once; torch records and runs it backward each time."""
+    """Time a jitted gradient. JAX compiles it once; torch records the forward and runs the backward each time."""
     a, b = torch.randn(16), torch.randn(16)
     leaf = a.clone().requires_grad_()
     calls = wrap_all(_product, a, b, then=lambda f: jax.jit(jax.grad(f)))
@@ -46,7 +46,7 @@ def gradient(options: Options) -> Row:
 
 
 def many_arguments(count: int, options: Options) -> Row:
-    """A jitted call with many small arrays, as a model with many parameters has, beside the same in jnp."""
+    """Time a jitted call with many small arrays, like the parameters of a model, beside the same in jnp."""
     parameters = {f"layer.{i}": torch.randn(8) for i in range(count)}
     arrays = {name: to_jax(tensor) for name, tensor in parameters.items()}
 

@@ -1,4 +1,4 @@
-"""How long it takes to import, and to the first result, each in a fresh process."""
+"""The time of an import, and the time to the first result, each in a fresh process."""
 
 import importlib
 
@@ -13,14 +13,17 @@ _MODULES = {XLA: "jtbridge", DLPACK: "jtbridge", TORCH2JAX: "wrap_torch2jax", TO
 
 
 def import_seconds(name: str, clock: str) -> float:
-    """To import a contestant's package once jax and torch are there. Runs in its own process."""
+    """Return the seconds to import a contestant's package after jax and torch. Call it in a fresh process."""
     start = CLOCKS[clock]()
     importlib.import_module(_MODULES[name])
     return CLOCKS[clock]() - start
 
 
 def first_call_seconds(name: str, clock: str) -> float:
-    """From wrapping `a + b` to its first result under jit, when JAX has run before. In its own process."""
+    """Return the seconds from wrapping `a + b` to its first result under jit, after JAX has run something else.
+
+    Call it in a fresh process.
+    """
     a, b = torch.ones(16), torch.ones(16)
     x, y = jax.numpy.ones(16), jax.numpy.ones(16)
     if name in _MODULES:
@@ -35,14 +38,14 @@ def first_call_seconds(name: str, clock: str) -> float:
 
 
 def imports(options: Options) -> Row:
-    """On top of jax and torch. The way by hand imports nothing."""
+    """Time the imports in addition to jax and torch. The contestant "pure_callback" imports nothing."""
     cells = minimum_of_children(_MODULES, "startup.import_seconds", options.clock, repeats=3 if options.quick else 7)
     note = f"import: the first import of {TORCH2JAX} on a machine compiles C++ first, which is not counted"
     return Row("import", "import, after jax and torch", "s", cells, targets=(Target(DLPACK, 0.3),), notes=[note])
 
 
 def first_call(options: Options) -> Row:
-    """With everything imported."""
+    """Time the first call, with everything imported before."""
     names = (*WRAPPERS, TORCH)
     cells = minimum_of_children(names, "startup.first_call_seconds", options.clock, repeats=3 if options.quick else 7)
     return Row("first-call", "first jit(a + b), wrapping included", "s", cells, targets=(Target(DLPACK, 0.5),))

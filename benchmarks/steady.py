@@ -1,4 +1,4 @@
-"""A translated function beside the same function written in jnp: nothing of torch may be left on the path."""
+"""A translated function beside the same function written in jnp: a call may not run any code of torch."""
 
 from functools import partial
 
@@ -12,19 +12,19 @@ from benchmarks._results import JNP, TORCH, XLA, Options, Row, Target
 
 
 def in_torch(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """A product, and operators that XLA fuses behind it."""
+    """Compute a matrix product, and operators that XLA fuses with it."""
     y = torch.tanh(x @ w)
     return torch.softmax(y, -1) * torch.exp(-y * y)
 
 
 def in_jnp(x: jax.Array, w: jax.Array) -> jax.Array:
-    """The same."""
+    """Compute the same in jnp."""
     y = jnp.tanh(x @ w)
     return jax.nn.softmax(y, -1) * jnp.exp(-y * y)
 
 
 def steady(size: int, options: Options) -> Row:
-    """A jitted call."""
+    """Time a jitted call."""
     torch.manual_seed(0)
     x, w = torch.randn(size, size), torch.randn(size, size) / size**0.5
     calls = wrap_all(in_torch, x, w)

@@ -20,7 +20,7 @@ def _mlp(weights: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
 
 
 def mlp(options: Options) -> Row:
-    """`jit(vmap(f))` against `torch.vmap(f)`."""
+    """Time `jit(vmap(f))` beside `torch.vmap(f)`."""
     torch.manual_seed(0)
     weights = [torch.randn(n, m) / m**0.5 for m, n in pairwise(_SIZES)]
     rows = torch.randn(_ROWS, _SIZES[0])

@@ -42,7 +42,7 @@ def main() -> None:
 
     @jtbridge.wrap
     def energy(weights):
-        """Minus the log density of the weights, given the data. All of it is torch."""
+        """Return minus the log density of the weights, given the data. All of it is torch code."""
         prior = sum(torch.distributions.Normal(0.0, 2.0).log_prob(weight).sum() for weight in weights.values())
         curve = torch.func.functional_call(net, weights, x[:, None])[:, 0]
         return -prior - torch.distributions.Normal(curve, NOISE).log_prob(y).sum()

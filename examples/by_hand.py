@@ -1,8 +1,8 @@
 """Calling torch from JAX without jtbridge, the way notebooks do it: for comparison only.
 
-Two `jax.pure_callback`s, one for the value and one that computes everything again for the gradient, tied
-together with `jax.custom_vjp`. The result's shape has to be written down, every call copies its arrays,
-`vmap` loops, and there is no forward mode and no second derivative.
+A `jax.custom_vjp` with two `jax.pure_callback`s: one for the value, and one that computes everything again for the
+gradient. The result's shape has to be written down, every call copies its arrays, `vmap` loops, and there is no
+forward mode and no second derivative.
 """
 
 import warnings
@@ -15,7 +15,7 @@ import torch
 
 
 def by_hand(fn: Callable[..., torch.Tensor], out: jax.ShapeDtypeStruct) -> Callable[..., jax.Array]:
-    """The torch function `fn` of pytrees as a JAX function. `out` is its result's shape and dtype."""
+    """Return the torch function `fn` of pytrees as a JAX function. `out` is its result's shape and dtype."""
 
     def value(*args: Any) -> np.ndarray:
         with torch.no_grad():
@@ -41,7 +41,7 @@ def by_hand(fn: Callable[..., torch.Tensor], out: jax.ShapeDtypeStruct) -> Calla
             tree, [next(grads) if _is_float(x) else np.zeros(x.shape, jax.dtypes.float0) for x in leaves]
         )
 
-    # `forward` must not name the differentiable function: JAX's caches would then keep it for ever.
+    # `forward` must not refer to `differentiable`: JAX's caches would then keep it for ever.
     differentiable = jax.custom_vjp(call)
     differentiable.defvjp(forward, backward)
     return differentiable

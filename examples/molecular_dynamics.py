@@ -38,8 +38,8 @@ def force_field_of(atoms: ase.Atoms):
     weights = files("so3krates_torch") / "pretrained/so3lr/so3lr.model"
     model = torch.load(str(weights), weights_only=False).double().eval().requires_grad_(False)
     numbers = torch.from_numpy(atoms.numbers)
-    # All pairs of atoms. The list is right wherever the atoms go: the model's short-range terms are multiplied by a
-    # function that is zero beyond their cutoff, and its long-range terms have no cutoff.
+    # All pairs of atoms. The list stays valid wherever the atoms move: the model's short-range terms are multiplied by
+    # a function that is zero beyond their cutoff, and its long-range terms have no cutoff.
     pairs = (~torch.eye(len(atoms), dtype=torch.bool)).nonzero().T
     graph = {
         "atomic_numbers": numbers,
@@ -68,8 +68,8 @@ def verlet(force_field, masses, state, step):
     """Take one step of velocity Verlet, with arrays of JAX or tensors of torch.
 
     Args:
-        force_field: positions to energy and forces.
-        masses: of the atoms, in u, shape [atoms, 1].
+        force_field: a function from positions to the energy and the forces.
+        masses: the masses of the atoms, in u, of shape [atoms, 1].
         state: positions in angstrom, velocities in angstrom per time, and forces, each of shape [atoms, 3].
         step: the time step, in ASE's unit of time, angstrom * sqrt(u / eV).
 
@@ -125,7 +125,7 @@ def main() -> None:
             bar.update(CHUNK)
             bar.set_postfix_str(f"total {energies[-1][-1].sum():.4f} eV")
 
-    # The first chunk again, in torch.
+    # Compute the first chunk again, in torch.
     state = tuple(torch.from_numpy(np.array(part)) for part in start)
     seconds_of_torch = []
     for _ in range(CHUNK):
@@ -136,7 +136,7 @@ def main() -> None:
     print(f"{CHUNK / min(seconds):.0f} steps per second, {1 / min(seconds_of_torch):.0f} in torch")
     print(f"after {CHUNK} steps, positions are {apart[0]:.0e} angstrom apart, forces {apart[2]:.0e} eV per angstrom")
 
-    # The error of velocity Verlet is of second order: half the step, a quarter of the error.
+    # The error of velocity Verlet is of second order: with half the step, it is a quarter.
     middle, (potential, kinetic) = program(start, step / 2)
     _, (later_potential, later_kinetic) = program(middle, step / 2)
     halved = np.concatenate([potential + kinetic, later_potential + later_kinetic])

@@ -42,7 +42,7 @@ def train(layout: str, options: argparse.Namespace) -> None:
     sizes, names, rules = LAYOUTS[layout]
     optimizer = optax.adamw(3e-3)
 
-    # This is all that is said about devices: a mesh, rules for parameters and optimizer, and where a batch goes.
+    # Only this concerns devices: a mesh, rules for the parameters and the optimizer, and the placement of a batch.
     mesh = jax.make_mesh(sizes, names)
     net = jtbridge.module(make_llama(options.width, options.layers))
     params, state = net.init(release=True, mesh=mesh, rules=rules)

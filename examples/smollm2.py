@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # the weights come from an installed package: ask nothing of the network
+os.environ["HF_HUB_OFFLINE"] = "1"  # the weights come from an installed package, not from the network
 
 import torch
 import transformers

@@ -14,10 +14,10 @@ Calls = dict[str, Callable[[], object]]
 
 
 def median_times(kinds: dict[str, Calls], rounds: int) -> dict[str, dict[str, float]]:
-    """Milliseconds per call, for each contestant of each kind ("forward", "gradient").
+    """Return the median milliseconds of a call, for each contestant of each kind ("forward", "gradient").
 
-    The contestants of a kind take turns, so that a busy moment of the machine hits all alike. A first call of
-    each compiles and does not count.
+    The contestants of a kind take turns, so that a busy moment of the machine affects all of them. The first call of
+    each contestant compiles and does not count.
     """
     bar = tqdm(total=len(kinds) * rounds, desc="timing", unit="round")
     medians = {}
@@ -38,7 +38,7 @@ def median_times(kinds: dict[str, Calls], rounds: int) -> dict[str, dict[str, fl
 
 
 def show_table(console: Console, title: str, times: dict[str, dict[str, float]], baseline: str) -> None:
-    """Each time, and in brackets its ratio to the baseline's."""
+    """Print a table of the times, with the ratio to the baseline's time in brackets."""
     table = Table(title=title, title_justify="left")
     table.add_column()
     for kind in times:
@@ -49,7 +49,7 @@ def show_table(console: Console, title: str, times: dict[str, dict[str, float]],
 
 
 def save_chart(path: Path, title: str, times: dict[str, dict[str, float]]) -> None:
-    """One group of horizontal bars per kind, as a picture."""
+    """Save a picture with a group of horizontal bars for each kind."""
     import matplotlib
 
     matplotlib.use("Agg")  # writes files, opens no window

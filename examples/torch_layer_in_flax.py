@@ -1,7 +1,7 @@
 """A torch layer inside a flax model, trained by optax: `python examples/torch_layer_in_flax.py`.
 
-The layer is a bidirectional LSTM of torch. It reads a binary number digit by digit; a flax layer on top says
-after each digit whether the number so far is divisible by three, and how many digits are ones. JAX trains both.
+The layer is an LSTM of torch. It reads a binary number digit by digit; a flax layer on top says after each digit
+whether the number so far is divisible by three. JAX trains both.
 """
 
 import argparse
@@ -19,7 +19,7 @@ LENGTH = 12
 
 
 class TorchLayer(nnx.Module):
-    """A torch module as a layer of flax. Its parameters are ``nnx.Param``, its buffers ``nnx.BatchStat``."""
+    """A flax layer that runs a torch module. Its parameters are ``nnx.Param``, its buffers ``nnx.BatchStat``."""
 
     def __init__(self, module: torch.nn.Module):
         self.net = jtbridge.module(module)
@@ -33,7 +33,7 @@ class TorchLayer(nnx.Module):
 
 
 class Divisible(nnx.Module):
-    """Whether each prefix of a binary number is divisible by three."""
+    """A model that predicts whether each prefix of a binary number is divisible by three."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.lstm = TorchLayer(torch.nn.LSTM(1, 16, batch_first=True))

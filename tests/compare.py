@@ -21,7 +21,7 @@ _TOLERANCES = {
 
 
 def as_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """The values of any tensor; narrow floats that NumPy lacks become float64."""
+    """Return the values of any tensor; narrow floats that NumPy lacks become float64."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.dtype is torch.bfloat16 or "float8" in str(tensor.dtype):
         return tensor.to(torch.float64).numpy()
@@ -29,12 +29,12 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def jax_dtype(dtype: torch.dtype) -> np.dtype:
-    """The dtype JAX has for a torch dtype, given whether x64 is on."""
+    """Return the dtype that JAX has for a torch dtype, given whether x64 is on."""
     return jax.dtypes.canonicalize_dtype(jnp.dtype(str(dtype).removeprefix("torch.")))
 
 
 def assert_matches(actual: Any, expected: Any, tolerance: float | None = None) -> None:
-    """Assert that a tree of JAX arrays is that of torch tensors: same structure, shapes, dtypes and values."""
+    """Assert that a tree of JAX arrays equals a tree of torch tensors in structure, shapes, dtypes and values."""
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for path, ours in jax.tree_util.tree_leaves_with_path(actual):
         theirs = _at(expected, path)

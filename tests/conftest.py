@@ -19,7 +19,7 @@ import pytest
 
 import jtbridge
 
-# Thousands of traced programs are alive in a run, and going through all of them over and over takes an eighth of it.
+# Thousands of traced programs are alive in a run; repeated garbage collections of them take an eighth of its time.
 gc.set_threshold(200_000, 20, 100)
 
 hypothesis.settings.register_profile("dev", max_examples=25, deadline=None)
@@ -28,7 +28,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option by which CI runs a sample of a long suite."""
+    """Add the option with which CI runs a sample of a long suite."""
     parser.addoption("--every", type=int, default=1, metavar="N", help="run one test in N, the same ones each time")
 
 
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def strict_promotion() -> Iterator[None]:
-    """No test may pass because JAX quietly changed a dtype."""
+    """Make JAX refuse implicit promotion, so that no test passes because JAX changed a dtype."""
     with jax.numpy_dtype_promotion("strict"):
         yield
 
@@ -58,12 +58,12 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def x64() -> Iterator[None]:
-    """64-bit types, so that derivatives of high order are compared to ten digits and not to three."""
+    """Enable 64-bit types, so that derivatives of high order can be compared to ten digits instead of three."""
     with jax.enable_x64(True):
         yield
 
 
 @pytest.fixture
 def rng() -> np.random.Generator:
-    """Random numbers, the same in every run."""
+    """Return a generator of random numbers, the same in every run."""
     return np.random.default_rng(20240607)

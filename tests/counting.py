@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 _COUNTS: collections.Counter[str] = collections.Counter()
-_LOCK = threading.Lock()  # XLA calls from threads of its own
+_LOCK = threading.Lock()  # XLA calls from its own threads
 
 
 def _count(what: str) -> None:
@@ -21,7 +21,7 @@ def _count(what: str) -> None:
 
 @contextlib.contextmanager
 def counted() -> Iterator[collections.Counter[str]]:
-    """Counts of "forward", "backward" and "batched" runs inside the block. Tracing runs none."""
+    """Count "forward", "backward" and "batched" runs inside the block. Tracing runs none of them."""
     _COUNTS.clear()
     yield _COUNTS
 

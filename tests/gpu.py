@@ -1,6 +1,6 @@
 """``python -m tests.gpu``: fail unless this machine's GPU runs kernels, and prove them.
 
-`make test-gpu` begins with it. The tests that follow compute in jnp where there is no GPU or no Triton, and would pass.
+`make test-gpu` runs this first: without a GPU or Triton, the tests that follow would compute in jnp, and pass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jtbridge.triton import jax_assembler, unsupported_reason
 
 
 def obstacle() -> str | None:
-    """Why no kernel can run on a GPU here; None if nothing is known to prevent it."""
+    """Return why no kernel can run on a GPU here; None if nothing is known to prevent it."""
     if jax.default_backend() != "gpu":
         return f'JAX\'s default backend is "{jax.default_backend()}": install jax[cuda12] or jax[cuda13]'
     reason = unsupported_reason("rocm" if torch.version.hip else "cuda")

@@ -14,7 +14,7 @@ Function = Callable[..., Sequence[torch.Tensor]]
 
 
 def leaves_of_graph(primals: Sequence[torch.Tensor]) -> Tensors:
-    """The same tensors, as the start of a new autograd graph."""
+    """Return the same tensors as leaves of a new autograd graph."""
     return [x.detach().clone().requires_grad_() for x in primals]
 
 
@@ -25,7 +25,7 @@ def gradients(
     *,
     again: bool = False,
 ) -> Tensors:
-    """torch.autograd.grad, with zeros for an output that does not depend on an input."""
+    """Return `torch.autograd.grad`, with zeros for an output that does not depend on an input."""
     pairs = [(y, ct) for y, ct in zip(outputs, cotangents, strict=True) if y.requires_grad]
     if not pairs:
         return [torch.zeros_like(x) for x in inputs]
@@ -41,14 +41,14 @@ def gradients(
 
 
 def vjp(fn: Function, primals: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]) -> Tensors:
-    """ct @ Df(x)."""
+    """Return ``ct @ Df(x)``."""
     inputs = leaves_of_graph(primals)
     found = gradients(fn(*inputs), inputs, [ct.conj() for ct in cotangents])
     return [g.conj().resolve_conj() for g in found]
 
 
 def jvp(fn: Function, primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> Tensors:
-    """Df(x) @ dx, one row of the Jacobian at a time, so that reverse mode is the reference."""
+    """Return ``Df(x) @ dx``, one row of the Jacobian at a time, so that reverse mode is the reference."""
     inputs = leaves_of_graph(primals)
     out = []
     for y in fn(*inputs):
@@ -60,7 +60,7 @@ def jvp(fn: Function, primals: Sequence[torch.Tensor], tangents: Sequence[torch.
 
 
 def jacobian(fn: Function, primals: Sequence[torch.Tensor]) -> list[Tensors]:
-    """Rows of real functions: for each output a list over inputs, of shape ``output + input``."""
+    """Return the Jacobian of a real function: for each output, a list over inputs of shape ``output + input``."""
     inputs = leaves_of_graph(primals)
     out = []
     for y in fn(*inputs):
@@ -72,7 +72,7 @@ def jacobian(fn: Function, primals: Sequence[torch.Tensor]) -> list[Tensors]:
 
 
 def hessian(loss: Callable[..., torch.Tensor], primals: Sequence[torch.Tensor]) -> list[Tensors]:
-    """Second derivatives of a real scalar function of real arguments."""
+    """Return the second derivatives of a real scalar function of real arguments."""
     inputs = leaves_of_graph(primals)
     value = loss(*inputs)
     first = gradients([value], inputs, [torch.ones_like(value)], again=True)
@@ -88,7 +88,7 @@ def directional(
     primals: Sequence[torch.Tensor],
     directions: Sequence[Sequence[torch.Tensor]],
 ) -> torch.Tensor:
-    """The derivative of a real scalar function along each of the directions in turn."""
+    """Return the repeated derivative of a real scalar function along the directions, one after another."""
     inputs = leaves_of_graph(primals)
     value = loss(*inputs)
     for direction in directions:
@@ -97,7 +97,7 @@ def directional(
 
 
 def inner(grads: Sequence[torch.Tensor], direction: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The change of a real value along a direction, from torch's gradient of it."""
+    """Return the derivative of a real value along a direction, from torch's gradient of the value."""
     return sum((g.conj() * d).real.sum() for g, d in zip(grads, direction, strict=True))
 
 

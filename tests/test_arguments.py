@@ -1,4 +1,4 @@
-"""Arguments: trees of arrays of any origin, static values, and clear refusals of the rest."""
+"""Arguments: trees of arrays of any origin, static values, and clear refusals of all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU benchmarks' plumbing, which needs no GPU: contestants, targets, table and command line."""
+"""The parts of the GPU benchmarks that need no GPU: contestants, targets, table and command line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bench(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_dry_run_measures_every_row(tmp_path):
-    # The contestant of the last family is compiled by a C++ compiler when it is first imported.
+    # A contestant of the last family needs a C++ compiler when it is first imported.
     left_out = ["--only", "forward", "--only", "gradient", "--only", "loss", "--only", "block"]
     done = bench("--dry-run", *left_out, folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Equal programs are the same text, so that JAX's caches find them again, and nothing is traced twice."""
+"""Equal programs have the same text, so that JAX's caches find them again, and nothing is traced twice."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_keys_are_not_written_into_the_text(backend: str):
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())])
 def test_torch_is_looked_at_once(transform: Callable, backend: str):
-    """After the first call there is one run of the function per call, and none that is traced."""
+    """After the first call, each call runs the function once, and never traces it."""
     runs = []
 
     def fn(x: torch.Tensor) -> torch.Tensor:
@@ -80,7 +80,7 @@ def test_jit_compiles_once(backend: str):
 
 
 def test_cached_on_disk_a_program_calls_its_own_function(tmp_path: pathlib.Path):
-    """The text says nothing of the torch function: a program of another function, or process, is not to call that."""
+    """The text does not identify the torch function, but a program of another function or process must not call it."""
     code = """
 import gc, os, sys
 import jax, jax.numpy as jnp, torch

@@ -23,7 +23,7 @@ def square_sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def count(fn: Callable, *args) -> collections.Counter[str]:
-    """The counts of the second call, when everything is traced and compiled."""
+    """Return the counts of the second call, when everything is traced and compiled."""
     jax.block_until_ready(fn(*args))
     with counted() as counts:
         jax.block_until_ready(fn(*args))
@@ -67,7 +67,7 @@ def test_value_and_grad_runs_the_forward_once(jit: bool, backend: str):
 def test_grad_runs_the_forward_at_most_once(jit: bool, backend: str):
     f = jax.grad(jtbridge.wrap(square_sum))
     counts = count(jax.jit(f) if jit else f, X)
-    assert counts["forward"] == (0 if jit else 1)  # compiled, a forward whose results nobody uses is dropped
+    assert counts["forward"] == (0 if jit else 1)  # a compiled program drops a forward whose results are not used
     assert counts["backward"] == 1
 
 
@@ -75,7 +75,7 @@ def test_grad_runs_the_forward_at_most_once(jit: bool, backend: str):
 def test_recomputing_runs_the_forward_twice(jit: bool, backend: str):
     f = jax.value_and_grad(jtbridge.wrap(square_sum, residuals="recompute"))
     counts = count(jax.jit(f) if jit else f, X)
-    assert counts["forward"] == (2 if jit else 1)  # an eager call keeps the graph that autograd has recorded of it
+    assert counts["forward"] == (2 if jit else 1)  # an eager call keeps the graph that autograd recorded
     assert counts["backward"] == 1
 
 
@@ -196,10 +196,10 @@ def _module(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("fn", "jit", "grad"),
     [
-        # To find the types of its results, and to capture it; its gradient is captured once more.
+        # Two runs: one to find the types of its results, and one to capture it. Its gradient needs another capture.
         (_plain, 2, 3),
         (_writing, 2, 3),
-        # Its result would belong to a graph: whether it does the same without recording one is found by another run.
+        # Its result would belong to a graph, so another run tests whether it does the same without recording one.
         (_differentiating, 3, 4),
         (_module, 3, 4),
     ],

@@ -28,7 +28,7 @@ def affine(w: torch.Tensor, b: Any, x: torch.Tensor, *, scale: Any = 1.0) -> tor
 
 
 class Model:
-    """A class whose methods are wrapped, decorated in every way."""
+    """A class with wrapped methods that are decorated in every way."""
 
     def __init__(self, factor: float):
         self.factor = factor
@@ -60,7 +60,7 @@ class Model:
 
 
 def check(wrapped: Any, fn: Any) -> None:
-    """Value, compiled value, gradient and batch are those of torch."""
+    """Assert that value, compiled value, gradient and batch equal torch's."""
     t = T.clone().requires_grad_()
     (expected,) = torch.autograd.grad((fn(t) ** 2).sum(), t)
     assert_matches(wrapped(X), fn(T).detach())
@@ -118,7 +118,7 @@ def test_partial(make: Any, backend: str):
 
 
 def test_a_partial_gives_the_function_its_own_objects():
-    """As in torch: only JAX arrays become tensors. Everything else may be read, kept and written to."""
+    """As in torch, the function may read, keep and write to these objects. Only JAX arrays become tensors."""
     calls, buffer, weight = [], torch.zeros(3), torch.nn.Parameter(torch.ones(3))
     array, offsets = np.ones(3, np.float32), collections.OrderedDict(a=1.0)
 
@@ -202,7 +202,7 @@ def test_module_with_parameters_inside_and_outside(backend: str):
 
 
 def test_weights_that_change_in_place_are_seen(backend: str):
-    """A module is closed over: the call, also a compiled one, reads the weights it has then."""
+    """The function closes over a module: every call, also a compiled one, reads the module's current weights."""
     model = torch.nn.Linear(3, 1, bias=False)
     f = jax.jit(jtbridge.wrap(model))
     f(X)
@@ -212,7 +212,7 @@ def test_weights_that_change_in_place_are_seen(backend: str):
 
 
 def test_deep_modules_that_write_to_tensors_of_their_own():
-    """Memory is used again and again, and none of it may be taken for that of a weight."""
+    """Memory is reused often, and must never be mistaken for the memory of a weight."""
     for _ in range(6):
         layers = [(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.LayerNorm(4)) for _ in range(15)]
         f = jtbridge.wrap(torch.nn.Sequential(*(layer for block in layers for layer in block)))
@@ -279,7 +279,7 @@ def test_a_compiled_function_of_large_arrays(compiler: str, caplog: pytest.LogCa
     assert not caplog.records
 
 
-# Under grad the argument is no leaf, for torch code may write to it, and dynamo asks every tensor for its `.grad`.
+# Under grad the argument is not a leaf, because torch code may write to it, and dynamo reads every tensor's `.grad`.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_what_is_compiled_inside_is_translated():
     compiled = torch.compile(lambda x: x.sin() * 2, backend="eager")
@@ -297,7 +297,7 @@ def test_what_is_compiled_inside_is_translated():
 
 
 def test_a_jax_array_for_a_wrapped_function_inside_another_one_is_refused():
-    """Its torch code would compute with JAX's methods: JAX's `std` is another one than torch's."""
+    """Its torch code would compute with JAX's methods: JAX's `std` differs from torch's."""
     spread = jtbridge.wrap(lambda x: x.std())
     with pytest.raises(ArgumentError, match="was called with a JAX array inside another wrapped function"):
         jtbridge.wrap(lambda x: x + float(spread(jnp.array([1.0, 2.0]))))(jnp.zeros(1))

@@ -195,7 +195,7 @@ def test_arrays_on_several_devices_are_gathered():
 
 
 def test_converted_tensors_follow_the_arrays_they_meet():
-    """Like `jnp.asarray` of host memory: not pinned to one device, so that they fit into any program."""
+    """As with `jnp.asarray` of host memory, they are not committed to a device, so that they fit into any program."""
     mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     sharded = jax.device_put(jnp.arange(8.0), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i")))
     assert (jtbridge.to_jax(torch.ones(8)) + sharded).tolist() == list(range(1, 9))

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the public names run and print what they say."""
+"""The examples in the docstrings of the public names run and print the output that they show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dtypes across the border: all dtypes of both sides, and 64-bit dtypes while x64 is off."""
+"""Dtypes between JAX and torch: all dtypes of both, and 64-bit dtypes while x64 is off."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_64_bit_inside_and_gradient_while_x64_is_off(backend: str):
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_labels_and_indices_are_int64_for_torch(jit: bool, backend: str, rng: np.random.Generator):
-    """With x64 off JAX has no int64, which cross_entropy, embedding and gather ask for."""
+    """With x64 off JAX has no int64, which cross_entropy, embedding and gather require."""
     logits, labels = rng.normal(size=(4, 3)).astype(np.float32), np.array([0, 2, 1, 1])
     f = jtbridge.wrap(torch.nn.functional.cross_entropy)
     run = jax.value_and_grad(f)

@@ -21,14 +21,14 @@ def seen() -> list[torch.Tensor]:
 
 @pytest.fixture
 def log(seen: list[torch.Tensor]) -> Callable[..., Any]:
-    """Notes its argument, and returns it plus one."""
+    """Record the argument, and return the argument plus one."""
 
     @jtbridge.wrap(effects="ordered")
     def log(x: torch.Tensor) -> torch.Tensor:
         seen.append(x.clone())
         return x + 1
 
-    jax.eval_shape(log, jnp.array(0.0))  # looked at once, before any call
+    jax.eval_shape(log, jnp.array(0.0))  # run once, before any call
     seen.clear()
     return log
 
@@ -149,7 +149,7 @@ def test_stop_gradient_is_the_way_around(log, seen: list[torch.Tensor]):
 
 
 def test_integers_in_a_differentiated_function(log, seen: list[torch.Tensor]):
-    """A function of integers alone is not differentiated, and so not refused."""
+    """A function of integers only is not differentiated, so it is not refused."""
     note = jtbridge.wrap(lambda step: (seen.append(step.sum()), step)[1], effects="ordered")
     assert float(jax.grad(lambda x: x * note(jnp.array([2]))[0].astype(jnp.float32))(jnp.array(3.0))) == 2
 

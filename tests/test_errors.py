@@ -22,7 +22,7 @@ X = jnp.array([1.0, 2.0])
 
 @pytest.fixture(autouse=True)
 def next_call_works(backend: str) -> Iterator[None]:
-    """Whatever was raised, the next calls work, and no thread is left in another state."""
+    """Check after each test that the next calls work, and that the state of the threads is unchanged."""
     grad_mode, dtype, generator = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_rng_state()
     yield
     f = jtbridge.wrap(torch.sin)
@@ -198,7 +198,7 @@ def test_output_shapes_that_are_wrong_are_told_when_traced():
 
 
 def listed_backends() -> str:
-    """The backends as an error message lists them."""
+    """Return the backends as an error message lists them."""
     statuses = jtbridge.backends("cpu")
     assert not statuses[0].available
     return "; ".join(f"{s.name} ({'available' if s.available else s.reason})" for s in statuses)

@@ -16,11 +16,11 @@ from jtbridge import errors
 from .compare import assert_matches
 
 X = jnp.array([1.0, 2.0])
-COMPILED = (jax.errors.JaxRuntimeError, ValueError)  # XLA chooses: the latter from the second call of a program on
+COMPILED = (jax.errors.JaxRuntimeError, ValueError)  # XLA raises a ValueError from the second call of a program on
 
 
 def positive(x: torch.Tensor) -> torch.Tensor:
-    """Fails for some values, which no trace can know."""
+    """Raise for some values, which no trace can know."""
     total = x.sum().item()
     if total < 0:
         raise LookupError(f"{total:g} is negative")
@@ -28,12 +28,12 @@ def positive(x: torch.Tensor) -> torch.Tensor:
 
 
 def by_numpy(x: torch.Tensor) -> torch.Tensor:
-    """Leaves torch, so that its result is known only when it runs."""
+    """Compute with NumPy, so that the result is known only when the function runs."""
     return torch.from_numpy(x.numpy() * 2)
 
 
 def chosen(x: torch.Tensor) -> torch.Tensor:
-    """Has a result whose size depends on the values."""
+    """Return a result whose size depends on the values."""
     return x[x > 1.5]
 
 
@@ -111,7 +111,7 @@ def test_mistake_in_the_function_is_the_callers_to_see(backend: str):
 
 
 def test_a_mistake_is_told_once(backend: str, caplog: pytest.LogCaptureFixture):
-    """The user gets the exception alone, without torch's log of the failed inference of shapes."""
+    """The user gets only the exception, without torch's log of the failed inference of shapes."""
     with pytest.raises(RuntimeError, match="must match the size"):
         jtbridge.wrap(torch.add)(X, jnp.ones(3))
     assert [record.name for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []

@@ -1,4 +1,4 @@
-"""Zero-copy calls on a GPU: the calls of CUDA, seen without a GPU; results and waits, with one."""
+"""Zero-copy calls on a GPU: without a GPU, the recorded CUDA calls; with a GPU, results and waits."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Stream:
 
 
 class Buffer:
-    """A stand-in for one of XLA's, over memory of the host, on GPU 3."""
+    """A stand-in for an XLA buffer on GPU 3, over memory of the host."""
 
     def __init__(self, tensor: torch.Tensor):
         self._tensor = tensor
@@ -159,7 +159,7 @@ def test_every_eager_program_is_ordered_so(monkeypatch):
     ["float32", "bfloat16", "float16", "complex64", "bool", "int8", "uint8", "int32", "uint16", "float8_e4m3fn"],
 )
 def test_xlas_own_buffers(events: list[str], dtype: str, shape: tuple[int, ...]):
-    """Those that XLA hands out here lie on the CPU; what is read and written through them is the same."""
+    """Here XLA's buffers are on the CPU; reads and writes through them are the same."""
     traced = planned(lambda x, y: (y.logical_not(), x.movedim(0, -1).clone() if x.ndim else x), *arrays(dtype, shape))
     called = gpu_callback(traced)
 
@@ -224,7 +224,7 @@ def test_a_graph_on_another_device():
 
 
 def test_a_graph_that_was_captured_for_a_gpu_runs_on_the_cpu():
-    """Such as that of a gradient, if the arguments turn out to lie on the CPU."""
+    """An example is the graph of a gradient whose arguments are on the CPU."""
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     ones = graph.call_function(torch.ops.aten.ones.default, ([3],), {"device": torch.device("cuda")})
@@ -409,7 +409,7 @@ def test_weights_that_torch_has_just_written_are_what_the_call_reads():
     x = jnp.zeros(1 << 24)
     f(x).block_until_ready()
     for step in range(1, 6):
-        torch.cuda._sleep(10_000_000)  # torch's own stream is behind
+        torch.cuda._sleep(10_000_000)  # torch's stream is late
         weight.fill_(step)
         assert float(f(x)) == step * (1 << 24)
 

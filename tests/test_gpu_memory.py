@@ -1,6 +1,6 @@
 """Memory that torch and XLA hand to each other on a GPU: waits between streams, and on a GPU no overwritten values.
 
-Without a GPU, memory of the CPU stands in for the GPU's.
+Without a GPU, memory of the CPU is used instead of the GPU's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ cpu = pytest.mark.cpu
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The transfers that were asked for, in their order: of every size by the way of large ones.
+    """Return a list that records the transfers, in order. Transfers of every size use the path of large ones.
 
     JAX's device for a tensor on the CPU is the CPU.
     """
@@ -237,7 +237,7 @@ def test_an_argument_that_is_gone_is_not_overwritten_before_torch_has_read_it():
     f, x = jtbridge.wrap(slow), jnp.ones(MANY)
     for _ in range(4):
         y = f(x + 1)
-        others = [x * i for i in range(5, 9)]  # XLA takes the memory of `x + 1` for one of them
+        others = [x * i for i in range(5, 9)]  # XLA uses the memory of `x + 1` for one of them
         assert bool((y == 4).all())
         del others
 
@@ -269,7 +269,7 @@ def test_a_result_that_is_gone_is_not_overwritten_before_xla_has_read_it():
     slow(f(x), w).block_until_ready()
     for _ in range(4):
         y = slow(f(x), w)
-        others = [torch.full((MANY,), float(i), device="cuda") for i in range(5, 9)]  # torch takes the memory of `f(x)`
+        others = [torch.full((MANY,), float(i), device="cuda") for i in range(5, 9)]  # they reuse the memory of `f(x)`
         assert bool((y == 1).all())
         del others
 
@@ -291,7 +291,7 @@ def test_a_result_of_a_jax_function_is_not_overwritten_before_torch_has_read_it(
 
 @pytest.mark.gpu
 def test_eager_calls_on_every_gpu():
-    """Torch exports tensors of its current GPU alone."""
+    """Torch exports only tensors of its current GPU."""
     f = jtbridge.wrap(lambda x: (x * 2).sum())
     double = jtbridge.to_torch_function(lambda x: x * 2)
     for i, device in enumerate(jax.local_devices()):

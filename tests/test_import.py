@@ -40,12 +40,12 @@ ROW = {name: row for row, names in enumerate(LAYERS) for name in names}
 
 
 def unit(path: pathlib.Path) -> str:
-    """The folder or file of the package's top level that a file belongs to."""
+    """Return the folder or file at the package's top level that a file belongs to."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def imported_units(path: pathlib.Path) -> set[str]:
-    """The units that a file imports, inside functions too."""
+    """Return the units that a file imports, also inside functions."""
     found = set()
     folder = path.relative_to(PACKAGE.parent).parent.parts
     for node in ast.walk(ast.parse(path.read_text())):
@@ -75,13 +75,13 @@ def test_rows_name_what_exists():
 
 
 def module_of(path: pathlib.Path) -> str:
-    """The dotted name of a file; of a folder for its `__init__.py`."""
+    """Return the dotted name of a file; for `__init__.py`, the name of its folder."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imported_modules(path: pathlib.Path) -> set[str]:
-    """The modules of the package that a file imports when it runs, inside functions too."""
+    """Return the modules of the package that a file imports when it runs, also inside functions."""
     modules = {module_of(file) for file in FILES}
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
@@ -122,7 +122,7 @@ OF_TORCH = {
 
 
 def dotted(node: ast.AST) -> str:
-    """``a.b.c`` for a chain of attributes of a name; empty for anything else."""
+    """Return ``a.b.c`` for a chain of attributes of a name; "" for other nodes."""
     if isinstance(node, ast.Attribute):
         base = dotted(node.value)
         return f"{base}.{node.attr}" if base else ""
@@ -130,7 +130,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def private_uses(source: str) -> set[str]:
-    """The private names of torch, JAX and Triton that a file imports or reads, by chains of attributes too."""
+    """Return the private names of torch, JAX and Triton that a file imports, or reads by chains of attributes."""
     tree = ast.parse(source)
     names: dict[str, str] = {}  # the local name of each import, and its full name
     for node in ast.walk(tree):

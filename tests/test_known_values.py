@@ -1,4 +1,4 @@
-"""Small arrays of integers whose values are known while JAX traces are constants of a function that needs them."""
+"""Small integer arrays whose values are known during a trace become constants if a function needs their values."""
 
 import jax
 import jax.numpy as jnp

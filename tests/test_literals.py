@@ -1,4 +1,4 @@
-"""Large closed-over tensors in a program of `jit`: a warning that says what to do, once."""
+"""Large closed-over tensors in a program of `jit` give one warning, which says what to do."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_traced_functions_are_bounded(monkeypatch: pytest.MonkeyPatch):
     f(X, 6)
     f(X, 10)
     assert [signature.statics[1] for signature, *_ in f._traced.outside_traces] == [8, 9, 6, 10]
-    assert compiled(X).tolist() == [0, 0, 0]  # a program outlives its plan
+    assert compiled(X).tolist() == [0, 0, 0]  # a program outlives its traced function
 
 
 def test_plans_do_not_grow_with_equal_calls():
@@ -142,7 +142,7 @@ def test_translated_functions_called_eagerly_are_freed(use: str):
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning", "ignore::jtbridge.errors.SequentialVmapWarning")
 @pytest.mark.parametrize("transform", [jax.grad, jax.hessian, lambda f: lambda x: jax.jvp(f, (x,), (x,))])
 def test_constants_beside_a_called_function_are_freed(transform):
-    """The error of a failed translation would keep the tracers of its trace alive."""
+    """If the error of a failed translation were kept, it would keep the tracers of its trace alive."""
 
     def once() -> weakref.ref:
         f = jtbridge.wrap(lambda x: torch.sin(x[x > -100]).reshape(x.shape) * x)
@@ -161,7 +161,7 @@ def test_constants_beside_a_called_function_are_freed(transform):
 
 @pytest.mark.parametrize("size", [4, 1 << 18])
 def test_a_cache_of_storages_does_not_find_the_memory_of_a_result(size: int):
-    """Torch keeps the object of a storage as long as the memory is used, as by an array that took it over."""
+    """Torch keeps the object of a storage as long as its memory is used, for example by an array that took it over."""
     cache: weakref.WeakValueDictionary[str, torch.UntypedStorage] = weakref.WeakValueDictionary()
 
     @jtbridge.wrap

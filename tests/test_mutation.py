@@ -230,7 +230,7 @@ def test_module_buffer_is_refused_by_name_until_eval(backend: str):
 
 
 def test_module_buffers_as_arguments(backend: str):
-    """The way the message recommends: state goes in as an argument and comes back as a result."""
+    """This is the way that the message recommends: the state is an argument and a result."""
     norm = torch.nn.BatchNorm1d(2)
     state = jtbridge.to_jax({**dict(norm.named_parameters()), **dict(norm.named_buffers())})
 
@@ -250,7 +250,7 @@ def _by_frombuffer(x: torch.Tensor) -> None:
     torch.frombuffer(memoryview(x.numpy()), dtype=torch.float32).add_(1)
 
 
-# Ways to write to the memory of an argument that no operator on the argument shows.
+# Ways to write to the memory of an argument without an operator on the argument.
 BEHIND_TORCH = {
     "numpy": lambda x: x.numpy().fill(9),
     "detached_numpy": lambda x: x.detach().numpy().fill(9),

@@ -32,7 +32,7 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class Checked:
-    """Refuses to be built from anything but a matrix."""
+    """A container whose constructor accepts only a matrix."""
 
     value: Any
 
@@ -151,7 +151,7 @@ def test_numpy_results(jit: bool, backend: str):
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_results_that_share_memory(jit: bool, backend: str):
-    """With the argument, with each other, and through views; each is an array of its own."""
+    """They share memory with the argument, with each other and through views, but each becomes a separate array."""
     weight = torch.ones(2, requires_grad=True)
 
     def fn(x: torch.Tensor) -> list[torch.Tensor]:

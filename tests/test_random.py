@@ -27,7 +27,7 @@ def normal(x: torch.Tensor) -> torch.Tensor:
 
 
 def torch_dropout(key: jax.Array, x: torch.Tensor) -> torch.Tensor:
-    """Return torch's own draws with the seed that jtbridge makes of the key."""
+    """Return torch's draws with the seed that jtbridge derives from the key."""
     low, high = (int(word) for word in jax.random.bits(key, (2,), jnp.uint32))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed((high << 32) | low)
@@ -53,7 +53,7 @@ def test_other_key_other_numbers(backend: str):
 @pytest.mark.parametrize("residuals", ["save", "recompute"])
 @pytest.mark.parametrize("jit", [False, True])
 def test_one_mask_in_forward_and_backward(jit: bool, residuals: str, backend: str):
-    """Of dropout(x) the gradient in x is the mask itself, scaled as the result is."""
+    """The gradient of dropout(x) by x is the mask, scaled like the result."""
     f = jtbridge.wrap(dropout, residuals=residuals)
 
     def run(x, key):
@@ -191,7 +191,7 @@ def test_missing_key_of_a_function_that_cannot_be_traced(backend: str):
     with pytest.raises(RandomnessError, match=r"draws random numbers \(aten\.randn"):
         jax.jit(late).trace(jnp.zeros(3))  # both ways are traced
     assert late(jnp.zeros(3)).tolist() == [0, 0, 0]
-    # Which way NumPy's numbers lead is known only when it runs; example arguments are zeros and ones.
+    # The branch that NumPy's numbers select is known only in a run; example arguments are zeros and ones.
     hidden = jtbridge.wrap(lambda x: x * torch.randn(3) if x.numpy().sum() > 100 else x)
     run = jax.jit(hidden)
     assert run(jnp.ones(3)).tolist() == [1, 1, 1]
@@ -217,7 +217,7 @@ def test_a_generator_of_its_own_is_refused(backend: str):
         with pytest.raises(RandomnessError, match=r"draws from a torch\.Generator of its own \(aten\.randn"):
             jax.jit(lambda x, keywords=keywords: f(x, **keywords))(jnp.ones(3))
         before = generator.get_state()
-        drawn = f(jnp.ones(3), **keywords)  # eagerly it draws from it as torch does
+        drawn = f(jnp.ones(3), **keywords)  # an eager call draws from the generator as torch does
         assert_matches(drawn, torch.randn(3, generator=generator.clone_state().set_state(before)))
 
 
@@ -279,7 +279,7 @@ def test_module_in_training_and_evaluation(backend: str):
 
 
 F = torch.nn.functional
-# Overloads of one operator that differ in the types of their arguments alone, and every other way to draw.
+# Overloads of one operator that differ only in the types of their arguments, and all other ways to draw.
 DRAWS = {
     "normal, tensor and number": lambda x: torch.normal(x, 0.5),
     "normal, number and tensor": lambda x: torch.normal(0.5, x),

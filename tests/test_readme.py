@@ -1,4 +1,4 @@
-"""Every Python block of the README runs as it stands."""
+"""Every Python block of the README runs unchanged."""
 
 from __future__ import annotations
 

@@ -20,14 +20,14 @@ SMALL = jnp.arange(3.0)
 
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests have four devices, where the fast path is not taken."""
+    """Simulate one device: the tests have several devices, with which the fast path is not taken."""
     monkeypatch.setattr(_direct, "only_device", lambda: jax.devices()[0])
     monkeypatch.delitem(sys.modules, "triton.runtime.jit", raising=False)
 
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each call was small enough for the fast path."""
+    """Return a list that records whether each call was small enough for the fast path."""
     found: list[bool] = []
     tensors = _direct.small_tensors
 

@@ -51,7 +51,7 @@ TRANSFORMS: dict[str, tuple[Callable, Callable]] = {
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_one_function_from_many_threads(name: str, jit: bool, backend: str):
-    """Cold, so that the threads trace and compile at the same time, too."""
+    """Nothing is traced before, so that the threads also trace and compile at the same time."""
     transform, torch_form = TRANSFORMS[name]
     wrapped = transform(jtbridge.wrap(fn, backend=backend))
     run = jax.jit(wrapped) if jit else wrapped
@@ -78,7 +78,7 @@ def test_modes_of_one_thread_are_not_seen_by_another(backend: str):
 
 @pytest.mark.parametrize("own", ["dlpack", "callback", "xla"])
 def test_locks_of_modules_are_taken_before_the_lock_of_forward_mode(own: str, monkeypatch: pytest.MonkeyPatch):
-    """In either order two threads, of which one traces, would wait for each other for ever."""
+    """In the other order, two threads, one of which traces, would wait for each other for ever."""
     module = torch.nn.Linear(2, 2)
     (lock,) = module_locks([module])
     held = []
@@ -125,7 +125,7 @@ def test_ordered_calls_of_each_thread_keep_their_order(backend: str):
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_four_devices_share_a_module(gradient: bool, backend: str):
-    """functional_call swaps the parameters of the one module in place, with others on every device."""
+    """functional_call swaps the parameters of the same module in place, with different ones on every device."""
     mesh = jax.make_mesh((4,), ("i",), devices=jax.devices()[:4], axis_types=(jax.sharding.AxisType.Auto,))
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     original = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -158,7 +158,7 @@ def test_the_thread_of_a_progress_bar_is_no_state_of_a_function(monkeypatch: pyt
     monkeypatch.setattr(tqdm, "monitor", monitor)
 
     def f(x: torch.Tensor) -> torch.Tensor:
-        tqdm.monitor.woken += 1  # as its thread does at any time, to itself
+        tqdm.monitor.woken += 1  # as its own thread does at any time
         return x + 1
 
     assert_matches(jax.jit(jtbridge.wrap(f))(np.ones(2, np.float32)), torch.full((2,), 2.0))

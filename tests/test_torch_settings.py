@@ -1,4 +1,4 @@
-"""Torch's settings when a program is traced hold when it runs, whatever the calling thread has then."""
+"""Torch's settings at the time of a trace apply when the program runs, whatever the settings of the calling thread."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_settings_at_run_time_are_those_of_the_trace(change: tuple[Callable, Cal
         before = settings()
         assert compiled(X).tolist() == (2 * T).tolist()
         assert settings() == before
-    # Torch has one default dtype for all threads: that one is not put back for a call.
+    # Torch has one default dtype for all threads, so it is not restored for a call.
     assert [found[:-1] for found in seen] == [expected[:-1]]
 
 
@@ -255,7 +255,7 @@ def test_a_tensor_made_in_inference_mode_is_read_anew_when_the_cache_is_cleared(
 
 @pytest.mark.parametrize("by", ["dlpack", "callback"])
 def test_subnormal_numbers_are_numbers_in_called_functions(by: str):
-    """XLA's threads take them for zero, and this thread does not."""
+    """XLA's threads treat them as zero, but this thread does not."""
     x = torch.tensor([1e-40, -1e-42, 0.0, 1.0])
 
     def fn(x):

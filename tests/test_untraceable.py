@@ -63,7 +63,7 @@ def fn(request: pytest.FixtureRequest) -> Callable[..., Any]:
 def test_value(fn: Callable, jit: bool, backend: str):
     f = jtbridge.wrap(fn)
     f = jax.jit(f) if jit else f
-    for row in ROWS:  # one takes each branch
+    for row in ROWS:  # the rows take different branches
         x = jnp.asarray(row)
         assert_matches(f(x), fn(torch.from_numpy(row.copy())))
         assert x.tolist() == row.tolist()
@@ -123,7 +123,7 @@ def test_scan(backend: str):
 
 
 def test_output_shapes_stand_in_for_the_run_on_zeros(backend: str):
-    """The number of ones decides the shape that a run on zeros would report."""
+    """The shape depends on the number of ones, so a run on zeros would report a wrong shape."""
     calls = []
 
     def take(x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -148,7 +148,7 @@ def test_python_and_numpy_results_depend_on_the_data(backend: str):
 
 
 def test_writes_stay_inside(backend: str):
-    """Memory reached through NumPy is out of torch's sight, so an opaque function only ever sees copies."""
+    """Torch does not see writes through NumPy, so an untraceable function always gets copies."""
 
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if x.sum().item() > 0:
@@ -164,7 +164,7 @@ def test_writes_stay_inside(backend: str):
 
 
 def test_gradient_of_a_linear_function_is_batched(backend: str):
-    """Its backward reads no row at all, which is no reason to go row by row: a warning would be an error."""
+    """Its backward reads no row, but it must not run row by row: a warning would be an error."""
     f = jtbridge.wrap(lambda x: (x * 2).sum())
     assert jax.vmap(jax.grad(f))(jnp.ones((2, 3))).tolist() == [[2] * 3] * 2
     assert jax.jit(jax.vmap(jax.grad(f)))(jnp.ones((2, 3))).tolist() == [[2] * 3] * 2
@@ -176,7 +176,7 @@ def test_a_loop_without_torch_that_never_ends_for_example_arguments_is_refused(m
     def f(x):
         array = x.numpy()
         while array[0] != 10:
-            with contextlib.suppress(Exception):  # the end of the run is no exception that user code can catch
+            with contextlib.suppress(Exception):  # user code cannot catch the exception that ends the run
                 array = array * 1
         return x
 
@@ -184,7 +184,7 @@ def test_a_loop_without_torch_that_never_ends_for_example_arguments_is_refused(m
     assert jtbridge.wrap(f)(x).tolist() == [10, 10]
     with pytest.raises(ShapeInferenceError, match=r"it runs for 1 s without calling torch, and may not end"):
         jax.jit(jtbridge.wrap(f))(x)
-    assert jtbridge.purity(torch.sin, x).findings == ()  # a thread that was interrupted can be traced line by line
+    assert jtbridge.purity(torch.sin, x).findings == ()  # `purity` still works on a thread whose run was interrupted
     declared = jtbridge.wrap(f, backend="dlpack", output_shapes=jax.ShapeDtypeStruct((2,), jnp.float32))
     assert jax.jit(declared)(x).tolist() == [10, 10]
 

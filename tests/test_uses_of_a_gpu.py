@@ -1,4 +1,4 @@
-"""What users do with a GPU: modules that lie there, called in every way, compared with torch on the same device."""
+"""Uses of a GPU: modules on it, called in every way, compared with torch on the same device."""
 
 from __future__ import annotations
 

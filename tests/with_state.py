@@ -1,4 +1,4 @@
-"""Functions of another file with state of their own."""
+"""Functions with state, in a file that other tests import."""
 
 from __future__ import annotations
 

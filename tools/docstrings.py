@@ -1,4 +1,4 @@
-"""Docstrings are written for `help()`, with Sphinx's roles; the pages of the reference are Markdown."""
+"""Converts docstrings, which are written for `help()` with Sphinx's roles, to Markdown for the reference pages."""
 
 from __future__ import annotations
 

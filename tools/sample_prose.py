@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 
 def prose(path: pathlib.Path) -> list[tuple[str, str]]:
-    """The docstrings and comments of a file, each with its place."""
+    """Return the docstrings and comments of a file, each with its place."""
     source, place = path.read_text(), path.relative_to(ROOT)
     found = []
     for node in ast.walk(ast.parse(source)):

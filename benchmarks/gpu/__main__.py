@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-# JAX would take three quarters of the GPU's memory at its first use, and torch is here too.
+# Otherwise JAX would reserve three quarters of the GPU's memory at its first use, and torch needs memory too.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
@@ -18,7 +18,7 @@ from benchmarks._results import Failed
 from benchmarks.gpu import _table, attention, bandwidth, block, call, loss
 from benchmarks.gpu._rows import Options, Row
 
-# The call comes last, for a contestant of it is compiled first.
+# "call" comes last, because one of its contestants may first compile C++.
 FAMILIES = {
     "attention": attention.ROWS,
     "bandwidth": bandwidth.ROWS,
@@ -30,7 +30,7 @@ NEEDS_GPU = "this needs a GPU that JAX and torch can use; `--dry-run` runs it on
 
 
 def missing_gpu() -> str | None:
-    """Why nothing can be measured here; None if it can."""
+    """Return why nothing can be measured here, or None if JAX and torch have a GPU."""
     if jax.default_backend() not in ("gpu", "cuda", "rocm"):
         return f"JAX runs on {jax.default_backend()}: {NEEDS_GPU}"
     return None if torch.cuda.is_available() else f"torch {torch.__version__} has no GPU: {NEEDS_GPU}"
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", action="append", metavar="NAME", help="rows whose name contains this")
     parser.add_argument("--list", action="store_true", help="the names of the rows")
     parser.add_argument("--dry-run", action="store_true", help="tiny arrays, on a CPU too; the numbers mean nothing")
-    parser.add_argument("--seconds", type=float, default=400, help="no row is begun after so many (400)")
+    parser.add_argument("--seconds", type=float, default=400, help="start no row after this many seconds (400)")
     given = parser.parse_args(arguments)
     if given.list:
         print(*(key for rows in FAMILIES.values() for key in rows), sep="\n")
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def measured(key: str, row: Any, options: Options, end: float) -> Row:
-    """A row; or one that says why there is none."""
+    """Measure a row; if that fails or the time is up, return a row with the reason."""
     if time.monotonic() > end:
         return Row(key, key, "", {"not run": Failed("the time was up; --only and --seconds choose")})
     try:

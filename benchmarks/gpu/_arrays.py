@@ -1,4 +1,4 @@
-"""Arrays for contestants of both sides, and how each side differentiates."""
+"""Arrays for contestants in JAX and in torch, and calls of functions and of their gradients in each."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ._turns import Contestant
 
 
 def normal(*shape: int, seed: int, dtype: str = "bfloat16", scale: float = 1.0) -> jax.Array:
-    """Random numbers, the same every time."""
+    """Return random numbers, the same in every run."""
     return (scale * jax.random.normal(jax.random.key(seed), shape)).astype(dtype)
 
 
 def tensors(arrays: Sequence[jax.Array]) -> list[torch.Tensor]:
-    """The same numbers for torch, in memory of its own: some of its kernels write to their arguments."""
+    """Copy arrays to torch tensors. Some kernels write to their arguments, so the memory is not shared."""
     return [torch.from_dlpack(x).clone() for x in arrays]
 
 
 def angles(tokens: int, d: int) -> list[jax.Array]:
-    """cos and sin [tokens, d] of a rotary embedding, in bfloat16."""
+    """Return cos and sin [tokens, d] of a rotary embedding, in bfloat16."""
     frequencies = 10_000.0 ** (-jnp.arange(0, d, 2) / d)
     turns = jnp.tile(jnp.arange(tokens)[:, None] * frequencies, 2)
     return [jnp.cos(turns).astype("bfloat16"), jnp.sin(turns).astype("bfloat16")]
 
 
 def in_jax(f: Callable[..., Any], arrays: Sequence[jax.Array], view: Callable[[Any], Any] = lambda y: y) -> Contestant:
-    """A jitted call."""
+    """Return a contestant that calls a function under jit."""
     compiled = jax.jit(f)
     return Contestant(lambda: compiled(*arrays), view)
 
@@ -43,7 +43,7 @@ def in_jax_with_gradients(
     count: int,
     view: Callable[[Any], Any] = lambda y: y,
 ) -> Contestant:
-    """A jitted call of results and of gradients by the first `count` arrays."""
+    """Return a contestant that computes results and gradients by the first `count` arrays under jit."""
 
     def both(cts: Sequence[jax.Array], *xs: jax.Array) -> Any:
         out, pull = jax.vjp(lambda *first: f(*first, *xs[count:]), *xs[:count])
@@ -54,7 +54,7 @@ def in_jax_with_gradients(
 
 
 def in_torch(f: Callable[..., Any], arrays: Sequence[jax.Array]) -> Contestant:
-    """A call without recording gradients."""
+    """Return a contestant that calls a torch function without recording gradients."""
     given = tensors(arrays)
 
     def call() -> Any:
@@ -67,7 +67,7 @@ def in_torch(f: Callable[..., Any], arrays: Sequence[jax.Array]) -> Contestant:
 def in_torch_with_gradients(
     f: Callable[..., Any], arrays: Sequence[jax.Array], cts: Sequence[jax.Array], count: int
 ) -> Contestant:
-    """Results, and gradients by the first `count` tensors."""
+    """Return a contestant that computes results and gradients by the first `count` tensors in torch."""
     given, their_cts = tensors(arrays), tensors(cts)
     leaves = [x.requires_grad_() for x in given[:count]]
 

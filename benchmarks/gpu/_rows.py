@@ -9,14 +9,14 @@ from benchmarks._results import Cell, Failed
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure."""
+    """Options of a measurement."""
 
     dry: bool = False  # tiny arrays, one turn
     rounds: int = 5
     turn_seconds: float = 0.03
 
     def pick(self, size: int, tiny: int) -> int:
-        """A size, or the one for a dry run."""
+        """Return `size`, or `tiny` for a dry run."""
         return tiny if self.dry else size
 
 
@@ -25,12 +25,13 @@ class Goal:
     """A target for one contestant.
 
     Args:
-        judged: which contestant.
-        limit: what its score must reach: by how much it is faster than the fastest of others; or, with `at_most`, what
-            its value may be as a multiple of theirs.
-        against: the others. Those without a number do not count.
-        at_most: whether `limit` is the most.
-        work: how many times the others' work it does. Of a copy's: then the score is a share of its bandwidth.
+        judged: the name of the contestant.
+        limit: the least score: how many times as fast as the fastest of the others the contestant must be. With
+            `at_most`, the largest score: its value as a multiple of the smallest value of the others.
+        against: the names of the others. A contestant without a number does not count.
+        at_most: whether `limit` is an upper bound.
+        work: how many times as much work as the others the contestant does. The other is a copy, and the score is a
+            share of its bandwidth.
     """
 
     judged: str
@@ -40,7 +41,7 @@ class Goal:
     work: float | None = None
 
     def score(self, cells: dict[str, Cell]) -> float | None:
-        """None where there is nothing to compare."""
+        """Return the score; None if there is nothing to compare."""
         mine = cells.get(self.judged)
         others = [cell for name in self.against if isinstance(cell := cells.get(name), float) and cell > 0]
         if not isinstance(mine, float) or not mine > 0 or not others:
@@ -48,7 +49,7 @@ class Goal:
         return mine / min(others) if self.at_most else (self.work or 1.0) * min(others) / mine
 
     def text(self, cells: dict[str, Cell]) -> str:
-        """The target, and whether it was met."""
+        """Return the target, and whether it was met, as text."""
         names = self.against[0] if len(self.against) == 1 else f"the fastest of {', '.join(self.against)}"
         sign = "<=" if self.at_most else ">="
         names += "" if self.work is None else "'s bandwidth"
@@ -65,7 +66,7 @@ class Goal:
 
 @dataclass
 class Row:
-    """One case: a value or a reason for each contestant."""
+    """One case: for each contestant, a value or the reason why it has none."""
 
     key: str
     title: str
@@ -75,7 +76,7 @@ class Row:
     notes: list[str] = field(default_factory=list)
 
     def lines(self) -> list[tuple[str, str, str]]:
-        """For each contestant its name, its value or why there is none, and its targets."""
+        """Return, for each contestant, its name, its value or the reason why it has none, and its targets."""
         return [(name, self._shown(cell), self.targets(name)) for name, cell in self.cells.items()]
 
     def targets(self, name: str) -> str:

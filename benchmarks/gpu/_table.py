@@ -1,4 +1,4 @@
-"""The table, and the same as JSON."""
+"""The tables, printed and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._rows import Row
 
 
 def show(title: str, rows: list[Row]) -> None:
-    """Prints a table: a line for each contestant, its targets beside it. Without rich it is plain text."""
+    """Print a table with a line for each contestant and its targets. Without `rich`, print plain text."""
     lines = [
         (row.title if i == 0 else "", *line, i + 1 == len(row.cells))
         for row in rows
@@ -49,7 +49,7 @@ _COLUMNS: dict[str, Any] = {
 
 
 def write(rows: list[Row], facts: dict[str, Any], folder: Path = FOLDER) -> Path:
-    """Writes gpu-TIME.json, so that runs can be compared later."""
+    """Write gpu-TIME.json, so that runs can be compared later."""
     results = [
         {
             "key": row.key,

@@ -1,7 +1,7 @@
 """Contestants that take turns on a GPU.
 
-A turn starts calls back to back, as many as take some hundredths of a second, and waits for the last. The GPU runs
-them in order, so this times the GPU's work, or the launches if they take longer.
+A turn starts calls one after the other, as many as take some hundredths of a second, and waits for the last result.
+The GPU runs them in order, so this times the GPU's work, or the launches if they take longer.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from benchmarks._results import Cell, Failed
 from ._rows import Options
 
 _SAMPLE = 1 << 16  # how many numbers of an array are compared
-# Results are rounded to bfloat16, after sums in another order.
+# Results are rounded to bfloat16, and contestants sum in different orders.
 _TOLERANCE = 0.03
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """Something to time: `call` starts it and returns its arrays, `view` has them as the others do.
+    """A computation to time.
 
-    A contestant that is not `checked` computes something else than the others.
+    Attributes:
+        call: starts the computation and returns its arrays.
+        view: brings these arrays into the form in which they are compared with those of the other contestants.
+        checked: whether they are compared; False if the computation differs from the others.
     """
 
     call: Callable[[], Any]
@@ -42,7 +45,7 @@ Contestants = dict[str, Contestant | Failed]
 
 
 def attempt(make: Callable[[], Contestant]) -> Contestant | Failed:
-    """A contestant, or why it could not be made."""
+    """Return a contestant, or the reason why it cannot be made."""
     try:
         return make()
     except Exception as error:  # noqa: BLE001 - that a contestant fails is a result
@@ -50,12 +53,12 @@ def attempt(make: Callable[[], Contestant]) -> Contestant | Failed:
 
 
 def milliseconds(contestants: Contestants, options: Options, judge: str | None = None) -> dict[str, Cell]:
-    """The median time of a call of each.
+    """Return the median time of a call of each contestant.
 
     Args:
-        contestants: by name.
-        options: how many turns, and how long.
-        judge: whose result is right: one that gives another gets no time. None: nothing is compared.
+        contestants: the contestants by name.
+        options: the number of turns, and their length.
+        judge: the contestant whose result is right; one with a different result gets no time. None to compare nothing.
     """
     cells: dict[str, Cell] = {}
     running: dict[str, Contestant] = {}
@@ -116,7 +119,7 @@ def _count(contestant: Contestant, options: Options) -> int:
 
 
 def _turn(contestant: Contestant, count: int) -> float:
-    """Seconds for each of some calls."""
+    """Return the seconds per call of `count` calls."""
     result = None
     start = time.perf_counter()
     for _ in range(count):
@@ -126,7 +129,7 @@ def _turn(contestant: Contestant, count: int) -> float:
 
 
 def wait(result: Any) -> None:
-    """Until the arrays are there."""
+    """Wait until the arrays of a result are computed."""
     leaves = jax.tree.leaves(result)
     jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array)])
     if any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves):

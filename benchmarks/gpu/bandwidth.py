@@ -1,7 +1,7 @@
-"""Operators whose time is that of reading and writing their arrays: softmax, norms, SwiGLU, rotary embedding.
+"""Operators that are limited by memory bandwidth: softmax, norms, SwiGLU, rotary embedding.
 
-The share is of the bandwidth of a copy, measured in turns with the others. What must be moved: each argument and result
-once, in the forward and again in the backward.
+The score is a share of the bandwidth of a copy, which is measured in turns with the others. The bytes to move are those
+of each argument and result, once in the forward and once in the backward.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Case:
     """An operation.
 
     Args:
-        ours: by arrays `large` and `small`.
-        plain: the same in jnp.
+        ours: the function of jtbridge. Its arguments are the arrays `large` and then `small`.
+        plain: the same function in jnp.
         liger: the name of Liger-Kernel's function.
-        make: ``options -> (large, small)``: arrays that results are as large as, with gradients; and others.
-        weights: how many of `small`, the first, have a gradient.
-        results: how many results there are.
+        make: ``options -> (large, small)``: the arrays as large as the results, which have gradients; and the others.
+        forward: how many large arrays the forward must read or write.
+        both: how many large arrays the forward and the backward must read or write.
+        weights: how many of the first arrays of `small` have a gradient.
+        results: the number of results.
         more: further arguments of Liger-Kernel's function.
-        forward: how many large arrays the forward must move, and with the backward:
-        both: how many.
     """
 
     ours: Callable[..., Any]
@@ -51,7 +51,7 @@ class Case:
 
 
 def _wide(f: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """In float32, rounded once."""
+    """Return a function that computes `f` in float32 and rounds the result once."""
     return lambda *xs: f(*(x.astype("float32") for x in xs)).astype(xs[0].dtype)
 
 
@@ -102,7 +102,7 @@ CASES = {
 
 
 def row(name: str, gradient: bool, options: Options) -> Row:
-    """One operation, forward or with its gradients."""
+    """Time one operation, forward or with its gradients."""
     case = CASES[name]
     large, small = case.make(options)
     arrays, cts = [*large, *small], [normal(*large[0].shape, seed=20 + i) for i in range(case.results)]
@@ -127,7 +127,7 @@ def row(name: str, gradient: bool, options: Options) -> Row:
         OURS: attempt(lambda: of_jax(case.ours)),
         XLA: attempt(lambda: of_jax(case.plain)),
         LIGER: attempt(ligers),
-        COPY: dataclasses.replace(in_jax(jnp.negative, large[:1]), checked=False),  # which XLA cannot leave out
+        COPY: dataclasses.replace(in_jax(jnp.negative, large[:1]), checked=False),  # a copy that XLA cannot remove
     }
     cells = milliseconds(contestants, options, judge=XLA)
     moved = (case.both if gradient else case.forward) * bytes_of(large[0])

@@ -1,4 +1,4 @@
-"""A block of a Llama in torch: translated to XLA alone, with Triton's kernels, and compiled by torch."""
+"""A block of a Llama in torch: translated to XLA alone, translated with Triton kernels, and compiled by torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
 
 
 def block(weights: dict[str, torch.Tensor], x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """``x[batch, tokens, width]`` after attention and a gated layer; heads as long as the angles."""
+    """Apply attention and a gated layer to ``x[batch, tokens, width]``. The size of a head is that of the angles."""
     batch, tokens, width = x.shape
     d = cos.shape[-1]
     h = F.rms_norm(x, (width,), weights["norm1"], _EPS)
@@ -37,7 +37,7 @@ def block(weights: dict[str, torch.Tensor], x: torch.Tensor, cos: torch.Tensor, 
 
 
 def loss(weights: dict[str, torch.Tensor], x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """A scalar that depends on all of the result."""
+    """Return a scalar that depends on all of the result."""
     return block(weights, x, cos, sin).float().square().mean()
 
 
@@ -53,7 +53,7 @@ def _arguments(options: Options) -> tuple[dict[str, jax.Array], list[jax.Array]]
 
 
 def row(options: Options) -> Row:
-    """The gradients by all weights and the input; forward and backward."""
+    """Time the gradients by all weights and by the input: forward and backward."""
     weights, rest = _arguments(options)
     names = sorted(weights)  # the order in which JAX flattens a dict
 
@@ -76,7 +76,7 @@ def row(options: Options) -> Row:
     contestants = {
         TRITON: attempt(lambda: translated("triton")),
         XLA: attempt(lambda: translated("xla")),
-        # Without a GPU its own compiler would want a C++ compiler: tiny arrays are for the plumbing alone.
+        # Without a GPU, the backend "inductor" needs a C++ compiler. A dry run only tests the benchmark's code.
         COMPILE: attempt(lambda: torchs(torch.compile(loss, backend="aot_eager" if options.dry else "inductor"))),
         EAGER: attempt(lambda: torchs(loss)),
     }

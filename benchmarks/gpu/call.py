@@ -17,7 +17,10 @@ def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def row(options: Options) -> Row:
-    """Each call is waited for. The first import of wrap-torch2jax on a machine compiles C++, for most of a minute."""
+    """Time calls, each with a wait for its result.
+
+    The first import of wrap-torch2jax on a machine compiles C++, which takes most of a minute.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     example = torch.ones(16, device=device)
     x = jax.numpy.ones(16)

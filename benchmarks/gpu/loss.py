@@ -49,7 +49,7 @@ def _ligers(arrays: list[jax.Array]) -> Contestant:
 
 
 def time_row(options: Options) -> Row:
-    """Loss, and the gradients of the hidden states and of the weight."""
+    """Time the loss with its gradients by the hidden states and by the weight."""
     arrays = _arrays(options)
     contestants = {
         name: attempt(lambda f=f: Contestant(functools.partial(_gradient(f), *arrays)))
@@ -61,7 +61,7 @@ def time_row(options: Options) -> Row:
 
 
 def memory_row(options: Options) -> Row:
-    """The memory beyond arguments and results: as planned by XLA, and the peak of torch's allocator."""
+    """Measure the memory in addition to arguments and results: XLA's plan, and the peak of torch's allocator."""
     arrays = _arrays(options)
     cells: dict[str, Cell] = {
         name: _planned(f, arrays) for name, f in {OURS: linear_cross_entropy, PLAIN: _plain}.items()

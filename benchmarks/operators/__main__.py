@@ -1,6 +1,6 @@
-"""`python -m benchmarks.operators [--only NAME ...] [--write]`: each operator in torch, in XLA, and as an island.
+"""`python -m benchmarks.operators [--only NAME ...] [--write]`: time operators in torch, in XLA, and as islands.
 
-``--write`` stores the measurements from which jtbridge chooses between the last two.
+``--write`` stores the measurements by which jtbridge chooses between XLA and an island.
 """
 
 import argparse
@@ -72,7 +72,8 @@ def _measured(case: Case, rounds: int) -> dict[str, Any] | Failed:
         with forced_islands(is_measured):
             if "_callback" not in by_torch.lower(*arrays).as_text():
                 return Failed("it is not an operator of the graph, or cannot be an island")
-            by_torch(*arrays)  # a call of a compiled program that calls back takes 60 us longer if it is not by `jit`
+            # Compile by a call: a program with callbacks from `lower(...).compile()` takes 60 us longer to call.
+            by_torch(*arrays)
     except Exception as error:  # noqa: BLE001 - that an operator cannot be an island is a result
         return Failed.from_error(error)
     calls = {
@@ -111,7 +112,7 @@ def _show(rows: list[dict[str, Any]], failures: dict[str, str]) -> None:
 
 
 def _write(rows: list[dict[str, Any]], *, replaces_all: bool) -> None:
-    """Store the rows; unless they replace all, keep the rows of cases that were not measured now."""
+    """Store the rows. Unless `replaces_all`, keep the stored rows of cases that this run did not measure."""
     measured = {(row["operator"], row["arguments"]) for row in rows}
     before = json.loads(_FILE.read_text())["rows"] if _FILE.exists() and not replaces_all else []
     rows = [row for row in before if (row["operator"], row["arguments"]) not in measured] + rows

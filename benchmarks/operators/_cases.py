@@ -1,4 +1,4 @@
-"""The measured operators of torch: for each a family of sizes. Cotangents are random, for XLA folds constant ones."""
+"""The torch operators that are measured, each at several sizes. Cotangents are random: XLA would fold constants."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ _ROWS = ((8, 32), (64, 32), (4096, 32), (1, 512), (4, 4096), (64, 4096), (8, 131
 
 
 def _rows() -> Iterator[Case]:
-    """Operators along one dimension."""
+    """Return cases of operators along one dimension."""
     of_rows: dict[Any, Callable[..., Any]] = {
         aten.sort.default: lambda x: aten.sort(x, -1, False)[0],
         aten.sort.stable: lambda x: aten.sort.stable(x, stable=True, dim=-1),
@@ -188,7 +188,7 @@ def _rows() -> Iterator[Case]:
 
 
 def _images() -> Iterator[Case]:
-    """Sampling, resizing and pooling."""
+    """Return cases of sampling, resizing and pooling."""
     for b, c, n in ((1, 3, 8), (1, 16, 32), (4, 32, 64), (8, 32, 128)):
         image = (b, c, n, n)
 

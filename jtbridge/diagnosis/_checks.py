@@ -17,11 +17,11 @@ class Check:
 
     Attributes:
         group: the heading under which the report shows it.
-        name: its name, different from those of all other checks of the group.
-        run: returns findings. A bare exception becomes a failure.
+        name: the name of the check, unique in its group.
+        run: returns findings. If it raises an exception, the finding is a failure.
         process: the name of the child process that the check shares with others, see `PROCESSES` in `_doctor.py`;
             empty for the doctor's own process, in which a check may not start JAX's backends.
-        fix: what to do if the check raises, dies or does not end.
+        fix: what to do if the check raises, kills its process or does not end.
     """
 
     group: str
@@ -36,7 +36,7 @@ class Check:
 
 
 class WrongValue(Exception):
-    """A capability computed another value than expected."""
+    """Exception: a computed value is not the expected one."""
 
 
 def expect(got: Any, want: Any, tolerance: float = 1e-5) -> None:

@@ -20,7 +20,7 @@ def main(plan: Mapping[str, Any]) -> None:
 
 
 def findings_of(check: Check) -> Sequence[Finding]:
-    """Run a check and return its findings; a failure if it raises."""
+    """Run a check and return its findings; if it raises, return a finding of failure."""
     try:
         return tuple(check.run())
     except WrongValue as error:

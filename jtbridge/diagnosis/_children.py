@@ -20,12 +20,12 @@ from jtbridge.errors import ArgumentError
 
 
 def check_timeout(timeout: float) -> None:
-    """Refuse a timeout in which nothing can end."""
+    """Raise `ArgumentError` unless a timeout is positive."""
     if not timeout > 0:
         raise ArgumentError(f"`timeout` must be a positive number of seconds, but it is {timeout!r}.")
 
 
-# Code that every child runs first. Tests simulate broken environments by it.
+# Code that every child runs first. Tests use it to simulate broken environments.
 PRELUDE = ""
 
 _CODE = """
@@ -39,7 +39,7 @@ import importlib
 importlib.import_module(plan["main"]).main(plan)
 """
 _POLL = 0.02  # seconds
-_MOST_HANGS = 2  # after which the remaining items of a run are not tried
+_MOST_HANGS = 2  # after this number of items that do not end, the remaining items of a run are skipped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +62,12 @@ class ChildOutcome:
     """The outcome of one child process.
 
     Attributes:
-        results: its result for each item that it finished, by the item's key.
+        results: the child's result for each item that it finished, by the item's key.
         running: the key of the item that was running when the child ended; empty if none was.
-        noted: the last note of the child about this item.
-        partial: its findings about this item before it ended.
-        ending: how the child ended, if not as it should: such as "killed by SIGSEGV"; empty otherwise.
-        details: the last lines that it printed to stderr.
+        noted: the last note that the child wrote about this item, such as the kernel that it started.
+        partial: the findings about this item that the child wrote before it ended.
+        ending: how the child failed, such as "killed by SIGSEGV"; empty if it did not.
+        details: the last lines that the child printed to stderr.
     """
 
     results: dict[str, Any]
@@ -97,10 +97,11 @@ class Runner:
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)
 
     def run(self, keys: Sequence[str]) -> tuple[dict[str, Any], dict[str, ChildOutcome]]:
-        """Run all items; return the results, and the ends of children by the item that was running.
+        """Run all items; return the results, and the outcomes of failed children, by the key of the running item.
 
-        A new child runs the items after one that died. The item that was running is run once more in a child of its
-        own. If that child finishes it, the item has a result, and an end as well.
+        After a child died, its running item is run once more in a separate child, and a new child runs the remaining
+        items. If the separate child finishes its item, the item has both a result and a failed outcome. An item that
+        did not end is not run again. A child that died after all items has the key "".
         """
         results: dict[str, Any] = {}
         ends: dict[str, ChildOutcome] = {}
@@ -111,10 +112,10 @@ class Runner:
             rest = [key for key in rest if key not in outcome.results]
             if not rest:
                 if outcome.ending:
-                    ends[""] = outcome  # it died after all items, while the process ended
+                    ends[""] = outcome  # the child died after all items, while it exited
                 break
             if outcome.results and not outcome.ending:
-                continue  # the child asks for a new process
+                continue  # the child ended early, to have the other items run in a new process
             guilty = outcome.running or rest[0]
             rest.remove(guilty)
             if len(keys) > 1 and "did not end" not in outcome.ending:
@@ -130,7 +131,7 @@ class Runner:
         return results, ends
 
     def child(self, keys: Sequence[str]) -> ChildOutcome:
-        """Run a child over the items that `keys` name."""
+        """Run the items that `keys` name in one child process."""
         with tempfile.TemporaryDirectory(prefix="jtbridge-doctor-") as folder:
             results, errors = Path(folder) / "results", Path(folder) / "errors"
             results.touch()
@@ -149,7 +150,7 @@ class Runner:
                     stdout=subprocess.DEVNULL,
                     stderr=log,
                     env={**os.environ, **self.process.environment},
-                    start_new_session=True,  # so that it can be ended with processes that it started
+                    start_new_session=True,  # to kill the child together with the processes that it started
                 )
                 try:
                     hung = self._hangs(child, results)

@@ -30,22 +30,22 @@ PROCESSES = {
 def doctor(groups: str | Sequence[str] | None = None, *, timeout: float = 120.0) -> DoctorReport:
     """Check the installation and the machine: versions, devices, memory, backends, and whether everything works.
 
-    Most checks run in child processes, so that a crash or an endless loop of one is a finding, and nothing is started
-    in this process. ``python -m jtbridge doctor`` prints the same report; ``--json`` prints it as JSON. Its exit
-    status is 0 if the report is healthy, and 1 otherwise.
+    Most checks run in child processes, so that a crash or an endless loop of one is a finding, and no backend of JAX is
+    started in this process. ``python -m jtbridge doctor`` prints the same report; ``--json`` prints it as JSON. Its
+    exit status is 0 if the report is healthy, and 1 otherwise.
 
     On a GPU without a record of proven kernels, the doctor also proves the kernels: see :func:`jtbridge.prove`.
     Experimental: a GPU has run the proof, but none has run the whole doctor.
 
     Args:
-        groups: the groups of checks to run, as ``["versions", "caches"]``, or one of them; None for all.
+        groups: the groups of checks to run, such as ``["versions", "caches"]``, or the name of one; None for all.
         timeout: seconds that a check may take before it counts as one that does not end.
 
     Returns:
         A report to print; ``.show()`` prints it with colors in a terminal.
 
     Raises:
-        ArgumentError: there is no group of a name, or `timeout` is no positive number.
+        ArgumentError: a group does not exist, or `timeout` is not a positive number.
 
     Example:
         >>> import jtbridge
@@ -135,7 +135,7 @@ def main(arguments: Any) -> int:
         sys.stderr.write(f"python -m jtbridge doctor: error: {error}\n")
         return 2  # as for other wrong arguments
     try:
-        if sys.stdout is None:  # the process began without one
+        if sys.stdout is None:  # the process was started without a stdout
             raise OSError("there is no stdout")
         if arguments.json:
             sys.stdout.write(report.to_json() + "\n")

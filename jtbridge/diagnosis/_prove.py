@@ -16,7 +16,7 @@ from ._children import ChildOutcome, Process, Runner, check_timeout
 from ._machine import cores
 from ._report import FAILURE, OK, WARNING, Finding
 
-# JAX takes memory as it needs it: the process that asks for the proof may hold most of the GPU's.
+# The children do not preallocate memory, because the process that asks for the proof may hold most of the GPU's.
 PROCESS = Process(environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, main="jtbridge.diagnosis._proof_child")
 _MOST_CHILDREN = 16  # at a time; each needs half a gigabyte of the GPU's memory, and compiles for most of its time
 _CASES_OF_A_CHILD = 6
@@ -56,9 +56,9 @@ def prove(*, timeout: float = 300.0) -> ProofReport:
 
     Until this has run, ``backend="auto"`` uses no kernels on a GPU. Afterwards it uses those that were right, in every
     process with this chip, driver and these versions of jtbridge, Triton, jax-triton and JAX. The record is a file in
-    `$XDG_CACHE_HOME/jtbridge/proofs`. The kernels run in child processes, up to 16 at a time, so that one that
-    crashes or does not end fails like one whose result is wrong. A case that fails runs once more with no other beside
-    it, since several at a time may lack memory. Experimental: two GPUs have run this.
+    `$XDG_CACHE_HOME/jtbridge/proofs`. The kernels run in child processes, up to 16 at a time, so that a kernel that
+    crashes or does not end fails like one whose result is wrong. A case that fails runs once more, alone, because
+    several at a time may run out of memory. Experimental: two GPUs have run this.
 
     Args:
         timeout: seconds that a case may take, compilation included, before it counts as one that does not end.
@@ -67,7 +67,7 @@ def prove(*, timeout: float = 300.0) -> ProofReport:
         A report to print.
 
     Raises:
-        ArgumentError: `timeout` is no positive number.
+        ArgumentError: `timeout` is not a positive number.
         BackendError: JAX has no GPU in a child process, or Triton cannot be used there.
 
     Example:
@@ -100,7 +100,7 @@ def prove(*, timeout: float = 300.0) -> ProofReport:
 
 
 def findings_of_kernels(timeout: float) -> list[Finding]:
-    """Prove the kernels, for the doctor, and return what was found."""
+    """Prove the kernels, and return the findings for the doctor's report."""
     try:
         report = prove(timeout=timeout)
     except BackendError as error:
@@ -124,7 +124,7 @@ def _facts(timeout: float) -> dict[str, Any]:
 
 
 def _groups(cases: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Return the keys of the cases, by the children that run them: some cases of one folder each."""
+    """Return the keys of the cases in groups, one for each child. A group has a few cases of one folder."""
     return [
         [f"{folder}:{i}" for i in range(first, min(first + _CASES_OF_A_CHILD, len(names)))]
         for folder, names in cases.items()
@@ -133,10 +133,10 @@ def _groups(cases: Mapping[str, Sequence[str]]) -> list[list[str]]:
 
 
 def _run(groups: Sequence[list[str]], timeout: float) -> tuple[dict[str, Any], dict[str, ChildOutcome]]:
-    """Run all cases, several groups at a time; return their results, and the ends of children, by the case.
+    """Run all cases, several groups at a time; return the results, and the outcomes of failed children, by the case.
 
     The cases that fail run once more, one after the other. :class:`Runner` gives up if several of them do not end.
-    A child that died after its last case has the key of the folder, "softmax:".
+    A child that died after its last case has a key without a case, such as "softmax:".
     """
     stop = threading.Event()
     runner = Runner(PROCESS, timeout, stop)
@@ -174,8 +174,8 @@ def _seen(
 
     Args:
         names: the name of each case.
-        results: of the cases.
-        ends: of the children that died or did not end, by the case that was running.
+        results: the result of each case.
+        ends: the outcomes of the children that died or did not end, by the case that was running.
     """
     seen: dict[str, str | None] = {}
     for key in names:
@@ -192,7 +192,7 @@ def _seen(
 
 
 def _kernels_of_end(key: str, outcome: ChildOutcome, seen: Mapping[str, str | None]) -> list[str]:
-    """Return the kernels that a child's end speaks against: the kernel that ran, or all of the folder if none did."""
+    """Return the kernels to which a child's failure is charged: the one that was running, or all of the folder."""
     if outcome.noted and outcome.running == key:
         return [outcome.noted]
     folder = _folder_of(key)

@@ -64,7 +64,7 @@ def _meets(version: tuple[int, ...], operator: str, wanted: str) -> bool:
 
 
 def _padded(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Return -1, 0 or 1 as `one` is lower, equal or higher; missing numbers are 0."""
+    """Return -1, 0 or 1 if `one` is lower than, equal to or higher than `other`; missing numbers count as 0."""
     pairs = list(itertools.zip_longest(one, other, fillvalue=0))
     first, second = [a for a, _ in pairs], [b for _, b in pairs]
     return (first > second) - (first < second)

@@ -1,4 +1,4 @@
-"""Helpers of all lowerings: torch's type promotion, dimensions counted from the end, and metadata of graph nodes."""
+"""Helpers for lowerings: torch's type promotion, negative dimensions, and metadata of graph nodes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def jax_dtype(dtype: torch.dtype) -> np.dtype:
 
 
 def out_dtype(node: fx.Node, index: int = 0) -> np.dtype:
-    """Return the dtype of torch's result; of result `index`, if the node has several."""
+    """Return the dtype of a node's result in torch; for a node with several results, the dtype of result `index`."""
     value = node.meta["val"]
     value = value[index] if isinstance(value, list | tuple) else value
     return jax_dtype(value.dtype)
 
 
 def out_shape(node: fx.Node, index: int = 0) -> tuple[int, ...]:
-    """Return the shape of torch's result; a size that torch traced as a symbol is a symbolic dimension of JAX."""
+    """Return the shape of a node's result, or of result `index`, with JAX's symbolic dimensions for torch's symbols."""
     if "jax_shapes" in node.meta:
         return node.meta["jax_shapes"][index]
     value = node.meta["val"]
@@ -40,7 +40,7 @@ def out_shape(node: fx.Node, index: int = 0) -> tuple[int, ...]:
 
 
 def input_value(node: fx.Node, position: int | str) -> Any:
-    """Return the fake tensor (shape, strides, dtype) of a node's tensor argument; another argument as it is."""
+    """Return an argument of a node; if the argument is a tensor, return its fake tensor (shape, strides, dtype)."""
     argument = node.kwargs[position] if isinstance(position, str) else node.args[position]
     return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
@@ -57,7 +57,7 @@ def promoted_dtype(node: fx.Node) -> np.dtype:
 
 
 def _stand_in(value: Any) -> Any:
-    """Return a real tensor that promotes like a fake tensor: same dtype, 0-d if that is 0-d. Numbers are unchanged."""
+    """Return a real tensor that promotes like a fake tensor: same dtype, and 0-d or not. Return a number unchanged."""
     if isinstance(value, torch.Tensor):
         return torch.empty((0,) if value.dim() else (), dtype=value.dtype)
     return value
@@ -90,10 +90,10 @@ def convert(x: Any, dtype: np.dtype) -> Any:
 
 
 def _float_to_integer(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Convert floats to integers as C does on x86: through int32 or int64, and narrower integers wrap.
+    """Convert floats to integers as C does on x86: to int32 or int64 first, then to a narrower dtype by wrapping.
 
-    NaN and floats that are out of range for int32 or int64 become its least integer. For uint32 and uint64, floats in
-    the upper half of the dtype's range keep their value, and larger floats become 0.
+    NaN and floats outside the range of that first dtype become its least integer. For uint32 and uint64, floats in the
+    upper half of the dtype's range keep their value, and larger floats become 0.
     """
     wide = np.dtype(np.int64 if dtype.itemsize == 8 or dtype == np.uint8 else np.int32)
     x = x.astype(opmath(np.dtype(x.dtype))) if np.dtype(x.dtype).itemsize > 1 else x.astype(jnp.float32)
@@ -108,12 +108,12 @@ def _float_to_integer(x: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def axis_of(dim: int, ndim: int) -> int:
-    """Return a dimension counted from the front; a 0-d array counts as 1-d, as in torch."""
+    """Return a dimension, which may be negative, as an axis from 0 up; a 0-d array counts as 1-d, as in torch."""
     return dim % max(ndim, 1)
 
 
 def axes_of(dims: Sequence[int] | int | None, ndim: int) -> tuple[int, ...]:
-    """Return dimensions counted from the front; None or an empty list means all dimensions."""
+    """Return dimensions, which may be negative, as axes from 0 up; None or an empty list means all dimensions."""
     if dims is None or (not isinstance(dims, int) and len(dims) == 0):
         return tuple(range(ndim))
     dims = (dims,) if isinstance(dims, int) else dims
@@ -121,7 +121,7 @@ def axes_of(dims: Sequence[int] | int | None, ndim: int) -> tuple[int, ...]:
 
 
 def is_below(size: Any, bound: int) -> bool:
-    """Return whether a size is certainly below a bound; a symbolic size may be of any length."""
+    """Return whether a size is certainly below a bound; False if the comparison of a symbolic size is undecided."""
     try:
         return bool(size < bound)
     except InconclusiveDimensionOperation:
@@ -138,12 +138,12 @@ def computed_once(
 ) -> Callable[..., jax.Array]:
     """Return a function whose result XLA does not compute again in each operation that reads it.
 
-    XLA's CPU compiler copies additions and products into all operations that read their result, however many they are.
-    It does not copy a branch. The one here is always taken, which XLA does not know.
+    XLA's CPU compiler copies additions and products into every operation that reads their result, but it does not copy
+    a conditional. So the function becomes the branch of a conditional that is always taken, which XLA cannot infer.
 
     Args:
-        function: the function, of arrays alone.
-        elsewhere: what computes the same on other platforms than a CPU; None for `function` itself.
+        function: a function of arrays that returns an array.
+        elsewhere: a function that computes the same on platforms other than the CPU; `function` if None.
     """
 
     def in_a_branch(*args: jax.Array) -> jax.Array:

@@ -71,8 +71,8 @@ def register_lowering(
         A decorator that registers a function and returns it.
 
     Raises:
-        LoweringError: no operator is given, or one that does not exist or has a lowering already; a name does not name
-            one overload, the lowering is not callable, or it takes a key and the operator lacks the tag.
+        LoweringError: no operator is given; an operator does not exist or already has a lowering; a name does not
+            denote exactly one overload; the lowering is not callable, or takes a key and the operator lacks the tag.
 
     Example:
         >>> import jax.numpy as jnp, jtbridge, torch
@@ -152,13 +152,13 @@ def _is_own(function: Any) -> bool:
     return str(getattr(function, "__module__", "")).partition(".")[0] == "jtbridge"
 
 
-# `_name` takes names in these namespaces without looking up the operators, which need not exist in every version of
-# torch, or whose modules are slow to import.
+# In these namespaces, `_name` accepts a name without looking up the operator: some versions of torch may not have it,
+# or its module may be slow to import.
 _UNCHECKED = ("prims", "torch_nn", "flex_lib", "jtbridge")
 
 
 def _is_unchecked(operator: Any) -> bool:
-    """Return whether `operator` is a name, in the short form of jtbridge's own lowerings, that is not looked up."""
+    """Return whether `operator` is a name that is not looked up: without a namespace, or with one of `_UNCHECKED`."""
     return isinstance(operator, str) and ("::" not in operator or operator.partition("::")[0] in _UNCHECKED)
 
 

@@ -1,4 +1,4 @@
-"""An array that XLA must compute whole, in row-major order, before another operator reads it."""
+"""A layout constraint: XLA must store an array in row-major order before another operation reads it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from jtbridge.core.cpu_identity import cpu_identity
 
 
 def row_major(x: jax.Array) -> jax.Array:
-    """Return x in row-major order.
+    """Return `x`, constrained to a row-major layout on the CPU.
 
-    On a CPU, XLA lets a Fourier transform write in the order of a factorization that reads it, which is column-major,
-    and then refuses to compile it. In an exported program nothing is done: the constraint is a custom call, and custom
-    calls cannot be serialized.
+    On a CPU, XLA gives the result of a Fourier transform the column-major layout that a factorization reads, and then
+    refuses to compile the transform. An exported program has no constraint: the constraint is a custom call, which
+    cannot be serialized.
     """
     return _row_major_p.bind(x)
 

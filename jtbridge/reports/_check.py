@@ -142,12 +142,12 @@ def _compared(backend: str, wrapped: Wrapped, args: tuple, kwargs: dict[str, Any
     return found
 
 
-# An error of a callback, in the text that XLA makes of it.
+# Finds the error of a callback in the text of XLA's error.
 _OF_CALL = re.compile(r"called from a JAX program with .*, raised (.+)|^ *jtbridge\.errors\.(\w+: .+)", re.MULTILINE)
 
 
 def _what_happened(error: Exception) -> str:
-    """Return what an error says; of one that XLA raises, what torch's says."""
+    """Return a summary of an error. For XLA's error about a callback, return what the callback's own error says."""
     found = _OF_CALL.search(str(error))
     return summary_of(error) if found is None else found[1] or found[2]
 
@@ -155,7 +155,7 @@ def _what_happened(error: Exception) -> str:
 @dataclasses.dataclass(frozen=True)
 class _Case:
     inputs: list[Any]
-    program: Callable[[Callable[..., Any]], Callable[..., Any]]  # maps the function of flat arrays to the one compared
+    program: Callable[[Callable[..., Any]], Callable[..., Any]]  # traced function -> function to compare
     reference: TorchFunction  # torch's function of the same inputs
 
 
@@ -242,7 +242,7 @@ def _rows_of(batch: Vmap) -> Callable[..., Tensors]:
 
 
 def _difference(got: Sequence[jax.Array], run: Callable[..., Tensors], tensors: Tensors) -> tuple[float, bool]:
-    """Return the greatest difference from torch's results, and whether each result differs by rounding alone."""
+    """Return the greatest difference from torch's results, and whether all results differ by rounding only."""
     expected = [to_numpy(tensor.detach().cpu()) for tensor in run(*tensors)]
     differences = [difference(np.asarray(a), b) for a, b in zip(got, expected, strict=True)]
     allowed = [tolerance(a.dtype) for a in got]

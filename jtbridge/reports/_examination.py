@@ -63,7 +63,7 @@ class Examination:
         self.name = wrapped.name
 
     def run(self) -> None:
-        """Run the function two to four times, and record its side effects."""
+        """Run the function two to four times, or once if it asks for input, and record its side effects."""
         module = self._fn if isinstance(self._fn, torch.nn.Module) else getattr(self._fn, "__self__", None)
         if isinstance(module, torch.nn.Module):
             count = len([*module.parameters(), *module.buffers()])
@@ -81,7 +81,7 @@ class Examination:
                     self.note(kind, str(change), self._watch.lines.get(str(change), ""))
 
     def note(self, kind: str, what: str, line: str, remedy: str | None = None) -> None:
-        """Record a finding. If it is recorded more than once, the first line that is not empty counts."""
+        """Record a finding. If it is recorded more than once, keep the first line that is not empty."""
         if remedy is not None:
             self.remedies[what] = remedy
         if not self.found.get((kind, what)):
@@ -90,7 +90,8 @@ class Examination:
     def _run(self, before: _Run | None = None) -> _Run | None:
         """Run the function once and restore the state that it changes; return None if the function asks for input.
 
-        With `before`, an earlier run, also find the lines that change the state which changed in that run.
+        With `before`, an earlier run, also find the lines that change the parts that changed in that run, and record
+        the arguments that are mutated.
         """
         drawn = GlobalDraws(self.name, refusing=False)
         lines = contextlib.nullcontext() if before is None else self._watch.lines_of(*before.parts)
@@ -138,7 +139,8 @@ class Examination:
     def _is_constant(self, first: _Run) -> bool:
         """Return whether a run wrote only lazily built constants.
 
-        On other arguments the function must write the same values, and in a further run nothing, with the same results.
+        The test: with other arguments, the function writes the same values; run again with these, it writes nothing
+        and returns the same results.
         """
         for tensor in self._tensors:
             if tensor.is_floating_point():

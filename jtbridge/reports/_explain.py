@@ -46,8 +46,8 @@ class IslandReport:
     """An operator that torch runs inside the translated program, or could: see ``islands=`` of :func:`jtbridge.wrap`.
 
     Attributes:
-        operator: the name of the operator; of a region, the operator whose result depends on data, and the number of
-            the others.
+        operator: the name of the operator; for a region, the operator whose result depends on data, and the number of
+            other operators.
         operators: the names of all operators of the island.
         count: how often it is in the program, with arguments of the same types.
         gradient: whether it is in the program of the gradient alone.
@@ -95,15 +95,16 @@ class Explanation:
             operators inside decompositions are included.
         islands: the operators that torch runs inside the translated program and inside that of the gradient, each with
             sizes and the reason.
-        left_to_xla: the operators that torch could run there, and that XLA is measured to run faster on this machine.
+        left_to_xla: the operators that torch could run in these programs, but that XLA was measured to run faster on
+            this machine.
         random: operators that draw random numbers.
         mutated: names of the arguments that the function writes to (it writes to copies).
         casts: how often each dtype conversion occurs, such as ``"float32 -> float64"``, on entry, inside and on exit.
         kernels: how often each Triton kernel is in the program if it is lowered for a GPU: the kernels that the
             function launches, and the kernels of `jtbridge.kernels`. Chains of operators are fused for a kernel if
             this machine has a GPU, or with ``backend="triton"``. Empty if Triton is not installed, the function
-            cannot be translated, or another backend than "auto" and "triton" was asked for. On a GPU, "auto" has the
-            kernels alone that are proven there: see :func:`jtbridge.prove`.
+            cannot be translated, or a backend other than "auto" and "triton" was asked for. On a GPU, "auto" has only
+            the kernels that are proven there: see :func:`jtbridge.prove`.
         constants: number and bytes of the closed-over tensors that became arrays.
         seconds: time to trace the function.
     """
@@ -266,8 +267,8 @@ def _gradient_backend(wrapped: Wrapped, platform: str, traced: TracedFunction) -
 def _gradient(traced: TracedFunction) -> TorchFunction | None:
     """Return the vector-Jacobian product of a function; None if there is nothing to differentiate.
 
-    Of a function with regions whose sizes depend on data, the backward alone is returned, if it can be split off: the
-    regions of the whole product are others.
+    For a function with regions whose sizes depend on data, return only the backward, if it can be split off: the whole
+    product has other regions.
     """
     wrt, outs = differentiable(traced.in_types[: traced.first_constant]), differentiable(traced.out_types)
     if not wrt or not outs:
@@ -287,7 +288,7 @@ def _random(traced: TracedFunction, nodes: Sequence[fx.Node]) -> tuple[str, ...]
 
 
 def _kernels(traced: TracedFunction, backend: str) -> dict[str, int]:
-    """Count the Triton kernels in the translated function. On a GPU, "auto" uses those that are proven there."""
+    """Count the Triton kernels in the translated function. On a GPU, "auto" uses only those that are proven there."""
     if triton_unsupported_reason() is not None or untranslatable_reason(traced) is not None:
         return {}
     found: collections.Counter[str] = collections.Counter()
@@ -305,7 +306,7 @@ def _kernels(traced: TracedFunction, backend: str) -> dict[str, int]:
 def _runners(wrapped: Wrapped, platform: str, traced: TracedFunction) -> list[tuple[IslandReport, bool]]:
     """Return the operators that torch runs, or that were measured and left to XLA, each with whether torch runs it.
 
-    The operators are those of the translated function and of its gradient. Equal ones are reported as one.
+    The operators are those of the translated function and of its gradient. Equal operators are reported once.
     """
     if traced.islands == "never" or wrapped.ordered:
         return []
@@ -343,7 +344,7 @@ def _type(type_: ArrayType) -> str:
 
 
 def _casts(traced: TracedFunction, nodes: Sequence[fx.Node]) -> dict[str, int]:
-    """Count the dtype conversions of arguments, between operators, and of results."""
+    """Count the dtype conversions of arguments, between operators, and of results; without a graph, of arguments."""
     changes: collections.Counter[str] = collections.Counter()
     if not nodes:
         for type_, dtype in zip(traced.in_types, traced.in_torch_dtypes, strict=False):

@@ -137,7 +137,7 @@ class Watch:
             self._note("random numbers", "the system's generator", frame)
 
     def _note(self, kind: str, what: str, frame: Any, *, through: frozenset[str] = _QUIET) -> None:
-        """Record a side effect of the user's code: a call in that code, or in functions of the libraries `through`."""
+        """Record a side effect if the user's code causes it, itself or through calls of the libraries `through`."""
         while frame is not None and not _is_users(frame):
             if (frame.f_globals.get("__name__") or "").partition(".")[0] not in through:
                 return
@@ -147,7 +147,7 @@ class Watch:
 
 
 class TakenArrays(TorchFunctionMode):
-    """Mode that saves the values of a tensor in some states before code takes it as an array, and may write to it."""
+    """Mode that saves the values of tensors in some states before code gets their memory as a writable array."""
 
     def __init__(self, *states: ReachableState):
         super().__init__()

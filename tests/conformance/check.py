@@ -26,7 +26,7 @@ _OTHER_KEYS = range(1, 101)
 
 @dataclass(frozen=True)
 class Outcome:
-    """`detail` is the reason of a failure or of not being applicable; `note` says how a pass was judged."""
+    """The outcome of a case. `detail` says why it failed or does not apply; `note` says how a pass was judged."""
 
     status: Status
     detail: str = ""
@@ -35,7 +35,7 @@ class Outcome:
 
 
 class Checker:
-    """Runs the cases of one sample; functions that were wrapped for one mode serve the others too."""
+    """Runs the cases of one sample. A function that was wrapped for one mode is used for the other modes too."""
 
     def __init__(self, sample: Sample, traits: Traits):
         self.sample = sample
@@ -118,7 +118,7 @@ def _require_untouched(before: list[np.ndarray], arrays: list[jax.Array]) -> Non
 def _require_repeatable(
     mode: str, compiled: Callable[..., Any], arrays: list[jax.Array], first: list[Any], expected: list[Any]
 ) -> None:
-    """The same key gives the same values, another key others (forward); derivatives are finite where torch's are."""
+    """Require that a key repeats its values, others change them (forward), and derivatives are finite as torch's."""
     again = compiled(jax.random.key(0), *arrays)
     if _bytes(again) != _bytes(first):
         raise MismatchError("the same key gave another result the second time")
@@ -137,7 +137,7 @@ def _bytes(leaves_: list[Any]) -> list[bytes]:
 
 
 def summary(error: BaseException) -> str:
-    """An exception in one line; of one that quotes a traceback, the text before and after the traceback."""
+    """Return an exception in one line. If it quotes a traceback, keep the text before it and the last line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines)
     if "Traceback" in text:

@@ -26,7 +26,7 @@ TOLERANCES: dict[tuple[str, str], tuple[float, float, str]] = {
     ("linalg.householder_product", "grad"): (1e-5, 1e-3, "torch's backward has another formula where it is traced"),
 }
 
-# Outputs whose columns are eigenvectors, each of them free in its sign or phase.
+# Outputs whose columns are eigenvectors, each of which may have any sign or phase.
 EIGENVECTORS = {"linalg.eig": 1, "linalg.eigh": 1}
 
 
@@ -42,7 +42,7 @@ AS_EXACT = "differs, but is as exact as torch against double precision"
 def compare(
     operator: str, mode: str, expected: Sequence[Any], actual: Sequence[Any], values: bool, exact: Exact | None = None
 ) -> str:
-    """Raise :class:`MismatchError` unless all leaves agree; with `values` off, in dtype and shape alone.
+    """Raise :class:`MismatchError` unless all leaves agree; without `values`, only compare dtypes and shapes.
 
     With `exact`, which a translation has, a leaf that differs is accepted where it is as close to that as torch's is
     (:mod:`.exactness`), and a note that says so is returned; and eigenvectors may have another phase.
@@ -78,12 +78,12 @@ def _same_form(i: int, want: torch.Tensor, got: Any) -> torch.Tensor:
 
 
 def _in_phase(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
-    """Columns multiplied by the number of absolute value 1 that takes each of them closest to torch's."""
+    """Return the columns, each multiplied by the number of absolute value 1 that brings it closest to torch's."""
     return got * (want * got.conj()).sum(-2, keepdim=True).sgn()
 
 
 def _compare_numbers(i: int, want: Any, got: Any, values: bool) -> None:
-    """Python numbers. A compiled program can only return one that depends on the data as a 0-d array."""
+    """Compare Python numbers. A compiled program returns a number that depends on the data as a 0-d array."""
     if isinstance(want, (bool, int, float, complex)):
         if np.shape(got) != ():
             raise MismatchError(f"output {i} has shape {np.shape(got)}, torch's is the number {want!r}")

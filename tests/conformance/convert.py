@@ -1,4 +1,4 @@
-"""Tensors to JAX arrays and back, bit for bit, by way of NumPy. Independent of the library that is measured."""
+"""Conversions of tensors to JAX arrays and back, bit for bit, through NumPy and without the measured library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMPY_DTYPES: dict[torch.dtype, np.dtype] = {
         *("float16", "float32", "float64", "complex64", "complex128"),
     )
 }
-# Types that NumPy knows only through ml_dtypes; they cross as integers of the same width.
+# Types that NumPy knows only through ml_dtypes; they are converted as integers of the same width.
 _VIEWED: dict[torch.dtype, tuple[np.dtype, torch.dtype]] = {
     torch.bfloat16: (np.dtype(ml_dtypes.bfloat16), torch.int16),
     **{
@@ -31,7 +31,7 @@ _TORCH_DTYPES = {numpy: dtype for dtype, numpy in _NUMPY_DTYPES.items()} | {
 
 
 def why_not_jax(leaf: Any) -> str | None:
-    """Why JAX has no array for this tensor, or None if it has one."""
+    """Return why JAX has no array for a tensor, or None if it has one."""
     if leaf.layout is not torch.strided:
         return f"JAX has no array for a tensor of layout {leaf.layout}"
     if leaf.is_nested or leaf.is_quantized:
@@ -44,7 +44,7 @@ def why_not_jax(leaf: Any) -> str | None:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The values alone, as a JAX array has them: detached, row-major, no lazy conjugation or negation."""
+    """Return a detached, row-major tensor of the same values, without lazy conjugation or negation."""
     values = tensor.detach().resolve_conj().resolve_neg()
     return values.clone(memory_format=torch.contiguous_format)
 

@@ -38,7 +38,7 @@ _WIDER = {
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers in double precision; tensors of other kinds as they are."""
+    """Return float tensors in double precision, and other tensors unchanged."""
     return tensor.to(_WIDER.get(tensor.dtype, tensor.dtype))
 
 
@@ -46,7 +46,7 @@ def difference(
     want: torch.Tensor, got: torch.Tensor, relative: float | None = None, absolute: float | None = None
 ) -> str | None:
     if want.dtype.itemsize == 1 and want.dtype.is_floating_point:
-        # assert_close does not know the float8 types; every one of their values is a float32.
+        # assert_close does not support the float8 types; float32 represents all of their values exactly.
         want, got = want.float(), got.float()
     try:
         torch.testing.assert_close(got, want, rtol=relative, atol=absolute, equal_nan=True)
@@ -56,7 +56,7 @@ def difference(
 
 
 def as_exact(got: torch.Tensor, torchs: torch.Tensor, exact: torch.Tensor, factor: float = FACTOR) -> bool:
-    """Whether `got` is as close to `exact` as `torchs` is, by the rule above."""
+    """Return whether `got` is as close to `exact` as `torchs` is, by the rule of the module's docstring."""
     if exact.dtype != _WIDER.get(torchs.dtype) or exact.shape != torchs.shape:
         return False
     if difference(exact.to(torchs.dtype), got) is None:

@@ -26,7 +26,7 @@ _Group = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Known:
-    """The entries for one dtype; `dtype` is "" for every operator's own first choice."""
+    """The entries of the list for one dtype; "" stands for the first dtype that each operator supports."""
 
     reasons: Mapping[Case, str]
     dtype: str = ""
@@ -58,7 +58,7 @@ def _cases(backend: str, line: str) -> list[Case]:
 
 
 def update(failed: Mapping[Case, str], ran: Sequence[Case], dtype: str = "", path: Path = PATH) -> None:
-    """Rewrite the list: of the cases that ran, those that failed. Entries that did not run stay as they are."""
+    """Rewrite the list: the cases that ran and failed, and the old entries of cases that did not run."""
     before = _read(path)
     cases = set(ran)
     after = {key: reason for key, reason in before.items() if key[0] != dtype or key[1] not in cases}

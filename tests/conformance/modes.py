@@ -34,12 +34,12 @@ class Problem:
     """One case: a torch function, a JAX program around it, the program's inputs, and the expected results."""
 
     function: Callable[..., Any]
-    # The result of the function for one row, from which the shapes are taken where they depend on the data.
+    # The result of the function for one row, which gives the shapes if they depend on the data.
     example: Any
     inputs: tuple[torch.Tensor, ...]
     program: Callable[[Call], Callable[..., list[Any]]]
     expected: list[Any]
-    # Torch's result for inputs like these.
+    # A function that returns torch's result for inputs like these.
     reference: Callable[[Tensors], list[Any]]
     # The containers of the output; None where the mode does not return the function's own output.
     skeleton: str | None = None
@@ -54,7 +54,7 @@ class Problem:
 
 
 def build(mode: str, sample: Sample) -> Problem:
-    """The case of a sample in a mode, or :class:`NotApplicableError`."""
+    """Return the case of a sample in a mode, or raise :class:`NotApplicableError`."""
     return _MODES[mode](sample)
 
 
@@ -95,7 +95,7 @@ def _stacked(outputs: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _random_like(tensors: Sequence[torch.Tensor], seed: int) -> list[torch.Tensor]:
-    """Tangents or cotangents; their own generator keeps them independent of the draws of random operators."""
+    """Return tangents or cotangents, from a separate generator that random operators do not advance."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(tensor: torch.Tensor) -> torch.Tensor:
@@ -159,7 +159,7 @@ def _derivative(
     torchs: Callable[[list[int], Tensors], list[torch.Tensor]],
     program: Callable[..., Any],
 ) -> Problem:
-    """A derivative by the inputs that torch can differentiate by, of which the other arguments are functions."""
+    """Return the case of a derivative with respect to the inputs that torch can differentiate by."""
     where, expected = reference.differentiable_inputs(sample.tensors, lambda where: torchs(where, inputs_at(where)))
     inputs = tuple(inputs_at(where))
     return Problem(function, out, inputs, partial(program, where), expected, partial(torchs, where))
@@ -174,7 +174,7 @@ def _run(function: Callable[..., Any], sample: Sample) -> Any:
 
 
 def _differentiable(sample: Sample) -> Callable[..., Any]:
-    """The function whose derivative is taken: the operator itself if all of its result has one."""
+    """Return the function to differentiate: the operator itself if all of its results have a derivative."""
     out = reference.run(sample.differentiable, sample.tensors)
     raw = reference.run(sample.function, sample.tensors)
     same = skeleton(out) == skeleton(raw) and len(leaves(out)) == len(leaves(raw))
@@ -192,7 +192,7 @@ def _identical(a: Any, b: Any) -> bool:
 
 
 def _float_leaves(call: Call, arrays: Arrays, where: Sequence[int]) -> Callable[..., list[Any]]:
-    """The float outputs as a function of the arrays at `where` alone."""
+    """Return a function of the arrays at `where` that returns the float outputs."""
 
     def function(*chosen: Any) -> list[Any]:
         filled = list(arrays)
@@ -204,7 +204,7 @@ def _float_leaves(call: Call, arrays: Arrays, where: Sequence[int]) -> Callable[
 
 
 def _torch_vjp(function: Callable[..., list[Any]], primals: Arrays, cotangents: Arrays) -> list[Any]:
-    """``jax.vjp`` with cotangents and gradients in torch's convention."""
+    """Compute ``jax.vjp`` with cotangents and gradients in torch's convention."""
     _, pull_back = jax.vjp(function, *primals)
     return [jnp.conj(grad) for grad in pull_back([jnp.conj(cotangent) for cotangent in cotangents])]
 

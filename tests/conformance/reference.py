@@ -16,7 +16,7 @@ from .trees import leaves, skeleton
 
 Tensors = Sequence[torch.Tensor]
 
-# Exceptions of torch when an operator, or a derivative of it, is not there for these inputs or on this machine.
+# Exceptions of torch if an operator or its derivative does not exist for these inputs or on this machine.
 REFUSALS = (RuntimeError, ValueError, IndexError, AssertionError)
 ROWS = 2
 
@@ -37,7 +37,7 @@ def one_line(error: BaseException) -> str:
 
 
 def differentiable_inputs(tensors: Tensors, attempt: Callable[[list[int]], Any]) -> tuple[list[int], Any]:
-    """The float and complex inputs that torch can differentiate by, and the result of `attempt` for them.
+    """Return the float and complex inputs that torch can differentiate by, and the result of `attempt` for them.
 
     All at once if torch can; else those that it can alone, for one input without a derivative (a loss's target,
     say) makes torch refuse the others with it.
@@ -98,8 +98,8 @@ def vjp(
     cotangents: Tensors,
     create_graph: bool = False,
 ) -> list[torch.Tensor]:
-    """Gradients by the variables at `where`, of all float outputs weighted with `cotangents`."""
-    # Clones, for autograd refuses writes into its own leaves.
+    """Return the gradients by the variables at `where` of all float outputs, weighted with `cotangents`."""
+    # Clones, because autograd refuses writes to its leaves.
     outputs = float_outputs(function(*(variable.clone() for variable in variables)))
     return _grad(outputs, [variables[i] for i in where], cotangents, create_graph)
 
@@ -111,7 +111,7 @@ def double_vjp(
     cotangents: Tensors,
     second_cotangents: Tensors,
 ) -> list[torch.Tensor]:
-    """The vjp of :func:`vjp`: gradients by the inputs at `where`, then by the first cotangents."""
+    """Return the vjp of :func:`vjp`: gradients by the inputs at `where`, then by the first cotangents."""
     variables = leaf_variables(tensors, where)
     firsts = [cotangent.clone().requires_grad_() for cotangent in cotangents]
     grads = vjp(function, variables, where, firsts, create_graph=True)
@@ -119,7 +119,7 @@ def double_vjp(
     return _grad(grads, inputs, second_cotangents, create_graph=False)
 
 
-# Torch's forward mode is wrong for these: finite differences and its gradient agree with each other, not with it.
+# Torch's forward mode is wrong for these: it disagrees with finite differences, and torch's gradient agrees.
 WITHOUT_FORWARD_MODE = frozenset({"cholesky_inverse", "triangular_solve"})
 
 
@@ -131,7 +131,7 @@ def jvp(
     *,
     forward_mode: bool = True,
 ) -> list[torch.Tensor]:
-    """Tangents of all float outputs, by torch's forward mode; where that is missing or wrong, by two reverse passes."""
+    """Return tangents of all float outputs by torch's forward mode, or two reverse passes if it is missing or wrong."""
     along = dict(zip(where, tangents, strict=True))
     try:
         if not forward_mode:
@@ -144,14 +144,14 @@ def jvp(
             pairs = [forward_ad.unpack_dual(output) for output in float_outputs(function(*duals))]
             if all(pair.tangent is None for pair in pairs):
                 raise NotApplicableError("torch: no output has a derivative by any input")
-            # Of a bfloat16 output torch may give a float32 tangent (var does); JAX wants the dtype of the output.
+            # For a bfloat16 output torch may return a float32 tangent (var does); JAX requires the output's dtype.
             return [
                 torch.zeros_like(pair.primal) if pair.tangent is None else pair.tangent.to(pair.primal.dtype)
                 for pair in pairs
             ]
     except REFUSALS:
         pass
-    # The pullback is linear in its cotangent, so its own pullback, anywhere, is the pushforward.
+    # The pullback is linear in its cotangent, so the pullback of the pullback, at any cotangent, is the pushforward.
     variables = leaf_variables(tensors, where)
     outputs = float_outputs(function(*(tensor.clone() for tensor in tensors)))
     cotangents = [torch.zeros_like(output).requires_grad_() for output in outputs]
@@ -169,12 +169,12 @@ def _scaled(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.float() * 0.9375).to(tensor.dtype) if narrow else tensor * 0.9375
 
 
-# Operators whose integers belong to their floats, as the pivots of a factorisation do.
+# Operators whose integer results belong to their float results, such as the pivots of a factorisation.
 _PAIRED_INTEGERS = ("linalg.ldl_solve",)
 
 
 def _second_rows(sample: Sample) -> list[list[torch.Tensor]]:
-    """Candidates for the second row of a batch, the most different first; the last one equals the first row.
+    """Yield candidates for the second row of a batch, the most different first; the last one equals the first row.
 
     Scaling towards zero keeps most domains and shapes of matrices; a permutation of integers keeps indices valid.
     """
@@ -185,7 +185,7 @@ def _second_rows(sample: Sample) -> list[list[torch.Tensor]]:
 
 
 def rows(sample: Sample) -> tuple[list[Tensors], list[Any]]:
-    """Two rows of inputs whose results have the same shapes, and torch's result for each."""
+    """Return two rows of inputs whose results have the same shapes, and torch's result for each."""
     function, tensors = sample.function, sample.tensors
     first = run(function, tensors)
     reasons = []

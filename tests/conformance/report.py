@@ -23,7 +23,7 @@ def say(line: str = "") -> None:
 
 
 class Progress:
-    """Collects results and says now and then how far the run is."""
+    """Collects results, and prints the progress of the run from time to time."""
 
     def __init__(self, operators: int, known: Known):
         self.results: dict[Case, Result] = {}
@@ -47,7 +47,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`new`: failures that are not listed. `stale`: listed cases that passed or turned out not applicable."""
+    """Deviations from the list. `new`: failures that are not in it. `stale`: entries that passed or do not apply."""
 
     new: list[Result]
     stale: list[Result]
@@ -74,7 +74,7 @@ def judge(results: Iterable[Result], known: Known) -> Verdict:
 
 
 def table(results: Mapping[Case, Result], modes: Sequence[str]) -> list[str]:
-    """Pass counts per backend and mode. The percentage is of the cases that torch has a reference for."""
+    """Return the pass counts per backend and mode, with percentages of the cases for which torch has a reference."""
     lines = []
     for backend in dict.fromkeys(case.backend for case in results):
         lines.append(f"{backend:>16} {'passed':>8} {'failed':>8} {'percent':>8}  {'not applicable':>14}")

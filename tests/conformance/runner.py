@@ -24,7 +24,7 @@ class _Worker:
     process: BaseProcess
     pipe: Connection
     task: Task | None = None
-    # The case that runs now, and when it (or, with None, the work between cases) began.
+    # The case that runs now, or None between cases, and the time when this began.
     case: Case | None = None
     since: float = field(default_factory=time.monotonic)
     finished: set[Case] = field(default_factory=set)
@@ -103,7 +103,7 @@ class Runner:
                 self._workers.remove(each)
 
     def _lost(self, each: _Worker, reason: str) -> None:
-        """Blame the case that ran, and give the rest of its operator to a new worker."""
+        """Report the failure of the case that ran, and give the remaining cases of its operator to a new worker."""
         self._workers.remove(each)
         if each.task is None:
             raise RuntimeError(f"A worker did not start: {reason}. See {self._settings.log}.")

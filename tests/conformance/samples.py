@@ -1,4 +1,4 @@
-"""The case table: operators and some samples of each out of PyTorch's operator database."""
+"""The case table: operators and some samples of each from PyTorch's operator database."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch.utils import _pytree as torch_pytree
 
 from .convert import plain, why_not_jax
 
-# The first sample and others evenly spread up to the last: the first ones alone are mostly 0-d tensors and options at
+# The first sample and others evenly spread up to the last: the first samples are mostly 0-d tensors and options at
 # their defaults (dropout with p=0).
 SAMPLES_PER_OPERATOR = 3
-# The first of these that an operator supports on CPU; for the few that support none, any that it does support.
+# An operator uses the first of these dtypes that it supports on the CPU, or any supported dtype if it supports none.
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)
 
 
@@ -39,8 +39,8 @@ class Sample:
 
 
 def operators() -> dict[str, Any]:
-    """Every OpInfo by its full name: the operator's, and its variant's after a dot."""
-    # The database seeds torch inside of most random operators, which would hide that they are random.
+    """Return every OpInfo by its full name: the operator's name, and the variant's after a dot."""
+    # The database seeds torch inside most random operators, which would hide that they are random.
     database.wrapper_set_seed = _unseeded
     table = {info.full_name: info for info in database.op_db}
     if len(table) != len(database.op_db):
@@ -53,7 +53,7 @@ def _unseeded(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def dtype_for(info: Any, dtype: torch.dtype | None) -> torch.dtype:
-    """`dtype` if the operator supports it on CPU; with None the operator's own first choice."""
+    """Return `dtype` if the operator supports it on the CPU; for None, return the first dtype that it supports."""
     supported = info.supported_dtypes("cpu")
     if dtype is not None:
         if dtype not in supported:
@@ -66,7 +66,7 @@ def dtype_for(info: Any, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def chosen_samples(info: Any, dtype: torch.dtype, count: int = SAMPLES_PER_OPERATOR) -> Iterator[tuple[int, Any]]:
-    """OpInfo samples with their indices, the same ones in every run whichever operators are selected."""
+    """Return OpInfo samples with their indices: the same in every run, whichever operators are selected."""
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
@@ -78,7 +78,7 @@ def chosen_samples(info: Any, dtype: torch.dtype, count: int = SAMPLES_PER_OPERA
 
 
 def as_function(info: Any, index: int, sample: Any) -> Sample:
-    """An OpInfo sample as a function of its tensors, or :class:`NotApplicableError` if JAX lacks a type of it."""
+    """Return an OpInfo sample as a function of its tensors; raise :class:`NotApplicableError` if JAX lacks a dtype."""
     leaves, tree = torch_pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
     at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     statics = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

@@ -1,4 +1,4 @@
-"""The libraries under test: each makes a torch function of tensors a JAX function of arrays.
+"""The libraries under test: each turns a torch function of tensors into a JAX function of arrays.
 
 A subject is named on the command line: one of jtbridge's backends, a peer, or ``module:attribute`` for another.
 """
@@ -20,7 +20,7 @@ from .trees import leaves, rebuilt
 class Subject(Protocol):
     """Adapts one library. `name` is its name in reports and in the list of known failures.
 
-    `translates`: it computes without torch, so that its rounding differs (see :mod:`.exactness`).
+    `translates`: the library computes without torch, so its rounding differs (see :mod:`.exactness`).
     """
 
     name: str
@@ -29,7 +29,7 @@ class Subject(Protocol):
     def wrap(
         self, function: Callable[..., Any], tensors: tuple[torch.Tensor, ...], output: Any | None
     ) -> Callable[..., Any]:
-        """The JAX function of `function`, to be called as ``f(*arrays)`` or ``f(*arrays, rng=key)``.
+        """Return `function` as a JAX function, to be called as ``f(*arrays)`` or ``f(*arrays, rng=key)``.
 
         `tensors` are example inputs, for libraries that want them. `output` is torch's output for them where
         the output's shape cannot be known without the data, else None.
@@ -96,7 +96,7 @@ class Torchax:
         def call(*arrays: jax.Array, rng: jax.Array | None = None) -> Any:
             outputs: list[Any] = []
 
-            # torchax knows JAX's containers alone, and torch's named tuples are not among them.
+            # torchax supports only JAX's containers, which torch's named tuples are not.
             def flat(*inner: torch.Tensor) -> list[torch.Tensor]:
                 outputs.append(function(*inner))
                 return [leaf for leaf in leaves(outputs[-1]) if isinstance(leaf, torch.Tensor)]
@@ -115,7 +115,7 @@ BACKENDS = ("dlpack", "callback", "xla", "triton", "auto")
 
 
 def subject(name: str) -> Subject:
-    """The subject of this name; every worker process makes its own."""
+    """Return the subject of a name; every worker process makes its own."""
     if name in BACKENDS:
         return Jtbridge(name)
     if name in PEERS:

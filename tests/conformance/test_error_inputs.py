@@ -1,4 +1,4 @@
-"""Inputs that PyTorch's own test suite says are errors: torch refuses them, and so does jtbridge under jit."""
+"""Inputs that are errors in PyTorch's own test suite: torch refuses them, and so does jtbridge under jit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .samples import operators
 
 VALUES = "torch looks at values; a compiled program cannot raise, and gives an invalid value"
 OUT = "the dtype of `out=`: the program converts to it"
-# Inputs that are not refused, by operator or module, and position.
+# Inputs that jtbridge does not refuse: the operator or module, and the position of the input.
 NOT_REFUSED: dict[tuple[str, int], str] = {
     ("complex", 2): OUT,
     ("gather", 4): VALUES,

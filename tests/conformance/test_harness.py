@@ -1,4 +1,4 @@
-"""The harness finds faults of libraries made of jnp: right ones, wrong ones, ones that hang and ones that die."""
+"""The harness finds the faults of libraries written in jnp, some of which are wrong, hang or die."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TABLE = operators()
 
 
 class Stand:
-    """A library that knows one operator, as the given JAX function."""
+    """A library that has one operator, computed by a given JAX function."""
 
     name = "stand"
 
@@ -212,7 +212,7 @@ def test_all_operators_of_the_database_are_there():
 
 
 class Dies:
-    """Kills its process, or hangs, in one case of `neg`, and is right about the others."""
+    """A library that kills its process, or hangs, in one case of `neg`, and is right in the others."""
 
     name = "dies"
     translates = False
@@ -276,7 +276,7 @@ def test_update_keeps_reasons_written_by_hand(tmp_path: Path):
     # A fails again, B is mended, C is new.
     known_failures.update({A: "said no again", C: "new"}, [A, B, C], path=path)
     assert known_failures.load(path).reasons == {A: "by hand", C: "new"}
-    # Neither a run of other cases nor one with another dtype touches them.
+    # Neither a run of other cases nor a run with another dtype changes the entries.
     known_failures.update({}, [B], path=path)
     known_failures.update({A: "wide"}, [A, C], "float64", path)
     assert known_failures.load(path).reasons == {A: "by hand", C: "new"}

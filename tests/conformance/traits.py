@@ -14,7 +14,7 @@ from .reference import run
 from .samples import NotApplicableError, Sample
 from .trees import leaves
 
-# Operators that hand out memory as it is: its values are nobody's to compare.
+# Operators that return uninitialised memory, whose values cannot be compared.
 UNINITIALISED = frozenset(
     {
         *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
@@ -81,7 +81,7 @@ def _key(leaf: Any) -> Any:
 
 
 def _shape_depends_on_data(function: Callable[..., Any], tensors: Sequence[torch.Tensor], out: Any) -> bool:
-    """Whether nothing short of the real inputs tells the output's shape, so that a caller has to give it.
+    """Return whether only the real inputs determine the output's shape, so that a caller has to give it.
 
     A library can run the function on fake tensors, and where that fails once on zeros; only where zeros give
     another answer than the data (the indices of the nonzero elements, say) is the shape handed to it.

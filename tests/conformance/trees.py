@@ -1,4 +1,4 @@
-"""The containers that operators return, taken apart the same way on both sides."""
+"""The containers that operators return, flattened in the same way for torch and for JAX."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def skeleton(tree: Any) -> str:
-    """The containers of a result by class, with `*` for a leaf: ``tuple(*, list(*, *))``.
+    """Return the containers of a result by class, with `*` for a leaf: ``tuple(*, list(*, *))``.
 
     A `torch.Size` counts as a tuple, which a trace returns for it: JAX knows no other.
     """
@@ -31,7 +31,7 @@ def skeleton(tree: Any) -> str:
 
 
 def rebuilt(tree: Any, leaf: Callable[[torch.Tensor], Any]) -> Any:
-    """The same tree with every tensor replaced."""
+    """Return the same tree with every tensor replaced."""
     if isinstance(tree, torch.Tensor):
         return leaf(tree)
     if isinstance(tree, (tuple, list)):

@@ -23,7 +23,7 @@ from .traits import traits
 
 
 class Case(NamedTuple):
-    """One line of the reports."""
+    """A case, as one line of the reports."""
 
     backend: str
     operator: str
@@ -44,7 +44,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Task:
-    """One operator, less the cases that an earlier worker finished or died of."""
+    """One operator, without the cases that an earlier worker finished or that ended it."""
 
     operator: str
     skip: frozenset[Case] = field(default_factory=frozenset)
@@ -58,12 +58,12 @@ class Result:
 
 
 def main(connection: Connection, settings: Settings) -> None:
-    """Run tasks until the pipe says None. Sends a Case when it starts, a Result when it ends, a Task when done."""
+    """Run tasks until the pipe sends None. Send each Case when it starts, its Result, and each Task when it is done."""
     _redirect_output(settings.log)
     import jax
     import torch
 
-    # With 64-bit types on, no dtype changes at the border, so that every output's dtype is compared as it is.
+    # With 64-bit types on, conversions change no dtype, so every output's dtype can be compared.
     jax.config.update("jax_enable_x64", True)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -79,7 +79,7 @@ def main(connection: Connection, settings: Settings) -> None:
 
 
 def _redirect_output(log: Path) -> None:
-    """Output of native code and of interpreters that end belongs to no case."""
+    """Send output to a log file: output of native code and of interpreters that end belongs to no case."""
     log.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):

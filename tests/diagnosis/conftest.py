@@ -1,4 +1,4 @@
-"""Faults that are put into the children of the doctor, and reports by name."""
+"""Fixtures that inject faults into the children of the doctor, and findings of a report by name."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from jtbridge.diagnosis._report import DoctorReport, Finding
 
 
 def named(report: DoctorReport, name: str) -> Finding:
-    """The one finding of a name."""
+    """Return the only finding with a name."""
     (found,) = [finding for finding in report.findings if finding.name == name]
     return found
 
 
 @pytest.fixture
 def prelude(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Has every child run some code first."""
+    """Return a function that makes every child run some code first."""
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     return lambda code: monkeypatch.setattr(_children, "PRELUDE", code)
 
 
 @pytest.fixture
 def only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Leaves only some checks, by name."""
+    """Return a function that keeps only some checks, by name."""
 
     def keep(*names: str) -> None:
         kept = [check for check in all_checks() if check.name in names]

@@ -1,4 +1,4 @@
-"""The doctor on a healthy machine: every check runs, and the command prints and exits as it says."""
+"""The doctor on a healthy machine: every check runs, and the command prints and exits as documented."""
 
 from __future__ import annotations
 

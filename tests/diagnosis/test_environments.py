@@ -1,4 +1,4 @@
-"""Broken environments: each is named in the report, with its remedy, and does not make other checks fail."""
+"""Broken environments: the report names each of them with its remedy, and the other checks do not fail."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ sys.meta_path.insert(0, Hiding())
 """
 
 
-# Lets the children take their CPU for a GPU that kernels are compiled for.
+# Makes the children treat their CPU as a GPU for which kernels are compiled.
 ON_CPU = "\nimport importlib\nimportlib.import_module('jtbridge.backends.xla').GPU_PLATFORMS = ('cpu',)"
 
 
@@ -51,7 +51,7 @@ def without(*modules: str) -> str:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch):
-    """Changes the versions that the metadata of packages names; None for a package that is not installed."""
+    """Return a function that changes the versions in the metadata of packages; None means that it is not installed."""
     versions: dict[str, str | None] = {}
     real, spec = importlib.metadata.version, importlib.util.find_spec
 

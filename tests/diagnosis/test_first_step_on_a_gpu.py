@@ -1,4 +1,4 @@
-"""The first step of `make test-gpu` fails where no GPU runs a kernel."""
+"""The first step of `make test-gpu` fails if no GPU runs a kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def report(proven: tuple[str, ...], **failed: str) -> ProofReport:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that JAX and torch have, and Triton."""
+    """Simulate a GPU that JAX and torch can use, and Triton."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(tests.gpu, "unsupported_reason", lambda platform: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -1,4 +1,4 @@
-"""Kernels are used by "auto" once they are proven on a chip. The chip is a stand-in, and Triton interprets kernels."""
+"""Kernels are used by "auto" once they are proven on a chip. The chip is simulated, and Triton interprets kernels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = [needs_triton, needs_compiler]
 H100 = Chip("NVIDIA H100 80GB HBM3", 90)
 X = jnp.arange(24.0).reshape(4, 6) / 7
 BOTH = ["softmax backward", "softmax forward"]
-# Of the table, the first cases of two kernels. The children's chip is the same stand-in.
+# The first cases of two kernels of the table. The children simulate the same chip.
 CHILDREN = """
 from jtbridge.kernels import _chip, _proving
 _chip.present = lambda: _chip.Chip("NVIDIA H100 80GB HBM3", 90)
@@ -55,7 +55,7 @@ def gradient(backend: str = "auto"):
 
 @pytest.fixture
 def chip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A process with a GPU, and without any record."""
+    """Simulate a process with a GPU and without a record."""
     monkeypatch.setattr(_chip, "present", lambda: H100)
     monkeypatch.setattr(_proofs, "_LAST", None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -66,7 +66,7 @@ def chip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def interpreted(chip: Path, prelude, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The children interpret kernels, and so a record is one of interpreted kernels."""
+    """Let the children interpret kernels, so that a record is about interpreted kernels."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     prelude(CHILDREN)
     return chip
@@ -170,7 +170,7 @@ def test_a_record_that_cannot_be_understood_is_told_and_not_used(chip, damage):
     path.write_bytes(damage)
     with pytest.warns(ProofWarning, match="cannot be read, and `auto` uses no kernels.*Run `python -m"):
         assert _proofs.unproven_reason() == UNPROVEN
-    assert _proofs.unproven_reason() == UNPROVEN  # told once
+    assert _proofs.unproven_reason() == UNPROVEN  # it is told only once
     write(BOTH)
     assert _proofs.unproven_reason() is None
 

@@ -1,4 +1,4 @@
-"""The Python blocks of the documentation, and how they are run.
+"""Finds and runs the Python blocks of the documentation.
 
 The blocks of a page run in order, in one namespace, in a process of their own. The title of a block may say more:
 
@@ -44,7 +44,7 @@ _TITLE = re.compile(r'title="([^"]*)"')
 class Block:
     """One Python block of a page."""
 
-    line: int  # of its first line of code
+    line: int  # the number of its first line of code
     code: str
     title: str
     output: str | None
@@ -64,7 +64,7 @@ class Block:
 
     @property
     def missing(self) -> str | None:
-        """Why the block cannot run here; None if it can."""
+        """Return why the block cannot run here; None if it can."""
         if self.title == "not run":
             return "not complete by itself"
         missing = [name for name in self.needs if not _is_there(name)]
@@ -142,13 +142,13 @@ def _failure(block: Block, path: pathlib.Path, namespace: dict[str, object]) -> 
 
 
 def matches(expected: str, got: str) -> bool:
-    """Whether two texts are equal but for white space and rounding, ``...`` standing for any text."""
+    """Return whether two texts are equal up to white space and rounding; ``...`` stands for any text."""
     parts = [re.escape(_normalized(part)) for part in expected.split("...")]
     return re.fullmatch(".*?".join(parts), _normalized(got)) is not None
 
 
 def _normalized(text: str) -> str:
-    """Return a text without white space, with four digits of every number that has a decimal point."""
+    """Return a text without white space, and with only four digits of every number that has a decimal point."""
     text = re.sub(r"-?\d+\.\d*(e[+-]?\d+)?", lambda number: f"{float(number[0]):.4g}", text)
     return "".join(f"{word} " for word in re.sub(r"([\[\](),])", r" \1 ", text).split())
 

@@ -1,4 +1,4 @@
-"""Every Python block of the documentation runs, and prints what the page says."""
+"""Every Python block of the documentation runs, and prints the output that the page shows."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_every_error_has_a_cause_and_a_fix(cls: type):
 
 @pytest.mark.parametrize("heading", re.findall(r'^## "(.+)"$', TEXTS[DOCS / "faq.md"], re.MULTILINE))
 def test_messages_that_the_faq_quotes_exist(heading: str):
-    """The longest part of a heading between names and numbers is in a message of jtbridge, or of torch."""
+    """The longest part of a heading without names and numbers occurs in a message of jtbridge or of torch."""
     part = max(re.split(r"\.\.\.|`[^`]*`|\"[^\"]*\"|\b\d+\b|[()]", heading), key=len).strip(" :,")
     assert len(part) > 8, part
     assert any(part in text for text in _MESSAGES), part
@@ -105,7 +105,7 @@ def test_files_that_are_named_exist(page: pathlib.Path):
 
 
 def _is_new(text: str, name: str) -> bool:
-    """Whether the reader of a page makes this file or folder."""
+    """Return whether a page tells its reader to make a file or folder."""
     return f'title="file {name}' in text
 
 

@@ -1,1 +1,1 @@
-"""Everything that goes wrong around a call: the error is clear, nothing is lost, nothing hangs, the next call works."""
+"""Faults around a call: the error is clear, nothing is lost, nothing hangs, and the next call works."""

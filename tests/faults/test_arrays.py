@@ -39,7 +39,7 @@ def test_deleted_and_donated(form: str, name: str):
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_donated_state_in_a_loop(name: str):
-    """A result may lie in the memory of the donated argument: neither is read after it is written."""
+    """A result may be in the memory of the donated argument: neither is read after it is written."""
     step = jax.jit(jtbridge.wrap(lambda s, x: (torch.sin(s) + x, s.flip(0)), backend=name), donate_argnums=0)
     state, kept = jnp.arange(6.0), []
     expected, known = torch.arange(6.0), []
@@ -52,7 +52,7 @@ def test_a_donated_state_in_a_loop(name: str):
 
 
 def too_much(x: torch.Tensor) -> torch.Tensor:
-    """Asks torch for 64 TiB."""
+    """Allocate 64 TiB in torch."""
     return x + torch.ones(1 << 44).sum() if x.numpy().any() else x
 
 
@@ -85,7 +85,7 @@ def test_xla_has_no_memory_left(name: str):
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("name", BACKENDS)
 def test_no_bit_is_lost(name: str, jit: bool, dtype: Any, x64: None):
-    """NaN with a payload, infinities, negative zero and subnormal numbers cross unchanged in both directions."""
+    """NaN with a payload, infinities, negative zero and subnormal numbers are converted unchanged both ways."""
     part = jnp.finfo(dtype).dtype
     word = np.dtype(f"u{part.itemsize}")
     bits = word.type(1) << np.arange(8 * part.itemsize, dtype=word)
@@ -102,7 +102,7 @@ def test_no_bit_is_lost(name: str, jit: bool, dtype: Any, x64: None):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_other_types_than_before(form: str, name: str):
-    """One function in turn with other shapes, dtypes and trees; then the first ones again."""
+    """Call one function with different shapes, dtypes and trees in turn, then with the first ones again."""
 
     def fn(*args: Any) -> torch.Tensor:
         leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(args) if leaf is not None]

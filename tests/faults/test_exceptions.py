@@ -1,4 +1,4 @@
-"""Exceptions of a torch function, wherever it runs: the error names them, and the next call is right."""
+"""Exceptions of a torch function, wherever it runs: the error names them, and the next call works."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 
 X = jnp.arange(8.0) + 1
 BACKENDS = ("auto", "dlpack", "callback")
-COMPILED = (jax.errors.JaxRuntimeError, ValueError)  # XLA chooses: the latter from the second call of a program on
+COMPILED = (jax.errors.JaxRuntimeError, ValueError)  # XLA raises a ValueError from the second call of a program on
 
 
 def positive(x: torch.Tensor) -> torch.Tensor:
@@ -31,7 +31,7 @@ def positive(x: torch.Tensor) -> torch.Tensor:
 
 
 class PositiveInBackward(torch.autograd.Function):
-    """Doubles. The backward fails for some values."""
+    """Doubles its argument. The backward fails for some values."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -55,7 +55,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 
 def with_island(x: torch.Tensor) -> torch.Tensor:
-    """Runs the operator in an island of a translated program."""
+    """Run the operator in an island of a translated program."""
     return torch.sin(positive_operator(x)) * 0 + x * 2
 
 
@@ -64,7 +64,7 @@ def over_devices(f: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], j
     return jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec("d"))
 
 
-# Each calls the function with an array that is fine and, where `bad` is negative, with one that is not.
+# Each entry calls `f`; if `bad` is negative, with at least one array for which `f` raises.
 PLACES: dict[str, Callable[[Callable, jax.Array], jax.Array]] = {
     "a call": lambda f, bad: f(X * bad),
     "a scan": lambda f, bad: jax.lax.scan(lambda c, x: (c, f(x)), 0.0, jnp.stack([X, X * bad, X]))[1][1],
@@ -122,7 +122,7 @@ def test_in_an_island(place: str):
 @pytest.mark.parametrize("transform", [lambda f: f, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())])
 @pytest.mark.parametrize("name", ["xla", *BACKENDS])
 def test_while_jax_traces(name: str, transform: Callable[[Callable], Callable]):
-    """An exception that has nothing to do with tracing is raised as it is, and the function is traced anew."""
+    """An exception that tracing did not cause is raised unchanged, and the function is traced again."""
     fails = [True]
 
     def fn(x: torch.Tensor) -> torch.Tensor:
@@ -140,7 +140,7 @@ def test_while_jax_traces(name: str, transform: Callable[[Callable], Callable]):
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_the_end_of_the_program_in_a_called_function(name: str):
-    """XLA knows no `SystemExit`: it is told by name, as every other exception is."""
+    """XLA does not propagate `SystemExit`: the error names it, as it names every other exception."""
 
     def exits(x: torch.Tensor) -> torch.Tensor:
         if float(x.detach().sum()) < 0:

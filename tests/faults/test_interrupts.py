@@ -23,7 +23,7 @@ BACKENDS = ("auto", "dlpack", "callback")
 
 
 class Slow:
-    """A function that takes three seconds, or none."""
+    """A function that takes three seconds, or no time."""
 
     is_slow = True
 
@@ -35,7 +35,7 @@ class Slow:
 
 @pytest.fixture(autouse=True)
 def takes_interrupts() -> Iterator[None]:
-    """A shell that starts a command in the background has it ignore the signal."""
+    """Handle the signal, which a command that a shell starts in the background ignores."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -55,7 +55,7 @@ def test_in_a_long_function(interrupt: threading.Timer, how: str, name: str):
     f = jtbridge.wrap(slow, backend=name)
     run = jax.grad(lambda x: f(x).sum()) if "gradient" in how else f
     run = jax.jit(run) if "jit" in how else run
-    jax.block_until_ready(jtbridge.wrap(torch.sin, backend=name)(X))  # imports and locks are not what is interrupted
+    jax.block_until_ready(jtbridge.wrap(torch.sin, backend=name)(X))  # so that imports and locks are not interrupted
     interrupt.start()
     with pytest.raises(KeyboardInterrupt):
         run(X)
@@ -65,7 +65,7 @@ def test_in_a_long_function(interrupt: threading.Timer, how: str, name: str):
 
 @pytest.mark.parametrize("name", ["dlpack", "callback"])
 def test_in_a_compiled_program(interrupt: threading.Timer, name: str):
-    """XLA passes on the text of an exception alone."""
+    """XLA passes on only the text of an exception."""
     slow = Slow()
     slow.is_slow = False
 
@@ -103,7 +103,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("seconds", [0.05, 0.2, 0.4, 0.6, 0.9, 1.3, 1.8])
 def test_in_the_first_use_of_a_process(seconds: float):
-    """An import that is broken off would leave modules that fail in every later use."""
+    """An interrupted import would leave modules that fail in every later use."""
     arguments = [sys.executable, "-c", FRESH, str(seconds), "auto"]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

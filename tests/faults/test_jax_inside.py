@@ -1,4 +1,4 @@
-"""JAX used by a torch function that a JAX program calls: refused, for the call could wait for ever."""
+"""JAX used by a torch function that a JAX program calls: refused, because the call could wait for ever."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_refused_in_a_program(use: str, name: str):
         jax.jit(jtbridge.wrap(fn, backend=name))(X)
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"JaxCallError: .*JAX cannot run inside a callback"):
         jax.block_until_ready(jax.jit(jtbridge.wrap(fn, backend=name, output_shapes=TYPE))(X))
-    np.testing.assert_allclose(jnp.sin(X), np.sin(X), rtol=1e-6)  # JAX itself is left as it was
+    np.testing.assert_allclose(jnp.sin(X), np.sin(X), rtol=1e-6)  # JAX itself is unchanged
     np.testing.assert_allclose(jax.jit(jtbridge.wrap(torch.sin, backend=name))(X), np.sin(X), rtol=1e-6)
 
 

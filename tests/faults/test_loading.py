@@ -1,4 +1,4 @@
-"""Files that jtbridge reads: none of them runs code, whatever is in it."""
+"""Files that jtbridge reads: reading them never runs code, whatever they contain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGE = pathlib.Path(jtbridge.__file__).parent
 
 
 class Payload:
-    """Leaves a trace if it is unpickled."""
+    """An object that creates a file if it is unpickled."""
 
     def __reduce__(self):
         return (pathlib.Path.touch, (pathlib.Path("unpickled"),))

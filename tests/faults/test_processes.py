@@ -16,7 +16,7 @@ doubled = jtbridge.wrap(lambda x: x * 2)
 from_jax = jtbridge.to_torch_function(lambda x: x * 2)
 called = jtbridge.wrap(lambda x: x * 2, backend="dlpack")
 """
-# Each prints what the test compares.
+# Programs that print the values that the test compares.
 PROGRAMS = {
     "a fork of a process that has not used JAX": (
         """

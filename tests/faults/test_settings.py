@@ -1,4 +1,4 @@
-"""Caches that are cleared, and settings of JAX and torch that change between calls."""
+"""Cleared caches, and settings of JAX and torch that change between calls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_jax_clear_caches(name: str):
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_x64_on_and_off(name: str):
-    """Results have the types of the mode that is on, whatever was traced before."""
+    """Results have the types of the mode that is on, whatever was traced before it changed."""
     f = jtbridge.wrap(lambda x: (x.double() * 2, x.argmax(), x + 1), backend=name)
     run = jax.jit(f)
     for _ in range(2):

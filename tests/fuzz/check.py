@@ -27,7 +27,7 @@ from .programs import Invalid, Program, generate
 
 MODES = ("value", "vjp", "jvp", "vmap")
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-5}
-# XLA compiles small programs about twice as fast so, and rounds within the tolerances used here.
+# With this option XLA compiles small programs about twice as fast, and rounds within the tolerances used here.
 _FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 _LARGEST_GRADIENT = 300.0
 
@@ -48,14 +48,14 @@ class Finding:
 
     @property
     def signature(self) -> tuple[str, str, str]:
-        """The description of the failure, which stays the same while a program is made smaller."""
+        """Return a description of the failure, which stays the same while a program is made smaller."""
         # A refusal in one mode is most often one in all.
         return self.kind, self.mode if self.kind == "different" else "", self.text.split(":")[0]
 
 
 @dataclasses.dataclass
 class Expected:
-    """Torch's result, and by how much its own float32 result differs from its float64 result."""
+    """Torch's result, and the difference between its float32 and its float64 result."""
 
     inputs: list[list[torch.Tensor]]
     cotangents: list[torch.Tensor]
@@ -68,7 +68,7 @@ class Expected:
 
 
 def comparable(number: int, most: int = 20) -> Program:
-    """The random program of that number: the first of its series whose results do not depend on rounding."""
+    """Return the random program of a number: the first of its series whose results do not depend on rounding."""
     for attempt in itertools.count():
         program = generate(number * 1000 + attempt, OPERATORS, WEIGHTS, most)
         if program is not None:
@@ -81,7 +81,7 @@ def comparable(number: int, most: int = 20) -> Program:
 
 
 def expected(program: Program, dtype: torch.dtype) -> Expected:
-    """Torch's results in a dtype; raises `Invalid` where rounding alone could explain a difference."""
+    """Return torch's results in a dtype; raise `Invalid` if rounding alone could explain a difference."""
     return _of_both_dtypes(program)[dtype]
 
 
@@ -121,7 +121,7 @@ def check(
     modes: tuple[str, ...] = MODES,
     islands: float = 0.0,
 ) -> list[Finding]:
-    """Every difference from torch, and every refusal, of one backend.
+    """Return every difference from torch, and every refusal, of one backend.
 
     Torch runs a share `islands` of the operators, chosen by their names, inside translated programs.
     """
@@ -130,7 +130,7 @@ def check(
         runs = {mode: run for mode, run in _modes(program, want, backend).items() if mode in modes}
         if not eager and len(runs) > 1:
             together = jax.jit(lambda arrays: {m: f(arrays) for m, f in runs.items()}, compiler_options=_FAST)
-            with contextlib.suppress(Exception):  # which of the modes raises it is found below
+            with contextlib.suppress(Exception):  # the code below finds which of the modes raises it
                 found = jax.block_until_ready(together(_arrays(want)))
                 return _differences(found, want, backend, dtype)
         findings = []
@@ -164,7 +164,7 @@ def forced(seed: int, share: float) -> Iterator[None]:
 
 
 def called_because(program: Program, dtype: torch.dtype) -> str | None:
-    """Why ``backend="auto"`` does not translate a program, or None if it does."""
+    """Return why ``backend="auto"`` does not translate a program, or None if it does."""
     with jax.enable_x64(dtype is torch.float64), warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         wrapped = jtbridge.wrap(program.function(), backend="auto")
@@ -246,7 +246,7 @@ def _by_torch(program: Program, dtype: torch.dtype) -> Expected:
 
 
 def _has_forward_mode(program: Program, want: Expected) -> bool:
-    """Whether torch gives a forward derivative, by forward mode or by differentiating its backward."""
+    """Return whether torch gives a forward derivative, by forward mode or by differentiating its backward."""
     function = program.function()
 
     def of_moving(*xs: torch.Tensor) -> list[torch.Tensor]:
@@ -271,7 +271,7 @@ def _has_forward_mode(program: Program, want: Expected) -> bool:
 
 
 def _without_places(text: str) -> str:
-    """The last line of a traceback says what happened; where is of no interest."""
+    """Return the line of an error that names the exception that was raised, without the lines that say where."""
     raised = [line for line in text.splitlines() if " raised " in line] or [text]
     return " ".join(raised[-1].split())[:600]
 

@@ -1,4 +1,4 @@
-"""Conditions on values under which a program has one answer, whatever the order of its sums.
+"""Conditions on values under which the result of a program does not depend on the order of its sums.
 
 A program is only kept if its guards hold: no value near a kink, a tie, a rounding boundary or a singular matrix. So
 two correct implementations agree to rounding, and the tolerance of the comparison can be tight.

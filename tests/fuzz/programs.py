@@ -16,10 +16,10 @@ import torch.nn.functional as F
 
 from . import guards
 
-ROWS = 3  # of the batch that vmap is tried on; the first row is the argument of the other modes
+ROWS = 3  # rows of the batch for vmap; the first row is the argument of the other modes
 _LARGEST = 30.0
 _MOST_ELEMENTS = 96
-_MOST_RESULTS = 48  # elements that a program returns: the reference of forward mode takes a backward for each
+_MOST_RESULTS = 48  # elements that a program returns: the reference of forward mode needs a backward for each
 _serial = itertools.count()
 
 
@@ -33,7 +33,7 @@ class Invalid(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """A tensor argument: `kind` is float, complex, int, uint8 or bool; `batched` is whether vmap maps over it."""
+    """A tensor argument: `kind` is float, complex, int, uint8 or bool; `batched` says whether vmap maps over it."""
 
     name: str
     kind: str
@@ -64,14 +64,14 @@ class Program:
 
     @property
     def source(self) -> str:
-        """The function's definition."""
+        """Return the function's definition."""
         lines = [f"def program({', '.join(a.name for a in self.arguments)}):"]
         lines += [f"    {line}" for statement in self.statements for line in statement.lines]
         return "\n".join([*lines, f"    return ({', '.join(self.results)},)", ""])
 
     @property
     def with_guards(self) -> str:
-        """The same definition, raising `Invalid` where a guard does not hold."""
+        """Return the definition with code that raises `Invalid` if a guard does not hold."""
         lines = [f"def program({', '.join(a.name for a in self.arguments)}):"]
         for statement in self.statements:
             lines += [f"    require({guard}, {guard!r})" for guard in statement.guards]
@@ -80,7 +80,7 @@ class Program:
         return "\n".join([*lines, f"    return ({', '.join(self.results)},)", ""])
 
     def function(self, guarded: bool = False) -> Callable[..., tuple[torch.Tensor, ...]]:
-        """The function itself, compiled from its source."""
+        """Return the function, compiled from its source."""
         source = self.with_guards if guarded else self.source
         name = f"<fuzz program {self.seed}, {next(_serial)}>"
         linecache.cache[name] = (len(source), None, source.splitlines(True), name)
@@ -91,12 +91,12 @@ class Program:
         return namespace["program"]
 
     def inputs(self, dtype: torch.dtype) -> list[list[torch.Tensor]]:
-        """The arguments for each row of the batch, in the given floating-point dtype."""
+        """Return the arguments for each row of the batch, in the given floating-point dtype."""
         return [[_value(self.seed, a, row, dtype) for a in self.arguments] for row in range(ROWS)]
 
 
 def arguments_for(seed: int) -> tuple[Argument, ...]:
-    """One to three arguments whose sizes come from a few, so that they often broadcast or multiply."""
+    """Return one to three arguments, with few different sizes, so that they often broadcast or multiply."""
     rng = random.Random(seed)
     sizes = [rng.randint(2, 5) for _ in range(3)]
 
@@ -115,7 +115,7 @@ def arguments_for(seed: int) -> tuple[Argument, ...]:
 def generate(
     seed: int, operators: Sequence[Callable[[Any], None]], weights: Sequence[float], most: int = 20
 ) -> Program | None:
-    """A program of 3 to `most` operators that torch runs and whose guards hold on every row, or None without luck."""
+    """Return a program of 3 to `most` operators that torch runs and whose guards hold on every row, or None."""
     rng = random.Random(seed)
     program = Program(seed, arguments_for(seed), (), ("None",))
     rows = [_environment(row, program.arguments) for row in program.inputs(torch.float64)]
@@ -158,7 +158,7 @@ class Writer:
         self._guards: list[str] = []
 
     def statement(self) -> Statement:
-        """Return the finished program."""
+        """Return the finished statement."""
         return Statement(tuple(self._lines), tuple(self._defines), tuple(self._guards))
 
     def let(self, expression: str, *guards: str) -> str:
@@ -169,62 +169,62 @@ class Writer:
         return name
 
     def do(self, *lines: str, guards: Sequence[str] = ()) -> None:
-        """Write lines as they are."""
+        """Write lines unchanged."""
         self._lines += lines
         self._guards += guards
 
     def new(self) -> str:
-        """A name that the statement is going to define."""
+        """Return a new name, which the statement must define."""
         name = f"t{self._fresh}"
         self._fresh += 1
         self._defines.append(name)
         return name
 
     def pick(self, test: Callable[[torch.Tensor], bool] = lambda x: True) -> str:
-        """A variable whose value passes a test; later ones are more likely."""
+        """Return a variable whose value passes a test; later variables are more likely."""
         found = [name for name, x in self.values.items() if isinstance(x, torch.Tensor) and _passes(test, x)]
         if not found:
             raise NoChoice
         return self.rng.choices(found, [1 + i for i in range(len(found))])[0]
 
     def real(self, ndim: int | None = None, at_least: int = 0) -> str:
-        """A floating-point variable."""
+        """Return a floating-point variable."""
         return self.pick(lambda x: x.is_floating_point() and x.ndim >= at_least and (ndim is None or x.ndim == ndim))
 
     def integer(self) -> str:
-        """An integer variable."""
+        """Return an integer variable."""
         return self.pick(lambda x: not x.is_floating_point() and not x.is_complex() and x.dtype is not torch.bool)
 
     def boolean(self) -> str:
-        """A boolean variable."""
+        """Return a boolean variable."""
         return self.pick(lambda x: x.dtype is torch.bool)
 
     def complex(self) -> str:
-        """A complex variable."""
+        """Return a complex variable."""
         return self.pick(lambda x: x.is_complex())
 
     def like(self, name: str) -> str:
-        """A floating-point variable that broadcasts with `name`."""
+        """Return a floating-point variable that broadcasts with `name`."""
         shape = self.shape(name)
         return self.pick(lambda x: x.is_floating_point() and _broadcasts(x.shape, shape))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a variable."""
+        """Return the shape of a variable."""
         return tuple(self.values[name].shape)
 
     def dim(self, name: str) -> int:
-        """A dimension of a variable, sometimes negative."""
+        """Return a dimension of a variable, sometimes as a negative number."""
         ndim = self.values[name].ndim
         if not ndim:
             raise NoChoice
         return self.rng.randrange(-ndim, ndim)
 
     def number(self, low: float = -1.5, high: float = 1.5) -> float:
-        """A literal of two digits."""
+        """Return a literal of two digits."""
         return round(self.rng.uniform(low, high), 2)
 
     def integers(self, count: int, bound: int, unique: bool = False) -> list[int]:
-        """Literal indices less than `bound`."""
+        """Return literal indices less than `bound`."""
         if unique:
             return self.rng.sample(range(bound), count)
         return [self.rng.randrange(bound) for _ in range(count)]
@@ -274,7 +274,7 @@ def _rebuilt(program: Program) -> list[dict[str, Any]]:
 
 
 def _differentiable(namespace: dict[str, Any]) -> bool:
-    """Whether torch's autograd still runs: an in-place write may destroy what a backward needs."""
+    """Return whether torch's autograd still runs: an in-place write may destroy a tensor that a backward needs."""
     leaves = [x for name, x in namespace.items() if name.startswith("leaf ") and x.requires_grad]
     results = [
         x
@@ -299,7 +299,7 @@ def _require(condition: bool, text: str) -> None:
 
 
 def _bounded(*values: Any) -> None:
-    """Every tensor is small, finite, not near overflow, and in float64 where its program is."""
+    """Return whether every tensor is small, finite, not near overflow, and in float64 if its program is."""
     for x in values:
         if not isinstance(x, torch.Tensor):
             continue
@@ -332,7 +332,7 @@ def _value(seed: int, argument: Argument, row: int, dtype: torch.dtype) -> torch
 
 
 def _spread(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Numbers between -2 and 2, no two of them near each other, none near 0; the same in float32."""
+    """Return numbers between -2 and 2 that float32 represents exactly, no two near each other and none near 0."""
     count = math.prod(shape)
     steps = torch.randperm(count, generator=generator, dtype=torch.float64) + 0.5
     jitter = torch.rand(count, generator=generator, dtype=torch.float64) * 0.3
@@ -347,7 +347,7 @@ _NAME = re.compile(r"\b(?:t\d+|[abc])\b")
 
 
 def _names_in(statement: Statement, right: bool = False) -> list[str]:
-    """The variables that a statement mentions; with `right`, those that it reads."""
+    """Return the variables that a statement mentions; with `right`, the variables that it reads."""
     found = dict.fromkeys(_NAME.findall(str(statement)))
     return [name for name in found if not (right and name in statement.defines)]
 

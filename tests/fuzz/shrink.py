@@ -10,7 +10,7 @@ from .programs import Program, Statement
 
 
 def shrink(program: Program, fails: Callable[[Program], bool], most: int = 60) -> Program:
-    """The smallest program found, in at most that many tries, that still fails in the same way."""
+    """Return the smallest program found in a number of tries that still fails in the same way."""
     tries = 0
     smaller = True
     while smaller:
@@ -37,7 +37,7 @@ def _simpler(program: Program) -> Iterator[Program]:
             yield dataclasses.replace(program, statements=statements[:start] + statements[start + size :])
     for i in reversed(range(len(statements))):
         yield dataclasses.replace(program, statements=statements[:i] + statements[i + 1 :])
-        # Where its value is needed, one of its operands may do.
+        # Where the value of the removed statement is needed, try one of its operands instead.
         for defined in statements[i].defines:
             for operand in dict.fromkeys(re.findall(r"\b(?:t\d+|[abc])\b", str(statements[i]))):
                 if operand not in statements[i].defines:

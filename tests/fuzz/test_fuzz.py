@@ -1,4 +1,4 @@
-"""A hundred random programs, each in one mode, dtype and backend. `make fuzz` runs thousands in all of them."""
+"""A hundred random programs, each in one mode, dtype and backend. `make fuzz` runs thousands in all combinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of islands depend on no choices that were tuned on this machine."""
+"""Fixtures that keep tests of islands independent of choices that were tuned on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def untuned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing tuned yet, and a folder of its own."""
+    """Start without tuned choices, and with a separate folder."""
     monkeypatch.setattr(_choice, "_FOUND", {})
     monkeypatch.setattr(tuning, "_ENTERED", False)
     monkeypatch.setattr(tuning, "_UNTUNED", {})

@@ -10,7 +10,7 @@ _NAME = "jtbridge_island_tests"
 
 @torch.library.custom_op(f"{_NAME}::bent", mutates_args=())
 def bent(x: torch.Tensor, by: float) -> torch.Tensor:
-    """x**3 * by. It has a gradient to any order, and no batching rule."""
+    """Return ``x**3 * by``. The operator has gradients of any order, and no batching rule."""
     return x**3 * by
 
 
@@ -52,7 +52,7 @@ bent_backward.register_autograd(_second, setup_context=_save_backward)
 
 @torch.library.custom_op(f"{_NAME}::largest", mutates_args=())
 def largest(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The largest element of each row, its position, and the mean of the row."""
+    """Return the largest element of each row, its position, and the mean of the row."""
     values, indices = x.max(-1)
     return values.clone(), indices.clone(), x.mean(-1)
 
@@ -65,7 +65,7 @@ def _(x):
 
 @torch.library.custom_op(f"{_NAME}::strides", mutates_args=())
 def strides(x: torch.Tensor) -> torch.Tensor:
-    """The strides of a tensor, of which XLA's arrays know nothing."""
+    """Return the strides of a tensor, which XLA's arrays do not have."""
     return torch.tensor(x.stride())
 
 
@@ -111,7 +111,7 @@ def _(x):
 
 @torch.library.custom_op(f"{_NAME}::joined", mutates_args=())
 def joined(parts: list[torch.Tensor], extra: torch.Tensor | None, name: str) -> list[torch.Tensor]:
-    """A list of tensors in and out, an optional tensor, and a string."""
+    """Take a list of tensors, an optional tensor and a string, and return a list of tensors."""
     total = torch.stack(parts).sum(0, dtype=parts[0].dtype)
     total = total if extra is None else total + extra
     return [total * len(name), total - 1]
@@ -123,7 +123,7 @@ def _(parts, extra, name):
 
 
 def around(operator, *args):
-    """A function that runs an operator between others, so that most of its operators have a lowering."""
+    """Return a function that runs an operator between others, so that most of its operators have a lowering."""
 
     def function(x):
         x = torch.sin(x) * 2 + x
@@ -134,7 +134,7 @@ def around(operator, *args):
 
 @torch.library.custom_op(f"{_NAME}::scratching", mutates_args=())
 def scratching(x: torch.Tensor) -> torch.Tensor:
-    """It writes to its argument, which its schema does not say."""
+    """Write to the argument, which the schema does not declare."""
     return x.exp_().sum(-1)
 
 
@@ -145,7 +145,7 @@ def _(x):
 
 @torch.library.custom_op(f"{_NAME}::scratching_numpy", mutates_args=())
 def scratching_numpy(x: torch.Tensor) -> torch.Tensor:
-    """The same through NumPy: torch does not count the write."""
+    """Write to the argument through NumPy: torch does not count the write."""
     memory = x.numpy()
     np.exp(memory, out=memory)
     return torch.from_numpy(memory.sum(-1))

@@ -28,7 +28,7 @@ NAMED = r"operator `jtbridge_island_tests\.bent\.default` .* has no lowering"
 
 
 def called(function, x=X, **options):
-    """The text of the program of a function that auto calls as a whole."""
+    """Return the text of the program of a function that `auto` calls as a whole."""
     with pytest.warns(CalledWarning):
         return jax.jit(jtbridge.wrap(function, **options)).lower(x).as_text()
 
@@ -140,7 +140,7 @@ def test_an_argument_that_overlaps_itself_is_no_island():
 
 
 def writing_backward(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return an operator whose backward calls one that writes to its argument, which no island does."""
+    """Return an operator whose backward calls an operator that writes to its argument, which islands may not do."""
 
     @torch.library.custom_op(f"jtbridge_island_tests::{name}", mutates_args=())
     def cube(x: torch.Tensor) -> torch.Tensor:

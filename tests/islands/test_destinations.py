@@ -1,4 +1,4 @@
-"""Graphs that write their results to XLA's memory: which results are written there, and that their values are right."""
+"""Graphs that write their results to XLA's memory: which results they write there, and their values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def of_pool(x: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(F.max_pool2d(x, 2).square().sum(), x)[0]
 
 
-# A function, its argument, and how many of its results are written to their destinations.
+# A function, its argument, and the number of its results that are written directly to XLA's memory.
 CASES: dict[str, tuple[Callable, torch.Tensor, int]] = {
     "two results": (lambda x: torch.topk(x, 700, 1), ROWS, 2),
     "a transposed result": (lambda x: torch.topk(x, 900, 1)[0].t(), ROWS, 1),

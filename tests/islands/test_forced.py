@@ -1,4 +1,4 @@
-"""Random programs of which torch runs a half, or all, of the operators inside the translated program."""
+"""Random programs, translated so that torch runs half or all of the operators inside the translated program."""
 
 from __future__ import annotations
 

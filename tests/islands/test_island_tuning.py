@@ -1,4 +1,4 @@
-"""Choices between torch and XLA that are measured on this machine. `Clock` gives the times in place of measurements."""
+"""Choices between torch and XLA that are measured on this machine. `Clock` replaces the measurements by given times."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TORCH, XLA = Times(xla=1.9, torch=0.8), Times(xla=0.5, torch=0.8)
 
 
 class Clock:
-    """Stands in for the measurement: every operator takes `times`, and is listed."""
+    """Replaces the measurement: every operator takes `times`, and is recorded."""
 
     def __init__(self, patch: pytest.MonkeyPatch):
         self.times: Times | str = TORCH
@@ -53,7 +53,7 @@ def clock(monkeypatch):
 
 
 def another_process(patch: pytest.MonkeyPatch) -> None:
-    """Forget the choices of this process, so that they are read from disk."""
+    """Forget the choices of this process, so that they are read from disk again."""
     patch.setattr(_choice, "_FOUND", {})
     patch.setattr(tuning, "_ENTERED", False)
     tuning._has_files.cache_clear()
@@ -128,7 +128,7 @@ def test_programs_for_several_devices_and_exported_ones_measure_nothing(clock):
 
 
 def test_another_folder_gets_what_this_process_knows(clock, folder, tmp_path):
-    """Whoever tunes for another machine finds the files there, though nothing is measured twice."""
+    """A second folder gets the known choices as files, without new measurements."""
     file = tuned_file(clock, folder)
     other = tmp_path / "other"
     for tune in (False, True):
@@ -199,7 +199,7 @@ def test_a_choice_stays_whatever_becomes_of_the_file(clock, folder, monkeypatch)
     assert calls_in(f, X, W) == 1
     clock.times = TORCH
     with jtbridge.config(tune=True):
-        assert calls_in(f, X, W) == 0  # what the other process found
+        assert calls_in(f, X, W) == 0  # by the other process's choice
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_file_that_cannot_be_understood_is_ignored(clock, folder, monkeypatch,
     with pytest.warns(TuningWarning, match="the default is used"):
         assert calls_in(f, X, W) == 1
     with jtbridge.config(tune=True), pytest.warns(TuningWarning, match="the default is used"):
-        assert calls_in(f, X, W) == 0  # it is written anew
+        assert calls_in(f, X, W) == 0  # the file is written again
     another_process(monkeypatch)
     assert calls_in(f, X, W) == 0
 
@@ -351,7 +351,7 @@ def test_programs_outside_of_the_block_are_compiled_again_once_too(clock):
         outside(jnp.ones((256, 256)))
         with jtbridge.config(tune=True):
             inside(X, W)
-    assert 2 <= len(traced) <= 3  # the first block allows more candidates, and the second one would measure them
+    assert 2 <= len(traced) <= 3  # the first block allows more candidates, which the second block could measure
     assert clock.measured == ["aten.convolution.default"]
 
 
@@ -373,7 +373,7 @@ def test_threads_measure_once(clock):
 
 
 def in_folder(folder: Path, run) -> None:
-    """Run with the folder of the test, which is a setting of a thread."""
+    """Run with the folder of the test, which is a setting of each thread."""
     with jtbridge.config(tuning_folder=folder):
         run()
 

@@ -66,7 +66,7 @@ def test_an_operator_that_writes_to_its_argument_is_refused_and_no_array_changes
 
 @pytest.mark.parametrize("operator", [scratching, scratching_numpy])
 def test_an_island_that_writes_to_an_intermediate_result_changes_no_array(operator):
-    """XLA may give the island the memory of the argument, for `x * 1` is `x`."""
+    """XLA may give the island the memory of the argument, because `x * 1` is `x`."""
     f = jax.jit(jtbridge.wrap(lambda x: operator(x * 1).sin(), islands="needed"))
     x = jnp.zeros((2, 3))
     with pytest.raises(Exception, match="writes to an argument that its schema does not declare"):

@@ -1,4 +1,4 @@
-"""Operators that are really measured in torch and in XLA, by few calls."""
+"""Operators that are actually measured in torch and in XLA, with few calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ torch.manual_seed(0)
 
 @pytest.fixture
 def quickly(monkeypatch):
-    """Measure by two calls, and operators of all sizes."""
+    """Measure with two calls, and measure operators of all sizes."""
     monkeypatch.setattr(_measure, "_ROUNDS", 1)
     monkeypatch.setattr(_measure, "_TURN_SECONDS", 0.0)
     monkeypatch.setattr(_measure, "_SETTLE_SECONDS", 0.0)

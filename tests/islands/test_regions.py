@@ -27,7 +27,7 @@ def tensors(*arrays: np.ndarray) -> list[torch.Tensor]:
 
 
 def around(region: Callable) -> Callable:
-    """A function that runs a region between other operators, so that most of its operators are in no region."""
+    """Return a function that runs a region between other operators, so that most operators are outside of regions."""
 
     def function(x, *others):
         x = torch.sin(x) * 0.5 + x.cos() * 0.25 + x
@@ -133,7 +133,7 @@ REGIONS = [
     several_results,
     out_and_back,
 ]
-# Arguments for which some, all or none of the elements are taken, or a single one.
+# Arguments for which some, all, none or one of the elements are selected.
 TAKING = [X, X + 2, X * 0.1 - 3, np.where(X > 1.4, X, np.float32(-3))]
 
 
@@ -156,7 +156,7 @@ def test_value_and_gradient(region):
 # --- transformations ------------------------------------------------------------------------------------------------
 
 F = around(masked_mean)
-ABOVE = X + 2  # each row has elements to take
+ABOVE = X + 2  # each row has elements to select
 
 
 def row(t: torch.Tensor) -> torch.Tensor:
@@ -325,7 +325,7 @@ class Experts(torch.nn.Module):
 
 def test_experts_are_one_region_each():
     torch.manual_seed(0)
-    block = Experts(8, 5)  # more than the tokens need: one has none
+    block = Experts(8, 5)  # more experts than the tokens need: one gets no token
     t = torch.randn(3, 8)
     x = t.numpy()
     f = jtbridge.wrap(lambda x: block(x), islands="needed")
@@ -440,7 +440,7 @@ def branch_on_a_size(x):
     return chosen.sum() * x.cos() if chosen.numel() > 2 else x.sin()
 
 
-def sizes_taken_for_equal(x):  # a single element is broadcast
+def sizes_taken_for_equal(x):  # broadcasts if there is a single element
     return (x[x > 1.4] * x[x < -0.5]).sum() * x.cos()
 
 

@@ -1,4 +1,4 @@
-"""What torch's operators and its fake tensors do not declare: random numbers, quantized results."""
+"""Properties that torch's operators and fake tensors do not declare: random numbers, quantized results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ X = jnp.ones(64)
 
 
 def of(operator: Callable[[torch.Tensor], torch.Tensor], long: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function with the operator; a long one becomes a program with an island."""
+    """Return a function with the operator; a long function becomes a program with an island."""
 
     def f(x: torch.Tensor) -> torch.Tensor:
         for _ in range(10 if long else 1):

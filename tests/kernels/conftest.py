@@ -19,7 +19,7 @@ from .harness import all_proven
 
 @pytest.fixture(autouse=True)
 def exact_products() -> Iterator[None]:
-    """JAX's own default takes ten bits of float32 there."""
+    """Use full float32 products: JAX's default on a GPU uses ten bits."""
     with jax.default_matmul_precision("highest"):
         yield
 
@@ -39,7 +39,7 @@ def proven() -> Iterator[None]:
 
 @pytest.fixture
 def untuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing tuned yet, a folder of its own, and a GPU that is not there."""
+    """Start without tuned configurations, with a separate folder and a simulated GPU."""
     monkeypatch.setattr(_tuning, "_FOUND", {})
     monkeypatch.setattr(_chip, "present", lambda: Chip("NVIDIA H100 80GB HBM3", 90))
     with jtbridge.config(tuning_folder=tmp_path):
@@ -48,14 +48,14 @@ def untuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def timed(untuned: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What that GPU would need is there: a test says itself what it takes, in place of `_timing.milliseconds`."""
+    """Let tuning run on the simulated GPU. A test gives the times by replacing `_timing.milliseconds`."""
     if interpreting():
         pytest.skip("kernels are interpreted in this process: nothing is tuned")
     monkeypatch.setattr(_timing, "why_not", lambda: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that compile kernels for GPUs that need not be there."""
+    """Mark the tests that compile kernels for GPUs that the machine need not have."""
     for item in items:
         if re.search("_compiles?(_|$)", item.name.partition("[")[0]):
             item.add_marker("compiles")

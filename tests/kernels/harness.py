@@ -26,9 +26,9 @@ from jtbridge.triton import unsupported_reason
 _xla = importlib.import_module("jtbridge.backends.xla")
 
 ARCHITECTURES = (80, 90)
-ON_GPU = jax.default_backend() == "gpu"  # where kernels are compiled and run, and not interpreted
-# Relative to the largest number of a result: rounding once to the dtype, and sums of a few hundred numbers.
-# Triton's interpreter cuts bfloat16 off where a GPU rounds it.
+ON_GPU = jax.default_backend() == "gpu"  # if True, kernels are compiled and run instead of interpreted
+# Relative to the largest number of a result: one rounding to the dtype, and sums of a few hundred numbers.
+# Triton's interpreter truncates to bfloat16 where a GPU rounds.
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2.4e-2 if interpreting() else 8e-3, "float16": 1e-3}
 
 needs_triton = pytest.mark.skipif(
@@ -48,19 +48,19 @@ candidate_counts = pytest.mark.parametrize(
 
 
 def normal(*shape: int, dtype: Any = "float32", seed: int = 0) -> jax.Array:
-    """Numbers to test on, the same every time."""
+    """Return normal numbers, the same in every run."""
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.dtype(dtype))
 
 
 def on_host(array: jax.Array) -> torch.Tensor:
-    """Return a tensor on the CPU: the tests' own torch code makes tensors there."""
+    """Move a tensor to the CPU, where the tests' torch code creates tensors."""
     return jtbridge.to_torch(jax.device_put(array, jax.devices("cpu")[0]))
 
 
 def assert_close(got: Any, want: Any, factor: float = 1.0, terms: float = 0.0) -> None:
-    """Same shapes and dtypes, and values apart by no more than rounding of the dtype.
+    """Assert equal shapes and dtypes, and values that differ by no more than rounding to the dtype.
 
-    `terms` is the size of what is added up, where the sum may cancel to 0.
+    `terms` is the size of the terms of a sum that may cancel to 0.
     """
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert g.shape == w.shape
@@ -74,7 +74,7 @@ def assert_close(got: Any, want: Any, factor: float = 1.0, terms: float = 0.0) -
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """A launch that a program asked for."""
+    """A kernel launch in a program."""
 
     kernel: Any
     operands: tuple[Any, ...]
@@ -99,7 +99,7 @@ class Usage:
 
 
 def launches(fn: Callable[..., Any], *args: Any) -> list[Launch]:
-    """The launches in ``fn(*args)`` lowered for a GPU."""
+    """Return the launches in ``fn(*args)`` lowered for a GPU."""
     found: list[Launch] = []
 
     def record(
@@ -122,13 +122,13 @@ def launches(fn: Callable[..., Any], *args: Any) -> list[Launch]:
 
 
 def in_turn(*tables: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """One of each table at a time, until every table has been gone through."""
+    """Return tuples with one entry of each table, as many as the longest table has; shorter tables repeat."""
     return [tuple(table[i % len(table)] for table in tables) for i in range(max(map(len, tables)))]
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[tuple[str, dict[str, Any], int]]]:
-    """Of the launches in programs made inside the block: kernel, constants and warps."""
+    """Record the kernel, constants and warps of the launches in programs that are made inside the block."""
     found: list[tuple[str, dict[str, Any], int]] = []
     launch = _tuning.launch
 
@@ -143,7 +143,7 @@ def recorded() -> Iterator[list[tuple[str, dict[str, Any], int]]]:
 
 
 def another_process(patch: pytest.MonkeyPatch) -> None:
-    """Forget the tuned configurations of this process, so that they are read from disk."""
+    """Forget the tuned configurations of this process, so that they are read from disk again."""
     patch.setattr(_tuning, "_FOUND", {})
 
 
@@ -163,9 +163,9 @@ def assert_kernels_get_what_the_operators_get(
     wrt: int | tuple[int, ...],
     kernels: dict[str, int],
 ) -> None:
-    """Which kernels a wrapped function's program has, and that they get its operators' results and gradients.
+    """Assert which kernels a wrapped function's program has, and that they give its operators' results and gradients.
 
-    The kernels' references run here in the place of the kernels, which have tests of their own.
+    The kernels' references run instead of the kernels, which have separate tests.
     """
     f, g = jtbridge.wrap(function, backend="triton"), jtbridge.wrap(function, backend="xla")
 
@@ -182,12 +182,12 @@ def assert_kernels_get_what_the_operators_get(
         rows = [jnp.stack([x, x + 1]) for x in arguments]
         assert_close(jax.vmap(f)(*rows), jax.vmap(g)(*rows))
         got = jax.vmap(jax.grad(loss(f), wrt))(*rows)
-        # Where terms cancel, a CPU that adds in float16 rounds by more than one that adds in float32.
+        # Where terms cancel, a CPU that adds in float16 rounds more than a CPU that adds in float32.
         assert_close(got, jax.vmap(jax.grad(loss(g), wrt))(*rows), factor=8)
 
 
 def made_for(launch: Launch, *target: Any) -> Any:
-    """A launch compiled for a GPU that need not be there: "cuda", capability, lanes; or "hip", architecture, lanes."""
+    """Compile a launch for a GPU, present or not: "cuda", capability, lanes; or "hip", architecture, lanes."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -203,7 +203,7 @@ def made_for(launch: Launch, *target: Any) -> Any:
 
 
 def compiled(launch: Launch, architecture: int, folder: Path) -> Usage:
-    """A launch compiled for an NVIDIA GPU, and its resources, as NVIDIA's own tool reads them."""
+    """Compile a launch for an NVIDIA GPU, and return the resources that NVIDIA's tool reports."""
     import triton
 
     made = made_for(launch, "cuda", architecture, 32)
@@ -221,14 +221,14 @@ def compiled(launch: Launch, architecture: int, folder: Path) -> Usage:
 def _triton_type(x: Any) -> str:
     from jax_triton import triton_lib
 
-    # The names that the lowering uses, by what jax-triton 0.4 and 0.3 call the function.
+    # The names that the lowering uses; jax-triton 0.4 and 0.3 have different names for the function.
     name = getattr(triton_lib, "get_type_id", None) or triton_lib.get_triton_type
     return name(jax.core.ShapedArray(x.shape, x.dtype) if hasattr(x, "shape") else x)
 
 
 @contextlib.contextmanager
 def pretending(architecture: int) -> Iterator[None]:
-    """A process without a GPU lowers for this one."""
+    """Let a process without a GPU lower programs for a simulated GPU."""
     from jax_triton import triton_lib
 
     with pytest.MonkeyPatch.context() as patch:
@@ -237,7 +237,7 @@ def pretending(architecture: int) -> Iterator[None]:
 
 
 def kernels_in(fn: Callable[..., Any], *args: Any, platforms: Sequence[str] = ("cuda",)) -> list[str]:
-    """The names of the Triton kernels in a lowered program, one for each call, from the scopes of its operations."""
+    """Return the names of the Triton kernels in a lowered program, one for each call, from the operations' scopes."""
     with pretending(90):
         text = jax.jit(fn).trace(*args).lower(lowering_platforms=tuple(platforms)).as_text(debug_info=True)
     places = dict(re.findall(r"^(#loc\d+) = loc\((.*)\)$", text, re.MULTILINE))

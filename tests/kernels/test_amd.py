@@ -1,4 +1,4 @@
-"""Kernels for AMD's GPUs, of which there is none: compiled for one, and lowered where jax-triton can."""
+"""Kernels for AMD GPUs, on a machine without one: compiled, and lowered if jax-triton can do it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KERNELS = {
 
 @pytest.fixture
 def on_amd(monkeypatch):
-    """A process that lowers for an MI300X."""
+    """Let the process lower programs for an MI300X."""
     library = pytest.importorskip("jax_triton.triton_lib").triton_kernel_call_lib
     monkeypatch.setattr(library, "get_arch_details", lambda device: "gfx942")
     monkeypatch.setattr(library, "get_compute_capability", lambda device: 94)

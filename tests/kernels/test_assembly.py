@@ -28,7 +28,7 @@ WHEELS = {"nvidia-cuda-nvcc-cu12": "8.8", "nvidia-cuda-nvcc": "9.5"}
 
 @pytest.fixture(params=WHEELS)
 def wheel(request, monkeypatch) -> Iterator[str]:
-    """A wheel whose assembler JAX finds."""
+    """Make JAX find the assembler of a wheel."""
     tool = assembler_of(request.param)
     monkeypatch.setattr(_assembler, "jax_assembler", lambda: tool)
     _assembler.ptx_version.cache_clear()
@@ -37,18 +37,18 @@ def wheel(request, monkeypatch) -> Iterator[str]:
 
 
 def assembler_of(wheel: str) -> Path:
-    """The program `ptxas` of a wheel."""
+    """Return the path of `ptxas` in a wheel."""
     try:
         files = importlib.metadata.files(wheel) or []
     except importlib.metadata.PackageNotFoundError:
         pytest.skip(f"{wheel} is not installed; `make test-kernels` installs it")
     (found,) = [Path(str(file.locate())) for file in files if file.name == "ptxas"]
-    found.chmod(0o755)  # a wheel that was unpacked otherwise than by pip
+    found.chmod(0o755)  # if the wheel was not unpacked by pip
     return found
 
 
 def ptx_of(fn: Callable[..., Any], *args: Any, architecture: int) -> list[str]:
-    """The PTX of the kernels of a function's program, compiled anew."""
+    """Compile the program of a function again, and return the PTX of its kernels."""
     from jax_triton import triton_lib
 
     texts: list[str] = []

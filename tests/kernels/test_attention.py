@@ -1,4 +1,4 @@
-"""attention: beside torch's and jnp's, in Triton's interpreter."""
+"""attention in Triton's interpreter, compared with torch's and jnp's attention."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BETWEEN = 4
 
 @pytest.fixture(scope="module", autouse=True)
 def small_blocks() -> Iterator[None]:
-    """Several blocks of a few queries and keys: what is interpreted should be small, and not end where a block does."""
+    """Use small blocks of queries and keys: little is interpreted, and lengths are not multiples of the blocks."""
     with pytest.MonkeyPatch.context() as patch:
         if interpreting():
             for table, block in zip(TABLES, [(32, 16), (16, 32), (16, 16)], strict=True):
@@ -49,13 +49,13 @@ def small_blocks() -> Iterator[None]:
 
 
 def inputs(batch=2, heads=4, kv_heads=2, q_len=21, kv_len=37, d=20, dtype="float32"):
-    """Query, key, value, and a cotangent of the result."""
+    """Return query, key, value, and a cotangent of the result."""
     of_query, of_key = (batch, heads, q_len, d), (batch, kv_heads, kv_len, d)
     return [normal(*shape, dtype=dtype, seed=i) for i, shape in enumerate([of_query, of_key, of_key, of_query])]
 
 
 def plain(query, key, value, mask=None, scale=None):
-    """Attention as the formula has it."""
+    """Compute attention by its formula."""
     key, value = (jnp.repeat(x, query.shape[1] // x.shape[1], 1) for x in (key, value))
     scores = jnp.einsum("bhqd,bhkd->bhqk", query, key) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if mask is not None:
@@ -69,7 +69,7 @@ def window_mask(q_len, kv_len, left=None, right=None):
 
 
 def theirs(query, key, value, ct, mask=None, seen=True, scale=None):
-    """Torch's result and gradients, in double precision. A floating-point mask has one too."""
+    """Return torch's result and gradients in double precision; a floating-point mask has a gradient too."""
     tensors = [on_host(x).double().requires_grad_() for x in (query, key, value)]
     whole = torch.tensor(seen)
     if mask is not None and mask.dtype == bool:
@@ -84,7 +84,7 @@ def theirs(query, key, value, ct, mask=None, seen=True, scale=None):
 
 
 def assert_is(got, want, factor=BETWEEN):
-    """Beside the largest number of all: a gradient may be 0, where a query sees but one key."""
+    """Compare relative to the largest number of all: a gradient may be 0 if a query sees only one key."""
     flat = [x.astype(got[0].dtype).ravel() for x in got]
     assert [x.shape for x in got] == [x.shape for x in want]
     expected = [jnp.asarray(x.numpy(), got[0].dtype).ravel() for x in want]
@@ -175,12 +175,12 @@ def test_a_row_of_the_lowest_number_is_seen_evenly_as_in_torch():
     out, pull = jax.vjp(lambda *x: attention(*x, mask=mask), query, key, value)
     want, their_pull = jax.vjp(lambda *x: plain(*x, mask)[0], query, key, value)
     assert_close(out, want)
-    ct = ct.at[:, :, 0].set(0)  # the logarithm of such a row's sum is lost, and with it its gradient, in torch too
+    ct = ct.at[:, :, 0].set(0)  # the logarithm of such a row's sum is lost, and so is its gradient, in torch too
     assert_close(pull(ct), their_pull(ct), factor=2)
 
 
 KEY = jax.random.key(3)
-# With queries of 0 all weights are alike, and values of 1 in one place show them.
+# With queries of 0 all weights are equal, and values of 1 in one place show these weights.
 EVEN = {"query": jnp.zeros((2, 4, 21, 37)), "key": jnp.zeros((2, 2, 37, 37))}
 SHOWN = jnp.broadcast_to(jnp.eye(37), (2, 2, 37, 37))
 
@@ -308,7 +308,7 @@ def test_derivatives_of_higher_order():
     def reverse_over(gradient):
         return lambda args: jax.vjp(gradient, args)[1](along)[0]
 
-    # Each order takes sums of products of the last.
+    # Each order of derivatives sums products of the previous order.
     assert_close(jax.jvp(ours, (args,), (along,)), jax.jvp(loss(plain), (args,), (along,)), factor=4)
     want = second(loss(plain), forward_over)
     assert_close(second(ours, forward_over), want, factor=8)
@@ -399,7 +399,7 @@ def test_nothing_of_nothing():
 
 @pytest.mark.parametrize("masked", ["none", "boolean", "additive"])
 def test_what_is_not_a_number_shows(masked):
-    """In the logarithm, and in every gradient of what shares its row."""
+    """A NaN or infinity appears in the logarithm, and in every gradient of its row."""
     query, key, value, ct = inputs(1, 2, 1, 5, 7, 8)
     query = query.at[0, 1, 2, 3].set(jnp.nan)
     mask = {"none": None, "boolean": jnp.ones((5, 7), bool), "additive": jnp.zeros((5, 7))}[masked]

@@ -27,7 +27,7 @@ T4, MI300 = Chip("Tesla T4", 75), Chip("AMD Instinct MI300X", None)
 
 
 def of(length=1024, d=64, dtype="bfloat16", heads=4, kv_heads=4, kv_len=None):
-    """Query, key and value, as shapes."""
+    """Return the shapes of query, key and value."""
     query = jax.ShapeDtypeStruct((2, heads, length, d), jnp.dtype(dtype))
     key = jax.ShapeDtypeStruct((2, kv_heads, kv_len or length, d), jnp.dtype(dtype))
     return query, key, key
@@ -35,14 +35,14 @@ def of(length=1024, d=64, dtype="bfloat16", heads=4, kv_heads=4, kv_len=None):
 
 @pytest.fixture
 def on(monkeypatch):
-    """``on(chip)``: a GPU that is not there, with a cuDNN that is not there."""
+    """Return a function ``on(chip)`` that simulates a GPU and cuDNN."""
 
     def use(chip, version=91002):
         monkeypatch.setattr(choice, "present", lambda: chip)
         monkeypatch.setattr(choice, "cudnn_version", lambda: version)
 
     yield use
-    differentiable.kernel_or_cudnn.cache_clear()  # what a test put in cuDNN's place may be in there
+    differentiable.kernel_or_cudnn.cache_clear()  # the cache may hold a function with which a test replaced cuDNN
 
 
 MASK = jax.ShapeDtypeStruct((1024, 1024), jnp.dtype(bool))
@@ -136,7 +136,7 @@ def test_a_jax_with_other_insides_is_refused(on, monkeypatch):
 
 
 def lowered(f, *args, platforms=("cuda",)):
-    """The custom calls of attention in a program, in their order."""
+    """Return the custom calls of attention in a program, in order."""
     with pretending(90):
         text = jax.jit(f).trace(*args).lower(lowering_platforms=platforms).as_text()
     return re.findall(r"@(triton_kernel_call|__cudnn\$\w+)", text)
@@ -188,7 +188,7 @@ def test_cudnn_does_without_triton(on, monkeypatch):
 
 @needs_compiler
 def test_cudnn_is_asked_for_what_jax_asks_it_for(monkeypatch):
-    """The custom calls beside those of ``jax.nn.dot_product_attention``, whose arrays are [batch, length, heads, d]."""
+    """Compare the custom calls with those of ``jax.nn.dot_product_attention``, which has [batch, length, heads, d]."""
     module = _compat.cudnn_attention()
     monkeypatch.setattr(module, "check_cudnn_version", lambda: 91002)
     args = [jnp.zeros(x.shape, x.dtype) for x in of(heads=4, kv_heads=2)]
@@ -202,13 +202,13 @@ def test_cudnn_is_asked_for_what_jax_asks_it_for(monkeypatch):
         return lambda *x: jax.grad(loss, (0, 1, 2))(*x)
 
     def requests(f):
-        # JAX refuses to lower its own without devices: the rule for them alone needs none.
+        # JAX refuses to lower its own calls without devices, but the lowering rule by itself needs no devices.
         for name in ("_dot_product_attention_fwd", "_dot_product_attention_bwd"):
             rule = getattr(module, f"{name}_impl_wrapper", None) or getattr(module, f"{name}_impl")  # from jax 0.12 on
             monkeypatch.setattr(module, f"{name}_p_wrapper", types.SimpleNamespace(bind=rule))
         text = jax.jit(f).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
         calls = re.findall(r"@__cudnn\$(\w+)\(.*?backend_config = \"(.*?)\"[,}]", text)
-        # The layout is told by the dimensions that the products go over.
+        # The dimensions over which the products sum show the layout.
         return [(name, re.sub(r"dot_dimension_numbers\\22: \{.*?\]\}", "", config)) for name, config in calls]
 
     for ours, keywords in [
@@ -223,7 +223,7 @@ def test_cudnn_is_asked_for_what_jax_asks_it_for(monkeypatch):
 
 @needs_compiler
 def test_what_is_handed_to_cudnn(on, monkeypatch):
-    """With the reference in cuDNN's place: arrays, residuals and cotangent are those that it takes."""
+    """Replace cuDNN by the reference: it gets the arrays, residuals and cotangent in the form that cuDNN expects."""
     on(H100)
     query, key, value, ct = (normal(1, 2, 512, 64, dtype="bfloat16", seed=i) for i in range(4))
     reference = differentiable.reference

@@ -30,7 +30,7 @@ def gradients(**keywords):
 
 
 SHARED = {80: 163 * 1024, 90: 227 * 1024}
-# Bytes of a thread that its registers do not hold, where the blocks divide the lengths. For others it is more.
+# Bytes that each thread spills if the blocks divide the lengths. For other lengths it spills more.
 SPILLED = {
     (64, "bfloat16"): 128,
     (128, "bfloat16"): 192,

@@ -98,7 +98,7 @@ def of_norms(x, weight, bias):
 
 
 def of_one_bias(x, weight, bias):
-    """Where no weight is, and none is asked for."""
+    """Normalize without a weight, with and without a bias."""
     del weight
     return functional.layer_norm(x, (6,), None, bias) + functional.layer_norm(x, (6,))
 

@@ -45,7 +45,7 @@ def classes_of(*shape: int, n: int, ignored: int | None = None, seed: int = 0) -
 
 
 def plain(logits: jax.Array, labels: jax.Array, **options: float) -> jax.Array:
-    """The losses of the rows, by the reference alone."""
+    """Return the losses of the rows, computed by the reference only."""
     options = {"ignore_index": -100, "smoothing": 0.0} | options
     return reference.forward(logits, labels, **options)[0]
 
@@ -67,7 +67,7 @@ def test_is_torchs(rows, n, dtype, smoothing, ignore_index, reduction):
     ct = normal(*want.shape, dtype=dtype, seed=1)
     want.backward(jtbridge.to_torch(ct))
     got, pull = jax.vjp(lambda x: cross_entropy(x, labels, **options), x)
-    # The logarithm of a sum from 1 up is as exact as the sum. torch rounds it to the dtype, and each loss, too.
+    # The logarithm of a sum of at least 1 is as exact as the sum. torch rounds it and each loss to the dtype.
     one = jnp.ones((), dtype)
     assert_close(got + one, jtbridge.to_jax(want.detach()) + one, factor=2)
     assert_close(pull(ct)[0], jtbridge.to_jax(tensor.grad), factor=2, terms=float(jnp.abs(ct).max()))
@@ -206,7 +206,7 @@ def test_configurations_compile_without_spilling(architecture, n, dtype, smoothi
             assert launch.num_warps == configuration.warps
             usage = compiled(launch, architecture, tmp_path)
             assert usage.spilled == 0
-            # Eight pieces are twice as many numbers of a thread.
+            # With eight pieces, a thread has twice as many numbers.
             assert usage.registers <= (192 if configuration.blocks.get("pieces") == 8 else 128)
             assert usage.shared <= 1024
 

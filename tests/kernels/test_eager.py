@@ -22,7 +22,7 @@ WEIGHT = jnp.linspace(-1, 1, 160).reshape(10, 16)
 
 
 class Doubled:
-    """A kernel primitive, and how often its kernel was lowered. The types of its results are the reference's."""
+    """A kernel primitive that counts how often its kernel is lowered. The types of its results are the reference's."""
 
     def __init__(self):
         self.lowered = 0

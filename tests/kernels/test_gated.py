@@ -54,7 +54,7 @@ each = pytest.mark.parametrize("name", ALL)
 def test_is_torchs(name, shape, dtype, seed):
     f, _, activation = ALL[name]
     gate, up, ct = (2 * normal(*shape, dtype=dtype, seed=seed + i) for i in range(3))
-    # torch rounds after the activation, so it is asked in float32.
+    # torch rounds after the activation, so the expected values are computed in float32.
     tensors = [jtbridge.to_torch(x).float().requires_grad_() for x in (gate, up)]
     want = activation(tensors[0]) * tensors[1]
     want.backward(jtbridge.to_torch(ct).float())
@@ -71,7 +71,7 @@ def test_is_torchs(name, shape, dtype, seed):
 def test_every_configuration_computes_the_same(name, configuration, monkeypatch):
     f, theirs, _ = ALL[name]
     monkeypatch.setattr(op, "candidates", lambda: [configuration])
-    gate, up, ct = (normal(5000, seed=seed) for seed in range(3))  # full blocks, and one that is not
+    gate, up, ct = (normal(5000, seed=seed) for seed in range(3))  # full blocks, and one partial block
     with recorded() as found:
         assert_close(_forward_and_backward(f)(gate, up, ct), _forward_and_backward(theirs)(gate, up, ct))
     held = [(kernel, constants["block"], warps) for kernel, constants, warps in found]
@@ -187,7 +187,7 @@ def test_one_program_has_the_kernels_for_a_gpu(platforms):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
 def test_with_the_activation_rounded(activation, dtype):
-    """As a model's code has it: activation and product are operators of half precision each."""
+    """As in the code of models: the activation and the product are separate operators in half precision."""
     gate, up, ct = (normal(5000, dtype=dtype, seed=seed) for seed in range(3))
     kernel = op.differentiable_kernel(activation, rounded=True)
     (y,), (by_gate, by_up) = jax.jit(kernel.forward)(gate, up), jax.jit(kernel.backward)(gate, up, ct)
@@ -196,6 +196,6 @@ def test_with_the_activation_rounded(activation, dtype):
     activated, by_activated = activated.astype(dtype), ct * up
     want = activated * up, pull(by_activated.astype("float32"))[0].astype(dtype), ct * activated
     assert_close((y, by_gate, by_up), want)
-    # Seldom is an activation so near to the middle of two numbers that it is rounded to the other.
+    # Few activations are so near the middle of two numbers that they are rounded to the other number.
     if dtype == "float16" or (dtype == "bfloat16" and not interpreting()):  # which does not round to bfloat16
         assert all(jnp.mean(a != b) < 5e-3 for a, b in zip((y, by_gate, by_up), want, strict=True))

@@ -1,4 +1,4 @@
-"""linear_cross_entropy: against torch, against all logits at once, and its use of memory."""
+"""linear_cross_entropy, compared with torch and with all logits at once, and its use of memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chunked(hidden, weight, bias, labels, **options):
 
 
 def example(*shape: int, width: int, n: int, dtype: str = "float32") -> list[jax.Array]:
-    """Hidden states, weight, bias and labels."""
+    """Return hidden states, weight, bias and labels."""
     labels = classes_of(*shape, n=n, ignored=-100, seed=1)
     return [normal(*shape, width, dtype=dtype), normal(n, width, dtype=dtype), normal(n, dtype=dtype), labels]
 
@@ -60,7 +60,7 @@ def test_is_torchs(tokens, width, n, chunk_size, dtype, smoothing, ignore_index,
         return linear_cross_entropy(hidden, weight, labels, bias=bias, chunk_size=chunk_size, **options)
 
     got, pull = jax.vjp(jax.jit(ours), *arrays)
-    # The logits have an error of their own, of about their size; they are some times larger than one loss may be.
+    # The logits have an error relative to their size, and they are several times as large as the loss.
     large = jtbridge.to_jax(logits.detach().abs().max())
     assert_close(got + large, jtbridge.to_jax(want.detach()) + large, factor=2)
     # Sums of such logits' exponentials, and a rounding for each chunk of the weight's gradient.

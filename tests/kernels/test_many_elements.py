@@ -70,7 +70,7 @@ def test_every_row_is_as_it_is_alone(name, rows):
 
 @dataclasses.dataclass(frozen=True)
 class Launched:
-    """A launch in a program, of types in the place of arrays."""
+    """A launch in a program, with types instead of arrays."""
 
     kernel: Any
     operands: list[Any]
@@ -80,7 +80,7 @@ class Launched:
 
     @classmethod
     def all_of(cls, function: Callable[..., Any], rows: int) -> list[Launched]:
-        """The launches in the program of a function of x[rows, N]."""
+        """Return the launches in the program of a function of x[rows, N]."""
         found = []
 
         def record(kernel: Any, *operands: Any, out_types: Any, grid: Any, constants: Any, **_: Any) -> list[jax.Array]:
@@ -94,7 +94,7 @@ class Launched:
         return found
 
     def last_program(self, operands: list[Any]) -> list[torch.Tensor]:
-        """The memories of the results after the last program of the grid alone has run."""
+        """Return the memory of the results after only the last program of the grid has run."""
         from triton.runtime.interpreter import interpreter_builder as builder
 
         results = [untouched(t) for t in self.results]
@@ -108,13 +108,13 @@ class Launched:
 
 
 def untouched(type_: Any) -> torch.Tensor:
-    """Zeros of which the system holds only the pages that are read or written."""
+    """Return zeros for which the system allocates only the pages that are read or written."""
     bits = torch.from_numpy(np.zeros(type_.shape, f"u{np.dtype(type_.dtype).itemsize}"))
     return bits.view(torch_dtype(np.dtype(type_.dtype), "an operand"))
 
 
 def ending_with(type_: jax.ShapeDtypeStruct, few: torch.Tensor) -> torch.Tensor:
-    """A memory whose last elements are those of another one."""
+    """Return memory whose last elements are those of an array."""
     memory = untouched(type_)
     memory.view(-1)[-few.numel() :] = few.view(-1)
     return memory

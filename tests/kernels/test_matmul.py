@@ -73,14 +73,14 @@ def test_is_torchs(m, n, k, dtype, activation, transpose_b, biased):
         return jtbridge.to_jax(tensor.detach().float()).astype(dtype)
 
     def same(got, want, terms, factor):
-        # Sums are as exact as their terms are large, which may cancel.
+        # The error of a sum is relative to the size of its terms, which may cancel.
         scale = as_ours(terms.detach().max()).reshape(1)
         assert_close(*(jnp.concatenate([x.ravel(), scale]) for x in (got, as_ours(want))), factor=factor)
 
     of_a, of_b = tensors[0].abs(), tensors[1].abs().T if transpose_b else tensors[1].abs()
     of_ct = jtbridge.to_torch(ct).double().abs()
     same(got, want, of_a @ of_b, factor=2)
-    # What the activation was applied to is rounded, and its derivative times the cotangent once more.
+    # The argument of the activation is rounded, and so is its derivative times the cotangent.
     for g, t, terms in zip(pull(ct), tensors, [of_ct @ of_b.T, of_a.T @ of_ct, of_ct.sum(0)], strict=False):
         assert g.shape == t.grad.shape
         same(g, t.grad, terms, factor=4)
@@ -144,7 +144,7 @@ def test_the_rule_takes_large_blocks_where_there_are_enough():
     assert choose("half", 1, 16384, hopper) == half[5]
     assert choose("half", 1, 4096, hopper) == half[6]
     assert choose("ieee", 1, 1, hopper) == CONFIGURATIONS["ieee"][-1]
-    assert choose("half", 8192, 8192, small) == half[2]  # what fits its shared memory
+    assert choose("half", 8192, 8192, small) == half[2]  # the candidate that fits the shared memory
     assert choose("half", 1, 16384, small) == half[6]
 
 

@@ -40,7 +40,7 @@ SUMS = 4
 
 
 def layer(x, weight=None, bias=None, *, eps=1e-5, residual=None):
-    """layer_norm written out."""
+    """Compute layer_norm by its formula."""
     h = x if residual is None else x + residual
     centred = h - h.mean(-1, keepdims=True)
     y = centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + eps)
@@ -50,7 +50,7 @@ def layer(x, weight=None, bias=None, *, eps=1e-5, residual=None):
 
 
 def rms(x, weight=None, *, eps=1e-6, residual=None, offset=0.0):
-    """rms_norm written out."""
+    """Compute rms_norm by its formula."""
     h = x if residual is None else x + residual
     y = h / jnp.sqrt(jnp.square(h).mean(-1, keepdims=True) + eps)
     y = y if weight is None else y * (offset + weight)
@@ -116,9 +116,9 @@ def test_rows_of_a_few_numbers(name, n):
     f, theirs, _ = BOTH[name]
     x, ct = normal(40, n), normal(40, n, seed=1)
     weights = _weights(name, n)
-    # So few numbers are their signs, whatever their scale, and their gradient is what cancelling leaves: not so here.
+    # Normalized rows of so few numbers are only signs, and their gradients cancel. A large `eps` avoids both.
     ours, want = (_pulled(functools.partial(h, eps=1.0))(ct, x, *weights) for h in (f, theirs))
-    # Beside the largest number of all: a row of one number has no gradient but what its terms leave.
+    # Relative to the largest number of all: in a row of one number, only rounding is left of the gradient.
     assert_close(*(jnp.concatenate([y.ravel() for y in jax.tree.leaves(ys)]) for ys in (ours, want)), factor=SUMS)
 
 
@@ -137,7 +137,7 @@ def test_the_residual_is_added_and_returned(name, dtype):
     want = _pulled(wide)((ct, ct_h), x, residual, *weights)
     assert got[0][1].dtype == dtype
     assert (got[1][0] == got[1][1]).all()
-    # The result is of the sum as it was rounded.
+    # The result is computed from the rounded sum.
     assert_close(got[0], want[0], factor=2)
     assert_close(got[1][:2], want[1][:2], factor=SUMS)
     rounding = 1 if dtype == "float32" else 2e4  # float32 sums of numbers rounded to bfloat16
@@ -364,7 +364,7 @@ def test_configurations():
         NormConfiguration(1, 4096, 8, 2),
         NormConfiguration(2, 4096, 16, 3),
     ]
-    # Rows on their way may take no more of the shared memory than the default's.
+    # Rows that are being loaded may take no more shared memory than those of the default.
     assert configurations.candidates_backward(300, 4096, 12)[-1] == NormConfiguration(2, 4096, 16, 2)
     assert configurations.candidates_backward(300, 8192, 4)[1] == NormConfiguration(1, 8192, 32, 3)
 

@@ -1,4 +1,4 @@
-"""The table of the proof: with Triton's interpreter in the place of a GPU, every kernel is right in every case."""
+"""The table of the proof: with Triton's interpreter instead of a GPU, every kernel is right in every case."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ rules = pytest.mark.parametrize(("rotate", "formula"), RULES, ids=["halves", "in
 )
 def test_is_torchs(heads, tokens, half, dtype, of_batch, interleaved):
     xs = [normal(2, h, tokens, 2 * half, dtype=dtype, seed=i) for i, h in enumerate(heads)]
-    # The halves of angles differ, as they may, and are no cosines.
+    # The two halves of the angles differ, which is allowed, and are not cosines.
     angles = [normal(*[2] * of_batch, tokens, 2 * half, dtype=dtype, seed=2 + i) for i in range(2)]
     cts = [normal(*x.shape, dtype=dtype, seed=4 + i) for i, x in enumerate(xs)]
     tensors = [jtbridge.to_torch(x).float().requires_grad_() for x in (*xs, *angles)]
@@ -198,7 +198,7 @@ def test_every_configuration_computes_the_same(interleaved, index, monkeypatch):
     table = configurations.candidates(5, 20, 64, interleaved)
     assert len(table) == 7
     monkeypatch.setattr(op, "candidates", lambda *_: [table[index]])
-    # Full blocks of heads and tokens, and some that are not.
+    # Full and partial blocks of heads and tokens.
     q, k = normal(2, 5, 20, 128), normal(2, 3, 20, 128, seed=1)
     cos, sin = normal(2, 20, 128, seed=2), normal(2, 20, 128, seed=3)
     rule = {"interleaved": interleaved}
@@ -289,7 +289,7 @@ def test_one_program_has_the_kernels_for_a_gpu(platforms):
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("tokens_first", [False, True])
 def test_with_the_products_rounded(dtype, interleaved, tokens_first):
-    """As a model's code has it: each product is an operator of half precision."""
+    """As in the code of models: each product is an operator in half precision."""
     shape = (1, 2, 50, 3, 64) if tokens_first else (1, 2, 3, 50, 64)
     x, ct = normal(*shape, dtype=dtype), normal(*shape, dtype=dtype, seed=1)
     cos, sin = (normal(1, 2, 50, 64, dtype=dtype, seed=seed) for seed in (2, 3))
@@ -307,7 +307,7 @@ def test_with_the_products_rounded(dtype, interleaved, tokens_first):
 
 @pytest.mark.parametrize("rotation", [Rotation(*flags) for flags in itertools.product([False, True], repeat=3)])
 def test_tokens_before_heads(rotation):
-    """Every rotation of transposed arrays, over batches and groups, is that of the others."""
+    """Every rotation of transposed arrays, over batches and groups, equals that of the arrays."""
     x, ct = normal(2, 3, 7, 5, 12), normal(2, 3, 7, 5, 12, seed=1)
     cos, sin = normal(2, 1, 7, 12, seed=2), normal(2, 1, 7, 12, seed=3)
     heads_first = dataclasses.replace(rotation, tokens_first=False)

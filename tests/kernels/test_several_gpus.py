@@ -1,4 +1,4 @@
-"""Kernels on several GPUs with a collective among them. `test_shard_map.py` has the same on several CPU devices."""
+"""Kernels on several GPUs, with a collective between them. `test_shard_map.py` tests the same on CPU devices."""
 
 from __future__ import annotations
 

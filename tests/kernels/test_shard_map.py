@@ -1,4 +1,4 @@
-"""The kernels inside `shard_map`, which checks over which mesh axes values vary, and sums gradients over the shards."""
+"""Kernels inside `shard_map`, which checks over which mesh axes values vary, and sums gradients over the shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernels are tuned, forward or backward, and for which shapes and dtypes a kernel is tuned once."""
+"""Which kernels are tuned, forward or backward, and which shapes and dtypes share one tuned configuration."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_softmax_is_tuned(monkeypatch):
 
 
 def _gradients(f):
-    """The results, and the gradients of all arguments."""
+    """Return the results, and the gradients of all arguments."""
 
     def run(*args):
         y, pull = jax.vjp(f, *args)
@@ -201,7 +201,7 @@ def _loss(labels=LABELS, **options):
     return lambda x: cross_entropy(x, labels, **options)
 
 
-# By kernel: functions, shapes and dtypes of which each is a problem of its own, and one that is the first's.
+# By kernel: functions, shapes and dtypes that are separate tuning problems, and one that shares the first problem.
 PROBLEMS = {
     "norm_forward": (
         [

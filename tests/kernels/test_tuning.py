@@ -1,4 +1,4 @@
-"""Tuning: candidates are timed, and the results are stored and read again. The timing is a stand-in for a GPU."""
+"""Tuning: candidates are timed, and the results are stored and read again. The times are simulated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ A, B = normal(512, 256, dtype="bfloat16"), normal(256, 512, dtype="bfloat16")
 
 
 class Clock:
-    """Stands in for the GPU: a candidate takes what `times` says of its (block_m, block_n), or 1 ms, and is counted."""
+    """Replaces the GPU: a candidate takes its time in `times`, by (block_m, block_n), or 1 ms, and is counted."""
 
     def __init__(self, patch: pytest.MonkeyPatch):
         self.times: dict[tuple[int, int], float | str] = {}
@@ -53,7 +53,7 @@ def clock(timed, monkeypatch):
 
 
 def blocks(m: int = 512) -> tuple[int, int]:
-    """The blocks that a product is launched with."""
+    """Return the blocks with which a product is launched."""
     (launch,) = launches(lambda a, b: matmul(a, b), jnp.zeros((m, 256), "bfloat16"), B)
     return launch.constants["block_m"], launch.constants["block_n"]
 
@@ -152,7 +152,7 @@ def test_a_file_that_cannot_be_understood_is_ignored(clock, tmp_path, monkeypatc
     with pytest.warns(TuningWarning, match="the default is used"):
         assert blocks() == default_blocks()
     with jtbridge.config(tune=True), pytest.warns(TuningWarning, match="the default is used"):
-        assert blocks() == (16, 64)  # it is written anew
+        assert blocks() == (16, 64)  # the file is written again
     another_process(monkeypatch)
     assert blocks() == (16, 64)
 

@@ -1,6 +1,6 @@
 """Autotuned kernels that write in place, to memory that is not their first argument.
 
-In an eager call on a GPU Triton itself times them, and without `restore_value` it would write once more for every run.
+In an eager call on a GPU, Triton itself times them, and without `restore_value` each timed run would write again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def several_kernel(fresh_ptr, x_ptr, first_ptr, n, second_ptr, BLOCK: tl.constex
 
 
 def several(x, first, second):
-    """Two arguments are written to, and a tensor that has no values before."""
+    """Write to two arguments, and to a tensor without values."""
     fresh, n = torch.empty_like(x), x.numel()
     several_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](fresh, x, first, n, second)
     return fresh, first, second

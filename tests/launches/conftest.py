@@ -1,4 +1,4 @@
-"""The backends that launch kernels here, and what Triton asks of a process that has a GPU."""
+"""The backends that launch kernels here, and the allocator that Triton needs in a process with a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def backend(request):
 
 @pytest.fixture(autouse=True)
 def scratch_memory() -> Iterator[None]:
-    """Give Triton the memory that tensor descriptors lie in, as a user who makes some on a GPU has to."""
+    """Give Triton the memory for tensor descriptors, as a user of descriptors on a GPU has to."""
     if not ON_GPU:
         yield
         return

@@ -21,7 +21,7 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out_ptr + i, half_of(x) * 2 + y, mask=inside)
 
 
-# Without `restore_value`, Triton itself would scale the values again for every run that it times.
+# Without `restore_value`, Triton itself would scale the values again in every run that it times.
 @triton.autotune(
     configs=[triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128}, num_warps=8)],
     key=["n"],
@@ -106,7 +106,7 @@ def scale_strided(x_ptr, stride, n, BLOCK: tl.constexpr):
 
 
 def mean_of_positive(x):
-    """Reads a number from a tensor for the kernel, and asserts something of the data."""
+    """Read a number from a tensor for the kernel, and assert a property of the data."""
     positive = x > 0
     count = positive.sum().item()
     assert positive.sum() > 0, "nothing is positive"
@@ -116,7 +116,7 @@ def mean_of_positive(x):
 
 
 class Scaled(torch.autograd.Function):
-    """Three times x, by a kernel, with a backward by a kernel."""
+    """Returns ``3 * x``, by a kernel, with a backward by a kernel."""
 
     @staticmethod
     def forward(ctx, x):
@@ -132,7 +132,7 @@ def scaled(x):
 
 
 class Halved(torch.autograd.Function):
-    """One half of x, of which the backward alone launches a kernel."""
+    """Returns ``x / 2``. Only the backward launches a kernel."""
 
     @staticmethod
     def forward(ctx, x):
@@ -154,7 +154,7 @@ def operator_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return wrapped_add(x, y)
 
 
-operator_add.register_autograd(lambda ctx, grad: (grad, 2 * grad))  # 2: to be told from the true gradient
+operator_add.register_autograd(lambda ctx, grad: (grad, 2 * grad))  # 2 distinguishes it from the true gradient
 
 
 @torch.library.triton_op("jtbridge_tests::triton_sum", mutates_args=())
@@ -256,7 +256,7 @@ def rounded(x, y):
     return out, total, most
 
 
-numbers = tl.arange  # as modules of helpers have them
+numbers = tl.arange  # such aliases occur in modules of helpers
 largest = tl.maximum
 
 

@@ -1,4 +1,4 @@
-"""Kernels that are given views, and memory that they are given twice."""
+"""Kernels that get views, or the same memory twice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def put_two_kernel(a_ptr, b_ptr):
 
 
 def halves_scaled(x):
-    """Rotate in place, as rotary embeddings of the result of one projection."""
+    """Scale in place, like rotary embeddings of the result of one projection."""
     x = x.clone()
     q, k = x.chunk(2, dim=-1)
     scale_two_kernel[(x.shape[0],)](q, k, q.stride(0), k.stride(0), q.shape[1], BLOCK=4)
@@ -44,7 +44,7 @@ def halves_scaled(x):
 
 
 def columns_scaled(x):
-    """The same of a tensor with its columns one after the other in memory."""
+    """Do the same to a column-major tensor."""
     x = x.t().contiguous().t() + 0
     q, k = x[:, 0], x[:, 4]
     scale_two_kernel[(1,)](q, k, 0, 0, q.shape[0], BLOCK=4)
@@ -52,21 +52,21 @@ def columns_scaled(x):
 
 
 def from_the_first_row(x):
-    """The address of a part, from which the kernel goes on to the rest."""
+    """Pass the address of a part, from which the kernel reaches the rest."""
     out = x.new_empty(x.shape[0], 3)
     copy_rows_kernel[(x.shape[0],)](x[0, 2:], out, x.stride(0), 3, BLOCK=4)
     return out
 
 
 def by_the_shapes_of_views(x):
-    """A grid of the shape that a view has."""
+    """Use the shape of a view as the grid."""
     out = x.new_zeros(x.shape[1], 2)
     copy_rows_kernel[lambda meta: (meta["x_ptr"].shape[0],)](x.t(), out, 2, 2, BLOCK=4)
     return out
 
 
 def powers(x):
-    """Each element from the one before it, which the kernel itself has written."""
+    """Compute each element from the previous one, which the kernel itself has written."""
     x = x.reshape(-1) + 0
     double_into_kernel[(1,)](x[:-1], x[1:], 5)
     return x

@@ -16,12 +16,12 @@ pytestmark = [needs_triton, needs_compiler, pytest.mark.cpu]
 
 @pytest.fixture
 def compiled(monkeypatch) -> list[str]:
-    """The intermediate representation of each kernel that jax-triton compiles."""
+    """Record the intermediate representation of each kernel that jax-triton compiles."""
     from jax_triton import triton_lib
 
     from jtbridge.triton.launches import _adapter
 
-    _adapter._made.cache_clear()  # of other tests, which jax-triton has compiled
+    _adapter._made.cache_clear()  # forget the kernels of other tests, which jax-triton has compiled
     texts: list[str] = []
     real = triton_lib.compile_ttir_inplace
 
@@ -34,7 +34,7 @@ def compiled(monkeypatch) -> list[str]:
 
 
 def lowered(fn: Callable, *shapes: tuple[int, ...]) -> None:
-    """Trace a function anew and lower its program."""
+    """Trace a function again and lower its program."""
     with pretending(90):
         given = [jnp.ones(shape) for shape in shapes]
         jax.jit(lambda *xs: jtbridge.wrap(fn)(*xs)).trace(*given).lower(lowering_platforms=("cuda",))

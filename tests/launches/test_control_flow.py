@@ -1,4 +1,4 @@
-"""Launches in the bodies of JAX's loops and branches: one kernel call in the program, and results."""
+"""Launches in the bodies of JAX's loops and branches: the program has one kernel call, and the results are right."""
 
 from __future__ import annotations
 

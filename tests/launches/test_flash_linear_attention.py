@@ -1,4 +1,4 @@
-"""flash-linear-attention's operators: values and gradients as by their formulas, and lowered for a GPU.
+"""flash-linear-attention's operators: values and gradients equal those of their formulas, and they lower for a GPU.
 
 Its kernels are autotuned over dozens of configurations, all of which are compiled when a program is lowered. Where
 they are lowered here each keeps one.
@@ -166,7 +166,7 @@ def everything(args):
 
 
 def by_torch(formula, args):
-    """Values, and the gradients of :func:`loss`."""
+    """Return values, and the gradients of :func:`loss`."""
     tensors = [torch.from_numpy(np.array(x, np.float32)).to(getattr(torch, str(x.dtype))) for x in args]
     results = jax.tree.leaves(formula(*(x.requires_grad_() for x in tensors)))
     sum(torch.sin(y.float()).sum() for y in results).backward()
@@ -174,7 +174,7 @@ def by_torch(formula, args):
 
 
 def assert_close(got, want, tolerance):
-    """Apart by no more than this share of the largest number."""
+    """Assert that values differ by no more than a share of the largest number."""
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert f"torch.{a.dtype}" == str(b.dtype)
         a, b = np.asarray(a, np.float64), b.double().numpy()
@@ -283,7 +283,7 @@ KERNELS = {
 
 
 def tuners():
-    """The autotuned kernels of flash-linear-attention that have been imported."""
+    """Return the autotuned kernels of flash-linear-attention that have been imported."""
     modules = [module for name, module in sys.modules.items() if name.split(".")[0] == "fla"]
     for value in [value for module in modules for value in vars(module).values()]:
         while hasattr(value, "fn") and (hasattr(value, "configs") or hasattr(value, "values")):

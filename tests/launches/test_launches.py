@@ -1,4 +1,4 @@
-"""The user's own kernels: values, gradients, batches, on a CPU by the interpreter and lowered for a GPU."""
+"""Users' kernels: values, gradients and batches, in the interpreter on a CPU and lowered for a GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_bare_launch(backend):
 
 
 def test_small_eager_calls_on_the_only_device(monkeypatch: pytest.MonkeyPatch):
-    """They take a short path, which launches kernels too. The tests have four devices, where it is not taken."""
+    """They take a fast path, which also launches kernels. The other tests have several devices, which disable it."""
     from jtbridge.calls.eager import _direct
 
     from .kernels import add, blocks, scale_kernel, wrapped_add
@@ -82,7 +82,7 @@ def test_parameters_that_are_called_as_options_are(backend):
     f = jtbridge.wrap(options_are_parameters, backend=backend)
     x = jnp.arange(1.0, 9.0)
     by_warps, by_stages = f(x)
-    # Without a GPU the first configuration is taken; on a GPU, the faster one.
+    # Without a GPU the first configuration is used; on a GPU, the faster one.
     warps = int((by_warps != 0).sum()) if ON_GPU else 2
     assert warps in (2, 4)
     np.testing.assert_array_equal(by_warps, np.where(np.arange(8) < warps, 3 * x, 0))
@@ -129,7 +129,7 @@ def test_numbers_are_rounded_to_their_dtype(backend, dtype):
     rng = np.random.default_rng(0)
     x, y = (jnp.asarray(1 + rng.standard_normal(50), dtype) for _ in range(2))
     out, total, most = jtbridge.wrap(rounded, backend=backend)(x, y)
-    # With a dtype of their own numbers are rounded after every step, in jnp as by Triton.
+    # Numbers with a dtype are rounded after every step, in jnp as in Triton.
     with jax.disable_jit():
         want = jnp.where(x < y, x * y - x, -x / (y + jnp.arange(50, dtype=dtype)))
     if ON_GPU:  # a compiler may round a product and a difference once
@@ -187,7 +187,7 @@ def test_the_argument_itself_is_never_written(backend):
     np.testing.assert_allclose(jax.tree.leaves(mutated)[0], 2 * X, rtol=1e-6)
 
 
-# On a GPU its launches are no operators, and torch.vmap of them fails.
+# On a GPU its launches are not operators, so torch.vmap of them fails.
 @pytest.mark.filterwarnings("ignore:torch.vmap cannot batch" if ON_GPU else "error")
 def test_a_backward_of_its_own(backend):
     from .kernels import scaled

@@ -1,4 +1,4 @@
-"""Liger-Kernel's operators: values and gradients as by torch's own formulas, and lowered for a GPU."""
+"""Liger-Kernel's operators: values and gradients equal those of torch's formulas, and they lower for a GPU."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_batches_of_views(name):
     batch = jnp.stack([X, -X, 2 * X])
     translated = jax.vmap(jtbridge.wrap(f, backend="xla"), in_axes=2, out_axes=0)
     np.testing.assert_array_equal(translated(jnp.moveaxis(batch, 0, 2)), want(batch))
-    # Of other views torch.vmap hides what they are views of; of "put_twice" it may give a batch other strides.
+    # torch.vmap hides the base of other views; for "put_twice" it may give a batch other strides.
     whole = name == "by_the_shapes_of_views"
     with (
         contextlib.nullcontext() if whole else pytest.warns(errors.SequentialVmapWarning, match=r"torch\.vmap"),

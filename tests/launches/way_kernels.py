@@ -1,4 +1,4 @@
-"""Kernels launched in ways that are all Triton's, and numbers that they are given."""
+"""Kernels launched in all the ways that Triton allows, and numbers as their arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def blocks(meta):
 
 
 def modelled(x_ptr, out_ptr, n, BLOCK, **_):
-    """The time that a configuration takes, to a model: the largest block is the fastest."""
+    """Return the modelled time of a configuration: the largest block is the fastest."""
     assert x_ptr.shape == out_ptr.shape
     return n / BLOCK
 

@@ -1,1 +1,1 @@
-"""Lowerings, one file per family: torch's values, shapes and dtypes where its semantics are its own."""
+"""Lowerings, one file per family: values, shapes and dtypes where torch's semantics differ from JAX's."""

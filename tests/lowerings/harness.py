@@ -15,13 +15,13 @@ import jtbridge
 def check(
     function: Callable[..., Any], *args: Any, rtol: float | None = None, atol: float | None = None, grad: bool = False
 ) -> None:
-    """The translation of `function` gives torch's values, shapes and dtypes; with `grad`, its gradients too.
+    """Assert that the translation of `function` gives torch's values, shapes and dtypes; with `grad`, also gradients.
 
     Args:
-        function: of tensors and static values; returns a tensor or a tuple or list of them.
-        args: tensors become arguments of the JAX program, everything else is passed as it is.
-        rtol, atol: of `torch.testing.assert_close`; its defaults for the dtype if left out.
-        grad: compare the gradient of a weighted sum of the float results by every float argument.
+        function: a function of tensors and static values that returns a tensor, or a tuple or list of tensors.
+        args: the arguments. Tensors become arguments of the JAX program; other values are passed unchanged.
+        rtol, atol: the tolerances of `torch.testing.assert_close`; by default, its defaults for the dtype.
+        grad: whether to compare the gradient of a weighted sum of the float results by every float argument.
     """
     with jax.enable_x64(True):
         translated = jtbridge.wrap(function, backend="xla")

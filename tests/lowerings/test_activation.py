@@ -75,7 +75,7 @@ def test_logits_outside_of_their_domain():
 
 @pytest.mark.parametrize("eps", [None, -0.1, 0.0, 0.2])
 def test_gradients_of_logits_outside_of_their_domain(eps):
-    """A NaN has the gradient NaN. A negative bound is none."""
+    """The gradient of NaN is NaN. A negative bound is ignored."""
     x = torch.tensor([NAN, 0.0, 1.0, 0.3, -0.5, 1.5, 0.01])
     check(lambda x: torch.logit(x, eps), x, grad=True)
     check(lambda x: torch.logit(x, eps), x.double(), grad=True)
@@ -103,5 +103,5 @@ def test_in_place_activations_differentiate_by_their_results():
 
 @pytest.mark.parametrize("name", ["hardtanh", "relu6", "hardshrink", "softshrink", "elu", "celu", "selu", "hardswish"])
 def test_gradient_at_nan_is_that_of_vectorized_torch(name):
-    # Torch gives another gradient for the few elements after the last whole vector.
+    # Torch gives a different gradient for the few elements after the last whole vector.
     check(getattr(F, name), torch.full((64,), NAN), grad=True)

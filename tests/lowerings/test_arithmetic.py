@@ -1,4 +1,4 @@
-"""Sums, products, quotients and remainders where torch's semantics are its own."""
+"""Sums, products, quotients and remainders where torch's semantics differ from JAX's."""
 
 import jax
 import pytest
@@ -88,7 +88,7 @@ def test_the_sign_of_a_negative_zero_is_zero():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64], ids=str)
 def test_nan_and_infinity_times_false_are_nan(dtype):
-    """XLA makes 0 of them."""
+    """XLA would compute 0."""
     x = torch.tensor([float("nan"), float("inf"), -1.0, 5.0]).to(dtype)
     mask = torch.tensor([False, False, False, True])
     check(lambda x, m: (x * m, x * m.to(x.dtype), (x * m.to(x.dtype)).sum(), x * m.to(x.dtype).unsqueeze(0)), x, mask)

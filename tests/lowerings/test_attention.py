@@ -1,4 +1,4 @@
-"""Attention: masks, queries by blocks and by groups, and rows that see nothing."""
+"""Attention: masks, blocks and groups of queries, and rows in which all keys are masked."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def _heads(length: int, count: int = 4, batch: int = 2) -> torch.Tensor:
     return torch.randn(batch, count, length, 8)
 
 
-@pytest.mark.parametrize(("queries", "keys"), [(5, 7), (260, 520)])  # 260: in blocks, the last of them not full
+@pytest.mark.parametrize(("queries", "keys"), [(5, 7), (260, 520)])  # 260 queries: several blocks, the last partial
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}])
 def test_values_and_gradients(queries, keys, options):
     q, k, v = _heads(queries), _heads(keys), _heads(keys)

@@ -72,7 +72,7 @@ def test_margin(reduction, p):
 def test_margin_of_several_labels(reduction):
     y = torch.tensor([[3, 0, -1, 1, 2], [-1, 0, 1, 2, 3], [0, 1, 2, 3, 4], [2, 2, 0, -1, -1]])
     check(lambda x, y: F.multilabel_margin_loss(x, y, reduction=reduction), X, y, grad=True)
-    if reduction != "none":  # for which torch's shape inference gives another shape than torch
+    if reduction != "none":  # for "none", torch's shape inference gives a wrong shape
         check(lambda x, y: F.multilabel_margin_loss(x, y, reduction=reduction), X[0], y[0], grad=True)
     check(lambda x, y: torch.ops.aten.multilabel_margin_loss_forward(x, y, 0), X, y)
 

@@ -1,4 +1,4 @@
-"""Comparisons, tests and logic where torch's semantics are its own."""
+"""Comparisons, tests and logic where torch's semantics differ from JAX's."""
 
 import operator
 

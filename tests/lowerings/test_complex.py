@@ -1,4 +1,4 @@
-"""Complex numbers where torch's semantics are its own."""
+"""Complex numbers where torch's semantics differ from JAX's."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Core ATen: every overload that torch tags so has a lowering or a decomposition of torch's."""
+"""Every overload that torch tags as core ATen has a lowering or a decomposition of torch's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _core() -> dict[str, torch._ops.OpOverload]:
         operator, _, overload = rest.partition(".")
         try:
             op = getattr(getattr(getattr(torch.ops, namespace), operator), overload or "default")
-        except (AttributeError, RuntimeError):  # of TorchScript alone
+        except (AttributeError, RuntimeError):  # it exists in TorchScript only
             continue
         if torch.Tag.core in op.tags:
             found[name] = op

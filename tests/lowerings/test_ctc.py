@@ -22,7 +22,7 @@ BLANK_LAST = torch.tensor([[1, 1, 2], [3, 2, 0], [0, 2, 0]])
 
 
 def _run(scores, targets, *lengths: Any, **options: Any):
-    traced = _get_current_dispatch_mode() is not None  # torch's own values are what is compared with
+    traced = _get_current_dispatch_mode() is not None  # the expected values are torch's own
     with OverrideMode() if traced else contextlib.nullcontext():
         return F.ctc_loss(scores.log_softmax(-1), targets, *lengths, **options)
 

@@ -55,7 +55,7 @@ def test_embedding_bag(mode, last, padding, dtype):
 @pytest.mark.parametrize("offsets", [[0, 2, 5], [0, 0, 3], [0, 4, 6]])
 @pytest.mark.parametrize("padding", [None, 0, 2])
 def test_the_maximum_of_a_bag_with_nan(offsets, padding):
-    """Torch ignores a NaN behind the first row of a bag, and so does the gradient."""
+    """Torch ignores a NaN after the first row of a bag, and so does the gradient."""
     table = torch.randn(4, 3)
     table[0, 0] = table[2, 1] = table[1, 2] = table[2, 2] = float("nan")
     rows = torch.tensor([0, 1, 2, 3, 2, 1])
@@ -70,7 +70,7 @@ def test_the_maximum_of_a_bag_with_nan(offsets, padding):
 @pytest.mark.parametrize("padding", [None, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_rows_after_the_end_of_the_last_bag(mode, padding, dtype):
-    """Their gradient is not compared: torch's is memory that nothing has written to."""
+    """Their gradient is not compared: torch's gradient is uninitialised memory."""
 
     def function(w, i, o):
         return functional.embedding_bag(i, w, o, mode=mode, include_last_offset=True, padding_idx=padding)
@@ -126,7 +126,7 @@ def test_embedding_bag_of_a_matrix_of_rows():
 
 
 def test_embedding_bag_scales_gradients_by_frequency():
-    rows = torch.tensor([0, 0, 1, 1, 0, 1])  # of few distinct rows, for torch's CPU kernel divides others wrongly
+    rows = torch.tensor([0, 0, 1, 1, 0, 1])  # few distinct rows, because torch's CPU kernel divides others wrongly
     offsets = torch.tensor([0, 3, 3, 5])
     check(
         lambda w, i: functional.embedding_bag(i, w, offsets, scale_grad_by_freq=True, mode="sum"),

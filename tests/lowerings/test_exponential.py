@@ -1,4 +1,4 @@
-"""Exponentials, logarithms, powers and roots where torch's semantics are its own."""
+"""Exponentials, logarithms, powers and roots where torch's semantics differ from JAX's."""
 
 import pytest
 import torch

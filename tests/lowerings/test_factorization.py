@@ -90,7 +90,7 @@ def test_reflectors(dtype, transpose, left):
 def test_ldl(dtype, size, hermitian):
     a = torch.randn(2, size, size, dtype=dtype)
     a = a + (a.mH if hermitian else a.mT)
-    a[0].diagonal().zero_()  # so that pivots are of two rows
+    a[0].diagonal().zero_()  # so that pivots have two rows
     check(lambda a: torch.linalg.ldl_factor_ex(a, hermitian=hermitian), a, **TOLERANCE)
     packed = torch.linalg.ldl_factor(a + torch.eye(size), hermitian=hermitian)
     b = torch.randn(2, size, 2, dtype=dtype)

@@ -52,7 +52,7 @@ def blocks_of(mask: Callable, batch: int | None = None) -> Any:
 
 CAUSAL, DOCUMENT_BLOCKS = blocks_of(causal), blocks_of(and_masks(causal, same_document))
 
-# Calls, and the score function, the mask function and the scale of each.
+# Calls, each with its score function, mask function and scale.
 CASES: dict[str, tuple[Any, Any, Any, float]] = {
     "plain": (flex_attention, None, None, 0.25),
     "scale": (lambda q, k, v: flex_attention(q, k, v, scale=0.3), None, None, 0.3),
@@ -76,7 +76,7 @@ CASES: dict[str, tuple[Any, Any, Any, float]] = {
 
 
 def reference(score_mod: Callable | None, mask: Callable | None, scale: float) -> Callable:
-    """Return the same attention on the whole matrix of scores. Torch has no gradient of its own on a CPU."""
+    """Return the same attention on the whole matrix of scores. On a CPU, torch's `flex_attention` has no gradient."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))

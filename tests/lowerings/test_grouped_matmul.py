@@ -1,4 +1,4 @@
-"""Products of groups of rows with a matrix each, whose sizes are data."""
+"""Products of groups of rows with one matrix for each group; the sizes of the groups are data."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Matrix products where torch's semantics are its own."""
+"""Matrix products where torch's semantics differ from JAX's."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Writes to a part of a tensor, of values that are computed from the part that is written over."""
+"""Writes to a part of a tensor of values that are computed from the overwritten part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pooling: windows that torch counts in its own way, ties, NaN and gradients."""
+"""Pooling: numbers of windows as in torch, ties, NaN and gradients."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Fake quantization at the ends of its range, at ties, and for values that are no numbers."""
+"""Fake quantization at the ends of its range, at ties, and for NaN and infinities."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Random draws: their distribution by quantiles, and the numbers that can come up."""
+"""Random draws: the quantiles of their distribution, and the numbers that can occur."""
 
 import math
 from typing import Any
@@ -111,7 +111,7 @@ def test_the_gradient_of_a_gamma_draw():
 
 
 def test_the_gradient_of_a_beta_draw():
-    """It is that of the quantile at which the draw lies."""
+    """It is the derivative of the quantile function at the draw's probability."""
     grid = np.array([(a, b) for a in (0.03, 0.4, 1.0, 3.0, 80.0, 900.0) for b in (0.03, 0.4, 1.0, 3.0, 80.0, 900.0)])
     a, b = np.repeat(grid, 3, axis=0).T
     q = np.tile([0.1, 0.5, 0.8], len(grid))

@@ -19,7 +19,7 @@ TIGHT: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def _replaced(function):
-    """Only while it is traced, so that torch's own values are what is compared with."""
+    """Return a function that uses `OverrideMode` only during a trace, so that the expected values are torch's own."""
 
     def run(*args):
         traced = _get_current_dispatch_mode() is not None
@@ -222,7 +222,7 @@ def test_batches_and_second_derivatives_of_called_gradients():
     ids=str,
 )
 def test_dropout_between_the_layers_of_an_lstm(options: dict[str, Any]):
-    """Each derivative is of the value that the same key gives."""
+    """Each derivative belongs to the value that the same key gives."""
     torch.manual_seed(0)
     network = torch.nn.LSTM(2, 3, dropout=0.5, **options).double().train()
     before = torch.get_rng_state()

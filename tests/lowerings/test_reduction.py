@@ -1,4 +1,4 @@
-"""Reductions: empty dims, NaN, ties, integer and half precision results as torch has them."""
+"""Reductions: empty dims, NaN, ties, integer and half precision results as in torch."""
 
 import pytest
 import torch
@@ -74,7 +74,7 @@ def test_extremes_name_the_first_of_equals_and_the_first_nan(function, x):
     ],
 )
 def test_half_precision_is_rounded_once(function, dtype):
-    # Were these summed in half precision, they would stop to grow.
+    # A sum of these in half precision would stop growing.
     check(function, torch.rand(5000).to(dtype))
 
 

@@ -1,4 +1,4 @@
-"""Resizing: which old places a new one takes, and gradients."""
+"""Resizing: the input elements of each output element, and gradients."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rounding and the parts of floats where torch's semantics are its own."""
+"""Rounding and the parts of floats where torch's semantics differ from JAX's."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Elementwise choices where torch's semantics are its own."""
+"""Elementwise choices where torch's semantics differ from JAX's."""
 
 import pytest
 import torch

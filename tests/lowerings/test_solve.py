@@ -62,7 +62,7 @@ def _slogdet(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("layout", [lambda x: x, lambda x: x.mT])
 def test_determinants_of_either_layout(layout):
-    """Torch factors the transpose of a contiguous matrix, and its gradients count on that."""
+    """Torch factors the transpose of a contiguous matrix, and its gradients rely on that."""
     for operator in (torch.ops.aten._linalg_det, torch.ops.aten._linalg_slogdet):
         check(lambda x: operator(layout(x)), A, **TOLERANCE)  # noqa: B023
         check(lambda x: operator(layout(x)), A.to(torch.complex128) * 1j, **TOLERANCE)  # noqa: B023

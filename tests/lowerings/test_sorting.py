@@ -100,7 +100,7 @@ def test_isin(count, invert):
 )
 def test_order_statistics(function, x):
     if x.isnan().sum() > 1 and function(x) is not None and isinstance(function(x), tuple):
-        check(lambda x: function(x)[0], x)  # which of several NaN is torch's choice of the day
+        check(lambda x: function(x)[0], x)  # torch does not specify which of several NaN it returns
     else:
         check(function, x)
 

@@ -87,7 +87,7 @@ def test_matrix_exp_overflows_to_no_number_but_leaves_its_neighbours():
 
 
 def test_matrix_exp_of_half_precision_is_that_of_float32_rounded():
-    """Torch's own overflows."""
+    """Torch's own result overflows."""
     x = torch.randn(3, 3).bfloat16()
     with jax.enable_x64(True):
         found = jtbridge.to_torch(jtbridge.wrap(torch.matrix_exp, backend="xla")(jtbridge.to_jax(x)))
@@ -118,7 +118,7 @@ def test_exponential_of_blocks_of_different_size():
     ids=["svdvals", "svd", "pinv", "eigvals", "eig", "eigvalsh"],
 )
 def test_matrices_that_are_not_finite_end_in_nan(function):
-    # LAPACK's singular values of this matrix do not end.
+    # LAPACK's computation of the singular values of this matrix does not terminate.
     matrix = torch.tensor(
         [
             [-8.478373527526855, -1.765825867652893, -4.3228044509887695, -2.400455951690674, 35.5],

@@ -10,6 +10,6 @@ import pytest
 
 @pytest.fixture
 def standard_promotion(strict_promotion: None) -> Iterator[None]:
-    """JAX's own promotion of dtypes, on which optax relies."""
+    """Use JAX's standard promotion of dtypes, on which optax relies."""
     with jax.numpy_dtype_promotion("standard"):
         yield

@@ -1,4 +1,4 @@
-"""Small language models of transformers with random weights, one of each kind that generates."""
+"""Small language models of transformers with random weights, one of each kind of generating model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 def _made(model: str, config: str, scale: float = 1.0, **options: Any) -> Any:
-    """Return a model whose random weights are so large, and whose output is so untied, that its tokens differ."""
+    """Return a model with large random weights and an untied output layer, so that it generates different tokens."""
     torch.manual_seed(0)
     options = {**ENDS, "tie_word_embeddings": False, **options}
     made = getattr(transformers, model)(getattr(transformers, config)(**options)).eval()
@@ -54,7 +54,7 @@ def qwen3() -> Any:
 
 
 def mistral() -> Any:
-    """A window that the prompts of the tests fill, or fill while they generate."""
+    """Return a model with a window that the prompts of the tests fill, at once or during generation."""
     return _made("MistralForCausalLM", "MistralConfig", **SIZES, **HEADS, sliding_window=12)
 
 
@@ -135,7 +135,7 @@ def m2m100() -> Any:
 
 
 def moonshine() -> Any:
-    """An encoder of sound, which hands its mask on to the decoder."""
+    """Return a model with an encoder of sound, which passes its mask to the decoder."""
     heads = {"encoder_num_attention_heads": 4, "decoder_num_attention_heads": 4}
     layers = {"encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 2, "decoder_start_token_id": 1}
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 128}
@@ -161,19 +161,19 @@ WITH_ENCODER: dict[str, Callable[[], Any]] = {"t5": t5, "bart": bart, "m2m100": 
 
 
 def net_of(make: Callable[[], Any]) -> tuple[Any, Any, Any, Any]:
-    """Return a model, the same as a module of JAX, and the parameters and the state of that."""
+    """Return a model, the model as a JAX module, and the module's parameters and state."""
     model = make()
     net = jtbridge.module(model)
     return model, net, *net.init()
 
 
 def prompts(length: int, rows: int = 3, seed: int = 0) -> np.ndarray:
-    """Return tokens at random, of shape ``(rows, length)``."""
+    """Return random tokens of shape ``(rows, length)``."""
     return np.random.default_rng(seed).integers(3, 64, (rows, length))
 
 
 def torch_tokens(model: Any, ids: np.ndarray, mask: np.ndarray | None = None, **options: Any) -> np.ndarray:
-    """Return the tokens of transformers, with padding up to the most there can be."""
+    """Return the tokens that transformers generates, padded to the largest possible number."""
     given = {} if mask is None else {"attention_mask": torch.from_numpy(mask)}
     with torch.no_grad():
         tokens = model.generate(torch.from_numpy(ids), **{"do_sample": False, **given, **options}).numpy()

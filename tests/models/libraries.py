@@ -28,11 +28,11 @@ class Use:
     """One use of a library.
 
     Attributes:
-        library: its name.
+        library: the name of the library.
         what: the use, in the words of the table in `docs/libraries.md`.
-        make: makes the module.
-        inputs: the arguments of a call. Gradients by those of floats are compared too.
-        called: a part of the reason why `auto` calls it under `jit`; "" if it is translated.
+        make: returns the module.
+        inputs: the arguments of a call. Gradients by float arguments are compared too.
+        called: a part of the reason why `auto` calls the module under `jit`; "" if the module is translated.
     """
 
     library: str
@@ -100,7 +100,7 @@ class MaskedEncoder(nn.Module):
 
 
 def language_model_loss() -> nn.Module:
-    """The loss of the next token, as it is trained on."""
+    """Return the training loss of the next token."""
     return library("x_transformers").AutoregressiveWrapper(decoder(rotary_pos_emb=True, attn_flash=True))
 
 
@@ -169,7 +169,7 @@ def without_checks(chosen: bool) -> Iterator[None]:
 
 
 class Evidence(nn.Module):
-    """The marginal log likelihood per data point, as it is trained on."""
+    """The marginal log likelihood per data point, which training maximizes."""
 
     def __init__(self, unchecked: bool = False):
         super().__init__()
@@ -228,7 +228,7 @@ class TensorProduct(nn.Module):
 
 
 class EquivariantLayer(nn.Module):
-    """A tensor product whose weights a network makes, then a linear layer, a gate and norms."""
+    """A tensor product with weights from a network, then a linear layer, a gate and norms."""
 
     def __init__(self):
         super().__init__()
@@ -263,7 +263,7 @@ class GraphNetwork(nn.Module):
 
 
 class FixedGraph(GraphNetwork):
-    """The same over one graph that is not an argument."""
+    """The same network over one fixed graph that is not an argument."""
 
     def __init__(self, convolution: str, **options: Any):
         super().__init__(convolution, **options)
@@ -274,7 +274,7 @@ class FixedGraph(GraphNetwork):
 
 
 class SchNet(nn.Module):
-    """Energy and forces of an interaction block of SchNet. A graph is an argument: making one needs torch_cluster."""
+    """Energy and forces of an interaction block of SchNet. The graph is an argument: making one needs torch_cluster."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Imports of libraries that import torchvision and, for what is tested, do not use it.
+"""Imports of libraries that import torchvision but do not use it in the tests.
 
 torchvision is not installed: transformers uses it wherever it finds it. It finds timm too, which it cannot import
 without torchvision, so timm is in a folder of its own.
@@ -39,7 +39,7 @@ def placeholders() -> list[str]:
 
 
 class _Placeholder(type):
-    """The class of placeholder classes: each public attribute is another one, so that members of an enum differ."""
+    """The class of placeholder classes: each public attribute is a new placeholder, so members of an enum differ."""
 
     def __getattr__(cls, name: str) -> Any:
         return _placeholder(name)

@@ -20,7 +20,7 @@ modes = pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 
 
 class Stores(nn.Module):
-    """A module whose call changes where its tensors are."""
+    """A module whose call changes the attributes that hold its tensors."""
 
     def __init__(self, store: Callable[[Any, torch.Tensor], Any]):
         super().__init__()

@@ -131,7 +131,7 @@ def test_adapters_of_peft(mode: str):
 
 
 def test_the_first_call_of_a_process_may_be_jitted():
-    """jtbridge replaces a function of transformers, which is no state that the call writes."""
+    """jtbridge replaces a function of transformers, which does not count as state that the call writes."""
     pytest.importorskip("peft")
     code = (
         "import jax, jax.numpy as jnp, peft, jtbridge\n"

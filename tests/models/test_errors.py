@@ -119,7 +119,7 @@ def test_lazy_modules_need_a_call_first():
 
 
 class Remembers(nn.Linear):
-    """A module whose call makes an attribute that the next call would find."""
+    """A module whose call makes an attribute that the next call would read."""
 
     def __init__(self, way: str):
         super().__init__(3, 3)
@@ -231,7 +231,7 @@ class Counts(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        self.seen = True  # an attribute that is made anew by each call
+        self.seen = True  # an attribute that each call makes again
         return x * self.calls
 
 

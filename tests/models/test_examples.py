@@ -82,7 +82,7 @@ def test_molecular_dynamics(tmp_path: pathlib.Path):
     done = completed(tmp_path, "molecular_dynamics", "--steps", "50")
     printed = done.stdout
     assert "CalledWarning" not in done.stderr  # the force field is translated
-    # After 50 steps, torch's loop and the compiled one differ by rounding: 2e-16 of numbers that are near 1, in some
+    # After 50 steps, torch's loop and the compiled loop differ by rounding: 2e-16 of numbers that are near 1, in some
     # thousand operations a step. A wrong force would differ in its first digits.
     apart = [float(number) for number in re.findall(r"([\d.e-]+) (?:angstrom apart|eV per angstrom)", printed)]
     assert len(apart) == 2
@@ -108,7 +108,7 @@ def test_the_force_field_of_the_example_has_no_neighbour_list_that_becomes_wrong
     energy_and_forces = example.force_field_of(ethanol)
     closed_over = inspect.getclosurevars(energy_and_forces).nonlocals
     model, graph = closed_over["model"], closed_over["graph"]
-    for distance in (0.0, 2.0, 20.0):  # angstrom by which one atom leaves: none, and to both sides of the cutoff
+    for distance in (0.0, 2.0, 20.0):  # angstrom by which one atom moves away: none, and to both sides of the cutoff
         positions = torch.tensor(ethanol.positions)
         positions[3] += distance
         energy, forces = energy_and_forces(positions)
@@ -117,7 +117,7 @@ def test_the_force_field_of_the_example_has_no_neighbour_list_that_becomes_wrong
         assert near.all() == (distance == 0)
         listed = {**graph, "edge_index": graph["edge_index"][:, near], "shifts": graph["shifts"][near]}
         want = model({**listed, "positions": positions.requires_grad_()})
-        # Sums in another order, of an energy of 1488 eV: 1e-12 of it.
+        # The sums have another order: 1e-12 of an energy of 1488 eV.
         torch.testing.assert_close(energy, want["energy"][0].detach(), rtol=1e-12, atol=0)
         torch.testing.assert_close(forces, want["forces"], rtol=0, atol=1e-10)
 

@@ -34,7 +34,7 @@ def test_greedy_tokens_of_padded_prompts_are_those_of_transformers(name: str, le
     mask = mask if name in language_models.WITH_ENCODER else mask[:, ::-1].copy()
     ids = np.where(mask, prompts(length), 0)
     expected = torch_tokens(model, ids, mask, max_new_tokens=new)
-    assert len(np.unique(expected[:, -new:])) > 5  # a model that repeats itself would hide what is wrong
+    assert len(np.unique(expected[:, -new:])) > 5  # a model that repeats tokens would hide errors
     actual = jtbridge.generate(net, params, state, ids, attention_mask=mask, max_new_tokens=new)
     np.testing.assert_array_equal(actual, expected)
 

@@ -1,4 +1,4 @@
-"""Arguments of `jtbridge.generate`: of every kind that is taken, and refused ones."""
+"""Arguments of `jtbridge.generate`: every kind that is accepted, and arguments that are refused."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_what_is_no_language_model_is_refused():
 
 
 def made_of(values: list[int]) -> dict[str, Any]:
-    """Return tokens as values of other kinds."""
+    """Return tokens as values of different kinds."""
     return {"tensor": torch.tensor(values), "NumPy": np.array(values), "JAX": jnp.array(values)}
 
 

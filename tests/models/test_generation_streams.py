@@ -1,4 +1,4 @@
-"""Functions that get the tokens of `jtbridge.generate` as they come."""
+"""Functions that get the tokens of `jtbridge.generate` one after another."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ X = jnp.arange(3.0)
 
 
 class Flags(nn.Module):
-    """A module whose result tells what its tensors are."""
+    """A module whose result depends on the `requires_grad` of its tensors."""
 
     def __init__(self):
         super().__init__()
@@ -125,7 +125,7 @@ def test_a_hook_stores_the_result_of_each_eager_call(kind: type):
 
 
 class Freezes(nn.Module):
-    """A module whose call takes a layer out of the gradient: for good, for a while, or by a copy of it."""
+    """A module whose call excludes a layer from the gradient: permanently, temporarily, or by a copy of the layer."""
 
     first: nn.Linear
     second: nn.Linear

@@ -21,7 +21,7 @@ from .placeholders import placeholders
 
 # Warnings of gpytorch about the example values with which a function is run once to find the shapes of its results.
 pytestmark = pytest.mark.filterwarnings("ignore:A not p.d., added jitter")
-# XLA makes the same program, and LLVM does not optimise it: it runs once, and compiling takes half the time.
+# XLA makes the same program, but LLVM does not optimise it: this halves the time to compile a program that runs once.
 QUICK = {"xla_backend_optimization_level": 0}
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "libraries.md"
 
@@ -31,12 +31,12 @@ def is_float(leaf: Any) -> bool:
 
 
 def weights(shape: Any) -> np.ndarray:
-    """Weights of the elements of a result in the loss: a plain sum would hide errors that cancel."""
+    """Return weights for the elements of a result in the loss; a plain sum would hide errors that cancel."""
     return np.cos(np.arange(int(np.prod(shape))) * 0.7).astype(np.float32).reshape(tuple(shape))
 
 
 def in_torch(model: torch.nn.Module, inputs: tuple[np.ndarray, ...]) -> tuple[list[Any], dict[str, Any]]:
-    """The results, and the gradients by the parameters and by the float arguments, by name and by position."""
+    """Return torch's results, the gradients by parameters (by name), and those by float arguments (by position)."""
     model.eval()
     tensors = [torch.from_numpy(array.copy()) for array in inputs]
     tensors = [tensor.long() if tensor.dtype is torch.int32 else tensor for tensor in tensors]  # as a call gets them
@@ -49,7 +49,7 @@ def in_torch(model: torch.nn.Module, inputs: tuple[np.ndarray, ...]) -> tuple[li
 
 
 def in_jax(model: torch.nn.Module, inputs: tuple[np.ndarray, ...], jit: bool) -> tuple[list[Any], dict[str, Any]]:
-    """The same by `jtbridge.module`."""
+    """Return the results and the gradients of `jtbridge.module`."""
     net = jtbridge.module(model)
     params, state = net.init()
 
@@ -71,7 +71,7 @@ def assert_near(actual: Any, expected: torch.Tensor, tolerance: float, floor: fl
 
 
 def assert_same(actual: Any, expected: Any, tolerance: float) -> None:
-    """Compare results and gradients. Rounding may leave something of a gradient that is zero."""
+    """Compare results and gradients. Rounding may make a gradient that is zero nonzero."""
     (outs, gradients), (torch_outs, torch_gradients) = actual, expected
     for out, torch_out in zip(outs, torch_outs, strict=True):
         assert_near(out, torch_out, tolerance, 1e-6, "result")

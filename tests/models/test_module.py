@@ -38,7 +38,7 @@ def tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def fingerprint(module: torch.nn.Module) -> Any:
-    """Everything of a module that a call could change."""
+    """Return everything of a module that a call could change."""
     values = {key: (id(t), t.detach().clone(), t.requires_grad, t.grad) for key, t in tensors(module).items()}
     parts = [(id(part), part.training, set(vars(part))) for part in module.modules()]
     return values, parts
@@ -213,7 +213,7 @@ class Cached(torch.nn.Module):
 def test_a_cached_property_is_computed_from_the_parameters_of_the_call(mode: str):
     model = Cached()
     x = torch.ones(1, 3)
-    model(x)  # the cached tensor of torch is that of its own weight
+    model(x)  # torch caches a tensor computed from its own weight
     del model.count
     net = jtbridge.module(model)
     params, _ = net.init()
@@ -373,7 +373,7 @@ def test_a_key_for_init_is_refused():
 
 
 def test_a_recurrent_module_after_a_functional_call():
-    """It leaves the weights of the call in the module's list of weights until the next call."""
+    """The functional call leaves its weights in the module's list of weights until the next call."""
     layer = torch.nn.LSTM(3, 4)
     x = torch.randn(5, 2, 3)
     torch.func.functional_call(layer, {name: 2 * p.detach() for name, p in layer.named_parameters()}, (x,))

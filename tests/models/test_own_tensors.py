@@ -168,7 +168,7 @@ def test_what_an_earlier_call_computed_into_a_list_is_refused(mode: str):
 
 
 class Holder:
-    """An object of a class of the user."""
+    """An object of a user's class."""
 
     def __init__(self) -> None:
         self.kept: Any = None

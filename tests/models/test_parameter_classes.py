@@ -1,4 +1,4 @@
-"""Parameters with attributes of their own, and of classes of their own."""
+"""Parameters with additional attributes, and parameters of subclasses."""
 
 from __future__ import annotations
 

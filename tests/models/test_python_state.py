@@ -1,4 +1,4 @@
-"""Changes of Python values in attributes are refused, for values of every kind; equal values are no change."""
+"""Changes of Python values in attributes are refused, for values of every kind; an equal value is not a change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Mode(enum.Enum):
 
 
 class Names(list):
-    """A list of a class of its own."""
+    """A subclass of list."""
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -129,7 +129,7 @@ def sets_equal_values(self: Any) -> None:
     self.method = self.lin.forward
     self.array = np.zeros(3)
     self.object = types.SimpleNamespace(module=self.lin, dtype=torch.float32)
-    self.missing = types.SimpleNamespace(size=3)  # an object that each call makes anew
+    self.missing = types.SimpleNamespace(size=3)  # an object that each call makes again
     self.names = Names("a")
     self.reference = weakref.ref(self.lin)
 

@@ -1,4 +1,4 @@
-"""Runs of `jtbridge.train_step` that orbax saves, and that go on bit by bit. `make test-models` installs orbax."""
+"""Runs of `jtbridge.train_step` that orbax saves, and that resume bit for bit. `make test-models` installs orbax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of transformers over eight devices: numbers, shares and collectives."""
+"""Models of transformers over eight devices: values, bytes on each device, and collectives."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def made(name: str) -> torch.nn.Module:
 
 
 def collectives(text: str) -> dict[str, int]:
-    """The collective operations of a compiled program, counted."""
+    """Count the collective operations of a compiled program."""
     names = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
     return dict(Counter(re.findall(rf" ({names})(?:-start)?\(", text)))
 

@@ -48,7 +48,7 @@ def specs(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def largest_share(params: dict[str, Any]) -> float:
-    """The bytes of all parameters on the device that holds most, as a part of their size."""
+    """Return the bytes of parameters on the device that holds most, as a fraction of the size of all parameters."""
     on_device: Counter[Any] = Counter()
     for x in params.values():
         for part in x.addressable_shards:
@@ -137,7 +137,7 @@ def test_torch_tensors_and_numpy_arrays_are_distributed_without_a_whole_array(mo
 
 
 def recorded_parts(monkeypatch) -> list[int]:
-    """Return the list of the sizes of the parts that are put on devices from now on."""
+    """Return a list that records the sizes of the parts that are put on devices from now on."""
     parts: list[int] = []
     make = jax.make_array_from_callback
 
@@ -184,7 +184,7 @@ def test_groups_of_an_optimizer_are_no_part_of_the_names():
                 assert leaf.sharding.is_equivalent_to(params[key.key].sharding, leaf.ndim), path
 
 
-# How the arrays are split that an optimizer keeps for a weight (8, 16), split by its first axis, and a bias (8,).
+# The shardings of an optimizer's arrays for a weight (8, 16) that is split along its first axis, and a bias (8,).
 OF_OPTIMIZERS: dict[str, dict[tuple[int, ...], Any]] = {
     "adamw": {(8, 16): P("model", None), (8,): P("model")},
     "lion": {(8, 16): P("model", None), (8,): P("model")},

@@ -189,7 +189,7 @@ def test_nnx_with_batch_norm_and_dropout():
     assert {"hidden.0.kernel", "norm.mean", "dropout.rngs.key"} <= names
     assert "norm.mean" not in dict(module.named_parameters())
     x, _ = _data()
-    assert not torch.equal(module(x), module(x))  # the stream of random numbers goes on
+    assert not torch.equal(module(x), module(x))  # the stream of random numbers advances
     x, expected = _check_trained(module, lambda m, x: m(x))
     assert torch.equal(module(x), module(x))  # in evaluation mode nothing is dropped
     model = module.to_jax()
@@ -257,7 +257,7 @@ def test_arrays_that_are_not_trained():
 
 
 def test_unsigned_integers_are_signed_ones_of_the_same_bits():
-    """Torch cannot send unsigned integers to other processes, or average them."""
+    """The torch module holds signed integers, because torch cannot average unsigned ones or send them to processes."""
     counts = {"small": jnp.uint16(2**16 - 1), "large": np.array([2**32 - 2, 1], np.uint32)}
     counts["key"] = jax.random.key(2**32 - 3)
 

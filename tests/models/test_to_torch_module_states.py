@@ -1,4 +1,4 @@
-"""Torch modules of JAX models with a state: what calls write, and what checkpoints and `torch.func` make of it."""
+"""Torch modules of JAX models with a state: writes of calls, checkpoints, and `torch.func`."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _scale(params, state, x):
 
 
 def test_a_state_that_a_call_returns_as_it_is_is_not_written():
-    """torch.func and `jtbridge.wrap` refuse a write to a buffer, and a batch of values cannot be written to it."""
+    """torch.func and `jtbridge.wrap` refuse writes to a buffer, and batched values cannot be written to one."""
     module = jtbridge.to_torch_module(_scale, {"w": jnp.ones(2)}, {"by": jnp.full(2, 3.0), "key": jax.random.key(0)})
     x = torch.ones(2)
     version = module.by._version

@@ -40,7 +40,7 @@ def test_the_example_gives_the_same_losses_in_one_and_in_two_processes():
     first, last = (float(loss) for loss in losses[0].groups())
     assert last < first
     for mine, other in zip(losses[0].groups(), losses[1].groups(), strict=True):
-        assert abs(float(mine) - float(other)) <= 2e-4  # another order of the sums, printed with four digits
+        assert abs(float(mine) - float(other)) <= 2e-4  # the sums have another order, and are printed with four digits
     shares = re.findall(r"a device holds (\S+) of the parameters", done.stdout)
     assert shares == ["0.126", "0.126"]
 

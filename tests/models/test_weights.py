@@ -27,7 +27,7 @@ names = pytest.mark.parametrize("name", MODULES)
 
 
 class WithExtraState(torch.nn.Linear):
-    """A module with a `state_dict` entry that is no tensor."""
+    """A module with a `state_dict` entry that is not a tensor."""
 
     def __init__(self):
         super().__init__(2, 2)
@@ -280,7 +280,7 @@ def test_release(name: str):
 
 
 class HeldTwice(torch.nn.Module):
-    """A module that has its parameter in containers too."""
+    """A module that also has its parameter in containers."""
 
     def __init__(self):
         super().__init__()

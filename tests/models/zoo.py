@@ -1,4 +1,4 @@
-"""Torch modules with everything that a module may have, each with its arguments."""
+"""Torch modules that together use every feature of modules, each with its arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 
 class Tied(nn.Module):
-    """An embedding whose weight is the output layer's too."""
+    """An embedding whose weight is also the output layer's weight."""
 
     def __init__(self):
         super().__init__()
@@ -114,7 +114,7 @@ class WithHelper(nn.Module):
 
 
 class Clipped(nn.Linear):
-    """Parametrised by a function of the raw weight."""
+    """A module whose weight is a function of a raw weight (a parametrization)."""
 
     def __init__(self):
         super().__init__(3, 3)
@@ -127,7 +127,7 @@ class Symmetric(nn.Module):
 
 
 class PartlyFrozen(nn.Module):
-    """Half of it does not train, and its batch norm stays in evaluation mode."""
+    """A module of which half does not train, and whose batch norm stays in evaluation mode."""
 
     def __init__(self):
         super().__init__()
@@ -185,7 +185,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]
 
 
 def make(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
-    """Return a module of the table and its arguments, always the same ones."""
+    """Return a module of the table and its arguments, the same in every call."""
     torch.manual_seed(0)
     module, args = MODULES[name]
     return module(), args()

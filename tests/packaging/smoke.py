@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def check_metadata() -> None:
-    """The wheel holds the package alone, and its metadata is complete."""
+    """Check that the wheel holds only the package, and that its metadata is complete."""
     metadata = importlib.metadata.metadata("jtbridge")
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Summary"]

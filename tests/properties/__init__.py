@@ -1,1 +1,1 @@
-"""Properties of any function, tree, shape and dtype, tried on random ones by Hypothesis."""
+"""Properties of all functions, trees, shapes and dtypes, tested on random examples by Hypothesis."""

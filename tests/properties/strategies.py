@@ -17,12 +17,12 @@ INTEGERS = ["int32", "uint8", "int8", "bool"]
 
 
 def shapes(max_dims: int = 3) -> st.SearchStrategy[tuple[int, ...]]:
-    """0-d, with no elements, with one, with a prime number of them."""
+    """Draw shapes: 0-d, and with no, one or a prime number of elements."""
     return st.lists(st.sampled_from(LENGTHS), max_size=max_dims).map(tuple)
 
 
 def arrays(dtype: str, shape: tuple[int, ...]) -> st.SearchStrategy[np.ndarray]:
-    """Numbers of moderate size, so that no dtype overflows."""
+    """Draw arrays of numbers of moderate size, so that no dtype overflows."""
     return st.integers(0, 2**32 - 1).map(lambda seed: _array(seed, dtype, shape))
 
 
@@ -60,7 +60,7 @@ def _rolled(*xs: torch.Tensor) -> torch.Tensor:
     return torch.stack(xs).roll(1, 0).prod(0)
 
 
-# Each has derivatives everywhere, works for every shape, and is defined for real and complex numbers.
+# Each function has derivatives everywhere, works for every shape, and is defined for real and complex numbers.
 FUNCTIONS = [
     Function("sin_of_sum", lambda *xs: torch.sin(_sum_of(xs))),
     Function("product", lambda *xs: torch.stack(xs).prod(0)),
@@ -78,7 +78,7 @@ FUNCTIONS = [
 
 @st.composite
 def calls(draw: st.DrawFn, dtypes: list[str], max_dims: int = 3) -> tuple[Function, list[np.ndarray]]:
-    """A function and arguments for it: one to three arrays of one shape and dtype."""
+    """Draw a function and its arguments: one to three arrays of one shape and dtype."""
     function = draw(st.sampled_from(FUNCTIONS))
     shape, dtype = draw(shapes(max_dims)), draw(st.sampled_from(dtypes))
     count = draw(st.integers(1, 3))
@@ -86,7 +86,7 @@ def calls(draw: st.DrawFn, dtypes: list[str], max_dims: int = 3) -> tuple[Functi
 
 
 def trees(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Random nested tuples, lists and dicts, with None inside."""
+    """Draw nested tuples, lists and dicts, with None inside."""
     return st.recursive(
         leaves | st.none(),
         lambda inner: (

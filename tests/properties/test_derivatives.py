@@ -22,7 +22,7 @@ DTYPES = ["float32", "complex64"]
 
 
 def float_results(call):
-    """The function with its float and complex results alone, as a list, for tensors or arrays alike."""
+    """Return a function that returns only the float and complex results, as a list, for tensors and for arrays."""
 
     def run(*xs):
         leaves = jax.tree.leaves(call(*xs))

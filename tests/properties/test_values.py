@@ -1,4 +1,4 @@
-"""Forward: the same values, dtypes, shapes and trees as torch, for any of them."""
+"""Forward: the same values, dtypes, shapes and trees as torch, for random ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BACKENDS = pytest.mark.parametrize("name", ["dlpack", "callback"])
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """The tensor a wrapped function gets for a JAX array: int32 is torch's int64."""
+    """Return the tensor that a wrapped function gets for a JAX array: int32 becomes int64."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
     tensor = torch.from_numpy(np.array(array))

@@ -1,4 +1,4 @@
-"""JAX functions, each with the same function in torch and arguments of a kind that makes a case of its own."""
+"""JAX functions, each with the same function in torch, and arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A JAX function and the torch function that is the reference; both take and return one tensor."""
+    """A JAX function and the torch function that is the reference. Both take and return one tensor."""
 
     name: str
     of_jax: Callable[..., Any]

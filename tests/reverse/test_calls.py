@@ -421,7 +421,7 @@ def test_the_forward_runs_once_for_a_gradient():
 
 
 def test_a_gradient_belongs_to_the_forward_that_ran():
-    """Also if JAX traces the forward again in between, and it closes over something else by then."""
+    """This also holds if JAX traces the forward again in between, with a changed closure."""
     box = [jnp.full((), 2.0)]
     f = jtbridge.to_torch_function(lambda x: jnp.sum(jnp.sin(x * box[0])))
     x = torch.rand(3, requires_grad=True)

@@ -1,4 +1,4 @@
-"""What a JAX function that torch calls closes over: tracers, state that changes, and arrays that are freed."""
+"""Closures of JAX functions that torch calls: tracers, state that changes, and arrays that are freed."""
 
 import contextlib
 import gc

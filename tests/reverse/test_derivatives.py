@@ -27,7 +27,7 @@ def _summed(f: Function) -> Function:
 
 
 def _by_backward(f: Function, x: torch.Tensor, order: int) -> list[torch.Tensor]:
-    """The derivatives of the sum up to an order, by `torch.autograd.grad`."""
+    """Return the derivatives of the sum up to an order, by `torch.autograd.grad`."""
     leaf = x.clone().requires_grad_()
     value, found = _summed(f)(leaf), []
     for _ in range(order):
@@ -225,7 +225,7 @@ def test_a_gradient_is_that_of_the_trace_that_gave_the_values(change: str, creat
 
 
 def test_a_gradient_is_that_of_the_run_and_repeats_no_effects():
-    """Whichever results are used. JAX calls the host once for a value and its gradient."""
+    """This holds whichever results are used. JAX calls the host once for a value and its gradient."""
     calls = []
 
     def count():

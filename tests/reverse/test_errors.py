@@ -1,4 +1,4 @@
-"""Errors: clear, unchanged where they are the function's own, and the next call works."""
+"""Errors: jtbridge's errors are clear, those of the function are unchanged, and the next call works."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ FORWARD = {
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", FORWARD)
 def test_forward_mode_inside_a_compiled_function(name: str, backend: str):
-    """Its graph enters forward mode without a word to `torch.autograd.forward_ad`."""
+    """The graph enters forward mode without a call of `torch.autograd.forward_ad`."""
     torch.compiler.reset()
     x = torch.tensor([1.0, 2.0])
     torch.testing.assert_close(torch.compile(FORWARD[name], backend=backend)(x), FORWARD[name](x))
@@ -290,7 +290,7 @@ class _Module(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of TorchDynamo, about the break
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_a_first_call_after_a_graph_break(transform: str):
-    """TorchDynamo then compiles the Python code that runs, and must leave that of JAX alone."""
+    """TorchDynamo then compiles the Python code that runs, but must not compile that of JAX."""
     torch.compiler.reset()
     f = jtbridge.to_torch_function(lambda x: jnp.tanh(x @ W))
     x = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))

@@ -98,7 +98,7 @@ def test_a_torch_module_of_a_jax_model():
 
 
 def test_a_wrapped_function_in_a_torch_function():
-    """There and back: torch in JAX in torch."""
+    """Nesting: torch in JAX in torch."""
     f = jtbridge.to_torch_function(jtbridge.wrap(lambda x: x**2 * torch.sin(x)))
     x = torch.tensor(0.7, requires_grad=True)
     (first,) = torch.autograd.grad(f(x), x, create_graph=True)
@@ -151,7 +151,7 @@ def test_a_wrapped_function_in_a_jax_function_in_a_wrapped_function(transform, p
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("depth", [2, 3])
 def test_bridges_in_bridges(transform: str, depth: int):
-    """In a compiled program no call of a wrapped function has come before, so each level is captured in the next."""
+    """In a compiled program no wrapped function was called before, so each level is captured inside the next one."""
     f = outer
     for _ in range(depth):
         f = jtbridge.wrap(jtbridge.to_torch_function(lambda x, y, f=f: f(x, y) * 2))
@@ -165,7 +165,7 @@ def test_bridges_in_bridges(transform: str, depth: int):
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_weights_in_bridges_in_bridges(transform: str):
-    """A trace that begins in another one is not seen by it, and has no tensors of it."""
+    """A trace that begins inside another trace is not recorded by that trace, and uses none of its tensors."""
     linear = torch.nn.Linear(3, 3, bias=False)
     with torch.no_grad():
         linear.weight.copy_(3 * torch.eye(3))

@@ -1,7 +1,7 @@
 """``python -m tests.soak --seconds 600 --threads 8``: calls of functions of all kinds from several threads.
 
 The exit status is 0 if no call was wrong or hung, no setting of a thread was disturbed, and memory, threads and the
-functions that were made and dropped stayed within bounds after the first quarter of the time.
+dropped functions stayed within bounds after the first quarter of the time.
 """
 
 from __future__ import annotations

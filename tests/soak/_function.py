@@ -16,7 +16,7 @@ from tests.compare import as_numpy
 SIZES = (1, 2, 5, 8)
 INPUTS_OF_EACH_SIZE = 2
 EXACT = 0.0
-# Of float32, relative to the largest value or to 1: XLA sums in another order than torch.
+# For float32, relative to the largest value or to 1: XLA sums in another order than torch.
 TIGHT = 5e-6
 
 Inputs = Callable[[np.random.Generator, int], tuple]

@@ -36,8 +36,8 @@ class Report:
     Attributes:
         calls: calls that ended, by kind of function.
         raised: calls among them that had to raise.
-        wrong: calls that returned or raised something else than they must.
-        hung: functions that a thread was still in when the run was given up.
+        wrong: calls with a wrong result, or with a wrong or missing exception.
+        hung: functions that a thread was still running when the run was stopped.
         disturbed: settings of threads or of the process that were not as before.
         problems: descriptions, not more than 20 of them.
         pauses: the memory and objects of the process, in the order of time.
@@ -53,24 +53,24 @@ class Report:
 
     @property
     def steady(self) -> list[Pause]:
-        """The pauses after the warm-up."""
+        """Return the pauses after the warm-up."""
         return self.pauses[int(_WARM_UP * len(self.pauses)) :]
 
     @property
     def growth(self) -> float:
-        """How much more memory there was in the last quarter of the run than in the quarter after the warm-up."""
+        """Return the growth of memory, as a fraction, from the quarter after the warm-up to the last quarter."""
         memory = [pause.memory for pause in self.steady]
         third = max(1, len(memory) // 3)
         return sum(memory[-third:]) / sum(memory[:third]) - 1
 
     @property
     def new_threads(self) -> int:
-        """How many more threads there were after the warm-up than at its end."""
+        """Return how many more threads there were after the warm-up than at its end."""
         return max(pause.threads for pause in self.steady) - self.steady[0].threads
 
     @property
     def kept(self) -> int:
-        """How many of the dropped functions the process held at the most, after the warm-up."""
+        """Return the largest number of dropped functions that the process held after the warm-up."""
         return max(pause.kept for pause in self.steady)
 
     def add(self, other: Report) -> None:
@@ -83,7 +83,7 @@ class Report:
 
 
 class _Caller(threading.Thread):
-    """Calls the cases of functions, each as often as its weight says, until it is told to stop."""
+    """A thread that calls the cases of functions, in proportion to their weights, until it is stopped."""
 
     def __init__(self, functions: Sequence[Function], cases: Sequence[Sequence[Case]], seed: int) -> None:
         super().__init__(daemon=True)
@@ -140,10 +140,10 @@ def run(
 
     Args:
         functions: the functions to call, each in proportion to its weight.
-        seconds: how long, beside the pauses. The results that are expected are computed before.
+        seconds: the length of the run without pauses. Expected results are computed before it.
         threads: how many threads call.
-        seed: of the arguments, and of the order of calls.
-        hang_seconds: how long a call may take. The run is given up at the first one that takes longer.
+        seed: the seed of the arguments and of the order of calls.
+        hang_seconds: how long a call may take. The run stops at the first call that takes longer.
     """
     cases = [function.cases(seed) for function in functions]
     numbers = _thread_state.random_numbers()

@@ -30,10 +30,10 @@ def threads() -> int:
 def ended_if_stuck(seconds: float) -> Iterator[Iterator[None]]:
     """Yield an iterator; the process prints all stacks and ends if `next` is not called on it for a while.
 
-    A thread that hangs with the interpreter's lock stops the thread that watches, too.
+    A thread that hangs while it holds the interpreter's lock also stops a watching thread.
 
     Args:
-        seconds: how long, beside `PATIENCE`.
+        seconds: the allowed time, in addition to `PATIENCE`.
     """
 
     def alive() -> Iterator[None]:

@@ -30,7 +30,7 @@ def waves(x: torch.Tensor) -> torch.Tensor:
 
 
 def slopes(x: torch.Tensor) -> torch.Tensor:
-    """Use torch's forward mode, of which a process has one level."""
+    """Use torch's forward mode, whose level is shared by all threads of a process."""
     return torch.func.jvp(waves, (x,), (torch.ones_like(x),))[1]
 
 
@@ -62,7 +62,7 @@ def mlp() -> torch.nn.Module:
 
 @torch.library.custom_op("soak::doubled", mutates_args=())
 def doubled(x: torch.Tensor) -> torch.Tensor:
-    """Without a lowering: an island of a translated program. It raises where `positive` does."""
+    """An operator without a lowering, which becomes an island. It raises where `positive` does."""
     return positive(x)
 
 

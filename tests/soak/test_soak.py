@@ -38,7 +38,7 @@ def found(call: Callable, *, seconds: float = 0.5, **options) -> _load.Report:
 
 
 def sometimes(bad: Callable[[], object]) -> Callable[[jax.Array], jax.Array]:
-    """Double, and in one of a hundred calls do something else, too; the first calls are of the expected results."""
+    """Double; in one of a hundred calls also do something else. The first calls compute the expected results."""
     calls = iter(range(1, sys.maxsize))
 
     def call(x: jax.Array) -> jax.Array:

@@ -1,1 +1,1 @@
-"""Cases in which a bridge between torch and JAX is easily wrong. ``python -m tests.soundness`` counts them."""
+"""Cases that a bridge between torch and JAX easily gets wrong. ``python -m tests.soundness`` counts them."""

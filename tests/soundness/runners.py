@@ -33,18 +33,18 @@ class Torch:
         return function
 
     def __call__(self, function: Any, *args: Any, **keywords: Any) -> Any:
-        """The result of a call; the caller's tensors are not written to."""
+        """Return the result of a call; the caller's tensors are not written to."""
         args, keywords = _copied((args, keywords))
         return function(*args, **keywords)
 
     def grad(self, function: Any, *xs: torch.Tensor) -> Any:
-        """The gradient of the sum of a function's result, for each argument."""
+        """Return the gradient of the sum of a function's result, for each argument."""
         leaves = reference.leaves_of_graph(xs)
         y = function(*(x.clone() for x in leaves))
         return reference.gradients([y], leaves, [torch.ones_like(y)])
 
     def jacfwd(self, function: Any, x: torch.Tensor) -> Any:
-        """The Jacobian, by rows, so by torch's backward: its zeros need not have the signs of forward mode's."""
+        """Return the Jacobian by rows, with torch's backward. Zeros may have other signs than in forward mode."""
         return reference.jacobian(lambda x: [function(x)], [x])[0][0] + 0.0
 
     def vmap(self, function: Any, *xs: torch.Tensor) -> Any:
@@ -53,7 +53,7 @@ class Torch:
         return torch.stack(rows)
 
     def drawn(self, function: Any, *args: Any) -> Any:
-        """The result of a function that draws from torch's generator, seeded before."""
+        """Return the result of a function that draws from torch's generator, after seeding it."""
         torch.manual_seed(7)
         return function(*args)
 
@@ -66,7 +66,7 @@ class Torch:
         return other()
 
     def fails(self, function: Any, *args: Any) -> Any:
-        """Whether a call that must fail does so."""
+        """Return whether a call that must fail does so."""
         try:
             self(function, *args)
         except Exception:  # noqa: BLE001 - any error is one
@@ -75,7 +75,7 @@ class Torch:
 
 
 class Bridge:
-    """jtbridge, eagerly or through a `jax.jit` that is made anew for each use."""
+    """jtbridge, eagerly or through a new `jax.jit` for each use."""
 
     is_torch = False
 
@@ -131,7 +131,7 @@ class Bridge:
         return results[0]
 
     def fails(self, function: Any, *args: Any) -> Any:
-        """Return whether it raises, or gives NaN or the least integer, as a compiled program does instead."""
+        """Return whether a call raises, or gives NaN or the least integer, as a compiled program does instead."""
         try:
             found = np.asarray(self(function, *args))
         except Exception:  # noqa: BLE001 - any error is one
@@ -142,7 +142,7 @@ class Bridge:
 
 
 def outcome(case: Any, mode: str, backend: str, isolated: bool = False) -> tuple[str, str]:
-    """One of right, refused, wrong and crashed, and why."""
+    """Return "right", "refused", "wrong" or "crashed", and the reason."""
     if case.isolated and not isolated:
         return _in_a_child(case, mode, backend)
     with _torch_as_it_was(), warnings.catch_warnings():
@@ -194,7 +194,7 @@ def _difference(actual: Any, expected: Any) -> str | None:
         try:
             right = as_numpy(y)
             assert_close(x, right, 2e-5)  # NaN where NaN is
-            if right.dtype.kind == "f":  # the signs of zeros too; elsewhere the values tell
+            if right.dtype.kind == "f":  # also compare the signs of zeros
                 zero = (np.asarray(x) == 0) & (right == 0)
                 np.testing.assert_array_equal(np.signbit(np.asarray(x))[zero], np.signbit(right)[zero])
         except AssertionError:
@@ -203,7 +203,7 @@ def _difference(actual: Any, expected: Any) -> str | None:
 
 
 def _flat(tree: Any) -> tuple[list[torch.Tensor], Callable[[Any], Any]]:
-    """Tensors of nested containers, and a function that rebuilds them in the same order of keys."""
+    """Return the tensors of nested containers, and a function that rebuilds the containers with the same key order."""
     leaves: list[torch.Tensor] = []
 
     def index(x: Any) -> Any:

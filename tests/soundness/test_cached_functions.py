@@ -90,7 +90,7 @@ def test_after_a_refused_draw_the_cache_is_of_use(make):
     with pytest.raises(RandomnessError):
         jax.jit(wrapped)(X)
     assert cached.cache_info().currsize == 0
-    # In torch, later calls would get what the first one drew.
+    # In torch, later calls would get the numbers of the first call.
     with pytest.raises(MutationError, match=r"whose cache \(of `functools`\) keeps a result of the trace"):
         jax.jit(wrapped)(X, rng=jax.random.key(0))
     assert cached.cache_info().currsize == 0

@@ -1,4 +1,4 @@
-"""A policy of ``jax.checkpoint`` saves the same values of a translated function as of the same function in jnp."""
+"""A policy of ``jax.checkpoint`` saves the same values for a translated function as for the function in jnp."""
 
 from __future__ import annotations
 

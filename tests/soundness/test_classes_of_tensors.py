@@ -1,4 +1,4 @@
-"""Tensors of classes with operators of their own, as `MaskedTensor`: JAX has none, so they are refused by name."""
+"""Tensors of classes with special operators, such as `MaskedTensor`: JAX has none, so they are refused by name."""
 
 from __future__ import annotations
 

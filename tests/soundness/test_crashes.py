@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-# Each prints nothing unless it differs from torch. Memory that was written over often shows at the end alone.
+# Each program prints only differences from torch. Overwritten memory often shows only at the end of the process.
 PRELUDE = """
 import jax, jax.numpy as jnp, numpy as np, torch, jtbridge
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Functions inside which sizes depend on data: they run under jit if their results' sizes do not, else are refused."""
+"""Functions with inner sizes that depend on data: they run under jit unless the sizes of their results depend on it."""
 
 from __future__ import annotations
 
@@ -383,7 +383,7 @@ def test_a_check_that_fails_raises_in_the_program():
 
 
 def test_only_one_way_may_return():
-    """Where some ways through a function raise for the shapes at hand, the types of the others count."""
+    """If some branches of a function raise for the given shapes, the types of the other branches count."""
 
     def f(v):
         return v @ torch.ones(7) if v[v > 0].numel() > 100 else v.sum()

@@ -1,4 +1,4 @@
-"""An eager derivative that runs the function again is refused if that run may differ from the one of the values."""
+"""An eager derivative that runs the function again is refused if that run may differ from the run of the values."""
 
 from __future__ import annotations
 

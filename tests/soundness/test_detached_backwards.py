@@ -1,4 +1,4 @@
-"""Backwards that compute outside autograd: torch silently takes the derivative of such a gradient for zero."""
+"""Backwards that compute outside autograd: torch silently treats the derivative of such a gradient as zero."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALLED = ["auto", "dlpack", "callback"]
 
 
 class ByNumPy(torch.autograd.Function):
-    """The sine."""
+    """The sine, computed by NumPy."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Tensors whose dimensions change in place while there are views of them: a trace takes the views again, wrongly."""
+"""Tensors whose dimensions change in place while views of them exist: a trace would recompute the views wrongly."""
 
 from __future__ import annotations
 

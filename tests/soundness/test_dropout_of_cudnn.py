@@ -1,4 +1,4 @@
-"""Dropout between the layers of a cuDNN network follows from the key, with stand-ins for cuDNN's operators on a CPU."""
+"""Dropout between the layers of a cuDNN network depends on the key. The tests replace cuDNN's operators on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions whose state is wanted: `effects="ordered"` keeps it, in the order of the calls."""
+"""Functions whose state must be kept: `effects="ordered"` keeps it, in the order of the calls."""
 
 from __future__ import annotations
 

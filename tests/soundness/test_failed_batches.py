@@ -101,10 +101,10 @@ def test_draws_are_those_of_a_loop():
 
 
 class OtherThread:
-    """A thread that draws when it is told to, while a function of ours runs."""
+    """A thread that draws numbers on request, while a wrapped function runs."""
 
     def __init__(self) -> None:
-        self._numbers: queue.SimpleQueue = queue.SimpleQueue()  # no state that would be put back
+        self._numbers: queue.SimpleQueue = queue.SimpleQueue()  # a queue is not state that would be restored
 
     def draw(self) -> None:
         thread = threading.Thread(target=lambda: self._numbers.put(torch.rand(5).tolist()))

@@ -1,6 +1,6 @@
-"""Functions that use torch's forward mode inside, called by XLA while another thread uses it too.
+"""Functions that use torch's forward mode inside, called by XLA while another thread also uses it.
 
-Torch has one level of forward mode per process: a thread that leaves it takes the tangents of all others.
+Torch has one level of forward mode per process: a thread that leaves it removes the tangents of all other threads.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def no_level() -> Iterator[None]:
 
 
 def program(fn: Callable, backend: str = "callback") -> Callable:
-    """A compiled program that runs on a thread of XLA's: its argument is computed first."""
+    """Return a compiled program that runs on a thread of XLA: its argument is computed first."""
     wrapped = jtbridge.wrap(fn, backend=backend, output_shapes=jax.ShapeDtypeStruct((3,), jnp.float64))
     work = jnp.ones((1000, 1000))
     begin = jax.jit(lambda a: (a @ a @ a)[:3, 0] * 0 + jnp.asarray(X))

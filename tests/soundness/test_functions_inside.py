@@ -1,4 +1,4 @@
-"""State behind functions that a wrapped function calls: wrapped ones, decorated ones, methods made by functools."""
+"""State of functions that a wrapped function calls: wrapped and decorated functions, and methods of functools."""
 
 from __future__ import annotations
 

@@ -68,14 +68,14 @@ def _partial() -> tuple[Callable, Any]:
     return functools.partial(lambda factor, x: factor.times(x), factor), factor
 
 
-# Each makes a function, and gives the object that must be gone with it.
+# Each entry makes a function, and returns the object that must be freed with it.
 KINDS = {make.__name__.strip("_"): make for make in (_plain_function, _closure, _module, _bound_method, _partial)}
 
 
 @pytest.mark.parametrize(("use", "count"), [("eager", 1000), ("grad", 1000), ("vmap", 1000), ("jit", 30)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_functions_are_collected(kind: str, use: str, count: int):
-    """Functions that are made, used and dropped leave nothing behind; ``jit`` takes the time of a compilation each."""
+    """Functions that are made, used and dropped leave nothing behind. ``jit`` takes time to compile each of them."""
 
     def used() -> weakref.ref:
         fn, owner = KINDS[kind]()

@@ -140,7 +140,7 @@ def seeded_through_the_object(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("backend", ["auto", "dlpack"])
 @pytest.mark.parametrize("keys", [{}, {"rng": jax.random.key(0)}], ids=["no key", "key"])
 def test_a_seed_of_torch_is_refused_in_a_trace(fn: Callable, backend: str, keys: dict):
-    """The draws of a trace are numbered: a seed would give two of them one number, whatever the key is."""
+    """A trace numbers its draws: a seed would give two draws the same number, whatever the key is."""
     f = jtbridge.wrap(fn, backend=backend)
     before = torch.get_rng_state()
     with pytest.raises(RandomnessError, match=r"seeds torch's generator.*`torch.manual_seed`"):

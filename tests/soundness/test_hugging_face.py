@@ -138,7 +138,7 @@ def test_a_mask_that_torch_would_leave_out_is_compared_without_running_the_model
 
 
 def attends_to_more_if_fake(x, mask):
-    """A model that leaves a full mask out, and is causal then: it computes something else if the mask is fake."""
+    """A model that omits a full mask and is then causal: with a fake mask it computes something else."""
     ours = mask[:, None, None, :].bool()
     if not import_utils.is_tracing(mask) and bool(mask.all()):
         return F.scaled_dot_product_attention(x, x, x, attn_mask=None, is_causal=True)
@@ -146,7 +146,7 @@ def attends_to_more_if_fake(x, mask):
 
 
 def scaled_if_fake(x, mask):
-    """A model whose question about the mask changes a number."""
+    """A model whose test of the mask changes a number."""
     return x * (2 if import_utils.is_tracing(mask) else 3) + mask[..., None, None]
 
 

@@ -23,7 +23,7 @@ ROWS = jnp.stack([X, X])
 
 
 def logarithm(v: torch.Tensor) -> torch.Tensor:
-    """NaN for numbers below two, minus infinity for two."""
+    """Return a logarithm that is NaN below two, and minus infinity at two."""
     return torch.log(v - 2)
 
 
@@ -39,7 +39,7 @@ USES: dict[str, Callable[..., Any]] = {
 
 @pytest.fixture(params=BACKENDS)
 def name(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each backend by name."""
+    """Run the test with each backend."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", jtbridge.errors.CalledWarning)
         yield request.param

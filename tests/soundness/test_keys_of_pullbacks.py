@@ -102,7 +102,7 @@ BACKWARDS = {
 
 
 def repeated(derivative: Callable) -> np.ndarray:
-    """Return a derivative after a second call has given the same, and neither moved torch's generator."""
+    """Return a derivative; assert that a second call gives the same, and that torch's generator does not advance."""
     state = torch.get_rng_state()
     first, second = np.asarray(derivative()), np.asarray(derivative())
     np.testing.assert_array_equal(first, second)

@@ -1,4 +1,4 @@
-"""Torch's lazy modules, whose first call gives them shapes and another class, are as in torch or are refused."""
+"""Torch's lazy modules, which get shapes and another class in the first call, behave as in torch or are refused."""
 
 from __future__ import annotations
 

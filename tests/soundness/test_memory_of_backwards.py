@@ -1,4 +1,4 @@
-"""Backwards that write to their cotangent, or to a tensor that the forward saved: no JAX array may change."""
+"""Backwards that write to their cotangent or to a tensor that the forward saved: no JAX array may change."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_backward_that_raises_leaves_the_thread_as_it_was():
         jax.block_until_ready(jax.jit(jax.grad(lambda x: (f(x) * y).sum()))(jnp.ones(3)))
     np.testing.assert_array_equal(y, [2.0, 2.0, 2.0])
     array = torch.ones(3)
-    array.numpy()[0] = 5  # a mode left behind would copy the memory first
+    array.numpy()[0] = 5  # a mode that is still active would copy the memory first
     assert array[0] == 5
 
 

@@ -65,7 +65,7 @@ def test_wrapping_twice_has_the_outer_options():
 
 
 class Model:
-    """Every kind of method, wrapped from above and from below."""
+    """A class with every kind of method, wrapped outside and inside of the other decorator."""
 
     factor = 3.0
 

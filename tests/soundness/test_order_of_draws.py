@@ -1,4 +1,4 @@
-"""For a key, torch draws the same numbers whatever the strides of a tensor: in a value, a derivative and a batch."""
+"""For a key, torch draws the same numbers for all strides of a tensor: in a value, a derivative and a batch."""
 
 from __future__ import annotations
 

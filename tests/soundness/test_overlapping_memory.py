@@ -1,4 +1,4 @@
-"""Writes to views that are not translated, as of elements that are one in memory: only torch computes them."""
+"""Writes to views that are not translated, for example to elements that share memory: only torch computes them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ READ_MEANWHILE: dict[str, Write] = {
 @pytest.mark.parametrize("jitted", [False, True])
 @pytest.mark.parametrize("name", READ_MEANWHILE)
 def test_elements_that_are_read_and_written(name: str, jitted: bool):
-    """Torch reads some that it has just written. A functional program would not."""
+    """Torch reads some elements that it has just written. A functional program would not."""
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         y = x[:, None] + x
@@ -189,7 +189,7 @@ SCATTERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("name", SCATTERS)
 def test_a_copy_with_overlapping_elements(name: str):
-    """Torch writes to a copy that lies in memory as the windows do."""
+    """Torch writes to a copy with the memory layout of the windows."""
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         return SCATTERS[name]((x * 1)[0].unfold(0, 2, 1))
@@ -212,7 +212,7 @@ def test_a_copy_of_an_expanded_tensor_is_translated(name: str):
 
 
 def test_halves_of_one_memory_are_translated():
-    """Their elements lie between one another, and none is in both."""
+    """Their elements alternate in memory, and no element is in both."""
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         y = x * 1
@@ -228,7 +228,7 @@ def test_halves_of_one_memory_are_translated():
 
 
 def test_a_copy_is_translated():
-    """An expanded tensor that is read, and a copy of one that is written to, are as any other."""
+    """An expanded tensor that is only read is an ordinary tensor, and so is a copy of one that is written to."""
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         wide = x.expand(2, 3)
@@ -251,7 +251,7 @@ GAPS: dict[str, Write] = {
 @pytest.mark.parametrize("jitted", [False, True])
 @pytest.mark.parametrize("name", GAPS)
 def test_elements_that_windows_leave_out_stay(name: str, jitted: bool):
-    """Torch's graph of such a write, which has no writes, has zeros in their place."""
+    """Torch's functional graph of such a write has zeros in place of these elements."""
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         y = x * x

@@ -1,4 +1,4 @@
-"""`jtbridge.purity`: each thing that keeps a function from being pure, by name, with its line and the pure way."""
+"""`jtbridge.purity`: each side effect of a function, by name, with its line and a pure alternative."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def found(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, list[s
 
 
 def line_of(fn: Callable[..., Any], text: str) -> str:
-    """The line of the source of a function that holds a text, as the report names it."""
+    """Return the line of a function's source that contains a text, in the form of the report."""
     lines, first = inspect.getsourcelines(fn)
     return f"{__file__}:{first + next(i for i, line in enumerate(lines) if text in line)}"
 
@@ -318,7 +318,7 @@ def test_draws_with_torch_are_pure_with_a_key():
 
 def test_results_that_differ():
     class Noise:
-        """State that is out of sight."""
+        """State that the search for state does not find."""
 
         __slots__ = ()
         made = iter(range(100))
@@ -334,7 +334,7 @@ def test_results_that_differ():
 
 
 def test_training_step():
-    """A gradient, an optimizer and its state, all of which are put back."""
+    """A gradient, an optimizer and its state, all of which are restored."""
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.Adam([weight])
 

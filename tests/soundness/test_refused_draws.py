@@ -1,4 +1,4 @@
-"""Under jit a function refuses the draws that torch refuses for a dtype, and makes the others."""
+"""Under jit a function refuses the draws that torch refuses for a dtype, and makes all others."""
 
 from __future__ import annotations
 

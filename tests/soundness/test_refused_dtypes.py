@@ -37,7 +37,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor
     return F.scaled_dot_product_attention(q[None, None], k[None, None], v[None, None])
 
 
-# A function, and the shapes of its arguments, which are float32 where a case does not say other.
+# A function, and the shapes of its arguments, which are float32 unless a case has another dtype.
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "mm": (torch.mm, (SQUARE, SQUARE)),
     "matmul": (torch.matmul, ((2, 3, 3), SQUARE)),
@@ -107,7 +107,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
 
 
 def cases() -> list[tuple[str, tuple[torch.dtype, ...]]]:
-    """Each function with int64 arguments alone, and with one argument of another dtype than float32."""
+    """Yield each function with int64 arguments only, and with one argument of another dtype than float32."""
     found = []
     for name, (_, shapes) in FUNCTIONS.items():
         combinations = {(torch.int64,) * len(shapes)}
@@ -183,7 +183,7 @@ def test_autocast_takes_mixed_dtypes():
 
 
 def test_a_narrow_dtype_without_a_kernel_is_computed():
-    """Torch has no kernel of `cdist` for bfloat16 on a CPU. A GPU has, and XLA."""
+    """Torch has no kernel of `cdist` for bfloat16 on a CPU, but has one on a GPU, and XLA has one."""
     x = jnp.ones((3, 2), jnp.bfloat16)
     assert jax.jit(jtbridge.wrap(torch.cdist))(x, x + 1).dtype == jnp.bfloat16
 

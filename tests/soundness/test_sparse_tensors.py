@@ -74,7 +74,7 @@ def test_a_result_of_as_many_elements_as_there_are_entries_is_refused_under_jit(
         jax.jit(jtbridge.wrap(f))(X)
 
 
-# Torch has the first derivatives of these alone. It silently takes the second derivatives of the first ones for zero.
+# Torch has only first derivatives of these. It silently treats second derivatives of the first few as zero.
 ONCE: dict[str, Callable[[torch.Tensor], Any]] = {
     "made": lambda x: places(x[0]).to_dense() ** 2,
     "product": lambda x: places(x[0]) @ x,

@@ -1,4 +1,4 @@
-"""State in places that few programs use: written in each call of torch, refused by name in a trace, and put back."""
+"""State in places that few programs use: written in each call of torch, refused by name in a trace, and restored."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ def test_it_is_refused_by_name_and_put_back(name, route):
 @pytest.mark.parametrize("purity", ["warn", "allow"])
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.PurityWarning")
 def test_a_write_that_settles_stays_unwritten(purity):
-    """Of all settings of `purity`. Later runs write nothing more, as with a constant, but the result is another."""
+    """This holds for all settings of `purity`. Later runs write nothing, as with a constant, but the result differs."""
     layer = torch.nn.Dropout(0.5)
 
     def f(x):

@@ -1,4 +1,4 @@
-"""State is changed in random ways between calls, and no call, derivative or batch is ever of an earlier state.
+"""State changes in random ways between calls, and no call, derivative or batch ever uses an earlier state.
 
 Everything is compared with torch itself, run at that moment. Eagerly, and through a `jax.jit` that is made anew for
 each call, since that is where a JAX function reads Python's state.
@@ -38,7 +38,7 @@ def _jacobian(f: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> tor
     return torch.stack([torch.autograd.grad(y, leaf, retain_graph=True)[0] for y in f(leaf)])
 
 
-# The calls that a user makes: of a JAX function on a JAX array, and of the torch function on a tensor.
+# The calls of a user: a JAX function on a JAX array, and the torch function on a tensor.
 USES: dict[str, tuple[Callable[..., Any], Callable[..., Any], torch.Tensor]] = {
     "call": (lambda f: f, lambda f, x: [f(x)], X),
     "grad": (lambda f: jax.grad(lambda x: f(x).sum()), lambda f, x: [_gradient(f, x)], X),
@@ -63,7 +63,7 @@ USES: dict[str, tuple[Callable[..., Any], Callable[..., Any], torch.Tensor]] = {
 
 
 def compare(world: World, wrapped: Any, use: str, fresh_jit: bool) -> None:
-    """One use of the wrapped function, beside torch."""
+    """Compare one use of the wrapped function with torch."""
     of_jax, of_torch, x = USES[use]
     with world.surroundings():
         expected = of_torch(world.function, x)
@@ -74,7 +74,7 @@ def compare(world: World, wrapped: Any, use: str, fresh_jit: bool) -> None:
 
 
 class States(RuleBasedStateMachine):
-    """One world and one wrapped function for each backend, made once."""
+    """A state machine with one world and one wrapped function for each backend."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class States(RuleBasedStateMachine):
 TestStates = pytest.mark.slow(States.TestCase)
 TestStates.settings = settings(max_examples=8, stateful_step_count=10, deadline=None)
 
-# Changes that only undo another one, which comes first.
+# Changes that only undo another change, which must come first.
 _AFTER = {
     "hooks_are_removed": "a_forward_hook_is_registered",
     "forward_of_an_instance_is_deleted": "forward_of_an_instance_is_set",
@@ -116,7 +116,7 @@ def _world_before(name: str) -> World:
 
 @pytest.mark.parametrize("name", sorted(CHANGES))
 def test_torch_sees_each_change(name: str):
-    """Otherwise the tests of this file would hold for any cache."""
+    """Otherwise the tests of this file would pass with any cache."""
     world = _world_before(name)
     with world.surroundings():
         before = world.function(X).detach().float(), _gradient(world.function, X).float()

@@ -49,7 +49,7 @@ def test_lazily_built_constants_are_kept(backend):
 
 
 class BuildsTensors(torch.nn.Module):
-    """Makes each kind of tensor in its first call, of values that depend on no argument."""
+    """A module that makes each kind of tensor in its first call, with values that do not depend on the arguments."""
 
     def __init__(self):
         super().__init__()
@@ -145,7 +145,7 @@ def test_the_globals_of_a_decorator_of_a_library_are_not_state_of_a_function(mod
 
 
 class WithDescriptor(type):
-    """A metaclass whose `__module__` is for its classes, as that of functions that Cython compiled."""
+    """A metaclass whose `__module__` is a descriptor for its classes, like that of functions compiled by Cython."""
 
     __module__ = property(lambda cls: "compiled")
 

@@ -31,7 +31,7 @@ class Counting(torch.autograd.Function):
 
 
 class Halved(torch.distributions.Normal):
-    def log_prob(self, value):  # named by no code of the user
+    def log_prob(self, value):  # no user code names it
         calls.append("log_prob")
         return super().log_prob(value) / 2
 

@@ -1,4 +1,4 @@
-"""No tensor of a batch outlives the call: a function that keeps one runs row by row, as torch code does in a loop."""
+"""No tensor of a batch outlives the call: a function that keeps a tensor runs row by row, like torch code in a loop."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Recurrent(torch.nn.Module):
 
 
 class Counting(torch.nn.Module):
-    """A tensor that each call writes to, and that no argument enters."""
+    """A tensor that each call writes to, with values that do not depend on the arguments."""
 
     def __init__(self):
         super().__init__()
@@ -142,7 +142,7 @@ def tensors_of_batches() -> list[torch.Tensor]:
 def test_a_function_that_keeps_tensors_is_that_of_its_rows(kind, transform):
     function, twin = MAKE[kind](), MAKE[kind]()
     f, of_twin = jtbridge.wrap(function), jtbridge.wrap(twin)
-    before = tensors_of_batches()  # that other tests keep
+    before = tensors_of_batches()  # tensors that other tests keep
     for _ in range(3):
         found = jax.vmap(transform(f))(ROWS)
         np.testing.assert_allclose(found, [transform(of_twin)(row) for row in ROWS], rtol=1e-6)
@@ -152,7 +152,7 @@ def test_a_function_that_keeps_tensors_is_that_of_its_rows(kind, transform):
 
 
 def test_a_mask_that_is_built_again():
-    """The call before kept nothing. Yet the state of this one is saved, because the first one has kept a tensor."""
+    """The previous call kept nothing. The state of this call is still saved, because the first call kept a tensor."""
     module = Masked()
     f = jtbridge.wrap(module)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""State that hooks write, which a function reaches only by way of torch: of tensors, of all modules, of optimizers."""
+"""State written by hooks that a function reaches only through torch: hooks of tensors, all modules and optimizers."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import jtbridge
 
 
 class LazyMapping(dict):
-    """A dict that loads all its entries when it is asked for anything, as the mappings of transformers do."""
+    """A dict that loads all its entries on any access, like the mappings of transformers."""
 
     loaded = 0
 

@@ -1,4 +1,4 @@
-"""Writes of a first call after which nothing more is written: constants are kept, what changes a result is refused."""
+"""State that only the first call writes: constants are kept, and writes that change a result are refused."""
 
 from __future__ import annotations
 

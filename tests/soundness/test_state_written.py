@@ -224,7 +224,7 @@ def test_what_is_read_and_has_no_copy_is_refused(make, take, by):
     taken = [float(take(others)) for _ in range(2)]
     f = jtbridge.wrap(lambda x: x * take(numbers), backend=by)
     numbers = make()
-    assert [float(f(X)[0]) for _ in range(2)] == taken  # an eager call reads on
+    assert [float(f(X)[0]) for _ in range(2)] == taken  # an eager call continues to read
 
 
 def test_a_text_that_is_written_to_is_no_state():

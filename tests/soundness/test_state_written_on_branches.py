@@ -1,4 +1,4 @@
-"""State that a function writes on some ways through it."""
+"""State that a function writes in some of its branches."""
 
 from __future__ import annotations
 

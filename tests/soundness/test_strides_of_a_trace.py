@@ -1,4 +1,4 @@
-"""Strides of results: whether `flatten` returns a view, to which a write goes through, depends on them."""
+"""Strides of results: they decide whether `flatten` returns a view, so that writes to it change its base."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPERATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "reflection_pad3d": lambda x: F.pad(x[None], (1, 1, 1, 1, 1, 1), mode="reflect"),
     "replication_pad3d": lambda x: F.pad(x[None], (1, 1, 1, 1, 1, 1), mode="replicate"),
 }
-# Functions whose gradients have strides of their own. The weights keep a gradient from being an expanded number.
+# Functions whose gradients have unusual strides. The weights keep a gradient from being an expanded number.
 WEIGHTS = torch.arange(120.0).reshape(2, 4, 3, 5)
 DIFFERENTIATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "batch_norm": lambda x: F.batch_norm(x, None, None, training=True) * WEIGHTS,
@@ -83,7 +83,7 @@ def test_gradients(layout: str):
 
 
 def _strides(of: Callable[[torch.Tensor], torch.Tensor], layout: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function whose result has the strides of `of` as its shape, so that nothing need be computed."""
+    """Return a function whose result has the strides of `of` as its shape, so that only shapes are computed."""
     return lambda x: torch.zeros(()).expand(of(LAYOUTS[layout](x)).stride())
 
 

@@ -44,7 +44,7 @@ class Dropping(torch.nn.Module):
 
 
 def gradient_with_checkpoint() -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that differentiates inside, so that the recomputation is a part of it."""
+    """Differentiate inside the function, so that the recomputation is a part of it."""
     model = Dropping(False)
 
     def run(x: torch.Tensor) -> torch.Tensor:
@@ -101,7 +101,7 @@ DRAWING: list[Callable[[torch.Tensor], torch.Tensor]] = [
 
 
 def work() -> list[Callable[[], Any]]:
-    """Fifty things to do, of all kinds; some of them raise."""
+    """Return fifty jobs of all kinds; some of them raise."""
     jobs: list[Callable[[], Any]] = []
     for backend in ("auto", "xla", "dlpack"):
         for fn in PURE:
@@ -132,7 +132,7 @@ def work() -> list[Callable[[], Any]]:
 
 
 class Other:
-    """The observations, round after round, of a thread that uses torch without jtbridge."""
+    """A thread that uses torch without jtbridge, and records its observations in rounds."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -198,7 +198,7 @@ def rounds(other: Other, count: int) -> list[tuple[Any, ...]]:
 
 
 def test_another_thread_sees_nothing():
-    """While fifty functions are traced, compiled and run."""
+    """It runs while fifty functions are traced, compiled and run."""
     import torch._dynamo
 
     count = DRAWS // ROUND

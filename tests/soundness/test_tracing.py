@@ -1,4 +1,4 @@
-"""Functions that do something else while they are traced than in torch, unless the tracer is careful.
+"""Functions that behave differently under a trace than in torch, unless the tracer is careful.
 
 One table of cases. Each runs under ``jax.jit`` with every backend, value and gradient, and is compared with torch
 itself on the same numbers. A backend may refuse what it cannot translate, by name; it may not give other numbers.
@@ -370,7 +370,7 @@ def unmaterialized_inside(v):
     return _TwoResults.apply(v)[0]
 
 
-# Random generators of the function's own
+# Random generators that belong to the function
 
 
 @case(untraceable=True)
@@ -391,7 +391,7 @@ def generator_seeded_later(v):
 
 
 def gradient_of(fn: Callable[..., Any], point: np.ndarray) -> torch.Tensor:
-    """The gradient of the sum of the squares of the first result."""
+    """Return the gradient of the sum of the squares of the first result."""
     x = torch.from_numpy(point.copy()).requires_grad_()
     return torch.autograd.grad((jax.tree.leaves(fn(x))[0] ** 2).sum(), x)[0]
 

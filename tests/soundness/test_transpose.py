@@ -73,14 +73,14 @@ NOT_LINEAR: dict[str, Callable[..., Any]] = {
     "reciprocal": lambda v: 1 / v,
     "absolute": torch.abs,
     "largest": lambda v: v.max(),
-    # The derivative of these does not use v, so a look at it would not tell.
+    # The derivative of these functions does not use v, so it does not show that they are not linear.
     "sign": torch.sign,
     "floor": torch.floor,
     "fraction": torch.frac,
     "remainder": lambda v: v % 2,
     "rounded_quotient": lambda v: torch.div(v, 2, rounding_mode="floor"),
     "integer": lambda v: v.to(torch.int32).to(torch.float32),
-    # These are linear, but their derivative is not their transpose.
+    # These functions are linear, but their derivative is not their transpose.
     "detached": lambda v: 2 * v.detach(),
     "partly_detached": lambda v: v + v.detach(),
     "without_gradient": without_gradient,
@@ -191,7 +191,7 @@ def test_solvers_and_their_derivatives(solver: Callable[..., Any], name: str):
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_custom_linear_solve(name: str):
-    """jax.lax.custom_linear_solve, by which jaxopt differentiates an optimum, and lineax a solution."""
+    """jax.lax.custom_linear_solve, with which jaxopt differentiates an optimum, and lineax a solution."""
     matrix = jnp.asarray(MATRIX.numpy())
     product = jtbridge.wrap(lambda a, v: a @ v, backend=name)
 

@@ -1,4 +1,4 @@
-"""What only some values decide: conditions that are written to later, state and writes of one branch, caught errors."""
+"""Effects that depend on values: conditions that are written to later, state and writes in a branch, caught errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes that autograd does not see, as to `.data`: torch's gradients read the values that were overwritten."""
+"""Writes that autograd does not record, such as to `.data`: torch's gradients read the overwritten memory."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ X = np.array([1.0, 3.0, 2.0], np.float32)
 
 
 def saved_result(x: torch.Tensor) -> torch.Tensor:
-    """The gradient of a maximum looks for the result among the elements, and finds none."""
+    """Overwrite a maximum: its gradient compares the result with the elements, and finds no equal element."""
     y = x.max()
     y.data.mul_(-0.57)
     return y
 
 
 def saved_argument(x: torch.Tensor) -> torch.Tensor:
-    """The gradient of a product divides by the elements."""
+    """Overwrite the argument of a product: its gradient divides by the elements."""
     y = x.prod(-1)
     torch.mul(x.detach(), -0.14, out=x.data)
     return y
@@ -44,7 +44,7 @@ def solved(x: torch.Tensor) -> torch.Tensor:
 
 
 def kronecker(x: torch.Tensor) -> torch.Tensor:
-    """Autograd keeps the factors, and does not notice that one is written over."""
+    """Autograd saves the factors, and does not detect that one of them is overwritten."""
     a = x * 1.5
     y = torch.kron(a, x)
     a.mul_(3)

@@ -51,11 +51,11 @@ class Times(nn.Module):
 
 
 class World:
-    """All of the state, made anew for each test."""
+    """All of the state, new for each test."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        self.helpers = types.ModuleType("helpers")  # with globals of its own, which a change may set
+        self.helpers = types.ModuleType("helpers")  # with separate globals, which a change may set
         exec(_HELPERS, self.helpers.__dict__)
         self.net = _net()
         self.numpy = np.array([0.5, -0.5, 0.25], np.float32)
@@ -91,7 +91,7 @@ class World:
 
     @contextlib.contextmanager
     def surroundings(self) -> Iterator[None]:
-        """Torch's own settings, around a call."""
+        """Apply torch's settings around a call."""
         before = torch.get_default_dtype()
         with contextlib.ExitStack() as stack:
             if self.autocast:
@@ -104,7 +104,7 @@ class World:
 
 
 def _net() -> Any:
-    class Layer(nn.Module):  # a class of its own for each world, since changes set attributes of it
+    class Layer(nn.Module):  # a new class for each world, because changes set its attributes
         gain = 1.0
 
         def __init__(self) -> None:

@@ -30,7 +30,7 @@ class Case:
 
 
 class Module(torch.nn.Module):
-    """A module that runs `body` with itself."""
+    """A module that calls `body` with itself as an argument."""
 
     limit = 3
 
@@ -429,7 +429,7 @@ def own_generator(make: Callable[[], Any], draw: Callable[[Any], float], name: s
 
 
 def array_of(length: int) -> Callable[[], Case]:
-    """A function that writes to a tensor by NumPy: torch does not count the write."""
+    """Return a function that writes to a tensor through NumPy: torch does not count the write."""
 
     def case() -> Case:
         numbers = torch.zeros(length)

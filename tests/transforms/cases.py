@@ -23,7 +23,7 @@ class Case:
     fn: Callable[..., Any]
     arguments: Arguments
     batches: bool = True  # torch.vmap can do it in one call
-    derivatives_batch: bool = True  # and its derivatives, as far as is known
+    derivatives_batch: bool = True  # and torch.vmap can also batch its derivatives
     twice: bool = True  # torch can differentiate it twice
 
 

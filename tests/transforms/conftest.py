@@ -1,4 +1,4 @@
-"""Transformations are tried with a backend that translates and one that calls; values and gradients with all."""
+"""Transformations are tested with a backend that translates and one that calls, values and gradients with all."""
 
 from __future__ import annotations
 

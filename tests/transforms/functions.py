@@ -1,4 +1,4 @@
-"""Torch functions with a derivative of their own, and others whose gradient a mere replay of operators would miss."""
+"""Torch functions with custom derivatives, and functions whose gradient a replay of their operators would miss."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jtbridge
 
 
 class TripledGradient(torch.autograd.Function):
-    """x**2 whose backward says three times too much, in the old style: only its own backward gives 6x."""
+    """``x**2`` with a backward that is three times too large, in the old style: only this backward gives ``6 * x``."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -79,7 +79,7 @@ class TwoResults(torch.autograd.Function):
 
 @torch.library.custom_op("jtbridge_tests::numpy_sin", mutates_args=())
 def numpy_sin(x: torch.Tensor) -> torch.Tensor:
-    """sin by NumPy: nothing can look inside, and only the registered backward gives a gradient."""
+    """Compute sin by NumPy, which cannot be traced: only the registered backward gives a gradient."""
     import numpy as np
 
     return torch.from_numpy(np.sin(x.detach().numpy()))
@@ -101,7 +101,7 @@ numpy_sin.register_vmap(lambda info, in_dims, x: (numpy_sin(x), in_dims[0]))
 
 
 def inner_gradient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The gradient of an energy, differentiable again, as in force fields and physics-informed networks."""
+    """Return the gradient of an energy, which is differentiable again, as in force fields."""
     x = x * 1  # not the argument itself, which may be a leaf or not
     if not x.requires_grad:
         x.requires_grad_()
@@ -154,6 +154,6 @@ def in_place_on_argument(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor
 
 
 def aliased_results(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The argument itself, views of it, one tensor twice, an expanded and a transposed one."""
+    """Return the argument itself, views of it, one tensor twice, and expanded and transposed tensors."""
     y = torch.sin(x)
     return x, x.T, x[0], y, y, y[:, :1].expand(-1, 3), y.reshape(-1)[::2]

@@ -49,7 +49,7 @@ class Problem:
 
     @property
     def arguments(self) -> tuple:
-        """All arguments, as JAX arrays and static values."""
+        """Return all arguments, as JAX arrays and static values."""
         return self.tree.unflatten([jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in self.leaves])
 
     def torch_result(self, leaves: Sequence[Any] | None = None) -> Any:
@@ -72,7 +72,7 @@ class Problem:
         return [y for y in out if isinstance(y, torch.Tensor) and (y.is_floating_point() or y.is_complex())]
 
     def jax_loss(self, *primals: Any) -> jax.Array:
-        """A real scalar of all results, with second derivatives of its own."""
+        """Return a real scalar that depends on all results, with nonzero second derivatives."""
         out = self.jax_fn(*primals)
         terms = [
             jnp.sum(jnp.real(jnp.asarray(w) * y)) + jnp.sum(jnp.real(y * y.conj()) / 2)
@@ -89,18 +89,18 @@ class Problem:
         return torch.stack(terms).sum() if len({t.dtype for t in terms}) == 1 else sum(t.double() for t in terms)
 
     def like(self, arrays: Sequence[Any], seed: int = 1) -> list[np.ndarray]:
-        """Random arrays of the same shapes and dtypes: tangents, cotangents, directions, batch rows."""
+        """Return random arrays of the same shapes and dtypes: tangents, cotangents, directions, batch rows."""
         rng = np.random.default_rng([zlib.crc32(self.case.name.encode()), seed])
         return [random_like(rng, tuple(x.shape), str(x.dtype).removeprefix("torch.")) for x in arrays]
 
     def batching(self) -> contextlib.AbstractContextManager:
-        """Around a vmap of the function: where torch cannot batch it, jtbridge has to say so."""
+        """Context for a vmap of the function: where torch cannot batch it, jtbridge has to warn."""
         if self.case.batches or self.wrapped.backend in ("auto", "xla"):  # JAX batches a translated function
             return contextlib.nullcontext()
         return pytest.warns(SequentialVmapWarning, match="its rows run one after another")
 
     def batching_derivatives(self) -> contextlib.AbstractContextManager:
-        """Around a vmap of derivatives: a warning (an error elsewhere) is right where torch has no batching rule."""
+        """Context for a vmap of derivatives: it allows a warning if torch has no batching rule."""
         return contextlib.nullcontext() if self.case.derivatives_batch else _rows_allowed()
 
     def _weights(self, out: Sequence[Any]) -> list[np.ndarray]:
@@ -108,7 +108,7 @@ class Problem:
 
 
 def tensor(array: np.ndarray) -> torch.Tensor:
-    """A tensor of its own memory."""
+    """Return a tensor with separate memory."""
     return torch.from_numpy(np.array(array))
 
 

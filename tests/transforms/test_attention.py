@@ -1,4 +1,4 @@
-"""Forward derivatives and second derivatives of attention, for which torch has a gradient alone on a CPU."""
+"""Forward derivatives and second derivatives of attention, for which torch has only a gradient on a CPU."""
 
 from __future__ import annotations
 

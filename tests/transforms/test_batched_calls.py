@@ -40,7 +40,7 @@ def placed(mesh: jax.sharding.Mesh, *axes: str) -> tuple[jax.Array, jax.Array]:
 
 
 def compiled(f: Any, *args: Any) -> tuple[Any, list[str]]:
-    """The compiled program, and its collective operations."""
+    """Return the compiled program, and its collective operations."""
     program = jax.jit(f).lower(*args).compile()
     names = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
     return program, re.findall(rf" ({names})(?:-start)?\(", program.as_text())
@@ -80,7 +80,7 @@ def test_each_device_calls_torch_with_its_rows(mesh, axes):
 
 
 def test_without_batched_the_rows_are_gathered(mesh):
-    """The other tests could not fail if XLA never gathered."""
+    """This shows that the other tests can fail: XLA does gather."""
     _, collectives = compiled(jtbridge.wrap(model, backend="dlpack"), *placed(mesh, "data"))
     assert collectives == ["all-gather"]
 

@@ -1,4 +1,4 @@
-"""Torch functions as the bodies of `jax.lax.reduce` and its kin, where XLA would end the process at a call of torch."""
+"""Torch functions as bodies of `jax.lax.reduce` and similar, where a call of torch would make XLA end the process."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ PAIRS = {
 
 @pytest.fixture(autouse=True)
 def strict_promotion() -> Iterator[None]:
-    """Instead of the one in conftest.py: the jax.numpy functions here mix real and complex numbers."""
+    """Override the fixture of conftest.py: the jax.numpy functions here mix real and complex numbers."""
     with jax.numpy_dtype_promotion("standard"):
         yield
 

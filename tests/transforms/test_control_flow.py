@@ -106,7 +106,7 @@ def test_jvp_of_while_loop(backend: str):
 
 
 def test_vmap_of_while_loop(backend: str):
-    """Each row stops on its own."""
+    """Each row stops independently."""
     double = jtbridge.wrap(lambda x: x * 2)
     loop = jax.vmap(lambda x: jax.lax.while_loop(lambda x: x < 10, double, x))
     assert jax.jit(loop)(jnp.array([1.0, 3.0, 20.0])).tolist() == [16, 12, 20]

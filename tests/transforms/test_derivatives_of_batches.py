@@ -1,4 +1,4 @@
-"""Eager derivatives of batches of derivatives: a batch over one argument, and gradients by another one."""
+"""Eager derivatives of batches of derivatives: a batch over one argument, and gradients by another."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def _loss(f: Function) -> Function:
 
 
 def _rows(f: Function) -> Function:
-    """Return the function from w to its gradients by w, one for each row of X."""
+    """Return a function of w that returns the gradients by w for each row of X."""
     return lambda w: jax.vmap(jax.grad(_loss(f)), (None, 0))(w, X)
 
 
 def _pulled(f: Function, ct: jax.Array) -> Function:
-    """Return the function from w to a cotangent that was pulled back to w."""
+    """Return a function of w that pulls a cotangent back to w."""
     return lambda w: jax.vjp(lambda w: f(w, X[0]), w)[1](ct)[0]
 
 

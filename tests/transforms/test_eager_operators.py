@@ -1,4 +1,4 @@
-"""Eager batches of torch's operators, and their gradients, against the rows: torch.vmap is wrong for some of them."""
+"""Eager batches of torch's operators and their gradients, compared with the rows: torch.vmap is wrong for some."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
 ROWS, MOST_SAMPLES = 3, 5
 # Results that differ between two runs.
 RANDOM = ("rand", "normal", "dropout", "bernoulli", "multinomial", "uniform", "exponential", "geometric", "cauchy")
-# Memory that nothing was written to, eigenvectors, which have any phase, and operators of GPUs alone.
+# Uninitialised memory, eigenvectors, which may have any phase, and operators for GPUs only.
 UNDEFINED = ("empty", "svd_lowrank", "pca_lowrank", "rrelu", "linalg.eig", "jiterator")
 OPERATORS = {
     f"{op.name}.{op.variant_test_name}".removesuffix("."): op

@@ -1,4 +1,4 @@
-"""Functions whose derivative torch lacks or gets wrong, and what replaces them: their values and derivatives stay."""
+"""Replacements of functions whose derivative torch lacks or gets wrong: values and derivatives are right."""
 
 from __future__ import annotations
 

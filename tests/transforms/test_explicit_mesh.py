@@ -1,4 +1,4 @@
-"""Arrays whose sharding is part of their type, as `jax.make_mesh` makes its axes: derivatives have these types too."""
+"""Arrays whose sharding is part of their type (explicit axes of `jax.make_mesh`): derivatives have these types too."""
 
 from __future__ import annotations
 

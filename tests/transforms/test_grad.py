@@ -84,7 +84,7 @@ def test_chain_of_wrapped_functions(backend: str, x64: None):
 
 @pytest.mark.parametrize("index", [[True, False, False], torch.tensor([False, True, False])], ids=["list", "tensor"])
 def test_the_rows_of_a_constant_mask_are_broadcast(index, backend: str):
-    """While a called function is traced, the number of the rows is a symbol, which torch takes for 3."""
+    """While a called function is traced, the number of rows is a symbol, which torch assumes to be 3."""
     f = jtbridge.wrap(lambda x: (x[index] * x).sum())
     x = jnp.arange(1.0, 10).reshape(3, 3)
     row = 0 if isinstance(index, list) else 1
@@ -94,7 +94,7 @@ def test_the_rows_of_a_constant_mask_are_broadcast(index, backend: str):
 
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
 def test_hooks_of_tensors_that_have_a_gradient_only_under_grad(backend: str, jitted: bool):
-    """A function is traced for its value too, where torch refuses a hook and `retain_grad`."""
+    """A function is also traced for its value, where torch refuses a hook and `retain_grad`."""
 
     def f(x):
         y = x * 1

@@ -1,4 +1,4 @@
-"""Tensors that pass from one differentiated eager call to another where JAX cannot see them: refused."""
+"""Tensors that pass from one differentiated eager call to another without JAX are refused."""
 
 from __future__ import annotations
 

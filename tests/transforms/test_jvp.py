@@ -41,7 +41,7 @@ def test_jitted_jvp(name: str, backend: str, x64: None):
 
 @pytest.mark.parametrize("name", FORWARD_MODE)
 def test_one_argument_moves(name: str, x64: None):
-    """Arguments that stand still have no tangent, rather than a zero one."""
+    """Arguments that are not differentiated have no tangent, instead of a zero tangent."""
     problem = Problem(name)
     primals, tangents = jaxes(problem.primals), problem.like(problem.primals)
     for i, x in enumerate(primals):
@@ -52,7 +52,7 @@ def test_one_argument_moves(name: str, x64: None):
 
 
 def test_the_row_for_padding_has_no_tangent(backend: str):
-    """As it has no gradient; torch's own forward mode gives it one."""
+    """The row has no gradient either, but torch's forward mode gives it a tangent."""
     wrapped = jtbridge.wrap(
         lambda table: torch.nn.functional.embedding(torch.tensor([2, 0, 1]), table, padding_idx=0), backend=backend
     )
@@ -88,7 +88,7 @@ def test_integer_results_have_float0_tangents(backend: str):
 
 
 def test_own_forward_derivative_of_an_autograd_function(backend: str):
-    """A function with a `jvp` of its own moves as that says, whatever its backward says."""
+    """A function with a custom `jvp` uses it for forward mode, whatever its backward computes."""
 
     class Cube(torch.autograd.Function):
         @staticmethod
@@ -337,7 +337,7 @@ def test_a_complex_number_from_products_with_numbers(jitted: bool, backend: str)
 @pytest.mark.filterwarnings("ignore::jtbridge.errors.CalledWarning")
 @pytest.mark.parametrize("by", ["auto", "dlpack", "callback"])
 def test_a_gradient_that_torch_fails_to_differentiate(by: str):
-    """The gradient of a write to a base reads it by a view that other strides forbid."""
+    """The gradient of a write to a base reads the base through a view that does not exist for other strides."""
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         y = torch.logcumsumexp(x, 1).clone()
@@ -448,7 +448,7 @@ class SquaresWithOwnTangent(torch.autograd.Function):
 @pytest.mark.parametrize("backend", ["auto", "xla", "dlpack"])
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
 def test_a_tangent_inside_of_a_function_with_its_own(jitted: bool, backend: str, x64: None):
-    """Torch's forward mode of a forward mode takes the tangent of such a function for 0 (torch 2.13)."""
+    """Torch's forward mode over forward mode treats the tangent of such a function as 0 (torch 2.13)."""
 
     def fn(x):
         return torch.func.jvp(lambda u: SquaresWithOwnTangent.apply(u) * u, (x,), (x.cos(),))[1]

@@ -1,4 +1,4 @@
-"""Operators without a kernel for autograd, whose derivative torch takes for zero with a warning."""
+"""Operators without a kernel for autograd, whose derivative torch treats as zero, with a warning."""
 
 from __future__ import annotations
 

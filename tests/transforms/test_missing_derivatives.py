@@ -34,7 +34,7 @@ def checkpointed(v, a):
     return checkpoint(outer, v, use_reentrant=True)
 
 
-# Torch says so where a value alone is asked for.
+# Torch gives this warning if only a value is requested.
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
 backends = pytest.mark.parametrize("backend", ["auto", "dlpack"])
 

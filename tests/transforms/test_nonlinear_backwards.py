@@ -141,7 +141,7 @@ def add_functions(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("backend", ["auto", "dlpack"])
 def test_derivative_operators_of_torch_are_linear(backend: str):
-    """Beside a hook, which is linear here."""
+    """These operators occur together with a hook, which is linear here."""
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         y = 1.0 * x

@@ -1,4 +1,4 @@
-"""Residuals of called functions: each reaches the backward as the argument that it is for."""
+"""Residuals of called functions: the backward gets each of them as the right argument."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jtbridge
 
 
 class Layer(nn.Module):
-    """A layer of a transformer whose heads are as wide as the sequence is long: residuals differ in meaning alone."""
+    """A transformer layer whose head size equals the sequence length, so that residuals have the same shapes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -138,7 +138,7 @@ def test_sharded_arrays_outside_shard_map(mesh, data, backend: str, x64: None):
 
 
 def test_derivatives_of_eager_calls_along_sharded_arrays(mesh, data, backend: str, x64: None):
-    """The arguments lie on one device, and the tangents and cotangents on four: torch gets their values."""
+    """The arguments are on one device, and the tangents and cotangents on four: torch gets their values."""
     f = jtbridge.wrap(lambda x: torch.sin(x), backend=backend)
     x, expected = jnp.asarray(data[1]), tensor(data[1])
     spread = jax.device_put(2 * x, NamedSharding(mesh, P("i")))

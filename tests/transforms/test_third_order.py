@@ -19,7 +19,7 @@ ORDERS = ["".join(letters) for letters in itertools.product("fr", repeat=3)]
 
 
 def derivative_along(fn, direction, mode):
-    """The derivative of a real function along a direction, by forward ("f") or reverse ("r") mode."""
+    """Return the derivative of a real function along a direction, by forward ("f") or reverse ("r") mode."""
     if mode == "f":
         return lambda primals: jax.jvp(fn, (primals,), (direction,))[1]
 

@@ -50,7 +50,7 @@ def test_recomputed_vjp(name: str, x64: None):
 
 @pytest.mark.parametrize("name", MOVING)
 def test_one_argument_at_a_time(name: str, x64: None):
-    """The gradient of one argument alone is the same as among the others."""
+    """The gradient by one argument is the same with and without the gradients by the others."""
     problem = Problem(name)
     cotangents = problem.like(problem.torch_fn(*tensors(problem.primals)))
     expected = reference.vjp(problem.torch_fn, tensors(problem.primals), tensors(cotangents))
@@ -62,7 +62,7 @@ def test_one_argument_at_a_time(name: str, x64: None):
 
 @pytest.mark.parametrize("name", MOVING)
 def test_one_result_at_a_time(name: str, x64: None):
-    """Results that are not used have no cotangent, rather than a zero one."""
+    """Results that are not used have no cotangent, instead of a zero cotangent."""
     problem = Problem(name)
     count = len(problem.torch_fn(*tensors(problem.primals)))
     for o in range(count):

@@ -19,12 +19,12 @@ from .problem import ALL, Problem, tensor
 
 ROWS = 3
 
-# An unbatched tensor cannot take batched values in place (torch.vmap's own rule), so these run row by row.
+# torch.vmap refuses to write batched values into an unbatched tensor, so these run row by row.
 WRITES_ROWS_INTO_UNBATCHED = ["cross_entropy", "in_place_inside", "in_place_on_argument"]
 
 
 class Batch:
-    """Rows of arguments for one case: `axes` says for each array leaf where its rows lie, or None."""
+    """Rows of arguments for one case: `axes` has the batch axis of each array leaf, or None."""
 
     def __init__(self, name: str, axes: Any):
         problems = [Problem(name, seed) for seed in range(ROWS)]
@@ -39,7 +39,7 @@ class Batch:
         }
 
     def run(self, out_axes: Any = 0) -> list[jax.Array]:
-        """The array results of one vmapped call."""
+        """Return the array results of one vmapped call."""
 
         def one(columns: dict[int, Any]) -> list[Any]:
             out = self.problem.wrapped(*self.problem.tree.unflatten(self._leaves(columns)))
@@ -70,7 +70,7 @@ def test_first_axis(name: str, backend: str):
 
 @pytest.mark.parametrize("name", ALL)
 def test_mixed_axes_under_jit(name: str, x64: None):
-    """Last axes, first axes and arguments without one; results with the rows last."""
+    """Batch axes are the last or the first axis, or missing; the rows of the results are last."""
     batch = Batch(name, lambda number, ndim: [ndim, None, 0][number % 3])
     with batch.problem.batching():
         out = jax.jit(lambda: batch.run(out_axes=-1))()

@@ -16,7 +16,7 @@ import jtbridge
 from jtbridge.errors import SequentialVmapWarning
 from tests.compare import assert_matches
 
-# Torch gives a tensor without dimensions less weight in the choice of a dtype. Functions of two tensors.
+# Functions of two tensors. In type promotion, torch gives tensors without dimensions lower priority.
 OPERATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "add": torch.add,
     "where": lambda x, y: torch.where(torch.tensor([True, False, True]), x, y),

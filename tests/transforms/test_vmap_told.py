@@ -1,4 +1,4 @@
-"""vmap of functions that ask about the strides, the base or the text of a tensor: each row gets its own answers."""
+"""vmap of functions that read the strides, the base or the text of a tensor: each row gets its own values."""
 
 from __future__ import annotations
 

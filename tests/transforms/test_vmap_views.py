@@ -84,7 +84,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "view_as_complex": lambda x: torch.view_as_complex(x[:, :2]),
     "view_as_real": lambda x: torch.view_as_real(torch.view_as_complex(x[:, :2])),
     "vsplit": lambda x: torch.vsplit(x, [1])[1],
-    # Without a schema that says so, or in other forms.
+    # Operators whose schema does not declare a view, or in other forms.
     "x[1]": lambda x: x[1],
     "x[None]": lambda x: x[None],
     "x[..., 0]": lambda x: x[..., 0],
@@ -124,7 +124,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "narrow_copy": lambda x: x.narrow_copy(0, 0, 1),
     "index_select": lambda x: x.index_select(0, torch.tensor([0])),
 }
-# Of sparse, nested, conjugated or other tensors that no argument is; or of torch's own use.
+# Operators of sparse, nested, conjugated or other tensors that cannot be arguments, or for torch's internal use.
 NOT_TRIED = {
     *("_autocast_to_full_precision", "_autocast_to_reduced_precision", "_conj", "_fw_primal", "_grad_sum_to_size"),
     *("_indices", "_make_dual", "_ncf_unsqueeze", "_ncf_view", "_neg_view", "_nested_get_values", "_unpack_dual"),
@@ -264,7 +264,7 @@ def test_called(view: str, source: str, backend: str):
 
 
 def convolved(x: torch.Tensor) -> torch.Tensor:
-    """A batch of it has other strides than a row."""
+    """A batch of the result has other strides than a row."""
     return F.conv1d(torch.stack([x, x + 1]), x[:, :, None])
 
 

@@ -45,11 +45,11 @@ def test_what_cannot_be_traced_is_called_and_right(fn):
     want = fn(torch.tensor(np.asarray(X)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert_matches(f(X), want)  # eagerly there is nothing to say: it is torch
+        assert_matches(f(X), want)  # an eager call gives no warning: torch runs it
     with pytest.warns(CalledWarning, match=f'`{fn.__name__}` is called through backend "dlpack"') as seen:
         got = jax.jit(lambda x: f(x))(X)
     assert_matches(got, want)
-    assert __file__ in str(seen[0].message)  # the line that stood in the way
+    assert __file__ in str(seen[0].message)  # the line that prevents a translation
     assert seen[0].filename == __file__  # the line that called it
     with warnings.catch_warnings():
         warnings.simplefilter("error")

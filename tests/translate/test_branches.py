@@ -1,4 +1,4 @@
-"""Functions and backwards that branch on data: both ways are in the program, and the condition takes one."""
+"""Functions and backwards that branch on data: the program contains both branches, and the condition selects one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jtbridge import errors
 
 
 class SkipsOnes(torch.autograd.Function):
-    """As kernels' authors write it: a gradient of ones needs no product. The ways differ by more than that here."""
+    """As in the code of kernels: a gradient of ones needs no product. Here the branches differ by more than that."""
 
     @staticmethod
     def forward(ctx, x):
@@ -55,7 +55,7 @@ def test_every_way_is_torchs(factor):
     f = jtbridge.wrap(SkipsOnes.apply, backend="xla")
     ct = np.full(3, factor, np.float32)
     np.testing.assert_allclose(jax.jit(lambda x, ct: jax.vjp(f, x)[1](ct)[0])(X, ct), want)
-    # Of a batch every row goes its own way.
+    # In a batch, every row takes its own branch.
     cts = np.stack([np.full(3, c, np.float32) for c in (1.0, factor)])
     got = jax.vmap(lambda ct: jax.vjp(f, X)[1](ct)[0])(cts)
     np.testing.assert_allclose(got[0], 2 * X + 100)

@@ -171,7 +171,7 @@ def test_values_gradients_and_batches(f):
     np.testing.assert_allclose(wrapped(X), want, rtol=1e-6)
     np.testing.assert_allclose(jax.grad(loss)(X), gradient, rtol=1e-5)
     with warnings.catch_warnings():
-        # Eagerly it is torch's vmap, which refuses to write a batch into a tensor without one.
+        # An eager call uses torch's vmap, which refuses to write a batch into an unbatched tensor.
         warnings.simplefilter("ignore", errors.SequentialVmapWarning)
         np.testing.assert_allclose(jax.vmap(wrapped)(rows), values, rtol=1e-6)
         np.testing.assert_allclose(jax.vmap(jax.grad(loss))(rows), gradients, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Functions that close over CUDA tensors, on a machine without a GPU: a test says which tensors count as CUDA ones."""
+"""Functions that close over CUDA tensors, on a machine without a GPU: tests declare which tensors are CUDA tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X = jnp.asarray(np.random.default_rng(0).standard_normal((5, 40)), jnp.float32)
 
 @pytest.fixture
 def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.Tensor]]:
-    """The tensors that count as those of a GPU."""
+    """Return the tensors that count as CUDA tensors."""
     tensors: list[torch.Tensor] = []
     monkeypatch.setattr(closed_over, "on_gpu", lambda tensor: any(tensor is other for other in tensors))
     monkeypatch.setattr(_trace, "may_be_on_gpu", lambda: True)
@@ -36,7 +36,7 @@ def model() -> torch.nn.Sequential:
 
 
 def in_torch(module: torch.nn.Module) -> tuple[np.ndarray, np.ndarray]:
-    """The value, and the gradient of its sum."""
+    """Return the value, and the gradient of its sum."""
     x = torch.tensor(np.asarray(X), requires_grad=True)
     y = module(x)
     return y.detach().numpy(), torch.autograd.grad(y.sum(), x)[0].numpy()
@@ -83,7 +83,7 @@ def test_weights_that_are_differentiated_inside(there: list[torch.Tensor]):
 @pytest.mark.parametrize("start", [0, 3])
 @pytest.mark.parametrize("detached", [False, True])
 def test_a_part_of_a_tensor_begins_where_it_begins(there: list[torch.Tensor], detached: bool, start: int):
-    """Kernels, and `as_strided`, reach the memory of a tensor by its place in the storage."""
+    """Kernels and `as_strided` reach the memory of a tensor by its storage offset."""
     weights = torch.arange(200.0).reshape(5, 40)
     last = weights[start // 3 :, start:37]
     last = last.detach() if detached else last
@@ -125,7 +125,7 @@ def test_what_asks_for_a_gpu_gets_the_cpu(there: list[torch.Tensor], fn: Any):
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])
 def test_tensors_made_on_a_gpu_by_name(there: list[torch.Tensor], device: str):
-    """The argument is one of a GPU too, then; new tensors that name no device go there."""
+    """The argument is then a GPU tensor too, and new tensors without a device go to the GPU."""
     f = jtbridge.wrap(lambda x: x * torch.full((3,), 2.0, device=device) + torch.zeros(3), backend="xla")
     assert f(jnp.arange(3.0)).tolist() == [0, 2, 4]
 

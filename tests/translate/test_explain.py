@@ -1,4 +1,4 @@
-"""`explain` names the chosen backend, why those before it were not chosen, and the parts of the function."""
+"""`explain` names the chosen backend, why backends before it were not chosen, and the parts of the function."""
 
 from __future__ import annotations
 

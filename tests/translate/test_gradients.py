@@ -25,7 +25,7 @@ class StraightThrough(torch.autograd.Function):
 
 
 class SavesInputs(torch.autograd.Function):
-    """A backward that is not the derivative, and can be differentiated itself."""
+    """A function whose backward is not its derivative, and can itself be differentiated."""
 
     @staticmethod
     def forward(ctx, x, y):
@@ -206,7 +206,7 @@ def test_once_differentiable_is_refused_twice(every_backend: str):
 
 
 def test_second_derivatives_that_torch_knows_to_be_zero():
-    """They are zeros of autograd's own, without memory."""
+    """They are autograd's lazy zeros, without memory."""
     f = jtbridge.wrap(torch.abs, backend="xla")
     x = jnp.array([-2.0, 0.0, 3.0])
     np.testing.assert_array_equal(jax.jacrev(jax.jacrev(f))(x), np.zeros((3, 3, 3)))

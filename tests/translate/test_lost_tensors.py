@@ -1,4 +1,4 @@
-"""Tensors of which a trace loses sight: rows of a batch as a `Parameter`, other classes, results of other threads."""
+"""Tensors that a trace loses track of: rows of a batch as a `Parameter`, other classes, results of other threads."""
 
 from __future__ import annotations
 

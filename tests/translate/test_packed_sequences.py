@@ -1,4 +1,4 @@
-"""Packed sequences with lengths that are known, under `xla`, beside torch."""
+"""Packed sequences with known lengths under `xla`, compared with torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def assert_as_torch(fn: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor 
 
 
 def through(network: torch.nn.Module, x: torch.Tensor, lengths: Any, **options: Any) -> torch.Tensor:
-    """All that comes out of a network on a packed sequence, in one vector."""
+    """Return all results of a network on a packed sequence, in one vector."""
     out, states = network(pack_padded_sequence(x, lengths, **options))
     y, ends = pad_packed_sequence(out, padding_value=0.5, total_length=6)
     states = states if isinstance(states, tuple) else (states,)

@@ -210,7 +210,7 @@ def test_a_rebound_global_is_read_again(monkeypatch: pytest.MonkeyPatch):
     f, eager = jtbridge.wrap(fn, backend="xla"), jtbridge.wrap(fn)
 
     def assert_is(value: float, before: float):
-        """The cached program of `f` alone has the value that it was traced with."""
+        """Assert that calls read the new value, except the cached program of `f`, which has the value of its trace."""
         want, x = [value] * 3, jnp.ones(3)
         assert eager(x).tolist() == want
         assert jax.jit(lambda x: f(x))(x).tolist() == jax.jit(lambda x: eager(x))(x).tolist() == want
@@ -227,7 +227,7 @@ def test_a_rebound_global_is_read_again(monkeypatch: pytest.MonkeyPatch):
 
 
 def precisions(f: Callable) -> set[str]:
-    """Those of the products in a program, and of its gradient."""
+    """Return the precisions of the products in a program and in its gradient."""
     text = jax.jit(jax.value_and_grad(lambda x: f(x).sum())).lower(jnp.ones((3, 4, 8))).as_text()
     assert "dot_general" in text
     assert "convolution" in text
@@ -235,7 +235,7 @@ def precisions(f: Callable) -> set[str]:
 
 
 def test_products_are_as_precise_as_torchs():
-    """On a CPU that is always so. On a GPU, JAX's default would have ten bits."""
+    """On a CPU this is always true. On a GPU, JAX's default would use ten bits."""
     weight, kernel = torch.randn(8, 8), torch.randn(4, 4, 3)
     f = jtbridge.wrap(lambda x: torch.conv1d(x @ weight, kernel), backend="xla")
     assert precisions(f) == {"HIGHEST"}
@@ -264,7 +264,7 @@ def test_products_are_as_precise_as_torchs():
 
 @pytest.mark.parametrize("rows", [5, 40])
 def test_strides_from_the_start_of_the_memory_of_what_is_closed_over(rows: int):
-    """A copy of a small constant lies at the same place of its storage."""
+    """A copy of a small constant has the same storage offset."""
     weights = torch.arange(8.0 * rows).reshape(rows, 8)
     last = weights[1:, 3:]
 

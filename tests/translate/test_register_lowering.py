@@ -1,4 +1,4 @@
-"""Lowerings of a user's own operators."""
+"""Lowerings of users' operators."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Lazy(torch.nn.Module):
         return x * self.positions + self.table[1] * self.ones[0] + self.scaled
 
 
-# Fake mode asks every tensor for its `.grad`, also one that is no leaf of a graph.
+# Fake mode reads the `.grad` of every tensor, also of tensors that are not leaves of a graph.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_a_module_that_keeps_constants(backend):
     module, other = Lazy(), Lazy()
@@ -58,7 +58,7 @@ def test_a_module_that_keeps_constants(backend):
         torch.testing.assert_close(getattr(module, name), getattr(other, name))
         assert type(getattr(module, name)) is torch.Tensor
     torch.testing.assert_close(module.ones, other.ones)
-    # A tensor that it stored and that depends on a weight is still differentiated.
+    # A stored tensor that depends on a weight is still differentiated.
     module(torch.ones(3)).sum().backward()
     assert module.weight.grad == other.positions.sum()
 
@@ -134,7 +134,7 @@ def test_state_is_refused_eagerly_by_a_backend_that_translates():
 
 
 class Smoothed(torch.autograd.Function):
-    """The square, whose backward keeps the gradient."""
+    """The square, whose backward stores the gradient."""
 
     before: torch.Tensor | None = None
     reads = False

@@ -1,4 +1,4 @@
-"""Calls whose graph, or run without values, would not do what torch does: split memory, lists that alias, Python."""
+"""Calls for which a graph, or a run without values, would differ from torch: split memory, aliasing lists, Python."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _folders() -> Sequence[Finding]:
 
 
 def unwritable_reason(folder: Path) -> str | None:
-    """Return why no file can be made in a folder, or the folder cannot be made; None if it can. Nothing is left."""
+    """Return why a folder, or a file in it, cannot be created; None if both can. The test leaves nothing behind."""
     missing: list[Path] = []
     try:
         missing = [path for path in (folder, *folder.parents) if not path.exists()]

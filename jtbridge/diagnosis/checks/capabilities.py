@@ -115,7 +115,7 @@ def _mutation() -> None:
     expect(x, _X)
 
 
-# Name, the function to run, and the child process.
+# The functions to run in the child process "calls", and in "programs", by the names of their checks.
 _CALLS: dict[str, Callable[[], None]] = {
     "eager call": lambda: expect(jtbridge.wrap(_function)(jnp.asarray(_X)), _VALUE),
     "eager gradient": lambda: expect(jax.grad(_total(jtbridge.wrap(_function)))(jnp.asarray(_X)), _GRADIENT),

@@ -1,4 +1,4 @@
-"""Arrays to torch and back, for each dtype and device; and products of float16 on a CPU."""
+"""Transfers of arrays to torch and back, for each dtype and device; and torch's float16 products on a CPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _of_device(device: Any) -> Sequence[Finding]:
 
 
 def _round_trip(device: Any, dtype: str) -> None:
-    """Take an array to torch and back, and compare the bytes. For dtypes of DLPack also compare the address."""
+    """Take an array to torch and back. Check that the tensor is not a copy, and that the bytes come back unchanged."""
     with jax.enable_x64(True):
         x = jax.device_put(np.array([[0, 1, 2], [3, 1, 0]]).astype(jnp.dtype(dtype)), device)
         tensor = jtbridge.to_torch(x)

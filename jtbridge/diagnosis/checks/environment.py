@@ -35,7 +35,7 @@ def _devices() -> Sequence[Finding]:
 
 
 def torch_devices(backend: str) -> Finding:
-    """Return findings about torch's access to the devices of JAX's default backend."""
+    """Return a finding about torch's access to the devices of JAX's default backend."""
     build = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
     build = build if torch.version.hip or torch.version.cuda else "the CPU"
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -49,7 +49,7 @@ def torch_devices(backend: str) -> Finding:
 
 
 def memory() -> Sequence[Finding]:
-    """Return how JAX and torch share the memory of a GPU."""
+    """Return a finding about how JAX and torch share the memory of a GPU."""
     if jax.default_backend() != "gpu":
         return [Finding("memory", "preallocation", OK, "no GPU: nothing is reserved")]
     preallocates = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower() not in ("false", "0")

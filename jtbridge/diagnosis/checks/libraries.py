@@ -28,7 +28,7 @@ def _wheels() -> Sequence[Finding]:
 def wheel_findings(
     installed: Mapping[str, str], requirements: Mapping[str, Iterable[tuple[str, str]]]
 ) -> Sequence[Finding]:
-    """Return which of NVIDIA's wheels are not of the versions that JAX and torch ask for.
+    """Return findings about NVIDIA's wheels: a warning for each whose version JAX or torch does not allow.
 
     Args:
         installed: the versions of NVIDIA's wheels by name.
@@ -59,7 +59,7 @@ def _loaded() -> Sequence[Finding]:
 
 
 def loaded_findings(lines: Iterable[str]) -> Sequence[Finding]:
-    """Return which CUDA libraries the lines of ``/proc/self/maps`` name, and which of them are there twice."""
+    """Return findings about the CUDA libraries in ``/proc/self/maps``: a warning for each that is loaded twice."""
     paths: dict[str, set[str]] = collections.defaultdict(set)
     for line in lines:
         path = line.split(maxsplit=5)[-1] if line.count("/") else ""
@@ -72,7 +72,7 @@ def loaded_findings(lines: Iterable[str]) -> Sequence[Finding]:
     for name, places in sorted(paths.items()):
         if len(places) > 1:
             text = f"{name} is loaded {len(places)} times: {', '.join(sorted(places))}"
-            fix = "Install JAX and torch for one version of CUDA, into an environment without others' LD_LIBRARY_PATH."
+            fix = "Install JAX and torch for the same version of CUDA, and remove others from LD_LIBRARY_PATH."
             found.append(Finding(_GROUP, name, WARNING, text, fix))
         else:
             found.append(Finding(_GROUP, name, OK, next(iter(places))))

@@ -43,7 +43,7 @@ def _times(run: Callable[[Any], Any], ones: Callable[[int], Any]) -> str:
 
 
 def _microseconds(run: Callable[[Any], Any], x: Any) -> float:
-    """Return the median time of a call, after a first one that compiles."""
+    """Return the median time of a call in microseconds, after a first call that compiles."""
     run(x)
     times: list[float] = []
     end = time.perf_counter() + _SECONDS

@@ -1,4 +1,4 @@
-"""The versions of the packages, and whether they fit together. Nothing is imported but metadata."""
+"""The versions of the packages, and whether they fit together. Most of these checks only read metadata."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def _plugin() -> Sequence[Finding]:
 
 
 def _jax_triton() -> Sequence[Finding]:
-    """Pairs of versions of Triton and jax-triton that do not work together, and an import that fails.
+    """Check that Triton and jax-triton can be imported, and that their versions work together.
 
-    Also the assembler that JAX runs for Triton kernels: without one, no kernel runs on an NVIDIA GPU.
+    Also look for the assembler that JAX runs for Triton kernels: without it, no kernel runs on an NVIDIA GPU.
     """
     from jtbridge.triton import jax_assembler, unsupported_reason
 
     if any(version_of(name) is None for name in ("triton", "jax-triton")):
-        return []  # the check of packages says so
+        return []  # the check "packages" reports this
     found = []
     reason = unsupported_reason()
     if reason is not None:

@@ -14,7 +14,7 @@ from jtbridge.lowerings._registry import register_lowering
 
 @register_lowering(OPERATOR, node=True)
 def _jax_call(tensors: Sequence[jax.Array], handle: str, *, node: fx.Node) -> list[jax.Array]:
-    del handle  # the note on the node keeps the function alive
+    del handle  # `node.meta` has the function, and keeps it alive
     return node.meta["custom"]["jax_function"](*tensors)
 
 

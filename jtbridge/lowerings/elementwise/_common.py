@@ -60,19 +60,20 @@ def number(value: complex, dtype: np.dtype) -> np.ndarray:
 
 
 def rounded(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Round values to the precision of a narrower float dtype, and keep their own dtype.
+    """Round values to the precision of a narrower float dtype, without changing their dtype.
 
-    XLA may remove a conversion to the narrower dtype and back.
+    A conversion to the narrower dtype and back is not enough, because XLA may remove it.
     """
     info = jnp.finfo(dtype)
     return lax.reduce_precision(x, info.nexp, info.nmant)
 
 
 def quotient(a: Any, b: Any, *, exact: bool = False) -> jax.Array:
-    """Return ``a / b``, correctly rounded also where `b` is a single number, or any array if `exact`.
+    """Return ``a / b``, correctly rounded if `b` has one element; with `exact`, correctly rounded for any `b`.
 
     XLA would replace the division by a number or a broadcast array by a product with its reciprocal. That product is
-    not exact where the quotient is an integer: the floor of 61.0 / 61 must not be 0. For arrays that costs time.
+    not exact where the quotient is an integer: the floor of 61.0 / 61 must not be 0. To prevent this for arrays too
+    costs time, so only `exact` does.
     """
     if not jnp.issubdtype(b.dtype, jnp.floating) or not jnp.ndim(a):
         return jnp.divide(a, b)

@@ -48,7 +48,7 @@ def _div(x: Any, y: Any, *, node: fx.Node) -> jax.Array:
 
 
 _aten = torch.ops.aten
-# Functions that jump where a number passes another one. After `_SMOOTH` functions they are looked for as well.
+# Functions with jumps. `_must_be_exact` also finds them behind functions of `_SMOOTH`.
 _JUMPS = frozenset(
     {
         *(_aten.floor, _aten.ceil, _aten.trunc, _aten.round, _aten.frac, _aten.sign),
@@ -59,7 +59,7 @@ _SMOOTH = frozenset({_aten.abs, _aten.add, _aten.clamp, _aten.expand, _aten.mul,
 
 
 def _must_be_exact(node: fx.Node, depth: int = 3) -> bool:
-    """Return whether an error of one ulp in a node's result may become an error of 1: in its `floor`, for example."""
+    """Return whether an error of one ulp in a node's result may grow to an error of 1, for example in its `floor`."""
     for user in node.users:
         packet = getattr(user.target, "overloadpacket", None)
         to_integers = packet is _aten._to_copy and not jnp.issubdtype(out_dtype(user), jnp.inexact)
@@ -70,7 +70,10 @@ def _must_be_exact(node: fx.Node, depth: int = 3) -> bool:
 
 @elementwise("gcd", "prims::gcd")
 def _gcd(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return torch's result also for the least integer, where `jnp.gcd` does not end: its absolute value is itself."""
+    """Return the greatest common divisor, also of the least integer of a dtype.
+
+    The absolute value of that integer wraps around to itself, so `jnp.gcd` does not terminate.
+    """
 
     def step(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         a, b = state
@@ -141,7 +144,7 @@ elementwise("fmod.Tensor", "fmod.Scalar", "prims::fmod")(_fmod)
 
 
 def _no_number_by_zero(result: jax.Array, divisor: jax.Array) -> jax.Array:
-    """Return the result of a division of integers; the invalid value where the divisor is 0, for which torch raises."""
+    """Replace the result of an integer division by 0, for which torch raises, by the dtype's invalid value."""
     return jnp.where(divisor == 0, number(no_number(np.dtype(result.dtype)), np.dtype(result.dtype)), result)
 
 

@@ -36,7 +36,7 @@ def _plain(x: jax.Array) -> jax.Array:
 
 
 def _recast(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Return the same bytes as another dtype, with more or fewer elements along the last axis.
+    """Reinterpret bytes as another dtype, with more or fewer elements along the last axis.
 
     The conversion is a single step, because XLA merges several steps.
     """

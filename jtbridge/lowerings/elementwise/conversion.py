@@ -29,7 +29,7 @@ def _to_copy(
     del dtype, device, pin_memory, non_blocking, memory_format
     if layout not in (None, torch.strided):
         raise TranslationError(f"a conversion to layout `{layout}` has no JAX form")
-    # torch.vmap makes a tensor of a number, and torch writes its value into the graph.
+    # `x` may be a Python number: torch.vmap converts a number to a tensor, and torch writes its value into the graph.
     return convert(jnp.asarray(x), out_dtype(node))
 
 

@@ -101,7 +101,7 @@ def _integer_power(base: Any, exponent: Any) -> jax.Array:
 @register_lowering("pow.Tensor_Scalar", node=True)
 def _pow_scalar(x: jax.Array, exponent: Any, *, node: fx.Node) -> jax.Array:
     (base,) = operands(node, x)
-    if out_dtype(node) == np.float16 and exponent in (0.5, -0.5):  # torch takes no root, which differs at -inf and -0.0
+    if out_dtype(node) == np.float16 and exponent in (0.5, -0.5):  # torch uses a power; a root differs at -inf and -0.0
         return _power(base, number(exponent, np.dtype(base.dtype))).astype(out_dtype(node))
     return _power_of_number(base, exponent).astype(out_dtype(node))
 

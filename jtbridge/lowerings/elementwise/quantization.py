@@ -1,4 +1,4 @@
-"""Fake quantization: values are rounded to a grid of integers times a scale; gradients by scale and zero point.
+"""Fake quantization, which rounds values to integers times a scale, and its gradients by scale and zero point.
 
 Depending on the operator, torch's CPU kernels compute in float32 or float64. Each conversion to an integer affects the
 result: NaN becomes the least quantized value, in one kernel because of ``fmax``, in others because x86 converts NaN to
@@ -98,7 +98,7 @@ def _of_channels(x: jax.Array, scale: Any, zero_point: Any, axis: int, low: int,
 
 
 def _along(values: jax.Array, axis: int, ndim: int) -> jax.Array:
-    """Reshape one value for each channel, so that it broadcasts along the other axes."""
+    """Reshape an array with one value for each channel so that it broadcasts along the other axes."""
     return values.reshape([-1 if i == axis else 1 for i in range(ndim)])
 
 

@@ -40,7 +40,7 @@ _with_cuts(jnp.arctanh, "atanh")
 def _with_imaginary_cuts(function: Callable[[jax.Array], jax.Array], name: str) -> None:
     """Register a function with f(-conj(x)) = -conj(f(x)) whose branch cuts are on the imaginary axis.
 
-    -0.0 as the real part is left of a cut.
+    A number with the real part -0.0 is left of a cut.
     """
 
     def lowering(x: jax.Array) -> jax.Array:

@@ -3,9 +3,8 @@
 A compiled program cannot raise, so its result holds an *invalid value* instead: NaN for floats, the least value of the
 dtype for integers, False for bools. For int64 the invalid value is the number whose 32-bit halves are both the least
 int32, because int64 results become int32 while x64 is off. A read out of range gives the invalid value. A write out of
-range makes every element of the result invalid, because a write that is silently dropped could not be told from one
-that took place. Negative indices count from the end where torch's own operator counts them so, and are out of range
-elsewhere.
+range makes every element of the result invalid, because a silently dropped write could not be distinguished from one
+that took place. Negative indices count from the end if they do so in torch's operator, and are out of range otherwise.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def read(x: jax.Array, places: Places, *, wrap: bool) -> jax.Array:
 
 
 def read_along(x: jax.Array, index: jax.Array, axis: int) -> jax.Array:
-    """Return elements at positions along an axis, one for each element of `index`; negative ones are out of range."""
+    """Return elements at positions along an axis, one for each element of `index`; negative indices are invalid."""
     if x.shape[axis] == 0:
         return jnp.full(index.shape, no_number(x.dtype), x.dtype)
     inside = jnp.where(index < 0, jnp.asarray(x.shape[axis], index.dtype), index)

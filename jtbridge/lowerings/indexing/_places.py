@@ -1,4 +1,4 @@
-"""Indices for jnp that select what an index tensor of torch selects along one axis."""
+"""Index tuples for jnp that select the same elements as an index tensor of torch along one axis."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ Places = tuple[Any, ...]
 
 
 def at_axis(index: jax.Array, axis: int) -> Places:
-    """Return an index for jnp that selects by `index` along one axis."""
+    """Return an index tuple for jnp that applies `index` along one axis."""
     return (*(slice(None),) * axis, index)
 
 
 def along(index: jax.Array, axis: int, shape: Sequence[int], source: Any) -> Places:
-    """Return an index for jnp that selects one element for each element of `index`, which has its coordinates.
+    """Return an index tuple for jnp that selects, for each element of `index`, the element with the same coordinates.
 
-    The element of `index` stands in place of the coordinate along `axis`. XLA takes whole rows at once, several times
-    faster, where the index was expanded from one element for each row, as libraries for graphs do.
+    Only the coordinate along `axis` differs: it is the value of the element of `index`. If torch expanded `index` from
+    one element for each row, as graph libraries do, the tuple selects whole rows, which XLA reads several times faster.
 
     Args:
         index: an index tensor with as many axes as the array that is indexed.
-        axis: the axis that it selects along.
-        shape: of the array.
-        source: the node of `index`.
+        axis: the axis along which `index` selects.
+        shape: the shape of the array.
+        source: the graph node of `index`.
     """
     whole = [i for i in _repeated(source) if i != axis and index.shape[i] == shape[i]]
     others = [i for i in range(index.ndim) if i not in whole]
-    if len(others) != others[-1] - others[0] + 1:  # jnp would put the axes of the index first
+    if len(others) != others[-1] - others[0] + 1:  # jnp would put the axes of separated index arrays first
         whole, others = [], [*range(index.ndim)]
     narrow = index[tuple(0 if i in whole else slice(None) for i in range(index.ndim))]
     places: list[Any] = [slice(None)] * index.ndim

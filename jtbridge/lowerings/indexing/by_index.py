@@ -113,7 +113,7 @@ def _zeros_and_scatter(shape: Sequence[int], indices: Indices, values: jax.Array
 
 
 def _with_unit_axis(x: jax.Array, places: tuple[Any, ...], values: jax.Array) -> jax.Array:
-    """Return `values` with the unit axis that a read has because 0-d indices are made 1-d."""
+    """Insert into `values` the axis of size 1 that a read at `places` has, because `_places` makes 0-d indices 1-d."""
     shape = jax.eval_shape(lambda a: a[places], x).shape
     arrays = [i for i, place in enumerate(places) if not isinstance(place, slice)]
     adjacent = arrays[-1] - arrays[0] + 1 == len(arrays)
@@ -205,7 +205,7 @@ def _nonzero_static(x: jax.Array, *, size: int, fill_value: int = -1) -> jax.Arr
 def _repeat_interleave(repeats: jax.Array, *, output_size: int | None = None, node: fx.Node) -> jax.Array:
     if output_size is None:
         raise TranslationError(
-            "`repeat_interleave` with a tensor of repeats has a shape that depends on data; say it by `output_size=`"
+            "`repeat_interleave` with a tensor of repeats has a shape that depends on data; pass `output_size=`"
         )
     ends = jnp.cumsum(repeats, dtype=jnp.int64)
     places = positions(out_shape(node), 0)

@@ -1,6 +1,6 @@
 """Sums, means and maxima over bags of rows of a table.
 
-A bag is a run of row numbers; ``offsets`` holds the start of each bag. Beside the result, torch's operators return the
+A bag is a run of row numbers; ``offsets`` holds the start of each bag. After the result, torch's operators return the
 bag of each row number, the size of each bag and, for a maximum, the row from which each element came. Their gradients
 use these three results.
 
@@ -31,7 +31,7 @@ def _bags(offsets: jax.Array, count: int, length: int, *, to_last: bool) -> jax.
         offsets: the start of each of `count` bags, and perhaps the end of the last one.
         count: the number of bags.
         length: the number of positions.
-        to_last: whether the last bag has all positions from its start on.
+        to_last: whether the last bag extends to the last position.
     """
     places = jnp.arange(length, dtype=offsets.dtype)
     bags = jnp.searchsorted(offsets[:count], places, side="right").astype(offsets.dtype) - 1
@@ -39,7 +39,7 @@ def _bags(offsets: jax.Array, count: int, length: int, *, to_last: bool) -> jax.
 
 
 def _reads_last_offset(dtype: np.dtype, mode: int, padding_idx: int) -> bool:
-    """Return whether torch looks at the end of the last bag. Without its fast kernel it does not (torch 2.13)."""
+    """Return whether torch reads the end of the last bag, as only its fast kernel does (torch 2.13)."""
     return mode != _MAX and padding_idx < 0 and dtype in (jnp.float32, jnp.float16, jnp.bfloat16)
 
 
@@ -62,7 +62,7 @@ def _embedding_bag(
     to_last = not _reads_last_offset(weight.dtype, mode, padding_idx)
     bags = _bags(offsets, count, indices.size, to_last=to_last)
     kept = jnp.where(indices == padding_idx, count, bags) if padding_idx >= 0 else bags  # out of range: no write
-    # To torch, the size of the last bag is that up to the end of the list, whatever its end is.
+    # Torch counts the size of the last bag up to the end of the list, even if `offsets` ends it earlier.
     sized = kept if to_last else _bags(offsets, count, indices.size, to_last=True)
     size = jnp.zeros(count, bags.dtype).at[sized].add(1, mode="drop")
     rows = read(weight, (indices,), wrap=False)
@@ -77,7 +77,7 @@ def _embedding_bag(
             value = value / jnp.maximum(size, 1).astype(value.dtype)[:, None]
             source = jnp.pad(size, (0, source.shape[0] - count))
         value = value.astype(weight.dtype)
-    if offsets.size:  # torch raises for others
+    if offsets.size:  # torch raises for other offsets
         value = jnp.where((offsets[0] == 0) & (offsets[-1] <= indices.size), value, jnp.nan)
     # With `include_last_offset`, torch's trace has one size more than there are bags.
     sizes = jnp.pad(size if mode != _SUM else jnp.zeros_like(size), (0, out_shape(node, 2)[0] - count))
@@ -98,7 +98,7 @@ def _total(rows: jax.Array, scale: jax.Array | None, bags: jax.Array, count: int
 
 
 def _maximum(rows: jax.Array, indices: jax.Array, bags: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the maximum of each bag and column, and its row number: the first of equal elements. Empty bags give 0.
+    """Return the maximum of each bag and column, and the row number where it first occurs; zeros for empty bags.
 
     As in torch, which compares each element with the largest one before it, a NaN counts only in the first row of a
     bag, and is the maximum there.

@@ -53,7 +53,7 @@ def checked_write(
 def _checked(result: jax.Array, places: Places, node: fx.Node | None, *, wrap: bool) -> jax.Array:
     """Return the result of a write to places, with every element invalid if a place is out of range.
 
-    Without a node, or in a backward, the places are not checked: the indices of a backward are those of a forward.
+    The places are not checked without a node, or in a backward, whose indices the forward has checked.
     """
     if node is None or (node.meta.get("custom") or {}).get("backward"):
         return result
@@ -152,7 +152,7 @@ def _reduced(
     how = "sum" if reduce == "mean" else reduce
     if reduce in ("sum", "mean", "prod"):
         x, values = x.astype(opmath(dtype)), values.astype(opmath(dtype))
-    # One element for all that are at the same places along the axes of the index.
+    # The shape of masks and counts, which are equal along the axes that are not indexed.
     indexed = [i < len(places) and not isinstance(places[i], slice) for i in range(x.ndim)]
     shape = [n if is_indexed else 1 for n, is_indexed in zip(x.shape, indexed, strict=True)]
     if not include_self:
@@ -167,7 +167,7 @@ def _reduced(
 
 
 def _identity(how: str, dtype: np.dtype) -> jax.Array:
-    """Return the value from which a reduction starts."""
+    """Return the identity element of a reduction."""
     if how in ("sum", "prod"):
         return jnp.asarray(how == "prod", dtype)
     if dtype.kind == "b":

@@ -81,7 +81,7 @@ def lu_diagonal(lu: jax.Array, pivots: jax.Array) -> tuple[jax.Array, jax.Array]
 
 
 def permutation_of(pivots: jax.Array, size: int) -> jax.Array:
-    """Return the row numbers (from 0) in the order in which the swaps `pivots` (from 1) leave the rows of a matrix."""
+    """Return the row numbers of a matrix, from 0, in their order after the row swaps `pivots`, which count from 1."""
     if pivots.shape[-1] == 0 or pivots.size == 0:
         return jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (*pivots.shape[:-1], size))
     return lax.linalg.lu_pivots_to_permutation(pivots.astype(jnp.int32) - 1, size)  # torch's pivots may be int64

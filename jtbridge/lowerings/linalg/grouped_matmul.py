@@ -1,4 +1,4 @@
-"""Products of groups of rows with a matrix each. The sizes of the groups are data, as in a mixture of experts.
+"""Products of groups of rows with one matrix for each group. The group sizes are data, as in a mixture of experts.
 
 ``offs[i]`` is the end of group ``i`` along the ragged dimension. Elements after ``offs[-1]`` belong to no group; the
 results that torch leaves undefined there are zeros.
@@ -47,12 +47,12 @@ def _grouped_mm(
     return product.astype(out_dtype(node))
 
 
-# `lax.ragged_dot` is batched by a loop as well, because its batching rule covers few cases.
+# The functions of this section are batched by a loop, because the batching rule of `lax.ragged_dot` covers few cases.
 def _rows(x: jax.Array, matrices: jax.Array, ends: jax.Array, *, transposed: bool = False) -> jax.Array:
-    """Return the rows of ``x[row, k]``, each times the matrix of its group in ``matrices[group, k, n]``.
+    """Return each row of ``x[row, k]`` times the matrix of its group in ``matrices[group, k, n]``.
 
-    If `transposed`, the matrices are given as ``matrices[group, n, k]``. A loop over transposes would write out all of
-    them first.
+    If `transposed`, the matrices are given as ``matrices[group, n, k]``. If they were transposed before a loop, XLA
+    would copy all of them first.
     """
     by_platform = {"cpu": rows_by_blocks, "default": rows_by_ragged_dot}
     by_platform = {platform: functools.partial(rows, transposed=transposed) for platform, rows in by_platform.items()}
@@ -86,9 +86,9 @@ def contraction_by_ragged_dot(x: jax.Array, y: jax.Array, sizes: jax.Array) -> j
     return lax.ragged_dot_general(x, y, sizes, dimensions, preferred_element_type=opmath(x.dtype))
 
 
-# XLA computes `ragged_dot` on a CPU by products of all rows with all matrices. A loop over blocks of rows of one group
-# each takes a tenth of the time for 8 groups, and a fortieth for 64. The last block of a group also reads rows of the
-# next group: these results are overwritten by the next group, or are multiplied by zeros.
+# XLA computes `ragged_dot` on a CPU by products of all rows with all matrices. A loop over blocks of rows, each of one
+# group, takes a tenth of the time for 8 groups, and a fortieth for 64. The last block of a group also reads rows of the
+# next group: `rows_by_blocks` overwrites their results later, and `contraction_by_blocks` replaces them by zeros.
 
 
 def rows_by_blocks(x: jax.Array, matrices: jax.Array, sizes: jax.Array, *, transposed: bool = False) -> jax.Array:

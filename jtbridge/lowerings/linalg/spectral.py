@@ -1,4 +1,4 @@
-"""Eigenvalues, singular values, pseudoinverses by them, and matrix exponentials."""
+"""Eigenvalues, singular values, pseudoinverses computed from them, and matrix exponentials."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ._matrices import adjoint, identity_like, product, real_dtype
 
 
 def _of_finite(function: Callable[[jax.Array], Any], a: jax.Array, read: jax.Array | None = None) -> Any:
-    """Return the results of an iteration of LAPACK; all NaN for a matrix with elements that are not finite.
+    """Return the results of an iterative LAPACK function; all NaN for a matrix with elements that are not finite.
 
-    For such matrices torch raises, and LAPACK may not end. `read` is the part of `a` that the function reads.
+    For such matrices torch raises, and LAPACK may not terminate. `read` is the part of `a` that the function reads.
     """
     finite = jnp.all(jnp.isfinite(a if read is None else read), axis=(-2, -1))
 
@@ -119,7 +119,7 @@ _LARGEST = {np.dtype(np.float32): 3.010066362817634, np.dtype(np.float64): 1.090
 def _matrix_exp(x: jax.Array) -> jax.Array:
     """Return matrix exponentials by scaling, a Taylor polynomial and repeated squaring.
 
-    Rational approximations lose digits where the norm of the matrix is that of one block.
+    Rational approximations lose digits if one block of the matrix determines its norm.
     """
     if x.size == 0:
         return x

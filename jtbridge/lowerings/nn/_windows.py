@@ -63,7 +63,7 @@ def windows(
 
 
 def per_dimension(sizes: Sizes | int, rank: int) -> tuple[int, ...]:
-    """Return one size for each of `rank` dimensions, from one for all or from one each."""
+    """Return one size for each of `rank` dimensions; a single size applies to all of them."""
     sizes = (sizes,) if isinstance(sizes, int) else tuple(sizes)
     return sizes * rank if len(sizes) == 1 else sizes
 

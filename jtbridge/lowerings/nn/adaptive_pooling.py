@@ -30,7 +30,7 @@ def _split(x: Any, counts: Sizes) -> Any:
 
 
 def _window_axes(ndim: int, rank: int) -> tuple[int, ...]:
-    """Return the axes inside of windows of an array that `_split` returned."""
+    """Return the axes of an array from `_split` that hold the places in a window."""
     return tuple(ndim - rank + 1 + 2 * i for i in range(rank))
 
 

@@ -90,7 +90,7 @@ def _native_batch_norm(
 def _batch_norm_without_stats(
     x: jax.Array, weight: Maybe, bias: Maybe, training: bool, momentum: float, eps: float, *, node: fx.Node
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    del training, momentum  # without running moments, the batch's own are used
+    del training, momentum  # without running moments, the moments of the batch are used
     found = _Normalized(x, weight, bias, (None, None), True, eps)
     return found.output, *found.saved(node)
 

@@ -12,7 +12,7 @@ from .loss import MEAN, NONE, reduced
 
 
 def _picked(x: jax.Array, target: jax.Array, axis: int) -> jax.Array:
-    """Return the scores of the target classes; NaN for a target that is no class, which torch refuses."""
+    """Return the scores of the target classes; NaN for a target that is not a class, for which torch raises."""
     index = jnp.expand_dims(target, axis)
     found = jnp.take_along_axis(x, jnp.clip(index, 0, max(x.shape[axis] - 1, 0)), axis)
     return jnp.squeeze(jnp.where(_is_class(index, x.shape[axis]), found, jnp.nan), axis)
@@ -78,7 +78,7 @@ def _nll_loss_backward(
 
 
 def _in_rows(*arrays: jax.Array) -> list[jax.Array]:
-    """Return arrays as (sample, class). The arrays of a single sample, given without a batch axis, get one."""
+    """Return arrays as (sample, class). The arrays of a single sample have no batch axis, and get one."""
     rows = max(arrays[0].ndim, 1) - 1
     return [x if rows else x.reshape(1, -1) for x in arrays]
 

@@ -25,7 +25,7 @@ Sizes = Sequence[int]
 class _Window:
     """The geometry of a convolution for XLA.
 
-    A transposed convolution becomes one that dilates its input by `spread` and uses a flipped kernel.
+    A transposed convolution becomes an ordinary one that dilates its input by `spread` and uses a flipped kernel.
     """
 
     strides: tuple[int, ...]
@@ -75,8 +75,9 @@ def _by_xla(x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
     )
 
 
-# A depthwise convolution of XLA's CPU compiler takes up to a hundred times as long as torch's, and one sum of shifted
-# products for each element of the kernel up to twice as long. A pointwise one takes four times as long; a product, 1.2.
+# On a CPU, XLA's depthwise convolution takes up to a hundred times as long as torch's; a sum of shifted products, one
+# for each element of the kernel, takes up to twice as long. XLA's pointwise convolution takes four times as long as
+# torch's; a matrix product takes 1.2 times as long.
 _MOST_TAPS = 64
 _MOST_GROUPS = 64
 
@@ -99,7 +100,7 @@ def _depthwise(x: jax.Array, weight: jax.Array, window: _Window) -> jax.Array:
 
 # y[o] = sum_t xp[o s + t d] w[t] for strides s and dilation d, where xp is x with spread r and padding p before it.
 # So the gradient by xp[m] is sum_t g[(m - t d) / s] w[t]: a convolution of g, spread by s and padded by d (k - 1), with
-# the flipped kernel. That by x[i] = xp[p + i r] takes every r-th of its results from p on.
+# the flipped kernel. The gradient by x[i] = xp[p + i r] is every r-th result of that convolution, from p on.
 def _depthwise_by_input(grad: jax.Array, shape: Sizes, weight: jax.Array, window: _Window) -> jax.Array:
     pads = []
     for kernel, (before, _), s, r, d, length, results in zip(
@@ -174,7 +175,7 @@ def _lengths(padded: jax.Array, weight: jax.Array, window: _Window) -> list[int]
 
 
 def _shifted(padded: jax.Array, tap: Sizes, lengths: Sizes, window: _Window) -> jax.Array:
-    """Return the elements that one element of the kernel meets."""
+    """Return the elements of a padded array that one element of the kernel multiplies."""
     for axis, (i, d, n, s) in enumerate(zip(tap, window.dilation, lengths, window.strides, strict=True), 2):
         padded = lax.slice_in_dim(padded, i * d, i * d + (n - 1) * s + 1, s, axis)
     return padded
@@ -189,7 +190,7 @@ def _ordinary(
     output_padding: Sizes,
     groups: int,
 ) -> tuple[jax.Array, _Window]:
-    """Return the weight and the window of the convolution that is not transposed and computes the same."""
+    """Return the weight and the window of the equivalent convolution that is not transposed."""
     kernel = weight.shape[2:]
     if not transposed:
         return weight, _window(kernel, stride, padding, dilation, groups)
@@ -259,7 +260,7 @@ def _by_input(grad: jax.Array, x: jax.Array, weight: jax.Array, window: _Window)
 
 
 # The gradient of <grad, conv(x, w)> by w. A transposed convolution is the transpose of conv(., w), so its gradient by w
-# is that of <x, conv(grad, w)>: XLA's own takes forty times as long.
+# is the gradient of <x, conv(grad, w)>. XLA's gradient of a transposed convolution takes forty times as long.
 def _by_weight(
     grad: jax.Array,
     x: jax.Array,
@@ -273,7 +274,7 @@ def _by_weight(
     window = _window(weight.shape[2:], stride, padding, dilation, groups)
     if transposed:
         shape = jax.eval_shape(lambda w: _by_xla(grad, w, window), weight).shape
-        # With an output padding of the stride or more, that convolution has further results, which x does not meet.
+        # With an output padding of the stride or more, conv(grad, w) is larger than x, so x is padded with zeros.
         further = [(0, n - m) for n, m in zip(shape, x.shape, strict=True)]
         grad, x = jnp.pad(x, further), grad
 

@@ -50,7 +50,7 @@ def _alignment(log_probs: jax.Array, targets: jax.Array, inputs: Lengths, length
 
 
 def _padded(targets: jax.Array, lengths: jax.Array, longest: int) -> jax.Array:
-    """Return the targets as (sample, label), from this form or from the labels of all samples in one row."""
+    """Return the targets as (sample, label). They are given in this form, or as one row of all samples' labels."""
     if targets.ndim == 2:
         return targets[:, :longest]
     starts = jnp.cumsum(lengths) - lengths
@@ -65,7 +65,7 @@ def _log_sum(*terms: jax.Array) -> jax.Array:
 
 
 def _shifted(x: jax.Array, by: int) -> jax.Array:
-    """Return each state's value `by` states before it (after it if `by` is negative); -inf without such a state."""
+    """Return the value of the state `by` places before each state (after it if `by` is negative), or -inf."""
     states = x.shape[1]
     padded = jnp.pad(x, ((0, 0), (max(by, 0), max(-by, 0))), constant_values=-jnp.inf)
     return padded[:, :states] if by > 0 else padded[:, -by : states - by]

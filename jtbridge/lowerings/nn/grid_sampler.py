@@ -129,7 +129,7 @@ def _all_padded(
     if mode == BICUBIC:
         return list(places), [jnp.ones_like(place) for place in places]
     if padding == ZEROS and x.ndim == 5:
-        # In volumes, torch takes a position that is not finite for one outside. In planes its result is NaN.
+        # In volumes, torch treats a position that is not finite as outside. In planes its result there is NaN.
         places = [jnp.where(jnp.isfinite(place), place, -2.0) for place in places]
     pairs = [_padded(p, size, padding, align_corners) for p, size in zip(places, x.shape[2:], strict=True)]
     return [p for p, _ in pairs], [slope for _, slope in pairs]

@@ -28,7 +28,7 @@ def _divisors(w: Windows, count_include_pad: bool) -> np.ndarray | jax.Array:
     """
     counts: Any = np.ones((), np.int64)
     for n, o, k, s, p in zip(w.inputs, w.outputs, w.kernel, w.stride, w.padding, strict=True):
-        xp = np if isinstance(n, int) else jnp  # NumPy takes no symbol
+        xp = np if isinstance(n, int) else jnp  # NumPy does not accept symbolic sizes
         start = xp.arange(o) * s - p
         end = xp.minimum(start + k, n + p)
         length = end - start if count_include_pad else xp.minimum(end, n) - xp.maximum(start, 0)
@@ -101,7 +101,7 @@ def _maximum(
 
 @register_lowering("max_unpool2d", "max_unpool3d")
 def _max_unpool(x: jax.Array, indices: jax.Array, output_size: Sizes, *_: Sizes) -> jax.Array:
-    """Return zeros with `x` at the indices. The stride and the padding that follow `output_size` add nothing to it."""
+    """Return zeros with `x` at the indices. The stride and the padding after `output_size` are not needed."""
     rank = len(output_size)
     result = scattered_into_planes(x, indices, (*x.shape[:-rank], *output_size), rank, add=False)
     return no_number_if(is_outside((math.prod(output_size),), (indices,), wrap=False), result)

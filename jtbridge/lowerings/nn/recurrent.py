@@ -1,8 +1,8 @@
 """Recurrent layers: one scan over the time steps with one product per step, and all other products outside of the scan.
 
 `jtbridge.capture` defines the operators: `jtbridge::recurrent` for a layer, `jtbridge::recurrent_backward` for the
-gradient of a layer, and `jtbridge::recurrent_double_backward` for the gradient of that. Rows are last: for few rows,
-XLA on a CPU multiplies ``weight @ h`` in half the time of ``h @ weight.T``.
+gradient of a layer, and `jtbridge::recurrent_double_backward` for the gradient of that gradient. The batch axis is
+last: for small batches, XLA on a CPU computes ``weight @ h`` in half the time of ``h @ weight.T``.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def _recurrent(
     none = jnp.zeros((kind.saved * (gates.shape[1] // kind.gates), *h.shape[1:]), dtype)
     (_, _, last), (hidden, cells, saved) = lax.scan(step, (h, c, none), gates)
     if kind.saved:
-        # XLA computes a step faster if it has to store the values, which without a gradient nobody reads. The first of
-        # them is at most 1, or NaN, which XLA does not know.
+        # XLA computes a step faster if it must store `values`, but without a gradient nothing reads them. So `hidden`
+        # reads `last[0]`, which is at most 1, or NaN: the condition is never true, but XLA cannot infer that.
         hidden = jnp.where(last[0] > 2, 0, hidden)
     return hidden, cells, saved
 

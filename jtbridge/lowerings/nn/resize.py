@@ -22,12 +22,12 @@ from jtbridge.lowerings._registry import register_lowering
 
 Sizes = Sequence[int]
 Taps = tuple[np.ndarray, np.ndarray]  # (output element, tap): indices of input elements, and their weights
-_SMALL_IMAGE = 128  # height and width of the result together, up to which torch has another kernel for nearest elements
+_SMALL_IMAGE = 128  # the largest height + width of a result for which torch has another kernel for nearest elements
 _CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
 
 def _is_channels_last(x: torch.Tensor, memory_format: torch.memory_format) -> bool:
-    """Return whether torch resizes all channels of a place together, as in its loops over small images."""
+    """Return whether torch resizes all channels of a position together, in the loops that it has for small images."""
     return x.shape[1] > 3 and x.is_contiguous(memory_format=memory_format)
 
 
@@ -50,9 +50,9 @@ def _nearest_index(length: int, count: int, factor: float | None, exact: bool, d
 
 
 def _nearest_index_of_loops(length: int, count: int, factor: float | None, exact: bool, dtype: Any) -> np.ndarray:
-    """Return the input index of each output element in torch's second way.
+    """Return the input index of each output element, as torch's loops compute it.
 
-    It is that of backwards, of small images, and of images whose channels are last in memory.
+    Torch has these loops for backwards, for small images, and for images whose channels are last in memory.
     """
     del dtype
     if count in (length, 2 * length) and not exact:

@@ -163,7 +163,7 @@ def _normal_of(mean: Any, std: Any, node: fx.Node, key: Key) -> jax.Array:
     wide = opmath(dtype)
     std = jnp.asarray(std, wide)
     if jnp.issubdtype(wide, jnp.complexfloating) and isinstance(mean, float | int):
-        mean = complex(mean, mean)  # torch draws both parts with it
+        mean = complex(mean, mean)  # in torch, this is the mean of both parts
     drawn = jax.random.normal(key(), out_shape(node), wide)
     return _valid_if(~(std < 0), (drawn * std + jnp.asarray(mean, wide)).astype(dtype))
 
@@ -245,8 +245,8 @@ def _sample_dirichlet(x: jax.Array, generator: Any = None, *, node: fx.Node, key
     return jnp.maximum(drawn, jnp.finfo(x.dtype).tiny)
 
 
-_POINTS = 128  # of a double exponential rule
-_VANISHES = 40.0  # the exponent from which numbers do not count
+_POINTS = 128  # the number of points of a double exponential quadrature
+_VANISHES = 40.0  # exp of less than -40 is negligible
 
 
 @register_lowering("_dirichlet_grad")
@@ -262,10 +262,11 @@ def _dirichlet_grad(x: jax.Array, alpha: jax.Array, total: jax.Array) -> jax.Arr
     x, y = jnp.maximum(x, tiny), jnp.maximum(1 - x, jnp.finfo(wide).eps / 2)
     mean_log = jax.scipy.special.digamma(alpha) - jax.scipy.special.digamma(alpha + beta)
     is_left = x * beta < y * alpha
-    # The tail has its end at `near`, where its density falls to a power of `a`; that of the other end is `b`.
+    # The tail is an interval of the length `near` at one end of [0, 1]. At the distance t from this end, the density
+    # is proportional to t^(a - 1) (1 - t)^(b - 1).
     near, far = jnp.where(is_left, x, y), jnp.where(is_left, y, x)
     a, b = jnp.where(is_left, alpha, beta), jnp.where(is_left, beta, alpha)
-    # In s = -log(t / near), the logarithm of the density falls by -slope s - curvature s^2 / 2 near 0.
+    # In s = -log(t / near), the logarithm of the density changes by -2 slope s - curvature s^2 / 2 near 0.
     slope = jnp.maximum(a - (b - 1) * near / far, 0) / 2
     curvature = jnp.maximum((b - 1) * near / far**2, 0)
     unit = 1 / (slope + jnp.sqrt(curvature + slope**2) + tiny)
@@ -345,7 +346,7 @@ def _rrelu(
     node: fx.Node,
     key: Key,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return a leaky ReLU, whose slopes are drawn while training, and the slopes."""
+    """Return a leaky ReLU, whose slopes are drawn while training, and the slopes; `noise` if not training."""
     del generator
     if not training:
         slope = jnp.asarray((float(lower) + float(upper)) / 2, x.dtype)

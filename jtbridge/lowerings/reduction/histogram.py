@@ -1,6 +1,6 @@
 """Histograms: counts of elements in bins.
 
-Where the smallest or largest element is not finite and gives the range, torch raises, and a program has NaN.
+If the range comes from elements that are not finite, torch raises; here the counts are NaN.
 """
 
 from __future__ import annotations

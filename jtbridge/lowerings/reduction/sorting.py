@@ -49,7 +49,7 @@ def _topk(
         values, places = sorted_with_indices(x, axis, largest)
         return (jax.lax.slice_in_dim(values, 0, k, axis=axis), jax.lax.slice_in_dim(places, 0, k, axis=axis))
     keys = x
-    if jnp.issubdtype(x.dtype, np.floating):  # XLA's `top_k` takes a NaN with its sign bit set for the smallest number
+    if jnp.issubdtype(x.dtype, np.floating):  # XLA's `top_k` ranks a NaN with a set sign bit as the smallest number
         keys = jnp.where(jnp.isnan(x), jnp.asarray(jnp.nan, x.dtype), x)
     values, places = jax.lax.top_k(jnp.moveaxis(keys, axis, -1), k)
     return jnp.moveaxis(values, -1, axis), jnp.moveaxis(places, -1, axis).astype(np.int64)
@@ -83,7 +83,7 @@ def _bucketize(
 
 
 def _insertion_points(sequence: jax.Array, x: jax.Array, right: bool, node: fx.Node) -> jax.Array:
-    """Return the index at which to insert each element of `x` into its row, by one binary search of all elements."""
+    """Return the index at which to insert each element of `x` into its row, by a binary search for all at once."""
     shape, length = x.shape, sequence.shape[-1]
     if length == 0 or size_of(x) == 0:
         return jnp.zeros(out_shape(node), out_dtype(node))

@@ -89,7 +89,7 @@ def _all_dims(x: jax.Array, dim: Dims = None, keepdim: bool = False, *, node: fx
 
 
 def _listed(dim: Dims, ndim: int) -> tuple[int, ...]:
-    # `any.dims` and `all.dims` take an empty list for no dimension; other reductions take an empty list for all.
+    # For `any.dims` and `all.dims`, an empty list means no dimension; for other reductions, it means all dimensions.
     return () if dim is not None and not isinstance(dim, int) and len(dim) == 0 else axes_of(dim, ndim)
 
 
@@ -158,7 +158,7 @@ def _variance(x: jax.Array, dim: Dims, correction: Any, keepdim: bool) -> jax.Ar
     x = x.astype(opmath(x.dtype))
     count = _count(x, axes)
     if count != 0:
-        # The first element is subtracted so that equal elements have a variance of exactly 0, as by torch's algorithm.
+        # The first element is subtracted so that equal elements have a variance of exactly 0, as in torch.
         x = x - jax.lax.slice_in_dim(x, 0, 1, axis=axes[0]) if len(axes) == 1 else x - _first(x, axes)
     spread = x - mean_over(x, axes, keepdim=True)
     squares = spread.real**2 + spread.imag**2 if jnp.iscomplexobj(x) else spread * spread

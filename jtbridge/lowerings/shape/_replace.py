@@ -1,4 +1,4 @@
-"""An array of which a part is replaced, where the new part may be computed from the old one."""
+"""Replacement of a slice of an array by values that may be computed from the array itself."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _replace_p = Primitive("jtbridge_replace")
 
 
 def replace_slice(x: jax.Array, part: jax.Array, first: int, axis: int) -> jax.Array:
-    """Return x with `part` in place of its slice along `axis` from `first` on.
+    """Return `x` with `part` in place of its slice along `axis` from `first` on.
 
-    XLA may write into the memory of x while it still computes the part from it: as ``x[1:] = x[:-1]``, it then copies
-    the first row everywhere (jax 0.10.2, CPU, if x is the reshape of a result). So the part is computed whole before
-    it is written, or the result is put together from three arrays.
+    XLA may write into the memory of `x` while it still computes the part from it: for ``x[1:] = x[:-1]``, it then
+    copies the first row everywhere (jax 0.10.2, CPU, if `x` is the reshape of a result). So the part is computed
+    completely before it is written, or the result is concatenated from three arrays.
     """
     return _replace_p.bind(x, part, first=first, axis=axis)
 

@@ -64,7 +64,7 @@ def _arange_from(start: Any, end: Any, step: Any = 1, *, node: fx.Node, **kwargs
 def _steps(start: Any, step: Any, node: fx.Node) -> jax.Array:
     dtype = out_dtype(node)
     if isinstance(start, jax.Array) or isinstance(step, jax.Array):
-        raise TranslationError("the numbers of `arange` must be Python numbers, for its size depends on them")
+        raise TranslationError("the numbers of `arange` must be Python numbers, because its size depends on them")
     # torch computes float ranges in double precision, and truncates the start and step of integer ranges.
     counting = np.dtype(np.float64) if jnp.issubdtype(dtype, np.floating) else np.dtype(np.int64)
     index = jax.lax.iota(counting, out_shape(node)[0])

@@ -16,7 +16,7 @@ from jtbridge.lowerings._registry import register_lowering
 from ._common import positions
 from ._replace import replace_slice
 
-_NO_END = torch.iinfo(torch.int64).max  # the end of a slice without an end in a graph
+_NO_END = torch.iinfo(torch.int64).max  # the end that a graph has for a slice without an end
 
 
 def _bounds(length: int, start: int | None, end: int | None, step: int) -> tuple[int, int, int]:

@@ -27,7 +27,7 @@ from jtbridge.lowerings._registry import register_lowering
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """The memory layout of a tensor. `_layout` gives a dimension of one element, or of one repeated, the length 1."""
+    """The memory layout of a tensor. `_layout` sets the length of a dimension of one element, or of stride 0, to 1."""
 
     offset: int
     shape: tuple[int, ...]
@@ -112,7 +112,7 @@ def _require_covered(wanted: _Layout, held: _Layout) -> None:
         covered = bool(_coordinates(places, held, np)[1].all())
     _require(
         covered,
-        "they reach elements of the tensor that this one is a view of. Take `as_strided` of that one instead",
+        "they reach elements of the tensor that this one is a view of. Call `as_strided` on that tensor instead",
     )
 
 
@@ -181,7 +181,7 @@ def _as_strided_scatter(
 
 @register_lowering("resize", node=True)
 def _resize(x: jax.Array, size: Sequence[int], *, memory_format: Any = None, node: fx.Node) -> jax.Array:
-    """Return the elements in another shape, in the order of a clone's memory.
+    """Return the elements in another shape, in the memory order of a clone of the tensor.
 
     New elements, which torch leaves undefined, are 0.
     """

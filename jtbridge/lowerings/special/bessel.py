@@ -160,7 +160,7 @@ def _airy_right(x: jax.Array) -> jax.Array:
 
 
 def _airy_middle(x: jax.Array) -> jax.Array:
-    """Return the power series, of which the omitted terms are below double precision for |x| < 2.09."""
+    """Return the power series, whose omitted terms are below double precision for |x| < 2.09."""
     terms = 18
     cube = x * x * x
     f, g = jnp.ones_like(x), jnp.ones_like(x)

@@ -162,7 +162,7 @@ def _gamma_ratio(a: jax.Array, x: jax.Array, *, upper: bool) -> jax.Array:
     value = function(jnp.where(large, 1.0, wide_a), jnp.where(large, 1.0, wide_x))
     value = jnp.where(large, _gamma_ratio_of_large(wide_a, wide_x, upper), value).astype(a.dtype)
     at_zero, at_infinity = (1.0, 0.0) if upper else (0.0, 1.0)
-    # Torch looks at the arguments in this order, so a NaN of the other argument is lost in some cases.
+    # Torch tests the arguments in this order, so the result is not NaN in some cases where the other argument is NaN.
     invalid = (x < 0) | (a < 0)
     cases = [
         (invalid, jnp.nan),

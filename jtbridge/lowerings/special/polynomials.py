@@ -24,7 +24,7 @@ def _polynomial(name: str) -> Callable[[Function], Function]:
         def lowering(x: Any, n: Any, *, node: fx.Node) -> jax.Array:
             wide = opmath(out_dtype(node))
             a, b = jnp.broadcast_arrays(jnp.asarray(x, wide), jnp.asarray(n, wide))
-            degree = convert(b, np.dtype(np.int64))  # negative if `b` is no int64
+            degree = convert(b, np.dtype(np.int64))  # negative if `b` is NaN or out of range for int64
             value = jnp.where(degree < 0, jnp.zeros((), wide), function(a, degree))
             return value.astype(out_dtype(node))
 

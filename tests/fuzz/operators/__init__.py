@@ -1,7 +1,7 @@
-"""The operators that random programs are written with.
+"""The operators of random programs.
 
 Each is a function of a :class:`~tests.fuzz.programs.Writer` that writes one statement, or raises `NoChoice`. Torch
-itself decides whether a statement is valid: one that it refuses is dropped, so an operator may choose freely.
+itself decides whether a statement is valid: one that torch refuses is dropped, so an operator may try anything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.fuzz.programs import Writer
 
 from . import binary, indexing, linalg, mixed, statements, unary, writes
 
-# An operator and its weight. The order and the weights decide which program a number stands for: do not change them.
+# An operator and its weight. The order and the weights determine the program of each number: do not change them.
 _TABLE: list[tuple[Callable[[Writer], None], float]] = [
     (unary.unary, 30),
     (binary.binary, 18),

@@ -1,4 +1,4 @@
-"""Gather, scatter and their relatives."""
+"""Gather, scatter and similar operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.fuzz.programs import Writer
 
 
 def indexed(w: Writer) -> None:
-    """Gather, scatter and their relatives, with literal indices."""
+    """Write a gather, a scatter or a similar operator, with literal indices."""
     x = w.real(at_least=1)
     shape = w.shape(x)
     dim = w.rng.randrange(len(shape))

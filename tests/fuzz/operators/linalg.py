@@ -57,7 +57,7 @@ def linear_algebra(w: Writer) -> None:
 
 
 def square_matrix(w: Writer) -> None:
-    """A matrix for the next linear algebra, with eigenvalues and singular values that differ."""
+    """Return a matrix for the next operator, with eigenvalues and singular values that differ."""
     x = w.pick(lambda x: x.is_floating_point() and x.ndim >= 2 and x.shape[-1] == x.shape[-2])
     size = w.shape(x)[-1]
     diagonal = [round(3.0 + 1.7 * i, 2) for i in range(size)]

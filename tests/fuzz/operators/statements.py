@@ -6,7 +6,7 @@ from tests.fuzz.programs import Writer
 
 
 def gradient_inside(w: Writer) -> None:
-    """A part of the program is differentiated by torch."""
+    """Write a part of the program that torch differentiates."""
     x = w.real()
     u = w.new()
     function = w.rng.choice(
@@ -26,7 +26,7 @@ def gradient_inside(w: Writer) -> None:
         ["{x}.detach().requires_grad_()", "{x} if {x}.requires_grad else {x}.detach().requires_grad_()"]
     )
     result = w.new()
-    # Without `create_graph=True` jtbridge asks for `stop_gradient`, where torch takes the result for a constant.
+    # Without `create_graph=True`, jtbridge requires `stop_gradient`, where torch treats the result as a constant.
     again = ", create_graph=True"
     w.do(
         "with torch.enable_grad():",
@@ -44,7 +44,7 @@ def without_recording(w: Writer) -> None:
 
 
 def python(w: Writer) -> None:
-    """Python's control flow, on shapes."""
+    """Write Python control flow that depends on shapes."""
     x = w.real(at_least=1)
     name, n = w.new(), w.number() or 0.5
     w.do(
@@ -78,7 +78,7 @@ def python(w: Writer) -> None:
 
 
 def several(w: Writer) -> None:
-    """Operators with more than one result, all of which are variables afterwards."""
+    """Write an operator with several results, which all become variables."""
     x = w.real(at_least=1)
     d = w.dim(x)
     first, second = w.new(), w.new()

@@ -59,7 +59,7 @@ _UNARY: list[tuple[str, ...]] = [
     *[(f"torch.{name}({{x}})", "away({x}, 0)") for name in ("relu", "abs", "sign", "sgn")],
     *[(f"torch.{name}({{x}})", "unrounded({x})") for name in ("floor", "ceil", "round", "trunc", "frac")],
     *[(f"torch.{name}({{x}})", "below({x}, 0.9)") for name in ("asin", "acos", "atanh", "erfinv", "tan")],
-    # Where it is 0 the second derivative of torch is NaN, and so is forward mode by two reverse modes.
+    # At 0, torch's second derivative is NaN, and so is forward mode by two reverse passes.
     ("torch.sinc({x})", "away({x}, 0)"),
     ("torch.log1p({x})", "above({x}, -0.8)"),
     ("torch.reciprocal({x})", "above({x}.abs(), 0.2)"),

@@ -90,7 +90,7 @@ def in_place(w: Writer) -> None:
 
 
 def in_place_of_others(w: Writer) -> None:
-    """Integer, boolean and complex tensors are written too."""
+    """Write in place to an integer, boolean or complex tensor."""
     kind = w.rng.choice(["i", "m", "z"])
     if kind == "i":
         v = w.integer()
@@ -130,7 +130,7 @@ def in_place_of_others(w: Writer) -> None:
 
 
 def view_then_write(w: Writer) -> None:
-    """A copy, a view of it that is kept, a write to one of them."""
+    """Write a copy, a view of it that stays a variable, and a write to one of the two."""
     x = w.real(at_least=1)
     base = w.let(f"{x}.clone()" if w.rng.random() < 0.7 else f"{x} * 1")
     view = w.new()

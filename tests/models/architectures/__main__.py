@@ -19,7 +19,7 @@ _SECONDS = 600  # for one architecture
 
 
 def main() -> int:
-    """Compare, print each result, and return whether any is wrong or failed."""
+    """Compare the architectures, print each result, and return whether any is wrong or failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.models.architectures", description=__doc__)
     parser.add_argument("names", nargs="*", help="the rows to compare; all of them if none is given")
     parser.add_argument("--sample", action="store_true", help="compare the fixed sample alone")
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def compared(names: Sequence[str], file: pathlib.Path | None = None) -> list[dict[str, Any]]:
-    """Compare architectures in a child process; a new one goes on with the rest if it dies or hangs.
+    """Compare architectures in a child process; if it dies or hangs, a new process continues with the rest.
 
     Args:
         names: the rows.
@@ -64,7 +64,7 @@ def compared(names: Sequence[str], file: pathlib.Path | None = None) -> list[dic
 
 
 def _child(names: Sequence[str]) -> Any:
-    """Yield the results of one child process, the last of which says how it died, if it did."""
+    """Yield the results of one child process. If it died, the last result says how."""
     command = [sys.executable, "-m", "tests.models.architectures.worker", str(_SECONDS), *names]
     started = None
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

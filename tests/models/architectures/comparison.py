@@ -17,7 +17,7 @@ from jtbridge.errors import CalledWarning
 
 from .row import Row
 
-# XLA makes the same program, and LLVM does not optimise it: it runs once, and compiling takes half the time.
+# XLA makes the same program, but LLVM does not optimise it: this halves the time to compile a program that runs once.
 _QUICK = {"xla_backend_optimization_level": 0}
 _FORWARD, _GRADIENT = 2e-5, 2e-4  # allowed differences, relative to the largest element
 
@@ -27,7 +27,7 @@ class Result:
     """The comparison of one architecture with torch.
 
     Attributes:
-        name: of the row.
+        name: the name of the row.
         verdict: "translated", "called", "wrong" or "error".
         reason: why it is not "translated"; otherwise "".
         forward, gradient: the largest differences, relative to the largest element of a result, and of the gradient by
@@ -111,13 +111,13 @@ def _floats(out: Any) -> list[Any]:
 
 
 def _weights(shape: Any) -> np.ndarray:
-    """Return the weights of the elements of a result in the loss; a plain sum would hide errors that cancel."""
+    """Return weights for the elements of a result in the loss; a plain sum would hide errors that cancel."""
     size = int(np.prod(shape))
     return (np.cos(np.arange(size) * 0.7) / max(size, 1)).astype(np.float32).reshape(tuple(shape))
 
 
 def _difference(actual: Any, expected: torch.Tensor, floor: float = 1e-6) -> float:
-    """Return the largest difference relative to the largest element; `floor` takes the place of a smaller one."""
+    """Return the largest difference relative to the largest element, or relative to `floor` if that is larger."""
     a, b = np.asarray(actual, np.float64), expected.detach().numpy().astype(np.float64)
     if a.shape != b.shape:
         return float("inf")
@@ -131,7 +131,7 @@ def _difference(actual: Any, expected: torch.Tensor, floor: float = 1e-6) -> flo
 
 
 def _short(warning: str) -> str:
-    """Return the reason in a `CalledWarning`, with the name of a file in place of its path."""
+    """Return the reason in a `CalledWarning`, with file names instead of paths."""
     reason = warning.splitlines()[0].partition("cannot be traced: ")[2] or warning.splitlines()[0]
     return re.sub(r"\(/\S*/([^/\s)]+)\)", r"(\1)", reason.partition(" Choose backend=")[0]).rstrip(".")
 

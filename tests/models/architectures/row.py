@@ -18,8 +18,8 @@ class Row:
     Attributes:
         model: the class of transformers.
         sizes: the arguments of its configuration; or a function that makes the configuration.
-        inputs: makes the keyword arguments of a call, always the same ones.
-        static: makes arguments that the model reads as numbers, such as sizes of images. They are no arguments of the
+        inputs: makes the keyword arguments of a call, the same in every run.
+        static: makes arguments that the model reads as numbers, such as sizes of images. They are not arguments of the
             JAX function: its torch code makes tensors of them.
         fields: the fields of the output that are results; all of them if none is named.
     """
@@ -48,7 +48,7 @@ class Row:
 
 
 class _Part(torch.nn.Module):
-    """A model with some arguments given, and of whose output some fields are used."""
+    """A model with some fixed arguments, which returns some fields of its output."""
 
     def __init__(self, model: torch.nn.Module, static: Inputs, fields: tuple[str, ...]):
         super().__init__()
@@ -75,7 +75,7 @@ def tokens(length: int = 8, count: int = 64, name: str = "input_ids", seed: int 
 
 
 def noise(name: str, *shape: int) -> Inputs:
-    """Return normal numbers."""
+    """Return normally distributed numbers."""
     return {name: torch.randn(shape, generator=torch.Generator().manual_seed(2))}
 
 

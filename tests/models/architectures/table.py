@@ -42,7 +42,7 @@ def verdicts(names: Iterable[str]) -> dict[str, str]:
     return {name: special.get(name, "translated") for name in names}
 
 
-# The models that CI compares: one of each kind, and those that need something special.
+# The models that CI compares: one of each kind, and the models with special requirements.
 SAMPLE = (
     "gpt2",
     "gemma2",

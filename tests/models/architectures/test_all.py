@@ -1,4 +1,4 @@
-"""All architectures. It takes long: CI runs `test_sample.py`."""
+"""All architectures. This takes long, so CI runs `test_sample.py` instead."""
 
 from __future__ import annotations
 

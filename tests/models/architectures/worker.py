@@ -1,4 +1,4 @@
-"""Compares architectures, and prints one line of JSON for each. Arguments: seconds for one of them, and their names."""
+"""Compares architectures, and prints a line of JSON for each. Arguments: seconds for an architecture, and the names."""
 
 from __future__ import annotations
 

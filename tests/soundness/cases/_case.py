@@ -25,7 +25,7 @@ class Case:
     script: Callable[[Any], Iterator[Any]]
     refused: tuple[
         str, ...
-    ] = ()  # of "eager", "jit", "xla" (under jit, where it cannot be translated, and the others call it)
+    ] = ()  # any of "eager", "jit", "xla" (only backend "xla" refuses it under jit, because it cannot be translated)
     isolated: bool = False  # a mistake would end the process
 
     def may_refuse(self, mode: str, backend: str) -> bool:
@@ -36,7 +36,7 @@ CASES: list[Case] = []
 
 
 def case(section: str, *refused: str, isolated: bool = False) -> Callable[[Any], Any]:
-    """Add a case, named by its function."""
+    """Add a case, named after its function."""
 
     def add(script: Any) -> Any:
         CASES.append(Case(script.__name__.replace("_", " ").strip(), section, script, refused, isolated))

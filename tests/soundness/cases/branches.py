@@ -38,7 +38,7 @@ _CONDITIONS = {
 
 
 def _branches(name: str, condition: Callable[[torch.Tensor], Any]) -> None:
-    """One row for a condition in an ``if``, with values for both ways."""
+    """Add a case for a condition in an ``if``, with values for both branches."""
 
     def script(run: Any) -> Iterator[Any]:
         f = run.wrap(lambda v: v * 2 if condition(v) else v.sin())

@@ -1,4 +1,4 @@
-"""Exceptions that only tracing raises, or only running, and functions that catch them."""
+"""Exceptions that only tracing or only running raises, and functions that catch them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ._case import CASES, ROWS, Case, V, case
 
 
 def _changes(section: str, name: str, make: Callable[[], tuple[Any, Callable[[], None]]]) -> None:
-    """One row for a kind of state: called, differentiated and batched before and after the change."""
+    """Add a case for a kind of state: a function is called, differentiated and batched before and after the change."""
 
     def script(run: Any) -> Iterator[Any]:
         function, change = make()
@@ -30,7 +30,7 @@ def _changes(section: str, name: str, make: Callable[[], tuple[Any, Callable[[],
 
 
 def changed(make: Callable[[], tuple[Any, Callable[[], None]]]) -> None:
-    """Add a row for the state that `make` returns a reader of, and a change of."""
+    """Add a case for state, for which `make` returns a reader and a function that changes it."""
     _changes("state read", make.__name__.replace("_", " ").strip(), make)
 
 

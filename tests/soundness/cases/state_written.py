@@ -1,4 +1,4 @@
-"""State that is written: torch's answer, or a refusal under a trace."""
+"""State that is written: torch's result, or a refusal under a trace."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def state_is_untouched_after_a_refusal(run):
     try:
         run(run.wrap(f), V)
     except jtbridge.errors.JtbridgeError:
-        # As before, or as torch leaves it: never an object of the tracer.
+        # The state is as before, or as torch leaves it, and never holds an object of the tracer.
         assert "last" not in q
         assert w.grad is None
         q["n"] += 1

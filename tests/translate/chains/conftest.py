@@ -1,4 +1,4 @@
-"""Chains are fused where a GPU has kernels for them. Here they are fused on a CPU, and written out by `xla`."""
+"""Chains are fused where a GPU has kernels for them. Here they are fused on a CPU, and `xla` lowers them to jnp."""
 
 from __future__ import annotations
 

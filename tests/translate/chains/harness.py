@@ -1,4 +1,4 @@
-"""Functions translated with chains in them, beside torch itself."""
+"""Compare translated functions that contain chains with torch."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ TOLERANCE = {"float32": 2e-6, "bfloat16": 8e-3, "float16": 1e-3}
 
 
 def normal(*shape: int, dtype: str = "float32", seed: int = 0) -> jax.Array:
-    """Numbers to test on, the same every time."""
+    """Return normal numbers, the same in every run."""
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.dtype(dtype))
 
 
 def operators(fn: Callable[..., Any], *arrays: Any, ours: bool = True) -> dict[str, int]:
-    """How often each operator is in the graph of a function; only those of chains, or all."""
+    """Count the operators in the graph of a function: only those of chains, or all."""
     report = jtbridge.explain(jtbridge.wrap(fn, backend="xla"), *arrays)
     counts = {str(name).removesuffix(".default"): count for name, count in report.operators.items()}
     return {name: count for name, count in counts.items() if not ours or name.startswith("jtbridge.")}
 
 
 def gradient_operators(fn: Callable[..., Any], *arrays: Any) -> dict[str, int]:
-    """How often each of our operators is in the graph of a function's gradient by all its arguments."""
+    """Count jtbridge's operators in the graph of a function's gradient by all its arguments."""
     from jtbridge.transforms import Vjp
 
     traced, _ = jtbridge.wrap(fn, backend="xla").prepared(arrays, {})
@@ -43,7 +43,7 @@ def gradient_operators(fn: Callable[..., Any], *arrays: Any) -> dict[str, int]:
 
 
 def loss(f: Callable[..., Any]) -> Callable[..., jax.Array]:
-    """A number of all that `f` returns, each with a weight of its own."""
+    """Return a scalar from all results of `f`, with a different weight for each."""
 
     def of(*arrays: Any) -> jax.Array:
         total = jnp.zeros((), jnp.float32)
@@ -59,7 +59,7 @@ def loss(f: Callable[..., Any]) -> Callable[..., jax.Array]:
 
 
 def torch_loss(fn: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-    """The same of a torch function."""
+    """Return the same scalar for a torch function."""
 
     def of(*tensors: torch.Tensor) -> torch.Tensor:
         out = fn(*tensors)
@@ -72,7 +72,7 @@ def torch_loss(fn: Callable[..., Any]) -> Callable[..., torch.Tensor]:
 
 
 def to_torch(arrays: Sequence[Any]) -> list[torch.Tensor]:
-    """Arrays as tensors, integers as int64."""
+    """Convert arrays to tensors, and integers to int64."""
     tensors = [jtbridge.to_torch(x, copy=True) for x in arrays]
     return [x.long() if not x.is_floating_point() else x for x in tensors]
 
@@ -119,7 +119,7 @@ def assert_is_torchs(fn: Callable[..., Any], *arrays: Any, second: bool = False,
 
 
 def assert_left_alone(fn: Callable[..., Any], *arrays: Any, forward: bool = False) -> None:
-    """No operator of ours is in the gradient, nor (but for `forward`) in the value, and all is torch's."""
+    """Assert that no operator of jtbridge is in the gradient, nor (unless `forward`) in the value, and compare both."""
     assert forward or operators(fn, *arrays) == {}
     assert gradient_operators(fn, *arrays) == {}
     assert_is_torchs(fn, *arrays)

@@ -1,4 +1,4 @@
-"""Layer normalization that is written out is one operator, forward and backward, where it is just that."""
+"""Layer normalization that is written out becomes one operator, also in the gradient; code like it does not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .harness import (
 )
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
-# A mean that is no small part of x.
+# x has a mean that is not small.
 ARGUMENTS = normal(2, 3, 8) + 2, normal(8, seed=1)
 
 
@@ -71,7 +71,7 @@ def test_the_chain_is_one_operator_and_torchs(chain, dtype):
 @chains
 @dtypes
 def test_what_it_is_made_of_is_the_chain(chain, dtype):
-    """To the bit, in torch itself; the gradients up to the order in which two sums are added."""
+    """They are equal to the bit in torch itself, and the gradients up to the order of two sums."""
     x, weight = (tensor.requires_grad_() for tensor in to_torch(arguments(dtype)))
     want, (ct,) = chain(x, weight), to_torch([normal(2, 3, 8, dtype=dtype, seed=2)])
     given = x.detach(), weight.detach()
@@ -265,7 +265,7 @@ def scaled_twice(x, weight):
 
 
 def test_what_is_centered_beside_it_has_a_root_mean_square():
-    """The part of the chain that is one of those."""
+    """A part of the chain is such a root mean square."""
     for given in (arguments(), arguments("bfloat16")):
         assert operators(away_used, *given) == {"jtbridge.rms_norm": 1}
         assert_is_torchs(away_used, *given, second=True)

@@ -189,7 +189,7 @@ def test_weights_that_are_arguments():
 
 
 def test_weights_have_no_gradient_as_in_torch():
-    """Of which torch says so itself, where it is asked for one."""
+    """Torch itself raises if such a gradient is requested."""
 
     def f(logits, labels, weight):
         return F.cross_entropy(logits, labels, weight)

@@ -1,4 +1,4 @@
-"""SwiGLU and GeGLU as models write them are one operator, forward and backward, where it is just that."""
+"""SwiGLU and GeGLU as models write them become one operator, also in the gradient; code like them does not."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_gelu_written_out_is_one_operator_and_torchs(chain):
 
 @written_out
 def test_what_it_is_made_of_is_the_chain(chain):
-    """To the bit, in torch itself."""
+    """They are equal to the bit in torch itself."""
     gate, up = to_torch((2 * normal(64, 33), normal(64, 33, seed=1)))
     assert torch.equal(FUNCTIONS["jtbridge::gated"](gate, up, "gelu_new"), chain(gate, up))
 

@@ -1,4 +1,4 @@
-"""Models of `transformers`: norms, gates, rotary embeddings and losses are whole operators, and all is torch's."""
+"""Models of `transformers`: norms, gates, rotary embeddings and losses become operators, and results are torch's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OF_GEMMA4 = {
     "num_kv_shared_layers": 0,
     "layer_types": ["sliding_attention", "full_attention"],
 }
-# The class's beginning, its settings, and per layer and beside the layers: norms, gates, rotations.
+# The prefix of the class, its settings, and numbers: norms per layer and outside of layers, gates, and rotations.
 MODELS: dict[str, tuple[dict[str, Any], int, int, int, int]] = {
     "Llama": (GROUPED, 2, 1, 1, 2),
     "Mistral": (GROUPED, 2, 1, 1, 2),
@@ -81,7 +81,7 @@ def tokens(rows: int = 2) -> tuple[jax.Array, jax.Array]:
 
 
 def losses(name: str, dtype: str = "float32", **more: Any) -> Any:
-    """The loss of a model by its parameters: as a function for JAX, for torch, and the parameters."""
+    """Return a model's loss as a function of its parameters, for JAX and for torch, and the parameters."""
     made = model(name, dtype, **more)
 
     def of_torch(parameters, ids, labels):

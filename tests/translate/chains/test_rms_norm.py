@@ -1,4 +1,4 @@
-"""Root mean square normalization as models write it is one operator, forward and backward, where it is just that."""
+"""Root mean square normalization as models write it becomes one operator; code like it does not."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def detached_in_place(x, weight):
 
 
 class WithTheGradientOfAnother(torch.autograd.Function):
-    """Its result has a past of its own, which is not its gradient."""
+    """A function whose custom backward is not its gradient."""
 
     @staticmethod
     def forward(ctx, x):

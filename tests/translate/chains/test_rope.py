@@ -1,4 +1,4 @@
-"""Rotary embedding as models write it is one operator, which is its own gradient, where it is just that."""
+"""Rotary embedding as models write it becomes one operator, also in the gradient; code like it does not."""
 
 from __future__ import annotations
 
